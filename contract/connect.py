@@ -1,0 +1,142 @@
+"""Connections to Redis, sync and async, with the same limits for both sides."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import redis
+import redis.asyncio
+from redis.asyncio.retry import Retry as AsyncRetry
+from redis.backoff import ExponentialBackoff, NoBackoff
+from redis.exceptions import AuthenticationError, NoPermissionError, ReadOnlyError, RedisError
+from redis.retry import Retry
+
+from contract.errors import StoreUnavailable
+from contract.settings import Settings, load
+
+CONNECT_TIMEOUT_S = 5.0
+#: A half-open socket must not block for ever; scripts themselves take milliseconds.
+SOCKET_TIMEOUT_S = 20.0
+_IN_SCRIPT = re.compile(r"Error running script .*: -([A-Z]+ .*)")
+
+
+@dataclass(frozen=True, slots=True)
+class SentinelUrl:
+    """`sentinel://user:pw@h1:26379,h2:26379/DB?master=NAME`; the password is the servers'."""
+
+    addresses: list[tuple[str, int]]
+    master: str
+    db: int
+    user: str
+    password: str
+
+    @classmethod
+    def parse(cls, url: str) -> SentinelUrl:
+        """Read the URL.
+
+        Raises:
+            ValueError: if it is none.
+        """
+        parts = urlsplit(url)
+        addresses = []
+        for address in parts.netloc.rpartition("@")[2].split(","):
+            host, _, port = address.rpartition(":")
+            addresses.append((host.strip("[]"), int(port)))
+        master = parse_qs(parts.query).get("master", ["mymaster"])[0]
+        return cls(addresses, master, int(parts.path.strip("/") or 0), *credentials_of(url))
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What redis-py takes for the servers behind the sentinels."""
+        login = {"username": self.user or None, "password": self.password} if self.password else {}
+        return {"db": self.db, **login}
+
+
+def credentials_of(url: str) -> tuple[str, str]:
+    """Return user and password of a Redis URL, '' where there is none."""
+    credentials = urlsplit(url).netloc.rpartition("@")[0]
+    user, _, password = credentials.partition(":")
+    return unquote(user), unquote(password)
+
+
+class UrlCredentials(redis.CredentialProvider):
+    """Tells Celery's connections the password, so that Celery has none that it could show."""
+
+    def get_credentials(self) -> tuple[str, str] | tuple[str]:
+        """Return what WARMQ_REDIS_URL says now."""
+        user, password = credentials_of(load(Settings).redis_url.get_secret_value())
+        return (user, password) if user else (password,)
+
+
+def connect(url: str, name: str, retries: int = 12) -> redis.Redis:
+    """Return a sync client. Safe to retry: every script of the producer is idempotent.
+
+    By default it rides out a Redis that is away for eight seconds, as at a restart.
+    """
+    options: dict[str, Any] = {
+        "socket_connect_timeout": CONNECT_TIMEOUT_S,
+        "socket_timeout": SOCKET_TIMEOUT_S,
+        "retry": Retry(ExponentialBackoff(cap=1, base=0.05), retries),
+        "client_name": name,
+    }
+    if url.startswith("sentinel://"):
+        where = SentinelUrl.parse(url)
+        watch: Any = redis.Sentinel(where.addresses, socket_timeout=CONNECT_TIMEOUT_S)  # type: ignore[no-untyped-call]
+        return cast(redis.Redis, watch.master_for(where.master, **options, **where.options))
+    return redis.Redis.from_url(url, **options)
+
+
+def connect_async(url: str, name: str, timeout_s: float = SOCKET_TIMEOUT_S) -> redis.asyncio.Redis:
+    """Return an async client that never retries by itself: the drain decides."""
+    options: dict[str, Any] = {
+        "socket_connect_timeout": CONNECT_TIMEOUT_S,
+        "socket_timeout": timeout_s,
+        "retry": AsyncRetry(NoBackoff(), 0),
+        "client_name": name,
+    }
+    if url.startswith("sentinel://"):
+        where = SentinelUrl.parse(url)
+        watch: Any = redis.asyncio.Sentinel(where.addresses, socket_timeout=CONNECT_TIMEOUT_S)  # type: ignore[no-untyped-call]
+        return cast(redis.asyncio.Redis, watch.master_for(where.master, **options, **where.options))
+    return redis.asyncio.Redis.from_url(url, **options)
+
+
+def masked(url: str) -> str:
+    """Return a Redis URL that is safe to log, even if it is not a valid one."""
+    scheme, separator, rest = url.partition("://")
+    # The last @ counts: an unescaped @ or / in a password must not bring its rest to light.
+    credentials, at, address = rest.rpartition("@")
+    if "?" in credentials:
+        return f"{scheme}{separator}***"
+    user = credentials.partition(":")[0] if ":" in credentials else ""
+    address = address.partition("?")[0]
+    return f"{scheme}{separator}{user}:***@{address}" if at else scheme + separator + address
+
+
+def is_read_only(error: Exception) -> bool:
+    """Say whether a replica refused a write. Redis 6 wraps what a script met, 7 does not."""
+    return isinstance(error, ReadOnlyError) or "READONLY" in str(error)
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Turn redis-py's errors into StoreUnavailable, with what the operator can do."""
+    try:
+        yield
+    except RedisError as error:
+        text = str(error) or type(error).__name__
+        if inner := _IN_SCRIPT.search(text):  # Redis 6 wraps what a script met
+            text = inner[1]
+        remedy = "is Redis running, and is WARMQ_REDIS_URL right?"
+        if text.startswith("OOM") or "maxmemory" in text:
+            remedy = "Redis is full: collect and delete finished batches, or raise maxmemory"
+        elif is_read_only(error):
+            remedy = "this server is a replica: point WARMQ_REDIS_URL at the primary"
+        elif isinstance(error, AuthenticationError | NoPermissionError) or "NOPERM" in text:
+            remedy = "check user, password and ACL in WARMQ_REDIS_URL"
+        raise StoreUnavailable(f"Redis: {text} ({remedy})") from error

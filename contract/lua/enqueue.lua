@@ -1,0 +1,34 @@
+-- ENQUEUE: append one chunk of a batch, if it is the chunk the batch waits for.
+-- ARGV: batch, created, list key, cursor before, digest before, cursor after, digest after,
+--   index chunk, high water count, high water fraction, number of messages,
+--   messages..., then pairs (request id, meta) of rejected lines
+-- Touches: warmq:batch:<id>, its :index and :finished, the list key, celery-task-meta-<id>
+-- Returns: {'ok'} | {'gone'} | {'sealed'} | {'moved', cursor, digest} | {'full', text}
+local batch, created, list = ARGV[1], ARGV[2], ARGV[3]
+local key = batch_key(batch)
+local state = redis.call('HMGET', key, 'created_at', 'sealed', 'cursor', 'digest', 'cancelling')
+if state[1] ~= created then return { 'gone' } end
+if state[2] or state[5] then return { 'sealed' } end
+if state[3] ~= ARGV[4] or state[4] ~= ARGV[5] then return { 'moved', state[3], state[4] } end
+local memory = redis.call('INFO', 'memory')
+local used = tonumber(string.match(memory, 'used_memory:(%d+)'))
+local limit = tonumber(string.match(memory, 'maxmemory:(%d+)'))
+if limit > 0 and used > limit * tonumber(ARGV[10]) then
+  return { 'full', string.format('Redis uses %d of %d bytes', used, limit) }
+end
+if limit == 0 and redis.call('LLEN', list) >= tonumber(ARGV[9]) then
+  return { 'full', string.format('%d requests wait in the queue', redis.call('LLEN', list)) }
+end
+local messages = tonumber(ARGV[11])
+-- unpack() overflows Lua's stack at 8000 values.
+for i = 12, 11 + messages, 1000 do
+  redis.call('LPUSH', list, unpack(ARGV, i, math.min(i + 999, 11 + messages)))
+end
+redis.call('RPUSH', key .. ':index', ARGV[8])
+redis.call('HSET', key, 'cursor', ARGV[6], 'digest', ARGV[7])
+redis.call('HINCRBY', key, 'total', messages + (#ARGV - 11 - messages) / 2)
+redis.call('HINCRBY', key, 'valid', messages)
+for i = 12 + messages, #ARGV, 2 do
+  commit(ARGV[i], ARGV[i + 1], 'failed', batch, created, 0, 0, 0)
+end
+return { 'ok' }

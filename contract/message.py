@@ -1,0 +1,199 @@
+"""The Celery protocol-2 envelope: written by the producer, read by the worker.
+
+Written by hand because kombu's own encoder costs 26-430 us a message where
+this costs 2 us; tests/integration pins that stock Celery reads what is written
+here and that we read what stock Celery writes. The body travels as plain text
+(`body_encoding: utf-8`, which kombu accepts): 5 % smaller in Redis than base64,
+and readable there.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime as dt
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from contract.decode import decode, shown
+from contract.errors import RequestRejected
+from contract.keys import TASK_NAME, priority_list
+
+_EMBED = b',{},{"callbacks":null,"errbacks":null,"chain":null,"chord":null}]'
+
+
+class MessageWriter:
+    """Writes the messages of one batch; everything constant is encoded once."""
+
+    def __init__(
+        self, batch_id: str, created: int, queue: str, priority: int, deadline: float | None = None
+    ) -> None:
+        self.list_key = priority_list(queue, priority)
+        self._tail = (
+            b',"batch":' + orjson.dumps(batch_id) + b',"created":"%d"' % created
+            + b',"deadline":' + orjson.dumps(deadline)
+            + b',"v":1}},"properties":{"delivery_mode":2,"priority":%d' % priority
+            + b',"delivery_info":{"exchange":"","routing_key":' + orjson.dumps(queue)
+            + b'},"body_encoding":"utf-8","reply_to":"","correlation_id":"'
+        )  # fmt: skip
+        self._head = (
+            b',"content-encoding":"utf-8","content-type":"application/json","headers":{"lang":"py",'
+            b'"task":"' + TASK_NAME.encode() + b'","argsrepr":"","kwargsrepr":"","origin":"warmq",'
+            b'"eta":null,"expires":null,"group":null,"parent_id":null,"retries":0,'
+            b'"timelimit":[null,null],"id":"'
+        )
+
+    def write(
+        self, request_id: str, custom_id: str | None, line: int, url: str, body: bytes
+    ) -> bytes:
+        """Return one message; `body` is the request body's JSON."""
+        text = orjson.dumps((b"[[" + body + b"]" + _EMBED).decode())
+        rid = request_id.encode()
+        return b"".join((
+            b'{"body":', text, self._head, rid, b'","root_id":"', rid,
+            b'","warmq":{"line":%d,"url":"' % line, url.encode(),
+            b'","custom_id":', orjson.dumps(custom_id), self._tail, rid,
+            b'","delivery_tag":"', rid, b'"}}',
+        ))  # fmt: skip
+
+
+@dataclass(slots=True)
+class Delivery:
+    """One hand-over of a message to this worker.
+
+    `created` is the batch's creation time in ms as text; `deadline` and
+    `expires` are seconds since the epoch; `returns` and `deaths` count what
+    happened to earlier deliveries of the same request; `size` is the message's in bytes.
+    """
+
+    lease: str
+    request_id: str
+    task: str
+    batch: str
+    created: str
+    custom_id: str | None
+    line: int | None
+    url: str | None
+    deadline: float | None
+    ignore_result: bool
+    headers: dict[str, Any]
+    message: dict[str, Any]
+    returns: int = 0
+    deaths: int = 0
+    size: int = 0
+
+    @property
+    def attempt(self) -> int:
+        """The number of this delivery, from 1."""
+        return self.returns + 1
+
+
+def read_delivery(lease: str, raw: bytes, returns: int = 0, deaths: int = 0) -> Delivery:
+    """Decode the envelope of a message that POP has already found well formed.
+
+    Raises:
+        RequestRejected: if Python's decoder, stricter than POP's, refuses it.
+    """
+    try:
+        message = decode(raw)
+        headers = message["headers"]
+        ours = headers.get("warmq")
+        ours = ours if isinstance(ours, dict) else {}
+        batch = ours.get("batch")
+        return Delivery(
+            lease=lease,
+            request_id=headers["id"],
+            task=_text(headers.get("task")) or "",
+            batch=batch if isinstance(batch, str) else "",
+            created=_created(ours.get("created")),
+            custom_id=_text(ours.get("custom_id")),
+            line=_line(ours.get("line")),
+            url=_text(ours.get("url")),
+            deadline=_deadline(ours.get("deadline"), headers.get("expires")),
+            ignore_result=headers.get("ignore_result") is True,
+            headers=headers,
+            message=message,
+            returns=returns,
+            deaths=deaths,
+            size=len(raw),
+        )
+    except (RequestRejected, KeyError, TypeError, AttributeError) as error:
+        raise RequestRejected(f"unreadable message: {error}") from None
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _number(value: object) -> float | int | None:
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _line(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _created(value: object) -> str:
+    # As Lua's tostring() has it, where 5 and 5.0 are one number: POP and DONE must agree on
+    # whether the batch lives.
+    number = _number(value)
+    return f"{number:.14g}" if number is not None else _text(value) or ""
+
+
+def _deadline(ours: object, expires: object) -> float | None:
+    times = [_number(ours), _number(expires)]
+    if isinstance(expires, str):
+        try:
+            when = dt.datetime.fromisoformat(expires)
+            times.append(when.replace(tzinfo=when.tzinfo or dt.UTC).timestamp())
+        except ValueError:
+            expires = None  # not a time: as if there were none
+    return min((time for time in times if time is not None), default=None)
+
+
+def read_body(delivery: Delivery) -> dict[str, Any]:
+    """Return the request body of a delivery.
+
+    Raises:
+        RequestRejected: for content that is not JSON, and for Celery options
+            that warmq does not honour (they would be dropped in silence).
+    """
+    if delivery.task != TASK_NAME:
+        raise RequestRejected(
+            f"unknown task {shown(delivery.task)!r}; this queue serves {TASK_NAME}",
+            code="unknown_task",
+        )
+    args, kwargs, embed = _read_content(delivery.message)
+    if delivery.headers.get("eta"):
+        raise _unsupported("eta/countdown")
+    for option in ("chord", "chain", "callbacks", "errbacks"):
+        if isinstance(embed, dict) and embed.get(option):
+            raise _unsupported(option)
+    if kwargs:
+        raise RequestRejected("keyword arguments are not used; pass the body as args=[body]")
+    if not isinstance(args, list) or len(args) != 1 or not isinstance(args[0], dict):
+        raise RequestRejected("pass exactly one argument, the request body: args=[{...}]")
+    return args[0]
+
+
+def _read_content(message: dict[str, Any]) -> tuple[Any, Any, Any]:
+    """Return Celery's (args, kwargs, embed)."""
+    if message.get("content-type") != "application/json":
+        name = shown(_text(message.get("content-type")) or "")
+        raise RequestRejected(f"content type {name!r}: only application/json is accepted")
+    try:
+        text = message["body"]
+        if (message["properties"].get("body_encoding") or "utf-8").lower() == "base64":
+            text = base64.b64decode(text, validate=True)
+        args, kwargs, embed = decode(text if isinstance(text, bytes) else text.encode())
+    except (RequestRejected, LookupError, ValueError, TypeError, AttributeError) as error:
+        raise RequestRejected(f"unreadable message body: {error}") from None
+    return args, kwargs, embed
+
+
+def _unsupported(option: str) -> RequestRejected:
+    return RequestRejected(
+        f"Celery option {option} is not supported by warmq; send the request when it should run",
+        code="unsupported_option",
+    )

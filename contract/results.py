@@ -1,0 +1,135 @@
+"""Terminal results: Celery's meta as it is stored, OpenAI's line as users read it."""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from contract.errors import RequestRejected, WarmqError
+from contract.message import Delivery
+
+#: Outcomes as the batch counters name them.
+OUTCOMES = ("completed", "failed", "cancelled", "expired")
+
+
+def _now() -> str:
+    return dt.datetime.now(dt.UTC).isoformat()
+
+
+def success_meta(delivery: Delivery, body: bytes, timing: dict[str, float | int]) -> bytes:
+    """Return the stored form of a success; `body` is the response's JSON, spliced in as it is."""
+    rid = orjson.dumps(delivery.request_id)
+    return b"".join((
+        b'{"status":"SUCCESS","result":', body, b',"traceback":null,"children":[],"date_done":"',
+        _now().encode(), b'","task_id":', rid, b',"warmq":',
+        orjson.dumps(_ours(delivery.batch, delivery.custom_id, delivery.line, None, timing)), b"}",
+    ))  # fmt: skip
+
+
+def failure_meta(
+    request_id: str,
+    error: WarmqError,
+    *,
+    batch: str = "",
+    custom_id: str | None = None,
+    line: int | None = None,
+    timing: dict[str, float | int] | None = None,
+    revoked: bool = False,
+) -> bytes:
+    """Return the stored form of a failure, or of a revocation (cancelled, expired).
+
+    `exc_module` is null for our own classes, so that a Celery client that does
+    not have warmq installed still gets an exception of that name.
+    """
+    shown: dict[str, Any] = {"code": error.code, "message": error.message}
+    if isinstance(error, RequestRejected) and error.field:
+        shown["param"] = error.field
+    if line is not None:
+        shown["line"] = line
+    return orjson.dumps({
+        "status": "REVOKED" if revoked else "FAILURE",
+        "result": {
+            "exc_type": "TaskRevokedError" if revoked else type(error).__name__,
+            "exc_message": [error.message],
+            "exc_module": "celery.exceptions" if revoked else None,
+        },
+        "traceback": None,
+        "children": [],
+        "date_done": _now(),
+        "task_id": request_id,
+        "warmq": _ours(batch, custom_id, line, shown, timing),
+    })  # fmt: skip
+
+
+def _ours(
+    batch: str,
+    custom_id: str | None,
+    line: int | None,
+    error: dict[str, Any] | None,
+    timing: dict[str, float | int] | None,
+) -> dict[str, Any]:
+    return {
+        "batch": batch or None,
+        "custom_id": custom_id,
+        "line": line,
+        "error": error,
+        "timing": timing,
+    }
+
+
+@dataclass(slots=True)
+class ResultLine:
+    """One output line; `failed` says which file it belongs in."""
+
+    json: bytes
+    failed: bool
+    outcome: str
+    usage: dict[str, int] = field(default_factory=dict)
+
+
+def read_meta(raw: bytes) -> dict[str, Any]:
+    """Decode a stored result; what is none (somebody else's key) reads as a failure."""
+    try:
+        meta = orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        meta = None
+    if isinstance(meta, dict) and isinstance(meta.get("status"), str):
+        return meta
+    return {"status": "FAILURE", "result": "the stored result cannot be read"}
+
+
+def outcome_of(meta: dict[str, Any]) -> str:
+    """Return the counter a stored result belongs to."""
+    if meta["status"] == "SUCCESS":
+        return "completed"
+    code = ((meta.get("warmq") or {}).get("error") or {}).get("code")
+    return code if code in ("cancelled", "expired") else "failed"
+
+
+def result_line(request_id: str, custom_id: str, line: int, raw: bytes | None) -> ResultLine:
+    """Return OpenAI's batch output line for a stored result, or for a lost one."""
+    meta = read_meta(raw) if raw is not None else None
+    out: dict[str, Any] = {"id": f"batch_req_{request_id}", "custom_id": custom_id}
+    if meta is not None and meta["status"] == "SUCCESS":
+        body = meta.get("result")
+        timing = (meta.get("warmq") or {}).get("timing")
+        out["response"] = {"status_code": 200, "request_id": request_id, "body": body}
+        out["error"] = None
+        out["warmq"] = {"line": line, "timing": timing}
+        usage = body.get("usage") if isinstance(body, dict) else None
+        return ResultLine(orjson.dumps(out), False, "completed", usage or {})
+    if meta is None:
+        error = {"code": "result_expired", "message": "the result was collected too late"}
+        outcome = "failed"
+    else:
+        error = (meta.get("warmq") or {}).get("error") or {
+            "code": "request_failed",
+            "message": str(meta.get("result")),
+        }
+        outcome = outcome_of(meta)
+    out["response"] = None
+    out["error"] = {"line": line, **error}
+    return ResultLine(orjson.dumps(out), True, outcome)

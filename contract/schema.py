@@ -1,0 +1,185 @@
+"""Validation of input lines and bodies, with errors that name field and remedy.
+
+A line is an OpenAI batch line `{"custom_id", "method", "url", "body"}` or the
+short form: a body at top level with an optional `custom_id`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from contract.body import BODY_TYPES, CHAT_URL, COMPLETION_URL
+from contract.decode import decode, encode, shown
+from contract.errors import RequestRejected
+
+MAX_CUSTOM_ID = 512
+_BATCH_FIELDS = {"custom_id", "method", "url", "body"}
+_STREAM_FIELDS = ("stream", "stream_options", "stream_interval")
+_PATH = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
+_UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>[^`]*)`")
+_MISSING = re.compile(r"Object missing required field `(?P<name>[^`]*)`")
+
+#: What to do about a bad field, where the expectation alone does not say it.
+REMEDIES = {
+    "max_tokens": "give a whole number of at least 1, or leave it out for the worker's default",
+    "max_completion_tokens": "give a whole number of at least 1, or leave it out",
+    "temperature": "give a number from 0 (greedy) to 2",
+    "top_p": "give a number above 0 and at most 1",
+    "n": "give a whole number from 1 to 128",
+    "stop": "give a text or a list of texts, none of them empty",
+    "seed": "give a whole number that fits 64 bits",
+    "messages": 'give at least one message such as {"role": "user", "content": "Hello"}',
+    "prompt": "give a text, a list of token ids, or a list of texts",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One valid request: `body` is its JSON, checked against the url's schema."""
+
+    custom_id: str | None
+    url: str
+    body: bytes
+
+
+def _parse(raw: bytes) -> dict[str, Any]:
+    value = decode(raw)
+    if not isinstance(value, dict):
+        raise RequestRejected("not a JSON object; write {...} on each line", code="invalid_json")
+    return value
+
+
+def check_body(url: str, body: dict[str, Any], where: str = "body.") -> None:
+    """Check a body's names, types and ranges.
+
+    Args:
+        url: `/v1/chat/completions` or `/v1/completions`; any other is refused.
+        body: the decoded JSON object.
+        where: prefix for field names in messages.
+
+    Raises:
+        RequestRejected: naming the first offending field and its remedy.
+    """
+    if url not in BODY_TYPES:
+        raise _unknown_url(url)
+    for name in _STREAM_FIELDS:
+        if name in body:
+            if name == "stream" and body[name] is False:
+                continue
+            raise RequestRejected(
+                f"field {where}{name}: a queued request cannot stream; remove it",
+                field=where + name,
+            )
+    try:
+        msgspec.convert({k: v for k, v in body.items() if k != "stream"}, BODY_TYPES[url])
+    except msgspec.ValidationError as error:
+        raise _explain(str(error), url, where) from None
+
+
+def _explain(text: str, url: str, where: str) -> RequestRejected:
+    path_match = _PATH.search(text)
+    path = path_match["path"] if path_match else ""
+    if unknown := _UNKNOWN.search(text):
+        field = where + shown(unknown["name"])
+        return RequestRejected(
+            f"field {field}: unknown to {url}; remove it or correct its spelling",
+            code="unknown_field",
+            field=field,
+        )
+    if missing := _MISSING.search(text):
+        path = f"{path}.{missing['name']}" if path else missing["name"]
+        expectation = "is missing"
+    else:
+        expectation = _PATH.sub("", text)
+    top = re.split(r"[.\[]", path, maxsplit=1)[0]
+    remedy = REMEDIES.get(top)
+    field = where + shown(path)
+    message = f"field {field}: {shown(expectation, 200)}" + (f"; {remedy}" if remedy else "")
+    return RequestRejected(message, field=field)
+
+
+def _custom_id(value: object) -> str | None:
+    if value is None:
+        return None
+    if not isinstance(value, str) or not 0 < len(value) <= MAX_CUSTOM_ID:
+        raise RequestRejected(
+            f"field custom_id: must be a text of 1 to {MAX_CUSTOM_ID} characters",
+            field="custom_id",
+        )
+    return value
+
+
+def infer_url(body: dict[str, Any]) -> str:
+    """Return the endpoint of a body that comes without a url."""
+    if "messages" in body:
+        return CHAT_URL
+    if "prompt" in body:
+        return COMPLETION_URL
+    raise RequestRejected(
+        "field prompt: neither `messages` nor `prompt` is given; give one of them", field="prompt"
+    )
+
+
+def parse_line(raw: bytes, overrides: dict[str, Any] | None = None) -> Request:
+    """Turn one input line into a checked request.
+
+    Args:
+        raw: the line's bytes, without its line end.
+        overrides: body fields that replace the line's own (`submit --set`).
+
+    Raises:
+        RequestRejected: saying field and remedy; the caller adds the line number.
+            Its `custom_id` attribute is the line's own where that is usable.
+    """
+    value = _parse(raw)
+    try:
+        custom_id = _custom_id(value.pop("custom_id", None))
+    except RequestRejected as error:
+        raise _tag(error, None) from None
+    try:
+        url, body, where = _split_form(value)
+        if overrides:
+            body.update(overrides)
+        check_body(url, body, where)
+        return Request(custom_id, url, encode(body))
+    except RequestRejected as error:
+        raise _tag(error, custom_id) from None
+
+
+def _tag(error: RequestRejected, custom_id: str | None) -> RequestRejected:
+    error.custom_id = custom_id
+    return error
+
+
+def _split_form(value: dict[str, Any]) -> tuple[str, dict[str, Any], str]:
+    if not value.keys() & {"method", "url", "body"}:
+        return infer_url(value), value, ""
+    for name in map(shown, value.keys() - _BATCH_FIELDS):
+        raise RequestRejected(
+            f"field {name}: unknown in a batch line; body fields belong inside `body`",
+            code="unknown_field",
+            field=name,
+        )
+    if value.get("method", "POST") != "POST":
+        raise RequestRejected("field method: must be POST", code="unknown_url", field="method")
+    url = value.get("url")
+    if not isinstance(url, str) or url not in BODY_TYPES:
+        raise _unknown_url(url)
+    body = value.get("body")
+    if not isinstance(body, dict):
+        raise RequestRejected("field body: must be a JSON object", field="body")
+    return url, body, "body."
+
+
+def _unknown_url(url: object) -> RequestRejected:
+    # Not repr() of any value: of a deep list it exceeds Python's recursion limit.
+    told = shown(repr(url) if isinstance(url, str) else type(url).__name__)
+    return RequestRejected(
+        f"field url: {told} is not served; use {CHAT_URL} or {COMPLETION_URL}",
+        code="unknown_url",
+        field="url",
+    )
