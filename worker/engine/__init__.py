@@ -1,0 +1,88 @@
+"""The one seam for engines: what the drain needs of whatever generates text.
+
+Adapters translate their library's errors into RequestRejected (the request is
+wrong), RequestFailed (this attempt failed) and EngineDead (rebuild me).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from worker.rbln_start import prepare
+from worker.settings import WorkerSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What the running engine can really take, read back from it after start.
+
+    `max_num_seqs` counts all data-parallel replicas; `max_model_len` is in
+    tokens; `details` is shown by `inspect stats`.
+    """
+
+    max_num_seqs: int
+    max_model_len: int
+    model: str
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """One checked request: `url` names the endpoint, `body` its JSON object."""
+
+    url: str
+    body: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A response: `body` is the endpoint's JSON, token counts are of this request."""
+
+    body: bytes
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class Engine(Protocol):
+    """An engine that runs many requests at once."""
+
+    def build(self) -> None:
+        """Load the model; blocking, called in the engine's own thread."""
+
+    async def start(self) -> Capacity:
+        """Finish starting on the drain's loop and say what the engine can take."""
+
+    async def generate(self, request: EngineRequest, request_id: str) -> Completion:
+        """Run one request; cancelling the task aborts it within one engine step."""
+
+    def dead(self) -> bool:
+        """Return whether it can run nothing any more; cheap, asked before every POP."""
+
+    def last_progress(self) -> float:
+        """Return time.monotonic() of the engine's latest step."""
+
+    def kill(self) -> None:
+        """Make a hung engine die, so that everything in flight fails with EngineDead."""
+
+    def shutdown(self) -> None:
+        """Stop and free the device; blocking, called in the engine's own thread."""
+
+
+def make_engine(settings: WorkerSettings) -> Engine:
+    """Return the engine the settings name, not built yet."""
+    if settings.engine == "simulated":
+        from worker.engine.simulated import SimulatedEngine
+
+        return SimulatedEngine(
+            settings.simulated_slots,
+            settings.simulated_latency_s,
+            log=settings.simulated_log,
+            build_s=settings.simulated_build_s,
+            process=settings.simulated_process,
+            fate=settings.simulated_fate,
+        )
+    settings = prepare(settings)  # first: vLLM reads the environment when it is imported
+    from worker.engine.vllm import VllmEngine
+
+    return VllmEngine(settings)

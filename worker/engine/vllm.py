@@ -1,0 +1,281 @@
+"""The vLLM adapter: the only file that knows vLLM.
+
+An AsyncLLMEngine in this process, with the serving classes of vLLM's own
+OpenAI server over it: they template chats, check lengths, build sampling
+parameters and responses, so a queued request gets what the server would give.
+Written for vLLM 0.30 (CPU, RBLN); 0.26 (CUDA, run on an H200) differs in three import paths.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import multiprocessing
+import os
+import shlex
+import shutil
+import threading
+import time
+from dataclasses import replace
+from typing import Any
+
+from contract.body import CHAT_URL
+from contract.errors import EngineDead, RequestFailed, RequestRejected
+from contract.settings import SettingsError
+from worker.engine import Capacity, Completion, EngineRequest
+from worker.engine.root_cause import RootCause
+from worker.settings import WorkerSettings
+
+# vLLM reads these when it is imported. Spawned engine processes inherit no locks
+# from Celery's threads; forked ones do.
+os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
+os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+if shutil.which("g++") is None:
+    # vLLM compiles its CPU sampler on the first request, even with --enforce-eager;
+    # without a compiler that kills the engine.
+    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+# A package that vLLM imports sets the root logger to this, else to ERROR: our own
+# INFO and WARNING lines were gone once the engine had been imported.
+os.environ.setdefault("SAGEMAKER_CONTAINER_LOG_LEVEL", str(logging.root.level))
+
+import pydantic
+from jinja2 import TemplateError
+from starlette.datastructures import State
+from vllm import AsyncEngineArgs, AsyncLLMEngine
+from vllm.entrypoints.openai.api_server import init_app_state
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+from vllm.exceptions import VLLMValidationError
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.metrics.loggers import StatLoggerBase
+
+try:
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.entrypoints.serve.engine.protocol import ErrorResponse
+    from vllm.exceptions import VLLMClientError
+except ImportError:  # vLLM 0.26, the newest for the PyTorch of some GPU images
+    from vllm.entrypoints.openai.cli_args import make_arg_parser
+    from vllm.entrypoints.openai.engine.protocol import ErrorResponse
+
+    VLLMClientError = ValueError
+
+log = logging.getLogger(__name__)
+
+#: What vLLM's server answers with 400 (entrypoints/serve/exception_handling).
+CLIENT_ERRORS = (
+    VLLMClientError, pydantic.ValidationError, ValueError, TypeError, OverflowError,
+    NotImplementedError, TemplateError,
+)  # fmt: skip
+#: Parameters that vLLM names when a prompt does not fit.
+LENGTH_PARAMETERS = {"input_tokens", "input_text", "max_tokens", "max_completion_tokens"}
+KILL_GRACE_S = 5.0
+
+
+class _Parser(FlexibleArgumentParser):
+    def error(self, message: str) -> None:
+        raise SettingsError(f"WARMQ_ENGINE_ARGS: {message}; options are those of `vllm serve`")
+
+
+class _Progress(StatLoggerBase):
+    """Stamps every engine step: with final-only output nothing else shows progress.
+
+    vLLM calls these classes unstable, so only the call itself is used.
+    """
+
+    def __init__(self) -> None:
+        self.at = time.monotonic()
+
+    def record(self, *_: Any, **__: Any) -> None:
+        self.at = time.monotonic()
+
+    def log_engine_initialized(self) -> None:
+        self.at = time.monotonic()
+
+
+class _AsLongAsItFits(CompletionRequest):
+    """A completion whose max_tokens is a default: it is cut to what the prompt leaves of the
+    context, and no reason to refuse the prompt."""
+
+    def build_tok_params(self, model_config: Any) -> Any:
+        return replace(super().build_tok_params(model_config), max_output_tokens=0)
+
+
+def parse_engine_args(settings: WorkerSettings) -> Any:
+    """Return vLLM's own parsed server options.
+
+    Raises:
+        SettingsError: in the words of vLLM's parser.
+    """
+    try:
+        words = shlex.split(settings.engine_args)
+    except ValueError as error:
+        raise SettingsError(f"WARMQ_ENGINE_ARGS: {error}") from None
+    argv = ["--disable-log-stats", *words, "--model", settings.model]
+    if settings.served_model_name:
+        argv += ["--served-model-name", settings.served_model_name]
+    return make_arg_parser(_Parser()).parse_args(argv)
+
+
+class VllmEngine:
+    """One AsyncLLMEngine, built from the settings."""
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        self._args = parse_engine_args(settings)
+        self._progress = _Progress()
+        self._cause = RootCause()
+        self._engine: AsyncLLMEngine | None = None
+        self._names: set[str] = set()
+        self._kill_grace_s = settings.kill_grace_s
+        self._default_max_tokens = settings.default_max_tokens
+        self._fixed_name = settings.served_model_name is not None
+        self._chat: Any = None
+        self._completion: Any = None
+
+    def build(self) -> None:
+        """Load the model and start the engine's processes; seconds to minutes."""
+        try:
+            self._engine = AsyncLLMEngine.from_engine_args(
+                AsyncEngineArgs.from_cli_args(self._args),
+                stat_loggers=[lambda config, index=0: self._progress],
+            )
+        except Exception as error:
+            raise self._died(error) from error
+        self._cause.processes = multiprocessing.active_children()
+        # What vLLM and torch have made stays until the end: left to the collector, walking it
+        # stops the drain's loop for 0.37 s at a time (docs/performance.md). Thawed first, so
+        # that a rebuild frees the dead engine.
+        gc.unfreeze()
+        gc.collect()
+        gc.freeze()
+
+    async def start(self) -> Capacity:
+        """Put vLLM's serving classes over the engine and read back what it can take."""
+        engine, state = self._engine, State()
+        if engine is None:
+            raise EngineDead("build() has not run")
+        await init_app_state(engine, state, self._args, await engine.get_supported_tasks())
+        self._chat, self._completion = state.openai_serving_chat, state.openai_serving_completion
+        for serving in (self._chat, self._completion):
+            # Used where a request names no limit, and cut to what the context leaves;
+            # a model's own generation_config wins.
+            serving.default_sampling_params.setdefault("max_tokens", self._default_max_tokens)
+        models = state.openai_serving_models
+        self._names = {m.name for m in models.base_model_paths} | set(models.lora_requests)
+        config = engine.vllm_config
+        replicas = config.parallel_config.data_parallel_size
+        return Capacity(
+            max_num_seqs=config.scheduler_config.max_num_seqs * replicas,
+            max_model_len=config.model_config.max_model_len,
+            model=str(self._args.model),
+            details={
+                "engine": "vllm",
+                "device": str(config.device_config.device_type),
+                "dtype": str(config.model_config.dtype),
+                "served_names": sorted(self._names),
+                "tensor_parallel_size": config.parallel_config.tensor_parallel_size,
+                "pipeline_parallel_size": config.parallel_config.pipeline_parallel_size,
+                "data_parallel_size": replicas,
+            },
+        )
+
+    async def generate(self, request: EngineRequest, request_id: str) -> Completion:
+        """Run one request through vLLM's serving class for its url."""
+        body, model = dict(request.body), request.body.get("model")
+        if model not in self._names and not self._fixed_name:
+            body.pop("model", None)  # one model is served, whatever the line calls it
+        body["request_id"] = request_id
+        if self.dead():
+            raise EngineDead("the engine is dead", inside=False)
+        try:
+            response = await self._respond(request.url, body)
+        except EngineDeadError as error:
+            raise self._died(error) from error
+        except CLIENT_ERRORS as error:
+            raise _rejected(error) from error
+        except Exception as error:
+            if self.dead():
+                raise self._died(error) from error
+            raise RequestFailed(f"{type(error).__name__}: {error}") from error
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            # The completion class answers a cancellation with an error response.
+            raise asyncio.CancelledError
+        if isinstance(response, ErrorResponse):
+            raise self._refused(response)
+        if model:
+            response.model = model
+        usage = response.usage
+        return Completion(
+            response.model_dump_json().encode(), usage.prompt_tokens, usage.completion_tokens or 0
+        )
+
+    async def _respond(self, url: str, body: dict[str, Any]) -> Any:
+        if url == CHAT_URL:
+            return await self._chat.create_chat_completion(ChatCompletionRequest(**body))
+        if body.get("max_tokens") is None:
+            # vLLM would fill in OpenAI's old 16; chat has no such default.
+            body["max_tokens"] = self._completion.default_sampling_params["max_tokens"]
+            return await self._completion.create_completion(_AsLongAsItFits(**body))
+        return await self._completion.create_completion(CompletionRequest(**body))
+
+    def _refused(self, response: ErrorResponse) -> Exception:
+        error = response.error
+        if self.dead():
+            return self._died(error.message)
+        if error.code >= 500:
+            return RequestFailed(error.message)
+        code = "model_not_found" if error.code == 404 else "invalid_request"
+        return RequestRejected(error.message, code=code, field=error.param)
+
+    def _died(self, error: object) -> EngineDead:
+        # vLLM's own text says "see root cause above", and that may be in another log.
+        cause = self._cause.tell()
+        return EngineDead(f"{error}\n{cause}" if cause else str(error))
+
+    def dead(self) -> bool:
+        """Whether the engine's processes are gone."""
+        return self._engine is None or bool(self._engine.errored)
+
+    def last_progress(self) -> float:
+        """Return time.monotonic() of the latest engine step."""
+        return self._progress.at
+
+    def kill(self) -> None:
+        """Ask the engine's processes to end, and kill what has not ended after a grace."""
+        children = multiprocessing.active_children()
+        for child in children:
+            child.terminate()
+
+        def insist() -> None:
+            for child in children:
+                child.kill()
+
+        grace_s = KILL_GRACE_S if self._kill_grace_s is None else self._kill_grace_s
+        timer = threading.Timer(grace_s, insist)
+        timer.daemon = True
+        timer.start()
+
+    def shutdown(self) -> None:
+        """Stop the engine's processes; blocks for seconds."""
+        engine, self._engine = self._engine, None
+        self._chat = self._completion = None
+        if engine is not None:
+            # SIGTERM first, and SIGKILL after so long; None is vLLM's own patience, 5 s.
+            engine.shutdown(timeout=self._kill_grace_s)
+        self._cause.forget()
+
+
+def _rejected(error: Exception) -> RequestRejected:
+    if isinstance(error, pydantic.ValidationError):
+        problem = error.errors(include_url=False, include_input=False)[0]
+        field = ".".join(str(part) for part in problem["loc"])
+        return RequestRejected(f"field body.{field}: {problem['msg']}", field=f"body.{field}")
+    parameter = error.parameter if isinstance(error, VLLMValidationError) else None
+    too_long = parameter in LENGTH_PARAMETERS or "context length" in str(error)
+    return RequestRejected(
+        str(error) or type(error).__name__,
+        code="context_length_exceeded" if too_long else "invalid_request",
+        field=parameter,
+    )

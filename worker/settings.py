@@ -1,0 +1,98 @@
+"""The worker's settings; see contract/settings.py for where they come from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from contract.connect import SOCKET_TIMEOUT_S
+from contract.keys import queue_name
+from contract.settings import Settings
+
+#: Set by the worker, read by its engine processes: seconds between SIGTERM and SIGKILL when the
+#: worker has died. Not a setting; without it they are killed at once.
+ASK_FIRST_ENV = "WARMQ_ASK_FIRST_S"
+
+
+class WorkerSettings(Settings):
+    """Everything a worker can be told. Times end in `_s` and are seconds."""
+
+    engine: Literal["vllm", "simulated"] = Field("vllm", description="which engine adapter runs")
+    model: str | None = Field(None, description="folder or hub name of the model")
+    served_model_name: str | None = Field(
+        None, description="serve this name from the queue `<queue>.<name>` instead of `<queue>`"
+    )
+    engine_args: str = Field("", description="vLLM's own command line options, in vLLM's spelling")
+    default_max_tokens: int = Field(
+        1024, ge=1, description="max_tokens of requests that name none; never unlimited"
+    )
+    look_ahead: int | None = Field(
+        None, ge=0, description="requests held above max_num_seqs; default max(8, max_num_seqs / 4)"
+    )
+    max_in_flight: int | None = Field(
+        None, ge=1, description="cap on requests in flight; default max_num_seqs + look_ahead"
+    )
+    max_in_flight_bytes: int = Field(
+        256 * 2**20, ge=1, description="message bytes in flight above which no more are taken"
+    )
+    pop_bytes: int = Field(16 * 2**20, ge=1, description="most message bytes taken in one POP")
+    lease_s: float = Field(
+        60, ge=2, description="how long a dead worker's requests stay unavailable"
+    )
+    max_deaths: int = Field(
+        2, ge=1, description="engine deaths after which a request is run as a suspect"
+    )
+    drain_timeout_s: float = Field(
+        25, ge=0, description="how long SIGTERM waits for running requests; then hands back"
+    )
+    stall_timeout_s: float = Field(
+        300, gt=0, description="no engine step for so long while requests run means it hangs"
+    )
+    rebuild_tries: int = Field(
+        3, ge=0, description="engine starts that may fail in a row before the worker exits"
+    )
+    kill_grace_s: float | None = Field(
+        None, ge=0, description="between SIGTERM and SIGKILL of an engine; default 5, RBLN 120"
+    )
+    rbln_devices: str | None = Field(
+        None, pattern=r"^\d+(,\d+)*$", description="RBLN: cards of this worker's engine, as 0,1"
+    )
+    rbln_timeout_s: float = Field(
+        60, gt=0, description="RBLN: the runtime's own time limit on one step"
+    )
+    simulated_slots: int = Field(64, ge=1, description="simulated engine: max_num_seqs")
+    simulated_latency_s: float = Field(0.2, ge=0, description="simulated engine: mean latency")
+    simulated_log: Path | None = Field(
+        None, description="simulated engine: file that every start and end is appended to"
+    )
+
+    simulated_build_s: float = Field(0, ge=0, description="simulated engine: time to start it")
+    simulated_fate: str = Field(
+        "", description="simulated engine: what befalls requests whose `user` says nothing"
+    )
+    simulated_process: bool = Field(
+        False, description="simulated engine: with a child process that can be killed or stopped"
+    )
+
+    @model_validator(mode="after")
+    def _vllm_needs_a_model(self) -> WorkerSettings:
+        if self.engine == "vllm" and not self.model:
+            raise ValueError("WARMQ_MODEL: name the model's folder, e.g. WARMQ_MODEL=models/tiny")
+        return self
+
+    @property
+    def queue_to_drain(self) -> str:
+        """The queue this worker serves."""
+        return queue_name(self.served_model_name, self.queue)
+
+    @property
+    def redis_timeout_s(self) -> float:
+        """How long a silent Redis is waited for; a lease outlives one RENEW that gets no answer."""
+        return min(SOCKET_TIMEOUT_S, max(2.0, self.lease_s / 3))
+
+    @property
+    def lease_ms(self) -> int:
+        """`lease_s` as Redis takes it."""
+        return int(self.lease_s * 1000)

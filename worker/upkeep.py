@@ -1,0 +1,172 @@
+"""What runs beside the drain: leases are renewed, expired ones swept, cancels heard,
+a hung engine noticed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Coroutine, Iterator
+from typing import Any
+
+import orjson
+
+from contract import keys
+from worker.drain import Drain
+from worker.in_flight import Running
+from worker.leases import ERRORS, Leases
+from worker.settings import WorkerSettings
+from worker.supervisor import State
+
+log = logging.getLogger(__name__)
+
+SWEEP_S = 1.0
+RECONNECT_S = 0.5
+#: Celery forgets a revocation after three hours too (celery.worker.state.REVOKE_EXPIRES).
+REVOKE_KEEP_S = 10800.0
+
+
+class Upkeep:
+    """Side tasks of one drain; each survives Redis being away."""
+
+    def __init__(self, settings: WorkerSettings, leases: Leases, drain: Drain) -> None:
+        self._settings = settings
+        self._leases = leases
+        self._drain = drain
+
+    def tasks(self) -> list[Coroutine[Any, Any, None]]:
+        """Return the coroutines to run."""
+        return [self._renew(), self._sweep(), self._listen(), self._watch()]
+
+    async def _renew(self) -> None:
+        pause = self._settings.lease_s / 3
+        while True:
+            await asyncio.sleep(pause)
+            try:
+                lost = await self._leases.renew(self._drain.in_flight.leases())
+                if self._drain.holds_suspects_lock:
+                    await self._leases.take_suspects_lock()
+            except ERRORS as error:
+                log.warning("cannot renew leases: %s", error, extra={"action": "redis_lost"})
+                pause = min(1.0, self._settings.lease_s / 12)  # a third would risk the leases
+                continue
+            pause = self._settings.lease_s / 3
+            held = (self._drain.in_flight.get(lease) for lease in lost)
+            gone = [r for r in held if r is not None and not r.ended]
+            if gone:
+                log.warning(
+                    "%d leases were lost, their work is aborted", len(gone),
+                    extra={"action": "lease_lost"},
+                )  # fmt: skip
+                self._drain.in_flight.abort(gone, "lost")
+
+    async def _sweep(self) -> None:
+        pause = min(SWEEP_S, self._settings.lease_s / 8)
+        away_since = 0.0
+        while True:
+            await asyncio.sleep(pause)
+            try:
+                count = await self._leases.sweep(self._announcement())
+                await self._leases.retire_some()
+            except ERRORS as error:
+                if not away_since:  # an idle worker would say nothing else about it
+                    away_since = time.monotonic()
+                    log.warning("Redis: %s; waiting for it", error, extra={"action": "redis_lost"})
+                continue
+            if away_since:
+                away_s, away_since = time.monotonic() - away_since, 0.0
+                log.info("Redis is back after %.1f s", away_s, extra={"action": "redis_back"})
+            if count > 0:
+                log.warning(
+                    "%d requests of a dead worker go back to the queue", count,
+                    extra={"action": "swept"},
+                )  # fmt: skip
+            self._drain.poke()
+
+    def _announcement(self) -> bytes:
+        drain = self._drain
+        return orjson.dumps({
+            "state": drain.supervisor.state.value,
+            "queue": self._leases.queue,
+            "model": self._settings.model,
+            "in_flight": len(drain.in_flight),
+            "limit": drain.limit,
+        })  # fmt: skip
+
+    async def _listen(self) -> None:
+        """Abort what is cancelled; after a lost connection ask for what was missed."""
+        while True:
+            pubsub = self._leases.subscribe()
+            try:
+                await pubsub.subscribe(keys.CANCEL_CHANNEL, keys.BATCH_CANCEL_CHANNEL)
+                await self._catch_up()
+                await self._hear(pubsub)
+            except ERRORS as error:
+                log.debug("cancel channel: %s", error)
+                await asyncio.sleep(RECONNECT_S)
+            finally:
+                await pubsub.aclose()
+
+    async def _hear(self, pubsub: Any) -> None:
+        """Abort what is named. A connection that answers no PING either is given up."""
+        asked = False
+        while True:
+            message = await pubsub.get_message(timeout=self._settings.redis_timeout_s)
+            if message is not None:
+                asked = False
+                if message["type"] == "message":
+                    self._drain.in_flight.abort(self._named(message), "cancelled")
+            elif asked:
+                raise ConnectionError("the connection is deaf")
+            else:
+                asked = True
+                await pubsub.ping()
+
+    def _named(self, message: dict[str, Any]) -> Iterator[Running]:
+        running = list(self._drain.in_flight)
+        try:
+            if message["channel"].decode() == keys.BATCH_CANCEL_CHANNEL:
+                batch = message["data"].decode()
+                return (r for r in running if r.delivery.batch == batch)
+            ids = {str(rid) for rid in orjson.loads(message["data"])}
+        except (ValueError, TypeError):  # anybody may publish anything; no worker dies of it
+            log.warning("not a cancellation: ignored", extra={"action": "bad_cancel"})
+            return iter(())
+        return (r for r in running if r.delivery.request_id in ids)
+
+    async def _catch_up(self) -> None:
+        running = {r.delivery.request_id: r for r in self._drain.in_flight if not r.ended}
+        ended = await self._leases.ended(list(running))
+        self._drain.in_flight.abort([running[rid] for rid in ended], "cancelled")
+
+    async def _watch(self) -> None:
+        """Kill an engine that makes no step while requests are in it."""
+        limit = self._settings.stall_timeout_s
+        while True:
+            await asyncio.sleep(min(1.0, limit / 4))
+            supervisor = self._drain.supervisor
+            waiting = self._drain.in_flight.tasks()
+            if supervisor.state is State.STARTING or supervisor.state is State.DEGRADED:
+                continue
+            if not waiting:
+                self._drain.busy_since = time.monotonic()
+                if supervisor.dead():
+                    self._drain.poke()  # rebuilt now, not when the next request has come
+                continue
+            progress = max(supervisor.engine.last_progress(), self._drain.busy_since)
+            if time.monotonic() - progress > limit:
+                log.error(
+                    "the engine made no step for %.0f s with requests in flight: killing it",
+                    limit, extra={"action": "engine_hung"},
+                )  # fmt: skip
+                if supervisor.dead():  # killed before, and its library tells nobody
+                    self._drain.in_flight.abort(self._drain.in_flight, "died")
+                supervisor.engine.kill()
+                self._drain.busy_since = time.monotonic()
+
+    async def revoke(self, request_ids: list[str]) -> None:
+        """Celery's revoke: abort what runs here, remember the rest for POP."""
+        await self._leases.revoke(request_ids, REVOKE_KEEP_S)
+        wanted = set(request_ids)
+        running = self._drain.in_flight
+        running.abort([r for r in running if r.delivery.request_id in wanted], "cancelled")
