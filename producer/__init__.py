@@ -1,0 +1,1 @@
+"""The command line: submits files, watches batches, collects results."""

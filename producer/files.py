@@ -1,0 +1,89 @@
+"""Output files that are there whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from contract.errors import WarmqError
+
+
+class OutputUnwritable(WarmqError):
+    """A result file cannot be written: its owner must make room or give rights."""
+
+    code = "output_unwritable"
+
+
+class AtomicFile:
+    """Written beside its place and renamed at the end; a failure leaves the place as it was.
+
+    What is no regular file (a pipe, /dev/stdout) is written to directly.
+    """
+
+    def __init__(self, name: str | Path) -> None:
+        self.path = Path(os.path.realpath(name))  # a link stays, its target is replaced
+        self._temporary: Path | None = None
+        try:
+            mode = self.path.stat().st_mode if self.path.exists() else None
+            if mode is not None and not stat.S_ISREG(mode):
+                self._file = self.path.open("wb")
+                return
+            beside = self.path.with_name(f".{self.path.name}.{secrets.token_hex(4)}.part")
+            self._file = beside.open("xb")
+            self._temporary = beside
+            if mode is not None:
+                beside.chmod(stat.S_IMODE(mode))
+        except OSError as error:
+            raise self._unwritable(error) from None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self.commit()
+        else:
+            self.discard()
+
+    def write(self, data: bytes) -> None:
+        """Append to the file."""
+        try:
+            self._file.write(data)
+        except OSError as error:
+            raise self._unwritable(error) from None
+
+    def commit(self) -> None:
+        """Put the file in its place, on disk before it is visible there."""
+        try:
+            self._file.flush()
+            if self._temporary is not None:
+                os.fsync(self._file.fileno())
+            self._file.close()
+            if self._temporary is not None:
+                self._temporary.replace(self.path)
+                self._temporary = None
+        except OSError as error:
+            self.discard()
+            raise self._unwritable(error) from None
+
+    def discard(self) -> None:
+        """Forget what was written."""
+        if self._temporary is not None:
+            self._temporary.unlink(missing_ok=True)
+            self._temporary = None
+        try:
+            self._file.close()
+        except OSError:
+            return  # what could not be flushed was to be thrown away
+
+    def _unwritable(self, error: OSError) -> OutputUnwritable:
+        return OutputUnwritable(f"cannot write {self.path}: {error.strerror}")

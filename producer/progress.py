@@ -1,0 +1,156 @@
+"""Progress on stderr: a bar on a terminal, plain lines otherwise."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from contract.batch import Batch
+from contract.errors import BatchConflict
+from contract.store import BatchStore
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+#: Time between two plain lines, and between two looks at a batch, in seconds.
+PLAIN_EVERY_S = 5.0
+POLL_S = 0.3
+#: Rates are means over this many seconds.
+_WINDOW_S = 30.0
+
+
+def tell(text: str) -> None:
+    """Write a message for people."""
+    print(text, file=sys.stderr, flush=True)  # noqa: T201 - this is the one place for it
+
+
+class Meter:
+    """One line of progress. `total` is in whatever unit `update` counts, None if unknown."""
+
+    def __init__(self, title: str, total: float | None = None) -> None:
+        self._title = title
+        self._total = total
+        self._rich: Progress | None = None
+        self._next_line = time.monotonic() + PLAIN_EVERY_S
+
+    def __enter__(self) -> Self:
+        if sys.stderr.isatty():
+            self._rich = _bar(self._title, self._total)
+            self._rich.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        if self._rich is not None:
+            self._rich.stop()
+
+    def update(
+        self, done: float, text: str, total: float | None = None, *, at_once: bool = False
+    ) -> None:
+        """Show how far it is; plain lines come every PLAIN_EVERY_S, or `at_once`."""
+        if self._rich is not None:
+            task = self._rich.task_ids[0]
+            self._rich.update(task, completed=done, text=text, total=total or self._total)
+        elif at_once or time.monotonic() >= self._next_line:
+            self._next_line = time.monotonic() + PLAIN_EVERY_S
+            tell(f"{self._title}: {text}")
+
+
+def _bar(title: str, total: float | None) -> Progress:
+    # 80 ms of imports that only a terminal needs.
+    from rich.console import Console  # noqa: PLC0415
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415
+
+    progress = Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=30),
+        TextColumn("{task.fields[text]}", markup=False),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+    )
+    progress.add_task(title, total=total, text="")
+    return progress
+
+
+class Rates:
+    """Requests and completion tokens per second over the last half minute."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._samples: deque[tuple[float, int, int]] = deque()
+
+    def add(self, requests: int, tokens: int) -> tuple[float, float]:
+        """Take the counters of now; return (requests/s, tokens/s)."""
+        now = self._clock()
+        samples = self._samples
+        samples.append((now, requests, tokens))
+        while len(samples) > 2 and now - samples[1][0] >= _WINDOW_S:
+            samples.popleft()
+        then, requests_then, tokens_then = samples[0]
+        span = now - then
+        if span <= 0:
+            return 0.0, 0.0
+        # A retry takes results back, so a counter can fall.
+        return max(0, requests - requests_then) / span, max(0, tokens - tokens_then) / span
+
+
+def describe(batch: Batch, requests_per_s: float, tokens_per_s: float) -> str:
+    """Return one line on a running batch: done, failed, rates, time left."""
+    total, done = batch.number("total"), batch.terminal
+    parts = [f"{done}/{total} done"]
+    for name in ("failed", "cancelled", "expired"):
+        if batch.number(name):
+            parts.append(f"{batch.number(name)} {name}")
+    parts += [f"{requests_per_s:.1f} requests/s", f"{tokens_per_s:.0f} tokens/s"]
+    if not batch.sealed:
+        parts.append(f"still being submitted ({batch.number('cursor')} lines read)")
+    elif requests_per_s > 0 and not batch.finished:
+        parts.append(f"ETA {clock_text((total - done) / requests_per_s)}")
+    if "cancelling" in batch.fields and not batch.finished:
+        parts.append("cancelling")
+    return ", ".join(parts)
+
+
+def standing(store: BatchStore, batch: Batch) -> str:
+    """Say what the workers of a batch's queue do, for when nothing moves."""
+    queue = batch.fields.get("queue", "")
+    states = [str(worker.get("state", "unknown")) for worker in store.workers(queue)]
+    if not states:
+        return f"no worker serves queue {queue}"
+    return f"workers: {', '.join(states)}"
+
+
+def clock_text(seconds: float) -> str:
+    """Return a duration as h:mm:ss."""
+    whole = round(seconds)
+    return f"{whole // 3600}:{whole % 3600 // 60:02}:{whole % 60:02}"
+
+
+def watch(store: BatchStore, batch_id: str) -> Batch:
+    """Follow a batch to its end; return its last state.
+
+    Raises:
+        BatchConflict: if it is deleted meanwhile.
+    """
+    rates = Rates()
+    with Meter(batch_id) as meter:
+        while True:
+            batch = store.batch(batch_id)
+            if batch is None:
+                raise BatchConflict(f"batch {batch_id} was deleted")
+            speed = rates.add(batch.terminal, batch.number("completion_tokens"))
+            text = describe(batch, *speed)
+            if not any(speed) and not batch.finished:
+                text += f", {standing(store, batch)}"
+            meter.update(batch.terminal, text, batch.number("total"))
+            if batch.finished:
+                return batch
+            time.sleep(POLL_S)

@@ -1,0 +1,193 @@
+"""Reads the input file: physical lines in chunks with fixed boundaries and a rolling digest.
+
+Nothing here grows with the file. Boundaries depend on the content alone, so
+that the same file gives the same chunks whoever reads it, and when.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import sys
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import zstandard
+
+from contract.errors import WarmqError
+
+#: A chunk ends after this many requests or, if that comes first, this many bytes.
+CHUNK_LINES = 500
+CHUNK_BYTES = 4 * 2**20
+
+_BOM = b"\xef\xbb\xbf"
+_BUFFER = 256 * 1024
+_GZIP = b"\x1f\x8b"
+_ZSTD = b"\x28\xb5\x2f\xfd"
+_SKIPPABLE = b"\x2a\x4d\x18"  # pzstd begins with such a frame; its first byte is 0x50 to 0x5f
+#: A compressed byte can stand for 32 KB; so little at once keeps the worst case at 16 MB.
+_ZSTD_STEP = 512
+#: Memory zstd may take for its window; `zstd --ultra -22` would ask for 128 MB.
+_ZSTD_WINDOW = 32 * 2**20
+
+
+class InputUnreadable(WarmqError):
+    """The input cannot be read to its end: its owner must mend it."""
+
+    code = "input_unreadable"
+
+
+@dataclass(slots=True)
+class RawChunk:
+    """Consecutive requests as they stand in the file.
+
+    `lines` are (physical line number from 1, bytes); `too_long` maps the numbers
+    of lines that were skipped for their size to that size in bytes. `cursor` is
+    the last physical line read, `digest` covers all bytes of the file up to it,
+    `size` is that of the lines in bytes.
+    """
+
+    ordinal: int
+    first: int
+    cursor: int = 0
+    digest: str = ""
+    size: int = 0
+    lines: list[tuple[int, bytes]] = field(default_factory=list)
+    too_long: dict[int, int] = field(default_factory=dict)
+
+
+class _ZstdFile(io.RawIOBase):
+    """Decompressed bytes of a .zst stream, of bounded size, that notices a cut-off end."""
+
+    def __init__(self, source: IO[bytes]) -> None:
+        self._source = source
+        self._context = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW)
+        self._frame: Any = None
+        self._rest = b""
+        self._out = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._out:
+            piece = self._rest or self._source.read(_ZSTD_STEP)
+            self._rest = b""
+            if not piece:
+                if self._frame is not None:
+                    raise EOFError("compressed data ends before its end mark")
+                return 0
+            self._frame = self._frame or self._context.decompressobj()
+            self._out = memoryview(self._frame.decompress(piece))
+            if self._frame.eof:
+                self._rest = self._frame.unused_data
+                self._frame = None
+        count = min(len(buffer), len(self._out))
+        buffer[:count] = self._out[:count]
+        self._out = self._out[count:]
+        return count
+
+
+class Input:
+    """The file to submit. Opening it reads nothing yet; `-` is standard input."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        try:
+            # The raw file: a buffer over a buffer would wait for a full one.
+            raw: Any = getattr(sys.stdin.buffer, "raw", sys.stdin.buffer)
+            if name != "-":
+                raw = Path(name).open("rb", buffering=0)  # noqa: SIM115 - close() does
+            self._file = io.BufferedReader(raw, _BUFFER)
+            self._lines = self._file
+            #: Size on disk in bytes, None where it is not known in advance.
+            self.size = Path(name).stat().st_size if name != "-" and raw.seekable() else None
+            if name != "-" and Path(name).is_dir():
+                raise IsADirectoryError(0, "it is a directory")
+        except OSError as error:
+            raise InputUnreadable(f"cannot read {name}: {error.strerror}") from None
+
+    @property
+    def position(self) -> int:
+        """How many bytes of `size` were read."""
+        return self._file.tell() if self.size is not None else 0
+
+    def lines(self) -> io.BufferedReader:
+        """Return the decompressed stream."""
+        head = self._file.peek(4)[:4]
+        if head.startswith(_GZIP):
+            source: Any = gzip.GzipFile(fileobj=self._file)
+            self._lines = io.BufferedReader(source, _BUFFER)
+        elif head.startswith(_ZSTD) or (head[1:] == _SKIPPABLE and head[0] & 0xF0 == 0x50):
+            self._lines = io.BufferedReader(_ZstdFile(self._file), _BUFFER)
+        return self._lines
+
+    def close(self) -> None:
+        """Close the file, unless it is standard input."""
+        if self.name != "-":
+            self._lines.close()
+            self._file.close()
+
+
+def chunks(stream: io.BufferedReader, seed: str, max_line_bytes: int) -> Iterator[RawChunk]:
+    """Yield the file's chunks.
+
+    Args:
+        stream: what `Input.lines` returned.
+        seed: digest (hex) of everything else that shapes the messages.
+        max_line_bytes: a longer line is skipped without being held in memory.
+
+    Raises:
+        InputUnreadable: for damaged compressed data, naming the line.
+    """
+    digest, number, ordinal = seed, 0, 0
+    while True:
+        chunk = RawChunk(ordinal, number + 1)
+        number = _fill(stream, chunk, digest, max_line_bytes)
+        if not chunk.lines:
+            return  # blank lines at the end do not count
+        digest = chunk.digest
+        yield chunk
+        ordinal += 1
+
+
+def _fill(stream: io.BufferedReader, chunk: RawChunk, digest: str, max_line_bytes: int) -> int:
+    """Read one chunk; return the number of the last line read."""
+    number, size = chunk.first - 1, 0
+    limit = max_line_bytes + 2  # room for the line end, which does not count
+    running = hashlib.sha256(bytes.fromhex(digest))
+    lines = chunk.lines
+    while len(lines) < CHUNK_LINES and size < CHUNK_BYTES:
+        try:
+            raw = stream.readline(limit)
+            if not raw:
+                break
+            number += 1
+            running.update(raw)
+            if len(raw) > max_line_bytes and len(raw.rstrip(b"\r\n")) > max_line_bytes:
+                chunk.too_long[number] = _skip(stream, raw, running)
+                lines.append((number, b""))
+                continue
+        except (EOFError, OSError, zlib.error, zstandard.ZstdError) as error:
+            raise InputUnreadable(f"after line {number}: {error}") from None
+        if number == 1 and raw.startswith(_BOM):
+            raw = raw[len(_BOM) :]
+        if raw and not raw.isspace():
+            lines.append((number, raw))
+            size += len(raw)
+    chunk.cursor, chunk.digest, chunk.size = number, running.hexdigest(), size
+    return number
+
+
+def _skip(stream: io.BufferedReader, start: bytes, running: hashlib._Hash) -> int:
+    """Read the rest of an over-long line into the digest only; return the line's size."""
+    length, piece = len(start), start
+    while piece and not piece.endswith(b"\n"):
+        piece = stream.readline(_BUFFER)
+        running.update(piece)
+        length += len(piece)
+    return length - piece.endswith(b"\n")

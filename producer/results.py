@@ -1,0 +1,180 @@
+"""Collects a batch's results: in input or completion order, to files or stdout."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from contract.batch import Batch
+from contract.errors import BatchConflict
+from contract.results import ResultLine, read_meta, result_line
+from contract.store import BatchStore, IndexChunk
+from producer.files import AtomicFile
+from producer.seen import SeenIds
+
+#: Results fetched at once; each may be large.
+FETCH = 100
+#: Between two looks for new results while following, in seconds.
+_SHORTEST_WAIT_S, _LONGEST_WAIT_S = 0.02, 0.5
+
+
+class Collector:
+    """Reads one batch's results. With `follow` it waits for those that are not there yet.
+
+    A finished batch gives one line for each of its requests, whatever became of
+    them; an unfinished one without `follow` gives what there is.
+    """
+
+    def __init__(
+        self,
+        store: BatchStore,
+        batch_id: str,
+        *,
+        follow: bool,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._store = store
+        self._id = batch_id
+        self._follow = follow
+        self._sleep = sleep
+        self._wait_s = _SHORTEST_WAIT_S
+
+    def lines(self, order: str) -> Iterator[ResultLine]:
+        """Yield the result lines; `order` is input or completion."""
+        return self._in_input_order() if order == "input" else self._as_completed()
+
+    def _state(self) -> Batch:
+        batch = self._store.batch(self._id)
+        if batch is None:
+            raise BatchConflict(f"batch {self._id} was deleted, or its results expired, meanwhile")
+        return batch
+
+    def _pause(self) -> None:
+        self._sleep(self._wait_s)
+        self._wait_s = min(self._wait_s * 2, _LONGEST_WAIT_S)
+
+    def _in_input_order(self) -> Iterator[ResultLine]:
+        read = 0
+        while True:
+            batch = self._state()  # before the index, so that a sealed batch's index is whole
+            for chunk in self._store.index(self._id, read):
+                read += 1
+                yield from self._chunk(chunk)
+            if batch.sealed or not self._follow:
+                return
+            self._pause()
+
+    def _chunk(self, chunk: IndexChunk) -> Iterator[ResultLine]:
+        ids = chunk.request_ids(self._id)
+        for start in range(0, len(ids), FETCH):
+            yield from self._group(chunk, ids, start)
+
+    def _group(self, chunk: IndexChunk, ids: list[str], start: int) -> Iterator[ResultLine]:
+        """Yield up to FETCH results in order, waiting for each when following."""
+        end = min(start + FETCH, len(ids))
+        while start < end:
+            finished = self._state().finished  # before the results: none comes after it
+            for raw in self._store.results(ids[start:end]):
+                if raw is None and not finished and self._follow:
+                    break
+                if raw is not None or finished:
+                    self._wait_s = _SHORTEST_WAIT_S
+                    line, custom_id, _ = chunk.entries[start]
+                    yield result_line(ids[start], custom_id, line, raw)
+                start += 1
+            if start < end:
+                self._pause()
+
+    def _as_completed(self) -> Iterator[ResultLine]:
+        with closing(SeenIds()) as seen:
+            at = 0
+            while True:
+                finished = self._state().finished
+                ids = self._store.finished_ids(self._id, at, FETCH)
+                at += len(ids)
+                for request_id, raw in zip(ids, self._store.results(ids), strict=True):
+                    # None: being retried, it will come again; or lost, see below.
+                    ours = read_meta(raw).get("warmq") if raw is not None else None
+                    if ours and seen.add(request_id):
+                        yield result_line(request_id, ours["custom_id"], ours["line"], raw)
+                if ids:
+                    self._wait_s = _SHORTEST_WAIT_S
+                elif finished or not self._follow:
+                    break
+                else:
+                    self._pause()
+            if finished:
+                yield from self._left_out(seen)
+
+    def _left_out(self, seen: SeenIds) -> Iterator[ResultLine]:
+        """Yield a line for each request that the list of finished ones did not give."""
+        for chunk in self._store.index(self._id):
+            for entry, request_id in zip(chunk.entries, chunk.request_ids(self._id), strict=True):
+                if seen.add(request_id):
+                    raw = self._store.results([request_id])[0]
+                    yield result_line(request_id, entry[1], entry[0], raw)
+
+
+@dataclass(slots=True)
+class Collected:
+    """How many lines went where. `errors_file` is where failed requests are, if in a file."""
+
+    completed: int = 0
+    failed: int = 0
+    errors_file: Path | None = None
+
+
+def errors_beside(output: str) -> Path:
+    """Return the error file of an output file that comes without one."""
+    path = Path(output)
+    return path.with_name(f"{path.stem}.errors{path.suffix or '.jsonl'}")
+
+
+def write(
+    lines: Iterator[ResultLine],
+    output: str | None,
+    errors: str | None,
+    report: Callable[[Collected], None] = lambda collected: None,
+) -> Collected:
+    """Write result lines to their files, which appear when all lines are written.
+
+    Args:
+        lines: what to write.
+        output: file for results; None or `-` is stdout.
+        errors: file for failed requests. Without it they go to stdout where the
+            results do, else into a file beside `output`, made if there are any.
+        report: called after each line.
+    """
+    collected = Collected()
+    to_stdout = output is None or output == "-"
+    with ExitStack() as files:
+        good = None if output is None or output == "-" else files.enter_context(AtomicFile(output))
+        bad = files.enter_context(AtomicFile(errors)) if errors else None
+        beside = None if to_stdout or errors else errors_beside(output or "")
+        if beside is not None and beside.exists():
+            bad = files.enter_context(
+                AtomicFile(beside)
+            )  # it is an earlier collection's: replace it
+        for line in lines:
+            if line.failed and bad is None and beside is not None:
+                bad = files.enter_context(AtomicFile(beside))
+            target = (bad or good) if line.failed else good
+            _put(target, line.json + b"\n")
+            collected.completed += not line.failed
+            collected.failed += line.failed
+            report(collected)
+        if collected.failed and bad is not None:
+            collected.errors_file = bad.path
+    return collected
+
+
+def _put(file: AtomicFile | None, data: bytes) -> None:
+    if file is not None:
+        file.write(data)
+    else:
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()  # who follows a batch wants each line as it comes

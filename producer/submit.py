@@ -1,0 +1,315 @@
+"""Submits a file as one batch: validates line by line and queues a chunk at a time.
+
+While one chunk is on its way to Redis the next one is parsed. Every chunk names
+the cursor and digest it follows, so that repeated, resumed and concurrent
+submits of the same file queue every request once, and another file is refused.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import closing
+from dataclasses import dataclass, field
+
+import orjson
+
+from contract import keys
+from contract.batch import Batch
+from contract.errors import BatchConflict, RequestRejected
+from contract.message import MessageWriter
+from contract.results import failure_meta
+from contract.schema import parse_line
+from contract.settings import Settings
+from contract.store import BatchStore, IndexChunk
+from producer.options import Submission
+from producer.reader import CHUNK_BYTES, RawChunk
+from producer.seen import SeenIds
+
+#: Waits between looks at a Redis that is full, in seconds.
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 2.0
+_WAKE_S = 0.5
+
+
+@dataclass(slots=True)
+class Summary:
+    """What one submit did. `found` requests were there before it, `queued` were not."""
+
+    batch: Batch
+    lines: int = 0
+    found: int = 0
+    queued: int = 0
+    rejected: int = 0
+    first_error: str = ""
+    waiting: str = ""
+
+
+@dataclass(slots=True)
+class _Prepared:
+    """One parsed chunk, ready to send."""
+
+    ordinal: int
+    first: int
+    before: tuple[int, str]
+    index: IndexChunk
+    messages: list[bytes] = field(default_factory=list)
+    rejects: list[tuple[str, bytes]] = field(default_factory=list)
+
+    @property
+    def range(self) -> str:
+        return f"lines {self.first} to {self.index.cursor}"
+
+
+class Submitter:
+    """One submit of one file. `report` is called with the summary as it grows."""
+
+    def __init__(
+        self,
+        store: BatchStore,
+        settings: Settings,
+        submission: Submission,
+        report: Callable[[Summary], None] = lambda summary: None,
+    ) -> None:
+        self._store = store
+        self._settings = settings
+        self._submission = submission
+        self._report = report
+        self._seen = SeenIds()
+        self._stop = threading.Event()
+        self._pending: Future[None] | None = None
+        self._end = (0, submission.seed)
+
+    def create(self, input_name: str) -> Batch:
+        """Make the batch, or find the one that an earlier submit has made.
+
+        Raises:
+            BatchConflict: if the batch has other options.
+        """
+        wanted = self._submission
+        fields: dict[str, str | int] = {
+            "model": wanted.model,
+            "queue": wanted.queue,
+            "input": input_name.encode(errors="replace").decode(),  # a file's name is any bytes
+            "options": wanted.options,
+        }
+        _, batch = self._store.create(
+            wanted.batch_id, wanted.seed, fields, deadline=wanted.deadline
+        )
+        theirs = batch.fields.get("options", "")
+        if theirs != wanted.options:
+            raise BatchConflict(
+                f"batch {batch.id} was submitted with other options: {theirs}, now "
+                f"{wanted.options}; use the same ones, or another --batch-id"
+            )
+        self._writer = MessageWriter(
+            batch.id, int(batch.created), wanted.queue, wanted.priority, self._deadline(batch)
+        )
+        self._summary = Summary(batch)
+        return batch
+
+    def _deadline(self, batch: Batch) -> float | None:
+        """Return the deadline for the messages, in seconds.
+
+        From the option, not from the batch: a retry may have lifted the batch's own
+        while this submit was interrupted, and all messages of a batch must agree.
+        """
+        text = self._submission.deadline
+        if not text:
+            return None
+        return (int(text) + (int(batch.created) if text.startswith("+") else 0)) / 1000
+
+    def run(self, raw_chunks: Iterator[RawChunk]) -> Summary:
+        """Queue what is not queued yet, and seal the batch.
+
+        Raises:
+            BatchConflict: at the first chunk that differs from what was submitted.
+            InputUnreadable: for damaged input; the batch stays open.
+            StoreUnavailable: if Redis is gone or refuses; the batch stays open.
+        """
+        summary = self._summary
+        stored = self._store.index(summary.batch.id) if summary.batch.number("cursor") else iter(())
+        with closing(self._seen), ThreadPoolExecutor(1, "warmq-enqueue") as sender:
+            try:
+                for raw in raw_chunks:
+                    kept = next(stored, None)
+                    if kept is not None:
+                        self._skip(raw, kept)
+                    else:
+                        prepared = self._prepare(raw)
+                        self._settle()
+                        self._pending = sender.submit(self._send, prepared)
+                        del prepared
+                        if raw.size > CHUNK_BYTES:
+                            self._settle()  # it holds a huge line: one such in memory at a time
+                    self._end = (raw.cursor, raw.digest)
+                    summary.lines = raw.cursor
+                    self._report(summary)
+                self._settle()
+            finally:
+                self._stop.set()
+        self._report(summary)
+        return self._seal()
+
+    def _settle(self) -> None:
+        """Wait for the chunk that is on its way."""
+        if self._pending is not None:
+            # In turns: a Ctrl-C that comes just before an endless wait would not end it.
+            while not wait([self._pending], _WAKE_S).done:
+                pass
+            self._pending.result()
+            self._pending = None
+
+    def _skip(self, raw: RawChunk, kept: IndexChunk) -> None:
+        """Take a chunk as submitted before, if it is the same."""
+        if (raw.cursor, raw.digest) != (kept.cursor, kept.digest):
+            raise self._differs(raw.first, raw.cursor)
+        for (_, _, by_line), request_id in zip(
+            kept.entries, kept.request_ids(self._summary.batch.id), strict=True
+        ):
+            if not by_line:
+                self._seen.add(request_id)
+        self._summary.found += len(kept.entries)
+
+    def _prepare(self, raw: RawChunk) -> _Prepared:
+        """Validate a chunk's lines and write their messages."""
+        batch_id, overrides = self._summary.batch.id, self._submission.overrides
+        entries: list[tuple[int, str, bool]] = []
+        index = IndexChunk(raw.cursor, raw.digest, entries)
+        chunk = _Prepared(raw.ordinal, raw.first, self._end, index)
+        write, add = self._writer.write, self._seen.add
+        raw.lines.reverse()
+        while raw.lines:
+            number, line = raw.lines.pop()  # a line's bytes go as soon as its message is there
+            try:
+                if number in raw.too_long:
+                    raise self._too_long(raw.too_long[number])
+                request = parse_line(line, overrides)
+                custom_id = request.custom_id
+                if custom_id is None:
+                    request_id, by_line = keys.line_request_id(batch_id, number), True
+                    custom_id = f"line-{number}"
+                else:
+                    request_id, by_line = keys.request_id(batch_id, custom_id), False
+                    if not add(request_id):
+                        raise _duplicate(custom_id)
+            except RequestRejected as error:
+                self._reject(chunk, number, error)
+                continue
+            entries.append((number, custom_id, by_line))
+            chunk.messages.append(write(request_id, custom_id, number, request.url, request.body))
+        return chunk
+
+    def _reject(self, chunk: _Prepared, number: int, error: RequestRejected) -> None:
+        """Give a bad line its error result."""
+        batch_id, custom_id = self._summary.batch.id, error.custom_id
+        by_line, request_id = True, keys.line_request_id(batch_id, number)
+        if custom_id is None:
+            custom_id = f"line-{number}"
+        elif error.code != "duplicate_custom_id":
+            own = keys.request_id(batch_id, custom_id)
+            if self._seen.add(own):
+                by_line, request_id = False, own
+        told = RequestRejected(
+            f"line {number}, {error.message}", code=error.code, field=error.field
+        )
+        meta = failure_meta(request_id, told, batch=batch_id, custom_id=custom_id, line=number)
+        chunk.index.entries.append((number, custom_id, by_line))
+        chunk.rejects.append((request_id, meta))
+        self._summary.first_error = self._summary.first_error or told.message
+
+    def _too_long(self, size: int) -> RequestRejected:
+        limit = self._settings.max_line_bytes
+        return RequestRejected(
+            f"longer than {limit} bytes (it has {size}); shorten it, or raise WARMQ_MAX_LINE_BYTES",
+            code="line_too_long",
+        )
+
+    def _send(self, chunk: _Prepared) -> None:
+        """Enqueue one chunk; wait while Redis is full. Runs in the sender's thread."""
+        summary, wait_s = self._summary, _FIRST_WAIT_S
+        while True:
+            answer = self._store.enqueue(
+                summary.batch, self._writer.list_key, chunk.before, chunk.index,
+                chunk.messages, chunk.rejects,
+                high_water=self._settings.high_water,
+                high_water_requests=self._settings.high_water_requests,
+            )  # fmt: skip
+            if answer.answer != "full":
+                break
+            summary.waiting = answer.text
+            self._report(summary)
+            if self._stop.wait(wait_s):
+                return
+            wait_s = min(wait_s * 2, _LONGEST_WAIT_S)
+        summary.waiting = ""
+        if answer.answer == "ok":
+            summary.queued += len(chunk.messages)
+            summary.rejected += len(chunk.rejects)
+        else:
+            self._compare(answer.answer, chunk)
+
+    def _compare(self, answer: str, chunk: _Prepared) -> None:
+        """Accept a chunk that another submit, or a lost reply's first try, has stored."""
+        batch_id = self._summary.batch.id
+        if answer == "gone":
+            raise BatchConflict(f"batch {batch_id} was deleted while it was submitted")
+        kept = next(self._store.index(batch_id, chunk.ordinal), None)
+        if kept is None:
+            raise BatchConflict(
+                f"batch {batch_id} was closed before line {chunk.first} (cancelled, or submitted "
+                "from a shorter file); use another --batch-id"
+            )
+        if (kept.cursor, kept.digest) != (chunk.index.cursor, chunk.index.digest):
+            raise self._differs(chunk.first, chunk.index.cursor)
+        self._summary.found += len(kept.entries)
+
+    def _differs(self, first: int, last: int) -> BatchConflict:
+        return BatchConflict(
+            f"batch {self._summary.batch.id} was submitted from a different file: it differs "
+            f"within lines {first} to {last}; use another --batch-id"
+        )
+
+    def _seal(self) -> Summary:
+        summary = self._summary
+        batch_id = summary.batch.id
+        batch = self._store.batch(batch_id)
+        reason = ""
+        if batch is not None and batch.number("valid") == 0:
+            reason = self._why_nothing_runs(batch)
+        answer = self._store.seal(summary.batch, self._end, reason)
+        if answer.answer in ("moved", "sealed") and (answer.cursor, answer.digest) != self._end:
+            raise BatchConflict(
+                f"batch {batch_id} was submitted from a different file: this one ends at line "
+                f"{self._end[0]}, the batch has {answer.cursor}; use another --batch-id"
+            )
+        after = self._store.batch(batch_id)
+        if answer.answer == "gone" or after is None:
+            raise BatchConflict(f"batch {batch_id} was deleted while it was submitted")
+        summary.batch = after
+        return summary
+
+    def _why_nothing_runs(self, batch: Batch) -> str:
+        total = batch.number("total")
+        if total == 0:
+            return "the file has no request lines"
+        first = self._summary.first_error or self._stored_first_error(batch)
+        return f"no valid line: all {total} are wrong; the first: {first}"
+
+    def _stored_first_error(self, batch: Batch) -> str:
+        """Return the first line's error where an earlier submit has written it."""
+        for chunk in self._store.index(batch.id):
+            for raw in self._store.results(chunk.request_ids(batch.id)[:1]):
+                if raw is not None:
+                    return str(orjson.loads(raw)["warmq"]["error"]["message"])
+        return "see `producer results`"
+
+
+def _duplicate(custom_id: str) -> RequestRejected:
+    error = RequestRejected(
+        f"field custom_id: {custom_id!r} was used by an earlier line; make it unique",
+        code="duplicate_custom_id",
+        field="custom_id",
+    )
+    error.custom_id = custom_id
+    return error
