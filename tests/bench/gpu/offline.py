@@ -1,0 +1,45 @@
+"""`LLM.generate` in a process of its own, told over a socket what to run."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from multiprocessing.connection import Client
+from typing import Any
+
+import workload
+
+
+def main() -> None:
+    """Build the engine, then answer each ask with the seconds that it took."""
+    address, engine = sys.argv[1], json.loads(sys.argv[2])
+    from vllm import LLM, SamplingParams
+
+    llm = LLM(**engine)
+    with Client(address) as line:
+        line.send("ready")
+        while ask := line.recv():
+            line.send(generate(llm, SamplingParams, ask))
+
+
+def generate(llm: Any, sampling: Any, ask: dict[str, Any]) -> dict[str, Any]:
+    """Run all requests at once, as a script around vLLM does."""
+    wanted = workload.requests(ask["count"])
+    prompts = [prompt for prompt, _ in wanted]
+    params = [sampling(temperature=0, ignore_eos=True, max_tokens=n) for _, n in wanted]
+    began, cpu = time.perf_counter(), time.process_time()
+    done = llm.generate(prompts, params, use_tqdm=False)
+    seconds = time.perf_counter() - began
+    assert all(
+        len(answer.outputs[0].token_ids) == n for answer, (_, n) in zip(done, wanted, strict=True)
+    )
+    return {
+        "seconds": seconds,
+        "cpu_s": time.process_time() - cpu,
+        "prompt_tokens": sum(len(answer.prompt_token_ids) for answer in done),
+    }
+
+
+if __name__ == "__main__":
+    main()

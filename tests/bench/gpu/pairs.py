@@ -1,0 +1,322 @@
+"""warmq against the engine alone on one GPU, run after run in turn, all engines warm.
+
+    pairs.py --shape 8b --out FILE [--rounds 10] [--requests 1000] [--max-num-seqs 256]
+             [--forms offline,bare,queue] [--look-aheads 0,16,64,128] [--seconds 500]
+
+Two engines share the GPU, each with its own weights and KV cache: one in a process
+that calls `LLM.generate` (form `offline`), one in the real worker process (`queue`,
+and past the queue `bare`, `all`, `classes`; inside.py). Only one of them works at a
+time. Each round runs every form once, the order rotates. Needs vLLM >= 0.26 with
+CUDA and redis-server; no network.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from multiprocessing.connection import Connection, Listener
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(1, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(1, str(Path(__file__).resolve().parents[3]))
+
+import report
+import workload
+from load import hold
+
+from contract import keys
+from demo.stack import RedisServer, procfile_command
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent.parent
+GIB = 2**30
+#: The same for both engines; LLM and AsyncLLM have different defaults.
+ENGINE: dict[str, Any] = {
+    "load_format": "dummy", "max_num_batched_tokens": 8192, "max_model_len": 1024,
+    "enable_prefix_caching": False, "gpu_memory_utilization": 0.35, "seed": 0,
+}  # fmt: skip
+START_S = 420.0
+RUN_S = 200.0
+
+
+def as_options(engine: dict[str, Any]) -> str:
+    """Return engine arguments as vLLM's command line has them."""
+    words = []
+    for name, value in engine.items():
+        option = name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{option}" if value else f"--no-{option}")
+        else:
+            words += [f"--{option}", str(value)]
+    return " ".join(words)
+
+
+class Peer:
+    """A process that runs requests when it is asked to."""
+
+    def __init__(self, name: str, folder: Path, command: Sequence[str], env: dict[str, str]):
+        self.name = name
+        self.log = folder / f"{name}.log"
+        address = str(folder / f"{name}.sock")
+        self._listener = Listener(address, "AF_UNIX")
+        self._lines: list[Connection] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+        words = [word.replace("ADDRESS", address) for word in command]
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                words, cwd=ROOT, stdout=log, stderr=log,
+                env=os.environ | {"BENCH_ADDRESS": address} | env,
+            )  # fmt: skip
+
+    def _accept(self) -> None:
+        self._lines.append(self._listener.accept())
+
+    def wait_ready(self) -> None:
+        """Wait for its engine."""
+        deadline = time.monotonic() + START_S
+        while not self._lines:
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"{self.name} did not start:\n{self.tail()}")
+            time.sleep(0.2)
+        self._receive(START_S)
+
+    def ask(self, **what: Any) -> dict[str, Any]:
+        """Ask for one thing and wait for the answer."""
+        self._lines[0].send(what)
+        answer: dict[str, Any] = self._receive(RUN_S)
+        if "error" in answer:
+            raise RuntimeError(f"{self.name}: {answer['error']}\n{self.tail()}")
+        return answer
+
+    def _receive(self, timeout_s: float) -> Any:
+        if not self._lines[0].poll(timeout_s):
+            raise RuntimeError(f"{self.name} says nothing:\n{self.tail()}")
+        try:
+            return self._lines[0].recv()
+        except EOFError:
+            raise RuntimeError(f"{self.name} has ended:\n{self.tail()}") from None
+
+    def tail(self) -> str:
+        """Return the end of its log."""
+        return self.log.read_text(errors="replace")[-5000:]
+
+    def stop(self) -> None:
+        """End it."""
+        self.process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(20)
+        self.process.kill()
+        self._listener.close()
+
+
+class Bench:
+    """Both engines and Redis."""
+
+    def __init__(self, server: RedisServer, peers: dict[str, Peer], count: int) -> None:
+        self.server, self.peers, self.count = server, peers, count
+        self.wanted = workload.requests(count)
+        self.tokens = sum(tokens for _, tokens in self.wanted)
+        self.runs = 0
+
+    def time(self, form: str) -> dict[str, Any]:
+        """Run all requests one way."""
+        self.runs += 1
+        if form == "offline":
+            found = self.peers["offline"].ask(count=self.count)
+        elif form == "queue":
+            found = self._queue()
+        else:
+            found = self.peers["worker"].ask(do="direct", form=form, count=self.count)
+        found = {"form": form, "tokens_per_s": self.tokens / found["seconds"]} | found
+        print(json.dumps(found), flush=True)
+        return found
+
+    def _queue(self) -> dict[str, Any]:
+        worker, client = self.peers["worker"], self.server.client()
+        held = hold(
+            client, f"gpu{self.runs}", self.count, lambda n: workload.body(self.wanted[n - 1])
+        )
+        time.sleep(0.2)
+        worker.ask(do="watch", count=self.count)
+        began = held.release()
+        seconds = held.wait(RUN_S) - began
+        found = {"seconds": seconds} | worker.ask(do="watched")
+        ended = client.hgetall(keys.batch_key(held.batch.id))
+        client.flushdb()
+        client.close()
+        assert int(ended[b"completed"]) == self.count, ended
+        assert int(ended[b"completion_tokens"]) == self.tokens, ended
+        return found
+
+
+def interval(ratios: Sequence[float], draws: int = 10_000) -> dict[str, Any]:
+    """Return the median of paired ratios with its bootstrap 95 % interval."""
+    rng = random.Random(1)
+    medians = sorted(statistics.median(rng.choices(ratios, k=len(ratios))) for _ in range(draws))
+    low, high = medians[int(0.025 * draws)], medians[int(0.975 * draws)]
+    return report.spread(ratios, 4) | {"low": round(low, 4), "high": round(high, 4)}
+
+
+def reached(rounds: Sequence[dict[str, dict[str, Any]]], forms: Sequence[str]) -> dict[str, Any]:
+    """Return rates, paired ratios and means per engine step."""
+    found: dict[str, Any] = {}
+    for form in forms:
+        mine = [turn[form] for turn in rounds if form in turn]
+        if mine:
+            found[f"{form}_tokens_per_s"] = report.spread([r["tokens_per_s"] for r in mine], 0)
+        for figure in ("running_per_step", "tokens_per_step", "cpu_s"):
+            values = [run[figure] for run in mine if figure in run]
+            if values:
+                found[f"{form}_{figure}"] = report.spread(values, 2)
+    for over in ("queue", "classes"):
+        for base in ("offline", "all", "bare"):
+            ratios = [
+                turn[over]["tokens_per_s"] / turn[base]["tokens_per_s"]
+                for turn in rounds
+                if over in turn and base in turn
+            ]
+            if ratios:
+                found[f"{over}_to_{base}"] = interval(ratios)
+    return found
+
+
+def swept(rounds: Sequence[dict[str, dict[str, Any]]]) -> dict[str, Any]:
+    """Return tokens/s by look-ahead, each over the median of its round, and full steps."""
+    found: dict[str, Any] = {}
+    for ahead in rounds[0] if rounds else ():
+        runs = [(turn[ahead], turn.values()) for turn in rounds if ahead in turn]
+        found[ahead] = {
+            "to_round": report.spread([
+                mine["tokens_per_s"] / statistics.median(one["tokens_per_s"] for one in turn)
+                for mine, turn in runs
+            ], 4),
+            "running_per_step": report.spread([r.get("running_per_step", 0) for r, _ in runs], 2),
+            "steps_without_waiting": report.spread(
+                [r.get("steps_without_waiting", 0) for r, _ in runs], 4
+            ),
+        }  # fmt: skip
+    return found
+
+
+@contextmanager
+def started(chosen: argparse.Namespace, forms: Sequence[str]) -> Iterator[Bench]:
+    """Start Redis and both engines at once; compile caches apart, so that they do not meet."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="warmq-gpu-")))
+        server = stack.enter_context(RedisServer(folder))
+        model = chosen.model or workload.write_model(folder / f"llama-{chosen.shape}", chosen.shape)
+        options = engine_of(chosen)
+        peers: dict[str, Peer] = {}
+        if "offline" in forms:
+            cache = os.environ.get("VLLM_CACHE_ROOT", str(folder / "cache")) + "-offline"
+            command = [sys.executable, str(HERE / "offline.py"), "ADDRESS"]
+            engine = json.dumps({"model": str(model), "disable_log_stats": True} | options)
+            peers["offline"] = Peer("offline", folder, [*command, engine], {
+                "VLLM_CACHE_ROOT": cache,
+            })  # fmt: skip
+        path = [str(HERE), str(HERE.parent), str(ROOT), os.environ.get("PYTHONPATH", "")]
+        peers["worker"] = Peer(
+            "worker", folder, [*procfile_command(), "--include=inside"], {
+                "WARMQ_REDIS_URL": server.url, "WARMQ_MODEL": str(model),
+                "WARMQ_ENGINE_ARGS": as_options(options),
+                "PYTHONPATH": os.pathsep.join(path).rstrip(os.pathsep),
+            },
+        )  # fmt: skip
+        for peer in peers.values():
+            stack.callback(peer.stop)
+        for peer in peers.values():
+            peer.wait_ready()
+        yield Bench(server, peers, chosen.requests)
+
+
+def engine_of(chosen: argparse.Namespace) -> dict[str, Any]:
+    """Return the engines' arguments; the KV cache is given, as two engines share the memory."""
+    given = {"kv_cache_memory_bytes": int(chosen.kv_gib * GIB)}
+    extra = json.loads(chosen.engine)
+    return ENGINE | {"max_num_seqs": chosen.max_num_seqs} | given | extra
+
+
+def accelerator() -> str:
+    """Return the GPU's name and driver, as nvidia-smi has them."""
+    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    with suppress(OSError):
+        done = subprocess.run(query, capture_output=True, text=True, check=False)
+        return done.stdout.strip()
+    return ""
+
+
+def main() -> None:
+    """Measure; write what there is after every round."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--shape", choices=sorted(workload.SHAPES), default="8b")
+    parser.add_argument("--model", type=Path, help="a model folder instead of --shape")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--forms", default="offline,bare,queue")
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--look-aheads", default="", help="swept after the rounds, e.g. 0,16,64")
+    parser.add_argument("--sweeps", type=int, default=2)
+    parser.add_argument("--requests", type=int, default=1000)
+    parser.add_argument("--max-num-seqs", type=int, default=256)
+    parser.add_argument("--kv-gib", type=float, default=40, help="KV cache of each engine")
+    parser.add_argument("--engine", default="{}", help="more engine arguments, as JSON")
+    parser.add_argument("--seconds", type=float, default=1e9, help="begin no round after so many")
+    parser.add_argument("--commit", help="where the checkout has no git")
+    chosen = parser.parse_args()
+    begin = time.monotonic()
+    forms = chosen.forms.split(",")
+    aheads = [int(word) for word in chosen.look_aheads.split(",") if word]
+    rounds: list[dict[str, dict[str, Any]]] = []
+    sweeps: list[dict[str, dict[str, Any]]] = []
+
+    def late() -> bool:
+        return time.monotonic() - begin > chosen.seconds
+
+    def save() -> None:
+        data["reached"], data["look_ahead"] = reached(rounds, forms), swept(sweeps)
+        chosen.out.write_text(report.as_text(data))
+
+    with started(chosen, forms) as bench:
+        machine = report.machine() | {"accelerator": accelerator()}
+        data: dict[str, Any] = {
+            "part": chosen.out.stem,
+            "machine": machine | ({"commit": chosen.commit} if chosen.commit else {}),
+            "shape": chosen.model.name if chosen.model else chosen.shape,
+            "engine": engine_of(chosen), "requests": chosen.requests, "tokens": bench.tokens,
+            "ready_s": round(time.monotonic() - begin, 1),
+            "limit": bench.peers["worker"].ask(do="size", look_ahead=None),
+            "rounds": rounds, "sweeps": sweeps,
+        }  # fmt: skip
+        print("ready after", data["ready_s"], "s;", data["limit"], flush=True)
+        data["warm_up"] = [bench.time(form) for form in forms]
+        for number in range(chosen.rounds):
+            if late():
+                break
+            turn = number % len(forms)
+            rounds.append({form: bench.time(form) for form in forms[turn:] + forms[:turn]})
+            save()
+        for number in range(chosen.sweeps if aheads else 0):
+            if late():
+                break
+            found: dict[str, dict[str, Any]] = {}
+            for ahead in aheads if number % 2 == 0 else aheads[::-1]:
+                bench.peers["worker"].ask(do="size", look_ahead=ahead)
+                found[str(ahead)] = bench.time("queue")
+            sweeps.append(found)
+            save()
+        save()
+    print(json.dumps(data["reached"] | {"look_ahead": data["look_ahead"]}, indent=None))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""`make bench`: measures warmq and writes tests/bench/results/<part>.json.
+
+    run.py [throughput|overhead|latency|submit|results|all] [--quick] [--model FOLDER]
+    run.py --write-docs      put the figures into docs/performance.md
+
+Each part can run alone. `all` runs every part in a process of its own, so that
+no part's memory or threads are in another's figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
+
+PARTS = ("overhead", "latency", "submit", "results", "throughput")
+
+
+def run_part(part: str, *, quick: bool, model: Path) -> None:
+    """Run one part here."""
+    if part == "throughput":
+        import throughput
+
+        throughput.run(quick, model)
+    elif part == "overhead":
+        import overhead
+
+        overhead.run(quick)
+    elif part == "latency":
+        import latency
+
+        latency.run(quick)
+    elif part == "submit":
+        import submission
+
+        submission.run(quick)
+    else:
+        import collection
+
+        collection.run(quick)
+
+
+def main() -> int:
+    """Parse the command line and run; return the exit status."""
+    from demo.stack import MODEL
+
+    parser = argparse.ArgumentParser(description="measure warmq on this machine")
+    parser.add_argument("part", nargs="?", default="all", choices=[*PARTS, "all"])
+    parser.add_argument("--quick", action="store_true", help="few and short repeats, a look only")
+    parser.add_argument("--model", type=Path, default=MODEL, help="model of `throughput`")
+    parser.add_argument(
+        "--write-docs", action="store_true", help="write docs/performance.md's tables, run nothing"
+    )
+    chosen = parser.parse_args()
+    if chosen.write_docs:
+        import tables
+
+        tables.write()
+        return 0
+    if chosen.part != "all":
+        run_part(chosen.part, quick=chosen.quick, model=chosen.model)
+        return 0
+    status = 0
+    for part in PARTS:
+        print(f"== {part} (load {os.getloadavg()[0]:.1f}) ==", flush=True)
+        command = [sys.executable, __file__, part, "--model", str(chosen.model)]
+        done = subprocess.run([*command, *(["--quick"] if chosen.quick else [])], check=False)
+        status = status or done.returncode
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,145 @@
+"""Writes the tables of docs/performance.md from tests/bench/results/*.json."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import report
+
+PAGE = report.ROOT / "docs" / "performance.md"
+BEGIN, END = "<!-- figures: written by `run.py --write-docs` -->", "<!-- end of figures -->"
+
+#: What is shown: part, figure, its name, unit, whether more is better, what limits it.
+ROWS: tuple[tuple[str, str, str, str, str], ...] = (
+    ("throughput", "queue_to_bare", "tokens/s through the queue ÷ bare engine", "",
+     "CPU of this process on two cores that the engine needs too"),
+    ("throughput", "classes_to_bare", "of that: serving classes without the queue ÷ bare", "",
+     "vLLM's request, serving and response classes"),
+    ("throughput", "bare_tokens_per_s", "bare engine, tokens/s", "", "the model on this CPU"),
+    ("throughput", "bare_cpu_us_per_request", "bare, front-end CPU per request", " µs", ""),
+    ("throughput", "classes_cpu_us_per_request", "classes, front-end CPU per request", " µs", ""),
+    ("throughput", "queue_cpu_us_per_request", "queue, front-end CPU per request", " µs", ""),
+    ("overhead", "occupancy_64", "slots full under a backlog, N = 64", "", "nothing of note"),
+    ("overhead", "occupancy_256", "slots full under a backlog, N = 256", "",
+     "the loop's own delay"),
+    ("overhead", "ceiling_per_s", "requests/s with a zero-latency engine", "",
+     "one core of Python in the drain's loop"),
+    ("overhead", "worker_us_per_request", "worker CPU per request, N = 256 at 1,200/s", " µs",
+     "a third each: socket writes, the simulated engine itself (next row)"),
+    ("overhead", "engine_alone_us_per_request", "of that: the simulated engine alone", " µs", ""),
+    ("overhead", "ceiling_worker_us_per_request", "worker CPU per request at the ceiling", " µs",
+     "groups of hundreds share a POP and a DONE"),
+    ("overhead", "redis_us_per_request", "Redis CPU per request, N = 256", " µs",
+     "commands inside the scripts; append-only file on"),
+    ("overhead", "scripts_per_request", "round trips (scripts) per request, N = 256", "",
+     "3 ms linger before a DONE"),
+    ("overhead", "commands_per_request", "Redis commands per request, inside scripts", "", ""),
+    ("latency", "wake_ms_p50", "idle: sent → worker has it, p50", " ms", "BLMOVE, then POP"),
+    ("latency", "wake_ms_p99", "idle: sent → worker has it, p99", " ms", "the scheduler"),
+    ("latency", "answer_ms_p50", "idle: sent → result read, whole worker, p50", " ms",
+     "three round trips"),
+    ("latency", "commit_idle_ms_p50", "idle: engine finished → result in Redis, p50", " ms",
+     "one round trip"),
+    ("latency", "commit_64_ms_p50", "the same under a backlog, N = 64, p50", " ms", "3 ms linger"),
+    ("latency", "commit_256_ms_p50", "the same under a backlog, N = 256, p50", " ms",
+     "3 ms linger"),
+    ("latency", "commit_256_ms_p99", "the same under a backlog, N = 256, p99", " ms", ""),
+    ("latency", "overtake_256_ms_p50", "priority 0 overtakes a backlog, N = 256, p50", " ms",
+     "waits until half the look-ahead is free"),
+    ("submit", "lines_per_s_100k", "`producer submit`, lines/s with its start", "",
+     "one core of Python; ENQUEUE runs beside it"),
+    ("submit", "lines_per_s_100k_after_start", "the same without the command's start", "", ""),
+    ("submit", "lines_per_s_1m", "1,000,000 lines, lines/s", "",
+     "above 200,000 ids, SQLite finds the doubled ones"),
+    ("submit", "parse_line_us", "`parse_line` alone", " µs", "orjson and msgspec"),
+    ("submit", "peak_mb_100k", "producer's peak memory, 100,000 lines", " MB", "imports"),
+    ("submit", "peak_mb_1m", "producer's peak memory, 1,000,000 lines", " MB",
+     "200,000 ids in memory, SQLite's cache"),
+    ("results", "input_lines_per_s", "`producer results`, lines/s, input order", "",
+     "decode, rebuild, encode each line"),
+    ("results", "completion_lines_per_s", "the same in order of completion", "", ""),
+    ("results", "completion_peak_mb", "its peak memory", " MB", ""),
+)  # fmt: skip
+
+#: Figures where less is better; a bar is a ceiling there.
+LESS = ("us", "ms", "mb")
+LOOK_AHEAD = "look_ahead_"
+
+
+def _less_is_better(figure: str) -> bool:
+    return any(f"_{unit}_" in f"_{figure}_" for unit in LESS)
+
+
+def _plain(value: object, unit: str) -> str:
+    if not isinstance(value, int | float):
+        return str(value or "")
+    return (f"{value:,}" if value >= 1000 else f"{value:g}") + unit
+
+
+def _row(row: tuple[str, str, str, str, str], found: dict[str, Any]) -> str:
+    _, figure, name, unit, limit = row
+    reached = report.shown(found["reached"].get(figure), unit)
+    bar = found["bars"].get(figure)
+    shown_bar = ""
+    if bar is not None:
+        shown_bar = ("≤ " if _less_is_better(figure) else "≥ ") + _plain(bar, unit)
+        median = found["reached"].get(figure, {}).get("median")
+        if median is not None and (median > bar if _less_is_better(figure) else median < bar):
+            reached += " **missed**"
+    expected = _plain(found["expected"].get(figure), unit)
+    return f"| {name} | {shown_bar} | {expected} | {reached} | {limit} |"
+
+
+def main_table(parts: dict[str, dict[str, Any]]) -> list[str]:
+    """Return the table of figures against bars and predictions."""
+    lines = [
+        "| what | bar | expected | reached: median (least to greatest, repeats) | what limits it |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    return lines + [_row(row, parts[row[0]]) for row in ROWS if row[0] in parts]
+
+
+def look_ahead_table(found: dict[str, Any]) -> list[str]:
+    """Return tokens/s by look-ahead, over the median of the round."""
+    lines = ["| look-ahead | tokens/s ÷ median of its round |", "| --- | --- |"]
+    for figure, value in found["reached"].items():
+        if figure.startswith(LOOK_AHEAD):
+            ahead = figure.removeprefix(LOOK_AHEAD).partition("_")[0]
+            lines.append(f"| {ahead} | {report.shown(value)} |")
+    return lines
+
+
+def provenance(parts: dict[str, dict[str, Any]]) -> list[str]:
+    """Return what was measured when, on what, and how busy the machine was."""
+    machine = next(iter(parts.values()))["machine"]
+    named = {k: v for found in parts.values() for k, v in found["machine"]["versions"].items()}
+    versions = ", ".join(f"{name} {version}" for name, version in named.items())
+    lines = [
+        f"{machine['cores']} cores of {machine['cpu']} (virtual), {machine['memory_gib']} GiB, "
+        f"Python {machine['python']}; {versions}.",
+        "",
+        "| part | date | commit | load average while it ran |",
+        "| --- | --- | --- | --- |",
+    ]
+    for part, found in parts.items():
+        loads = [load[0] for load in found["load_average"]]
+        quick = ", quick run" if found["quick"] else ""
+        lines.append(
+            f"| {part}{quick} | {found['machine']['date'][:16]} | {found['machine']['commit']} "
+            f"| {min(loads)} to {max(loads)} |"
+        )
+    return lines
+
+
+def write() -> None:
+    """Replace the figures in docs/performance.md by those of the latest results."""
+    loaded = {part: report.load(part) for part in dict.fromkeys(row[0] for row in ROWS)}
+    parts = {part: found for part, found in loaded.items() if found is not None}
+    lines = [*main_table(parts), ""]
+    if "throughput" in parts:
+        lines += [*look_ahead_table(parts["throughput"]), ""]
+    lines += provenance(parts)
+    text = PAGE.read_text()
+    head, _, rest = text.partition(BEGIN)
+    _, _, tail = rest.partition(END)
+    PAGE.write_text(f"{head}{BEGIN}\n\n" + "\n".join(lines) + f"\n\n{END}{tail}")

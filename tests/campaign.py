@@ -1,0 +1,222 @@
+"""The randomised fault campaign: faults drawn by a seed and done to a queue at work; a verdict."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import campaign_faults
+import psutil
+from lessee import chat
+from observer import read_writes
+from settled import assert_batch_settled, leftovers
+from stage import Stage
+from support import producer_command, producer_env, write_lines
+
+from contract import keys
+from contract.results import outcome_of
+from demo.stack import Worker, eventually
+
+
+@dataclass
+class Report:
+    """What a campaign did and found."""
+
+    seed: int
+    engine: str
+    requests: int = 0
+    batches: int = 0
+    faults: Counter[str] = field(default_factory=Counter)
+    computations: int = 0
+    computed_again: int = 0
+    deliveries: int = 0
+    commits: int = 0
+    poisons: int = 0
+    #: Requests that were blamed for deaths that others had caused, run again by `dead retry`.
+    blamed_innocents: int = 0
+    engine_deaths: int = 0
+    lost: int = 0
+    committed_twice: int = 0
+    seconds: float = 0
+
+    def text(self) -> str:
+        """Return it as JSON for people."""
+        return json.dumps(vars(self) | {"faults": dict(sorted(self.faults.items()))}, indent=2)
+
+
+class Campaign:
+    """Keeps workers and a queue going while faults are done to them."""
+
+    simulated = True
+    workers_wanted = 3
+    #: A queue that long keeps every worker busy through the next fault.
+    waiting = 400
+    #: Nothing may take longer than this between two signs of progress: it would be a hang.
+    hang_s = 90.0
+    #: Most progress between two faults.
+    step = 180
+
+    def __init__(self, on: Stage, seed: int, faults: int, requests: int) -> None:
+        self.on = on
+        self.random = random.Random(seed)
+        self.report = Report(seed, "simulated")
+        self.workers: list[Worker] = []
+        self._faults = faults
+        self._requests = requests
+        self.failing: dict[str, dict[str, str]] = {}
+        self.may_compute_again = 0
+
+    # -- what faults use ------------------------------------------------------------
+
+    def add_worker(self) -> Worker:
+        """Start one more worker."""
+        worker = self.on.worker(
+            simulated_process=True, simulated_latency_s=0.15, stall_timeout_s=2, drain_timeout_s=5
+        )
+        self.workers.append(worker)
+        return worker
+
+    def replace(self, worker: Worker) -> None:
+        """Put a new worker in the place of one that ended."""
+        self.workers.remove(worker)
+        self.add_worker()
+
+    def victim(self) -> Worker:
+        """Return a worker that has something in flight."""
+
+        def busy() -> Worker | None:
+            found = [w for w in self.workers if self.on.announced(w).get("in_flight", 0)
+                     and self.on.announced(w)["state"] == "ready"]  # fmt: skip
+            return self.random.choice(found) if found else None
+
+        return eventually(busy, self.hang_s, "a worker at work")
+
+    def engine_parts(self, worker: Worker) -> list[psutil.Process]:
+        """Return the processes of a worker's engine, EngineCore or its stand-in first."""
+        return [self.on.engine_process(worker)]
+
+    def progress(self) -> int:
+        """Return a number that grows with the work done."""
+        return self.on.computed().starts.total()
+
+    def new_batch(self) -> tuple[str, list[dict[str, Any]]]:
+        """Make up a batch: mostly good requests, some that fail, seldom a poison."""
+        batch_id = f"b{self.report.batches}"
+        count = self.random.randint(60, 500)
+        bodies = [chat(f"question {n} of {batch_id}") for n in range(count)]
+        failing = self.failing[batch_id] = {}
+        for n in range(count):
+            if self.random.random() < 0.01:
+                bodies[n]["user"], failing[f"c{n + 1}"] = "simulate:fail=0.1", "request_failed"
+        if self.random.random() < 0.15:
+            n = self.random.randrange(count)
+            bodies[n]["user"], failing[f"c{n + 1}"] = "simulate:die", "poison"
+        self.report.poisons += list(failing.values()).count("poison")
+        self.on.bodies[batch_id] = {f"c{n}": body for n, body in enumerate(bodies, 1)}
+        self.report.batches += 1
+        self.report.requests += count
+        return batch_id, bodies
+
+    def submit_command(self, batch_id: str, bodies: list[dict[str, Any]]) -> tuple[list[str], Any]:
+        """Return the real command that submits a batch, and its environment."""
+        file = self.on.folder / f"{batch_id}.jsonl"
+        if not file.exists():
+            write_lines(file, ({"custom_id": f"c{n}", "url": "/v1/chat/completions",
+                                "method": "POST", "body": body}
+                               for n, body in enumerate(bodies, 1)))  # fmt: skip
+        command = producer_command("submit", file, "--batch-id", batch_id)
+        return command, producer_env(self.on.server.url)
+
+    # -- the run --------------------------------------------------------------------
+
+    def run(self) -> Report:
+        """Do all faults, let everything end, and judge."""
+        began = time.monotonic()
+        kinds = campaign_faults.kinds(simulated=self.simulated)
+        for _ in range(self.workers_wanted):
+            self.add_worker()
+        deck: list[str] = []
+        while self.report.faults.total() < self._faults or self.report.requests < self._requests:
+            self._feed()
+            self._advance()
+            if self.report.faults.total() < self._faults:
+                # Drawn like cards, so that each kind has its turn.
+                deck = deck or self.random.sample(sorted(kinds), len(kinds))
+                kind = deck.pop()
+                self.may_compute_again += kinds[kind](self)
+                self.report.faults[kind] += 1
+        for number in range(self.report.batches):
+            self._finish(f"b{number}")
+        self._retry_innocents()
+        for worker in self.workers:
+            assert worker.stop() == 0, worker.log_path
+        self._judge()
+        self.report.seconds = round(time.monotonic() - began, 1)
+        return self.report
+
+    def _feed(self) -> None:
+        """Keep the queue filled."""
+        while sum(self.on.store.queue_lengths(keys.DEFAULT_QUEUE).values()) < self.waiting:
+            batch_id, bodies = self.new_batch()
+            self.on.submit(bodies, batch_id)
+
+    def _advance(self) -> None:
+        """Let some more work begin: the next fault's moment."""
+        target = self.progress() + self.random.randint(1, self.step)
+        eventually(lambda: self.progress() >= target, self.hang_s, f"progress to {target}")
+
+    def _finish(self, batch_id: str) -> None:
+        last, since = -1, time.monotonic()
+        while True:
+            batch = self.on.store.batch(batch_id)
+            assert batch is not None
+            if batch.finished:
+                return
+            if batch.terminal != last:
+                last, since = batch.terminal, time.monotonic()
+            assert time.monotonic() - since < self.hang_s, f"{batch_id} hangs at {last}"
+            time.sleep(0.1)
+
+    def _retry_innocents(self) -> None:
+        """Requests that were alone in an engine when somebody else killed it get another go."""
+        letters = []
+        for letter in self.on.store.dead_letters():
+            headers = json.loads(letter["message"])["headers"]["warmq"]
+            if headers["custom_id"] not in self.failing[headers["batch"]]:
+                letters.append((letter["id"], headers["batch"]))
+        self.report.blamed_innocents = len(letters)
+        if letters:
+            assert self.on.store.retry_dead([number for number, _ in letters]) == len(letters)
+        for _, batch_id in letters:
+            self._finish(batch_id)
+
+    # -- the verdict ------------------------------------------------------------------
+
+    def _judge(self) -> None:
+        report, on = self.report, self.on
+        logs = [w.log_path.read_text() for w in on.workers]
+        report.engine_deaths = sum(log.count("engine died:") for log in logs)
+        for batch_id, failing in self.failing.items():
+            assert_batch_settled(on.store, batch_id, on.bodies[batch_id], failed=failing,
+                                 simulated=self.simulated)  # fmt: skip
+        ids = {rid for batch_id in self.failing for rid in on.ids(batch_id)}
+        writes = read_writes(on.server.folder)
+        report.commits = sum(writes.commits.values())
+        report.deliveries = sum(writes.leased.values())
+        report.lost = sum(raw is None for raw in on.store.results(list(ids)))
+        report.committed_twice = len(writes.changed)
+        assert writes.changed == []
+        assert writes.usurped == []
+        assert set(writes.commits) == ids
+        assert report.commits == len(ids) + report.blamed_innocents
+        assert leftovers(on.store) == {}
+        if self.simulated:
+            computed = on.computed()
+            report.computations, report.computed_again = computed.starts.total(), computed.again
+            assert computed.again <= self.may_compute_again + 16 * report.engine_deaths
+        outcomes = Counter(outcome_of(json.loads(raw)) for raw in on.store.results(list(ids)))
+        assert outcomes["failed"] == sum(len(failing) for failing in self.failing.values())

@@ -1,0 +1,73 @@
+"""The campaign with vLLM: fewer faults and requests, and processes that must not stay behind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psutil
+from campaign import Campaign
+from lessee import chat
+from stage import Stage
+
+from demo.stack import Worker, eventually
+
+
+class RealCampaign(Campaign):
+    """Two workers with vLLM and the shipped model."""
+
+    simulated = False
+    workers_wanted = 2
+    waiting = 60
+    hang_s = 240.0
+    step = 40
+
+    def __init__(self, on: Stage, seed: int, faults: int, requests: int) -> None:
+        super().__init__(on, seed, faults, requests)
+        self.report.engine = "vllm"
+        self.seen: set[psutil.Process] = set()
+
+    def add_worker(self) -> Worker:
+        """Start one more worker."""
+        worker = self.on.real_worker(drain_timeout_s=10)
+        self.workers.append(worker)
+        return worker
+
+    def victim(self) -> Worker:
+        """Return a worker that has something in flight; remember its engine's processes."""
+        worker = super().victim()
+        self.seen.update(psutil.Process(worker.pid).children(recursive=True))
+        return worker
+
+    def engine_parts(self, worker: Worker) -> list[psutil.Process]:
+        """Return EngineCore and its workers."""
+        titles = ("VLLM::EngineCore", "VLLM::Worker")
+        found = {p.cmdline()[0]: p for p in psutil.Process(worker.pid).children(recursive=True)
+                 if p.cmdline()}  # fmt: skip
+        return [p for title in titles for name, p in found.items() if name.startswith(title)]
+
+    def progress(self) -> int:
+        """Return how many requests have ended."""
+        batches = (self.on.store.batch(f"b{n}") for n in range(self.report.batches))
+        return sum(batch.terminal for batch in batches if batch is not None)
+
+    def new_batch(self) -> tuple[str, list[dict[str, Any]]]:
+        """Make up a batch of answers of some length."""
+        batch_id = f"b{self.report.batches}"
+        count = self.random.randint(30, 90)
+        bodies = [chat(f"Count to {n}", max_tokens=self.random.randint(20, 250), ignore_eos=True)
+                  for n in range(count)]  # fmt: skip
+        self.failing[batch_id] = {}
+        self.on.bodies[batch_id] = {f"c{n}": body for n, body in enumerate(bodies, 1)}
+        self.report.batches += 1
+        self.report.requests += count
+        return batch_id, bodies
+
+    def _judge(self) -> None:
+        super()._judge()
+        left: list[psutil.Process] = []
+
+        def orphans() -> bool:
+            left[:] = [p for p in self.seen if p.is_running() and p.status() != "zombie"]
+            return not left
+
+        eventually(orphans, 15, f"no engine process stays: {left}", 0.1)

@@ -1,0 +1,46 @@
+"""Fixtures that all tests share: a private Redis, emptied for each test."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+
+import pytest
+import redis
+
+from contract.store import BatchStore
+from demo.stack import RedisServer
+
+RESULT_TTL_MS = 60_000
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell starts background commands with Ctrl-C ignored, and children inherit that:
+    # the processes under test would be deaf to the SIGINT that tests send them.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """Return a private redis-server for this test run; tests must not stop it."""
+    with RedisServer(tmp_path_factory.mktemp("redis"), "--appendonly", "no") as server:
+        yield server
+
+
+@pytest.fixture
+def redis_client(redis_server: RedisServer) -> Iterator[redis.Redis]:
+    """Return a client of the private Redis, which is empty."""
+    with redis_server.client() as client:
+        client.flushall()
+        yield client
+
+
+@pytest.fixture
+def redis_url(redis_server: RedisServer, redis_client: redis.Redis) -> str:
+    """Return the URL of the private Redis, which is empty."""
+    return redis_server.url
+
+
+@pytest.fixture
+def store(redis_client: redis.Redis) -> BatchStore:
+    """Return the producer's store in the private Redis, which is empty."""
+    return BatchStore(redis_client, ttl_ms=RESULT_TTL_MS)

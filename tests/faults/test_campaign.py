@@ -1,0 +1,23 @@
+"""The short form of the randomised campaign; `make faults-full` runs the long one."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+import pytest
+from campaign import Campaign
+from stage import stage
+
+#: WARMQ_TEST_SEED=N runs the second campaign with the seed that a failed one printed.
+SEED = int(os.environ.get("WARMQ_TEST_SEED") or secrets.randbelow(2**31))
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("seed", [3, pytest.param(SEED, id=f"random_seed_{SEED}")])
+def test_random_faults_lose_nothing_and_commit_nothing_twice(tmp_path: Path, seed: int) -> None:
+    with stage(tmp_path, "--appendfsync", "always") as on:
+        report = Campaign(on, seed, faults=18, requests=3_000).run()
+    assert report.faults.total() == 18
+    assert (report.lost, report.committed_twice) == (0, 0)

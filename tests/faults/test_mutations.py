@@ -1,0 +1,139 @@
+"""What guards the promise is needed: without it the observers see the promise broken.
+
+Each scenario runs twice: with the code as it is, and with workers that run a copy whose
+Lua lacks one guard. The first must pass, the second must fail.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from lessee import chat
+from observer import read_writes
+from stage import Stage, stage
+
+from contract import keys
+from demo.stack import ROOT, Worker, eventually
+
+Mutation = tuple[str, str, str]
+#: File, the guard, and what stands there without it.
+NX: Mutation = ("common.lua", "redis.call('SET', RESULT .. id, meta, 'NX')",
+                "redis.call('SET', RESULT .. id, meta)")  # fmt: skip
+OWNED: Mutation = ("done.lua", "redis.call('ZREM', 'warmq:leases', lease) == 1",
+                   "(redis.call('ZREM', 'warmq:leases', lease) == 1 or true)")  # fmt: skip
+GRACE: Mutation = ("sweep.lua", "hold = now + lease_ms end", "hold = 0 end")
+
+
+class BrokenPromise(AssertionError):
+    """An observer saw what must not be."""
+
+
+def root_with(folder: Path, mutation: Mutation) -> Path:
+    """Return a folder with the worker as it is and a contract that lacks one guard."""
+    name, guard, without = mutation
+    root = folder / "mutant"
+    root.mkdir()
+    (root / "worker").symlink_to(ROOT / "worker")
+    shutil.copytree(ROOT / "contract", root / "contract")
+    script = root / "contract" / "lua" / name
+    text = script.read_text()
+    assert text.count(guard) == 1, f"{name} no longer has {guard}"
+    script.write_text(text.replace(guard, without))
+    return root
+
+
+def judge(on: Stage) -> None:
+    """Raise BrokenPromise if a result changed or was written by the wrong worker."""
+    writes = read_writes(on.server.folder)
+    if writes.changed or writes.usurped:
+        raise BrokenPromise(f"changed {len(writes.changed)}, usurped {len(writes.usurped)}")
+
+
+def swept_while_paused(on: Stage, paused: Worker) -> Iterator[None]:
+    """Stop a worker until another one runs what it held; let it go on when resumed."""
+    held = on.computed().began_on(paused.pid)
+    lease_hash = keys.worker_key(on.id_of(paused))
+    os.kill(paused.pid, signal.SIGSTOP)
+    eventually(lambda: not on.store.redis.exists(lease_hash), 20, "its leases were swept")
+    eventually(lambda: any(on.computed().starts[rid] > 1 for rid in held), 20, "begun elsewhere")
+    yield
+    os.kill(paused.pid, signal.SIGCONT)
+
+
+def two_answers_to_one_request(on: Stage, root: Path) -> None:
+    """A worker is stopped with results almost there; another one answers; it goes on."""
+    paused = on.worker(root=root)
+    on.ready(paused)
+    on.submit([chat(f"q{n}", user="simulate:sleep=2") for n in range(16)])
+    on.running(16)
+    other = on.worker(root=root)
+    for _ in swept_while_paused(on, paused):
+        on.finish()
+    # A later request through both: then the first one has told all that it knew
+    eventually(lambda: on.computed().ends.total() >= 32, 20, "both have answered")
+    assert [paused.stop(), other.stop()] == [0, 0]
+    judge(on)
+
+
+def a_failure_from_a_worker_without_the_lease(on: Stage, root: Path) -> None:
+    """The stopped worker's attempt fails after its lease has gone to one that succeeds."""
+    paused = on.worker(root=root, simulated_fate="simulate:fail=2")
+    on.ready(paused)
+    on.submit(16)
+    on.running(16)
+    other = on.worker(root=root, simulated_fate="simulate:sleep=2")
+    for _ in swept_while_paused(on, paused):
+        pass
+    on.finish()
+    assert [paused.stop(), other.stop()] == [0, 0]
+    judge(on)
+    batch = on.store.batch("b1")
+    assert batch is not None
+    if batch.number("failed"):
+        raise BrokenPromise(f"{batch.number('failed')} failed")
+
+
+def living_workers_over_a_pause_of_redis(on: Stage, root: Path) -> None:
+    """Redis stands still for longer than the lease: nobody died, nothing may run again."""
+    workers = [on.worker(root=root) for _ in range(3)]
+    on.ready(*workers)
+    on.submit([chat(f"q{n}", user="simulate:sleep=4.5") for n in range(48)])
+    on.running(48)
+    server = on.server.process
+    assert server is not None
+    server.send_signal(signal.SIGSTOP)
+    until = time.monotonic() + 3
+    eventually(lambda: time.monotonic() > until, what="longer than the lease")
+    server.send_signal(signal.SIGCONT)
+    on.finish()
+    assert [w.stop() for w in workers] == [0, 0, 0]
+    judge(on)
+    if on.computed().again:
+        raise BrokenPromise(f"{on.computed().again} computed again")
+
+
+SCENARIOS = [
+    pytest.param(two_answers_to_one_request, NX, id="NX"),
+    pytest.param(a_failure_from_a_worker_without_the_lease, OWNED, id="lease_of_a_failure"),
+    pytest.param(living_workers_over_a_pause_of_redis, GRACE, id="grace_of_the_sweeper"),
+]
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(("scenario", "mutation"), SCENARIOS)
+def test_without_one_guard_the_promise_is_seen_to_break(
+    tmp_path: Path, scenario: Callable[[Stage, Path], None], mutation: Mutation
+) -> None:
+    with stage(tmp_path) as on:
+        scenario(on, ROOT)
+        on.settled()
+    mutant = tmp_path / "without"
+    mutant.mkdir()
+    with stage(mutant) as on, pytest.raises(BrokenPromise):
+        scenario(on, root_with(mutant, mutation))

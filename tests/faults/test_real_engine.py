@@ -1,0 +1,119 @@
+"""The same with vLLM itself: what only its processes can show."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import psutil
+import pytest
+from lessee import chat
+from stage import Stage, stage
+
+from contract import keys
+from demo.stack import MODEL, Worker, eventually
+
+READY_S = 150
+
+
+def engine_part(worker: Worker, title: str) -> psutil.Process:
+    """Return the process with that title among the worker's descendants."""
+
+    def look() -> psutil.Process | None:
+        for process in psutil.Process(worker.pid).children(recursive=True):
+            try:
+                if process.cmdline() and title in process.cmdline()[0]:
+                    return process
+            except psutil.Error:
+                continue
+        return None
+
+    return eventually(look, 20, title)
+
+
+def gone(process: psutil.Process) -> bool:
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def recovered(on: Stage, worker: Worker, deaths: int) -> None:
+    """Wait until the engine was rebuilt so many times."""
+    eventually(lambda: worker.log_path.read_text().count("engine ready in") == deaths + 1, READY_S)
+    on.ready(worker)
+
+
+def in_flight(on: Stage, worker: Worker) -> None:
+    eventually(lambda: on.announced(worker).get("in_flight", 0) >= 32, 30, "in flight")
+
+
+@pytest.mark.timeout(600)
+def test_a_hung_vllm_is_killed_and_rebuilt_and_leaves_no_orphan(tmp_path: Path) -> None:
+    with stage(tmp_path) as on:
+        worker = on.real_worker()
+        on.ready(worker, timeout_s=READY_S)
+        bodies = [chat(f"Count to {n}", max_tokens=300, ignore_eos=True) for n in range(300)]
+        on.submit(bodies)
+        in_flight(on, worker)
+        hung = engine_part(worker, "VLLM::EngineCore")
+        hung.suspend()
+        eventually(lambda: on.announced(worker)["state"] == "degraded", 30, "degraded")
+        recovered(on, worker, 1)
+        assert gone(hung)
+        on.finish(timeout_s=120)
+        on.settled(simulated=False)
+        log = worker.log_path.read_text()
+        assert "made no step for 3 s" in log
+        assert "EngineCore was killed by SIGKILL" in log
+
+        # The owner is killed while its engine hangs: SIGTERM would not end that one
+        on.submit(bodies[:64], "b2")
+        in_flight(on, worker)
+        children = psutil.Process(worker.pid).children(recursive=True)
+        assert len(children) >= 2
+        engine_part(worker, "VLLM::EngineCore").suspend()
+        on.kill(worker)
+        eventually(lambda: all(gone(p) for p in children), 10, "no orphans", 0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_deaths_of_vllms_processes_lose_nothing(tmp_path: Path) -> None:
+    with stage(tmp_path) as on:
+        worker = on.real_worker()
+        on.ready(worker, timeout_s=READY_S)
+        on.submit([chat(f"Count to {n}", max_tokens=300, ignore_eos=True) for n in range(400)])
+        for deaths, part in enumerate(("VLLM::EngineCore", "VLLM::Worker"), 1):
+            in_flight(on, worker)
+            engine_part(worker, part).kill()
+            eventually(lambda: on.announced(worker)["state"] == "degraded", 20, "degraded")
+            recovered(on, worker, deaths)
+        on.finish(timeout_s=120)
+        on.settled(simulated=False)
+        log = worker.log_path.read_text()
+        assert "EngineCore was killed by SIGKILL" in log
+        assert "Worker proc VllmWorker-0 died unexpectedly" in log
+        assert worker.stop() == 0
+
+
+@pytest.mark.timeout(600)
+def test_a_worker_that_gives_its_engine_up_says_why_and_exits_with_1(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(MODEL, model)
+    with stage(tmp_path) as on:
+        worker = on.real_worker(model=model, rebuild_tries=1)
+        on.ready(worker, timeout_s=READY_S)
+        (model / "model.safetensors").write_bytes(b"damaged")
+        children = psutil.Process(worker.pid).children(recursive=True)
+        on.submit([chat(f"q{n}", max_tokens=300, ignore_eos=True) for n in range(64)])
+        in_flight(on, worker)
+        engine_part(worker, "VLLM::EngineCore").kill()
+        assert worker.process is not None
+        assert worker.process.wait(READY_S) == 1
+        # The last words name the cause, which vLLM has only told to EngineCore's own log
+        fatal = worker.log_path.read_text().split("the drain ended:")[-1]
+        assert "could not be rebuilt in 1 tries" in fatal
+        assert "SafetensorError" in fatal or "safetensors" in fatal
+        eventually(lambda: all(gone(p) for p in children), 10, "no orphans", 0.1)
+        assert on.store.redis.zcard(keys.LEASES) == 0

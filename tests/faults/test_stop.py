@@ -1,0 +1,105 @@
+"""Stopping with work in flight: exit codes, and how soon another worker goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from lessee import chat
+from stage import Stage, stage
+
+from contract import keys
+from demo.stack import Worker, eventually
+
+
+def loaded(on: Stage, seconds: float, **settings: object) -> Worker:
+    """Return a worker with its 16 slots full of requests that take so long."""
+    worker = on.worker(**settings)
+    on.ready(worker)
+    on.submit([chat(f"q{n}", user=f"simulate:sleep={seconds}") for n in range(30)])
+    on.running(16)
+    return worker
+
+
+def send(on: Stage, worker: Worker, signals: Sequence[int]) -> int:
+    """Send signals one after the other and return the exit code."""
+    for number, sig in enumerate(signals):
+        if number:
+            eventually(lambda: on.announced(worker).get("state") == "draining", 5, "draining")
+        os.kill(worker.pid, sig)
+    assert worker.process is not None
+    return worker.process.wait(15)
+
+
+# Exit code 1 of SIGINT is Celery's own rule.
+@pytest.mark.parametrize(
+    ("signals", "code"),
+    [
+        ([signal.SIGTERM], 0),
+        ([signal.SIGINT], 1),
+        ([signal.SIGTERM, signal.SIGTERM], 0),
+        ([signal.SIGQUIT], 0),
+    ],
+    ids=["SIGTERM", "SIGINT", "SIGTERM_twice", "SIGQUIT"],
+)
+def test_another_worker_has_the_rest_within_a_second_of_the_exit(
+    tmp_path: Path, signals: Sequence[int], code: int
+) -> None:
+    with stage(tmp_path) as on:
+        # The other one has room, but a lease of a minute: nothing comes back by sweeping
+        second = on.worker(lease_s=60, simulated_slots=32)
+        on.ready(second)
+        os.kill(second.pid, signal.SIGSTOP)  # it must not take the work that is for the first
+        first = loaded(on, 3, lease_s=60)
+        os.kill(second.pid, signal.SIGCONT)
+        assert send(on, first, signals) == code
+        left = time.monotonic()
+        assert on.store.redis.hlen(keys.worker_key(on.id_of(first))) == 0
+        rest = {rid for rid in on.ids() if on.store.results([rid])[0] is None}
+        eventually(lambda: rest <= on.computed().began_on(second.pid), 5, "the rest runs")
+        assert time.monotonic() - left <= 1
+        on.finish()
+        hurried = len(signals) > 1 or signals[0] == signal.SIGQUIT
+        assert on.computed().again == (16 if hurried else 0)
+        assert on.store.redis.hlen(keys.DEATHS) == 0
+        assert second.stop() == 0
+        on.settled()
+
+
+def test_what_does_not_finish_in_the_drain_timeout_is_handed_back(tmp_path: Path) -> None:
+    with stage(tmp_path) as on:
+        first = loaded(on, 6, lease_s=60, drain_timeout_s=1)
+        began = time.monotonic()
+        assert send(on, first, [signal.SIGTERM]) == 0
+        assert time.monotonic() - began <= 1 + 3
+        second = on.worker(lease_s=60, simulated_slots=32)
+        on.running(16 + 30)
+        assert on.store.redis.hlen(keys.DEATHS) == 0
+        on.finish()
+        assert second.stop() == 0
+        on.settled()
+
+
+def test_stopping_while_the_engine_is_built_or_rebuilt_takes_nothing_along(tmp_path: Path) -> None:
+    with stage(tmp_path) as on:
+        on.submit(60)
+        starting = on.worker(simulated_process=True, simulated_build_s=3)
+        eventually(lambda: on.announced(starting), 20, "it sweeps")
+        assert send(on, starting, [signal.SIGTERM]) == 0
+        assert on.computed().starts.total() == 0
+
+        degraded = on.worker(simulated_process=True, simulated_build_s=2)
+        on.running(16)
+        on.engine_process(degraded).kill()
+        eventually(lambda: on.announced(degraded)["state"] == "degraded", 5, "degraded")
+        assert send(on, degraded, [signal.SIGTERM]) == 0
+        assert on.store.redis.zcard(keys.LEASES) == 0
+
+        last = on.worker()
+        on.finish()
+        assert last.stop() == 0
+        on.settled()

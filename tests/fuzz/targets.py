@@ -1,0 +1,82 @@
+"""What the fuzzer calls with its bytes; anything but a clear refusal is a finding."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+
+import orjson
+
+from contract.errors import CODES, RequestRejected
+from contract.keys import request_id
+from contract.message import MessageWriter, read_body, read_delivery
+from contract.results import failure_meta, result_line, success_meta
+from contract.schema import parse_line
+from producer.reader import chunks
+from worker.serve import failed, read_request
+from worker.settings import WorkerSettings
+
+_SEED = "00" * 32
+_WRITER = MessageWriter("b", 1, "warmq", 6, 2.5)
+_SETTINGS = WorkerSettings(engine="simulated", served_model_name="m")
+
+
+def refused(error: RequestRejected) -> None:
+    """Check that a refusal is one that a person can use and a terminal can show."""
+    assert error.code in CODES, error.code
+    assert len(error.message) < 1000
+    assert error.message.isprintable()
+
+
+def lines(data: bytes) -> None:
+    """An input file: cut into lines, each a request that survives its message, or refused."""
+    for chunk in chunks(io.BufferedReader(io.BytesIO(data)), _SEED, 5000):
+        for number, raw in chunk.lines:
+            try:
+                request = parse_line(raw)
+            except RequestRejected as error:
+                refused(error)
+                meta = failure_meta("id", error, custom_id=error.custom_id, line=number)
+                assert result_line("id", "c", number, meta).failed
+                continue
+            rid = request_id("b", request.custom_id or "")
+            message = _WRITER.write(rid, request.custom_id, number, request.url, request.body)
+            delivery = read_delivery("w/1", message)
+            assert (delivery.request_id, delivery.custom_id) == (rid, request.custom_id)
+            assert (delivery.line, delivery.deadline) == (number, 2.5)
+            assert orjson.dumps(read_body(delivery)) == request.body
+
+
+def messages(data: bytes) -> None:
+    """A message in the queue: read and checked as the worker does, to a readable ending."""
+    try:
+        delivery = read_delivery("w/1", data)
+    except RequestRejected as error:
+        assert error.message
+        return
+    if not isinstance(delivery.request_id, str):
+        return  # POP lets only usable ids through
+    try:
+        read_request(delivery, _SETTINGS)
+    except RequestRejected as error:
+        refused(error)
+        meta = failed(delivery, error).meta
+    else:
+        meta = success_meta(delivery, b"{}", {})
+    stored = orjson.loads(meta)
+    assert stored["task_id"] == delivery.request_id
+    result_line(delivery.request_id, "c", 1, meta)
+
+
+def bodies(data: bytes) -> None:
+    """The content of a message whose envelope is right."""
+    envelope = _ENVELOPE | {"body": data.decode(errors="replace")}
+    messages(orjson.dumps(envelope))
+
+
+_ENVELOPE = orjson.loads(_WRITER.write("id", "c", 1, "/v1/completions", b"{}"))
+TARGETS: dict[str, Callable[[bytes], None]] = {
+    "lines": lines,
+    "messages": messages,
+    "bodies": bodies,
+}

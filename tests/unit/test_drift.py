@@ -1,0 +1,95 @@
+"""The contract against the installed vLLM: field names, and the names the adapter relies on."""
+
+from __future__ import annotations
+
+import pytest
+
+from contract.body import CHAT_URL, COMPLETION_URL, field_names
+from contract.settings import SettingsError
+from worker.settings import WorkerSettings
+
+pytestmark = pytest.mark.timeout(180)  # importing vLLM takes seconds
+
+#: Fields of vLLM's requests that a queued body may not have, and why.
+LEFT_OUT = {
+    "stream": "a batch has no open connection (`false` is tolerated)",
+    "stream_options": "a batch has no open connection",
+    "stream_interval": "a batch has no open connection",
+    "request_id": "warmq derives it, so that it is the same on every delivery",
+}
+
+
+@pytest.mark.parametrize("url", [CHAT_URL, COMPLETION_URL])
+def test_our_field_names_are_vllms(url: str) -> None:
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+    from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+
+    theirs = set(
+        {CHAT_URL: ChatCompletionRequest, COMPLETION_URL: CompletionRequest}[url].model_fields
+    )
+    ours = field_names(url)
+    assert ours - theirs == set(), "vLLM does not know these (any more)"
+    assert theirs - ours == set(LEFT_OUT), "new in vLLM: add them, or say here why not"
+
+
+def test_what_the_adapter_relies_on_is_there() -> None:
+    import inspect
+
+    from vllm import AsyncLLMEngine
+    from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
+    from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+    from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
+    from vllm.v1.metrics.loggers import StatLoggerBase
+
+    import worker.engine.vllm  # noqa: F401 - its imports are most of what it relies on
+
+    assert "stat_loggers" in inspect.signature(AsyncLLMEngine.from_engine_args).parameters
+    assert {"record", "log_engine_initialized"} <= StatLoggerBase.__abstractmethods__
+    assert inspect.iscoroutinefunction(OpenAIServingChat.create_chat_completion)
+    assert inspect.iscoroutinefunction(OpenAIServingCompletion.create_completion)
+    assert isinstance(AsyncLLMEngine.errored, property)
+    assert callable(AsyncLLMEngine.shutdown)
+    assert callable(CompletionRequest.build_tok_params)
+    # If this is no longer 16, vLLM has given up OpenAI's old default; so may our adapter.
+    assert CompletionRequest(prompt="x").max_tokens == 16
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        ("--no-such-option", "unrecognized arguments: --no-such-option"),
+        ("--max-num-seqs many", "argument --max-num-seqs"),
+        ("--dtype float13", "argument --dtype: invalid choice"),
+        ("--max-num-seqs", "expected one argument"),
+    ],
+)
+def test_a_wrong_engine_option_is_a_settings_error_in_vllms_words(words: str, part: str) -> None:
+    from worker.engine.vllm import parse_engine_args
+
+    settings = WorkerSettings(model="models/tiny", engine_args=words)
+    with pytest.raises(SettingsError) as caught:
+        parse_engine_args(settings)
+    assert caught.value.message.startswith("WARMQ_ENGINE_ARGS: ")
+    assert part in caught.value.message
+
+
+@pytest.mark.parametrize("words", ["--max-num-seqs '7", '--served-model-name "x'])
+def test_unbalanced_quotes_in_engine_options_are_a_settings_error(words: str) -> None:
+    from worker.engine.vllm import parse_engine_args
+
+    with pytest.raises(SettingsError, match="WARMQ_ENGINE_ARGS: No closing quotation"):
+        parse_engine_args(WorkerSettings(model="models/tiny", engine_args=words))
+
+
+def test_engine_options_are_vllms_own() -> None:
+    from worker.engine.vllm import parse_engine_args
+
+    words = (
+        "--max-num-seqs 7 --dtype float32 --enforce-eager --override-generation-config '{\"a\": 1}'"
+    )
+    settings = WorkerSettings(model="models/tiny", engine_args=words, served_model_name="x")
+    args = parse_engine_args(settings)
+    assert (args.max_num_seqs, args.dtype, args.enforce_eager) == (7, "float32", True)
+    assert args.override_generation_config == {"a": 1}
+    assert (args.model, args.served_model_name) == ("models/tiny", ["x"])
+    assert not args.trust_remote_code

@@ -1,0 +1,95 @@
+"""Names that several files must agree on: keys, error codes, scripts."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from pathlib import Path
+
+from contract import keys
+from contract.errors import CODES, RequestFailed, RequestRejected
+from contract.scripts import source
+from demo.stack import ROOT
+
+LUA = sorted((ROOT / "contract" / "lua").glob("*.lua"))
+PYTHON = sorted(path for side in ("contract", "worker", "producer")
+                for path in (ROOT / side).rglob("*.py"))  # fmt: skip
+
+
+def table() -> str:
+    assert keys.__doc__ is not None
+    return keys.__doc__
+
+
+def test_the_key_table_names_every_constant() -> None:
+    texts = [v for name, v in vars(keys).items() if name.isupper() and isinstance(v, str)]
+    named = [text for text in texts if text.startswith("warmq:")]
+    assert named
+    assert not [value for value in named if f"`{value}`" not in table()]
+    assert f"`{keys.result_key('<id>')}`" in table()
+    assert f"`{keys.worker_key('<worker>')}`" in table()
+    for part in ("", "index", "finished", "failed"):
+        assert f"`{keys.batch_key('<id>', part)}`" in table()
+
+
+def test_the_key_table_and_the_architecture_name_every_key_of_the_scripts() -> None:
+    text = "".join(path.read_text() for path in LUA)
+    code = re.sub(r"--.*", "", text)
+    used = set(re.findall(r"'(warmq:[a-z_:-]+?):?'", code))
+    assert {"warmq:leases", "warmq:dead", "warmq:worker", "warmq:batch"} <= used
+    documentation = (ROOT / "docs" / "architecture.md").read_text()
+    for name in used:
+        assert f"`{name}" in table(), name
+        assert name in documentation, name
+
+
+def test_every_script_tells_what_it_touches_and_returns() -> None:
+    for path in LUA:
+        if path.stem == "common":
+            continue
+        text = source(path.stem)
+        assert text.startswith("-- Shared by every script")
+        own = path.read_text()
+        for word in ("-- ARGV:", "-- Touches:", "-- Returns:"):
+            assert word in own, (path.name, word)
+        touched = {name for name in re.findall(r"'(warmq:[a-z_-]+)'", re.sub(r"--.*", "", own))}
+        header = "".join(line for line in own.splitlines() if line.startswith("--"))
+        for name in touched:
+            assert name.removeprefix("warmq:") in header, (path.name, name)
+
+
+def raised(path: Path) -> set[str]:
+    """Return the codes that a file's rejections and failures name."""
+    return set(re.findall(r"\bcode=\"([a-z_]+)\"", path.read_text()))
+
+
+def test_every_code_an_error_line_can_carry_is_listed() -> None:
+    used = {RequestRejected.code, RequestFailed.code}.union(*map(raised, PYTHON))
+    scripts = "".join(path.read_text() for path in LUA)
+    used |= set(re.findall(r"'(?:Request\w+)', 'null', '([a-z_]+)'", scripts))
+    used |= set(re.findall(r"code, text = '([a-z_]+)'", scripts))
+    assert {"poison", "invalid_json", "expired", "cancelled"} <= used
+    assert used <= set(CODES)
+    assert all(meaning for meaning in CODES.values())
+
+
+def test_the_glossary_lists_every_code() -> None:
+    documentation = "".join(path.read_text() for path in (ROOT / "docs").glob("*.md"))
+    assert not [code for code in CODES if f"`{code}`" not in documentation]
+
+
+def test_request_ids_are_uuid5_and_never_meet() -> None:
+    namespace = uuid.uuid5(uuid.NAMESPACE_DNS, keys.TASK_NAME)
+    assert keys.request_id("b1", "c1") == str(uuid.uuid5(namespace, "b1\0id\0c1"))
+    assert keys.line_request_id("b1", 7) == str(uuid.uuid5(namespace, "b1\0line\x007"))
+    assert keys.request_id("b1", "7") != keys.line_request_id("b1", 7)
+
+
+def test_priorities_go_to_kombus_lists() -> None:
+    from kombu.transport.redis import Channel
+
+    assert Channel.priority_steps == list(keys.PRIORITY_STEPS)
+    assert Channel.sep == keys.PRIORITY_SEPARATOR
+    assert [keys.priority_list("q", p) for p in range(10)] == (
+        ["q"] * 3 + ["q\x06\x163"] * 3 + ["q\x06\x166"] * 3 + ["q\x06\x169"]
+    )

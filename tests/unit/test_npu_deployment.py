@@ -1,0 +1,34 @@
+"""The NPU's compose file and Kubernetes manifest: what a schema cannot check."""
+
+from __future__ import annotations
+
+import yaml
+
+from demo.stack import ROOT, procfile_command
+from worker.rbln_start import RBLN_KILL_GRACE_S
+
+COMPOSE = yaml.safe_load((ROOT / "compose" / "compose.npu.yaml").read_text())
+DEPLOYMENT = yaml.safe_load((ROOT / "compose" / "kubernetes" / "worker-npu.yaml").read_text())
+WORKERS = [COMPOSE["services"][name] for name in ("worker-0", "worker-by-hand")]
+
+
+def test_an_engine_is_never_killed_before_its_grace_is_over() -> None:
+    pod = DEPLOYMENT["spec"]["template"]["spec"]
+    for worker in WORKERS:
+        drain_s = float(worker["environment"]["WARMQ_DRAIN_TIMEOUT_S"])
+        assert int(worker["stop_grace_period"].removesuffix("s")) > drain_s + RBLN_KILL_GRACE_S
+        assert pod["terminationGracePeriodSeconds"] > drain_s + RBLN_KILL_GRACE_S
+
+
+def test_workers_are_started_as_the_procfile_says_and_without_privileges() -> None:
+    for worker in WORKERS:
+        assert worker["command"].split()[1:] == procfile_command()[1:]
+        assert "privileged" not in worker
+    assert WORKERS[0]["devices"] == ["rebellions.ai/npu=0"]
+    assert {d.split(":")[0] for d in WORKERS[1]["devices"]} == {"/dev/rbln0", "/dev/rsd0"}
+
+
+def test_a_pod_asks_for_a_card_and_frees_it_before_the_next_one_starts() -> None:
+    container = DEPLOYMENT["spec"]["template"]["spec"]["containers"][0]
+    assert container["resources"]["limits"] == {"rebellions.ai/ATOM": "1"}
+    assert DEPLOYMENT["spec"]["strategy"] == {"type": "Recreate"}

@@ -1,0 +1,69 @@
+"""The options of `submit`: overrides, batch ids, what makes two submissions equal."""
+
+from __future__ import annotations
+
+import pytest
+
+from producer.options import BadOption, Submission, parse_overrides
+
+
+def submission(**changes) -> Submission:
+    return Submission(**({"batch_id": "b1", "queue": "warmq", "priority": 6} | changes))
+
+
+def test_a_value_is_json_where_it_parses_and_text_where_it_does_not():
+    assert parse_overrides(("max_tokens=256", "stop=END", "stop_token_ids=[1, 2]", "user=7")) == {
+        "max_tokens": 256,
+        "stop": "END",
+        "stop_token_ids": [1, 2],
+        "user": "7",  # 7 parses as JSON, but a user is a text
+    }
+
+
+@pytest.mark.parametrize(
+    ("pair", "problem"),
+    [
+        ("max_tokens", "write name=value"),
+        ("max_tokens=0", r"field max_tokens: Expected `int` >= 1; give a whole number"),
+        ("max_tokens=many", "field max_tokens: Expected"),
+        ("max_token=5", "did you mean max_tokens?"),
+        ("temperature=NaN", "field temperature"),
+        ("stream=true", "unknown to"),
+        ("=5", "unknown to"),
+    ],
+)
+def test_a_wrong_override_is_a_usage_error_that_says_why(pair: str, problem: str):
+    with pytest.raises(BadOption, match=problem.replace("?", r"\?")):
+        parse_overrides((pair,))
+
+
+@pytest.mark.parametrize("batch_id", ["", "a b", "../x", "a:index", "-x", "ä", "x" * 129, "a\n"])
+def test_batch_ids_that_could_break_a_key_or_a_shell_are_refused(batch_id: str):
+    with pytest.raises(BadOption, match="--batch-id"):
+        submission(batch_id=batch_id).check()
+
+
+@pytest.mark.parametrize("batch_id", ["a", "batch_1", "2026-01-01.eval", "x" * 128])
+def test_ordinary_batch_ids_are_taken(batch_id: str):
+    submission(batch_id=batch_id).check()
+
+
+def test_control_characters_in_a_model_name_are_refused():
+    with pytest.raises(BadOption, match="--model"):
+        submission(queue="warmq.a\x06\x163", model="a\x06\x163").check()
+
+
+def test_every_option_that_shapes_a_message_changes_the_seed():
+    base = submission()
+    others = [
+        submission(queue="warmq.x"),
+        submission(priority=3),
+        submission(overrides={"max_tokens": 1}),
+        submission(overrides={"max_tokens": 2}),
+    ]
+    assert len({s.seed for s in [base, *others]}) == 5
+    assert submission(batch_id="b2").seed == base.seed
+    assert (
+        submission(overrides={"n": 1, "seed": 2}).seed
+        == submission(overrides={"seed": 2, "n": 1}).seed
+    )

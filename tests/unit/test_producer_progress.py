@@ -1,0 +1,76 @@
+"""Progress text: rates, time left, plain lines."""
+
+from __future__ import annotations
+
+import pytest
+
+from contract.batch import Batch
+from producer import progress
+from producer.progress import Meter, Rates, clock_text, describe
+
+
+def batch(**counters: int) -> Batch:
+    fields = {"created_at": "1000", "sealed": "1"} | {k: str(v) for k, v in counters.items()}
+    return Batch("b1", fields)
+
+
+def test_rates_are_means_over_the_last_half_minute():
+    now = 0.0
+    rates = Rates(clock=lambda: now)
+    assert rates.add(0, 0) == (0, 0)
+    now = 10.0
+    assert rates.add(100, 1000) == (10, 100)
+    now = 40.0
+    assert rates.add(100, 1000) == (0, 0)  # what happened before 10.0 no longer counts
+
+
+def test_a_retry_that_takes_results_back_gives_no_negative_rate():
+    now = 0.0
+    rates = Rates(clock=lambda: now)
+    rates.add(100, 1000)
+    now = 1.0
+    assert rates.add(50, 1000) == (0, 0)
+
+
+def test_a_running_batch_is_told_with_rate_failures_and_time_left():
+    text = describe(batch(total=500, completed=100, failed=2), 20.0, 400.4)
+    assert text == "102/500 done, 2 failed, 20.0 requests/s, 400 tokens/s, ETA 0:00:20"
+
+
+def test_no_time_is_promised_where_nothing_moves():
+    assert "ETA" not in describe(batch(total=500), 0.0, 0.0)
+
+
+def test_a_batch_still_being_submitted_says_so():
+    unsealed = Batch("b1", {"created_at": "1", "total": "10", "cursor": "10"})
+    assert "still being submitted (10 lines read)" in describe(unsealed, 5.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.4, "0:00:00"), (59.6, "0:01:00"), (3725, "1:02:05")]
+)
+def test_durations_read_like_a_clock(seconds: float, text: str):
+    assert clock_text(seconds) == text
+
+
+def test_without_a_terminal_lines_come_at_intervals_on_stderr(capsys, monkeypatch):
+    now = 0.0
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    with Meter("b1", 10) as meter:
+        meter.update(1, "1 done")
+        now = 5.0
+        meter.update(2, "2 done")
+        meter.update(3, "3 done")
+    captured = capsys.readouterr()
+    assert captured.err == "b1: 2 done\n"
+    assert captured.out == ""
+
+
+def test_on_a_terminal_a_bar_is_drawn_on_stderr(capsys, monkeypatch):
+    monkeypatch.setattr(progress.sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    with Meter("b1", 10) as meter:
+        meter.update(5, "5/10 done [x]")
+    captured = capsys.readouterr()
+    assert "5/10 done [x]" in captured.err
+    assert captured.out == ""

@@ -1,0 +1,102 @@
+"""Results: Celery's meta as stored, OpenAI's line as users read it."""
+
+from __future__ import annotations
+
+import orjson
+import pytest
+from celery import Celery
+from celery.exceptions import TaskRevokedError
+from lessee import celery_message
+
+from contract.errors import CODES, RequestFailed, RequestRejected
+from contract.message import read_delivery
+from contract.results import failure_meta, outcome_of, result_line, success_meta
+
+BODY = {"object": "chat.completion", "choices": [], "usage": {"total_tokens": 5}}
+
+
+def success() -> bytes:
+    """Return a stored success of line 7 of batch b1."""
+    ours = {"batch": "b1", "created": "5", "custom_id": "c7", "line": 7}
+    delivery = read_delivery("w/1", celery_message("t0", warmq=ours))
+    return success_meta(delivery, orjson.dumps(BODY), {"engine_s": 1.5, "attempts": 2})
+
+
+def test_a_success_is_celerys_meta_with_one_field_of_ours() -> None:
+    meta = orjson.loads(success())
+    date = meta.pop("date_done")
+    assert "T" in date
+    assert meta == {
+        "status": "SUCCESS", "result": BODY, "traceback": None, "children": [], "task_id": "t0",
+        "warmq": {
+            "batch": "b1", "custom_id": "c7", "line": 7, "error": None,
+            "timing": {"engine_s": 1.5, "attempts": 2},
+        },
+    }  # fmt: skip
+
+
+def decoded(raw: bytes) -> BaseException:
+    """Return the exception that a stock client's backend makes of a meta."""
+    backend = Celery("x", backend="cache+memory://", set_as_current=False).backend
+    meta = backend.meta_from_decoded(orjson.loads(raw))
+    assert isinstance(meta["result"], BaseException)
+    return meta["result"]
+
+
+def test_a_stock_client_gets_an_exception_with_the_text() -> None:
+    error = decoded(failure_meta("t0", RequestRejected("field n: too big", field="n")))
+    assert type(error).__name__ == "RequestRejected"
+    assert str(error) == "field n: too big"
+    revoked = decoded(failure_meta("t0", RequestFailed("why", code="cancelled"), revoked=True))
+    assert isinstance(revoked, TaskRevokedError)
+    assert str(revoked) == "why"
+
+
+@pytest.mark.parametrize(
+    ("raw", "outcome"),
+    [
+        (success(), "completed"),
+        (failure_meta("t0", RequestFailed("x")), "failed"),
+        (failure_meta("t0", RequestFailed("x", code="cancelled"), revoked=True), "cancelled"),
+        (failure_meta("t0", RequestFailed("x", code="expired"), revoked=True), "expired"),
+        (b'{"status":"FAILURE","result":null}', "failed"),
+    ],
+)
+def test_the_outcome_is_the_counter_it_belongs_to(raw: bytes, outcome: str) -> None:
+    assert outcome_of(orjson.loads(raw)) == outcome
+
+
+def test_a_success_becomes_openais_output_line() -> None:
+    line = result_line("t0", "c7", 7, success())
+    assert (line.failed, line.outcome, line.usage) == (False, "completed", {"total_tokens": 5})
+    assert orjson.loads(line.json) == {
+        "id": "batch_req_t0", "custom_id": "c7", "error": None,
+        "response": {"status_code": 200, "request_id": "t0", "body": BODY},
+        "warmq": {"line": 7, "timing": {"engine_s": 1.5, "attempts": 2}},
+    }  # fmt: skip
+
+
+def test_a_failure_becomes_an_error_line_with_code_line_and_field() -> None:
+    raw = failure_meta("t0", RequestRejected("bad", field="body.n"), custom_id="c7", line=7)
+    line = result_line("t0", "c7", 7, raw)
+    assert (line.failed, line.outcome) == (True, "failed")
+    out = orjson.loads(line.json)
+    assert out["response"] is None
+    assert out["error"] == {
+        "line": 7, "code": "invalid_request", "message": "bad", "param": "body.n",
+    }  # fmt: skip
+
+
+def test_a_lost_result_becomes_an_error_line_that_says_so() -> None:
+    line = result_line("t0", "c7", 7, None)
+    error = orjson.loads(line.json)["error"]
+    assert line.failed
+    assert error["code"] == "result_expired"
+    assert error["code"] in CODES
+
+
+def test_a_result_that_stock_celery_wrote_is_shown_too() -> None:
+    raw = b'{"status":"FAILURE","result":{"exc_type":"X","exc_message":["y"]},"task_id":"t0"}'
+    error = orjson.loads(result_line("t0", "c7", 7, raw).json)["error"]
+    assert error["code"] == "request_failed"
+    assert "y" in error["message"]

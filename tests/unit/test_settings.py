@@ -1,0 +1,110 @@
+"""Settings: where they come from, and what a wrong one says."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from contract.settings import Settings, SettingsError, load
+from worker.settings import WorkerSettings
+
+BAD = {
+    "redis_url": ("http://localhost", "must start with one of redis://"),
+    "result_ttl_s": ("0", "default 604800"),
+    "high_water": ("1.5", "share of Redis' maxmemory"),
+    "max_line_bytes": ("-1", "longest input line"),
+    "engine": ("gpu", "'vllm' or 'simulated'"),
+    "default_max_tokens": ("0", "never unlimited"),
+    "look_ahead": ("-1", "requests held above max_num_seqs"),
+    "max_in_flight": ("none", "valid integer"),
+    "lease_s": ("1", "default 60"),
+    "max_deaths": ("0", "engine deaths after which"),
+    "drain_timeout_s": ("-5", "how long SIGTERM waits"),
+    "stall_timeout_s": ("0", "means it hangs"),
+    "rebuild_tries": ("x", "default 3"),
+}
+
+
+@pytest.fixture(autouse=True)
+def nothing_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Run in an empty folder, without any WARMQ_ variable."""
+    for name in os.environ:
+        if name.startswith("WARMQ_"):
+            monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WARMQ_ENGINE", "simulated")
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_wrong_value_names_the_variable_and_the_remedy(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    value, part = BAD[name]
+    monkeypatch.setenv(f"WARMQ_{name.upper()}", value)
+    with pytest.raises(SettingsError) as caught:
+        load(WorkerSettings)
+    assert caught.value.message.startswith(f"WARMQ_{name.upper()}: ")
+    assert part in caught.value.message
+
+
+def test_every_wrong_value_is_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WARMQ_LEASE_S", "soon")
+    monkeypatch.setenv("WARMQ_MAX_DEATHS", "-1")
+    with pytest.raises(SettingsError) as caught:
+        load(WorkerSettings)
+    assert [line.split(":")[0] for line in caught.value.message.splitlines()] == [
+        "WARMQ_LEASE_S", "WARMQ_MAX_DEATHS",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("url", ["redis:/s3cret", "http://:s3cret@host:1/0", "s3cret"])
+def test_no_secret_is_in_a_message_or_a_repr(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    monkeypatch.setenv("WARMQ_REDIS_URL", url)
+    with pytest.raises(SettingsError) as caught:
+        load(Settings)
+    assert "s3cret" not in str(caught.value)
+    assert caught.value.__cause__ is None
+    monkeypatch.setenv("WARMQ_REDIS_URL", "redis://user:s3cret@host:1/0")
+    assert "s3cret" not in repr(load(Settings))
+
+
+def test_the_environment_wins_over_dotenv_and_that_over_toml(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "warmq.toml").write_text('queue = "toml"\nlease_s = 11\nmax_deaths = 5\n')
+    (tmp_path / ".env").write_text("WARMQ_QUEUE=dotenv\nWARMQ_LEASE_S=22\nOTHER=1\n")
+    monkeypatch.setenv("WARMQ_QUEUE", "environment")
+    settings = load(WorkerSettings)
+    assert (settings.queue, settings.lease_s, settings.max_deaths) == ("environment", 22, 5)
+
+
+def test_another_toml_file_can_be_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "other.toml").write_text("lease_s = 33\n")
+    monkeypatch.setenv("WARMQ_CONFIG", str(tmp_path / "other.toml"))
+    assert load(WorkerSettings).lease_s == 33
+
+
+def test_an_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WARMQ_MODEL", "")
+    monkeypatch.setenv("WARMQ_LOOK_AHEAD", "")
+    settings = load(WorkerSettings)
+    assert (settings.model, settings.look_ahead) == (None, None)
+
+
+def test_the_real_engine_needs_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WARMQ_ENGINE", "vllm")
+    with pytest.raises(SettingsError, match="WARMQ_MODEL: name the model's folder"):
+        load(WorkerSettings)
+
+
+def test_the_served_name_chooses_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert load(WorkerSettings).queue_to_drain == "warmq"
+    monkeypatch.setenv("WARMQ_SERVED_MODEL_NAME", "tiny")
+    assert load(WorkerSettings).queue_to_drain == "warmq.tiny"
+
+
+def test_settings_cannot_be_changed() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        load(Settings).queue = "other"  # type: ignore[misc]
