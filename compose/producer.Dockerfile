@@ -1,0 +1,19 @@
+# The command line `producer`: no engine, so a small image. Built from the project's root.
+FROM python:3.11-slim-trixie
+
+WORKDIR /app
+ENV PATH=/app/.venv/bin:$PATH PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1
+
+COPY scripts/setup scripts/setup
+COPY requirements requirements
+RUN scripts/setup base
+
+COPY pyproject.toml LICENSE ./
+COPY contract contract
+COPY producer producer
+RUN scripts/setup base build
+
+RUN useradd --create-home warmq
+USER warmq
+WORKDIR /data
+ENTRYPOINT ["producer"]

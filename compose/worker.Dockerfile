@@ -1,0 +1,28 @@
+# The worker with vLLM's CPU build. Built from the project's root: see compose.yaml.
+# Debian 13 (trixie), because vLLM's own wheel wants glibc 2.39.
+FROM python:3.11-slim-trixie
+
+# libnuma1: vLLM's CPU kernels link to it.
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends libnuma1 \
+    && rm -rf /var/lib/apt/lists/*
+
+WORKDIR /app
+ENV PATH=/app/.venv/bin:$PATH PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1
+
+# The locked packages first: they change seldom and are most of the image.
+COPY scripts/setup scripts/setup
+COPY requirements requirements
+RUN scripts/setup base engine
+
+COPY pyproject.toml LICENSE ./
+COPY contract contract
+COPY worker worker
+RUN scripts/setup base build
+
+# No root, and nothing fetched from or reported to anybody at run time.
+RUN useradd --create-home warmq
+USER warmq
+# TORCHDYNAMO_DISABLE: vLLM's CPU sampler would be compiled at its first use, and there is no compiler.
+ENV HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 TORCHDYNAMO_DISABLE=1
+CMD ["celery", "-A", "worker.app", "worker", "--pool=solo", "--without-gossip", "--without-mingle", "--loglevel=INFO"]
