@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -89,6 +92,19 @@ class Stack:
             return self.stats(queue).get("state") == "ready"
 
         eventually(look, READY_S, f"{worker.log_path} is ready", every_s=0.3)
+
+
+@contextmanager
+def frozen(worker: Worker) -> Iterator[None]:
+    """Stop the worker and its engine while commands run that take longer to start than it to work.
+
+    What happens inside happens between two steps of the engine, however slow the machine is.
+    """
+    os.killpg(worker.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.killpg(worker.pid, signal.SIGCONT)
 
 
 def asked(question: Question, chat: bool, **fields: Any) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,14 @@ from real_stack import (
     Stack,
     asked,
     chat_messages,
+    frozen,
     listed_questions,
     read_jsonl,
     text_of,
     write_jsonl,
 )
 
+from contract import keys
 from demo.stack import Worker, eventually
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.usefixtures("worker")]
@@ -114,72 +115,87 @@ def test_a_submit_that_was_killed_is_resumed_and_runs_nothing_twice(
 
 
 def test_results_are_followed_while_the_batch_runs(stack: Stack, tmp_path: Path) -> None:
-    lines = [line(f"q{n}", long_body(n, 200)) for n in range(150)]
-    source = write_jsonl(tmp_path / "in.jsonl", lines)
-    assert stack.producer("submit", source, "--batch-id", "followed").returncode == 0
-    seen_running = 0
+    lines = [line(f"q{n}", long_body(n, 8)) for n in range(600)]
+    source = write_jsonl(tmp_path / "in.jsonl", lines).read_bytes().splitlines(keepends=True)
+    # Given a submit whose input pauses after its first chunk of 500 lines
     with subprocess.Popen(
-        stack.command("results", "followed", "--follow", "--order", "completion", "-o", "-"),
-        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=stack.environment(),
-    ) as process:  # fmt: skip
-        assert process.stdout is not None
-        results = []
-        for text in process.stdout:
-            results.append(json.loads(text))
-            seen_running += not stack.batch("followed").finished
-    assert process.returncode == 0
-    assert seen_running > 20
-    assert {r["custom_id"] for r in results} == {f"q{n}" for n in range(150)}
+        stack.command("submit", "-", "--batch-id", "followed"),
+        stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        env=stack.environment(),
+    ) as submit:  # fmt: skip
+        assert submit.stdin is not None
+        submit.stdin.write(b"".join(source[:550]))
+        submit.stdin.flush()
+        eventually(lambda: stack.store.batch("followed"), 30, "the batch is there")
+        # When somebody follows the results
+        with subprocess.Popen(
+            stack.command("results", "followed", "--follow", "--order", "completion", "-o", "-"),
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=stack.environment(),
+        ) as follow:  # fmt: skip
+            assert follow.stdout is not None
+            # Then those of the first chunk come while the batch is open
+            results = [json.loads(follow.stdout.readline()) for _ in range(500)]
+            assert stack.batch("followed").status == "validating"
+            # And the others after them
+            submit.communicate(b"".join(source[550:]))
+            results += [json.loads(text) for text in follow.stdout]
+    assert (submit.returncode, follow.returncode) == (0, 0)
+    assert sorted(r["custom_id"] for r in results) == sorted(f"q{n}" for n in range(600))
     for result in results:
-        assert result["response"]["body"]["usage"]["completion_tokens"] == 200
+        assert result["response"]["body"]["usage"]["completion_tokens"] == 8
         assert result["response"]["body"]["choices"][0]["finish_reason"] == "length"
 
 
-def test_an_urgent_batch_overtakes_a_long_one(stack: Stack, tmp_path: Path) -> None:
+def ended_at(stack: Stack, batch_id: str) -> list[str]:
+    """Return when each finished request of a batch ended, in ISO 8601, earliest first."""
+    metas = stack.store.results(stack.store.finished_ids(batch_id, 0, 1000))
+    return sorted(json.loads(meta)["date_done"] for meta in metas if meta)
+
+
+def test_an_urgent_batch_overtakes_a_long_one(stack: Stack, worker: Worker, tmp_path: Path) -> None:
     slow = write_jsonl(tmp_path / "s.jsonl", [line(f"s{n}", long_body(n, 300)) for n in range(300)])
     questions = listed_questions(10, seed=4)
     lines = [line(f"f{n}", asked(q, True)) for n, q in enumerate(questions)]
     fast = write_jsonl(tmp_path / "f.jsonl", lines)
-    # Given a submit that waits for its input: a process takes long to start beside a busy engine
-    with subprocess.Popen(
-        stack.command("submit", "-", "--batch-id", "fast", "--priority", "0"),
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-        env=stack.environment(),
-    ) as process:  # fmt: skip
-        assert process.stdin is not None
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"fast\n"
+    # Given a long batch of which the first requests have ended
+    with frozen(worker):
         stack.producer("submit", slow, "--batch-id", "slow", "--priority", "9")
-        eventually(lambda: stack.batch("slow").number("completed") > 0, 30)
-        # When its input comes while the long batch runs
-        process.communicate(fast.read_bytes())
-    # Then it ends first by far
-    eventually(lambda: stack.batch("fast").finished, 30)
-    assert stack.batch("slow").terminal < 200
+    eventually(lambda: stack.batch("slow").number("completed") > 0, 30)
+    # When an urgent one is submitted
+    with frozen(worker):
+        stack.producer("submit", fast, "--batch-id", "fast", "--priority", "0")
+        before = stack.batch("slow").terminal
+    eventually(lambda: stack.batch("fast").finished, 60)
     stack.store.cancel(stack.batch("slow"))
+    # Then only what the engine had already, or got together with it, ended before it
+    *_, last = ended_at(stack, "fast")
+    in_flight = stack.stats()["in_flight_limit"]
+    assert sum(end < last for end in ended_at(stack, "slow")) < before + 2 * in_flight
     out = tmp_path / "out.jsonl"
     assert stack.producer("results", "fast", "-o", out).returncode == 0
     answers = [text_of(r["response"]["body"]) for r in read_jsonl(out)]
     assert answers == [q.answer for q in questions]
 
 
-def test_cancel_frees_the_engine_at_once(stack: Stack, tmp_path: Path) -> None:
+def test_cancel_frees_the_engine(stack: Stack, worker: Worker, tmp_path: Path) -> None:
     # Given every slot generates for a long time, and more of that waits
     lines = [line(f"q{n}", long_body(n, 900)) for n in range(300)]
     source = write_jsonl(tmp_path / "in.jsonl", lines)
-    stack.producer("submit", source, "--batch-id", "doomed")
-    stack.fill()
+    with frozen(worker):
+        stack.producer("submit", source, "--batch-id", "doomed")
+    in_flight = stack.stats()["in_flight_limit"]
+    eventually(lambda: stack.client.zcard(keys.LEASES) == in_flight, 20, "the engine is full")
     # When the batch is cancelled
-    run = stack.producer("cancel", "doomed")
-    assert run.returncode == 0, run.stderr
-    # Then a new question is answered as if nothing else were there
+    with frozen(worker):
+        before = stack.batch("doomed").number("completed")
+        run = stack.producer("cancel", "doomed")
+        assert run.returncode == 0, run.stderr
+    # Then a new question is answered, and the engine has let go of what it was at
     (question,) = listed_questions(1, seed=5)
-    began = time.monotonic()
-    send = stack.app.send_task("warmq.generate", args=[asked(question, True)], queue="warmq")
-    assert text_of(send.get(timeout=20)) == question.answer
-    assert time.monotonic() - began < 2.0
-    # The client hears of its result a moment before the worker hears that it is stored.
-    eventually(lambda: stack.in_flight() == 0, 2, "nothing is in flight")
+    sent = stack.app.send_task("warmq.generate", args=[asked(question, True)], queue="warmq")
+    assert text_of(sent.get(timeout=20)) == question.answer
+    eventually(lambda: stack.in_flight() == 0, 20, "nothing is in flight")
+    assert stack.batch("doomed").number("completed") < before + in_flight
     # And every request of the batch has its ending
     batch = stack.batch("doomed")
     assert (batch.status, batch.terminal) == ("cancelled", 300)
@@ -192,14 +208,16 @@ def test_cancel_frees_the_engine_at_once(stack: Stack, tmp_path: Path) -> None:
 
 
 def test_one_running_request_is_cancelled_and_the_others_are_not(
-    stack: Stack, tmp_path: Path
+    stack: Stack, worker: Worker, tmp_path: Path
 ) -> None:
     lines = [line(f"q{n}", long_body(n, 900)) for n in range(8)]
     source = write_jsonl(tmp_path / "in.jsonl", lines)
-    stack.producer("submit", source, "--batch-id", "partly")
-    eventually(lambda: stack.in_flight() == 8, 20, "all run", 0.05)
-    # Not by the command line: its process may take longer to start than the others to finish.
-    assert stack.store.cancel_request(stack.batch("partly"), "q3") == 1
+    with frozen(worker):
+        stack.producer("submit", source, "--batch-id", "partly")
+    eventually(lambda: stack.client.zcard(keys.LEASES) == 8, 20, "all run")
+    with frozen(worker):
+        cancelled = stack.producer("cancel", "partly", "--request", "q3")
+        assert cancelled.returncode == 0, cancelled.stderr
     eventually(lambda: stack.batch("partly").finished, 30)
     batch = stack.batch("partly")
     assert (batch.number("completed"), batch.number("cancelled")) == (7, 1)

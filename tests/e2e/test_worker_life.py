@@ -13,6 +13,7 @@ from real_stack import (
     Stack,
     asked,
     chat_messages,
+    frozen,
     listed_questions,
     read_jsonl,
     text_of,
@@ -100,11 +101,11 @@ def test_sigterm_leaves_no_process_behind_and_a_second_worker_continues(
         {"messages": chat_messages(q), "max_tokens": 300, "ignore_eos": True} for q in questions
     ]
     source = write_jsonl(tmp_path / "in.jsonl", lines)
-    assert stack.producer(
-        "submit", source, "--batch-id", "moved", "--model", "left"
-    ).returncode == 0  # fmt: skip
-    eventually(lambda: stack.batch("moved").number("completed") > 0, 30)
     first = pair["left"]
+    with frozen(first):
+        run = stack.producer("submit", source, "--batch-id", "moved", "--model", "left")
+        assert run.returncode == 0, run.stderr
+    eventually(lambda: stack.batch("moved").number("completed") > 0, 30)
     processes = family(first)
     assert len(processes) > 1
     # When it is told to stop
