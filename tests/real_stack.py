@@ -74,15 +74,6 @@ class Stack:
         """Return how many requests the worker of a queue holds; -1 if it does not answer."""
         return int(self.stats(queue).get("in_flight", -1))
 
-    def fill(self) -> None:
-        """Wait until the default queue's worker holds as much as it may."""
-
-        def full() -> bool:
-            stats = self.stats()
-            return bool(stats) and stats["in_flight"] == stats["in_flight_limit"] > 0
-
-        eventually(full, 30, "the engine is full", every_s=0.1)
-
     def ready(self, worker: Worker, queue: str = "warmq") -> None:
         """Wait until the engine is ready, but not for a worker that died."""
 

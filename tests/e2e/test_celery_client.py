@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from celery.exceptions import TaskRevokedError
 from celery.result import AsyncResult
-from real_stack import Stack, asked, listed_questions, text_of
+from real_stack import Stack, asked, frozen, listed_questions, text_of
 
-from demo.stack import eventually
+from contract import keys
+from demo.stack import Worker, eventually
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("worker")]
 
@@ -47,18 +48,24 @@ def test_the_stop_tokens_come_from_the_model(stack: Stack) -> None:
     assert text_of(answer) == question.answer
 
 
-def test_task_id_priority_and_expires_are_honoured(stack: Stack) -> None:
+def test_task_id_priority_and_expires_are_honoured(stack: Stack, worker: Worker) -> None:
     (question,) = listed_questions(1, seed=13)
-    busy = [send(stack, asked(question, True, ignore_eos=True, max_tokens=900), priority=3)
-            for _ in range(400)]  # fmt: skip
-    stack.fill()
-    late = send(stack, asked(question, True), priority=9, expires=0.5)
-    too_late = time.monotonic() + 0.7
-    urgent = send(stack, asked(question, True), priority=0, task_id="urgent-1")
+    in_flight = stack.stats()["in_flight_limit"]
+    # Given a full engine, and twice as much behind it
+    with frozen(worker):
+        busy = [send(stack, asked(question, True, ignore_eos=True, max_tokens=400), priority=3)
+                for _ in range(3 * in_flight)]  # fmt: skip
+    eventually(lambda: stack.client.zcard(keys.LEASES) == in_flight, 20, "the engine is full")
+    # When an urgent request comes, and one that waits for longer than it may
+    with frozen(worker):
+        late = send(stack, asked(question, True), priority=9, expires=0.5)
+        too_late = time.monotonic() + 0.7
+        urgent = send(stack, asked(question, True), priority=0, task_id="urgent-1")
+        eventually(lambda: time.monotonic() > too_late, 5, "the deadline has passed")
+    # Then the one overtakes, and the other ends as expired
     assert text_of(urgent.get(timeout=60)) == question.answer
     assert AsyncResult("urgent-1", app=stack.app).state == "SUCCESS"
     assert not all(result.ready() for result in busy)
-    eventually(lambda: time.monotonic() > too_late, 5, "the deadline has passed")
     stack.app.control.revoke([result.id for result in busy])
     with pytest.raises(TaskRevokedError, match="deadline"):
         late.get(timeout=60)
