@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import json
 import random
+import signal
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import campaign_faults
 import psutil
 from lessee import chat
-from observer import read_writes
+from mutations import BrokenPromise
+from observer import Writes, read_writes
 from settled import assert_batch_settled, leftovers
 from stage import Stage
 from support import producer_command, producer_env, write_lines
 
 from contract import keys
 from contract.results import outcome_of
-from demo.stack import Worker, eventually
+from demo.stack import ROOT, Worker, eventually
 
 
 @dataclass
@@ -39,6 +42,8 @@ class Report:
     #: Requests that were blamed for deaths that others had caused, run again by `dead retry`.
     blamed_innocents: int = 0
     engine_deaths: int = 0
+    #: Workers that lost leases although nobody had paused them; a starved machine can do that.
+    robbed: int = 0
     lost: int = 0
     committed_twice: int = 0
     seconds: float = 0
@@ -60,11 +65,16 @@ class Campaign:
     #: Most progress between two faults.
     step = 180
 
-    def __init__(self, on: Stage, seed: int, faults: int, requests: int) -> None:
+    def __init__(
+        self, on: Stage, seed: int, faults: int, requests: int, root: Path = ROOT
+    ) -> None:
         self.on = on
+        self.root = root
         self.random = random.Random(seed)
         self.report = Report(seed, "simulated")
         self.workers: list[Worker] = []
+        #: Workers that a fault kept from renewing their leases.
+        self.paused: list[Worker] = []
         self._faults = faults
         self._requests = requests
         self.failing: dict[str, dict[str, str]] = {}
@@ -75,8 +85,9 @@ class Campaign:
     def add_worker(self) -> Worker:
         """Start one more worker."""
         worker = self.on.worker(
-            simulated_process=True, simulated_latency_s=0.15, stall_timeout_s=2, drain_timeout_s=5
-        )
+            self.root, simulated_process=True, simulated_latency_s=0.15, stall_timeout_s=2,
+            drain_timeout_s=5,
+        )  # fmt: skip
         self.workers.append(worker)
         return worker
 
@@ -111,7 +122,9 @@ class Campaign:
         failing = self.failing[batch_id] = {}
         for n in range(count):
             if self.random.random() < 0.01:
-                bodies[n]["user"], failing[f"c{n + 1}"] = "simulate:fail=0.1", "request_failed"
+                failing[f"c{n + 1}"] = "request_failed"
+                # A long one may well be in flight when its worker is paused.
+                bodies[n]["user"] = self.random.choice(("simulate:fail=0.1", "simulate:fail=2"))
         if self.random.random() < 0.15:
             n = self.random.randrange(count)
             bodies[n]["user"], failing[f"c{n + 1}"] = "simulate:die", "poison"
@@ -133,8 +146,13 @@ class Campaign:
 
     # -- the run --------------------------------------------------------------------
 
-    def run(self) -> Report:
-        """Do all faults, let everything end, and judge."""
+    def run(self, *, look_after_each: bool = False) -> Report:
+        """Do all faults, let everything end, and judge.
+
+        Raises:
+            BrokenPromise: after the first fault that the observers object to, if they are
+                to look after each; it takes long, for they read the whole history.
+        """
         began = time.monotonic()
         kinds = campaign_faults.kinds(simulated=self.simulated)
         for _ in range(self.workers_wanted):
@@ -149,6 +167,8 @@ class Campaign:
                 kind = deck.pop()
                 self.may_compute_again += kinds[kind](self)
                 self.report.faults[kind] += 1
+                if look_after_each and (seen := self.broken()):
+                    raise BrokenPromise(f"after {self.report.faults.total()} faults: {seen}")
         for number in range(self.report.batches):
             self._finish(f"b{number}")
         self._retry_innocents()
@@ -196,6 +216,24 @@ class Campaign:
 
     # -- the verdict ------------------------------------------------------------------
 
+    def broken(self) -> str:
+        """Return what the observers have to object to so far, "" if nothing."""
+        writes = read_writes(self.on.server.folder)
+        seen = {
+            "results changed": len(writes.changed),
+            "failures by a worker without the lease": len(writes.usurped),
+            "workers robbed of their leases": self.robbed(writes),
+        }
+        return ", ".join(f"{count} {what}" for what, count in seen.items() if count)
+
+    def robbed(self, writes: Writes) -> int:
+        """Return how many workers lost leases although nothing kept them from renewing."""
+        able = {
+            str(w.pid) for w in self.on.workers
+            if w not in self.paused and w.process and w.process.poll() != -signal.SIGKILL
+        }  # fmt: skip
+        return sum(worker.split(".")[-2] in able for worker in writes.swept)
+
     def _judge(self) -> None:
         report, on = self.report, self.on
         logs = [w.log_path.read_text() for w in on.workers]
@@ -207,6 +245,7 @@ class Campaign:
         writes = read_writes(on.server.folder)
         report.commits = sum(writes.commits.values())
         report.deliveries = sum(writes.leased.values())
+        report.robbed = self.robbed(writes)
         report.lost = sum(raw is None for raw in on.store.results(list(ids)))
         report.committed_twice = len(writes.changed)
         assert writes.changed == []

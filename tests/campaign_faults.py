@@ -78,6 +78,7 @@ def pause_worker(c: Campaign) -> int:
     """Stop a worker until its leases are gone to others; then it goes on, with results."""
     victim = c.victim()
     held = keys.worker_key(c.on.id_of(victim))
+    c.paused.append(victim)
     os.kill(victim.pid, signal.SIGSTOP)
     try:
         eventually(lambda: not c.on.store.redis.exists(held), 20, "its leases were swept")

@@ -38,6 +38,8 @@ class Writes:
     usurped: list[str] = field(default_factory=list)
     #: How often a lease was given for each request.
     leased: Counter[str] = field(default_factory=Counter)
+    #: How many leases were taken from each worker because they had expired.
+    swept: Counter[str] = field(default_factory=Counter)
 
 
 def commands(folder: Path) -> Iterator[list[bytes]]:
@@ -96,12 +98,12 @@ class _Reader:
         named = {(words[0].upper(), words[1]) for words in script if len(words) > 1}
         # Failures need no lease where Redis itself decides: bad lines and dead letters.
         free = any(key.endswith(b":index") for _, key in named) or (b"HSET", b"warmq:dead") in named
-        owned = {
-            self._request_of.get(lease)
-            for words in script
-            if words[0].upper() == b"ZREM" and words[1] == keys.LEASES.encode()
-            for lease in words[2:]
-        }
+        ended = [lease for words in script
+                 if words[0].upper() == b"ZREM" and words[1] == keys.LEASES.encode()
+                 for lease in words[2:]]  # fmt: skip
+        owned = {self._request_of.get(lease) for lease in ended}
+        if (b"HSET", keys.SWEEP.encode()) in named:
+            self.writes.swept.update(lease.decode().rpartition("/")[0] for lease in ended)
         for words in script:
             self._command(words, owned, free)
 

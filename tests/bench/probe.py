@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import signal
 import statistics
@@ -67,9 +68,11 @@ class TimedLeases(Leases):
         self.committed: dict[str, float] = {}
         self.groups = 0
 
-    async def pop(self, k: int, slots: int, lists: Sequence[str] | None = None) -> Popped:
+    async def pop(
+        self, k: int, slots: int, lists: Sequence[str] | None = None, max_bytes: float = math.inf
+    ) -> Popped:
         """Lease up to k requests and take the time."""
-        popped = await super().pop(k, slots, lists)
+        popped = await super().pop(k, slots, lists, max_bytes)
         if popped.deliveries:
             self.pops.append((time.monotonic(), self.engine.occupied()))
         return popped

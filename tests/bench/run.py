@@ -1,6 +1,6 @@
 """`make bench`: measures warmq and writes tests/bench/results/<part>.json.
 
-    run.py [throughput|overhead|latency|submit|results|all] [--quick] [--model FOLDER]
+    run.py [PART|all] [--quick] [--model FOLDER]
     run.py --write-docs      put the figures into docs/performance.md
 
 Each part can run alone. `all` runs every part in a process of its own, so that
@@ -17,7 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
-PARTS = ("overhead", "latency", "submit", "results", "throughput")
+PARTS = ("overhead", "latency", "submit", "results", "admission", "throughput")
 
 
 def run_part(part: str, *, quick: bool, model: Path) -> None:
@@ -38,6 +38,10 @@ def run_part(part: str, *, quick: bool, model: Path) -> None:
         import submission
 
         submission.run(quick)
+    elif part == "admission":
+        import admission
+
+        admission.run(quick)
     else:
         import collection
 

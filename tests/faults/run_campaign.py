@@ -1,8 +1,14 @@
-"""`python tests/faults/run_campaign.py --faults 200 --requests 20000 [--seed N] [--save]`."""
+"""The long fault campaigns; `make faults-full` runs them all.
+
+`python tests/faults/run_campaign.py [--real] [--seed N] [--faults 200] [--requests 20000]`
+`python tests/faults/run_campaign.py --without NX`: workers that lack this guard of the promise.
+Then the campaign must fail, and does not pass if it does not.
+"""
 
 from __future__ import annotations
 
 import argparse
+import json
 import secrets
 import sys
 import tempfile
@@ -13,7 +19,11 @@ sys.path[:0] = [str(HERE.parent.parent), str(HERE.parent)]
 
 from campaign import Campaign  # noqa: E402
 from campaign_real import RealCampaign  # noqa: E402
-from stage import stage  # noqa: E402
+from mutations import GUARDS, BrokenPromise, root_with  # noqa: E402
+from stage import Stage, stage  # noqa: E402
+
+RESULTS = HERE / "results"
+MUTATIONS = RESULTS / "campaign-mutations.json"
 
 
 def main() -> int:
@@ -21,6 +31,7 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seed", type=int, default=secrets.randbelow(2**31))
     parser.add_argument("--real", action="store_true", help="with vLLM, not the simulated engine")
+    parser.add_argument("--without", choices=GUARDS, help="take this guard out of the workers")
     parser.add_argument("--faults", type=int, help="default 200; 20 with vLLM")
     parser.add_argument("--requests", type=int, help="default 20000; 500 with vLLM")
     parser.add_argument("--save", action="store_true", help="write tests/faults/results/*.json")
@@ -30,17 +41,35 @@ def main() -> int:
         tempfile.TemporaryDirectory() as folder,
         stage(Path(folder), "--appendfsync", "always") as on,
     ):
-        kind, faults, requests = (
-            (RealCampaign, 20, 500) if options.real else (Campaign, 200, 20_000)
-        )
-        report = kind(
-            on, options.seed, options.faults or faults, options.requests or requests
-        ).run()
+        return mutated(on, options) if options.without else whole(on, options)
+
+
+def whole(on: Stage, options: argparse.Namespace) -> int:
+    """Run the campaign with the code as it is; it raises where the promise breaks."""
+    kind, faults, requests = (RealCampaign, 20, 500) if options.real else (Campaign, 200, 20_000)
+    report = kind(on, options.seed, options.faults or faults, options.requests or requests).run()
     sys.stdout.write(report.text() + "\n")
+    assert report.robbed == 0, "workers that could renew their leases lost them"
     if options.save:
-        (HERE / "results").mkdir(exist_ok=True)
-        (HERE / "results" / f"campaign-{report.engine}.json").write_text(report.text() + "\n")
+        (RESULTS / f"campaign-{report.engine}.json").write_text(report.text() + "\n")
     return 0
+
+
+def mutated(on: Stage, options: argparse.Namespace) -> int:
+    """Run it with workers that lack a guard until an observer objects; 1 if none does."""
+    root = root_with(on.folder, GUARDS[options.without])
+    campaign = Campaign(on, options.seed, options.faults or 200, options.requests or 0, root)
+    try:
+        campaign.run(look_after_each=True)
+    except BrokenPromise as seen:
+        sys.stdout.write(f"without {options.without}: {seen}\n")
+        if options.save:
+            known = json.loads(MUTATIONS.read_text()) if MUTATIONS.exists() else {}
+            known[options.without] = {"seed": options.seed, "seen": str(seen)}
+            MUTATIONS.write_text(json.dumps(known, indent=2, sort_keys=True) + "\n")
+        return 0
+    sys.stdout.write(f"without {options.without} nobody noticed anything\n")
+    return 1
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ Lua lacks one guard. The first must pass, the second must fail.
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -15,38 +14,12 @@ from pathlib import Path
 
 import pytest
 from lessee import chat
+from mutations import GRACE, NX, OWNED, BrokenPromise, Mutation, root_with
 from observer import read_writes
 from stage import Stage, stage
 
 from contract import keys
 from demo.stack import ROOT, Worker, eventually
-
-Mutation = tuple[str, str, str]
-#: File, the guard, and what stands there without it.
-NX: Mutation = ("common.lua", "redis.call('SET', RESULT .. id, meta, 'NX')",
-                "redis.call('SET', RESULT .. id, meta)")  # fmt: skip
-OWNED: Mutation = ("done.lua", "redis.call('ZREM', 'warmq:leases', lease) == 1",
-                   "(redis.call('ZREM', 'warmq:leases', lease) == 1 or true)")  # fmt: skip
-GRACE: Mutation = ("sweep.lua", "hold = now + lease_ms end", "hold = 0 end")
-
-
-class BrokenPromise(AssertionError):
-    """An observer saw what must not be."""
-
-
-def root_with(folder: Path, mutation: Mutation) -> Path:
-    """Return a folder with the worker as it is and a contract that lacks one guard."""
-    name, guard, without = mutation
-    root = folder / "mutant"
-    root.mkdir()
-    (root / "worker").symlink_to(ROOT / "worker")
-    shutil.copytree(ROOT / "contract", root / "contract")
-    script = root / "contract" / "lua" / name
-    text = script.read_text()
-    assert text.count(guard) == 1, f"{name} no longer has {guard}"
-    script.write_text(text.replace(guard, without))
-    return root
-
 
 def judge(on: Stage) -> None:
     """Raise BrokenPromise if a result changed or was written by the wrong worker."""

@@ -1,0 +1,35 @@
+"""Workers that lack one of the guards of the promise, to see that the observers notice."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from demo.stack import ROOT
+
+Mutation = tuple[str, str, str]
+#: File, the guard, and what stands there without it.
+NX: Mutation = ("common.lua", "redis.call('SET', RESULT .. id, meta, 'NX')",
+                "redis.call('SET', RESULT .. id, meta)")  # fmt: skip
+OWNED: Mutation = ("done.lua", "redis.call('ZREM', 'warmq:leases', lease) == 1",
+                   "(redis.call('ZREM', 'warmq:leases', lease) == 1 or true)")  # fmt: skip
+GRACE: Mutation = ("sweep.lua", "hold = now + lease_ms end", "hold = 0 end")
+GUARDS = {"NX": NX, "the-lease": OWNED, "the-grace": GRACE}
+
+
+class BrokenPromise(AssertionError):
+    """An observer saw what must not be."""
+
+
+def root_with(folder: Path, mutation: Mutation) -> Path:
+    """Return a folder with the worker as it is and a contract that lacks one guard."""
+    name, guard, without = mutation
+    root = folder / "mutant"
+    root.mkdir()
+    (root / "worker").symlink_to(ROOT / "worker")
+    shutil.copytree(ROOT / "contract", root / "contract")
+    script = root / "contract" / "lua" / name
+    text = script.read_text()
+    assert text.count(guard) == 1, f"{name} no longer has {guard}"
+    script.write_text(text.replace(guard, without))
+    return root
