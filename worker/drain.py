@@ -244,8 +244,10 @@ class Drain:
     async def _hand_back_crashed(self) -> None:
         crashed, self._crashed = self._crashed, []
         leases = [r.delivery.lease for r in crashed if r.died]
-        # Engines admit in order: what is beyond the slots had not been in the engine.
-        died = frozenset(sorted(leases, key=lease_number)[: self.slots])
+        # Engines admit in order: what is beyond the slots had not been in the engine. Whoever
+        # stops us may have told the engine's processes, too: that is nobody's fault.
+        inside = 0 if self.stopping else self.slots
+        died = frozenset(sorted(leases, key=lease_number)[:inside])
         await self._hand_back(crashed, died)
 
     async def settle(self) -> None:

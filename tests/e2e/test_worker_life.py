@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -122,15 +124,41 @@ def test_sigterm_leaves_no_process_behind_and_a_second_worker_continues(
     assert sum(stack.store.queue_lengths("warmq.left").values()) == 300 - done
     assert not [key for key in stack.client.keys("warmq:worker:*") if stack.client.hlen(key)]
     # And a second worker goes on where it stopped
-    with named(stack, "left", 2) as second:
-        stack.ready(second, "warmq.left")
-        eventually(lambda: stack.batch("moved").finished, 120)
+    pair["left"] = second = named(stack, "left", 2).start()
+    stack.ready(second, "warmq.left")
+    eventually(lambda: stack.batch("moved").finished, 120)
     batch = stack.batch("moved")
     assert (batch.number("completed"), batch.number("total")) == (300, 300)
     assert stack.client.hlen(keys.DEATHS) == 0
-    results = [raw for chunk in stack.store.index("moved")
-               for raw in stack.store.results(chunk.request_ids("moved"))]  # fmt: skip
-    assert all(results)
+    assert finish_reasons(stack, "moved") == ["length"] * 300
+
+
+def finish_reasons(stack: Stack, batch_id: str) -> list[str]:
+    """Return how each request that has a result ended."""
+    results = [raw for chunk in stack.store.index(batch_id)
+               for raw in stack.store.results(chunk.request_ids(batch_id)) if raw]  # fmt: skip
+    return [json.loads(raw)["result"]["choices"][0]["finish_reason"] for raw in results]
+
+
+def test_sigterm_to_every_process_at_once_makes_no_half_answers(
+    stack: Stack, pair: dict[str, Worker], tmp_path: Path
+) -> None:
+    """So systemd stops a service, if it is not told otherwise."""
+    lines = [{"messages": chat_messages(q), "max_tokens": 600, "ignore_eos": True}
+             for q in listed_questions(100, seed=34)]  # fmt: skip
+    source = write_jsonl(tmp_path / "in.jsonl", lines)
+    victim = pair["left"]
+    with frozen(victim):
+        stack.producer("submit", source, "--batch-id", "whole", "--model", "left")
+    eventually(lambda: stack.batch("whole").number("completed") > 0, 30)
+    os.killpg(victim.pid, signal.SIGTERM)
+    assert victim.process is not None
+    assert victim.process.wait(60) == 0
+    ended = finish_reasons(stack, "whole")
+    assert 0 < len(ended) < 100
+    assert set(ended) == {"length"}
+    assert sum(stack.store.queue_lengths("warmq.left").values()) == 100 - len(ended)
+    assert stack.client.hlen(keys.DEATHS) == 0
 
 
 def test_sigkill_leaves_no_engine_process_behind(stack: Stack, pair: dict[str, Worker]) -> None:

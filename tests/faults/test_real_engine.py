@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -75,6 +76,42 @@ def test_a_hung_vllm_is_killed_and_rebuilt_and_leaves_no_orphan(tmp_path: Path) 
         engine_part(worker, "VLLM::EngineCore").suspend()
         on.kill(worker)
         eventually(lambda: all(gone(p) for p in children), 10, "no orphans", 0.1)
+
+
+@pytest.mark.timeout(400)
+def test_a_long_prefill_is_no_stall_and_an_orderly_end_no_answer(tmp_path: Path) -> None:
+    stall_s = 2.0
+    engine_args = (
+        "--max-model-len 32768 --max-num-batched-tokens 32 --max-num-seqs 4 --dtype float32 "
+        "--hf-overrides '{\"max_position_embeddings\":32768}' --enforce-eager "
+        "--kv-cache-memory-bytes 268435456 --gpu-memory-utilization 0.2"
+    )
+    with stage(tmp_path) as on:
+        worker = on.real_worker(engine_args=engine_args, stall_timeout_s=stall_s)
+        on.ready(worker, timeout_s=READY_S)
+        on.submit([chat("warm up", max_tokens=1)], "warm")
+        on.finish("warm")
+        # A prompt of 30,000 tokens, of which the engine takes 32 a step and says nothing
+        on.submit([chat("one two three " * 5_000, max_tokens=1, ignore_eos=True)])
+        on.finish(timeout_s=200)
+        (raw,) = on.store.results(on.ids())
+        assert raw is not None
+        meta = json.loads(raw)
+        assert meta["result"]["usage"]["prompt_tokens"] > 25_000, meta
+        assert meta["warmq"]["timing"]["engine_s"] > stall_s
+        assert "made no step" not in worker.log_path.read_text()
+        on.settled(simulated=False)
+
+        # EngineCore is told to end: it aborts what it has, and that is nobody's answer
+        on.submit([chat(f"Count to {n}", max_tokens=300, ignore_eos=True) for n in range(30)], "b2")
+        eventually(lambda: on.announced(worker).get("in_flight", 0) >= 4, 30, "in flight")
+        engine_part(worker, "VLLM::EngineCore").terminate()
+        recovered(on, worker, 1)
+        on.finish("b2", timeout_s=120)
+        on.settled("b2", simulated=False)
+        answers = [json.loads(raw)["result"] for raw in on.store.results(on.ids("b2")) if raw]
+        assert {answer["choices"][0]["finish_reason"] for answer in answers} == {"length"}
+        assert worker.stop() == 0
 
 
 @pytest.mark.slow

@@ -124,6 +124,7 @@ class VllmEngine:
     def __init__(self, settings: WorkerSettings) -> None:
         self._args = parse_engine_args(settings)
         self._progress = _Progress()
+        self._killed = False
         self._cause = RootCause()
         self._engine: AsyncLLMEngine | None = None
         self._names: set[str] = set()
@@ -204,6 +205,10 @@ class VllmEngine:
             raise asyncio.CancelledError
         if isinstance(response, ErrorResponse):
             raise self._refused(response)
+        if any(choice.finish_reason == "abort" for choice in response.choices):
+            # EngineCore was told to end and gave up what it had. Only if we told it, for it
+            # made no step, may a request be the cause.
+            raise EngineDead("the engine was told to end", inside=self._killed)
         if model:
             response.model = model
         usage = response.usage
@@ -244,6 +249,7 @@ class VllmEngine:
 
     def kill(self) -> None:
         """Ask the engine's processes to end, and kill what has not ended after a grace."""
+        self._killed = True
         children = multiprocessing.active_children()
         for child in children:
             child.terminate()
