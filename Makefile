@@ -77,6 +77,17 @@ $(RBLN_VENV)/.installed: pyproject.toml scripts/setup $(wildcard requirements/*.
 test-rbln: $(RBLN_VENV)/.installed ## the RBLN path on an emulated NPU, in .venv-rbln
 	$(RBLN_VENV)/bin/python -m pytest tests/rbln
 
+# tritonclient wants an older protobuf than vLLM does, and a worker in front of Triton needs neither
+# vLLM nor torch: an environment apart, without them.
+TRITON_VENV := .venv-triton
+$(TRITON_VENV)/.installed: pyproject.toml scripts/setup $(wildcard requirements/*.txt)
+	@VENV=$(TRITON_VENV) scripts/setup base build triton triton-server
+	@touch $@
+
+.PHONY: test-engines
+test-engines: $(STAMP) $(TRITON_VENV)/.installed ## the worker in front of real remote servers
+	$(PYTEST) tests/engines
+
 compile: ## compile a model for RBLN, where its packages are (docs/rbln.md): make compile ARGS="MODEL -o DIR ..."
 	@$(PY) -m worker.compile $(ARGS)
 
@@ -102,5 +113,5 @@ lock: $(STAMP) ## resolve anew and write requirements/*.txt
 	$(PY) scripts/lock
 
 clean: ## remove the environment and what tools left
-	rm -rf $(VENV) $(VENV).lock $(RBLN_VENV) $(RBLN_VENV).lock .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VENV).lock $(RBLN_VENV) $(RBLN_VENV).lock $(TRITON_VENV) $(TRITON_VENV).lock .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

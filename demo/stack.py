@@ -115,13 +115,13 @@ def _answers(client: redis.Redis) -> bool:
         return False
 
 
-def procfile_command() -> list[str]:
-    """Return the worker's command as the Procfile has it, run by this environment."""
+def procfile_command(python: str | Path = sys.executable) -> list[str]:
+    """Return the worker's command as the Procfile has it, run by this environment or another."""
     for line in (ROOT / "Procfile").read_text().splitlines():
         name, _, command = line.partition(":")
         if name == "worker":
             words = shlex.split(command)
-            return [str(Path(sys.executable).parent / words[0]), *words[1:]]
+            return [str(Path(python).parent / words[0]), *words[1:]]
     raise LookupError("the Procfile has no worker")
 
 
@@ -131,6 +131,9 @@ class Worker:
     `root` is the folder whose `worker` and `contract` it runs, `env` is added to its
     environment.
     """
+
+    #: The interpreter of the environment that it runs in.
+    python: str | Path = sys.executable
 
     def __init__(
         self,
@@ -155,8 +158,8 @@ class Worker:
         name = f"--hostname=w{free_port()}@%h"
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
-                [*procfile_command(), name], cwd=self._root, env=env, stdout=log, stderr=log,
-                start_new_session=True,
+                [*procfile_command(self.python), name], cwd=self._root, env=env,
+                stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
         return self
 

@@ -19,7 +19,9 @@ ASK_FIRST_ENV = "WARMQ_ASK_FIRST_S"
 class WorkerSettings(Settings):
     """Everything a worker can be told. Times end in `_s` and are seconds."""
 
-    engine: Literal["vllm", "simulated"] = Field("vllm", description="which engine adapter runs")
+    engine: Literal["vllm", "triton", "simulated"] = Field(
+        "vllm", description="which engine adapter runs"
+    )
     model: str | None = Field(None, description="folder or hub name of the model")
     served_model_name: str | None = Field(
         None, description="serve this name from the queue `<queue>.<name>` instead of `<queue>`"
@@ -62,6 +64,16 @@ class WorkerSettings(Settings):
     rbln_timeout_s: float = Field(
         60, gt=0, description="RBLN: the runtime's own time limit on one step"
     )
+    triton_url: str = Field(
+        "127.0.0.1:8001", description="triton: gRPC addresses, separated by commas; grpcs:// is TLS"
+    )
+    triton_model: str = Field("vllm_model", description="triton: name of the model it serves")
+    triton_slots: int | None = Field(
+        None, ge=1, description="triton: max_num_seqs of each server; default its config's, or 64"
+    )
+    triton_wait_s: float = Field(
+        600, gt=0, description="triton: how long a start waits for a server that is ready"
+    )
     simulated_slots: int = Field(64, ge=1, description="simulated engine: max_num_seqs")
     simulated_latency_s: float = Field(0.2, ge=0, description="simulated engine: mean latency")
     simulated_log: Path | None = Field(
@@ -78,7 +90,7 @@ class WorkerSettings(Settings):
 
     @model_validator(mode="after")
     def _vllm_needs_a_model(self) -> WorkerSettings:
-        if self.engine == "vllm" and not self.model:
+        if self.engine in ("vllm", "triton") and not self.model:
             raise ValueError("WARMQ_MODEL: name the model's folder, e.g. WARMQ_MODEL=models/tiny")
         return self
 

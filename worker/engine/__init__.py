@@ -82,6 +82,10 @@ def make_engine(settings: WorkerSettings) -> Engine:
             process=settings.simulated_process,
             fate=settings.simulated_fate,
         )
+    if settings.engine == "triton":
+        from worker.engine.triton import TritonEngine
+
+        return TritonEngine(settings)
     settings = prepare(settings)  # first: vLLM reads the environment when it is imported
     from worker.engine.vllm import VllmEngine
 

@@ -1,0 +1,146 @@
+"""A Triton model with the vLLM backend's signature, inputs and manners, that answers from the
+shipped tiny model: greedy, float32, one token of every running request in turn.
+
+It runs inside tritonserver's python backend, whose embedded interpreter knows no environment:
+PYTHONPATH says where torch and transformers are, TINY_MODEL which folder to load.
+"""
+
+import os
+import sys
+
+sys.path[:0] = os.environ["PYTHONPATH"].split(os.pathsep)
+
+import json
+import queue
+import threading
+from pathlib import Path
+
+import numpy as np
+import torch
+import triton_python_backend_utils as pb_utils
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+MAX_NUM_SEQS = 16
+MAX_MODEL_LEN = 1024
+FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+KNOWN = {
+    "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "ignore_eos",
+    "min_tokens", "repetition_penalty",
+}  # fmt: skip
+
+
+class Running:
+    """One request: its inputs, and what of its answer has been sent."""
+
+    def __init__(self, request, model) -> None:
+        self.request = request
+        self.sender = request.get_response_sender()
+        prompt = self.input("text_input").decode()
+        self.stream = bool(self.input("stream"))
+        self.params = json.loads(self.input("sampling_parameters") or "{}")
+        exclude = self.input("exclude_input_in_output")
+        self.prepend = prompt if not (self.stream if exclude is None else exclude) else ""
+        if self.stream and self.prepend:
+            raise ValueError("When streaming, `exclude_input_in_output` = False is not allowed.")
+        if self.params.keys() - KNOWN:
+            # What the backend answers when vLLM's SamplingParams refuse a name.
+            raise AttributeError("'NoneType' object has no attribute 'lora_name'")
+        self.ids = model.tokenizer(prompt)["input_ids"]
+        if len(self.ids) > MAX_MODEL_LEN:
+            raise ValueError(
+                f"The decoder prompt (length {len(self.ids)}) is longer than the maximum model "
+                f"length of {MAX_MODEL_LEN}."
+            )
+        self.new: list[int] = []
+        self.text = ""
+        self.sent = 0
+        self.cache = None
+
+    def input(self, name):
+        """Return an input's one value, None where it was not sent."""
+        tensor = pb_utils.get_input_tensor_by_name(self.request, name)
+        return None if tensor is None else tensor.as_numpy()[0]
+
+    def answer(self, finish_reason: str | None) -> None:
+        """Send what is new: the delta of a stream, or everything at the end."""
+        if not self.stream and finish_reason is None:
+            return
+        text, self.text = self.prepend + self.text, ""
+        tensors = [_tensor("text_output", [text.encode()], np.object_)]
+        if self.input("return_finish_reason"):
+            tensors.append(_tensor("finish_reason", [str(finish_reason)], np.object_))
+        if self.input("return_num_input_tokens"):
+            tensors.append(_tensor("num_input_tokens", len(self.ids), np.uint32))
+        if self.input("return_num_output_tokens"):
+            tensors.append(_tensor("num_output_tokens", [len(self.new) - self.sent], np.uint32))
+        self.sent = len(self.new)
+        response = pb_utils.InferenceResponse(tensors)
+        self.sender.send(response, flags=FINAL if finish_reason else 0)
+
+
+def _tensor(name, values, dtype):
+    return pb_utils.Tensor(name, np.asarray(values, dtype=dtype))
+
+
+class TritonPythonModel:
+    """What tritonserver calls."""
+
+    def initialize(self, args) -> None:
+        """Load the model and start the one thread that computes."""
+        folder = Path(os.environ["TINY_MODEL"])
+        torch.set_num_threads(1)
+        self.tokenizer = AutoTokenizer.from_pretrained(folder)
+        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        ends = json.loads((folder / "generation_config.json").read_text())["eos_token_id"]
+        self.ends = set(ends if isinstance(ends, list) else [ends])
+        self.log = open(os.environ["TINY_LOG"], "a", buffering=1)  # noqa
+        self.waiting: queue.SimpleQueue = queue.SimpleQueue()
+        threading.Thread(target=self._compute, daemon=True).start()
+
+    def execute(self, requests) -> None:
+        """Take requests in; each is answered through its own sender."""
+        for request in requests:
+            try:
+                self.waiting.put(Running(request, self))
+            except Exception as error:
+                _fail(request.get_response_sender(), error)
+
+    def _compute(self) -> None:
+        running: list[Running] = []
+        while True:
+            while len(running) < MAX_NUM_SEQS and not (running and self.waiting.empty()):
+                running.append(self.waiting.get())
+            running = [one for one in running if self._step(one)]
+
+    def _step(self, one: Running) -> bool:
+        """Compute one token; return whether the request goes on."""
+        if one.sender.is_cancelled():
+            self.log.write("cancelled\n")
+            one.sender.send(flags=FINAL)
+            return False
+        try:
+            one.answer(reason := self._next_token(one))
+        except Exception as error:
+            _fail(one.sender, error)
+            return False
+        return reason is None
+
+    @torch.inference_mode()
+    def _next_token(self, one: Running) -> str | None:
+        ids = one.new[-1:] or one.ids
+        out = self.model(torch.tensor([ids]), past_key_values=one.cache, use_cache=True)
+        one.cache = out.past_key_values
+        token = int(out.logits[0, -1].argmax())
+        before = self.tokenizer.decode(one.new, skip_special_tokens=True)
+        one.new.append(token)
+        after = self.tokenizer.decode(one.new, skip_special_tokens=True)
+        one.text += after[len(before) :]
+        if token in self.ends and not one.params.get("ignore_eos"):
+            return "stop"
+        return "length" if len(one.new) >= one.params.get("max_tokens", 16) else None
+
+
+def _fail(sender, error: Exception) -> None:
+    problem = pb_utils.TritonError(f"Error generating stream: {error}")
+    nothing = [_tensor("text_output", [b"N/A"], np.object_)]
+    sender.send(pb_utils.InferenceResponse(nothing, error=problem), flags=FINAL)

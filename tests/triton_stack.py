@@ -1,0 +1,140 @@
+"""A real Triton server, bundled in nvidia-pytriton's wheel, and a worker in front of it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+from demo.stack import MODEL, ROOT, Worker, eventually, free_port
+
+BACKEND = ROOT / "tests" / "engines" / "triton_backend"
+VENV = ROOT / ".venv-triton"
+READY_S = 120
+
+
+def packages() -> Path:
+    """Return site-packages of the environment with tritonclient and the server."""
+    found = sorted(VENV.glob("lib/python3.*/site-packages"))
+    if not found:
+        raise FileNotFoundError(f"no {VENV}; run `make test-engines`, which installs it")
+    return found[0]
+
+
+class TritonServer:
+    """One tritonserver on the loopback interface with the shipped model as `vllm_model`.
+
+    Its python backend runs the system's libpython and knows numpy 1 only, so .venv-triton's
+    packages come before this environment's, which has torch.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.port, self.http, self.metrics = free_port(), free_port(), free_port()
+        self.url = f"127.0.0.1:{self.port}"
+        self.log = folder / "tritonserver.log"
+        self.backend_log = folder / "backend.log"
+        self.process: subprocess.Popen[bytes] | None = None
+        self._install()
+
+    def _install(self) -> None:
+        model = self.folder / "models" / "vllm_model"
+        (model / "1").mkdir(parents=True)
+        shutil.copy(BACKEND / "config.pbtxt", model)
+        shutil.copy(BACKEND / "model.py", model / "1")
+        bundled = packages() / "pytriton" / "tritonserver"
+        backend = self.folder / "backends" / "python"
+        backend.mkdir(parents=True)
+        version = f"{sys.version_info[0]}.{sys.version_info[1]}"
+        for part in (
+            bundled / "backends/python/libtriton_python.so",
+            bundled / "backends/python/triton_python_backend_utils.py",
+            bundled / "python_backend_stubs" / version / "triton_python_backend_stub",
+        ):
+            shutil.copy(part, backend)
+        self._binary = bundled / "bin" / "tritonserver"
+
+    def start(self, wait: bool = True) -> TritonServer:
+        """Start it and, unless told otherwise, wait until the model is ready."""
+        env = os.environ | {
+            "LD_LIBRARY_PATH": str(packages() / "nvidia_pytriton.libs"),
+            "PYTHONPATH": f"{packages()}{os.pathsep}{sysconfig.get_path('purelib')}",
+            "TINY_MODEL": str(MODEL),
+            "TINY_LOG": str(self.backend_log),
+            "HF_HUB_OFFLINE": "1",
+        }
+        ports = {"http": self.http, "grpc": self.port, "metrics": self.metrics}
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [
+                    self._binary,
+                    f"--model-repository={self.folder / 'models'}",
+                    f"--backend-directory={self.folder / 'backends'}",
+                    "--exit-timeout-secs=5",
+                    *(f"--{name}-address=127.0.0.1" for name in ports),
+                    *(f"--{name}-port={port}" for name, port in ports.items()),
+                ],
+                env=env, stdout=log, stderr=log, start_new_session=True,
+            )  # fmt: skip
+        if wait:
+            eventually(self.ready, READY_S, f"{self.log} is ready", 0.1)
+        return self
+
+    def ready(self) -> bool:
+        """Return whether the model can be asked."""
+        assert self.process is not None and self.process.poll() is None, self.words()
+        url = f"http://127.0.0.1:{self.http}/v2/models/vllm_model/ready"
+        try:
+            with urllib.request.urlopen(url, timeout=2) as reply:
+                return bool(reply.status == 200)
+        except (urllib.error.URLError, OSError):
+            return False
+
+    def words(self) -> str:
+        """Return the end of the server's log."""
+        return self.log.read_text(errors="replace")[-3000:]
+
+    def cancelled(self) -> int:
+        """Return how many requests the model stopped because they were cancelled."""
+        lines = self.backend_log.read_text() if self.backend_log.exists() else ""
+        return lines.count("cancelled")
+
+    def kill(self) -> None:
+        """SIGKILL the server and its backend's process, stopped ones too."""
+        if self.process is not None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+            self.process = None
+
+    def suspend(self, sig: signal.Signals = signal.SIGSTOP) -> None:
+        """Stop or continue both processes: connections stay open and say nothing."""
+        assert self.process is not None
+        os.killpg(self.process.pid, sig)
+
+    def __enter__(self) -> TritonServer:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+
+class TritonWorker(Worker):
+    """A worker of .venv-triton, which has neither vLLM nor torch."""
+
+    python = VENV / "bin" / "python"
+
+
+def triton_worker(redis_url: str, log: Path, *servers: TritonServer, **settings: object) -> Worker:
+    """Return a worker in front of these servers, not started yet."""
+    defaults: dict[str, object] = {
+        "engine": "triton",
+        "model": MODEL,
+        "triton_url": ",".join(server.url for server in servers),
+    }
+    return TritonWorker(redis_url, log, **(defaults | settings))
