@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Literal
+from urllib.parse import urlsplit
 
-from pydantic import Field, model_validator
+from pydantic import Field, SecretStr, model_validator
 
 from contract.connect import SOCKET_TIMEOUT_S
 from contract.keys import queue_name
@@ -19,7 +20,7 @@ ASK_FIRST_ENV = "WARMQ_ASK_FIRST_S"
 class WorkerSettings(Settings):
     """Everything a worker can be told. Times end in `_s` and are seconds."""
 
-    engine: Literal["vllm", "triton", "simulated"] = Field(
+    engine: Literal["vllm", "openai", "triton", "simulated"] = Field(
         "vllm", description="which engine adapter runs"
     )
     model: str | None = Field(None, description="folder or hub name of the model")
@@ -74,6 +75,13 @@ class WorkerSettings(Settings):
     triton_wait_s: float = Field(
         600, gt=0, description="triton: how long a start waits for a server that is ready"
     )
+    openai_base_urls: str = Field(
+        "", description="openai engine: the servers' base URLs, as http://host:8000/v1,..."
+    )
+    openai_api_key: SecretStr = Field(SecretStr(""), description="openai engine: the servers' key")
+    openai_concurrency: int | None = Field(
+        None, ge=1, description="openai engine: requests at once per server; default from metrics"
+    )
     simulated_slots: int = Field(64, ge=1, description="simulated engine: max_num_seqs")
     simulated_latency_s: float = Field(0.2, ge=0, description="simulated engine: mean latency")
     simulated_log: Path | None = Field(
@@ -93,6 +101,26 @@ class WorkerSettings(Settings):
         if self.engine in ("vllm", "triton") and not self.model:
             raise ValueError("WARMQ_MODEL: name the model's folder, e.g. WARMQ_MODEL=models/tiny")
         return self
+
+    @model_validator(mode="after")
+    def _openai_needs_urls(self) -> WorkerSettings:
+        for url in self.base_urls if self.engine == "openai" else ():
+            # Said without the URL: it may hold a password.
+            parts = urlsplit(url)
+            if parts.scheme not in ("http", "https") or not parts.hostname or "@" in url:
+                raise ValueError(
+                    "WARMQ_OPENAI_BASE_URLS: name http:// or https:// URLs, separated by commas; "
+                    "a key belongs into WARMQ_OPENAI_API_KEY"
+                )
+        if self.engine == "openai" and not self.base_urls:
+            raise ValueError("WARMQ_OPENAI_BASE_URLS: name a server, e.g. http://127.0.0.1:8000/v1")
+        return self
+
+    @property
+    def base_urls(self) -> list[str]:
+        """The openai engine's servers, without slashes at the end."""
+        urls = (url.strip().rstrip("/") for url in self.openai_base_urls.split(","))
+        return [url for url in urls if url]
 
     @property
     def queue_to_drain(self) -> str:

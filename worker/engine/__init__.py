@@ -86,6 +86,10 @@ def make_engine(settings: WorkerSettings) -> Engine:
         from worker.engine.triton import TritonEngine
 
         return TritonEngine(settings)
+    if settings.engine == "openai":
+        from worker.engine.openai import OpenAIEngine
+
+        return OpenAIEngine(settings)
     settings = prepare(settings)  # first: vLLM reads the environment when it is imported
     from worker.engine.vllm import VllmEngine
 

@@ -1,0 +1,63 @@
+"""How many requests one server should have in flight, read off its own metrics."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+#: KV cache use above which no more requests are added.
+KV_FULL = 0.95
+#: Share of its limit a server must be filled to before the limit may grow.
+FILLED = 0.9
+
+METRIC = re.compile(
+    rb"^vllm:(num_requests_running|num_requests_waiting|kv_cache_usage_perc|generation_tokens_total"
+    rb"|prompt_tokens_total)(?:\{[^\n]*\})? ([0-9.eE+-]+)$",
+    re.MULTILINE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """What a vLLM server says of itself, all its clients and replicas together.
+
+    `kv` is the fullest replica's share of its KV cache, `tokens` counts prompt and output
+    tokens since the server's start.
+    """
+
+    running: float
+    waiting: float
+    kv: float
+    tokens: float
+
+
+def read_metrics(page: bytes) -> Metrics | None:
+    """Read a Prometheus page; None if it is not vLLM's."""
+    found: dict[bytes, list[float]] = {}
+    for name, value in METRIC.findall(page):
+        found.setdefault(name, []).append(float(value))
+    if b"num_requests_running" not in found:
+        return None
+    total = {name: sum(values) for name, values in found.items()}
+    return Metrics(
+        total[b"num_requests_running"],
+        total.get(b"num_requests_waiting", 0.0),
+        max(found.get(b"kv_cache_usage_perc", [0.0])),
+        total.get(b"generation_tokens_total", 0.0) + total.get(b"prompt_tokens_total", 0.0),
+    )
+
+
+def next_limit(limit: int, in_flight: int, metrics: Metrics | None, ceiling: int) -> int:
+    """Return the limit for the next second.
+
+    Without metrics it grows slowly, and only a 429 or 503 (Upstream.pause) lowers it.
+    """
+    filled = in_flight >= FILLED * limit
+    if metrics is None:
+        return min(ceiling, limit + 4) if filled else limit
+    most = max(4, int(metrics.running) // 8)
+    if metrics.waiting > most:
+        return max(1, min(limit, in_flight) - int(metrics.waiting) + most // 2)
+    if filled and metrics.waiting == 0 and metrics.kv < KV_FULL:
+        return min(ceiling, limit + max(4, limit // 2))
+    return limit

@@ -1,0 +1,163 @@
+"""What becomes of a request when its server does not answer it: one table, as data.
+
+docs/engine-openai.md shows the same table; a test compares them.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from enum import StrEnum
+from typing import Any
+
+import orjson
+
+from contract.errors import RequestRejected
+
+#: How often a request is sent before faults that may be its own end it.
+ATTEMPTS = 3
+#: A server that names no time is left alone for so long, doubled each time it says so again.
+FIRST_PAUSE_S = 1.0
+LONGEST_PAUSE_S = 60.0
+#: A server may ask for more, but is asked again after so long.
+LONGEST_RETRY_AFTER_S = 600.0
+
+
+class Action(StrEnum):
+    """What is done; the words of the table."""
+
+    REJECT = "rejected: the line's error, with the server's words"
+    CLOSED = "the server counts as away; when all do, requests go back and the worker ends"
+    WAIT = "the server is left alone as long as it says, then asked again; not counted"
+    PROBE = "the server's health is asked, and decides (below)"
+    COUNT = f"sent again, {ATTEMPTS} times in all, then failed"
+    AWAY = "sent to another server; with none left it goes back to the queue; not counted"
+    DIED = "sent to another server once; else back to the queue, and one death is counted"
+
+
+class Condition(StrEnum):
+    """Ways not to answer that have no status."""
+
+    CONNECT = "no connection"
+    LOST = "connection lost, or the answer ends early"
+    STALLED = "no step for WARMQ_STALL_TIMEOUT_S"
+    GARBLED = "an answer that is none"
+    ENDED = "finish_reason `abort`: the server was told to end"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One row; `statuses` are HTTP statuses, also those inside a stream's error event."""
+
+    happened: str
+    action: Action
+    statuses: tuple[int, ...] = ()
+    condition: Condition | None = None
+
+
+TABLE = (
+    Rule("400, 404, 405, 413, 415, 422", Action.REJECT, (400, 404, 405, 413, 415, 422)),
+    Rule("401, 403: the key is refused", Action.CLOSED, (401, 403)),
+    Rule("408, 409, 425, 429; 503 with Retry-After", Action.WAIT, (408, 409, 425, 429)),
+    Rule("500, 502, 503, 504 and other 5xx", Action.PROBE, (500, 502, 503, 504)),
+    Rule(Condition.CONNECT, Action.AWAY, condition=Condition.CONNECT),
+    Rule(Condition.LOST, Action.PROBE, condition=Condition.LOST),
+    Rule(Condition.STALLED, Action.PROBE, condition=Condition.STALLED),
+    Rule(Condition.ENDED, Action.AWAY, condition=Condition.ENDED),
+    Rule("any other status; " + Condition.GARBLED, Action.COUNT, condition=Condition.GARBLED),
+)
+
+
+class Health(StrEnum):
+    """What a server's health says once a request has not been answered."""
+
+    WELL = "answers, and is well"
+    ILL = "answers with an error, or refuses the connection"
+    SILENT = "does not answer in time"
+
+
+def after_probe(health: Health, *, inside: bool, stalled: bool) -> Action:
+    """Return what PROBE comes to.
+
+    Only a request that was inside (its answer had begun) may have brought a server down,
+    and one that cannot be reached may be well.
+    """
+    if health is Health.SILENT:
+        return Action.AWAY
+    if stalled and health is Health.WELL:
+        return Action.DIED if inside else Action.AWAY
+    if health is Health.WELL:
+        return Action.COUNT
+    return Action.DIED if inside else Action.AWAY
+
+
+class Unanswered(Exception):
+    """A server did not answer one request; `wait_s` is what it asked for, if it did."""
+
+    def __init__(
+        self,
+        what: int | Condition,
+        message: str,
+        *,
+        inside: bool = False,
+        wait_s: float | None = None,
+        error: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.what = what
+        self.message = message
+        self.inside = inside
+        self.wait_s = wait_s
+        self.error = error or {}
+
+
+def action_for(fault: Unanswered) -> Action:
+    """Look the fault up."""
+    if fault.what == 503 and fault.wait_s is not None:
+        return Action.WAIT
+    for rule in TABLE:
+        if fault.what in rule.statuses or fault.what == rule.condition:
+            return rule.action
+    if isinstance(fault.what, int) and fault.what >= 500:
+        return Action.PROBE
+    return Action.COUNT
+
+
+def unanswered(status: int, body: bytes, retry_after: str | None = None) -> Unanswered:
+    """Read an error response: OpenAI's `{"error": {...}}`, FastAPI's `{"detail": ...}` or text."""
+    try:
+        found = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        found = body.decode(errors="replace")[:500]
+    error = found.get("error", found) if isinstance(found, dict) else {"message": str(found)}
+    if not isinstance(error, dict):
+        error = {"message": str(error)}
+    message = str(error.get("message") or error.get("detail") or error or f"status {status}")
+    return Unanswered(status, message, wait_s=seconds_of(retry_after), error=error)
+
+
+def seconds_of(retry_after: str | None) -> float | None:
+    """Return a Retry-After header, seconds or an HTTP date, as seconds; None if it is neither."""
+    if not retry_after:
+        return None
+    if retry_after.strip().isdecimal():
+        seconds = float(retry_after)
+    else:
+        try:
+            seconds = parsedate_to_datetime(retry_after).timestamp() - time.time()
+        except ValueError:
+            return None
+    return min(max(0.0, seconds), LONGEST_RETRY_AFTER_S)
+
+
+def rejection(fault: Unanswered) -> RequestRejected:
+    """Turn a refusal into the line's error."""
+    param = fault.error.get("param")
+    too_long = fault.error.get("code") == "context_length_exceeded" or any(
+        word in fault.message for word in ("context length", "max_model_len")
+    )
+    code = "context_length_exceeded" if too_long else "invalid_request"
+    if fault.what == 404 and not too_long:
+        code = "model_not_found"
+    return RequestRejected(fault.message, code=code, field=str(param) if param else None)
