@@ -185,6 +185,13 @@ def judge_wishes(settings: WorkerSettings, artefact: Artefact) -> Iterator[Findi
             "Leave it out",
         )
     yield from _judge_overridden(asked, artefact)
+    cap = settings.max_in_flight or artefact.batch_size
+    if cap < artefact.batch_size and (paid := artefact.bucket(cap)) != cap:
+        yield Finding(
+            f"WARMQ_MAX_IN_FLIGHT={cap} is no compiled decode bucket: each step is paid for {paid}",
+            f"Set it to {paid}, or leave it out",
+            fatal=False,
+        )
     if settings.stall_timeout_s <= settings.rbln_timeout_s:
         yield Finding(
             f"WARMQ_STALL_TIMEOUT_S={settings.stall_timeout_s:g} is not longer than the RBLN "
