@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -10,6 +11,7 @@ import sys
 import sysconfig
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 
 from demo.stack import MODEL, ROOT, Worker, eventually, free_port
@@ -100,22 +102,42 @@ class TritonServer:
         """Return the end of the server's log."""
         return self.log.read_text(errors="replace")[-3000:]
 
+    def started(self) -> int:
+        """Return how many requests the model has begun, in all its lives."""
+        return self._noted("started")
+
     def cancelled(self) -> int:
         """Return how many requests the model stopped because they were cancelled."""
+        return self._noted("cancelled")
+
+    def _noted(self, what: str) -> int:
         lines = self.backend_log.read_text() if self.backend_log.exists() else ""
-        return lines.count("cancelled")
+        return lines.split().count(what)
 
     def kill(self) -> None:
         """SIGKILL the server and its backend's process, stopped ones too."""
         if self.process is not None:
-            os.killpg(self.process.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
             self.process = None
 
-    def suspend(self, sig: signal.Signals = signal.SIGSTOP) -> None:
-        """Stop or continue both processes: connections stay open and say nothing."""
+    def terminate(self) -> None:
+        """SIGTERM: the server ends when its requests do, or after 5 s."""
         assert self.process is not None
-        os.killpg(self.process.pid, sig)
+        self.process.terminate()
+        self.process.wait(30)
+        self.kill()  # the backend's process, should it be left
+
+    @contextlib.contextmanager
+    def hanging(self) -> Iterator[None]:
+        """Let the engine make no step, while the server says that it is well."""
+        hold = self.folder / "hold"
+        hold.touch()
+        try:
+            yield
+        finally:
+            hold.unlink()
 
     def __enter__(self) -> TritonServer:
         return self.start()

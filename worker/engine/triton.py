@@ -122,8 +122,6 @@ class TritonEngine:
         if await server.ask() and not was:
             log.info("%s is ready", server.address, extra={"action": "triton_ready"})
             return await server.describe()
-        if was and not server.up:
-            log.warning("%s: %s", server.address, server.why, extra={"action": "triton_away"})
         return None
 
     async def _watch(self) -> None:
@@ -162,7 +160,7 @@ class TritonEngine:
         try:
             return await server.run(prompt, orjson.dumps(parameters), request_id)
         except ServerAway as error:
-            log.warning("%s; its requests run elsewhere", error, extra={"action": "triton_away"})
+            log.debug("%s runs elsewhere: %s", request_id, error)
             return None
         except ServerRefused as error:
             raise _refused(str(error)) from error

@@ -7,6 +7,7 @@ The model behind it is the vLLM backend's: a decoupled one that takes `text_inpu
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from tritonclient.grpc import InferInput
 from tritonclient.grpc.aio import InferenceServerClient
 from tritonclient.utils import InferenceServerException
 
+log = logging.getLogger(__name__)
+
 #: How long a question about health or configuration may take.
 ASK_S = 5.0
 #: After a failure a server is asked again so soon; one that hung looks healthy, and rests longer.
@@ -25,7 +28,13 @@ RETRY_S = 0.5
 REST_S = 60.0
 #: Inputs that newer backends have; without them tokens are counted and the ending is inferred here.
 EXTRAS = ("return_finish_reason", "return_num_input_tokens", "return_num_output_tokens")
-UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+#: gRPC would try again after up to two minutes, however often the server is asked.
+CHANNEL = [
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.initial_reconnect_backoff_ms", 500),
+    ("grpc.max_reconnect_backoff_ms", 2000),
+]
 #: Texts with which a backend says that its engine, and not the request, is at fault.
 SICK = ("Stub process", "EngineCore", "EngineDead", "unhealthy vLLM engine", "unknown model",
         "Request was cancelled", "is not ready", "unloading", "shutting down")  # fmt: skip
@@ -66,7 +75,7 @@ class Server:
         self._client = InferenceServerClient(
             address.removeprefix("grpcs://").removeprefix("grpc://"),
             ssl=tls,
-            channel_args=UNLIMITED,
+            channel_args=CHANNEL,
         )
 
     async def ask(self) -> bool:
@@ -98,6 +107,8 @@ class Server:
 
     def failed(self, why: str, rest_s: float = RETRY_S) -> None:
         """Take no requests for a while."""
+        if self.up:
+            log.warning("%s is away: %s", self.address, why, extra={"action": "triton_away"})
         self.up, self.why = False, why
         self._retry_at = time.monotonic() + rest_s
 

@@ -13,6 +13,7 @@ sys.path[:0] = os.environ["PYTHONPATH"].split(os.pathsep)
 import json
 import queue
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -93,7 +94,8 @@ class TritonPythonModel:
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         ends = json.loads((folder / "generation_config.json").read_text())["eos_token_id"]
         self.ends = set(ends if isinstance(ends, list) else [ends])
-        self.log = open(os.environ["TINY_LOG"], "a", buffering=1)  # noqa
+        self.log_path = Path(os.environ["TINY_LOG"])
+        self.hold_path = self.log_path.with_name("hold")
         self.waiting: queue.SimpleQueue = queue.SimpleQueue()
         threading.Thread(target=self._compute, daemon=True).start()
 
@@ -110,12 +112,20 @@ class TritonPythonModel:
         while True:
             while len(running) < MAX_NUM_SEQS and not (running and self.waiting.empty()):
                 running.append(self.waiting.get())
+                self._note("started")
+            while self.hold_path.exists():  # an engine that hangs, in a server that is well
+                time.sleep(0.01)
             running = [one for one in running if self._step(one)]
+
+    def _note(self, what: str) -> None:
+        """Tell the tests what became of a request."""
+        with self.log_path.open("a") as log:
+            log.write(f"{what}\n")
 
     def _step(self, one: Running) -> bool:
         """Compute one token; return whether the request goes on."""
         if one.sender.is_cancelled():
-            self.log.write("cancelled\n")
+            self._note("cancelled")
             one.sender.send(flags=FINAL)
             return False
         try:

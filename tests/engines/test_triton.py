@@ -1,0 +1,210 @@
+"""A worker in front of a real Triton server, whose model has the vLLM backend's signature."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lessee import chat
+from questions import held_out_reading
+from real_stack import asked, listed_questions, read_jsonl, text_of, write_jsonl
+from stage import Stage, stage
+from support import producer_command, producer_env
+from triton_stack import TritonServer, triton_worker
+
+from contract import keys
+from demo.stack import Worker, eventually
+
+pytestmark = pytest.mark.timeout(240)
+WORKER_READY_S = 60
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
+    """Return a running server; tests must not stop it."""
+    with TritonServer(tmp_path_factory.mktemp("triton")) as running:
+        yield running
+
+
+def started(on: Stage, *servers: TritonServer, **settings: object) -> Worker:
+    """Start a worker in front of these servers; it may not be ready yet."""
+    log = on.folder / f"worker-{len(on.workers)}.log"
+    defaults: dict[str, object] = {"lease_s": 2, "stall_timeout_s": 30, "drain_timeout_s": 10}
+    worker = triton_worker(on.server.url, log, *servers, **(defaults | settings)).start()
+    on.workers.append(worker)
+    return worker
+
+
+def ended(on: Stage, batch_id: str = "b1") -> int:
+    """Return how many requests of a batch have ended."""
+    return len(on.store.finished_ids(batch_id, 0, 10_000))
+
+
+def long_bodies(count: int, tokens: int) -> list[dict[str, Any]]:
+    """Return requests that write exactly so many tokens."""
+    return [
+        chat(f"What is {n % 9} plus 4?", temperature=0, max_tokens=tokens, ignore_eos=True)
+        for n in range(count)
+    ]
+
+
+def answers_of(on: Stage, source: Path, name: str) -> list[dict[str, Any]]:
+    """Run a file through the installed command; return its output lines."""
+    out = on.folder / f"{name}.jsonl"
+    ran = subprocess.run(
+        producer_command("submit", source, "--batch-id", name, "--wait", "-o", out),
+        env=producer_env(on.server.url), capture_output=True, text=True, timeout=180, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    return read_jsonl(out)
+
+
+def test_300_short_answers_are_those_of_vllm_in_process(
+    server: TritonServer, tmp_path: Path
+) -> None:
+    # Given 300 questions, chat and completion mixed
+    questions = [*listed_questions(150), *held_out_reading(77, 150)]
+    lines = [
+        {"custom_id": f"q{n}", **asked(question, n % 2 == 0, max_tokens=24)}
+        for n, question in enumerate(questions)
+    ]
+    source = write_jsonl(tmp_path / "in.jsonl", lines)
+    with stage(tmp_path) as on:
+        # When vLLM answers them in process, and then the same file goes through Triton
+        worker = on.real_worker(stall_timeout_s=60)
+        on.ready(worker, timeout_s=150)
+        expected = answers_of(on, source, "vllm")
+        assert worker.stop() == 0
+        worker = started(on, server)
+        on.ready(worker, timeout_s=WORKER_READY_S)
+        found = answers_of(on, source, "triton")
+        # Then every text, ending and number of tokens is the same
+        assert [one["custom_id"] for one in found] == [f"q{n}" for n in range(300)]
+        for ours, theirs in zip(found, expected, strict=True):
+            mine, other = ours["response"]["body"], theirs["response"]["body"]
+            assert text_of(mine) == text_of(other), ours["custom_id"]
+            assert mine["choices"][0]["finish_reason"] == other["choices"][0]["finish_reason"]
+            for name in ("prompt_tokens", "completion_tokens", "total_tokens"):
+                assert mine["usage"][name] == other["usage"][name], ours["custom_id"]
+        assert worker.stop() == 0
+
+
+def test_a_server_killed_and_restarted_twice_mid_batch_loses_and_doubles_nothing(
+    tmp_path: Path,
+) -> None:
+    server = TritonServer(tmp_path / "triton")
+    with stage(tmp_path) as on:
+        try:
+            # Given a worker that was started before its server
+            worker = started(on, server)
+            on.submit(long_bodies(500, 16))
+            server.start()
+            # When the server is killed and started again, and later told to end
+            for stop, done in ((server.kill, 100), (server.terminate, 300)):
+                eventually(lambda done=done: ended(on) >= done, 90, f"{done} ended", 0.01)
+                stop()
+                assert ended(on) < 500
+                eventually(lambda: on.announced(worker).get("state") == "degraded", 30, "noticed")
+                server.start()
+            on.finish(timeout_s=120)
+            # Then all 500 are answered, each once, and no request is under suspicion
+            on.settled(simulated=False)
+            assert on.store.redis.llen(keys.suspects_list(keys.DEFAULT_QUEUE)) == 0
+            assert on.store.redis.hlen(keys.DEAD) == 0
+            assert worker.stop() == 0
+        finally:
+            server.kill()
+
+
+def test_requests_of_a_server_that_dies_run_on_the_other_one(tmp_path: Path) -> None:
+    first, second = (TritonServer(tmp_path / name) for name in ("first", "second"))
+    with stage(tmp_path) as on:
+        try:
+            first.start(wait=False)
+            second.start()
+            eventually(first.ready, WORKER_READY_S, "the first server", 0.1)
+            worker = started(on, first, second)
+            on.submit(long_bodies(200, 16))
+            # When both have work and one is killed
+            eventually(lambda: ended(on) >= 40, 60, "40 ended", 0.01)
+            assert first.started() > 0 and second.started() > 0
+            first.kill()
+            on.finish(timeout_s=90)
+            # Then the batch is whole and the worker never stopped
+            on.settled(simulated=False)
+            log = worker.log_path.read_text()
+            assert f"{first.url} is away" in log and "rebuilding" not in log
+            # And a server that is back gets work again
+            first.start()
+            words = f"{first.url} is ready"
+            eventually(lambda: worker.log_path.read_text().count(words) == 2, 30, words)
+            before = first.started()
+            on.submit(long_bodies(60, 16), "b2")
+            on.finish("b2", timeout_s=60)
+            on.settled("b2", simulated=False)
+            assert first.started() > before
+            assert worker.stop() == 0
+        finally:
+            first.kill()
+            second.kill()
+
+
+def test_a_cancelled_batch_is_cancelled_inside_the_server(
+    server: TritonServer, tmp_path: Path
+) -> None:
+    with stage(tmp_path) as on:
+        worker = started(on, server)
+        before = server.cancelled(), server.started()
+        batch = on.submit(long_bodies(16, 900)).batch
+        eventually(lambda: server.started() == before[1] + 16, WORKER_READY_S, "16 run", 0.05)
+        on.store.cancel(batch)
+        on.finish()
+        eventually(lambda: server.cancelled() == before[0] + 16, 20, "16 cancelled", 0.05)
+        assert on.store.batch("b1").number("cancelled") == 16  # type: ignore[union-attr]
+        assert worker.stop() == 0
+
+
+def test_a_server_that_hangs_is_left_and_its_requests_end_when_it_goes_on(tmp_path: Path) -> None:
+    with stage(tmp_path) as on, TritonServer(tmp_path / "triton") as server:
+        worker = started(on, server, stall_timeout_s=2)
+        on.submit(long_bodies(60, 40))
+        eventually(lambda: ended(on) >= 10, WORKER_READY_S, "10 ended", 0.01)
+        with server.hanging():
+            eventually(
+                lambda: "made no step for 2 s" in worker.log_path.read_text(), 30, "it is seen"
+            )
+        on.finish(timeout_s=90)
+        on.settled(simulated=False)
+        assert worker.stop() == 0
+
+
+def test_what_the_backend_cannot_do_fails_one_line_by_name(
+    server: TritonServer, tmp_path: Path
+) -> None:
+    bodies = [
+        chat("What is 3 plus 4?", temperature=0, max_tokens=8),
+        chat("What is 3 plus 4?", n=2),
+        chat("one two " * 2000, max_tokens=8),
+        chat("one two " * 2000),
+        chat("What is 3 plus 4?", length_penalty=2.0),
+        chat("What is 3 plus 4?", frequency_penalty=0.5),  # the tiny backend knows it not
+    ]
+    with stage(tmp_path) as on:
+        worker = started(on, server)
+        on.submit(bodies)
+        on.finish(timeout_s=WORKER_READY_S)
+        metas = [json.loads(raw or b"{}") for raw in on.store.results(on.ids())]
+        assert text_of(metas[0]["result"]) == "7"
+        errors = [meta["warmq"]["error"] for meta in metas[1:]]
+        assert [error["code"] for error in errors] == [
+            "invalid_request", "context_length_exceeded", "context_length_exceeded",
+            "invalid_request", "invalid_request",
+        ]  # fmt: skip
+        assert "field body.n: " in errors[0]["message"]
+        assert "field body.length_penalty: " in errors[3]["message"]
+        assert "sampling parameters" in errors[4]["message"]
+        assert worker.stop() == 0
