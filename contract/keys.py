@@ -12,7 +12,7 @@
 | `warmq:worker:<worker>`      | HASH   | lease id -> `<slots>\\0<list key>\\0<message>`      |
 | `warmq:workers`              | HASH   | worker -> `<ms>\\0<JSON>`: state, queue, model, load |
 | `warmq:returns`              | HASH   | request id -> times handed back                      |
-| `warmq:deaths`               | HASH   | request id -> deaths of the engine that ran it       |
+| `warmq:deaths`               | HASH   | request id (+ `\\0alone`) -> deaths of its engine    |
 | `warmq:dead`                 | HASH   | dead letter id -> `<reason>\\0<ms>\\0<list>\\0<message>` |
 | `warmq:revoked`              | ZSET   | request id revoked through Celery -> forget at (s)   |
 | `warmq:sweep`                | HASH   | `last`, `hold`: when leases were and may be swept    |

@@ -65,9 +65,7 @@ class Campaign:
     #: Most progress between two faults.
     step = 180
 
-    def __init__(
-        self, on: Stage, seed: int, faults: int, requests: int, root: Path = ROOT
-    ) -> None:
+    def __init__(self, on: Stage, seed: int, faults: int, requests: int, root: Path = ROOT) -> None:
         self.on = on
         self.root = root
         self.random = random.Random(seed)
@@ -206,7 +204,7 @@ class Campaign:
         letters = []
         for letter in self.on.store.dead_letters():
             headers = json.loads(letter["message"])["headers"]["warmq"]
-            if headers["custom_id"] not in self.failing[headers["batch"]]:
+            if self.failing[headers["batch"]].get(headers["custom_id"]) != "poison":
                 letters.append((letter["id"], headers["batch"]))
         self.report.blamed_innocents = len(letters)
         if letters:

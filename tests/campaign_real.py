@@ -39,11 +39,15 @@ class RealCampaign(Campaign):
         return worker
 
     def engine_parts(self, worker: Worker) -> list[psutil.Process]:
-        """Return EngineCore and its workers."""
+        """Return EngineCore and its workers; a rebuilt engine may not have them all yet."""
         titles = ("VLLM::EngineCore", "VLLM::Worker")
-        found = {p.cmdline()[0]: p for p in psutil.Process(worker.pid).children(recursive=True)
-                 if p.cmdline()}  # fmt: skip
-        return [p for title in titles for name, p in found.items() if name.startswith(title)]
+
+        def look() -> list[psutil.Process]:
+            titled = [(_title(p), p) for p in psutil.Process(worker.pid).children(recursive=True)]
+            found = [p for title in titles for name, p in titled if name.startswith(title)]
+            return found if len(found) >= len(titles) else []
+
+        return eventually(look, self.hang_s, "EngineCore and its worker", 0.1)
 
     def progress(self) -> int:
         """Return how many requests have ended."""
@@ -71,3 +75,11 @@ class RealCampaign(Campaign):
             return not left
 
         eventually(orphans, 15, f"no engine process stays: {left}", 0.1)
+
+
+def _title(process: psutil.Process) -> str:
+    """Return a process's title, "" if it has ended."""
+    try:
+        return (process.cmdline() or [""])[0]
+    except psutil.Error:
+        return ""

@@ -133,9 +133,10 @@ class Supervisor:
         self._fruitless = 0
 
     def _deaths_allowed(self) -> int:
-        # Halving a full engine of suspects down to one poison may complete nothing on the way.
+        # Halving a full engine of suspects down to one poison, which then runs alone once more,
+        # may complete nothing on the way.
         slots = self.capacity.max_num_seqs if self.capacity else 1
-        return self._tries + self._max_deaths + math.ceil(math.log2(slots)) + 1
+        return self._tries + self._max_deaths + math.ceil(math.log2(slots)) + 2
 
     async def _discard(self) -> None:
         engine, self._engine = self._engine, None

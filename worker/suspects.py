@@ -2,8 +2,8 @@
 
 One worker at a time does so. The groups' sizes live in Redis, where RELEASE and
 SWEEP halve them: a group that dies is halved, a half that survives is cleared,
-a single request that dies is the culprit and becomes a dead letter. So one
-poison among n suspects costs at most log2(n) + 1 further deaths.
+a single request that dies twice is the culprit and becomes a dead letter. So one
+poison among n suspects costs at most log2(n) + 2 further deaths.
 """
 
 from __future__ import annotations

@@ -56,9 +56,12 @@ local function keep_message(batch, id, list, message)
   redis.call('HSET', batch_key(batch) .. ':failed', id, list .. '\0' .. message)
 end
 
+-- The field of warmq:deaths that counts deaths of an engine with nothing else in it.
+local function alone(id) return id .. '\0alone' end
+
 local function forget_counts(id)
   redis.call('HDEL', 'warmq:returns', id)
-  redis.call('HDEL', 'warmq:deaths', id)
+  redis.call('HDEL', 'warmq:deaths', id, alone(id))
 end
 
 -- COMPLETE: sealed and every line terminal. Run once for each touched batch.
@@ -167,8 +170,9 @@ end
 
 -- Hands leases back to the head of their own lists. `leases` is a list of
 -- {id, record, died}, newest first, so that the oldest is consumed next.
--- A death inside the suspects' list halves the group; a group of one that dies
--- is the culprit. Every record is pushed before its lease is dropped.
+-- A death inside the suspects' list halves the group; who dies alone a second time is
+-- the culprit: one death somebody else may have caused, from outside. Every record is
+-- pushed before its lease is dropped.
 local function hand_back(worker, leases, max_deaths, now, date, ttl_ms)
   local died_suspects, groups = {}, {}
   for _, l in ipairs(leases) do
@@ -187,7 +191,8 @@ local function hand_back(worker, leases, max_deaths, now, date, ttl_ms)
         local deaths = redis.call('HINCRBY', 'warmq:deaths', r.id, 1)
         if deaths >= max_deaths then target = suspects_of(list) end
       end
-      if died_suspects[list] == 1 and l.died then
+      if died_suspects[list] == 1 and l.died
+         and redis.call('HINCRBY', 'warmq:deaths', alone(r.id), 1) == 2 then
         local text = 'the engine died each time it ran this request'
         dead_letter(list, message, 'poison: ' .. text, now)
         commit_ending(r, ending_meta(r, 'FAILURE', 'RequestFailed', 'null', 'poison', text, date),

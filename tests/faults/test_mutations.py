@@ -21,6 +21,7 @@ from stage import Stage, stage
 from contract import keys
 from demo.stack import ROOT, Worker, eventually
 
+
 def judge(on: Stage) -> None:
     """Raise BrokenPromise if a result changed or was written by the wrong worker."""
     writes = read_writes(on.server.folder)

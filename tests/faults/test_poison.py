@@ -65,7 +65,7 @@ def test_a_dead_letter_is_listed_shown_and_retried_by_the_command(tmp_path: Path
         assert retried.returncode == 0, retried.stderr
         on.finish()
         eventually(lambda: [w["id"] for w in on.store.dead_letters()] not in ([], [letter["id"]]))
-        assert engine_deaths(on) - before == 3
+        assert engine_deaths(on) - before == 4
         assert worker.stop() == 0
 
 
