@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import report
-from load import hold
+from load import hold, wait_ready
 from npu_model import Cost, NpuModelEngine, request
 
 from demo.stack import RedisServer
@@ -102,8 +102,7 @@ async def _ours(cost: Cost, folder: Path, requests: list[EngineRequest]) -> dict
         leases = Leases(settings, "admission.1.bench")
         drain = Drain(settings, leases, Supervisor(lambda: engine, 0))
         running = asyncio.create_task(drain.run(Upkeep(settings, leases, drain).tasks()))
-        while not drain.limit:
-            await asyncio.sleep(0.01)
+        await asyncio.to_thread(wait_ready, client)
         began = held.release()
         ended = await asyncio.to_thread(held.wait)
         drain.stop()

@@ -205,6 +205,9 @@ class VllmEngine:
             raise asyncio.CancelledError
         if isinstance(response, ErrorResponse):
             raise self._refused(response)
+        return self._completion_of(response, model)
+
+    def _completion_of(self, response: Any, model: str | None) -> Completion:
         if any(choice.finish_reason == "abort" for choice in response.choices):
             # EngineCore was told to end and gave up what it had. Only if we told it, for it
             # made no step, may a request be the cause.
