@@ -30,7 +30,7 @@ def packages() -> Path:
 
 
 class TritonServer:
-    """One tritonserver on the loopback interface with the shipped model as `vllm_model`.
+    """One tritonserver on the loopback interface; `python -m worker.triton` writes its repository.
 
     Its python backend runs the system's libpython and knows numpy 1 only, so .venv-triton's
     packages come before this environment's, which has torch.
@@ -46,20 +46,23 @@ class TritonServer:
         self._install()
 
     def _install(self) -> None:
-        model = self.folder / "models" / "vllm_model"
-        (model / "1").mkdir(parents=True)
-        shutil.copy(BACKEND / "config.pbtxt", model)
-        shutil.copy(BACKEND / "model.py", model / "1")
+        model = ["models/tiny", "--max-num-seqs", "16", "--max-model-len", "1024"]
+        subprocess.run(
+            [sys.executable, "-m", "worker.triton", *model, "-o", self.folder / "models"],
+            cwd=ROOT, check=True, stdout=subprocess.DEVNULL,
+        )  # fmt: skip
         bundled = packages() / "pytriton" / "tritonserver"
-        backend = self.folder / "backends" / "python"
-        backend.mkdir(parents=True)
+        python, vllm = (self.folder / "backends" / name for name in ("python", "vllm"))
+        python.mkdir(parents=True)
+        vllm.mkdir()
         version = f"{sys.version_info[0]}.{sys.version_info[1]}"
         for part in (
             bundled / "backends/python/libtriton_python.so",
             bundled / "backends/python/triton_python_backend_utils.py",
             bundled / "python_backend_stubs" / version / "triton_python_backend_stub",
         ):
-            shutil.copy(part, backend)
+            shutil.copy(part, python)
+        shutil.copy(BACKEND / "model.py", vllm)
         self._binary = bundled / "bin" / "tritonserver"
 
     def start(self, wait: bool = True) -> TritonServer:
@@ -67,7 +70,6 @@ class TritonServer:
         env = os.environ | {
             "LD_LIBRARY_PATH": str(packages() / "nvidia_pytriton.libs"),
             "PYTHONPATH": f"{packages()}{os.pathsep}{sysconfig.get_path('purelib')}",
-            "TINY_MODEL": str(MODEL),
             "TINY_LOG": str(self.backend_log),
             "HF_HUB_OFFLINE": "1",
         }
@@ -78,6 +80,7 @@ class TritonServer:
                     self._binary,
                     f"--model-repository={self.folder / 'models'}",
                     f"--backend-directory={self.folder / 'backends'}",
+                    "--model-control-mode=explicit", "--load-model=vllm_model",
                     "--exit-timeout-secs=5",
                     *(f"--{name}-address=127.0.0.1" for name in ports),
                     *(f"--{name}-port={port}" for name, port in ports.items()),

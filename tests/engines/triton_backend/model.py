@@ -1,8 +1,8 @@
-"""A Triton model with the vLLM backend's signature, inputs and manners, that answers from the
-shipped tiny model: greedy, float32, one token of every running request in turn.
+"""A stand-in for Triton's vLLM backend: its signature and manners, its model.json, but the answers
+come from the shipped tiny model in transformers: greedy, float32, a token of each request in turn.
 
-It runs inside tritonserver's python backend, whose embedded interpreter knows no environment:
-PYTHONPATH says where torch and transformers are, TINY_MODEL which folder to load.
+It is a Python-based backend as the real one is. The interpreter that tritonserver embeds knows no
+environment: PYTHONPATH says where torch and transformers are.
 """
 
 import os
@@ -21,8 +21,15 @@ import torch
 import triton_python_backend_utils as pb_utils
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-MAX_NUM_SEQS = 16
-MAX_MODEL_LEN = 1024
+INPUTS = {
+    "text_input": "TYPE_STRING", "stream": "TYPE_BOOL", "sampling_parameters": "TYPE_STRING",
+    "exclude_input_in_output": "TYPE_BOOL", "return_finish_reason": "TYPE_BOOL",
+    "return_num_input_tokens": "TYPE_BOOL", "return_num_output_tokens": "TYPE_BOOL",
+}  # fmt: skip
+OUTPUTS = {
+    "text_output": "TYPE_STRING", "finish_reason": "TYPE_STRING",
+    "num_input_tokens": "TYPE_UINT32", "num_output_tokens": "TYPE_UINT32",
+}  # fmt: skip
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 KNOWN = {
     "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "ignore_eos",
@@ -47,10 +54,10 @@ class Running:
             # What the backend answers when vLLM's SamplingParams refuse a name.
             raise AttributeError("'NoneType' object has no attribute 'lora_name'")
         self.ids = model.tokenizer(prompt)["input_ids"]
-        if len(self.ids) > MAX_MODEL_LEN:
+        if len(self.ids) > model.max_model_len:
             raise ValueError(
                 f"The decoder prompt (length {len(self.ids)}) is longer than the maximum model "
-                f"length of {MAX_MODEL_LEN}."
+                f"length of {model.max_model_len}."
             )
         self.new: list[int] = []
         self.text = ""
@@ -86,9 +93,24 @@ def _tensor(name, values, dtype):
 class TritonPythonModel:
     """What tritonserver calls."""
 
+    @staticmethod
+    def auto_complete_config(config):
+        """Add what a config.pbtxt of three lines leaves out, as the vLLM backend does."""
+        for name, kind in INPUTS.items():
+            optional = name != "text_input"
+            config.add_input({"name": name, "data_type": kind, "dims": [1], "optional": optional})
+        for name, kind in OUTPUTS.items():
+            config.add_output({"name": name, "data_type": kind, "dims": [-1]})
+        config.set_model_transaction_policy({"decoupled": True})
+        config.set_max_batch_size(0)
+        return config
+
     def initialize(self, args) -> None:
-        """Load the model and start the one thread that computes."""
-        folder = Path(os.environ["TINY_MODEL"])
+        """Load the model that model.json names and start the one thread that computes."""
+        arguments = json.loads(Path(pb_utils.get_model_dir(), "model.json").read_text())
+        folder = Path(arguments["model"])
+        self.max_num_seqs = arguments["max_num_seqs"]
+        self.max_model_len = arguments["max_model_len"]
         torch.set_num_threads(1)
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
@@ -110,7 +132,7 @@ class TritonPythonModel:
     def _compute(self) -> None:
         running: list[Running] = []
         while True:
-            while len(running) < MAX_NUM_SEQS and not (running and self.waiting.empty()):
+            while len(running) < self.max_num_seqs and not (running and self.waiting.empty()):
                 running.append(self.waiting.get())
                 self._note("started")
             while self.hold_path.exists():  # an engine that hangs, in a server that is well
