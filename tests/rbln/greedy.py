@@ -1,4 +1,4 @@
-"""Transformers' own greedy tokens: `greedy.py MODEL N < prompts.json > tokens.json`."""
+"""Transformers' own greedy tokens: `greedy.py MODEL N`, lines of prompts in, of tokens out."""
 
 from __future__ import annotations
 
@@ -27,11 +27,13 @@ def continuation(model: torch.nn.Module, prompt: list[int], count: int) -> list[
 
 
 def main() -> None:
-    """Answer all prompts, one by one."""
+    """Answer line by line until there are no more: loading takes longer than answering."""
     folder, count = sys.argv[1:]
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    prompts = json.load(sys.stdin)
-    json.dump([continuation(model, prompt, int(count)) for prompt in prompts], sys.stdout)
+    for line in sys.stdin:
+        found = [continuation(model, prompt, int(count)) for prompt in json.loads(line)]
+        sys.stdout.write(json.dumps(found) + "\n")
+        sys.stdout.flush()
 
 
 main()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -60,24 +61,37 @@ def test_a_good_set_up_says_what_will_happen(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "more", "words"),
+    ("name", "more", "problem", "remedy"),
     [
         ("b4_eager", {"rebel": False, "versions": {"vllm-rbln": "0.12.0"}},
-         "`import vllm` fails with `No module named 'rebel'`"),
-        ("b4_eager", {"versions": SDK | {"rebel-compiler": "0.11.0"}}, "different releases"),
-        ("b4_eager", {"versions": SDK | {"optimum-rbln": "0.13.0"}}, "compiled by optimum-rbln"),
-        ("b4_eager", {"versions": {"vllm": "0.30.0"}}, "vllm-rbln is not installed"),
-        ("b4_eager", {"versions": {}}, "vLLM is not installed"),
-        ("2dev", {}, "compiled for 2 devices and 1 are visible"),
-        ("b4_eager", {"engine_args": "--max-model-len 9999"}, "compiled context length is 512"),
-        ("b4_eager", {"engine_args": "--speculative-config {}"}, "--speculative-config is refused"),
-        ("b4_eager", {"engine_args": "-tp 2"}, "--tensor-parallel-size is refused"),
-        ("b4_eager", {"engine_args": "-pp 2"}, "--pipeline-parallel-size is refused"),
-        ("b4_eager", {"engine_args": "--device rbln"}, "--device is refused"),
+         "`import vllm` fails with `No module named 'rebel'`", "rebel-compiler==0.12.*"),
+        ("b4_eager", {"versions": SDK | {"rebel-compiler": "0.11.0"}}, "different releases",
+         "pip install rebel-compiler==0.12.*"),
+        ("b4_eager", {"versions": SDK | {"optimum-rbln": "0.13.0"}}, "different releases",
+         "pip install optimum-rbln==0.12.*"),
+        ("b4_eager", {"versions": SDK | {"optimum-rbln": "0.13.0"}}, "compiled by optimum-rbln",
+         "Recompile the model"),
+        ("b4_eager", {"versions": {"vllm": "0.30.0"}}, "vllm-rbln is not installed",
+         "docs/rbln.md"),
+        ("b4_eager", {"versions": {}}, "vLLM is not installed", "make setup"),
+        ("2dev", {}, "compiled for 2 devices and 1 are visible", "WARMQ_RBLN_DEVICES"),
+        ("b4_eager", {"engine_args": "--max-model-len 9999"}, "compiled context length is 512",
+         "--max-seq-len 9999"),
+        ("b4_eager", {"engine_args": "--speculative-config {}"}, "--speculative-config is refused",
+         "without speculation"),
+        ("b4_eager", {"engine_args": "-tp 2"}, "--tensor-parallel-size is refused",
+         "--num-devices"),
+        ("b4_eager", {"engine_args": "-pp 2"}, "--pipeline-parallel-size is refused",
+         "--num-devices"),
+        ("b4_eager", {"engine_args": "--device rbln"}, "--device is refused", "Leave it out"),
+        ("b4_eager", {}, "requests that set `seed` are sampled unseeded", "temperature 0"),
     ],
 )  # fmt: skip
-def test_broken_set_ups(tmp_path: Path, name: str, more: dict[str, Any], words: str) -> None:
-    assert words in look(compiled(tmp_path, name), **more)
+def test_broken_set_ups(
+    tmp_path: Path, name: str, more: dict[str, Any], problem: str, remedy: str
+) -> None:
+    lines = look(compiled(tmp_path, name), **more).splitlines()
+    assert any(problem in line and remedy in after for line, after in pairwise(lines))
 
 
 def test_the_wrong_card(tmp_path: Path, machine: pytest.MonkeyPatch) -> None:
@@ -95,7 +109,8 @@ def test_no_driver(tmp_path: Path, machine: pytest.MonkeyPatch) -> None:
 def test_a_busy_card_unless_another_was_chosen(tmp_path: Path, machine: pytest.MonkeyPatch) -> None:
     machine.setattr(devices, "holders", lambda: {1: {77}})
     folder = compiled(tmp_path, "b4_eager")
-    assert busy(1, {77}).problem in look(folder)
+    assert f"{busy(1, {77}).problem}\n  do: One engine per card" in look(folder)
+    assert "/dev/rbln1 is open in process 77" in busy(1, {77}).problem
     assert busy(1, {77}).problem not in look(folder, rbln_devices="0")
 
 
@@ -110,7 +125,8 @@ def test_a_broken_and_a_missing_folder(tmp_path: Path) -> None:
 
 
 def test_one_request_at_a_time_is_told(tmp_path: Path) -> None:
-    assert "one request at a time" in look(compiled(tmp_path, {"batch_size": 1, "max_seq_len": 64}))
+    text = look(compiled(tmp_path, {"batch_size": 1, "max_seq_len": 64}))
+    assert "one request at a time" in text and "--batch-size 4" in text
 
 
 def test_other_engines(machine: pytest.MonkeyPatch) -> None:

@@ -17,10 +17,9 @@ if _real is not None:
         "run the emulated tests in an environment of their own"
     )
 
-import os
-
 import torch
 
+from . import cards as _cards
 from . import operators as _operators
 from .compile_context import CompileContext
 from .compiled import RBLNCompiledModel, compile_from_torch
@@ -38,19 +37,16 @@ __all__ = [
     "npu_is_available",
 ]
 __version__ = "0.12.0"
-_CARD = os.environ.get("WARMQ_FAKE_REBEL_NPU", "RBLN-CA25")
-_VISIBLE = os.environ.get("RBLN_VISIBLE_DEVICES")
-_COUNT = len(_VISIBLE.split(",")) if _VISIBLE else 1
 
 _operators.register()
 
 
 def device_count():
-    return _COUNT
+    return len(_cards.VISIBLE)
 
 
 def get_npu_name(device_id=0):
-    return _CARD if 0 <= device_id < _COUNT else None
+    return _cards.NAME if 0 <= device_id < device_count() else None
 
 
 def npu_is_available(device_id=0):

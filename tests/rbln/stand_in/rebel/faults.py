@@ -1,7 +1,7 @@
 """The tests' side door: faults that are switched on in a running engine, and a record of steps.
 
 WARMQ_FAKE_REBEL names a folder. Files in it: `raise` and `refuse-load` hold the message of the
-error that every step or every runtime's creation raises; `hang` makes steps wait while it is
+error that every step or every runtime's creation raises; `hang` makes both wait while it is
 there; `slow` holds the seconds that a step takes more. `steps` gets one line per step:
 `prefill 1 1` or `decode <compiled rows> <rows that hold a request>`.
 """
@@ -24,17 +24,22 @@ def _told(name):
 
 
 def on_load():
+    _wait()
     if (message := _told("refuse-load")) is not None:
         raise RuntimeError(message)
 
 
 def on_step():
-    while _told("hang") is not None:
-        time.sleep(POLL_S)
+    _wait()
     if (message := _told("raise")) is not None:
         raise RuntimeError(message)
     if (seconds := _told("slow")) is not None:
         time.sleep(float(seconds))
+
+
+def _wait():
+    while _told("hang") is not None:
+        time.sleep(POLL_S)
 
 
 def record(names, tensors):

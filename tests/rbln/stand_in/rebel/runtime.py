@@ -5,7 +5,7 @@ import threading
 
 import torch
 
-from . import faults
+from . import cards, faults
 
 # Prefill and decode of one model share their cache, as they share the device's memory.
 _caches = {}
@@ -15,6 +15,7 @@ _lock = threading.Lock()
 class Runtime:
     def __init__(self, compiled, tensor_type="pt", device=0, timeout=None, **kwargs):
         faults.on_load()
+        cards.take()
         self._module = torch.load(io.BytesIO(compiled.module), weights_only=False).eval()
         with _lock:
             self._cache = _caches.setdefault((compiled.context, str(device)), {})
