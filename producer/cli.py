@@ -28,6 +28,17 @@ _errors = click.option(
     help="File for failed requests. Default: where the results go if that is stdout, else a file "
     "beside OUT (OUT.errors.jsonl).",
 )
+_model = click.option(
+    "--model", metavar="NAME", default="", help="Served model to send the requests to."
+)
+_priority = click.option(
+    "--priority", type=click.IntRange(0, 9), default=6, show_default=True,
+    help="0 is the most urgent; steps are 0, 3, 6, 9.",
+)  # fmt: skip
+_set = click.option(
+    "--set", "pairs", metavar="NAME=VALUE", multiple=True,
+    help="Set a body field of every line, as max_tokens=256; repeatable.",
+)  # fmt: skip
 
 
 def _commands() -> ModuleType:
@@ -58,11 +69,9 @@ def cli() -> None:
 @cli.command()
 @click.argument("file", metavar="FILE")
 @click.option("--batch-id", metavar="ID", help="Name of the batch. The same name resumes it.")
-@click.option("--model", metavar="NAME", default="", help="Served model to send the requests to.")
-@click.option("--priority", type=click.IntRange(0, 9), default=6, show_default=True,
-              help="0 is the most urgent; steps are 0, 3, 6, 9.")  # fmt: skip
-@click.option("--set", "pairs", metavar="NAME=VALUE", multiple=True,
-              help="Set a body field of every line, as max_tokens=256; repeatable.")  # fmt: skip
+@_model
+@_priority
+@_set
 @click.option("--deadline", metavar="D",
               help="When unfinished requests expire: 90s, 2h, 3d from the batch's creation, or a "
               "time with its zone, as 2026-11-21T08:00:00+01:00.")  # fmt: skip
@@ -83,6 +92,25 @@ def submit(**options: Any) -> int:
     With --json: {"id"} at once, and the batch's state at the end.
     """
     return int(_commands().submit(**options))
+
+
+@cli.command()
+@click.argument("file", metavar="FILE")
+@click.argument("output", metavar="OUT")
+@click.option("--errors", metavar="ERR", help="File for failed requests; default OUT.errors.jsonl.")
+@click.option("--window", type=click.IntRange(min=1), default=20_000, show_default=True,
+              help="Lines to queue at a time, in steps of 500; Redis holds two windows.")  # fmt: skip
+@_model
+@_priority
+@_set
+def run(**options: Any) -> int:
+    """Take FILE through the queue into OUT, in windows, in the order of FILE.
+
+    For files larger than Redis: it holds two windows at a time, whatever FILE is.
+    OUT grows as windows end. After an interruption or a crash the same command goes
+    on where OUT ends; OUT.progress remembers where that is until all is done.
+    """
+    return int(_commands().run(**options))
 
 
 @cli.command()

@@ -9,6 +9,7 @@ import os
 import secrets
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import click
 
@@ -23,7 +24,8 @@ from producer.deadline import parse_deadline
 from producer.options import Submission, parse_overrides
 from producer.progress import Meter, tell
 from producer.reader import Input, InputUnreadable, chunks
-from producer.results import Collected, Collector, write
+from producer.results import Collected, Collector, errors_beside, write
+from producer.run import Done, Run
 from producer.submit import Submitter, Summary
 
 ALL_WELL, SOME_FAILED, BAD_INPUT = 0, 1, 2
@@ -89,6 +91,36 @@ def submit(
     if as_json:
         click.echo(show.json_text(batch.as_json()), err=output == "-")
     return BAD_INPUT if summary.batch.number("valid") == 0 else status
+
+
+def run(
+    *, file: str, output: str, errors: str | None, window: int, model: str, priority: int,
+    pairs: tuple[str, ...],
+) -> int:  # fmt: skip
+    """Take a file through the queue in windows."""
+    _check_outputs(output, errors)
+    if "-" in (output, errors):
+        raise click.UsageError("OUT and ERR must be files: a run goes on where they end")
+    settings = contract_settings.load(Settings)
+    queue = queue_name(model or None, settings.queue)
+    submission = Submission("run", queue, priority, model, parse_overrides(pairs))
+    submission.check()
+    source = Input(file)
+    with _hint("the same command goes on where it stopped"), Meter(output) as meter:
+
+        def report(done: Done) -> None:
+            text = f"{done.line} lines done, {done.failed} failed"
+            meter.update(source.position, text, source.size, at_once=True)
+
+        wide = Run(_store(settings), settings, submission, window, report)
+        try:
+            done = wide.run(source, Path(output), Path(errors or errors_beside(output)))
+        finally:
+            source.close()
+    tell(f"{output}: {done.completed} results, {done.failed} failed")
+    if not done.completed:
+        return BAD_INPUT
+    return SOME_FAILED if done.failed else ALL_WELL
 
 
 def _submit(

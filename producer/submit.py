@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field
 
 import orjson
@@ -61,6 +61,19 @@ class _Prepared:
         return f"lines {self.first} to {self.index.cursor}"
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What a batch of some lines of a longer file shares with the others (producer/run.py).
+
+    `digest` is that of the file before it; custom_ids are remembered in `seen` as requests of
+    the batch `name`, whichever part they are in.
+    """
+
+    digest: str
+    seen: SeenIds
+    name: str
+
+
 class Submitter:
     """One submit of one file. `report` is called with the summary as it grows."""
 
@@ -70,15 +83,18 @@ class Submitter:
         settings: Settings,
         submission: Submission,
         report: Callable[[Summary], None] = lambda summary: None,
+        part: Part | None = None,
     ) -> None:
         self._store = store
         self._settings = settings
         self._submission = submission
         self._report = report
-        self._seen = SeenIds()
+        self._seen = part.seen if part else SeenIds()
+        self._seen_as = part.name if part else ""
+        self._ours: AbstractContextManager[object] = nullcontext() if part else closing(self._seen)
         self._stop = threading.Event()
         self._pending: Future[None] | None = None
-        self._end = (0, submission.seed)
+        self._end = (0, part.digest if part else submission.seed)
 
     def create(self, input_name: str) -> Batch:
         """Make the batch, or find the one that an earlier submit has made.
@@ -94,7 +110,7 @@ class Submitter:
             "options": wanted.options,
         }
         _, batch = self._store.create(
-            wanted.batch_id, wanted.seed, fields, deadline=wanted.deadline
+            wanted.batch_id, self._end[1], fields, deadline=wanted.deadline
         )
         theirs = batch.fields.get("options", "")
         if theirs != wanted.options:
@@ -129,7 +145,7 @@ class Submitter:
         """
         summary = self._summary
         stored = self._store.index(summary.batch.id) if summary.batch.number("cursor") else iter(())
-        with closing(self._seen), ThreadPoolExecutor(1, "warmq-enqueue") as sender:
+        with self._ours, ThreadPoolExecutor(1, "warmq-enqueue") as sender:
             try:
                 for raw in raw_chunks:
                     kept = next(stored, None)
@@ -164,12 +180,17 @@ class Submitter:
         """Take a chunk as submitted before, if it is the same."""
         if (raw.cursor, raw.digest) != (kept.cursor, kept.digest):
             raise self._differs(raw.first, raw.cursor)
-        for (_, _, by_line), request_id in zip(
+        for (_, custom_id, by_line), request_id in zip(
             kept.entries, kept.request_ids(self._summary.batch.id), strict=True
         ):
             if not by_line:
-                self._seen.add(request_id)
+                self._first_use(custom_id, request_id)
         self._summary.found += len(kept.entries)
+
+    def _first_use(self, custom_id: str, request_id: str) -> bool:
+        """Remember a custom_id; return whether no earlier line had it."""
+        whole = self._seen_as
+        return self._seen.add(keys.request_id(whole, custom_id) if whole else request_id)
 
     def _prepare(self, raw: RawChunk) -> _Prepared:
         """Validate a chunk's lines and write their messages."""
@@ -177,7 +198,7 @@ class Submitter:
         entries: list[tuple[int, str, bool]] = []
         index = IndexChunk(raw.cursor, raw.digest, entries)
         chunk = _Prepared(raw.ordinal, raw.first, self._end, index)
-        write, add = self._writer.write, self._seen.add
+        write, first_use = self._writer.write, self._first_use
         raw.lines.reverse()
         while raw.lines:
             number, line = raw.lines.pop()  # a line's bytes go as soon as its message is there
@@ -191,7 +212,7 @@ class Submitter:
                     custom_id = f"line-{number}"
                 else:
                     request_id, by_line = keys.request_id(batch_id, custom_id), False
-                    if not add(request_id):
+                    if not first_use(custom_id, request_id):
                         raise _duplicate(custom_id)
             except RequestRejected as error:
                 self._reject(chunk, number, error)
@@ -208,7 +229,7 @@ class Submitter:
             custom_id = f"line-{number}"
         elif error.code != "duplicate_custom_id":
             own = keys.request_id(batch_id, custom_id)
-            if self._seen.add(own):
+            if self._first_use(custom_id, own):
                 by_line, request_id = False, own
         told = RequestRejected(
             f"line {number}, {error.message}", code=error.code, field=error.field

@@ -1,0 +1,144 @@
+"""`producer run`: windows through the queue, a journal, and an output that only grows."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import redis
+from lessee import Lessee
+from support import (
+    batch_file,
+    chat_line,
+    finish,
+    producer_command,
+    producer_env,
+    run_all,
+    run_producer,
+    write_lines,
+)
+
+from contract.store import BatchStore
+from demo.stack import eventually
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@contextmanager
+def running(redis_url: str, *args: str | Path) -> Iterator[subprocess.Popen[str]]:
+    """Start the real command."""
+    with subprocess.Popen(
+        producer_command("run", *args), env=producer_env(redis_url), text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def custom_ids(path: Path) -> list[str]:
+    return [json.loads(line)["custom_id"] for line in path.read_text().splitlines()]
+
+
+def test_a_file_comes_out_in_order_and_redis_holds_two_windows_of_it(
+    redis_url: str, store: BatchStore, tmp_path: Path
+) -> None:
+    # Given 2,600 lines with a bad one, and one that repeats a custom_id of another window
+    lines = [chat_line(f"r{n}", f"question {n}") for n in range(2600)]
+    lines[1200] = chat_line("bad", max_tokens=-1)
+    lines[2000] = chat_line("r3")
+    source, out = write_lines(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl"
+    # When they run in windows of 1,000
+    most = 0
+    with running(redis_url, source, out, "--window", "1000") as process:
+
+        def served() -> bool:
+            nonlocal most
+            most = max(most, len(store.batches()))
+            run_all(store)
+            return process.poll() is not None
+
+        eventually(served, 60)
+    # Then there were never more than two batches, and none is left
+    assert most == 2
+    assert store.batches() == []
+    # And every line has its result, in the file's order
+    assert process.returncode == 1
+    good = [f"r{n}" for n in range(2600) if n not in (1200, 2000)]
+    assert custom_ids(out) == good
+    errors = [json.loads(line) for line in (tmp_path / "out.errors.jsonl").read_text().splitlines()]
+    assert [(e["custom_id"], e["error"]["line"]) for e in errors] == [("bad", 1201), ("r3", 2001)]
+    assert "used by an earlier line" in errors[1]["error"]["message"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "in.jsonl", "out.errors.jsonl", "out.jsonl",
+    ]  # fmt: skip
+
+
+def test_a_killed_run_goes_on_where_its_output_ends_and_computes_nothing_twice(
+    redis_url: str, store: BatchStore, tmp_path: Path
+) -> None:
+    source, out = batch_file(tmp_path / "in.jsonl", 2200), tmp_path / "out.jsonl"
+    journal = tmp_path / "out.jsonl.progress"
+    lessee, answered = Lessee(store.redis), 0
+    # Given a run that is killed after its first window, while it waits for the next one
+    with running(redis_url, source, out, "--window", "500") as process:
+        eventually(lambda: len(store.batches()) == 2, 20)
+        answered += finish(lessee, lessee.pop(700))
+        eventually(lambda: journal.exists() and json.loads(journal.read_text())["windows"] == 1, 20)
+        eventually(lambda: len(store.batches()) == 2, 20)
+        process.send_signal(signal.SIGKILL)
+    # And a half-written line of it
+    with out.open("a") as file:
+        file.write('{"custom_id": "hal')
+    # When the same command runs again
+    with running(redis_url, source, out, "--window", "500") as process:
+
+        def served() -> bool:
+            nonlocal answered
+            answered += run_all(store)
+            return process.poll() is not None
+
+        eventually(served, 60)
+    # Then the output is whole, and nothing was computed twice
+    assert process.returncode == 0, process.stderr and process.stderr.read()
+    assert custom_ids(out) == [f"r{n}" for n in range(2200)]
+    assert answered == 2200
+    assert store.batches() == []
+    assert not journal.exists()
+
+
+def test_what_a_run_cannot_go_on_with_is_refused(
+    redis_url: str, store: BatchStore, redis_client: redis.Redis, tmp_path: Path
+) -> None:
+    source, out = batch_file(tmp_path / "in.jsonl", 1200), tmp_path / "out.jsonl"
+    with running(redis_url, source, out, "--window", "500") as process:
+        eventually(lambda: len(store.batches()) == 2, 20)
+        # While one writes the output, no other may
+        second = run_producer("run", source, out, redis_url=redis_url)
+        assert (second.returncode, "another `producer run`" in second.stderr) == (2, True)
+        lessee = Lessee(store.redis)
+        finish(lessee, lessee.pop(600))
+        eventually(lambda: out.stat().st_size, 20)
+        eventually(lambda: len(store.batches()) == 2, 20)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 130
+        assert process.stderr is not None
+        assert "the same command goes on" in process.stderr.read()
+    # Another input does not go on with this output
+    other = batch_file(tmp_path / "other.jsonl", 1200, prefix="x")
+    changed = run_producer("run", other, out, redis_url=redis_url)
+    assert changed.returncode == 2
+    assert "differ from those of the run that was stopped after line 500" in changed.stderr
+    # An output that no run has left is not overwritten
+    (tmp_path / "mine.jsonl").write_text("{}\n")
+    mine = run_producer("run", source, tmp_path / "mine.jsonl", redis_url=redis_url)
+    assert (mine.returncode, "exists; remove it" in mine.stderr) == (2, True)
+    assert (tmp_path / "mine.jsonl").read_text() == "{}\n"
+    # Nor can a pipe be gone on with
+    assert run_producer("run", source, "-", redis_url=redis_url).returncode == 2
