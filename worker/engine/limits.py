@@ -12,7 +12,7 @@ FILLED = 0.9
 
 METRIC = re.compile(
     rb"^vllm:(num_requests_running|num_requests_waiting|kv_cache_usage_perc|generation_tokens_total"
-    rb"|prompt_tokens_total)(?:\{[^\n]*\})? ([0-9.eE+-]+)$",
+    rb"|prompt_tokens_total)(?:\{[^\n]*\})? (\d+(?:\.\d+)?(?:e[+-]?\d+)?)$",
     re.MULTILINE,
 )
 

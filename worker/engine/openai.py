@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 KEEP_ALIVE_S = 3.0
 CONNECT_S = 10.0
 #: Between attempts that may be the request's own fault, doubled each time.
-BACKOFF_S = 0.5
+BACKOFF_S = 0.25
 SAY_EVERY_S = 30.0
 
 Json = dict[str, Any]
@@ -128,8 +128,10 @@ class OpenAIEngine:
             await asyncio.sleep(PROBE_S)
 
     def dead(self) -> bool:
-        """Whether every server is away."""
-        return self._fleet is None or self._fleet.dead
+        """Whether every server is away, or no longer watched."""
+        return (
+            self._fleet is None or self._fleet.dead or any(watch.done() for watch in self._watches)
+        )
 
     def last_progress(self) -> float:
         """Return when a server last made a step; now, if no request is in any."""
@@ -151,7 +153,9 @@ class OpenAIEngine:
     async def _close(self) -> None:
         for watch in self._watches:
             watch.cancel()
-        await asyncio.gather(*self._watches, return_exceptions=True)
+        for end in await asyncio.gather(*self._watches, return_exceptions=True):
+            if isinstance(end, Exception):
+                log.error("a server's watch failed", exc_info=end, extra={"action": "watch_failed"})
         if self._fleet is not None:
             await self._fleet.close()
         if self._session is not None:

@@ -39,7 +39,8 @@ Json = dict[str, Any]
 
 def streamable(body: Json) -> bool:
     """Whether a stream of this request carries everything its answer has."""
-    if any(body.get(name) not in (None, False, []) for name in UNSTREAMED):
+    asked = (body.get(name) for name in UNSTREAMED)
+    if any(not (value is None or value is False or value == []) for value in asked):  # 0 is asked
         return False
     # vLLM streams no logprobs then, but gives them at once.
     return not (body.get("logprobs") is True and body.get("top_logprobs", 0) is None)

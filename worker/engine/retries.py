@@ -133,7 +133,7 @@ def unanswered(status: int, body: bytes, retry_after: str | None = None) -> Unan
     error = found.get("error", found) if isinstance(found, dict) else {"message": str(found)}
     if not isinstance(error, dict):
         error = {"message": str(error)}
-    message = str(error.get("message") or error.get("detail") or error or f"status {status}")
+    message = str(error.get("message") or error.get("detail") or f"status {status}")
     return Unanswered(status, message, wait_s=seconds_of(retry_after), error=error)
 
 

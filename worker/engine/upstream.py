@@ -26,6 +26,8 @@ from worker.engine.retries import FIRST_PAUSE_S, LONGEST_PAUSE_S, Health
 log = logging.getLogger(__name__)
 
 PROBE_S = 1.0
+#: Also a server that says `Retry-After: 0` is not asked without end.
+SHORTEST_PAUSE_S = 0.1
 PROBE_TIMEOUT = aiohttp.ClientTimeout(total=5)
 #: A busy server may be late; it is away after so many probes in a row.
 MISSES = 3
@@ -83,7 +85,8 @@ class Upstream:
             self.pause_s = min(max(FIRST_PAUSE_S, 2 * self.pause_s), LONGEST_PAUSE_S)
             if adaptive:
                 self.limit = max(1, int(0.7 * min(self.limit, self.in_flight)))
-        self.paused_until = max(self.paused_until, now + (wait_s or self.pause_s))
+        wait_s = self.pause_s if wait_s is None else max(wait_s, SHORTEST_PAUSE_S)
+        self.paused_until = max(self.paused_until, now + wait_s)
 
     @contextlib.contextmanager
     def watched(self, scope: asyncio.Timeout) -> Iterator[None]:

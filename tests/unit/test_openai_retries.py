@@ -1,0 +1,274 @@
+"""The openai engine's table, and answers put together from streams."""
+
+from __future__ import annotations
+
+import re
+import time
+from email.utils import formatdate
+from typing import Any
+
+import orjson
+import pytest
+
+from contract.body import CHAT_URL, COMPLETION_URL
+from contract.settings import SettingsError, load
+from demo.stack import ROOT
+from worker.engine.limits import Metrics, next_limit, read_metrics
+from worker.engine.reassembly import Reassembly, streamable
+from worker.engine.retries import (
+    LONGEST_RETRY_AFTER_S,
+    TABLE,
+    Action,
+    Condition,
+    Health,
+    Unanswered,
+    action_for,
+    after_probe,
+    rejection,
+    seconds_of,
+    unanswered,
+)
+from worker.settings import WorkerSettings
+
+PAGE = ROOT / "docs" / "engine-openai.md"
+
+
+@pytest.mark.parametrize(
+    ("what", "action"),
+    [
+        (400, Action.REJECT), (404, Action.REJECT), (422, Action.REJECT),
+        (401, Action.CLOSED), (403, Action.CLOSED),
+        (429, Action.WAIT), (408, Action.WAIT),
+        (500, Action.PROBE), (503, Action.PROBE), (529, Action.PROBE),
+        (302, Action.COUNT), (418, Action.COUNT),
+        (Condition.CONNECT, Action.AWAY), (Condition.LOST, Action.PROBE),
+        (Condition.STALLED, Action.PROBE), (Condition.ENDED, Action.AWAY),
+        (Condition.GARBLED, Action.COUNT),
+    ],
+)  # fmt: skip
+def test_each_way_not_to_answer_has_its_row(what: int | Condition, action: Action) -> None:
+    assert action_for(Unanswered(what, "")) is action
+
+
+def test_a_503_that_names_a_time_is_waited_for() -> None:
+    assert action_for(Unanswered(503, "", wait_s=0.0)) is Action.WAIT
+
+
+@pytest.mark.parametrize(
+    ("health", "inside", "stalled", "action"),
+    [
+        (Health.WELL, True, False, Action.COUNT),
+        (Health.ILL, True, False, Action.DIED),
+        (Health.ILL, False, False, Action.AWAY),
+        (Health.SILENT, True, False, Action.AWAY),
+        (Health.WELL, True, True, Action.DIED),
+        (Health.SILENT, True, True, Action.AWAY),
+    ],
+)
+def test_only_what_was_inside_a_server_that_is_ill_may_have_brought_it_down(
+    health: Health, inside: bool, stalled: bool, action: Action
+) -> None:
+    assert after_probe(health, inside=inside, stalled=stalled) is action
+
+
+def test_the_page_has_the_table_of_the_code() -> None:
+    page = PAGE.read_text()
+    for rule in TABLE:
+        assert f"| {rule.happened} | {rule.action} |" in page, rule
+
+
+def test_every_field_that_stops_streaming_is_on_the_page() -> None:
+    from worker.engine.reassembly import UNSTREAMED
+
+    page = PAGE.read_text()
+    assert not [name for name in UNSTREAMED if f"`{name}`" not in page]
+
+
+def test_retry_after_is_read_in_both_its_forms() -> None:
+    assert seconds_of("7") == 7
+    assert seconds_of("99999999") == LONGEST_RETRY_AFTER_S
+    assert 50 < (seconds_of(formatdate(time.time() + 60, usegmt=True)) or 0) <= 60
+    assert seconds_of(formatdate(0, usegmt=True)) == 0
+    for nothing in (None, "", "soon", "-1"):
+        assert seconds_of(nothing) is None
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        (b'{"error": {"message": "no", "param": "n", "code": 400}}', "no"),
+        (b'{"error": "no"}', "no"),
+        (b'{"detail": "no"}', "no"),
+        (b"<html>no</html>", "<html>no</html>"),
+        (b"[1]", "[1]"),
+        (b"", "status 400"),
+        (b"\xff", "\ufffd"),
+    ],
+)
+def test_an_error_is_read_in_whatever_form_it_comes(raw: bytes, message: str) -> None:
+    assert unanswered(400, raw).message == message
+
+
+def test_a_prompt_that_is_too_long_is_told_by_its_code() -> None:
+    for text in (
+        "This model's maximum context length is 1024 tokens.",
+        "max_tokens=5000 cannot be greater than max_model_len=1024",
+    ):
+        fault = unanswered(400, orjson.dumps({"error": {"message": text}}))
+        assert rejection(fault).code == "context_length_exceeded"
+    assert rejection(unanswered(404, b'{"error": {"message": "no x"}}')).code == "model_not_found"
+
+
+# -- answers ------------------------------------------------------------------------------------
+
+
+def assembled(url: str, chunks: list[dict[str, Any]], **request: Any) -> dict[str, Any]:
+    whole = Reassembly(url, request, vllm=False)
+    for chunk in chunks:
+        whole.add(chunk)
+    assert whole.finished
+    return whole.body()
+
+
+def delta(index: int = 0, end: str | None = None, **delta: Any) -> dict[str, Any]:
+    return {
+        "id": "x", "object": "chat.completion.chunk", "model": "m",
+        "choices": [{"index": index, "delta": delta, "finish_reason": end}],
+    }  # fmt: skip
+
+
+def test_choices_that_come_mixed_are_each_whole_and_in_order() -> None:
+    body = assembled(CHAT_URL, [
+        delta(1, role="assistant", content=""), delta(0, role="assistant", content=""),
+        delta(1, content="b"), delta(0, content="a"), delta(1, content="b", end="length"),
+        delta(0, content="", end="stop"),
+        {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 3}},
+    ])  # fmt: skip
+    assert body["object"] == "chat.completion"
+    assert body["usage"]["prompt_tokens"] == 3
+    assert [c["message"] for c in body["choices"]] == [
+        {"role": "assistant", "content": "a"}, {"role": "assistant", "content": "bb"},
+    ]  # fmt: skip
+    assert [c["finish_reason"] for c in body["choices"]] == ["stop", "length"]
+
+
+def test_tool_calls_are_put_together_by_their_index() -> None:
+    def call(index: int, arguments: str, **more: Any) -> dict[str, Any]:
+        name = more.pop("name", None)
+        function = {"arguments": arguments} | ({"name": name} if name else {})
+        return {"index": index, "function": function, **more}
+
+    body = assembled(CHAT_URL, [
+        delta(role="assistant", content=""),
+        delta(tool_calls=[call(0, "", id="c0", type="function", name="add")]),
+        delta(tool_calls=[call(0, '{"a"')]),
+        delta(tool_calls=[call(1, "{}", id="c1", type="function", name="now")]),
+        delta(tool_calls=[call(0, ": 1}")], end="tool_calls"),
+    ])  # fmt: skip
+    message = body["choices"][0]["message"]
+    assert message["content"] is None
+    assert message["tool_calls"] == [
+        {"id": "c0", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}},
+        {"id": "c1", "type": "function", "function": {"name": "now", "arguments": "{}"}},
+    ]
+
+
+def test_reasoning_and_logprobs_are_joined() -> None:
+    chunks = [delta(role="assistant", content=""), delta(reasoning="so"), delta(reasoning=" on")]
+    chunks += [delta(content="x", end="stop")]
+    for chunk, token in zip(chunks[1:], "abc", strict=True):
+        chunk["choices"][0]["logprobs"] = {"content": [{"token": token}]}
+    choice = assembled(CHAT_URL, chunks)["choices"][0]
+    assert choice["message"] == {"role": "assistant", "content": "x", "reasoning": "so on"}
+    assert [entry["token"] for entry in choice["logprobs"]["content"]] == ["a", "b", "c"]
+
+
+def test_text_offsets_count_tokens_as_whole_answers_do() -> None:
+    def piece(text: str, offset: int, end: str | None = None) -> dict[str, Any]:
+        logprobs = {"tokens": [text or "</s>"], "text_offset": [offset], "token_logprobs": [-1.0]}
+        choice = {"index": 0, "text": text, "logprobs": logprobs, "finish_reason": end}
+        return {"object": "text_completion", "choices": [choice]}
+
+    body = assembled(COMPLETION_URL, [piece("ab", 0), piece("", 2), piece("c", 2, "stop")])
+    choice = body["choices"][0]
+    assert choice["text"] == "abc"
+    assert choice["logprobs"]["text_offset"] == [0, 2, 6]
+
+
+def test_an_answer_without_its_end_is_not_finished() -> None:
+    whole = Reassembly(CHAT_URL, {}, vllm=False)
+    assert not whole.finished
+    whole.add(delta(0, content="a", end="stop"))
+    whole.add(delta(1, content="b"))
+    assert not whole.finished
+    whole.add(delta(1, end="abort"))
+    assert whole.finished
+    assert whole.aborted
+
+
+def test_what_a_stream_does_not_carry_is_asked_for_at_once() -> None:
+    assert streamable({"messages": [], "logprobs": True, "tools": [], "echo": False, "n": 3})
+    assert not streamable({"prompt": "x", "prompt_logprobs": 0})
+    assert not streamable({"messages": [], "tools": [{}]})
+    assert not streamable({"messages": [], "logprobs": True, "top_logprobs": None})
+
+
+# -- limits and settings --------------------------------------------------------------------------
+
+
+def test_metrics_are_summed_over_replicas_and_strange_pages_do_no_harm() -> None:
+    page = b"""# HELP vllm:num_requests_running x
+vllm:num_requests_running{engine="0",model_name="m"} 3.0
+vllm:num_requests_running{engine="1",model_name="m"} 4.0
+vllm:num_requests_waiting{engine="0"} 1e+02
+vllm:num_requests_waiting_by_reason{engine="0",reason="capacity"} 9.0
+vllm:kv_cache_usage_perc{engine="0"} 0.25
+vllm:kv_cache_usage_perc{engine="1"} 0.5
+vllm:generation_tokens_total{engine="0"} 7.0
+"""
+    assert read_metrics(page) == Metrics(7, 100, 0.5, 7)
+    for strange in (b"", b"\xff", b"vllm:num_requests_running 1.2.3\n", b"<html>"):
+        assert read_metrics(strange) is None
+
+
+def settle(slots: int, rounds: int = 40) -> list[int]:
+    """Return the limits of a server with so many slots and a client that fills each limit."""
+    limits = [32]
+    for _ in range(rounds):
+        limit = limits[-1]
+        metrics = Metrics(min(limit, slots), max(0, limit - slots), 0.5, 0)
+        limits.append(next_limit(limit, limit, metrics, 256))
+    return limits
+
+
+@pytest.mark.parametrize("slots", [1, 8, 32, 100, 200])
+def test_the_limit_settles_a_little_above_the_slots(slots: int) -> None:
+    limits = settle(slots)
+    assert len(set(limits[-5:])) == 1
+    assert slots <= limits[-1] <= slots + max(4, slots // 8)
+
+
+def test_the_limit_stays_when_it_is_not_filled_or_the_cache_is_full() -> None:
+    assert next_limit(32, 10, Metrics(10, 0, 0.1, 0), 256) == 32
+    assert next_limit(32, 32, Metrics(32, 0, 0.97, 0), 256) == 32
+    assert next_limit(250, 250, Metrics(250, 0, 0.1, 0), 256) == 256
+    assert next_limit(32, 32, None, 256) == 36
+
+
+@pytest.mark.parametrize("urls", ["", "localhost:8000", "http://", "http://u:s3cret@host/v1"])
+def test_wrong_base_urls_are_refused_without_being_quoted(
+    monkeypatch: pytest.MonkeyPatch, urls: str
+) -> None:
+    monkeypatch.setenv("WARMQ_ENGINE", "openai")
+    monkeypatch.setenv("WARMQ_OPENAI_BASE_URLS", urls)
+    with pytest.raises(SettingsError, match="WARMQ_OPENAI_BASE_URLS: name") as caught:
+        load(WorkerSettings)
+    assert "s3cret" not in str(caught.value)
+
+
+def test_the_key_is_in_no_repr(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WARMQ_OPENAI_API_KEY", "s3cret")
+    settings = WorkerSettings(engine="openai", openai_base_urls="http://a/v1/, http://b:1/v1")
+    assert settings.base_urls == ["http://a/v1", "http://b:1/v1"]
+    assert "s3cret" not in repr(settings)
+    assert not re.search("s3cret", str(settings.model_dump()))
