@@ -132,6 +132,16 @@ class TritonServer:
         self.process.wait(30)
         self.kill()  # the backend's process, should it be left
 
+    def kill_engine(self) -> None:
+        """Let the engine die inside the server: the model ends as the vLLM backend ends it."""
+        (self.folder / "die").touch()
+
+    def load(self) -> None:
+        """Load the model again."""
+        url = f"http://127.0.0.1:{self.http}/v2/repository/models/vllm_model/load"
+        with urllib.request.urlopen(urllib.request.Request(url, b"{}"), timeout=60) as reply:
+            assert reply.status == 200
+
     @contextlib.contextmanager
     def hanging(self) -> Iterator[None]:
         """Let the engine make no step, while the server says that it is well."""

@@ -182,6 +182,22 @@ def test_a_server_that_hangs_is_left_and_its_requests_end_when_it_goes_on(tmp_pa
         assert worker.stop() == 0
 
 
+def test_an_engine_that_dies_inside_a_server_costs_no_request(tmp_path: Path) -> None:
+    with stage(tmp_path) as on, TritonServer(tmp_path / "triton") as server:
+        worker = started(on, server)
+        on.submit(long_bodies(60, 40))
+        eventually(lambda: ended(on) >= 10, WORKER_READY_S, "10 ended", 0.01)
+        server.kill_engine()
+        # The server lives on, and says that the model is not ready
+        eventually(lambda: not server.ready(), 30, "the model was taken out", 0.05)
+        assert ended(on) < 60
+        server.load()
+        on.finish(timeout_s=90)
+        on.settled(simulated=False)
+        assert "engine died: no Triton server is left" in worker.log_path.read_text()
+        assert worker.stop() == 0
+
+
 def test_what_the_backend_cannot_do_fails_one_line_by_name(
     server: TritonServer, tmp_path: Path
 ) -> None:

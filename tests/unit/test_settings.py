@@ -15,7 +15,7 @@ BAD = {
     "result_ttl_s": ("0", "default 604800"),
     "high_water": ("1.5", "share of Redis' maxmemory"),
     "max_line_bytes": ("-1", "longest input line"),
-    "engine": ("gpu", "'vllm' or 'simulated'"),
+    "engine": ("gpu", "'triton' or 'simulated'"),
     "default_max_tokens": ("0", "never unlimited"),
     "look_ahead": ("-1", "requests held above max_num_seqs"),
     "max_in_flight": ("none", "valid integer"),

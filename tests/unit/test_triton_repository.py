@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from compiled_folder import compiled
 
-from demo.stack import MODEL
+from demo.stack import MODEL, ROOT
 from worker.finding import Finding
-from worker.triton import main
+from worker.triton import main, parse
 from worker.triton_rules import (
     STALE,
     engine_arguments,
@@ -158,6 +159,18 @@ def test_a_repository_that_would_not_serve_is_a_problem(
 ) -> None:
     (found,) = fatal(list(judge_repository(by_hand(tmp_path, arguments, config))))
     assert said in found
+
+
+def test_the_page_shows_files_that_are_judged_as_it_says() -> None:
+    page = (ROOT / "docs" / "engine-triton.md").read_text()
+    shown = [json.loads(text) for text in re.findall(r'`(\{"model".*?\})`', page)]
+    judged = [
+        [one.problem.split('"')[1] for one in judge_arguments(arguments)] for arguments in shown
+    ]
+    stale = ["max_num_batched_tokens", "block_size", "device"]
+    assert [sorted(names) for names in judged] == [["disable_log_requests"], [], sorted(stale), []]
+    (command,) = re.findall(r"python -m worker\.triton (/.*)", page)
+    assert parse(command.split()).name == "vllm_model"
 
 
 def test_the_command_tells_problems_by_its_exit_status(

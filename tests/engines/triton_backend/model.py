@@ -118,13 +118,19 @@ class TritonPythonModel:
         self.ends = set(ends if isinstance(ends, list) else [ends])
         self.log_path = Path(os.environ["TINY_LOG"])
         self.hold_path = self.log_path.with_name("hold")
+        self.die_path = self.log_path.with_name("die")
+        self.name, self.dead = args["model_name"], False
         self.waiting: queue.SimpleQueue = queue.SimpleQueue()
         threading.Thread(target=self._compute, daemon=True).start()
 
     def execute(self, requests) -> None:
         """Take requests in; each is answered through its own sender."""
+        if self.dead:  # as the vLLM backend does with ENABLE_VLLM_HEALTH_CHECK
+            pb_utils.unload_model(self.name)
         for request in requests:
             try:
+                if self.dead:
+                    raise RuntimeError("Model is unavailable due to unhealthy vLLM engine")
                 self.waiting.put(Running(request, self))
             except Exception as error:
                 _fail(request.get_response_sender(), error)
@@ -135,6 +141,13 @@ class TritonPythonModel:
             while len(running) < self.max_num_seqs and not (running and self.waiting.empty()):
                 running.append(self.waiting.get())
                 self._note("started")
+            if self.die_path.exists():
+                self.die_path.unlink()
+                self.dead = True
+            if self.dead:
+                for one in running:
+                    _fail(one.sender, RuntimeError("EngineCore encountered an issue."))
+                running = []
             while self.hold_path.exists():  # an engine that hangs, in a server that is well
                 time.sleep(0.01)
             running = [one for one in running if self._step(one)]
