@@ -69,6 +69,9 @@ faults-full: $(STAMP) ## the long form: 200 random faults over 20,000 requests, 
 
 # The vendor's packages want another transformers than the engine's lock: an environment apart.
 RBLN_VENV := .venv-rbln
+# Its 26,000 files are byte-compiled when they are imported, which is true of a few thousand.
+$(RBLN_VENV)/.installed: export PIP_COMPILE = 0
+test-rbln: export PYTHONDONTWRITEBYTECODE =
 $(RBLN_VENV)/.installed: pyproject.toml scripts/setup $(wildcard requirements/*.txt)
 	@VENV=$(RBLN_VENV) scripts/setup
 	@VENV=$(RBLN_VENV) scripts/setup rbln-emulated

@@ -29,6 +29,7 @@ def continuation(model: torch.nn.Module, prompt: list[int], count: int) -> list[
 def main() -> None:
     """Answer line by line until there are no more: loading takes longer than answering."""
     folder, count = sys.argv[1:]
+    torch.set_num_threads(1)  # of so small a model, threads only wait for each other
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     for line in sys.stdin:
         found = [continuation(model, prompt, int(count)) for prompt in json.loads(line)]

@@ -16,6 +16,8 @@ class Runtime:
     def __init__(self, compiled, tensor_type="pt", device=0, timeout=None, **kwargs):
         faults.on_load()
         cards.take()
+        # Of so small a model, threads only wait for each other; the vendor's worker sets more.
+        torch.set_num_threads(1)
         self._module = torch.load(io.BytesIO(compiled.module), weights_only=False).eval()
         with _lock:
             self._cache = _caches.setdefault((compiled.context, str(device)), {})
