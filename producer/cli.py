@@ -98,8 +98,10 @@ def submit(**options: Any) -> int:
 @click.argument("file", metavar="FILE")
 @click.argument("output", metavar="OUT")
 @click.option("--errors", metavar="ERR", help="File for failed requests; default OUT.errors.jsonl.")
-@click.option("--window", type=click.IntRange(min=1), default=20_000, show_default=True,
-              help="Lines to queue at a time, in steps of 500; Redis holds two windows.")  # fmt: skip
+@click.option(
+    "--window", type=click.IntRange(min=1), default=20_000, show_default=True,
+    help="Lines to queue at a time, in steps of 500; Redis holds two windows.",
+)  # fmt: skip
 @_model
 @_priority
 @_set
