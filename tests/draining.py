@@ -1,0 +1,126 @@
+"""A drain on the test's own loop, with the simulated engine and a real Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import redis
+from lessee import (
+    QUEUE,
+    celery_message,
+    stored,
+)
+
+from contract import keys
+from contract.batch import Batch
+from contract.store import BatchStore
+from worker.drain import Drain
+from worker.engine.simulated import SimulatedEngine
+from worker.leases import Leases
+from worker.settings import WorkerSettings
+from worker.supervisor import Supervisor
+from worker.upkeep import Upkeep
+
+T = TypeVar("T")
+LONG = "simulate:sleep=600"
+
+
+async def soon(look: Callable[[], T], timeout_s: float = 10, what: str = "") -> T:
+    """Return the first truthy value of `look`; the loop runs on meanwhile."""
+    deadline = time.monotonic() + timeout_s
+    while not (value := look()):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not within {timeout_s:g} s: {what or look}")
+        await asyncio.sleep(0.005)
+    return value
+
+
+@dataclass
+class Draining:
+    """A drain that runs on the test's loop, and what it is made of."""
+
+    settings: WorkerSettings
+    leases: Leases
+    supervisor: Supervisor
+    drain: Drain
+    upkeep: Upkeep
+    engines: list[SimulatedEngine] = field(default_factory=list)
+    task: asyncio.Task[None] | None = None
+
+    @property
+    def engine(self) -> SimulatedEngine:
+        """The engine that was built last."""
+        return self.engines[-1]
+
+    async def ended(self, timeout_s: float = 10) -> None:
+        """Wait until the drain has ended."""
+        assert self.task is not None
+        await asyncio.wait_for(asyncio.shield(self.task), timeout_s)
+
+
+@asynccontextmanager
+async def draining(
+    url: str,
+    engine: type[SimulatedEngine] = SimulatedEngine,
+    upkeep: bool = True,
+    **options: Any,
+) -> AsyncIterator[Draining]:
+    """Run a drain for the block; it is told to hurry at the end, if it still runs."""
+    defaults = {"engine": "simulated", "simulated_slots": 4, "simulated_latency_s": 0.0}
+    settings = WorkerSettings(redis_url=url, **(defaults | options))
+    leases = Leases(settings, f"test.1.{time.monotonic_ns()}")
+    engines: list[SimulatedEngine] = []
+
+    def make() -> SimulatedEngine:
+        engines.append(engine(settings.simulated_slots, settings.simulated_latency_s))
+        return engines[-1]
+
+    supervisor = Supervisor(make, settings.rebuild_tries, settings.max_deaths)
+    drain = Drain(settings, leases, supervisor)
+    running = Draining(
+        settings, leases, supervisor, drain, Upkeep(settings, leases, drain), engines
+    )
+    side = running.upkeep.tasks() if upkeep else []
+    running.task = asyncio.create_task(drain.run(side))
+    try:
+        yield running
+        if not running.task.done():
+            drain.hurry()
+        await running.ended(20)
+    finally:
+        running.task.cancel()
+        await asyncio.wait([running.task])
+        await leases.close()
+
+
+def send(client: redis.Redis, *bodies: dict[str, Any], **headers: Any) -> list[str]:
+    """Queue plain Celery requests t0, t1, ...; return their ids."""
+    ids = [f"t{n}" for n in range(len(bodies))]
+    for rid, body in zip(ids, bodies, strict=True):
+        client.lpush(QUEUE, celery_message(rid, body, **headers))
+    return ids
+
+
+def state(store: BatchStore, batch_id: str = "b1") -> Batch:
+    """Return the batch as it is now."""
+    batch = store.batch(batch_id)
+    assert batch is not None
+    return batch
+
+
+def error_of(client: redis.Redis, request_id: str) -> dict[str, Any]:
+    """Return the error of a stored result, or {}."""
+    meta = stored(client, request_id)
+    return (meta["warmq"]["error"] or {}) if meta else {}
+
+
+def leased(client: redis.Redis) -> int:
+    """Return how many leases there are, which both records agree on."""
+    count = int(client.zcard(keys.LEASES))
+    assert sum(client.hlen(key) for key in client.keys("warmq:worker:*")) == count
+    return count

@@ -1,0 +1,72 @@
+"""What a request costs, in counts that no other load on the machine changes.
+
+A guard for docs/performance.md: these bounds are a tenth or so above what was counted when they
+were written. Who raises one says why in its commit, and runs `make bench`.
+"""
+
+from __future__ import annotations
+
+import cProfile
+import pstats
+from collections.abc import Callable
+
+import orjson
+import redis
+from draining import draining, soon, state
+from lessee import chat, submit_batch
+
+from contract.body import CHAT_URL
+from contract.message import MessageWriter, read_delivery
+from contract.schema import parse_line
+from contract.store import BatchStore
+
+REQUESTS = 2_000
+
+
+def calls_per(times: int, work: Callable[[], object]) -> float:
+    """Return how many function calls, Python's and C's, `times` repeats of `work` make each."""
+    profile = cProfile.Profile()
+    profile.enable()
+    for _ in range(times):
+        work()
+    profile.disable()
+    total: int = pstats.Stats(profile).total_calls  # type: ignore[attr-defined]
+    return total / times
+
+
+async def test_redis_is_asked_once_for_many_requests(
+    redis_client: redis.Redis, redis_url: str, store: BatchStore
+) -> None:
+    submit_batch(store, REQUESTS)
+    redis_client.config_resetstat()
+    async with draining(redis_url, simulated_slots=64) as running:
+        await soon(lambda: state(store).finished, 30)
+        popped = running.drain.counts.popped
+    calls = {name.decode() if isinstance(name, bytes) else name: figures["calls"]
+             for name, figures in redis_client.info("commandstats").items()}  # fmt: skip
+    polled = calls.get("cmdstat_hgetall", 0)  # by `soon` above, and by each sweep
+    assert popped == REQUESTS
+    assert calls["cmdstat_evalsha"] / REQUESTS < 0.05
+    assert (sum(calls.values()) - polled) / REQUESTS < 21
+
+
+def test_a_queued_request_takes_little_more_than_its_message(
+    redis_client: redis.Redis, store: BatchStore
+) -> None:
+    before = int(redis_client.info("memory")["used_memory"])
+    submitted = submit_batch(store, bodies=[chat("x" * 500 + str(n)) for n in range(5_000)])
+    took = int(redis_client.info("memory")["used_memory"]) - before
+    messages = redis_client.lrange(submitted.list_key, 0, -1)
+    assert len(messages) == 5_000
+    assert took <= 1.3 * sum(map(len, messages))
+
+
+def test_a_line_is_checked_and_written_with_few_calls() -> None:
+    line = orjson.dumps({"custom_id": "c1", "method": "POST", "url": CHAT_URL,
+                         "body": chat("How are you?", max_tokens=64)})  # fmt: skip
+    request = parse_line(line, {})
+    writer = MessageWriter("b1", 1, "warmq", 6)
+    message = writer.write("rid", "c1", 1, request.url, request.body)
+    assert calls_per(100, lambda: parse_line(line, {})) < 29
+    assert calls_per(100, lambda: writer.write("rid", "c1", 1, request.url, request.body)) < 9
+    assert calls_per(100, lambda: read_delivery("w/1", message)) < 45

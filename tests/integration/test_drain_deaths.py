@@ -1,0 +1,256 @@
+"""The drain when its engine dies, hangs, or cannot be built; suspects."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import redis
+from draining import LONG, draining, error_of, leased, soon, state
+from lessee import (
+    QUEUE,
+    celery_message,
+    chat,
+    queued_ids,
+    stored,
+    submit_batch,
+)
+
+from contract import keys
+from contract.errors import EngineDead
+from contract.store import BatchStore
+from worker.engine import Capacity, Completion, EngineRequest
+from worker.engine.simulated import SimulatedEngine
+from worker.supervisor import State
+
+
+async def test_an_engines_death_hands_back_and_rebuilds(
+    redis_client: redis.Redis, redis_url: str, store: BatchStore
+) -> None:
+    submitted = submit_batch(store, bodies=[chat(f"{n}", user=LONG) for n in range(20)])
+    async with draining(redis_url, look_ahead=4) as running:
+        await soon(lambda: running.engines and running.engine.running == 4)
+        running.engine.kill()
+        await soon(lambda: len(running.engines) == 2 and running.engine.running == 4)
+        attempts = {r.delivery.request_id: r.delivery.attempt
+                    for r in running.drain.in_flight}  # fmt: skip
+        deaths = {r.delivery.request_id: r.delivery.deaths
+                  for r in running.drain.in_flight}  # fmt: skip
+        # The same eight run again, in the same order; the look-ahead had not been in the engine.
+        assert list(attempts) == submitted.ids[:8]
+        assert set(attempts.values()) == {2}
+        assert list(deaths.values()) == [1] * 4 + [0] * 4
+        assert running.supervisor.deaths == 1
+        await asyncio.to_thread(store.cancel, submitted.batch)
+
+
+@pytest.mark.parametrize("culprit", [0, 31, 63])
+async def test_one_poison_among_64_requests_is_found_and_the_others_complete(
+    redis_client: redis.Redis, redis_url: str, store: BatchStore, culprit: int
+) -> None:
+    bodies = [chat(f"question {n}") for n in range(64)]
+    bodies[culprit]["user"] = "simulate:die"
+    submitted = submit_batch(store, bodies=bodies)
+    async with draining(
+        redis_url, simulated_slots=64, simulated_latency_s=0.05, lease_s=60
+    ) as running:
+        await soon(lambda: state(store).finished, 30)
+        assert running.supervisor.deaths <= 2 + 7
+    assert (state(store).number("completed"), state(store).number("failed")) == (63, 1)
+    assert error_of(redis_client, submitted.ids[culprit])["code"] == "poison"
+    assert [letter["reason"][:6] for letter in store.dead_letters()] == ["poison"]
+    assert redis_client.llen(keys.suspects_list(QUEUE)) == 0
+    assert not redis_client.exists(keys.suspects_list(QUEUE) + ":lock")
+    assert redis_client.hlen(keys.DEATHS) == 0
+
+
+async def test_two_poisons_do_not_end_the_worker_and_the_queue_goes_on(
+    redis_client: redis.Redis, redis_url: str, store: BatchStore
+) -> None:
+    bodies = [chat(f"question {n}") for n in range(40)]
+    for culprit in (5, 22):
+        bodies[culprit]["user"] = "simulate:die"
+    submit_batch(store, bodies=bodies)
+    async with draining(redis_url, simulated_slots=8, simulated_latency_s=0.01) as running:
+        await soon(lambda: state(store).finished, 30)
+        after = submit_batch(store, 10, batch_id="after")
+        await soon(lambda: state(store, "after").finished)
+        assert not running.task.done()  # type: ignore[union-attr]
+    assert (state(store).number("completed"), state(store).number("failed")) == (38, 2)
+    assert state(store, "after").number("completed") == len(after.ids)
+
+
+async def test_halving_starts_anew_with_the_next_suspects(
+    redis_client: redis.Redis, redis_url: str, store: BatchStore
+) -> None:
+    redis_client.set(keys.suspects_list(QUEUE) + ":group", 1)
+    redis_client.lpush(keys.suspects_list(QUEUE), celery_message("last"))
+    async with draining(redis_url):
+        await soon(lambda: stored(redis_client, "last"))
+        key = keys.suspects_list(QUEUE)
+        await soon(lambda: not redis_client.exists(key + ":group", key + ":lock"))
+
+
+async def test_suspects_wait_for_the_worker_that_has_their_lock_and_the_queue_does_not(
+    redis_client: redis.Redis, redis_url: str, store: BatchStore
+) -> None:
+    suspects = keys.suspects_list(QUEUE)
+    redis_client.lpush(suspects, celery_message("suspect"))
+    redis_client.set(suspects + ":lock", "another worker")
+    async with draining(redis_url, lease_s=2):
+        submit_batch(store, 30)
+        await soon(lambda: state(store).finished)
+        assert stored(redis_client, "suspect") is None
+        redis_client.delete(suspects + ":lock")
+        await soon(lambda: stored(redis_client, "suspect"))
+
+
+class BrokenEngine(SimulatedEngine):
+    """Starts, and dies at every request."""
+
+    async def generate(self, request: EngineRequest, request_id: str) -> Completion:
+        raise EngineDead("broken for good")
+
+
+async def test_an_engine_that_dies_at_everything_ends_the_worker_before_the_queue(
+    redis_client: redis.Redis, redis_url: str, store: BatchStore
+) -> None:
+    submit_batch(store, 64)
+    with pytest.raises(BaseExceptionGroup) as caught:
+        async with draining(redis_url, BrokenEngine, simulated_slots=8) as running:
+            await running.ended(20)
+    assert caught.value.subgroup(EngineDead)
+    assert len(store.dead_letters()) <= 2
+    waiting = sum(redis_client.llen(key) for key in keys.priority_lists(QUEUE))
+    waiting += redis_client.llen(keys.suspects_list(QUEUE))
+    assert waiting + len(store.dead_letters()) == 64
+    assert leased(redis_client) == 0
+
+
+class UnstartableEngine(SimulatedEngine):
+    """Is built, but does not start."""
+
+    freed = False
+
+    async def start(self) -> Capacity:
+        raise OSError("no such device")
+
+    def shutdown(self) -> None:
+        self.freed = True
+
+
+async def test_an_engine_that_cannot_start_ends_the_worker_and_nothing_was_popped(
+    redis_client: redis.Redis, redis_url: str, store: BatchStore
+) -> None:
+    submitted = submit_batch(store, 3)
+    with pytest.raises(BaseExceptionGroup) as caught:
+        async with draining(redis_url, UnstartableEngine) as running:
+            await running.ended()
+    assert "no such device" in str(caught.value.subgroup(OSError).exceptions)  # type: ignore[union-attr]
+    assert queued_ids(redis_client, submitted.list_key) == submitted.ids
+    assert redis_client.get(keys.LEASE_SEQ) is None
+    assert [engine.freed for engine in running.engines] == [True]  # type: ignore[attr-defined]
+
+
+class OnceEngine(SimulatedEngine):
+    """Can be started once; later starts fail until `mended`."""
+
+    built = 0
+    mended = False
+
+    def build(self) -> None:
+        type(self).built += 1
+        if self.built > 1 and not self.mended:
+            raise OSError("device is lost")
+
+
+async def test_a_rebuild_that_fails_is_tried_again_and_then_given_up(
+    redis_client: redis.Redis, redis_url: str, store: BatchStore
+) -> None:
+    OnceEngine.built = 0
+    submitted = submit_batch(store, bodies=[chat(user=LONG)] * 2)
+    with pytest.raises(BaseExceptionGroup) as caught:
+        async with draining(redis_url, OnceEngine, rebuild_tries=2) as running:
+            await soon(lambda: running.engines and running.engine.running == 2)
+            running.engine.kill()
+            await running.ended()
+    assert OnceEngine.built == 3
+    group = caught.value.subgroup(EngineDead)
+    assert "2 tries" in str(group.exceptions)  # type: ignore[union-attr]
+    assert queued_ids(redis_client, submitted.list_key) == submitted.ids
+
+
+async def test_stop_while_the_engine_is_rebuilt_ends_at_once(
+    redis_client: redis.Redis, redis_url: str, store: BatchStore
+) -> None:
+    OnceEngine.built = 0
+    submit_batch(store, bodies=[chat(user=LONG)] * 2)
+    async with draining(redis_url, OnceEngine, rebuild_tries=50) as running:
+        await soon(lambda: running.engines and running.engine.running == 2)
+        running.engine.kill()
+        await soon(lambda: running.supervisor.state is State.DEGRADED and OnceEngine.built > 1)
+        running.drain.stop()
+        await running.ended(3)
+
+
+class HangingEngine(SimulatedEngine):
+    """Makes no step, once."""
+
+    async def start(self) -> Capacity:
+        capacity = await super().start()
+        self.mute = type(self).hang
+        type(self).hang = False
+        return capacity
+
+    hang = True
+
+    async def generate(self, request: EngineRequest, request_id: str) -> Completion:
+        if self.mute:
+            await self._dead.wait()
+            raise EngineDead("killed")
+        return await super().generate(request, request_id)
+
+    def last_progress(self) -> float:
+        return 0.0
+
+
+async def test_an_engine_that_hangs_is_killed_and_its_requests_run_again(
+    redis_client: redis.Redis, redis_url: str, store: BatchStore
+) -> None:
+    HangingEngine.hang = True
+    submitted = submit_batch(store, 3)
+    async with draining(redis_url, HangingEngine, stall_timeout_s=0.3) as running:
+        await soon(lambda: state(store).finished)
+        assert running.supervisor.deaths == 1
+    meta = stored(redis_client, submitted.ids[0])
+    assert meta is not None
+    assert meta["warmq"]["timing"]["attempts"] == 2
+
+
+class SilentEngine(SimulatedEngine):
+    """Makes no step, and when it is killed tells nobody; the second one works."""
+
+    built = 0
+
+    def build(self) -> None:
+        SilentEngine.built += 1
+        self.silent = SilentEngine.built == 1
+
+    async def generate(self, request: EngineRequest, request_id: str) -> Completion:
+        if self.silent:
+            await asyncio.Event().wait()
+        return await super().generate(request, request_id)
+
+    def last_progress(self) -> float:
+        return 0.0 if self.silent else super().last_progress()
+
+
+async def test_requests_that_a_dead_engine_never_gives_back_are_taken_from_it(
+    redis_client: redis.Redis, redis_url: str, store: BatchStore
+) -> None:
+    SilentEngine.built = 0
+    submit_batch(store, 3)
+    async with draining(redis_url, SilentEngine, stall_timeout_s=0.2) as running:
+        await soon(lambda: state(store).finished)
+        assert running.supervisor.deaths == 1
+    assert state(store).number("completed") == 3
