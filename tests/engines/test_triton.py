@@ -25,7 +25,7 @@ WORKER_READY_S = 60
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
-    """Return a running server; tests must not stop it."""
+    """Return a running server; tests leave it as they found it."""
     with TritonServer(tmp_path_factory.mktemp("triton")) as running:
         yield running
 
@@ -101,7 +101,7 @@ def test_a_server_killed_and_restarted_twice_mid_batch_loses_and_doubles_nothing
         try:
             # Given a worker that was started before its server
             worker = started(on, server)
-            on.submit(long_bodies(500, 16))
+            on.submit(long_bodies(500, 8))
             server.start()
             # When the server is killed and started again, and later told to end
             for stop, done in ((server.kill, 100), (server.terminate, 300)):
@@ -168,8 +168,10 @@ def test_a_cancelled_batch_is_cancelled_inside_the_server(
         assert worker.stop() == 0
 
 
-def test_a_server_that_hangs_is_left_and_its_requests_end_when_it_goes_on(tmp_path: Path) -> None:
-    with stage(tmp_path) as on, TritonServer(tmp_path / "triton") as server:
+def test_a_server_that_hangs_is_left_and_its_requests_end_when_it_goes_on(
+    server: TritonServer, tmp_path: Path
+) -> None:
+    with stage(tmp_path) as on:
         worker = started(on, server, stall_timeout_s=2)
         on.submit(long_bodies(60, 40))
         eventually(lambda: ended(on) >= 10, WORKER_READY_S, "10 ended", 0.01)
@@ -182,8 +184,10 @@ def test_a_server_that_hangs_is_left_and_its_requests_end_when_it_goes_on(tmp_pa
         assert worker.stop() == 0
 
 
-def test_an_engine_that_dies_inside_a_server_costs_no_request(tmp_path: Path) -> None:
-    with stage(tmp_path) as on, TritonServer(tmp_path / "triton") as server:
+def test_an_engine_that_dies_inside_a_server_costs_no_request(
+    server: TritonServer, tmp_path: Path
+) -> None:
+    with stage(tmp_path) as on:
         worker = started(on, server)
         on.submit(long_bodies(60, 40))
         eventually(lambda: ended(on) >= 10, WORKER_READY_S, "10 ended", 0.01)

@@ -19,11 +19,20 @@ import orjson
 from contract.errors import EngineDead, RequestFailed, RequestRejected
 from contract.settings import SettingsError
 from worker.engine import Capacity, Completion, EngineRequest
-from worker.engine.triton_request import Prompt, Prompts, check_fields, respond, sampling
+from worker.engine.triton_request import (
+    Answer,
+    Prompt,
+    Prompts,
+    ServerAway,
+    ServerRefused,
+    check_fields,
+    respond,
+    sampling,
+)
 from worker.settings import WorkerSettings
 
 if TYPE_CHECKING:
-    from worker.engine.triton_server import Answer, Server
+    from worker.engine.triton_server import Server
 
 log = logging.getLogger(__name__)
 
@@ -155,8 +164,6 @@ class TritonEngine:
     async def _run(
         self, server: Server, prompt: str, parameters: dict[str, Any], request_id: str
     ) -> Answer | None:
-        from worker.engine.triton_server import ServerAway, ServerRefused
-
         try:
             return await server.run(prompt, orjson.dumps(parameters), request_id)
         except ServerAway as error:

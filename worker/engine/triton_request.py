@@ -51,6 +51,24 @@ class Prompt:
     tokens: int
 
 
+class ServerAway(Exception):
+    """The server cannot answer, or broke off; the request may run anywhere else."""
+
+
+class ServerRefused(Exception):
+    """The server lives and answered a request with an error, in its words."""
+
+
+@dataclass(slots=True)
+class Answer:
+    """Text and, where the backend tells, its ending and the numbers of tokens."""
+
+    text: str = ""
+    finish_reason: str | None = None
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+
+
 def _refuse(field: str, remedy: str | None = None) -> RequestRejected:
     remedy = remedy or REMEDIES.get(field, ELSEWHERE)
     return RequestRejected(

@@ -10,7 +10,6 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -18,6 +17,8 @@ import numpy as np
 from tritonclient.grpc import InferInput
 from tritonclient.grpc.aio import InferenceServerClient
 from tritonclient.utils import InferenceServerException
+
+from worker.engine.triton_request import Answer, ServerAway, ServerRefused
 
 log = logging.getLogger(__name__)
 
@@ -38,24 +39,6 @@ CHANNEL = [
 #: Texts with which a backend says that its engine, and not the request, is at fault.
 SICK = ("Stub process", "EngineCore", "EngineDead", "unhealthy vLLM engine", "unknown model",
         "Request was cancelled", "is not ready", "unloading", "shutting down")  # fmt: skip
-
-
-class ServerAway(Exception):
-    """The server cannot answer, or broke off; the request may run anywhere else."""
-
-
-class ServerRefused(Exception):
-    """The server lives and answered a request with an error, in its words."""
-
-
-@dataclass(slots=True)
-class Answer:
-    """Text and, where the backend tells, its ending and the numbers of tokens."""
-
-    text: str = ""
-    finish_reason: str | None = None
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
 
 
 class Server:
