@@ -7,6 +7,7 @@ import pytest
 from contract.body import CHAT_URL, COMPLETION_URL, field_names
 from contract.settings import SettingsError
 from worker.settings import WorkerSettings
+from worker.vllm_options import GONE, SPECULATION
 
 pytestmark = pytest.mark.timeout(180)  # importing vLLM takes seconds
 
@@ -52,6 +53,16 @@ def test_what_the_adapter_relies_on_is_there() -> None:
     assert callable(CompletionRequest.build_tok_params)
     # If this is no longer 16, vLLM has given up OpenAI's old default; so may our adapter.
     assert CompletionRequest(prompt="x").max_tokens == 16
+
+
+def test_options_that_we_call_gone_are_gone_and_their_successors_are_there() -> None:
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    known = make_arg_parser(FlexibleArgumentParser())._option_string_actions
+    assert [name for name in (*GONE, *SPECULATION) if f"--{name}" in known] == []
+    named = {word for text in GONE.values() for word in text.split() if word.startswith("--")}
+    assert [name for name in (*named, "--speculative-config") if name not in known] == []
 
 
 @pytest.mark.parametrize(
