@@ -204,3 +204,16 @@ def stored(client: redis.Redis, request_id: str) -> dict[str, Any] | None:
     """Return the stored result of a request."""
     raw = client.get(keys.result_key(request_id))
     return orjson.loads(raw) if raw is not None else None
+
+
+def now(store: BatchStore, batch_id: str = "b1") -> Batch:
+    """Return the batch as it is now."""
+    batch = store.batch(batch_id)
+    assert batch is not None
+    return batch
+
+
+def counts(batch: Batch) -> dict[str, int]:
+    """Return the counters that are not zero."""
+    names = ("completed", "failed", "cancelled", "expired")
+    return {name: batch.number(name) for name in names if batch.number(name)}

@@ -1,8 +1,6 @@
-"""CREATE, ENQUEUE, SEAL, CANCEL, RETRY, DELETE, dead letters and retirement against their holes."""
+"""CREATE, ENQUEUE, SEAL, CANCEL and RETRY against their holes."""
 
 from __future__ import annotations
-
-import asyncio
 
 import orjson
 import pytest
@@ -13,8 +11,9 @@ from lessee import (
     SEED,
     Lessee,
     Submitted,
-    celery_message,
     chat,
+    counts,
+    now,
     queued_ids,
     stored,
     submit_batch,
@@ -22,32 +21,15 @@ from lessee import (
 )
 
 from contract import keys
-from contract.batch import Batch
 from contract.body import CHAT_URL
-from contract.errors import RequestRejected, StoreUnavailable
+from contract.errors import RequestRejected
 from contract.results import failure_meta
 from contract.store import BatchStore, IndexChunk
-from demo.stack import eventually
-from worker.leases import Leases
-from worker.settings import WorkerSettings
 
 
 @pytest.fixture
 def worker(redis_client: redis.Redis) -> Lessee:
     return Lessee(redis_client, "w1")
-
-
-def now(store: BatchStore, batch_id: str = "b1") -> Batch:
-    """Return the batch as it is now."""
-    batch = store.batch(batch_id)
-    assert batch is not None
-    return batch
-
-
-def counts(batch: Batch) -> dict[str, int]:
-    """Return the counters that are not zero."""
-    names = ("completed", "failed", "cancelled", "expired")
-    return {name: batch.number(name) for name in names if batch.number(name)}
 
 
 def one_more(submitted: Submitted, line: int) -> tuple[IndexChunk, list[bytes]]:
@@ -58,7 +40,7 @@ def one_more(submitted: Submitted, line: int) -> tuple[IndexChunk, list[bytes]]:
     return chunk, [message]
 
 
-# -- CREATE, ENQUEUE, SEAL --------------------------------------------------------
+# -- CREATE, ENQUEUE, SEAL -------------------------------------------------------------------
 
 
 def test_create_twice_finds_the_batch_as_it_is(store: BatchStore) -> None:
@@ -159,7 +141,7 @@ def test_enqueue_refuses_above_the_high_water_mark_as_a_count(store: BatchStore)
     assert now(store).number("total") == 5
 
 
-# -- CANCEL -----------------------------------------------------------------------
+# -- CANCEL ----------------------------------------------------------------------------------
 
 
 def test_cancel_of_queued_requests_ends_without_a_worker(
@@ -228,7 +210,7 @@ def test_cancel_of_a_deleted_batch_leaves_no_ghost(
     assert not redis_client.exists(keys.batch_key("b1"), *map(keys.result_key, submitted.ids))
 
 
-# -- RETRY ------------------------------------------------------------------------
+# -- RETRY -----------------------------------------------------------------------------------
 
 
 def test_retry_runs_failed_requests_again_and_resets_their_counts(
@@ -301,302 +283,3 @@ def test_rejected_lines_are_not_retried(store: BatchStore, worker: Lessee) -> No
     worker.done(lease, outcome="failed", keep=False)
     assert store.retry(submitted.batch, ["failed"]) == 0
     assert counts(now(store)) == {"failed": 1}
-
-
-# -- DELETE -----------------------------------------------------------------------
-
-
-def test_delete_of_a_running_batch_is_refused(
-    redis_client: redis.Redis, store: BatchStore, worker: Lessee
-) -> None:
-    submit_batch(store, 2)
-    worker.done(*worker.pop(1))
-    assert store.delete("b1") is False
-    assert now(store).status == "in_progress"
-
-
-def test_delete_of_a_finished_batch_leaves_nothing(
-    redis_client: redis.Redis, store: BatchStore, worker: Lessee
-) -> None:
-    submit_batch(store, 3)
-    worker.done(*worker.pop())
-    assert store.delete("b1") is True
-    assert store.delete("b1") is True
-    left = {key for key in redis_client.keys("*") if key != keys.LEASE_SEQ.encode()}
-    assert left == set()
-
-
-def submit_later(store: BatchStore, old: Submitted, count: int) -> Submitted:
-    """Submit again under the same id; batches are told apart by the ms of their creation."""
-
-    def later() -> bool:
-        seconds, micros = store.redis.time()
-        return seconds * 1000 + micros // 1000 > int(old.batch.created)
-
-    eventually(later, 5, "the next millisecond", every_s=0.001)
-    return submit_batch(store, count)
-
-
-def test_stragglers_of_a_deleted_batch_do_not_touch_its_successor(
-    redis_client: redis.Redis, store: BatchStore, worker: Lessee
-) -> None:
-    # Given one request running, one queued, and the batch cancelled and deleted meanwhile
-    old = submit_batch(store, 2)
-    (running,) = worker.pop(1)
-    store.cancel(old.batch)
-    assert store.delete("b1")
-    new = submit_later(store, old, 2)
-    # When the old ones end or are met
-    assert worker.done(running) == 0
-    assert worker.done(running, outcome="failed", keep=True) == 0
-    leases = worker.pop()
-    # Then only the new batch's own requests count
-    assert [lease.request_id for lease in leases] == new.ids
-    assert counts(now(store)) == {}
-    worker.done(*leases)
-    assert (now(store).status, counts(now(store))) == ("completed", {"completed": 2})
-
-
-def test_a_straggler_that_is_swept_does_not_touch_the_successor(
-    redis_client: redis.Redis, store: BatchStore, worker: Lessee
-) -> None:
-    old = submit_batch(store, 1)
-    (running,) = worker.pop()
-    store.cancel(old.batch)
-    assert store.delete("b1")
-    new = submit_later(store, old, 1)
-    worker.expire_leases(running)
-    assert worker.sweep() == 1
-    (lease,) = worker.pop()
-    assert orjson.loads(lease.message)["headers"]["warmq"]["created"] == new.batch.created
-    worker.done(lease)
-    assert counts(now(store)) == {"completed": 1}
-
-
-def test_an_interrupted_delete_does_not_swallow_the_next_batch_of_that_id(
-    redis_client: redis.Redis, store: BatchStore, worker: Lessee
-) -> None:
-    submit_batch(store, 3)
-    worker.done(*worker.pop())
-    # Given a delete that was killed after its first step
-    assert worker.run("delete", "b1", now(store).created) == 1
-    # When the same id is submitted again
-    new = submit_batch(store, 3)
-    leases = worker.pop()
-    # Then nothing of the old batch is in its way
-    assert [lease.request_id for lease in leases] == new.ids
-    assert len(list(store.index("b1"))) == 1
-    worker.done(*leases)
-    assert (now(store).status, counts(now(store))) == ("completed", {"completed": 3})
-
-
-def test_a_slow_delete_stops_at_a_batch_that_is_submitted_meanwhile(
-    redis_client: redis.Redis, store: BatchStore, worker: Lessee
-) -> None:
-    submit_batch(store, 2)
-    worker.done(*worker.pop())
-    chunk = redis_client.lindex(keys.batch_key("b1", "index"), 0)
-    assert store.delete("b1")
-    new = submit_batch(store, 2)
-    worker.done(*worker.pop())
-    assert worker.run("delete_chunk", "b1", chunk, *new.ids) == 0
-    assert all(stored(redis_client, rid) for rid in new.ids)
-
-
-def test_delete_names_the_batch_it_means(store: BatchStore, worker: Lessee) -> None:
-    submit_batch(store, 1)
-    worker.done(*worker.pop())
-    assert worker.run("delete", "b1", "") == 0
-    assert worker.run("delete", "b1", "1") == 0
-    assert now(store).status == "completed"
-
-
-# -- dead letters -------------------------------------------------------------------
-
-
-def poisoned(worker: Lessee) -> None:
-    """Make the one queued request a poison dead letter."""
-    for lists in ([], [], [keys.suspects_list(QUEUE)]):
-        leases = worker.pop(lists=lists)
-        worker.release(*leases, died=leases)
-
-
-def test_a_dead_letter_can_run_again(
-    redis_client: redis.Redis, store: BatchStore, worker: Lessee
-) -> None:
-    submitted = submit_batch(store, 1)
-    poisoned(worker)
-    assert (now(store).status, counts(now(store))) == ("completed", {"failed": 1})
-    (letter,) = store.dead_letters()
-    assert store.retry_dead([letter["id"]]) == 1
-    assert store.retry_dead([letter["id"]]) == 0
-    assert now(store).status == "in_progress"
-    (lease,) = worker.pop()
-    assert (lease.request_id, lease.deaths) == (submitted.ids[0], 0)
-    worker.done(lease)
-    assert (now(store).status, counts(now(store))) == ("completed", {"completed": 1})
-    assert store.dead_letters() == []
-
-
-def test_an_unreadable_dead_letter_stays(
-    redis_client: redis.Redis, store: BatchStore, worker: Lessee
-) -> None:
-    redis_client.lpush(QUEUE, b"garbage")
-    worker.pop()
-    (letter,) = store.dead_letters()
-    assert store.retry_dead([letter["id"], "999"]) == 0
-    assert len(store.dead_letters()) == 1
-
-
-def test_a_dead_letter_that_was_answered_elsewhere_undoes_nothing(
-    redis_client: redis.Redis, store: BatchStore, worker: Lessee
-) -> None:
-    submitted = submit_batch(store, 1)
-    (lease,) = worker.pop()
-    worker.bury(lease, "unreadable")
-    redis_client.delete(keys.result_key(submitted.ids[0]))
-    worker.done(lease)  # a stale holder's success
-    (letter,) = store.dead_letters()
-    before = now(store).fields
-    assert store.retry_dead([letter["id"]]) == 0
-    assert now(store).fields == before
-    assert stored(redis_client, submitted.ids[0])
-    assert store.dead_letters() == []
-
-
-def test_a_retried_dead_letter_of_a_finished_batch_keeps_the_batch_alive(
-    redis_client: redis.Redis, redis_url: str, store: BatchStore, worker: Lessee
-) -> None:
-    submit_batch(store, 1)
-    poisoned(worker)
-    asyncio.run(retire(redis_url))
-    assert redis_client.pttl(keys.batch_key("b1")) > 0
-    store.retry_dead([letter["id"] for letter in store.dead_letters()])
-    parts = ["", "index", "finished", "failed"]
-    ttls = [redis_client.pttl(keys.batch_key("b1", part)) for part in parts]
-    assert all(ttl < 0 for ttl in ttls), ttls
-
-
-# -- life of results ------------------------------------------------------------------
-
-
-async def retire(url: str) -> int:
-    """Run the worker's retirement step once."""
-    leases = Leases(WorkerSettings(redis_url=url, engine="simulated", result_ttl_s=60), "w1")
-    try:
-        return await leases.retire_some()
-    finally:
-        await leases.close()
-
-
-def test_results_of_an_unfinished_batch_never_expire_and_get_their_ttl_at_its_end(
-    redis_client: redis.Redis, redis_url: str, store: BatchStore, worker: Lessee
-) -> None:
-    submitted = submit_batch(store, 3)
-    worker.done(*worker.pop(2))
-    assert asyncio.run(retire(redis_url)) == 0
-    assert redis_client.pttl(keys.result_key(submitted.ids[0])) == -1
-    worker.done(*worker.pop())
-    assert redis_client.pttl(keys.result_key(submitted.ids[0])) == -1
-    assert asyncio.run(retire(redis_url)) == 3
-    parts = [redis_client.pttl(keys.batch_key("b1", p)) for p in ("", "index", "finished")]
-    results = [redis_client.pttl(keys.result_key(rid)) for rid in submitted.ids]
-    # Results first: a batch that is still listed must lead to what is left of it.
-    assert all(0 < ttl <= 60_000 for ttl in results + parts)
-    assert max(results) <= min(parts)
-    assert asyncio.run(retire(redis_url)) == 0
-
-
-def test_retry_takes_the_expiry_back(
-    redis_client: redis.Redis, redis_url: str, store: BatchStore, worker: Lessee
-) -> None:
-    submitted = submit_batch(store, 2)
-    first, second = worker.pop()
-    worker.done(first)
-    worker.done(second, outcome="failed", keep=True)
-    asyncio.run(retire(redis_url))
-    assert store.retry(submitted.batch, ["failed"]) == 1
-    assert redis_client.pttl(keys.result_key(submitted.ids[0])) == -1
-    assert redis_client.pttl(keys.batch_key("b1")) == -1
-
-
-def test_a_retirement_under_way_leaves_a_retried_batch_alone(
-    redis_client: redis.Redis, redis_url: str, store: BatchStore, worker: Lessee
-) -> None:
-    submitted = submit_batch(store, 1)
-    worker.done(*worker.pop(), outcome="failed", keep=True)
-    # Given a retirement that has looked and was then overtaken by a retry
-    store.retry(submitted.batch, ["failed"])
-    redis_client.zadd(keys.RETIRING, {"b1": 1})
-    asyncio.run(retire(redis_url))
-    # Then the unfinished batch does not expire
-    assert redis_client.pttl(keys.batch_key("b1")) == -1
-    assert redis_client.zcard(keys.RETIRING) == 0
-    worker.done(*worker.pop())
-    assert asyncio.run(retire(redis_url)) == 1
-
-
-# -- Redis without memory ----------------------------------------------------------------
-
-
-@pytest.fixture
-def fill(redis_client: redis.Redis):
-    """Return a function that makes Redis refuse whatever may grow its memory."""
-
-    def run() -> None:
-        redis_client.config_set("maxmemory", redis_client.info("memory")["used_memory"] // 2)
-        with pytest.raises(redis.exceptions.OutOfMemoryError):
-            redis_client.set("x", "y")
-
-    yield run
-    redis_client.config_set("maxmemory", 0)
-
-
-def test_a_full_redis_refuses_enqueue_and_serves_everything_that_ends_work(
-    redis_client: redis.Redis, store: BatchStore, worker: Lessee, fill
-) -> None:
-    submitted = submit_batch(store, 6)
-    other = submit_batch(store, 1, batch_id="open", seal=False)
-    redis_client.lpush(QUEUE, b"garbage")
-    chunk, messages = one_more(other, 2)
-    worker.allow_sweep()
-    fill()
-    # ENQUEUE refuses
-    answer = store.enqueue(other.batch, other.list_key, other.end, chunk, messages, [], **LIMITS)
-    assert answer.answer == "full"
-    assert "bytes" in answer.text
-    # POP, RENEW, RELEASE, SWEEP and DONE work
-    *leases, expired = worker.pop(6, lease_ms=0)
-    assert len(leases) == 5
-    assert len(store.dead_letters()) == 1
-    assert worker.renew(*(lease.id for lease in leases)) == ([], [expired.id])
-    assert worker.sweep() == 1
-    assert worker.release(*leases[3:]) == 2
-    assert worker.done(*leases[:2]) == 2
-    assert worker.done(leases[2], outcome="failed", keep=True) == 1
-    # CANCEL, SEAL and DELETE too
-    assert store.cancel(submitted.batch) == 3
-    assert now(store).status == "cancelled"
-    assert store.seal(other.batch, other.end).answer == "ok"
-    assert store.delete("b1")
-
-
-def test_a_full_redis_refuses_a_new_batch_and_a_retry_with_a_remedy(
-    redis_client: redis.Redis, store: BatchStore, worker: Lessee, fill
-) -> None:
-    submitted = submit_batch(store, 1)
-    worker.done(*worker.pop(), outcome="failed", keep=True)
-    fill()
-    with pytest.raises(StoreUnavailable, match="delete finished batches, or raise maxmemory"):
-        store.create("b2", SEED, {"queue": QUEUE})
-    with pytest.raises(StoreUnavailable, match="Redis is full"):
-        store.retry(submitted.batch, ["failed"])
-    assert counts(now(store)) == {"failed": 1}
-    assert stored(redis_client, submitted.ids[0])
-
-
-def test_a_plain_celery_message_needs_no_batch(redis_client: redis.Redis, worker: Lessee) -> None:
-    redis_client.lpush(QUEUE, celery_message("plain"))
-    (lease,) = worker.pop()
-    assert worker.done(lease) == 1
-    assert not redis_client.keys("warmq:batch*")

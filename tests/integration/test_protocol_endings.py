@@ -6,17 +6,16 @@ import pytest
 import redis
 from lessee import (
     QUEUE,
-    Lease,
     Lessee,
-    Submitted,
     celery_message,
+    counts,
+    now,
     queued_ids,
     stored,
     submit_batch,
 )
 
 from contract import keys
-from contract.batch import Batch
 from contract.store import BatchStore
 
 SUSPECTS = keys.suspects_list(QUEUE)
@@ -32,20 +31,7 @@ def other(redis_client: redis.Redis) -> Lessee:
     return Lessee(redis_client, "w2")
 
 
-def now(store: BatchStore, submitted: Submitted) -> Batch:
-    """Return the batch as it is now."""
-    batch = store.batch(submitted.id)
-    assert batch is not None
-    return batch
-
-
-def counts(batch: Batch) -> dict[str, int]:
-    """Return the counters that are not zero."""
-    names = ("completed", "failed", "cancelled", "expired")
-    return {name: batch.number(name) for name in names if batch.number(name)}
-
-
-# -- DONE ---------------------------------------------------------------------
+# -- DONE ------------------------------------------------------------------------------------
 
 
 def test_done_twice_counts_and_publishes_once(
@@ -63,7 +49,7 @@ def test_done_twice_counts_and_publishes_once(
             message = listener.get_message(timeout=5)
             heard += [message["data"]] if message else []
     assert len(heard) == 2
-    batch = now(store, submitted)
+    batch = now(store, submitted.id)
     assert counts(batch) == {"completed": 1}
     assert batch.number("prompt_tokens") == 2
     assert batch.number("completion_tokens") == 3
@@ -75,10 +61,10 @@ def test_done_before_seal_leaves_the_batch_open_and_seal_completes_it(
 ) -> None:
     submitted = submit_batch(store, 2, seal=False)
     worker.done(*worker.pop())
-    batch = now(store, submitted)
+    batch = now(store, submitted.id)
     assert (batch.status, batch.finished) == ("validating", False)
     assert store.seal(batch, submitted.end).answer == "ok"
-    assert now(store, submitted).status == "completed"
+    assert now(store, submitted.id).status == "completed"
 
 
 def test_a_stale_holder_may_still_commit_its_success(
@@ -94,7 +80,7 @@ def test_a_stale_holder_may_still_commit_its_success(
     meta = stored(redis_client, submitted.ids[0])
     assert meta is not None
     assert meta["result"] == {"by": "w1"}
-    assert counts(now(store, submitted)) == {"completed": 1}
+    assert counts(now(store, submitted.id)) == {"completed": 1}
     assert redis_client.zcard(keys.LEASES) == 0
 
 
@@ -112,7 +98,7 @@ def test_a_stale_holder_may_commit_no_other_ending(
     assert redis_client.hlen(keys.batch_key("b1", "failed")) == 0
     assert redis_client.hget(keys.DEATHS, submitted.ids[0]) == b"1"
     assert other.done(fresh) == 1
-    assert counts(now(store, submitted)) == {"completed": 1}
+    assert counts(now(store, submitted.id)) == {"completed": 1}
 
 
 def test_a_failure_that_may_be_retried_keeps_its_message(
@@ -163,11 +149,11 @@ def test_a_success_that_comes_after_cancel_can_be_retried(
     (again,) = worker.pop()
     assert again.request_id == submitted.ids[0]
     worker.done(again)
-    assert counts(now(store, submitted)) == {"completed": 1}
-    assert now(store, submitted).finished
+    assert counts(now(store, submitted.id)) == {"completed": 1}
+    assert now(store, submitted.id).finished
 
 
-# -- BURY ---------------------------------------------------------------------
+# -- BURY ------------------------------------------------------------------------------------
 
 
 def test_bury_moves_the_message_to_the_dead_letters_and_answers_for_it(
@@ -179,12 +165,12 @@ def test_bury_moves_the_message_to_the_dead_letters_and_answers_for_it(
     assert worker.bury(lease, "again") == 0
     (letter,) = store.dead_letters()
     assert letter["message"] == lease.message
-    assert counts(now(store, submitted)) == {"failed": 1}
-    assert now(store, submitted).finished
+    assert counts(now(store, submitted.id)) == {"failed": 1}
+    assert now(store, submitted.id).finished
     assert redis_client.zcard(keys.LEASES) == 0
 
 
-# -- RELEASE --------------------------------------------------------------------
+# -- RELEASE ---------------------------------------------------------------------------------
 
 
 def test_release_puts_messages_at_the_head_of_their_own_lists_in_their_old_order(
@@ -243,7 +229,7 @@ def test_a_graceful_release_counts_a_return_but_no_death(
     assert redis_client.llen(SUSPECTS) == 0
 
 
-# -- RENEW ----------------------------------------------------------------------
+# -- RENEW -----------------------------------------------------------------------------------
 
 
 def test_renew_prolongs_what_it_names_and_tells_what_is_lost(
@@ -261,7 +247,7 @@ def test_renew_prolongs_what_it_names_and_tells_what_is_lost(
     assert redis_client.zcard(keys.LEASES) == 1
 
 
-# -- SWEEP ----------------------------------------------------------------------
+# -- SWEEP -----------------------------------------------------------------------------------
 
 
 def test_sweep_waits_one_lease_after_a_gap(worker: Lessee, redis_client: redis.Redis) -> None:
@@ -345,111 +331,3 @@ def test_sweep_announces_the_worker_and_forgets_silent_ones(
     assert [found["id"] for found in store.workers(QUEUE)] == ["w1"]
     assert redis_client.hkeys(keys.WORKERS) == [b"w1"]
     assert store.workers("another") == []
-
-
-# -- suspects ---------------------------------------------------------------------
-
-
-def run_suspects(worker: Lessee, poison: set[str], slots: int = 64) -> tuple[int, list[str]]:
-    """Run the suspects as the drain does; return (deaths, completed ids)."""
-    died, completed = 0, []
-    worker.pop(0)
-    while (waiting := worker.head[1]) > 0:
-        group = int(worker.head[2]) or -(-waiting // 2)
-        leases = worker.pop(min(group, slots), lists=[SUSPECTS])
-        if poison & {lease.request_id for lease in leases}:
-            died += 1
-            worker.release(*leases, died=leases)
-        else:
-            worker.done(*leases)
-            completed += [lease.request_id for lease in leases]
-        assert died < 100
-        worker.pop(0)
-    return died, completed
-
-
-def make_suspects(worker: Lessee, max_deaths: int = 2) -> None:
-    """Let the engine die with everything in it, until all of it is suspect."""
-    for _ in range(max_deaths):
-        leases = worker.pop()
-        worker.release(*leases, died=leases, max_deaths=max_deaths)
-
-
-def test_a_second_death_makes_suspects_and_the_rest_of_the_queue_goes_on(
-    worker: Lessee, redis_client: redis.Redis
-) -> None:
-    redis_client.lpush(QUEUE, celery_message("a"), celery_message("b"))
-    make_suspects(worker)
-    assert queued_ids(redis_client, SUSPECTS) == ["a", "b"]
-    redis_client.lpush(QUEUE, celery_message("c"))
-    assert [lease.request_id for lease in worker.pop()] == ["c"]
-    assert worker.head[1] == 2
-
-
-@pytest.mark.parametrize("culprit", ["r0", "r1", "r31", "r63"])
-def test_halving_finds_one_poison_among_64_with_few_deaths(
-    worker: Lessee, redis_client: redis.Redis, store: BatchStore, culprit: str
-) -> None:
-    redis_client.lpush(QUEUE, *(celery_message(f"r{n}") for n in range(64)))
-    make_suspects(worker)
-    died, completed = run_suspects(worker, {culprit})
-    assert died <= 8
-    assert sorted(completed) == sorted({f"r{n}" for n in range(64)} - {culprit})
-    (letter,) = store.dead_letters()
-    assert letter["reason"].startswith("poison")
-    meta = stored(redis_client, culprit)
-    assert meta is not None
-    assert meta["warmq"]["error"]["code"] == "poison"
-    assert redis_client.hlen(keys.DEATHS) == 0
-    assert redis_client.hlen(keys.RETURNS) == 0
-
-
-def test_one_death_alone_is_not_enough_to_be_blamed(
-    worker: Lessee, redis_client: redis.Redis, store: BatchStore
-) -> None:
-    """Somebody else may have killed the engine just then."""
-    redis_client.lpush(QUEUE, celery_message("innocent"))
-    make_suspects(worker)
-    (once,) = worker.pop(lists=[SUSPECTS])
-    worker.release(once, died=[once])
-    assert store.dead_letters() == []
-    (again,) = worker.pop(lists=[SUSPECTS])
-    assert worker.done(again) == 1
-    assert redis_client.hlen(keys.DEATHS) == 0
-
-
-def test_two_poisons_are_both_found(
-    worker: Lessee, redis_client: redis.Redis, store: BatchStore
-) -> None:
-    submitted = submit_batch(store, 32)
-    make_suspects(worker)
-    died, completed = run_suspects(worker, {submitted.ids[3], submitted.ids[29]})
-    assert died <= 16
-    assert len(completed) == 30
-    assert counts(now(store, submitted)) == {"completed": 30, "failed": 2}
-    assert now(store, submitted).finished
-    assert len(store.dead_letters()) == 2
-
-
-def test_a_poison_in_a_worker_that_is_killed_is_found_by_sweep(
-    worker: Lessee, other: Lessee, redis_client: redis.Redis, store: BatchStore
-) -> None:
-    redis_client.lpush(QUEUE, celery_message("bad"))
-    for lists in ([], [], [SUSPECTS], [SUSPECTS]):
-        taken: list[Lease] = worker.pop(lists=lists)
-        assert [lease.request_id for lease in taken] == ["bad"]
-        other.expire_leases(*taken)
-        assert other.sweep() == 1
-    assert len(store.dead_letters()) == 1
-    assert stored(redis_client, "bad")
-    assert redis_client.llen(SUSPECTS) == 0
-
-
-def test_a_poison_whose_result_nobody_wants_gets_none(
-    worker: Lessee, redis_client: redis.Redis, store: BatchStore
-) -> None:
-    redis_client.lpush(QUEUE, celery_message("bad", ignore_result=True))
-    make_suspects(worker)
-    assert run_suspects(worker, {"bad"}) == (2, [])
-    assert stored(redis_client, "bad") is None
-    assert len(store.dead_letters()) == 1
