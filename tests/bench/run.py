@@ -17,7 +17,16 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
-PARTS = ("overhead", "latency", "submit", "results", "admission", "throughput")
+PARTS = (
+    "overhead",
+    "latency",
+    "submit",
+    "results",
+    "admission",
+    "clients",
+    "upstream",
+    "throughput",
+)
 
 
 def run_part(part: str, *, quick: bool, model: Path) -> None:
@@ -38,6 +47,14 @@ def run_part(part: str, *, quick: bool, model: Path) -> None:
         import submission
 
         submission.run(quick)
+    elif part == "clients":
+        import clients
+
+        clients.run(quick)
+    elif part == "upstream":
+        import upstream
+
+        upstream.run(quick)
     elif part == "admission":
         import admission
 

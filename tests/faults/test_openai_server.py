@@ -115,3 +115,16 @@ def test_one_of_two_servers_dies_and_the_other_does_the_work(tmp_path: Path) -> 
             assert on.store.redis.hlen(keys.DEATHS) == 0
             assert worker.stop() == 0
             on.settled()
+
+
+def test_a_worker_that_waits_for_a_server_stops_when_it_is_told(tmp_path: Path) -> None:
+    with stage(tmp_path) as on:
+        server = StubProcess("--log", on.engine_log)
+        first = remote_worker(on, server)
+        eventually(lambda: "waiting for a server" in first.log_path.read_text(), 20, "waits")
+        assert first.stop(20) == 0
+        second = remote_worker(on, server)
+        with server:
+            on.ready(second)
+        eventually(lambda: on.announced(second)["state"] == "degraded", 20, "degraded")
+        assert second.stop(20) == 0

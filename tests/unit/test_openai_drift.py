@@ -1,0 +1,55 @@
+"""Answers put together from streams against the installed vLLM: which fields an answer has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from worker.engine import reassembly
+
+pytestmark = pytest.mark.timeout(180)  # importing vLLM takes seconds
+
+
+def nullable(model: Any) -> set[str]:
+    """Return the fields that are null where nothing is said."""
+    return {
+        name
+        for name, field in model.model_fields.items()
+        if field.default is None and not field.default_factory
+    }
+
+
+def test_the_nulls_of_an_answer_are_those_of_vllms_models() -> None:
+    from vllm.entrypoints.openai.chat_completion import protocol as chat
+    from vllm.entrypoints.openai.completion import protocol as completion
+
+    usage = chat.UsageInfo
+    assert nullable(chat.ChatCompletionResponse) == set(reassembly.CHAT)
+    choice = chat.ChatCompletionResponseChoice
+    assert nullable(choice) | {"finish_reason"} == set(reassembly.CHAT_CHOICE)
+    assert nullable(chat.ChatMessage) == set(reassembly.CHAT_MESSAGE)
+    assert nullable(completion.CompletionResponse) == set(reassembly.COMPLETION)
+    assert nullable(completion.CompletionResponseChoice) == set(reassembly.COMPLETION_CHOICE)
+    assert nullable(usage) == set(reassembly.USAGE)
+
+
+def test_a_stream_lacks_no_field_that_is_not_asked_for_at_once() -> None:
+    from vllm.entrypoints.openai.chat_completion import protocol as chat
+    from vllm.entrypoints.openai.completion import protocol as completion
+
+    def only_whole(whole: Any, chunk: Any) -> set[str]:
+        return set(whole.model_fields) - set(chunk.model_fields)
+
+    never_streamed = {"prompt_logprobs", "kv_transfer_params", "ec_transfer_params"}
+    never_streamed |= {"routed_experts", "service_tier"}  # the last is always null in vLLM
+    assert (
+        only_whole(chat.ChatCompletionResponse, chat.ChatCompletionStreamResponse)
+        | only_whole(completion.CompletionResponse, completion.CompletionStreamResponse)
+        | only_whole(
+            completion.CompletionResponseChoice, completion.CompletionResponseStreamChoice
+        )
+        | only_whole(
+            chat.ChatCompletionResponseChoice, chat.ChatCompletionResponseStreamChoice
+        ) - {"message"}
+    ) == never_streamed  # fmt: skip
