@@ -202,6 +202,22 @@ def test_an_engine_that_dies_inside_a_server_costs_no_request(
         assert worker.stop() == 0
 
 
+def test_a_worker_that_waits_for_its_server_takes_nothing_and_stops_when_told(
+    tmp_path: Path,
+) -> None:
+    nobody = TritonServer(tmp_path / "triton")  # never started
+    with stage(tmp_path) as on:
+        worker = started(on, nobody)
+        on.submit(long_bodies(4, 8))
+        eventually(
+            lambda: on.announced(worker).get("state") == "starting"
+            and "waiting for" in worker.log_path.read_text(),
+            WORKER_READY_S, "it waits", 0.05,
+        )  # fmt: skip
+        assert worker.stop() == 0
+        assert sum(on.store.queue_lengths(keys.DEFAULT_QUEUE).values()) == 4
+
+
 def test_what_the_backend_cannot_do_fails_one_line_by_name(
     server: TritonServer, tmp_path: Path
 ) -> None:

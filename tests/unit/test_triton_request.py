@@ -12,7 +12,7 @@ from contract.body import CHAT_URL, COMPLETION_URL
 from contract.errors import RequestRejected
 from demo.stack import MODEL
 from worker.engine import EngineRequest
-from worker.engine.triton_request import Prompts, check_fields, respond, sampling
+from worker.engine.triton_request import PASSED, Prompts, check_fields, respond, sampling
 
 
 @cache
@@ -144,3 +144,19 @@ def test_an_answer_has_the_form_of_the_endpoint(chat: bool) -> None:
     assert body["usage"] == {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
     assert body["model"] == ("mine" if chat else "vllm_model")
     assert body["id"].endswith("r1")
+
+
+def test_vllm_takes_what_is_sent_the_way_the_backend_decodes_it() -> None:
+    from vllm import SamplingParams
+    from vllm.sampling_params import StructuredOutputsParams
+
+    assert set(SamplingParams.__struct_fields__) >= PASSED
+    body = {
+        "temperature": 0, "stop": ["x"], "seed": 3, "bad_words": ["y"], "min_tokens": 1,
+        "max_tokens": 9, "response_format": {"type": "json_object"},
+    }  # fmt: skip
+    decoded = json.loads(json.dumps(params(body)))
+    structure = StructuredOutputsParams(**json.loads(decoded.pop("structured_outputs")))
+    found = SamplingParams(**decoded, structured_outputs=structure)
+    assert (found.temperature, found.max_tokens, found.top_k) == (0, 9, 0)
+    assert structure.json_object is True
