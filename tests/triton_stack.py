@@ -32,8 +32,8 @@ def packages() -> Path:
 class TritonServer:
     """One tritonserver on the loopback interface; `python -m worker.triton` writes its repository.
 
-    Its python backend runs the system's libpython and knows numpy 1 only, so .venv-triton's
-    packages come before this environment's, which has torch.
+    Its python backend needs a shared libpython and knows numpy 1 only, so .venv-triton's packages
+    come before this environment's, which has torch.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -68,7 +68,9 @@ class TritonServer:
     def start(self, wait: bool = True) -> TritonServer:
         """Start it and, unless told otherwise, wait until the model is ready."""
         env = os.environ | {
-            "LD_LIBRARY_PATH": str(packages() / "nvidia_pytriton.libs"),
+            # Beside the server's own: libpython, where this interpreter is not the system's.
+            "LD_LIBRARY_PATH": f"{packages() / 'nvidia_pytriton.libs'}{os.pathsep}"
+            f"{sysconfig.get_config_var('LIBDIR')}",
             "PYTHONPATH": f"{packages()}{os.pathsep}{sysconfig.get_path('purelib')}",
             "TINY_LOG": str(self.backend_log),
             "HF_HUB_OFFLINE": "1",
