@@ -32,7 +32,7 @@ from worker.settings import WorkerSettings
 
 BAR = 0.98
 #: The server runs 32 at once.
-CONCURRENCY = (32, 40, 64)
+CONCURRENCY = (32, 48, 64)
 TOKENS = 32
 
 
@@ -98,7 +98,7 @@ async def measure(url: str, count: int, rounds: int) -> dict[str, list[float]]:
 
 def run(quick: bool) -> None:
     """Start the server, measure, save and print."""
-    count, rounds = (100, 1) if quick else (400, 5)
+    count, rounds = (100, 1) if quick else (300, 4)
     load = report.load_now()
     with tempfile.TemporaryDirectory() as folder:
         server = VllmServer(Path(folder) / "vllm.log")

@@ -13,7 +13,7 @@ import pytest
 from contract.body import CHAT_URL, COMPLETION_URL
 from contract.settings import SettingsError, load
 from demo.stack import ROOT
-from worker.engine.limits import Metrics, next_limit, read_metrics
+from worker.engine.limits import Metrics, next_limit, read_metrics, waiting_room
 from worker.engine.reassembly import Reassembly, streamable
 from worker.engine.retries import (
     LONGEST_RETRY_AFTER_S,
@@ -55,20 +55,24 @@ def test_a_503_that_names_a_time_is_waited_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("health", "inside", "stalled", "action"),
+    ("health", "what", "inside", "action"),
     [
-        (Health.WELL, True, False, Action.COUNT),
-        (Health.ILL, True, False, Action.DIED),
-        (Health.ILL, False, False, Action.AWAY),
-        (Health.SILENT, True, False, Action.AWAY),
-        (Health.WELL, True, True, Action.DIED),
-        (Health.SILENT, True, True, Action.AWAY),
+        (Health.WELL, Condition.LOST, True, Action.COUNT),
+        (Health.WELL, 500, False, Action.COUNT),
+        (Health.WELL, 503, False, Action.WAIT),
+        (Health.ILL, 503, False, Action.AWAY),
+        (Health.ILL, 500, True, Action.DIED),
+        (Health.ILL, Condition.LOST, True, Action.DIED),
+        (Health.ILL, Condition.LOST, False, Action.AWAY),
+        (Health.SILENT, Condition.LOST, True, Action.AWAY),
+        (Health.WELL, Condition.STALLED, True, Action.DIED),
+        (Health.SILENT, Condition.STALLED, True, Action.AWAY),
     ],
 )
 def test_only_what_was_inside_a_server_that_is_ill_may_have_brought_it_down(
-    health: Health, inside: bool, stalled: bool, action: Action
+    health: Health, what: int | Condition, inside: bool, action: Action
 ) -> None:
-    assert after_probe(health, inside=inside, stalled=stalled) is action
+    assert after_probe(health, Unanswered(what, "", inside=inside)) is action
 
 
 def test_the_page_has_the_table_of_the_code() -> None:
@@ -116,7 +120,7 @@ def test_a_prompt_that_is_too_long_is_told_by_its_code() -> None:
     ):
         fault = unanswered(400, orjson.dumps({"error": {"message": text}}))
         assert rejection(fault).code == "context_length_exceeded"
-    assert rejection(unanswered(404, b'{"error": {"message": "no x"}}')).code == "model_not_found"
+    assert rejection(unanswered(404, b'{"detail": "no model x"}')).code == "model_not_found"
 
 
 # -- answers ------------------------------------------------------------------------------------
@@ -233,26 +237,37 @@ vllm:generation_tokens_total{engine="0"} 7.0
 
 def settle(slots: int, rounds: int = 40) -> list[int]:
     """Return the limits of a server with so many slots and a client that fills each limit."""
-    limits = [32]
+    limits, peak = [32], 0.0
     for _ in range(rounds):
         limit = limits[-1]
         metrics = Metrics(min(limit, slots), max(0, limit - slots), 0.5, 0)
-        limits.append(next_limit(limit, limit, metrics, 256))
+        peak = max(metrics.running, 0.99 * peak)
+        limits.append(next_limit(limit, limit, metrics, peak, 256))
     return limits
 
 
-@pytest.mark.parametrize("slots", [1, 8, 32, 100, 200])
+@pytest.mark.parametrize("slots", [1, 8, 32, 100, 160])
 def test_the_limit_settles_a_little_above_the_slots(slots: int) -> None:
     limits = settle(slots)
     assert len(set(limits[-5:])) == 1
-    assert slots <= limits[-1] <= slots + max(4, slots // 8)
+    assert slots < limits[-1] <= slots + waiting_room(slots)
+
+
+def test_a_wave_of_requests_that_begin_together_does_not_lower_the_limit() -> None:
+    # All 32 have just ended, what was sent for them waits: few run, many wait
+    assert next_limit(48, 48, Metrics(2, 46, 0.1, 0), 32.0, 256) == 48
+
+
+def test_the_limit_falls_by_what_waits_too_much_and_other_clients_requests_count() -> None:
+    assert next_limit(64, 64, Metrics(32, 36, 0.5, 0), 32.0, 256) == 44
+    assert next_limit(40, 10, Metrics(32, 200, 0.5, 0), 32.0, 256) == 1
 
 
 def test_the_limit_stays_when_it_is_not_filled_or_the_cache_is_full() -> None:
-    assert next_limit(32, 10, Metrics(10, 0, 0.1, 0), 256) == 32
-    assert next_limit(32, 32, Metrics(32, 0, 0.97, 0), 256) == 32
-    assert next_limit(250, 250, Metrics(250, 0, 0.1, 0), 256) == 256
-    assert next_limit(32, 32, None, 256) == 36
+    assert next_limit(32, 10, Metrics(10, 0, 0.1, 0), 10, 256) == 32
+    assert next_limit(32, 32, Metrics(32, 0, 0.97, 0), 32, 256) == 32
+    assert next_limit(250, 250, Metrics(250, 0, 0.1, 0), 250, 256) == 256
+    assert next_limit(32, 32, None, 0, 256) == 36
 
 
 @pytest.mark.parametrize("urls", ["", "localhost:8000", "http://", "http://u:s3cret@host/v1"])

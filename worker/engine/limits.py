@@ -47,17 +47,27 @@ def read_metrics(page: bytes) -> Metrics | None:
     )
 
 
-def next_limit(limit: int, in_flight: int, metrics: Metrics | None, ceiling: int) -> int:
-    """Return the limit for the next second.
+def next_limit(
+    limit: int, in_flight: int, metrics: Metrics | None, peak: float, ceiling: int
+) -> int:
+    """Return the limit for the next second; `peak` is the most that ran at once of late.
 
-    Without metrics it grows slowly, and only a 429 or 503 (Upstream.pause) lowers it.
+    Requests that began together end together, so as many as that must wait there already, or
+    slots stay empty for a round trip. It is the peak that tells the slots: between two such waves
+    few run and many wait. Without metrics the limit grows slowly, and only a 429 or 503
+    (Upstream.pause) lowers it.
     """
     filled = in_flight >= FILLED * limit
     if metrics is None:
         return min(ceiling, limit + 4) if filled else limit
-    most = max(4, int(metrics.running) // 8)
-    if metrics.waiting > most:
-        return max(1, min(limit, in_flight) - int(metrics.waiting) + most // 2)
+    excess = int(metrics.running + metrics.waiting - peak - waiting_room(peak))
+    if excess > 0:
+        return max(1, min(limit, in_flight) - excess)
     if filled and metrics.waiting == 0 and metrics.kv < KV_FULL:
         return min(ceiling, limit + max(4, limit // 2))
     return limit
+
+
+def waiting_room(peak: float) -> int:
+    """Return how many requests may wait in a server that runs so many at once."""
+    return min(64, max(8, int(peak) // 2))

@@ -106,7 +106,7 @@ class OpenAIEngine:
             model=served.model,
             details={
                 "engine": "openai",
-                "servers": [u.name for u in fleet.upstreams],
+                "servers": fleet.shown,
                 "served_names": sorted(served.models),
                 "adaptive": fleet.adaptive,
             },
@@ -237,10 +237,9 @@ class OpenAIEngine:
             upstream.closed = True
             fleet.down(upstream, "refuses the key: WARMQ_OPENAI_API_KEY")
         elif action is Action.PROBE:
-            stalled = fault.what == Condition.STALLED
             health = await fleet.probe(upstream)
-            action = after_probe(health, inside=fault.inside, stalled=stalled)
-            if stalled:
+            action = after_probe(health, fault)
+            if fault.what == Condition.STALLED:
                 fleet.down(upstream, "hangs")
         elif action is Action.AWAY:
             fleet.down(upstream, fault.message)

@@ -60,7 +60,7 @@ TABLE = (
     Rule("400, 404, 405, 413, 415, 422", Action.REJECT, (400, 404, 405, 413, 415, 422)),
     Rule("401, 403: the key is refused", Action.CLOSED, (401, 403)),
     Rule("408, 409, 425, 429; 503 with Retry-After", Action.WAIT, (408, 409, 425, 429)),
-    Rule("500, 502, 503, 504 and other 5xx", Action.PROBE, (500, 502, 503, 504)),
+    Rule("503 without Retry-After, 500, 502, 504, other 5xx", Action.PROBE, (500, 502, 503, 504)),
     Rule(Condition.CONNECT, Action.AWAY, condition=Condition.CONNECT),
     Rule(Condition.LOST, Action.PROBE, condition=Condition.LOST),
     Rule(Condition.STALLED, Action.PROBE, condition=Condition.STALLED),
@@ -75,21 +75,6 @@ class Health(StrEnum):
     WELL = "answers, and is well"
     ILL = "answers with an error, or refuses the connection"
     SILENT = "does not answer in time"
-
-
-def after_probe(health: Health, *, inside: bool, stalled: bool) -> Action:
-    """Return what PROBE comes to.
-
-    Only a request that was inside (its answer had begun) may have brought a server down,
-    and one that cannot be reached may be well.
-    """
-    if health is Health.SILENT:
-        return Action.AWAY
-    if stalled and health is Health.WELL:
-        return Action.DIED if inside else Action.AWAY
-    if health is Health.WELL:
-        return Action.COUNT
-    return Action.DIED if inside else Action.AWAY
 
 
 class Unanswered(Exception):
@@ -122,6 +107,18 @@ def action_for(fault: Unanswered) -> Action:
     if isinstance(fault.what, int) and fault.what >= 500:
         return Action.PROBE
     return Action.COUNT
+
+
+def after_probe(health: Health, fault: Unanswered) -> Action:
+    """Return what PROBE comes to.
+
+    Only a request that was inside (its answer had begun) may have brought a server down,
+    and one that cannot be reached may be well.
+    """
+    if health is not Health.WELL or fault.what == Condition.STALLED:
+        blamed = fault.inside and health is not Health.SILENT
+        return Action.DIED if blamed else Action.AWAY
+    return Action.WAIT if fault.what == 503 else Action.COUNT  # 503 and well: it has too much to do
 
 
 def unanswered(status: int, body: bytes, retry_after: str | None = None) -> Unanswered:
@@ -158,6 +155,6 @@ def rejection(fault: Unanswered) -> RequestRejected:
         word in fault.message for word in ("context length", "max_model_len")
     )
     code = "context_length_exceeded" if too_long else "invalid_request"
-    if fault.what == 404 and not too_long:
+    if fault.what == 404 and "model" in fault.message.lower():
         code = "model_not_found"
     return RequestRejected(fault.message, code=code, field=str(param) if param else None)

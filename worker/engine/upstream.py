@@ -32,6 +32,8 @@ PROBE_TIMEOUT = aiohttp.ClientTimeout(total=5)
 #: A busy server may be late; it is away after so many probes in a row.
 MISSES = 3
 FIRST_LIMIT = 32
+#: What is left of the most that ran at once, each second: half of it after 70 s.
+PEAK_FADES = 0.99
 #: Most requests in flight per server where no number is set.
 CEILING = 256
 
@@ -58,6 +60,7 @@ class Upstream:
     paused_until: float = 0.0
     pause_s: float = 0.0
     tokens: float = -1.0
+    peak: float = 0.0
     progress_at: float = field(default_factory=time.monotonic)
     scopes: set[asyncio.Timeout] = field(default_factory=set)
     probing: asyncio.Task[Health] | None = None
@@ -123,7 +126,8 @@ class Fleet:
     ) -> None:
         self.adaptive = concurrency is None
         self.upstreams = [Upstream(url, concurrency or FIRST_LIMIT) for url in urls]
-        self.metrics: dict[str, Metrics] = {}
+        #: What `inspect stats` shows: limit and in_flight by server, or why it is away.
+        self.shown: dict[str, Any] = {}
         self._session = session
         self._model = model
         self._stall_s = stall_s
@@ -206,6 +210,7 @@ class Fleet:
         if upstream.up:
             log.warning("%s: %s", upstream.name, why, extra={"action": "upstream_down"})
         upstream.up, upstream.why = False, why
+        self._show(upstream)
         if self.dead:
             while self._waiting:
                 future, _ = self._waiting.popleft()
@@ -243,6 +248,7 @@ class Fleet:
         if not upstream.up:
             log.info("%s is up", upstream.name, extra={"action": "upstream_up"})
             upstream.up, upstream.paused_until, upstream.pause_s = True, 0.0, 0.0
+            self._show(upstream)
         self.hand_out()
         return Health.WELL
 
@@ -276,8 +282,10 @@ class Fleet:
             if await self.probe(upstream) is Health.WELL:
                 metrics = await self._measure(upstream)
                 if self.adaptive and time.monotonic() >= upstream.paused_until:
+                    running = metrics.running if metrics is not None else 0.0
+                    upstream.peak = max(running, PEAK_FADES * upstream.peak)
                     upstream.limit = next_limit(
-                        upstream.limit, upstream.in_flight, metrics, CEILING
+                        upstream.limit, upstream.in_flight, metrics, upstream.peak, CEILING
                     )
                     self.hand_out()
             if upstream.scopes and time.monotonic() - upstream.progress_at > self._stall_s:
@@ -286,6 +294,11 @@ class Fleet:
                     self._stall_s, len(upstream.scopes), extra={"action": "upstream_hung"},
                 )  # fmt: skip
                 upstream.interrupt()
+            self._show(upstream)
+
+    def _show(self, upstream: Upstream) -> None:
+        load = {"limit": upstream.limit, "in_flight": upstream.in_flight}
+        self.shown[upstream.name] = load if upstream.up else upstream.why
 
     async def _measure(self, upstream: Upstream) -> Metrics | None:
         try:
@@ -294,10 +307,8 @@ class Fleet:
             log.debug("metrics of %s: %s", upstream.name, error)
             return None
         metrics = read_metrics(page) if status == 200 else None
-        if metrics is not None:
-            if metrics.tokens != upstream.tokens:
-                # What is not streamed, or waits behind other clients, is seen to move here only.
-                upstream.tokens = metrics.tokens
-                upstream.progress()
-            self.metrics[upstream.name] = metrics
+        if metrics is not None and metrics.tokens != upstream.tokens:
+            # What is not streamed, or waits behind other clients, is seen to move here only.
+            upstream.tokens = metrics.tokens
+            upstream.progress()
         return metrics
