@@ -36,6 +36,7 @@ from producer.submit import Part, Submitter
 
 #: Windows in Redis at a time.
 AHEAD = 2
+_REMEDY = "use the same ones, or remove the output and its .progress to start anew"
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +170,7 @@ class Run:
         if (line, digest) != (done.line, done.digest):
             raise BatchConflict(
                 f"the input or the options differ from those of the run that was stopped after "
-                f"line {done.line}; use the same ones, or remove the output and its .progress"
+                f"line {done.line}; {_REMEDY}"
             )
 
     def _windows(self, raws: Iterator[RawChunk], name: str, done: Done) -> Iterator[_Window]:
@@ -183,8 +184,12 @@ class Run:
             part = Part(digest, self._seen, done.name)
             submission = replace(self._submission, batch_id=window.batch_id)
             submitter = Submitter(self._store, self._settings, submission, part=part)
-            submitter.create(name)
-            submitter.run(window.take(chain([first], islice(raws, self._chunks - 1))))
+            try:
+                submitter.create(name)
+                submitter.run(window.take(chain([first], islice(raws, self._chunks - 1))))
+            except BatchConflict as error:
+                problem, _, _ = error.message.rpartition(";")
+                raise BatchConflict(f"{problem or error.message}; {_REMEDY}") from None
             digest = window.digest
             yield window
 

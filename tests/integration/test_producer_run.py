@@ -42,6 +42,12 @@ def running(redis_url: str, *args: str | Path) -> Iterator[subprocess.Popen[str]
             process.kill()
 
 
+def done_windows(out: Path) -> int:
+    """Return how many windows the journal says are in the output."""
+    windows: int = json.loads(out.with_name(f"{out.name}.progress").read_text())["windows"]
+    return windows
+
+
 def custom_ids(path: Path) -> list[str]:
     return [json.loads(line)["custom_id"] for line in path.read_text().splitlines()]
 
@@ -66,7 +72,7 @@ def test_a_file_comes_out_in_order_and_redis_holds_two_windows_of_it(
 
         eventually(served, 60)
     # Then there were never more than two batches, and none is left
-    assert most == 2
+    assert most <= 2
     assert store.batches() == []
     # And every line has its result, in the file's order
     assert process.returncode == 1
@@ -90,8 +96,7 @@ def test_a_killed_run_goes_on_where_its_output_ends_and_computes_nothing_twice(
     with running(redis_url, source, out, "--window", "500") as process:
         eventually(lambda: len(store.batches()) == 2, 20)
         answered += finish(lessee, lessee.pop(700))
-        eventually(lambda: journal.exists() and json.loads(journal.read_text())["windows"] == 1, 20)
-        eventually(lambda: len(store.batches()) == 2, 20)
+        eventually(lambda: done_windows(out) == 1, 20)
         process.send_signal(signal.SIGKILL)
     # And a half-written line of it
     with out.open("a") as file:
@@ -124,8 +129,7 @@ def test_what_a_run_cannot_go_on_with_is_refused(
         assert (second.returncode, "another `producer run`" in second.stderr) == (2, True)
         lessee = Lessee(store.redis)
         finish(lessee, lessee.pop(600))
-        eventually(lambda: out.stat().st_size, 20)
-        eventually(lambda: len(store.batches()) == 2, 20)
+        eventually(lambda: done_windows(out) == 1, 20)
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == 130
         assert process.stderr is not None
@@ -135,6 +139,7 @@ def test_what_a_run_cannot_go_on_with_is_refused(
     changed = run_producer("run", other, out, redis_url=redis_url)
     assert changed.returncode == 2
     assert "differ from those of the run that was stopped after line 500" in changed.stderr
+    assert "use the same ones, or remove the output" in changed.stderr
     # An output that no run has left is not overwritten
     (tmp_path / "mine.jsonl").write_text("{}\n")
     mine = run_producer("run", source, tmp_path / "mine.jsonl", redis_url=redis_url)

@@ -48,7 +48,7 @@ def one_more(submitted: Submitted, line: int) -> tuple[IndexChunk, list[bytes]]:
 
 def poisoned(worker: Lessee) -> None:
     """Make the one queued request a poison dead letter."""
-    for lists in ([], [], [keys.suspects_list(QUEUE)]):
+    for lists in ([], [], *[[keys.suspects_list(QUEUE)]] * 2):
         leases = worker.pop(lists=lists)
         worker.release(*leases, died=leases)
 

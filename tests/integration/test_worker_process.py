@@ -333,7 +333,11 @@ def test_another_pool_is_refused_with_the_remedy(redis_url: str) -> None:
     [
         ("lease_s", "soon", "WARMQ_LEASE_S: Input should be a valid number"),
         ("lease_s", "0", "default 60"),
-        ("engine", "gpu", "WARMQ_ENGINE: Input should be 'vllm' or 'simulated'"),
+        (
+            "engine",
+            "gpu",
+            "WARMQ_ENGINE: Input should be 'vllm', 'openai', 'triton' or 'simulated'",
+        ),
         ("engine", "vllm", "WARMQ_MODEL=models/tiny"),
         ("redis_url", "http://localhost", "WARMQ_REDIS_URL"),
     ],
