@@ -26,6 +26,9 @@ from worker.vllm_options import judge_options
 Row = tuple[str, str]
 GIB = 2**30
 
+#: Engines whose model and devices are on other machines.
+REMOTE = ("openai", "triton")
+
 
 class Check:
     """Looks at one set-up; `rows` is the table, `found` the problems."""
@@ -41,6 +44,10 @@ class Check:
         """Fill the table and the problems."""
         if self.settings.engine == "simulated":
             self.rows.append(("platform", "simulated engine: no model, no device"))
+        elif self.settings.engine in REMOTE:
+            self.rows.append(("platform", f"{self.settings.engine} servers, nothing runs here"))
+            self.rows.append(("servers", servers(self.settings)))
+            self.rows.append(("model", str(self.settings.model or "the first that they list")))
         else:
             self._look_at_model()
             self.rows.append(("platform", platform(self.packages, self.artefact)))
@@ -125,6 +132,13 @@ class Check:
                 store.redis.close()
 
 
+def servers(settings: WorkerSettings) -> str:
+    """List the remote engine's addresses; they hold no password."""
+    if settings.engine == "triton":
+        return f"{settings.triton_url}, model {settings.triton_model}"
+    return ", ".join(settings.base_urls)
+
+
 def platform(packages: Packages, artefact: Artefact | None) -> str:
     """Name what the engine will run on."""
     if packages.rbln and artefact is not None:
@@ -154,6 +168,9 @@ def capacity(settings: WorkerSettings, artefact: Artefact | None) -> str:
     """Say how much runs at once, and how long a request may be."""
     if settings.engine == "simulated":
         return f"{settings.simulated_slots} requests at once"
+    if settings.engine in REMOTE:
+        each = settings.triton_slots if settings.engine == "triton" else settings.openai_concurrency
+        return f"{each or 'as many as the servers take'} at once at each server"
     if artefact is not None:
         buckets = "/".join(map(str, artefact.buckets))
         return (

