@@ -260,7 +260,8 @@ def test_a_wave_of_requests_that_begin_together_does_not_lower_the_limit() -> No
 
 def test_the_limit_falls_by_what_waits_too_much_and_other_clients_requests_count() -> None:
     assert next_limit(64, 64, Metrics(32, 36, 0.5, 0), 32.0, 256) == 44
-    assert next_limit(40, 10, Metrics(32, 200, 0.5, 0), 32.0, 256) == 1
+    assert next_limit(40, 40, Metrics(32, 200, 0.5, 0), 32.0, 256) == 1
+    assert next_limit(40, 10, Metrics(32, 200, 0.5, 0), 32.0, 256) == 40  # all are others'
 
 
 def test_the_limit_stays_when_it_is_not_filled_or_the_cache_is_full() -> None:

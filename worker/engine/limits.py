@@ -57,13 +57,14 @@ def next_limit(
     few run and many wait. Without metrics the limit grows slowly, and only a 429 or 503
     (Upstream.pause) lowers it.
     """
-    filled = in_flight >= FILLED * limit
+    if in_flight < FILLED * limit:
+        return limit  # whatever waits there, this limit is not why
     if metrics is None:
-        return min(ceiling, limit + 4) if filled else limit
+        return min(ceiling, limit + 4)
     excess = int(metrics.running + metrics.waiting - peak - waiting_room(peak))
     if excess > 0:
         return max(1, min(limit, in_flight) - excess)
-    if filled and metrics.waiting == 0 and metrics.kv < KV_FULL:
+    if metrics.waiting == 0 and metrics.kv < KV_FULL:
         return min(ceiling, limit + max(4, limit // 2))
     return limit
 
