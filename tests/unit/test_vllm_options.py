@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from demo.stack import ROOT
 from worker.vllm_options import GONE, SPECULATION, judge_options
 
 
@@ -39,6 +40,11 @@ def test_an_old_spelling_is_refused_with_todays(args: str, remedy: str) -> None:
 def test_every_old_option_is_named_once(name: str) -> None:
     (finding,) = judge_options(f"--{name} 4", None)
     assert f"--{name} " in finding.problem
+
+
+def test_every_old_option_is_on_the_page() -> None:
+    page = (ROOT / "docs" / "engine-vllm.md").read_text()
+    assert [name for name in (*GONE, *SPECULATION) if f"--{name}" not in page] == []
 
 
 def test_todays_options_are_not_mentioned() -> None:
