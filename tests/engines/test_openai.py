@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from celery import Celery
-from real_stack import Stack, asked, listed_questions, read_jsonl, write_jsonl
+from real_stack import Stack, asked, frozen, listed_questions, read_jsonl, write_jsonl
 from vllm_server import KEY, VllmServer
 
 from contract.body import CHAT_URL, COMPLETION_URL
@@ -188,11 +188,12 @@ def test_a_cancelled_batch_is_aborted_inside_the_server(stack: Stack, server: Vl
         {"prompt": f"{n} + 3 =", "max_tokens": 1000, "ignore_eos": True} for n in range(60)
     ])  # fmt: skip
     ended = server.metric("vllm:request_success_total")
-    with remote_worker(stack, server, lease_s=5):
-        run = stack.producer("submit", source, "--batch-id", "long")
-        assert run.returncode == 0, run.stderr
+    with remote_worker(stack, server) as worker:
+        with frozen(worker):
+            run = stack.producer("submit", source, "--batch-id", "long")
+            assert run.returncode == 0, run.stderr
         eventually(lambda: server.metric("vllm:num_requests_running") >= 16, 30, "running")
-        stack.producer("cancel", "long")
+        stack.store.cancel(stack.batch("long"))  # at once: a command takes long to start
         eventually(lambda: server.metric("vllm:num_requests_running") == 0, 30, "aborted")
     assert server.metric("vllm:request_success_total") == ended  # none ran to its length
     assert stack.batch("long").number("cancelled") > 0
