@@ -118,7 +118,7 @@ def test_an_engine_that_dies_while_its_worker_drains_is_not_rebuilt(tmp_path: Pa
         assert worker.process is not None
         assert worker.process.wait(10) == 0
         assert "rebuilding" not in worker.log_path.read_text()
-        assert set(deaths(on).values()) == {b"1"}
+        assert deaths(on) == {}  # whoever stopped the worker may have told its engine, too
         on.submit(10, "b2")
         assert on.store.redis.zcard(keys.LEASES) == 0
         assert sum(on.store.queue_lengths(keys.DEFAULT_QUEUE).values()) == 40
