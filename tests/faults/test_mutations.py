@@ -94,8 +94,18 @@ def living_workers_over_a_pause_of_redis(on: Stage, root: Path) -> None:
 
 SCENARIOS = [
     pytest.param(two_answers_to_one_request, NX, id="NX"),
-    pytest.param(a_failure_from_a_worker_without_the_lease, OWNED, id="lease_of_a_failure"),
-    pytest.param(living_workers_over_a_pause_of_redis, GRACE, id="grace_of_the_sweeper"),
+    pytest.param(
+        a_failure_from_a_worker_without_the_lease,
+        OWNED,
+        id="lease_of_a_failure",
+        marks=pytest.mark.slow,
+    ),
+    pytest.param(
+        living_workers_over_a_pause_of_redis,
+        GRACE,
+        id="grace_of_the_sweeper",
+        marks=pytest.mark.slow,
+    ),
 ]
 
 
