@@ -17,8 +17,6 @@ from lessee import (
 )
 
 from contract import keys
-from contract.batch import Batch
-from contract.store import BatchStore
 from worker.drain import Drain
 from worker.engine.simulated import SimulatedEngine
 from worker.leases import Leases
@@ -104,13 +102,6 @@ def send(client: redis.Redis, *bodies: dict[str, Any], **headers: Any) -> list[s
     for rid, body in zip(ids, bodies, strict=True):
         client.lpush(QUEUE, celery_message(rid, body, **headers))
     return ids
-
-
-def state(store: BatchStore, batch_id: str = "b1") -> Batch:
-    """Return the batch as it is now."""
-    batch = store.batch(batch_id)
-    assert batch is not None
-    return batch
 
 
 def error_of(client: redis.Redis, request_id: str) -> dict[str, Any]:

@@ -126,3 +126,8 @@ def state(store: BatchStore, batch_id: str) -> Batch:
     batch = store.batch(batch_id)
     assert batch is not None
     return batch
+
+
+def as_json(done: subprocess.CompletedProcess[str]) -> Any:
+    assert done.returncode in (0, 1), done.stderr
+    return orjson.loads(done.stdout)

@@ -33,13 +33,6 @@ pytestmark = pytest.mark.timeout(150)
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[RedisServer]:
-    """Return a Redis of this test's own."""
-    with RedisServer(tmp_path / "redis") as server:
-        yield server
-
-
-@pytest.fixture
 def proxy(server: RedisServer) -> Iterator[Proxy]:
     """Return a proxy in front of it; the test itself looks at Redis directly."""
     with Proxy(server.port) as proxy:

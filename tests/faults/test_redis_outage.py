@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -32,13 +31,6 @@ from demo.stack import RedisServer, eventually
 pytestmark = pytest.mark.timeout(150)
 
 IN_FLIGHT = 256
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[RedisServer]:
-    """Return a Redis of this test's own, with an append-only file, that it may stop."""
-    with RedisServer(tmp_path / "redis") as server:
-        yield server
 
 
 def test_a_restart_with_256_in_flight_computes_nothing_twice(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -32,13 +31,6 @@ from demo.stack import RedisServer, eventually
 pytestmark = pytest.mark.timeout(150)
 
 FULL = r"OOM|maxmemory"
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[RedisServer]:
-    """Return a Redis of this test's own."""
-    with RedisServer(tmp_path / "redis") as server:
-        yield server
 
 
 def fill(client: redis.Redis) -> None:

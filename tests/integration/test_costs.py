@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 import orjson
 import redis
-from draining import draining, soon, state
-from lessee import chat, submit_batch
+from draining import draining, soon
+from lessee import chat, now, submit_batch
 
 from contract.body import CHAT_URL
 from contract.message import MessageWriter, read_delivery
@@ -40,7 +40,7 @@ async def test_redis_is_asked_once_for_many_requests(
     submit_batch(store, REQUESTS)
     redis_client.config_resetstat()
     async with draining(redis_url, simulated_slots=64) as running:
-        await soon(lambda: state(store).finished, 30)
+        await soon(lambda: now(store).finished, 30)
         popped = running.drain.counts.popped
     calls = {name.decode() if isinstance(name, bytes) else name: figures["calls"]
              for name, figures in redis_client.info("commandstats").items()}  # fmt: skip

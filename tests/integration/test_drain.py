@@ -10,11 +10,12 @@ from typing import Any
 import orjson
 import pytest
 import redis
-from draining import LONG, draining, error_of, leased, send, soon, state
+from draining import LONG, draining, error_of, leased, send, soon
 from lessee import (
     QUEUE,
     celery_message,
     chat,
+    now,
     stored,
     submit_batch,
 )
@@ -35,7 +36,7 @@ async def test_a_batch_is_answered_and_each_answer_belongs_to_its_request(
     submitted = submit_batch(store, bodies=bodies[:50])
     plain = send(redis_client, *bodies[50:])
     async with draining(redis_url, simulated_latency_s=0.005) as running:
-        await soon(lambda: state(store).finished and stored(redis_client, plain[-1]))
+        await soon(lambda: now(store).finished and stored(redis_client, plain[-1]))
         await soon(lambda: not running.drain.in_flight)
     metas = [stored(redis_client, rid) for rid in [*submitted.ids, *plain]]
     for body, meta in zip(bodies, metas, strict=True):
@@ -43,8 +44,8 @@ async def test_a_batch_is_answered_and_each_answer_belongs_to_its_request(
         choice = meta["result"]["choices"][0]
         text = choice["message"]["content"] if "messages" in body else choice["text"]
         assert text == f"simulated {digest(body)}"
-    assert state(store).status == "completed"
-    assert state(store).number("completion_tokens") == 50
+    assert now(store).status == "completed"
+    assert now(store).number("completion_tokens") == 50
     assert leased(redis_client) == 0
     timing = metas[0]["warmq"]["timing"]  # type: ignore[index]
     assert timing["attempts"] == 1
@@ -68,7 +69,7 @@ async def test_every_slot_is_used_whatever_the_look_ahead(
 ) -> None:
     submit_batch(store, 60)
     async with draining(redis_url, look_ahead=look_ahead, simulated_latency_s=0.002) as running:
-        await soon(lambda: state(store).finished)
+        await soon(lambda: now(store).finished)
         assert running.drain.limit == 4 + look_ahead
 
 
@@ -77,11 +78,11 @@ async def test_a_high_priority_overtakes_what_waits_in_the_queue(
 ) -> None:
     low = submit_batch(store, 200, batch_id="low", priority=9)
     async with draining(redis_url, simulated_latency_s=0.01, look_ahead=1):
-        await soon(lambda: state(store, "low").terminal > 5)
+        await soon(lambda: now(store, "low").terminal > 5)
         high = submit_batch(store, 5, batch_id="high", priority=0)
-        await soon(lambda: state(store, "high").finished)
-        assert state(store, "low").terminal < 100
-        await soon(lambda: state(store, "low").finished)
+        await soon(lambda: now(store, "high").finished)
+        assert now(store, "low").terminal < 100
+        await soon(lambda: now(store, "low").finished)
     assert len(high.ids) + len(low.ids) == 205
 
 
@@ -259,10 +260,10 @@ async def test_an_unknown_fault_fails_one_request_only(
     bodies = [chat(), chat(user=fate), chat()]
     submitted = submit_batch(store, bodies=bodies)
     async with draining(redis_url, FaultyEngine, upkeep=False) as running:
-        await soon(lambda: state(store).finished)
+        await soon(lambda: now(store).finished)
         await soon(lambda: not running.drain.in_flight)
         assert running.supervisor.deaths == 0
-    assert (state(store).number("completed"), state(store).number("failed")) == (2, 1)
+    assert (now(store).number("completed"), now(store).number("failed")) == (2, 1)
     assert error_of(redis_client, submitted.ids[1])["code"] == "request_failed"
     assert store.retry(submitted.batch, ["failed"]) == 1
 
@@ -282,7 +283,7 @@ async def test_cancel_of_a_running_request_frees_its_slot_at_once(
         assert time.monotonic() - began < 0.5
         await soon(lambda: leased(redis_client) == 2)
     assert error_of(redis_client, submitted.ids[1])["code"] == "cancelled"
-    assert state(store).number("cancelled") == 1
+    assert now(store).number("cancelled") == 1
 
 
 async def test_cancel_of_a_batch_ends_running_and_queued_requests(
@@ -293,11 +294,11 @@ async def test_cancel_of_a_batch_ends_running_and_queued_requests(
     async with draining(redis_url) as running:
         await soon(lambda: running.engines and running.engine.running == 4)
         await asyncio.to_thread(store.cancel, submitted.batch)
-        await soon(lambda: state(store).finished)
-        await soon(lambda: state(store, "other").finished)
+        await soon(lambda: now(store).finished)
+        await soon(lambda: now(store, "other").finished)
         await soon(lambda: leased(redis_client) == 0)
-    assert (state(store).status, state(store).number("cancelled")) == ("cancelled", 100)
-    assert state(store, "other").number("completed") == len(other.ids)
+    assert (now(store).status, now(store).number("cancelled")) == ("cancelled", 100)
+    assert now(store, "other").number("completed") == len(other.ids)
     assert store.retry(submitted.batch, ["cancelled"]) == 100
 
 

@@ -6,11 +6,12 @@ import asyncio
 
 import pytest
 import redis
-from draining import LONG, draining, error_of, leased, soon, state
+from draining import LONG, draining, error_of, leased, soon
 from lessee import (
     QUEUE,
     celery_message,
     chat,
+    now,
     queued_ids,
     stored,
     submit_batch,
@@ -54,9 +55,9 @@ async def test_one_poison_among_64_requests_is_found_and_the_others_complete(
     async with draining(
         redis_url, simulated_slots=64, simulated_latency_s=0.05, lease_s=60
     ) as running:
-        await soon(lambda: state(store).finished, 30)
+        await soon(lambda: now(store).finished, 30)
         assert running.supervisor.deaths <= 2 + 7
-    assert (state(store).number("completed"), state(store).number("failed")) == (63, 1)
+    assert (now(store).number("completed"), now(store).number("failed")) == (63, 1)
     assert error_of(redis_client, submitted.ids[culprit])["code"] == "poison"
     assert [letter["reason"][:6] for letter in store.dead_letters()] == ["poison"]
     assert redis_client.llen(keys.suspects_list(QUEUE)) == 0
@@ -72,12 +73,12 @@ async def test_two_poisons_do_not_end_the_worker_and_the_queue_goes_on(
         bodies[culprit]["user"] = "simulate:die"
     submit_batch(store, bodies=bodies)
     async with draining(redis_url, simulated_slots=8, simulated_latency_s=0.01) as running:
-        await soon(lambda: state(store).finished, 30)
+        await soon(lambda: now(store).finished, 30)
         after = submit_batch(store, 10, batch_id="after")
-        await soon(lambda: state(store, "after").finished)
+        await soon(lambda: now(store, "after").finished)
         assert not running.task.done()  # type: ignore[union-attr]
-    assert (state(store).number("completed"), state(store).number("failed")) == (38, 2)
-    assert state(store, "after").number("completed") == len(after.ids)
+    assert (now(store).number("completed"), now(store).number("failed")) == (38, 2)
+    assert now(store, "after").number("completed") == len(after.ids)
 
 
 async def test_halving_starts_anew_with_the_next_suspects(
@@ -99,7 +100,7 @@ async def test_suspects_wait_for_the_worker_that_has_their_lock_and_the_queue_do
     redis_client.set(suspects + ":lock", "another worker")
     async with draining(redis_url, lease_s=2):
         submit_batch(store, 30)
-        await soon(lambda: state(store).finished)
+        await soon(lambda: now(store).finished)
         assert stored(redis_client, "suspect") is None
         redis_client.delete(suspects + ":lock")
         await soon(lambda: stored(redis_client, "suspect"))
@@ -220,7 +221,7 @@ async def test_an_engine_that_hangs_is_killed_and_its_requests_run_again(
     HangingEngine.hang = True
     submitted = submit_batch(store, 3)
     async with draining(redis_url, HangingEngine, stall_timeout_s=0.3) as running:
-        await soon(lambda: state(store).finished)
+        await soon(lambda: now(store).finished)
         assert running.supervisor.deaths == 1
     meta = stored(redis_client, submitted.ids[0])
     assert meta is not None
@@ -251,6 +252,6 @@ async def test_requests_that_a_dead_engine_never_gives_back_are_taken_from_it(
     SilentEngine.built = 0
     submit_batch(store, 3)
     async with draining(redis_url, SilentEngine, stall_timeout_s=0.2) as running:
-        await soon(lambda: state(store).finished)
+        await soon(lambda: now(store).finished)
         assert running.supervisor.deaths == 1
-    assert state(store).number("completed") == 3
+    assert now(store).number("completed") == 3

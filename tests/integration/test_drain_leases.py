@@ -6,12 +6,13 @@ import asyncio
 
 import pytest
 import redis
-from draining import LONG, draining, leased, soon, state
+from draining import LONG, draining, leased, soon
 from lessee import (
     QUEUE,
     Lessee,
     celery_message,
     chat,
+    now,
     queued_ids,
     stored,
     submit_batch,
@@ -44,7 +45,7 @@ async def test_work_whose_lease_is_lost_is_aborted_and_commits_nothing(
         assert not running.drain.in_flight
         assert stored(redis_client, submitted.ids[0]) is None
         other.done(fresh)
-    assert state(store).number("completed") == 1
+    assert now(store).number("completed") == 1
 
 
 @pytest.mark.parametrize("fate", ["simulate:sleep=1.2", "simulate:fail-later"])
@@ -61,11 +62,11 @@ async def test_a_request_that_comes_back_to_the_worker_that_still_runs_it_is_not
         other.allow_sweep()
         assert other.sweep(lease_ms=2000) == 1
         await soon(lambda: running.drain.counts.popped == 2)
-        await soon(lambda: state(store).finished)
+        await soon(lambda: now(store).finished)
         await soon(lambda: not running.drain.in_flight)
         assert leased(redis_client) == 0
     assert stored(redis_client, submitted.ids[0])
-    assert state(store).terminal == 1
+    assert now(store).terminal == 1
 
 
 class LateFailure(SimulatedEngine):

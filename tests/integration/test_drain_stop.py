@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 import redis
-from draining import LONG, draining, leased, send, soon, state
+from draining import LONG, draining, leased, send, soon
 from lessee import (
     chat,
+    now,
     queued_ids,
     submit_batch,
 )
@@ -36,9 +37,9 @@ async def test_a_graceful_stop_hands_the_look_ahead_back_at_once_and_finishes_th
         await soon(lambda: len(running.drain.in_flight) == 8)
         running.drain.stop()
         await soon(lambda: redis_client.llen(submitted.list_key) == 16, 0.8)
-        assert state(store).terminal == 0
+        assert now(store).terminal == 0
         await running.ended()
-    assert state(store).number("completed") == 4
+    assert now(store).number("completed") == 4
     assert queued_ids(redis_client, submitted.list_key) == submitted.ids[4:]
     assert leased(redis_client) == 0
     assert redis_client.hlen(keys.DEATHS) == 0

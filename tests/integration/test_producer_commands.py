@@ -5,12 +5,12 @@ from __future__ import annotations
 import subprocess
 import time
 from pathlib import Path
-from typing import Any
 
 import orjson
 import pytest
-from lessee import Lessee, celery_message, submit_batch
+from lessee import Lessee, submit_batch
 from support import (
+    as_json,
     batch_file,
     finish,
     producer_command,
@@ -18,7 +18,6 @@ from support import (
     queued,
     run_all,
     run_producer,
-    state,
 )
 
 from contract import keys
@@ -106,11 +105,6 @@ def test_a_wrong_setting_is_told_with_its_name_and_ends_with_2(redis_url: str):
     done = run_producer("list", redis_url=redis_url, WARMQ_HIGH_WATER="2")
     assert done.returncode == 2
     assert "WARMQ_HIGH_WATER" in done.stderr
-
-
-def as_json(done: subprocess.CompletedProcess[str]) -> Any:
-    assert done.returncode in (0, 1), done.stderr
-    return orjson.loads(done.stdout)
 
 
 def test_status_json_is_openais_batch_object(redis_url: str, store: BatchStore):
@@ -263,97 +257,3 @@ def _polls(store: BatchStore) -> bool:
     # Only a watch that sees nothing move asks Redis for its time (who is alive?).
     clients = store.redis.client_list()
     return any(c["name"] == "warmq-producer" and c["cmd"] == "time" for c in clients)
-
-
-def test_a_queued_batch_is_cancelled_without_a_worker(redis_url: str, store: BatchStore):
-    submit_batch(store, 3)
-
-    done = run_producer("cancel", "b1", "--json", redis_url=redis_url)
-
-    assert done.returncode == 0
-    assert orjson.loads(done.stdout) == {"id": "b1", "requests": 3}
-    batch = state(store, "b1")
-    assert (batch.status, batch.number("cancelled")) == ("cancelled", 3)
-    results = run_producer("results", "b1", redis_url=redis_url)
-    assert results.returncode == 1
-    assert [orjson.loads(x)["error"]["code"] for x in results.stdout.splitlines()] == [
-        "cancelled"
-    ] * 3
-
-
-def test_one_request_is_cancelled_and_the_others_run(redis_url: str, store: BatchStore):
-    submit_batch(store, 3)
-    done = run_producer("cancel", "b1", "--request", "c2", redis_url=redis_url)
-    assert done.returncode == 0
-    run_all(store)
-    batch = state(store, "b1")
-    assert (batch.number("completed"), batch.number("cancelled")) == (2, 1)
-    assert batch.status == "completed"
-
-
-def test_failed_requests_are_retried_and_bad_lines_are_not(
-    redis_url: str, store: BatchStore, tmp_path: Path
-):
-    path = batch_file(tmp_path / "in", 2)
-    with path.open("ab") as file:
-        file.write(b"{\n")
-    run_producer("submit", path, "--batch-id", "b1", redis_url=redis_url)
-    lessee = Lessee(store.redis)
-    finish(lessee, lessee.pop(), RequestFailed("no"))
-    assert state(store, "b1").number("failed") == 3
-
-    done = run_producer("retry", "b1", "--json", redis_url=redis_url)
-
-    assert orjson.loads(done.stdout) == {"id": "b1", "requests": 2}
-    assert len(queued(store)) == 2
-    run_all(store)
-    batch = state(store, "b1")
-    assert (batch.number("completed"), batch.number("failed")) == (2, 1)
-
-
-def test_cancelled_requests_are_retried_only_if_asked_for(redis_url: str, store: BatchStore):
-    submit_batch(store, 2)
-    run_producer("cancel", "b1", redis_url=redis_url)
-    without = run_producer("retry", "b1", "--json", redis_url=redis_url)
-    assert orjson.loads(without.stdout)["requests"] == 0
-    with_them = run_producer("retry", "b1", "--include", "cancelled", "--json", redis_url=redis_url)
-    assert orjson.loads(with_them.stdout)["requests"] == 2
-    assert run_all(store) == 2
-    assert state(store, "b1").status == "completed"
-
-
-def test_an_unfinished_batch_is_deleted_only_by_force(redis_url: str, store: BatchStore):
-    submitted = submit_batch(store, 2)
-    lessee = Lessee(store.redis)
-    finish(lessee, lessee.pop()[:1])
-
-    refused = run_producer("delete", "b1", redis_url=redis_url)
-    assert refused.returncode == 2
-    assert "--force cancels it first" in refused.stderr
-    forced = run_producer("delete", "b1", "--force", "--json", redis_url=redis_url)
-    assert orjson.loads(forced.stdout) == {"id": "b1", "object": "batch", "deleted": True}
-
-    assert store.batch("b1") is None
-    assert store.results(submitted.ids) == [None, None]
-    assert list(store.redis.scan_iter("warmq:batch:*")) == []
-
-
-def test_dead_letters_are_listed_shown_and_queued_again(redis_url: str, store: BatchStore):
-    store.redis.lpush("warmq", b"garbage", celery_message("t1"))
-    lessee = Lessee(store.redis)
-    (lease,) = lessee.pop()
-    lessee.bury(lease, "poison")
-
-    listed = as_json(run_producer("dead", "list", "--json", redis_url=redis_url))
-    assert [letter["request_id"] for letter in listed] == [None, "t1"]
-    assert all("message" not in letter for letter in listed)
-    assert "poison" in run_producer("dead", "list", redis_url=redis_url).stdout
-    shown = as_json(run_producer("dead", "show", listed[1]["id"], redis_url=redis_url))
-    assert orjson.loads(shown["message"])["headers"]["id"] == "t1"
-
-    retried = as_json(run_producer("dead", "retry", "--all", "--json", redis_url=redis_url))
-
-    assert retried == {"requests": 1}  # garbage stays
-    assert [message["headers"]["id"] for message in queued(store)] == ["t1"]
-    left = as_json(run_producer("dead", "list", "--json", redis_url=redis_url))
-    assert [letter["request_id"] for letter in left] == [None]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import orjson
-import pytest
 import redis
 from lessee import (
     LIMITS,
@@ -25,11 +24,6 @@ from contract.body import CHAT_URL
 from contract.errors import RequestRejected
 from contract.results import failure_meta
 from contract.store import BatchStore, IndexChunk
-
-
-@pytest.fixture
-def worker(redis_client: redis.Redis) -> Lessee:
-    return Lessee(redis_client, "w1")
 
 
 def one_more(submitted: Submitted, line: int) -> tuple[IndexChunk, list[bytes]]:

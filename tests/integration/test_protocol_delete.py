@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import orjson
-import pytest
 import redis
 from lessee import (
     Lessee,
@@ -17,11 +16,6 @@ from lessee import (
 from contract import keys
 from contract.store import BatchStore
 from demo.stack import eventually
-
-
-@pytest.fixture
-def worker(redis_client: redis.Redis) -> Lessee:
-    return Lessee(redis_client, "w1")
 
 
 def test_delete_of_a_running_batch_is_refused(

@@ -21,16 +21,6 @@ from contract.store import BatchStore
 SUSPECTS = keys.suspects_list(QUEUE)
 
 
-@pytest.fixture
-def worker(redis_client: redis.Redis) -> Lessee:
-    return Lessee(redis_client, "w1")
-
-
-@pytest.fixture
-def other(redis_client: redis.Redis) -> Lessee:
-    return Lessee(redis_client, "w2")
-
-
 # -- DONE ------------------------------------------------------------------------------------
 
 

@@ -30,11 +30,6 @@ from worker.leases import Leases
 from worker.settings import WorkerSettings
 
 
-@pytest.fixture
-def worker(redis_client: redis.Redis) -> Lessee:
-    return Lessee(redis_client, "w1")
-
-
 def one_more(submitted: Submitted, line: int) -> tuple[IndexChunk, list[bytes]]:
     """Return a chunk of one line that follows what was submitted."""
     chunk = IndexChunk(line, f"{line:040x}", [(line, f"c{line}", False)])

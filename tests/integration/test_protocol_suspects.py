@@ -22,16 +22,6 @@ from contract.store import BatchStore
 SUSPECTS = keys.suspects_list(QUEUE)
 
 
-@pytest.fixture
-def worker(redis_client: redis.Redis) -> Lessee:
-    return Lessee(redis_client, "w1")
-
-
-@pytest.fixture
-def other(redis_client: redis.Redis) -> Lessee:
-    return Lessee(redis_client, "w2")
-
-
 def run_suspects(worker: Lessee, poison: set[str], slots: int = 64) -> tuple[int, list[str]]:
     """Run the suspects as the drain does; return (deaths, completed ids)."""
     died, completed = 0, []

@@ -15,19 +15,15 @@ import redis
 from celery import Celery
 from celery.exceptions import TaskRevokedError
 from celery.result import AsyncResult
+from celery_side import client_app, in_flight, send, simulated, stats
 from lessee import QUEUE, chat, queued_ids, stored, submit_batch
 
 from contract import keys
 from contract.store import BatchStore
-from demo.stack import ROOT, RedisServer, Worker, eventually, free_port, procfile_command
+from demo.stack import ROOT, RedisServer, Worker, eventually, procfile_command
 from worker.engine.simulated import digest
 
 LONG = "simulate:sleep=600"
-
-
-def client_app(url: str) -> Celery:
-    """Return a Celery app that knows only the broker's URL."""
-    return Celery("stranger", broker=url, backend=url, set_as_current=False)
 
 
 @pytest.fixture(scope="module")
@@ -49,28 +45,6 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Celery, re
 @pytest.fixture
 def app(stack: tuple[Celery, redis.Redis]) -> Celery:
     return stack[0]
-
-
-def simulated(url: str, log: Path, **settings: Any) -> Worker:
-    """Return a worker with the simulated engine, without latency."""
-    return Worker(url, log, **({"engine": "simulated", "simulated_latency_s": 0} | settings))
-
-
-def stats(app: Celery) -> dict[str, Any]:
-    """Return what the one worker says about the drain, or {}."""
-    replies = app.control.inspect(timeout=1, limit=1).stats() or {}
-    (reply,) = replies.values() or [{}]
-    return reply.get("warmq", {})
-
-
-def send(app: Celery, body: dict[str, Any], **options: Any) -> AsyncResult:
-    return app.send_task(keys.TASK_NAME, args=[body], queue=QUEUE, **options)
-
-
-def in_flight(app: Celery) -> set[str]:
-    replies = app.control.inspect(timeout=1, limit=1).active() or {}
-    (requests,) = replies.values() or [[]]
-    return {request["id"] for request in requests}
 
 
 # -- Celery clients --------------------------------------------------------------------
@@ -298,89 +272,3 @@ def test_a_drain_that_dies_takes_the_process_with_it(
     assert "the drain ended: the engine could not be rebuilt" in log
     assert queued_ids(redis_client, submitted.list_key) == submitted.ids
     assert leased(redis_client) == 0
-
-
-# -- its start -----------------------------------------------------------------------------
-
-
-def run_worker(*words: str, **settings: str) -> subprocess.CompletedProcess[str]:
-    """Run the worker's command to its end."""
-    env = {k: v for k, v in os.environ.items() if not k.startswith("WARMQ_")}
-    env |= {"WARMQ_ENGINE": "simulated"}
-    env |= {f"WARMQ_{name.upper()}": value for name, value in settings.items()}
-    return subprocess.run(
-        [*procfile_command(), *words],
-        cwd=ROOT, env=env, text=True, timeout=30, check=False,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
-
-
-def test_the_queue_option_is_refused_with_the_remedy(redis_url: str) -> None:
-    run = run_worker("-Q", "mine", redis_url=redis_url)
-    assert run.returncode != 0
-    assert "do not use -Q" in run.stdout
-    assert "WARMQ_QUEUE" in run.stdout
-
-
-def test_another_pool_is_refused_with_the_remedy(redis_url: str) -> None:
-    run = run_worker("--pool=prefork", "--concurrency=1", redis_url=redis_url)
-    assert run.returncode != 0
-    assert "start the worker with --pool=solo" in run.stdout
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "part"),
-    [
-        ("lease_s", "soon", "WARMQ_LEASE_S: Input should be a valid number"),
-        ("lease_s", "0", "default 60"),
-        (
-            "engine",
-            "gpu",
-            "WARMQ_ENGINE: Input should be 'vllm', 'openai', 'triton' or 'simulated'",
-        ),
-        ("engine", "vllm", "WARMQ_MODEL=models/tiny"),
-        ("redis_url", "http://localhost", "WARMQ_REDIS_URL"),
-    ],
-)
-def test_wrong_settings_end_the_worker_with_the_remedy_and_no_traceback(
-    redis_url: str, name: str, value: str, part: str
-) -> None:
-    run = run_worker(**({"redis_url": redis_url} | {name: value}))
-    assert run.returncode != 0
-    assert part in run.stdout
-    assert "Traceback" not in run.stdout
-
-
-def test_a_redis_that_comes_later_is_waited_for(tmp_path: Path) -> None:
-    port = free_port()
-    url = f"redis://127.0.0.1:{port}/0"
-    with simulated(url, tmp_path / "worker.log") as worker:
-        eventually(lambda: "Error 111" in worker.log_path.read_text(), 20, "it misses Redis")
-        with RedisServer(tmp_path / "redis", "--appendonly", "no", port=port) as server:
-            app = client_app(server.url)
-            assert send(app, chat()).get(timeout=30)["object"] == "chat.completion"
-            eventually(lambda: stats(app).get("state") == "ready", 30, "control answers", 0.2)
-            assert worker.stop() == 0
-            app.close()
-
-
-def test_the_password_is_nowhere_in_the_log(tmp_path: Path) -> None:
-    password = "s3cret-Pa55"
-    options = ("--appendonly", "no", "--requirepass", password)
-    port = free_port()
-    server = RedisServer(tmp_path / "redis", *options, port=port)
-    url = f"redis://:{password}@127.0.0.1:{port}/0"
-    with simulated(url, tmp_path / "worker.log") as worker:
-        # Given it cannot reach Redis, and then can
-        eventually(lambda: "Error 111" in worker.log_path.read_text(), 20, "it misses Redis")
-        with server:
-            app = client_app(url)
-            assert send(app, chat()).get(timeout=30)
-            eventually(lambda: stats(app).get("state") == "ready", 30, "control answers", 0.2)
-            app.close()
-            # Then Redis goes away again
-        eventually(lambda: "Redis: " in worker.log_path.read_text(), 10, "it misses Redis")
-        worker.kill()
-    log = worker.log_path.read_text()
-    assert "engine ready" in log
-    assert password not in log

@@ -1,0 +1,40 @@
+"""The worker process with the simulated engine, as a Celery client sees it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from celery import Celery
+from celery.result import AsyncResult
+from lessee import QUEUE
+
+from contract import keys
+from demo.stack import Worker
+
+
+def client_app(url: str) -> Celery:
+    """Return a Celery app that knows only the broker's URL."""
+    return Celery("stranger", broker=url, backend=url, set_as_current=False)
+
+
+def simulated(url: str, log: Path, **settings: Any) -> Worker:
+    """Return a worker with the simulated engine, without latency."""
+    return Worker(url, log, **({"engine": "simulated", "simulated_latency_s": 0} | settings))
+
+
+def stats(app: Celery) -> dict[str, Any]:
+    """Return what the one worker says about the drain, or {}."""
+    replies = app.control.inspect(timeout=1, limit=1).stats() or {}
+    (reply,) = replies.values() or [{}]
+    return reply.get("warmq", {})
+
+
+def send(app: Celery, body: dict[str, Any], **options: Any) -> AsyncResult:
+    return app.send_task(keys.TASK_NAME, args=[body], queue=QUEUE, **options)
+
+
+def in_flight(app: Celery) -> set[str]:
+    replies = app.control.inspect(timeout=1, limit=1).active() or {}
+    (requests,) = replies.values() or [[]]
+    return {request["id"] for request in requests}
