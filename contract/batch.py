@@ -8,9 +8,6 @@ from typing import Any
 
 from contract.results import OUTCOMES
 
-#: OpenAI's status words that never change again by themselves.
-TERMINAL = ("completed", "failed", "expired", "cancelled")
-
 
 def _iso(ms: str | None) -> str | None:
     return dt.datetime.fromtimestamp(int(ms) / 1000, dt.UTC).isoformat() if ms else None

@@ -46,10 +46,8 @@ class StubServer:
         self.port = free_port()
         self.slots = slots
         self.running = self.waiting = self.most = self.tokens = 0
-        self.well = True
         self.came: list[str] = []
         self.left: list[str] = []
-        self.connections: set[int] = set()
         self.held = asyncio.Event()
         self.held.set()
         self.times: Counter[str] = Counter()
@@ -96,7 +94,7 @@ class StubServer:
     async def _health(self, _: web.Request) -> web.Response:
         if not self.vllm:
             return web.Response(status=404)
-        return web.Response(status=200 if self.well else 503)
+        return web.Response()
 
     async def _metrics(self, _: web.Request) -> web.Response:
         if not self.vllm:
@@ -122,8 +120,6 @@ class StubServer:
         rid = request.headers.get("X-Request-Id", "?")
         if self._locked(request):
             return web.json_response({"error": {"message": "Unauthorized"}}, status=401)
-        if request.transport is not None:
-            self.connections.add(request.transport.get_extra_info("peername")[1])
         body = orjson.loads(await request.read())
         self.came.append(rid)
         try:

@@ -11,17 +11,11 @@ from lessee import chat
 from stage import Stage, stage
 
 from contract import keys
-from demo.stack import Worker, eventually
+from demo.stack import eventually
 
 
 def deaths(on: Stage) -> dict[bytes, bytes]:
     return on.store.redis.hgetall(keys.DEATHS)
-
-
-def wait_for_log(worker: Worker, text: str, timeout_s: float = 20) -> str:
-    return eventually(
-        lambda: (log := worker.log_path.read_text()) and text in log and log, timeout_s, text
-    )
 
 
 def test_a_dead_engine_is_rebuilt_in_place_and_the_worker_is_degraded_meanwhile(

@@ -14,8 +14,6 @@ from lessee import QUEUE, Lessee, celery_message, queued_ids, stored, submit_bat
 from contract import keys
 from contract.store import BatchStore
 
-LOW = keys.priority_list(QUEUE, 9)
-
 
 @pytest.fixture
 def worker(redis_client: redis.Redis) -> Lessee:
