@@ -69,7 +69,7 @@ class Drain:
         self._changed = asyncio.Event()
         self._hungry = asyncio.Event()
         self._committer = Committer(leases, self._committed)
-        self._committer.others = lambda: len(self.in_flight)
+        self._committer.in_flight = lambda: len(self.in_flight)
         self._committing: asyncio.Task[None]
 
     # -- the loop ---------------------------------------------------------------
@@ -211,7 +211,9 @@ class Drain:
 
     def _end(self, running: Running, ending: Ending) -> None:
         running.ended = True
-        self._committer.put(replace(ending, delivery=running.delivery))
+        if ending.delivery is not running.delivery:  # exchanged since it began
+            ending = replace(ending, delivery=running.delivery)
+        self._committer.put(ending)
 
     def _committed(self, endings: Sequence[Ending]) -> None:
         for ending in endings:

@@ -33,6 +33,8 @@ class InFlight:
 
     def __init__(self) -> None:
         self._by_lease: dict[str, Running] = {}
+        #: The bytes of all messages in flight, as they stand in Redis.
+        self.size = 0
 
     def __len__(self) -> int:
         return len(self._by_lease)
@@ -41,11 +43,6 @@ class InFlight:
         return iter(
             sorted(list(self._by_lease.values()), key=lambda r: lease_number(r.delivery.lease))
         )
-
-    @property
-    def size(self) -> int:
-        """The bytes of all messages in flight, as they stand in Redis."""
-        return sum(running.delivery.size for running in self._by_lease.values())
 
     def leases(self) -> list[str]:
         """Return all leases, in no order."""
@@ -58,12 +55,16 @@ class InFlight:
     def add(self, delivery: Delivery) -> Running:
         """Take a delivery in."""
         running = self._by_lease[delivery.lease] = Running(delivery)
+        self.size += delivery.size
         return running
 
     def drop(self, lease: str) -> None:
         """Forget a request that is committed, handed back or lost."""
         running = self._by_lease.pop(lease, None)
-        if running is not None and running.timer is not None:
+        if running is None:
+            return
+        self.size -= running.delivery.size
+        if running.timer is not None:
             running.timer.cancel()  # it would hold the request until a deadline that may be far
 
     def exchange(self, running: Running, delivery: Delivery) -> Delivery:
@@ -71,6 +72,7 @@ class InFlight:
         earlier, running.delivery = running.delivery, delivery
         del self._by_lease[earlier.lease]
         self._by_lease[delivery.lease] = running
+        self.size += delivery.size - earlier.size
         return earlier
 
     def unended(self) -> dict[str, Running]:

@@ -1,0 +1,108 @@
+"""How endings are put together before they go to Redis."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+
+from contract.message import Delivery
+from worker import committer
+from worker.committer import Committer
+from worker.leases import Ending
+
+
+class Redis:
+    """Takes groups, and its time over each if it is held."""
+
+    def __init__(self) -> None:
+        self.groups: list[list[Ending]] = []
+        self.open = asyncio.Event()
+        self.open.set()
+
+    async def done(self, endings: Sequence[Ending]) -> int:
+        await self.open.wait()
+        self.groups.append(list(endings))
+        return len(endings)
+
+
+@pytest.fixture
+async def redis() -> AsyncIterator[Redis]:
+    yield Redis()
+
+
+@pytest.fixture
+async def writes(redis: Redis) -> AsyncIterator[Committer]:
+    made = Committer(redis, lambda group: None)  # type: ignore[arg-type]
+    running = asyncio.create_task(made.run())
+    yield made
+    running.cancel()
+
+
+def ending(meta: bytes = b"{}") -> Ending:
+    delivery = Delivery(
+        "w/1", "id", "warmq.generate", "", "", None, None, None, None, False, {}, {}
+    )
+    return Ending(delivery, "completed", meta)
+
+
+async def test_endings_that_come_within_the_linger_share_a_round_trip(
+    redis: Redis, writes: Committer
+) -> None:
+    for _ in range(10):
+        writes.put(ending())
+        await asyncio.sleep(0)
+    assert redis.groups == []  # they linger: others are in flight
+    await writes.flush()
+    assert [len(group) for group in redis.groups] == [10]
+
+
+async def test_the_last_ones_in_flight_do_not_linger(
+    redis: Redis, writes: Committer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(committer, "LINGER_S", 3600)
+    writes.in_flight = lambda: 2
+    writes.put(ending())
+    writes.put(ending())
+    await asyncio.wait_for(writes.flush(), 5)
+    assert [len(group) for group in redis.groups] == [2]
+
+
+async def test_enough_endings_do_not_linger(
+    redis: Redis, writes: Committer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(committer, "LINGER_S", 3600)
+    for _ in range(committer.ENOUGH):
+        writes.put(ending())
+    await asyncio.wait_for(writes.flush(), 5)
+    assert [len(group) for group in redis.groups] == [committer.ENOUGH]
+
+
+async def test_a_group_ends_at_its_bytes_and_the_rest_follows_at_once(
+    redis: Redis, writes: Committer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(committer, "LINGER_S", 3600)
+    monkeypatch.setattr(committer, "GROUP_BYTES", 100)
+    writes.in_flight = lambda: 5
+    for _ in range(5):
+        writes.put(ending(b"x" * 60))
+    await asyncio.wait_for(writes.flush(), 5)
+    assert [len(group) for group in redis.groups] == [2, 2, 1]
+
+
+async def test_a_flush_waits_for_what_is_under_way_and_for_what_came_meanwhile(
+    redis: Redis, writes: Committer
+) -> None:
+    redis.open.clear()
+    for _ in range(committer.ENOUGH):
+        writes.put(ending())
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)  # the first group is on its way
+    writes.put(ending())
+    flushing = asyncio.create_task(writes.flush())
+    done, _ = await asyncio.wait([flushing], timeout=0.05)
+    assert not done
+    redis.open.set()
+    await asyncio.wait_for(flushing, 5)
+    assert sum(map(len, redis.groups)) == committer.ENOUGH + 1
