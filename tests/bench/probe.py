@@ -41,8 +41,8 @@ EACH = 2000
 class TimedEngine(SimulatedEngine):
     """The simulated engine; remembers when requests came and when it finished them."""
 
-    def __init__(self, slots: int, latency_s: float) -> None:
-        super().__init__(slots, latency_s)
+    def __init__(self, slots: int, latency_s: float, seed: int) -> None:
+        super().__init__(slots, latency_s, seed)
         self.came: dict[str, float] = {}
         self.finished: dict[str, float] = {}
 
@@ -117,10 +117,10 @@ class TimedLeases(Leases):
         return found
 
 
-async def main() -> dict[str, Any]:
+async def main(seed: int) -> dict[str, Any]:
     """Drain until SIGTERM; return what was seen."""
     settings = load(WorkerSettings)
-    engine = TimedEngine(settings.simulated_slots, settings.simulated_latency_s)
+    engine = TimedEngine(settings.simulated_slots, settings.simulated_latency_s, seed)
     leases = TimedLeases(settings, f"probe.{os.getpid()}", engine)
     drain = Drain(settings, leases, Supervisor(lambda: engine, 0))
     upkeep = Upkeep(settings, leases, drain)
@@ -131,15 +131,18 @@ async def main() -> dict[str, Any]:
 
 
 class Probe:
-    """Starts this module as a process; `seen` is what it measured, after its end."""
+    """Starts this module as a process; `seen` is what it measured, after its end.
 
-    def __init__(self, redis_url: str, out: Path, **settings: object) -> None:
+    Several at once want another `seed` each, or their engines' latencies are the same.
+    """
+
+    def __init__(self, redis_url: str, out: Path, *, seed: int = 7, **settings: object) -> None:
         self.seen: dict[str, Any] = {}
         self._out = out
         env = {k: v for k, v in os.environ.items() if not k.startswith("WARMQ_")}
         chosen: dict[str, object] = {"redis_url": redis_url, "engine": "simulated"} | settings
         env |= {f"WARMQ_{name.upper()}": str(value) for name, value in chosen.items()}
-        self.process = subprocess.Popen([sys.executable, __file__, str(out)], env=env)
+        self.process = subprocess.Popen([sys.executable, __file__, str(out), str(seed)], env=env)
 
     def __enter__(self) -> Self:
         return self
@@ -158,4 +161,4 @@ class Probe:
 
 
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(json.dumps(asyncio.run(main())))
+    Path(sys.argv[1]).write_text(json.dumps(asyncio.run(main(int(sys.argv[2])))))

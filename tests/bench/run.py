@@ -10,6 +10,7 @@ no part's memory or threads are in another's figures.
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import subprocess
 import sys
@@ -17,52 +18,27 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
-PARTS = (
-    "overhead",
-    "latency",
-    "submit",
-    "results",
-    "admission",
-    "clients",
-    "upstream",
-    "throughput",
-)
+#: Each part's module, in the order they run.
+PARTS = {
+    "overhead": "overhead",
+    "latency": "latency",
+    "submit": "submission",
+    "results": "collection",
+    "admission": "admission",
+    "scale": "scale",
+    "clients": "clients",
+    "upstream": "upstream",
+    "throughput": "throughput",
+}
 
 
 def run_part(part: str, *, quick: bool, model: Path) -> None:
     """Run one part here."""
+    run = importlib.import_module(PARTS[part]).run
     if part == "throughput":
-        import throughput
-
-        throughput.run(quick, model)
-    elif part == "overhead":
-        import overhead
-
-        overhead.run(quick)
-    elif part == "latency":
-        import latency
-
-        latency.run(quick)
-    elif part == "submit":
-        import submission
-
-        submission.run(quick)
-    elif part == "clients":
-        import clients
-
-        clients.run(quick)
-    elif part == "upstream":
-        import upstream
-
-        upstream.run(quick)
-    elif part == "admission":
-        import admission
-
-        admission.run(quick)
+        run(quick, model)
     else:
-        import collection
-
-        collection.run(quick)
+        run(quick)
 
 
 def main() -> int:
