@@ -26,6 +26,7 @@ PARTS = {
     "results": "collection",
     "admission": "admission",
     "scale": "scale",
+    "size": "size",
     "clients": "clients",
     "upstream": "upstream",
     "throughput": "throughput",

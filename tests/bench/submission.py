@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -47,11 +48,13 @@ def write_file(path: Path, lines: int) -> None:
             }) + b"\n")  # fmt: skip
 
 
-def timed(command: list[str], redis_url: str) -> dict[str, float]:
+def timed(
+    command: list[str], redis_url: str, look: Callable[[int], object] = lambda pid: None
+) -> dict[str, float]:
     """Run a command; return its wall seconds, CPU seconds and peak memory in MB.
 
-    The peak is VmHWM, read until the process ends: ru_maxrss would count what
-    this process had in memory when it forked.
+    `look` is called with its process id again and again while it runs. The peak is VmHWM, read
+    until the process ends: ru_maxrss would count what this process had in memory when it forked.
     """
     env = os.environ | {"WARMQ_REDIS_URL": redis_url}
     began = time.monotonic()
@@ -60,7 +63,8 @@ def timed(command: list[str], redis_url: str) -> dict[str, float]:
     )
     peak_kb = 0
     while not os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-        peak_kb = max(peak_kb, _peak_kb(process.pid))
+        peak_kb = max(peak_kb, peak_kb_of(process.pid))
+        look(process.pid)
         time.sleep(LOOK_S)
     wall = time.monotonic() - began
     _, status, usage = os.wait4(process.pid, 0)
@@ -72,7 +76,8 @@ def timed(command: list[str], redis_url: str) -> dict[str, float]:
     return {"wall_s": wall, "cpu_s": usage.ru_utime + usage.ru_stime, "peak_mb": peak_kb / 1024}
 
 
-def _peak_kb(pid: int) -> int:
+def peak_kb_of(pid: int) -> int:
+    """Return the kernel's high-water mark of a process' memory in KiB, 0 once it has ended."""
     with open(f"/proc/{pid}/status") as status:  # noqa: PTH123 - read in a loop
         for line in status:
             if line.startswith("VmHWM"):

@@ -61,6 +61,20 @@ ROWS: tuple[tuple[str, str, str, str, str], ...] = (
      "Redis' core, if its share is near 1"),
     ("scale", "full_redis_share", "of that: Redis' share of its core", "", ""),
     ("scale", "full_us_to_model", "of that: Redis CPU per request ÷ model", "", ""),
+    ("size", "submit_s", "1,000,000 lines: submit", " s", "one core of Python"),
+    ("size", "drain_s", "the same: drained, zero-latency engine", " s",
+     "one core of Python in the drain's loop"),
+    ("size", "collect_s", "the same: collected in input order", " s", ""),
+    ("size", "delete_s", "the same: deleted", " s", ""),
+    ("size", "bytes_to_message", "Redis memory per queued request ÷ its message", "",
+     "list nodes, index"),
+    ("size", "redis_mb", "Redis' peak memory, 1,000,000 lines", " MB", "the messages"),
+    ("size", "worker_growth", "worker's memory after the first 10,000: growth", "", ""),
+    ("size", "submit_mb_per_100k", "submit's memory per 100,000 lines, after 250,000", " MB", ""),
+    ("size", "collect_mb_per_100k", "results' memory per 100,000 lines", " MB", ""),
+    ("size", "window_redis_mb", "`producer run`, windows of 20,000: Redis' peak", " MB",
+     "two windows"),
+    ("size", "window_peak_growth", "the same: peak of the second half ÷ first", "", ""),
     ("submit", "lines_per_s_100k", "`producer submit`, lines/s with its start", "",
      "one core of Python; ENQUEUE runs beside it"),
     ("submit", "lines_per_s_100k_after_start", "the same without the command's start", "", ""),
@@ -77,7 +91,7 @@ ROWS: tuple[tuple[str, str, str, str, str], ...] = (
 )  # fmt: skip
 
 #: Figures where less is better; a bar is a ceiling there.
-LESS = ("us", "ms", "mb")
+LESS = ("us", "ms", "mb", "bytes", "growth")
 LOOK_AHEAD = "look_ahead_"
 
 
