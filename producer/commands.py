@@ -15,6 +15,7 @@ import click
 
 from contract import settings as contract_settings
 from contract.batch import Batch
+from contract.connect import masked
 from contract.errors import BatchConflict, StoreUnavailable
 from contract.keys import queue_name
 from contract.settings import Settings
@@ -39,10 +40,14 @@ def _store(settings: Settings) -> BatchStore:
 
 def _open(batch_id: str) -> tuple[BatchStore, Batch]:
     """Return the store and a batch that must exist."""
-    store = _store(contract_settings.load(Settings))
+    settings = contract_settings.load(Settings)
+    store = _store(settings)
     batch = store.batch(batch_id)
     if batch is None:
-        raise BatchConflict(f"there is no batch {batch_id} (any more); see `producer list`")
+        where = masked(settings.redis_url.get_secret_value())
+        raise BatchConflict(
+            f"there is no batch {batch_id} (any more) in {where}; see `producer list`"
+        )
     return store, batch
 
 
