@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,8 +11,9 @@ import redis
 from load import Held, cpu_s, redis_calls
 
 from contract import keys
+from demo.stack import eventually
 
-LOOK_S = 0.05
+LOOK_S = 0.01
 #: The stretch that is measured, as shares of the requests: all workers have begun, none is dry.
 BEGIN, END = 0.25, 0.75
 
@@ -67,14 +67,15 @@ def between(begin: Mark, end: Mark) -> dict[str, float]:
 
 def follow(held: Held, pids: Sequence[int], timeout_s: float = 300) -> dict[str, float]:
     """Release a batch; return its figures over the middle half of its requests, as it passes."""
-    count = len(held.request_ids)
+    count, client = len(held.request_ids), held.client
+    key = keys.batch_key(held.batch.id)
     held.release()
-    deadline = time.monotonic() + timeout_s
     marks: list[Mark] = []
     for share in (BEGIN, END):
-        while (now := mark(held.client, held.batch.id, pids)).completed < share * count:
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"{now.completed} of {count} requests in {timeout_s} s")
-            time.sleep(LOOK_S)
-        marks.append(now)
+        goal = int(share * count)
+        eventually(
+            lambda goal=goal: int(client.hget(key, "completed") or 0) >= goal,
+            timeout_s, f"{goal} of {count} requests are through", LOOK_S,
+        )  # fmt: skip
+        marks.append(mark(client, held.batch.id, pids))
     return between(*marks)

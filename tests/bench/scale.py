@@ -107,7 +107,7 @@ def model(few: dict[str, Any], many: dict[str, Any]) -> tuple[float, float]:
 def measure(quick: bool) -> dict[str, Any]:
     """Run all repeats, interleaved; return the part's figures."""
     repeats, seconds, count, latencies, most = (
-        (1, 1.5, 8_000, 3, 4) if quick else (2, 4.0, 60_000, LATENCIES, 16)
+        (1, 1.5, 20_000, 3, 4) if quick else (2, 4.0, 100_000, LATENCIES, 16)
     )
     plan = [(n, LATENCY_S, seconds) for n in WORKERS if n <= most]
     plan += [(most, slow, slow * latencies) for slow in SLOW_S]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import plots
 import report
 
 PAGE = report.ROOT / "docs" / "performance.md"
@@ -160,6 +161,26 @@ def provenance(parts: dict[str, dict[str, Any]]) -> list[str]:
     return lines
 
 
+def full_note(found: dict[str, Any]) -> list[str]:
+    """Return in words what the model says one Redis carries."""
+    request_us, script_us, full_at = (
+        found["reached"][name]["median"]
+        for name in ("model_us_per_request", "model_us_per_script", "model_full_at_per_s")
+    )
+    fleets = [run for run in found["fleets"] if run["latency_s"] < 1]
+    largest = max(fleets, key=lambda run: run["workers"])
+    per_worker = largest["ideal_per_s"] / largest["workers"]
+    scripts = largest["scripts_per_request"]
+    full = 1e6 / (request_us + script_us * scripts)
+    return [
+        f"One Redis is full at 1,000,000 ÷ ({request_us:g} + {script_us:g} × scripts per request) "
+        f"requests/s: {full_at:,.0f} with 64 requests to a script; {full:,.0f} at the "
+        f"{scripts:.3f} scripts per request that {largest['workers']} workers made, as many as "
+        f"{full / per_worker:.0f} workers of {found['slots']} slots at 200 ms bring.",
+        "",
+    ]
+
+
 def write() -> None:
     """Replace the figures in docs/performance.md by those of the latest results."""
     loaded = {part: report.load(part) for part in dict.fromkeys(row[0] for row in ROWS)}
@@ -167,8 +188,13 @@ def write() -> None:
     lines = [*main_table(parts), ""]
     if "throughput" in parts:
         lines += [*look_ahead_table(parts["throughput"]), ""]
-    lines += provenance(parts)
-    text = PAGE.read_text()
-    head, _, rest = text.partition(BEGIN)
+    if "scale" in parts:
+        lines += full_note(parts["scale"])
+    head, _, rest = PAGE.read_text().partition(BEGIN)
     _, _, tail = rest.partition(END)
+    for name, shown in plots.write():
+        image = f"![{shown}](plots/{name})"
+        if image not in tail:  # those have a section of their own
+            lines += [image, ""]
+    lines += provenance(parts)
     PAGE.write_text(f"{head}{BEGIN}\n\n" + "\n".join(lines) + f"\n\n{END}{tail}")

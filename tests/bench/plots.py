@@ -1,0 +1,208 @@
+"""Draws docs/plots/*.svg from tests/bench/results/*.json.
+
+The background is transparent and all colours are of middle brightness, so that a plot reads on
+a light page and on a dark one. Text stays text.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import report
+
+mpl.use("svg")
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+FOLDER = report.ROOT / "docs" / "plots"
+GREY, BLUE, ORANGE, GREEN = "#7d8590", "#3d85c6", "#cf7b26", "#3f9b57"
+STYLE: dict[str, Any] = {
+    "svg.fonttype": "none", "svg.hashsalt": "warmq", "font.family": "sans-serif", "font.size": 9,
+    "text.color": GREY, "axes.labelcolor": GREY, "axes.edgecolor": GREY, "axes.titlesize": 9,
+    "axes.titlecolor": GREY, "xtick.color": GREY, "ytick.color": GREY, "axes.spines.top": False,
+    "axes.spines.right": False, "legend.frameon": False, "lines.linewidth": 1.4,
+}  # fmt: skip
+Results = Mapping[str, dict[str, Any]]
+
+
+def _figure(*axes: Axes) -> Figure:
+    figure = axes[0].figure
+    assert isinstance(figure, Figure)
+    return figure
+
+
+def _axes(panels: int = 1, height: float = 2.8) -> list[Axes]:
+    figure = Figure(figsize=(7, height), layout="constrained")
+    return [figure.add_subplot(1, panels, n + 1) for n in range(panels)]
+
+
+def _range(found: Mapping[str, Any]) -> tuple[float, float, float]:
+    """Return a spread's median, and how far below and above it its ends are."""
+    median = found["median"]
+    return median, median - found["min"], found["max"] - median
+
+
+def _thousands(axis: Any) -> None:
+    axis.set_major_formatter(mpl.ticker.StrMethodFormatter("{x:,.0f}"))
+
+
+def alternatives(parts: Results) -> Figure:
+    """Each ratio of warmq to something else, with least and greatest."""
+    ratios = {k: v for k, v in parts["alternatives"]["reached"].items() if "_to_" in k}
+    (axes,) = _axes(height=0.6 + 0.35 * len(ratios))
+    for row, found in enumerate(ratios.values()):
+        median, below, above = _range(found)
+        axes.barh(row, median, height=0.6, color=BLUE)
+        axes.errorbar(median, row, xerr=[[below], [above]], color=GREY, capsize=3)
+    axes.set_yticks(range(len(ratios)), [name.replace("_", " ") for name in ratios])
+    axes.invert_yaxis()
+    axes.axvline(1, color=GREY, linestyle="--", linewidth=0.8)
+    axes.set_xlabel("ratio of tokens/s, paired runs: median, least, greatest")
+    return _figure(axes)
+
+
+def occupancy(parts: Results) -> Figure:
+    """Share of slot-seconds used, by the number of slots."""
+    (axes,) = _axes(height=2.0)
+    reached = parts["overhead"]["reached"]
+    found = {int(m[1]): reached[k] for k in reached if (m := re.fullmatch(r"occupancy_(\d+)", k))}
+    slots = sorted(found)
+    for column, number in enumerate(slots):
+        median, below, above = _range(found[number])
+        axes.errorbar(column, 100 * median, yerr=[[100 * below], [100 * above]], fmt="o",
+                      color=BLUE, capsize=4)  # fmt: skip
+        axes.annotate(f"{100 * median:.2f}", (column, 100 * median), (8, -3),
+                      textcoords="offset points")  # fmt: skip
+    axes.axhline(100 * 0.98, color=GREY, linestyle="--", linewidth=0.8)
+    axes.annotate("bar", (-0.45, 98), (0, 3), textcoords="offset points")
+    axes.set(xlim=(-0.5, len(slots) - 0.5), ylim=(97.5, 100.05),
+             xlabel="slots (simulated engine, 200 ms)", ylabel="slot-seconds used, %")  # fmt: skip
+    axes.set_xticks(range(len(slots)), list(map(str, slots)))
+    return _figure(axes)
+
+
+def scale(parts: Results) -> Figure:
+    """Rate by workers with the ideal, and what Redis and the machine give for it."""
+    rate, share = _axes(2)
+    data = parts["scale"]
+    fast = min(run["latency_s"] for run in data["fleets"])
+    runs = [run for run in data["fleets"] if run["latency_s"] == fast]
+    workers = sorted({run["workers"] for run in runs})
+
+    def medians(figure: str) -> list[float]:
+        return [statistics.median(run[figure] for run in runs if run["workers"] == n)
+                for n in workers]  # fmt: skip
+
+    rate.plot(workers, medians("ideal_per_s"), color=GREY, linestyle="--", label="ideal")
+    rate.plot(workers, medians("per_s"), color=BLUE, marker="o", label="reached")
+    rate.set(xlabel="workers of 256 slots, 200 ms", ylabel="requests/s", xscale="log", yscale="log")
+    rate.set_yticks(medians("ideal_per_s"), [f"{ideal:,.0f}" for ideal in medians("ideal_per_s")])
+    cores = data["machine"]["cores"]
+    for figure, colour, label in (
+        ("machine_share", ORANGE, f"all {cores} cores"),
+        ("redis_share", GREEN, "Redis, of one core"),
+    ):  # fmt: skip
+        share.plot(workers, [100 * v for v in medians(figure)], color=colour, marker="o",
+                   label=label)  # fmt: skip
+    share.set(xlabel="workers of 256 slots, 200 ms", ylabel="CPU used, %", xscale="log",
+              ylim=(0, 105))  # fmt: skip
+    for axes in (rate, share):
+        axes.set_xticks(workers, list(map(str, workers)))
+        axes.minorticks_off()
+        axes.legend()
+    return _figure(rate)
+
+
+def size(parts: Results) -> Figure:
+    """Memory of every process over the large file."""
+    processes, redis = _axes(2)
+    phases = parts["size"]["phases"]
+    for phase, process, colour, label in (
+        ("submit", "producer", BLUE, "submit"), ("drain", "worker", ORANGE, "worker"),
+        ("collect", "producer", GREEN, "results"),
+    ):  # fmt: skip
+        processes.plot(*_curve(phases[phase], process), color=colour, label=label)
+        redis.plot(*_curve(phases[phase], "redis"), color=colour, label=label)
+    redis.plot(*_curve(phases["window"], "redis"), color=GREY, linewidth=0.9,
+               label="run, in windows")  # fmt: skip
+    processes.set(ylabel="resident memory, MB")
+    redis.set(ylabel="Redis' data, MB")
+    for axes in (processes, redis):
+        axes.set(xlabel="requests through this command", ylim=(0, None))
+        axes.xaxis.set_major_locator(mpl.ticker.MaxNLocator(4))
+        axes.xaxis.set_major_formatter(mpl.ticker.EngFormatter(sep=""))
+        _thousands(axes.yaxis)
+        axes.legend()
+    return _figure(processes)
+
+
+def _curve(phase: dict[str, Any], name: str) -> tuple[list[float], list[float]]:
+    """Return memory by requests done, without the moments when a process was just starting."""
+    pairs = zip(phase["trace"]["done"], phase["trace"][name], strict=True)
+    done, mb = zip(*(pair for pair in pairs if pair[0] > 0), strict=True)
+    return list(done), list(mb)
+
+
+#: The H200 runs: file, its label, what the queue is divided by.
+PAIRS = (
+    ("gpu-8b", "8B, 256 slots\nLLM.generate", "offline"),
+    ("gpu-8b", "8B, 256 slots\nbare", "bare"),
+    ("gpu-8b-1024-slots", "8B, 1,024 slots\nbare, all at once", "all"),
+    ("gpu-1b", "1B, 256 slots\nbare", "bare"),
+    ("gpu-1b-second-host", "1B, 256 slots\nbare, second machine", "bare"),
+)
+
+
+def gpu(parts: Results) -> Figure:
+    """Every pair of runs on the H200: warmq over the engine alone."""
+    (axes,) = _axes()
+    for column, (part, _, other) in enumerate(PAIRS):
+        ratios = [turn["queue"]["tokens_per_s"] / turn[other]["tokens_per_s"]
+                  for turn in parts[part]["rounds"]]  # fmt: skip
+        middle = (len(ratios) - 1) / 2
+        places = [column + 0.25 * (n - middle) / max(1, middle) for n in range(len(ratios))]
+        axes.plot(places, ratios, "o", color=BLUE, markersize=3.5)
+        median = statistics.median(ratios)
+        axes.hlines(median, column - 0.32, column + 0.32, color=ORANGE)
+        axes.annotate(f"median {median:.4f}", (column, 1), xycoords=("data", "axes fraction"),
+                      ha="center", va="top")  # fmt: skip
+    axes.axhline(1, color=GREY, linestyle="--", linewidth=0.8)
+    axes.margins(y=0.15)
+    axes.set(ylabel="tokens/s: warmq ÷ engine alone", xlim=(-0.5, len(PAIRS) - 0.5))
+    axes.set_xticks(range(len(PAIRS)), [label for _, label, _ in PAIRS])
+    return _figure(axes)
+
+
+#: Each plot: its name, how it is drawn, the results it needs, what it shows.
+PLOTS: tuple[tuple[str, Callable[[Results], Figure], tuple[str, ...], str], ...] = (
+    ("gpu", gpu, tuple(dict.fromkeys(part for part, _, _ in PAIRS)),
+     "Tokens/s on an H200, warmq ÷ the engine alone: every pair of runs, and the medians"),
+    ("alternatives", alternatives, ("alternatives",),
+     "warmq ÷ alternatives, tokens/s"),
+    ("occupancy", occupancy, ("overhead",), "Share of slots full under a backlog, by slots"),
+    ("scale", scale, ("scale",), "Requests/s by workers, and the CPU they take"),
+    ("size", size, ("size",), "Memory of all processes over a million lines"),
+)  # fmt: skip
+
+
+def write(folder: Path = FOLDER) -> list[tuple[str, str]]:
+    """Draw what there are results for; return each file's name and what it shows."""
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for name, draw, needed, text in PLOTS:
+        parts = {part: found for part in needed if (found := report.load(part)) is not None}
+        if len(parts) == len(needed):
+            save(draw, parts, folder / f"{name}.svg")
+            written.append((f"{name}.svg", text))
+    return written
+
+
+def save(draw: Callable[[Results], Figure], parts: Results, path: Path) -> None:
+    """Draw one plot; the same results give the same bytes."""
+    with mpl.rc_context(STYLE):
+        draw(parts).savefig(path, transparent=True, metadata={"Date": None})
