@@ -105,7 +105,7 @@ fix: $(STAMP) ## format, and mend what ruff can mend
 	$(PY) -m ruff format .
 	$(PY) -m ruff check --fix .
 
-bench: $(STAMP) ## measure the queue against the bare engine
+bench: $(STAMP) ## measure the queue against the bare engine, with many workers, over a million lines
 	$(PY) tests/bench/run.py
 
 .PHONY: audit
