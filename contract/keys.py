@@ -91,13 +91,14 @@ def result_key(request_id: str) -> str:
     return RESULT_PREFIX + request_id
 
 
+#: The first hex digit of the 9th byte, with RFC 9562's variant bits in it.
+_VARIANT = {digit: f"{int(digit, 16) & 3 | 8:x}" for digit in "0123456789abcdef"}
+
+
 def _uuid5(name: str) -> str:
-    # uuid.uuid5 costs 2.5 us, this 1.1 us; the bits are the same (RFC 9562, section 5.5).
-    digest = bytearray(hashlib.sha1(_NAMESPACE + name.encode(), usedforsecurity=False).digest())
-    digest[6] = digest[6] & 0x0F | 0x50
-    digest[8] = digest[8] & 0x3F | 0x80
-    text = digest[:16].hex()
-    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+    # uuid.uuid5 costs four times as much; the bits are the same (RFC 9562, section 5.5).
+    d = hashlib.sha1(_NAMESPACE + name.encode(), usedforsecurity=False).hexdigest()
+    return f"{d[:8]}-{d[8:12]}-5{d[13:16]}-{_VARIANT[d[16]]}{d[17:20]}-{d[20:32]}"
 
 
 def request_id(batch_id: str, custom_id: str) -> str:

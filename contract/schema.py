@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from contract.body import BODY_TYPES, CHAT_URL, COMPLETION_URL
-from contract.decode import decode, encode, shown
+from contract.decode import MAX_DEPTH, decode, encode, shown
 from contract.errors import RequestRejected
 
 MAX_CUSTOM_ID = 512
-_BATCH_FIELDS = {"custom_id", "method", "url", "body"}
+#: Beside custom_id, which is taken out first.
+_BATCH_FIELDS = frozenset(("method", "url", "body"))
 _STREAM_FIELDS = ("stream", "stream_options", "stream_interval")
 _PATH = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>[^`]*)`")
@@ -66,18 +67,22 @@ def check_body(url: str, body: dict[str, Any], where: str = "body.") -> None:
     """
     if url not in BODY_TYPES:
         raise _unknown_url(url)
+    checked = body if body.keys().isdisjoint(_STREAM_FIELDS) else _not_streaming(body, where)
+    try:
+        msgspec.convert(checked, BODY_TYPES[url])
+    except msgspec.ValidationError as error:
+        raise _explain(str(error), url, where) from None
+
+
+def _not_streaming(body: dict[str, Any], where: str) -> dict[str, Any]:
+    """Return the body without `stream: false`; refuse what asks for a stream."""
     for name in _STREAM_FIELDS:
-        if name in body:
-            if name == "stream" and body[name] is False:
-                continue
+        if name in body and not (name == "stream" and body[name] is False):
             raise RequestRejected(
                 f"field {where}{name}: a queued request cannot stream; remove it",
                 field=where + name,
             )
-    try:
-        msgspec.convert({k: v for k, v in body.items() if k != "stream"}, BODY_TYPES[url])
-    except msgspec.ValidationError as error:
-        raise _explain(str(error), url, where) from None
+    return {name: value for name, value in body.items() if name != "stream"}
 
 
 def _explain(text: str, url: str, where: str) -> RequestRejected:
@@ -124,6 +129,34 @@ def infer_url(body: dict[str, Any]) -> str:
     )
 
 
+class _Line(msgspec.Struct, forbid_unknown_fields=True):
+    """An OpenAI batch line as nearly all are."""
+
+    url: str
+    body: msgspec.Raw
+    custom_id: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_CUSTOM_ID)] | None = None
+    method: Literal["POST"] = "POST"
+
+
+_decode_line = msgspec.json.Decoder(_Line).decode
+_decode_body = {url: msgspec.json.Decoder(shape).decode for url, shape in BODY_TYPES.items()}
+#: Longer lines go the long way, which counts their values first.
+_SHORT = 65_536
+
+
+def _plain_line(raw: bytes) -> Request | None:
+    """Return the request of a good OpenAI batch line without building its values; None for any
+    other line, which the long way then accepts or explains."""
+    if len(raw) > _SHORT or raw.count(b"{") + raw.count(b"[") > MAX_DEPTH:
+        return None
+    try:
+        line = _decode_line(raw)
+        _decode_body[line.url](line.body)
+    except (msgspec.DecodeError, UnicodeDecodeError, KeyError):
+        return None
+    return Request(line.custom_id, line.url, bytes(line.body))
+
+
 def parse_line(raw: bytes, overrides: dict[str, Any] | None = None) -> Request:
     """Turn one input line into a checked request.
 
@@ -135,6 +168,11 @@ def parse_line(raw: bytes, overrides: dict[str, Any] | None = None) -> Request:
         RequestRejected: saying field and remedy; the caller adds the line number.
             Its `custom_id` attribute is the line's own where that is usable.
     """
+    plain = None if overrides else _plain_line(raw)
+    return plain or _any_line(raw, overrides or {})
+
+
+def _any_line(raw: bytes, overrides: dict[str, Any]) -> Request:
     value = _parse(raw)
     try:
         custom_id = _custom_id(value.pop("custom_id", None))
@@ -142,8 +180,7 @@ def parse_line(raw: bytes, overrides: dict[str, Any] | None = None) -> Request:
         raise _tag(error, None) from None
     try:
         url, body, where = _split_form(value)
-        if overrides:
-            body.update(overrides)
+        body.update(overrides)
         check_body(url, body, where)
         return Request(custom_id, url, encode(body))
     except RequestRejected as error:
@@ -156,9 +193,10 @@ def _tag(error: RequestRejected, custom_id: str | None) -> RequestRejected:
 
 
 def _split_form(value: dict[str, Any]) -> tuple[str, dict[str, Any], str]:
-    if not value.keys() & {"method", "url", "body"}:
+    if value.keys().isdisjoint(_BATCH_FIELDS):
         return infer_url(value), value, ""
-    for name in map(shown, value.keys() - _BATCH_FIELDS):
+    if not value.keys() <= _BATCH_FIELDS:
+        name = min(map(shown, value.keys() - _BATCH_FIELDS))
         raise RequestRejected(
             f"field {name}: unknown in a batch line; body fields belong inside `body`",
             code="unknown_field",

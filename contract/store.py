@@ -136,7 +136,7 @@ class BatchStore:
         flat = [part for pair in rejects for part in pair]
         reply = self._run(
             "enqueue", batch.id, batch.created, list_key, *before, chunk.cursor, chunk.digest,
-            chunk.dump(), high_water_requests, high_water, len(messages), *messages, *flat,
+            chunk.dump(), high_water_requests, high_water, b"\n".join(messages), *flat,
         )  # fmt: skip
         return _enqueued(reply)
 

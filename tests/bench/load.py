@@ -64,6 +64,7 @@ def hold(
     body_of: Callable[[int], dict[str, Any]] = simulated_body,
     *,
     priority: int = 6,
+    url: str = COMPLETION_URL,
 ) -> Held:
     """Queue `count` requests under a held key, as the producer would, and seal the batch."""
     store = BatchStore(client, ttl_ms=TTL_MS)
@@ -77,7 +78,7 @@ def hold(
             custom_id = f"r{number}"
             request_id = keys.request_id(batch.id, custom_id)
             body = orjson.dumps(body_of(number))
-            messages.append(writer.write(request_id, custom_id, number, COMPLETION_URL, body))
+            messages.append(writer.write(request_id, custom_id, number, url, body))
             entries.append((number, custom_id, False))
             ids.append(request_id)
         chunk = IndexChunk(numbers[-1], f"d{numbers[-1]}", entries)
@@ -90,14 +91,15 @@ def hold(
     return Held(client, batch, writer.list_key, ids)
 
 
-def wait_ready(client: redis.Redis, timeout_s: float = 180) -> None:
-    """Wait until a worker of the default queue says that its engine is ready."""
+def is_ready(client: redis.Redis) -> bool:
+    """Whether a worker of the default queue says that its engine is ready."""
     store = BatchStore(client, ttl_ms=TTL_MS)
-    eventually(
-        lambda: any(w["state"] == "ready" for w in store.workers(keys.DEFAULT_QUEUE)),
-        timeout_s,
-        "a worker is ready",
-    )
+    return any(worker["state"] == "ready" for worker in store.workers(keys.DEFAULT_QUEUE))
+
+
+def wait_ready(client: redis.Redis, timeout_s: float = 180) -> None:
+    """Wait until it does."""
+    eventually(lambda: is_ready(client), timeout_s, "a worker is ready")
 
 
 def cpu_s(pid: int) -> float:

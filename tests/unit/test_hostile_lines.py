@@ -11,6 +11,7 @@ from hostile import bodies, deep, dump, examples, lines, spoilt
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from contract import schema
 from contract.decode import MAX_VALUES, decode, shown
 from contract.errors import CODES, RequestRejected
 from contract.message import MessageWriter, read_body, read_delivery
@@ -53,7 +54,31 @@ def test_any_line_is_a_request_or_an_error_that_says_why(raw: bytes):
     )
     delivery = read_delivery("w/1", message)
     assert delivery.custom_id == result.custom_id
-    assert orjson.dumps(read_body(delivery)) == result.body
+    assert read_body(delivery) == orjson.loads(result.body)
+
+
+LINE = b'{"custom_id":"a","method":"POST","url":"/v1/completions","body":%s}'
+
+
+@examples(400)
+@given(lines)
+@example(LINE % b'{"prompt":"x","max_tokens":1.0}')
+@example(LINE % b'{"prompt":"x","max_tokens":1e2,"temperature":1e400}')
+@example(LINE % b'{"prompt":"\\ud800"}')
+@example(LINE % b'{"prompt":"\xed\xa0\x80"}')
+@example(LINE % b'{"prompt":"x","prompt":3}')
+@example(LINE % b'{"prompt":"x","seed":18446744073709551616}')
+@example(LINE % b'{"prompt":"x","response_format":{"a":1e999,"\\ud800":1}}')
+@example(LINE % (b'{"prompt":"x","response_format":' + deep(251, b'{"a":', b"}") + b"}"))
+@example(LINE % b'{"prompt":"x","stream":false}')
+@example(LINE.replace(b'"a"', b'"' + "😀".encode() * 513 + b'"') % b'{"prompt":"x"}')
+@example(b"\xef\xbb\xbf" + LINE % b'{"prompt":"x"}')
+def test_the_short_way_for_good_lines_takes_nothing_that_the_long_way_refuses(raw: bytes):
+    short = schema._plain_line(raw)
+    if short is not None:
+        long = schema._any_line(raw, {})
+        assert (short.custom_id, short.url) == (long.custom_id, long.url)
+        assert orjson.loads(short.body) == orjson.loads(long.body)
 
 
 @examples(150)

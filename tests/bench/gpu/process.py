@@ -1,0 +1,44 @@
+"""A server or worker as a process of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+
+from demo.stack import ROOT
+
+
+class Process:
+    """A server or worker of somebody else, with its log; ends with its whole group."""
+
+    def __init__(self, log: Path, command: Sequence[str], **env: str) -> None:
+        self.log = log
+        with log.open("ab") as file:
+            self.process = subprocess.Popen(
+                command, cwd=ROOT, stdout=file, stderr=file, start_new_session=True,
+                env=os.environ | env,
+            )  # fmt: skip
+
+    def stop(self) -> None:
+        """Kill it and its engine."""
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(20)
+
+    def check(self) -> None:
+        """Raise if it has ended."""
+        if self.process.poll() is not None:
+            raise RuntimeError(self.log.read_text(errors="replace")[-4000:])
+
+
+def well(url: str) -> bool:
+    """Whether an OpenAI-compatible server answers at `url`/health."""
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=2):
+            return True
+    except OSError:
+        return False

@@ -1,0 +1,270 @@
+"""`make bench-qa`: the tutorial's experiment, a file of reading-comprehension questions.
+
+    qa.py [--questions 1000] [--ways one,warmq,ngram,draft,tp2,pp2] [--out FILE]
+    qa.py --shape 8b --groups one+warmq,ngram+draft,tp2,pp2      # on a machine with two GPUs
+
+one     one question after another against vLLM's server, as the tutorial asks them
+warmq   the real worker, everything queued
+ngram   warmq, with n-gram speculation (5 tokens, prompt lookup of at most 4)
+draft   warmq, with the model as its own draft (5 tokens), as the tutorial had it
+tp2     warmq, tensor parallel over two devices
+pp2     warmq, two pipeline stages
+
+Without --shape the shipped tiny model answers on the CPU, and answers are compared with the right
+ones. With it, a Llama shape with dummy weights writes 64 tokens for each question: what it writes
+means nothing, so neither does what a speculation gains on it. Ways joined by + start together, a
+device each, and still run one after the other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import shlex
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(1, str(Path(__file__).resolve().parent / "gpu"))
+sys.path.insert(1, str(Path(__file__).resolve().parents[2]))
+sys.path.append(str(Path(__file__).resolve().parents[2] / "models" / "training"))
+
+import aiohttp
+import pairs
+import report
+import workload
+from load import hold, is_ready
+from process import Process, well
+from prompt_forms import chat_messages
+from questions import held_out_reading
+
+from contract import keys
+from contract.body import CHAT_URL
+from demo.stack import CPU_ENGINE_ARGS, MODEL, RedisServer, eventually, free_port, procfile_command
+
+GPU_TOKENS, CPU_TOKENS = 64, 24
+#: Of the way `one`, so many are asked; its time for the file is that share's, scaled up.
+ALONE_GPU = 100
+NGRAM = {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4}
+#: Of the tutorial's table, in minutes; two GPUs, vLLM of 2024.
+TUTORIAL_MINUTES = {"warmq": 16, "tp2": 8, "pp2": 18, "draft": 12, "ngram": 5}
+START_S, RUN_S = 400, 900
+TEMPLATE = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
+
+
+class Questions:
+    """The file: bodies and right answers."""
+
+    def __init__(self, count: int, shape: str | None) -> None:
+        self.shape = shape
+        found = list(held_out_reading(seed=303, count=count))
+        self.answers = [question.answer for question in found]
+        fields: dict[str, Any] = {"temperature": 0, "max_tokens": CPU_TOKENS}
+        if shape:
+            fields = {"temperature": 0, "max_tokens": GPU_TOKENS, "ignore_eos": True}
+        self.bodies = [{"messages": chat_messages(question), **fields} for question in found]
+
+    def right(self, texts: Sequence[str]) -> int | None:
+        """Return how many answers are right; None where the weights are random."""
+        if self.shape:
+            return None
+        return sum(
+            text.strip() == answer for text, answer in zip(texts, self.answers, strict=False)
+        )
+
+
+class Way:
+    """One way: its engine, and how the file goes through it."""
+
+    def __init__(self, name: str, folder: Path, model: Path, options: str, cards: str) -> None:
+        self.name, self.folder = name, folder / name
+        self.folder.mkdir()
+        extra = {
+            "ngram": f"--speculative-config '{json.dumps(NGRAM)}'",
+            "draft": f"--speculative-config '{json.dumps(draft_of(model))}'",
+            "tp2": "--tensor-parallel-size 2 --distributed-executor-backend mp",
+            "pp2": "--pipeline-parallel-size 2 --distributed-executor-backend mp",
+        }
+        self.options = f"{options} {extra.get(name, '')}".strip()
+        self._env = {"CUDA_VISIBLE_DEVICES": cards} if cards else {}
+        self._model = str(model)
+        self._stack = ExitStack()
+
+    def start(self) -> None:
+        """Start it; `ready` waits."""
+        log = self.folder / "log"
+        self.port = free_port()
+        if self.name == "one":
+            command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model",
+                       self._model, "--port", str(self.port), *shlex.split(self.options)]  # fmt: skip
+            env = self._env
+        else:
+            self.redis = self._stack.enter_context(RedisServer(self.folder / "redis"))
+            command = procfile_command()
+            env = self._env | {
+                "WARMQ_REDIS_URL": self.redis.url, "WARMQ_MODEL": self._model,
+                "WARMQ_ENGINE_ARGS": self.options,
+            }  # fmt: skip
+        cache = os.environ.get("VLLM_CACHE_ROOT")
+        if cache:  # two that start together must not meet in it
+            env = env | {"VLLM_CACHE_ROOT": f"{cache}-{self._env.get('CUDA_VISIBLE_DEVICES', '')}"}
+        self.process = Process(log, command, HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1", **env)
+        self._stack.callback(self.process.stop)
+
+    def ready(self) -> None:
+        """Wait for the engine."""
+        if self.name == "one":
+            eventually(self._well, START_S, f"{self.name} is ready", 0.5)
+            return
+        eventually(self._announced, START_S, f"{self.name} is ready", 0.5)
+
+    def _well(self) -> bool:
+        self.process.check()
+        return well(f"http://127.0.0.1:{self.port}")
+
+    def _announced(self) -> bool:
+        self.process.check()
+        with self.redis.client() as client:
+            return is_ready(client)
+
+    def answer(self, bodies: Sequence[dict[str, Any]]) -> tuple[float, list[str]]:
+        """Return the seconds and the texts."""
+        if self.name == "one":
+            return asyncio.run(self._one_by_one(bodies))
+        with self.redis.client() as client:
+            client.flushdb()
+            held = hold(client, "qa", len(bodies), lambda n: bodies[n - 1], url=CHAT_URL)
+            began = held.release()
+            seconds = held.wait(RUN_S) - began
+            metas = client.mget([keys.result_key(rid) for rid in held.request_ids])
+        results = [json.loads(meta)["result"] for meta in metas]
+        return seconds, [result["choices"][0]["message"]["content"] for result in results]
+
+    async def _one_by_one(self, bodies: Sequence[dict[str, Any]]) -> tuple[float, list[str]]:
+        url, texts = f"http://127.0.0.1:{self.port}{CHAT_URL}", []
+        async with aiohttp.ClientSession() as session:
+            began = time.perf_counter()
+            for body in bodies:
+                async with session.post(url, json=body) as answer:
+                    found = await answer.json()
+                texts.append(found["choices"][0]["message"]["content"])
+            return time.perf_counter() - began, texts
+
+    def stop(self) -> None:
+        """End it and its Redis."""
+        self._stack.close()
+
+
+def draft_of(model: Path) -> dict[str, Any]:
+    """Return the speculative configuration of a model that is its own draft."""
+    return {"method": "draft_model", "model": str(model), "num_speculative_tokens": 5}
+
+
+def run_group(
+    names: Sequence[str], questions: Questions, folder: Path, model: Path, options: str
+) -> dict[str, dict[str, Any]]:
+    """Start the ways of a group together, run each alone, stop them; a way that cannot start
+    says why."""
+    found: dict[str, dict[str, Any]] = {}
+    ways = []
+    for number, name in enumerate(names):
+        cards = "" if not questions.shape else "0,1" if name in ("tp2", "pp2") else str(number)
+        way = Way(name, folder, model, options, cards)
+        way.start()
+        ways.append(way)
+    try:
+        for way in ways:
+            began = time.monotonic()
+            try:
+                way.ready()
+            except (RuntimeError, TimeoutError) as error:
+                found[way.name] = {"cannot_run": str(error)[-1500:]}
+                continue
+            found[way.name] = {"ready_s": round(time.monotonic() - began, 1)}
+        for way in (way for way in ways if "cannot_run" not in found[way.name]):
+            found[way.name] |= timed(way, questions)
+            print(
+                json.dumps({way.name: {k: v for k, v in found[way.name].items() if k != "texts"}})
+            )
+    finally:
+        for way in ways:
+            way.stop()
+    return found
+
+
+def timed(way: Way, questions: Questions) -> dict[str, Any]:
+    """Warm it up and take the time of the whole file."""
+    bodies = questions.bodies
+    if way.name == "one" and questions.shape:
+        bodies = bodies[:ALONE_GPU]
+    way.answer(bodies[:20])
+    seconds, texts = way.answer(bodies)
+    return {
+        "options": way.options, "asked": len(bodies), "seconds": round(seconds, 3),
+        "seconds_for_the_file": round(seconds * len(questions.bodies) / len(bodies), 3),
+        "right": questions.right(texts), "texts": texts,
+    }  # fmt: skip
+
+
+def measure(groups: Sequence[Sequence[str]], count: int, shape: str | None, kv_gib: float) -> Any:
+    """Run all groups; return the part's figures."""
+    questions = Questions(count, shape)
+    loads, found = [report.load_now()], {}
+    with tempfile.TemporaryDirectory(prefix="warmq-qa-") as name:
+        folder, model, options = Path(name), MODEL, f"{CPU_ENGINE_ARGS} --no-enable-prefix-caching"
+        if shape:
+            model = workload.write_model(folder / f"llama-{shape}", shape)
+            (model / "chat_template.jinja").write_text(TEMPLATE)
+            given = {"max_num_seqs": 256, "kv_cache_memory_bytes": int(kv_gib * pairs.GIB)}
+            options = pairs.as_options(pairs.ENGINE | given)
+        for names in groups:
+            found |= run_group(names, questions, folder, model, options)
+            loads.append(report.load_now())
+    plain = found.get("warmq", {}).get("seconds_for_the_file")
+    texts = found.get("warmq", {}).get("texts")
+    for way in found.values():
+        mine = way.pop("texts", None)
+        if mine and texts:
+            way["same_as_warmq"] = sum(a == b for a, b in zip(mine, texts, strict=False))
+        if plain and "seconds_for_the_file" in way:
+            way["to_warmq"] = round(way["seconds_for_the_file"] / plain, 3)
+    return {
+        "shape": shape or "the shipped tiny model", "questions": count, "load_average": loads,
+        "tutorial_minutes": TUTORIAL_MINUTES, "accelerator": pairs.accelerator(), "ways": found,
+    }  # fmt: skip
+
+
+def main() -> None:
+    """Parse the command line, run, save and print."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--questions", type=int, default=1000)
+    parser.add_argument("--shape", choices=sorted(workload.SHAPES))
+    parser.add_argument("--groups", default="one,warmq,ngram,draft,tp2,pp2")
+    parser.add_argument("--kv-gib", type=float, default=40)
+    parser.add_argument("--out", type=Path, default=report.RESULTS / "qa.json")
+    parser.add_argument("--commit", help="where the checkout has no git")
+    chosen = parser.parse_args()
+    groups = [group.split("+") for group in chosen.groups.split(",")]
+    data = measure(groups, chosen.questions, chosen.shape, chosen.kv_gib)
+    machine = report.machine() | ({"commit": chosen.commit} if chosen.commit else {})
+    chosen.out.write_text(report.as_text({"part": "qa", "machine": machine} | data))
+    report.table(
+        f"{data['questions']} reading-comprehension questions, {data['shape']}",
+        ("way", "seconds for the file", "÷ warmq", "right", "same text as warmq", "tutorial, min"),
+        [
+            (name, *(str(way.get(key, way.get("cannot_run", "")[-60:])) for key in
+             ("seconds_for_the_file", "to_warmq", "right", "same_as_warmq")),
+             str(TUTORIAL_MINUTES.get(name, "")))
+            for name, way in data["ways"].items()
+        ],
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
