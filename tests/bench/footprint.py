@@ -27,17 +27,19 @@ class Footprint:
         self._began = (time.monotonic(), redis_cpu_s(client))
 
     def look(self, **pids: int) -> int:
-        """Take one sample unless the last is fresh; return how many requests are done."""
+        """Take one sample unless the last is fresh; return how many requests were done then."""
         now = time.monotonic()
         if now >= self._next_at:
             self._next_at = now + LOOK_S
             self._take(pids)
-        return self.done[-1]
+        return self.done[-1] if self.done else 0
 
     def _take(self, pids: dict[str, int]) -> None:
         try:
             found = {name: psutil.Process(pid).memory_info().rss for name, pid in pids.items()}
         except psutil.NoSuchProcess:
+            return
+        if not all(found.values()):  # one has just ended
             return
         found["redis"] = int(self._client.info("memory")["used_memory"])
         self.done.append(self._count())

@@ -7,7 +7,6 @@ append-only file, which would be 2 GB.
 
 from __future__ import annotations
 
-import signal
 import sys
 import tempfile
 import time
@@ -53,12 +52,11 @@ BARS = {
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Where it all happens: an empty Redis, a ready worker, a folder for files."""
+    """Where it all happens: a Redis that was empty, a folder for files."""
 
     server: RedisServer
     client: redis.Redis
     store: BatchStore
-    worker: Worker
     folder: Path
 
     def number(self, name: str) -> int:
@@ -72,7 +70,7 @@ class Stage:
 
 
 def submit(stage: Stage, path: Path, lines: int) -> dict[str, Any]:
-    """Queue the file while the worker is stopped; return seconds, memory, bytes a request."""
+    """Queue the file before there is a worker; return seconds, memory, bytes a request."""
     before = stage.client.info("memory")["used_memory"]
     trace = Footprint(stage.client, lambda: stage.number("cursor"))
     found = stage.command(lambda pid: trace.look(producer=pid), "submit", path, "--batch-id", BATCH)
@@ -101,17 +99,18 @@ def _message_bytes(client: redis.Redis) -> tuple[int, int]:
     return total, count
 
 
-def drain(stage: Stage, lines: int) -> dict[str, Any]:
-    """Let the worker go on and drain everything; return seconds and memory."""
+def drain(stage: Stage, worker: Worker, lines: int) -> dict[str, Any]:
+    """Follow a worker that has just become ready to the end; return seconds and memory."""
     trace = Footprint(stage.client, lambda: stage.number("completed"))
-    stage.worker.process.send_signal(signal.SIGCONT)  # type: ignore[union-attr]
-    while trace.look(worker=stage.worker.pid) < lines:
+    while trace.look(worker=worker.pid) < lines:
+        if worker.process is None or worker.process.poll() is not None:
+            raise RuntimeError("the worker has ended")
         time.sleep(0.02)
     spent = trace.spent()
     return {
         "wall_s": spent["seconds"],
         "redis_us_per_request": 1e6 * spent["redis_s"] / lines,
-        "peak_mb": peak_kb_of(stage.worker.pid) / 1024,
+        "peak_mb": peak_kb_of(worker.pid) / 1024,
         "redis_peak_mb": stage.client.info("memory")["used_memory_peak"] / 2**20,
         "mb_per_100k": trace.slope("worker", lines // 10),
         "growth": growth(list(zip(trace.done, trace.mb["worker"], strict=True)), lines // 100),
@@ -155,19 +154,20 @@ def measure(quick: bool) -> dict[str, Any]:
         with (
             RedisServer(folder / "redis", "--appendonly", "no") as server,
             server.client() as client,
-            Worker(server.url, folder / "worker.log", engine="simulated", simulated_slots=256,
-                   simulated_latency_s=0, lease_s=600) as worker,
-        ):  # fmt: skip
-            stage = Stage(server, client, BatchStore(client, ttl_ms=TTL_MS), worker, folder)
-            wait_ready(client)
-            worker.process.send_signal(signal.SIGSTOP)  # type: ignore[union-attr]
+        ):
+            stage = Stage(server, client, BatchStore(client, ttl_ms=TTL_MS), folder)
             found["submit"] = submit(stage, path, lines)
             loads.append(report.load_now())
-            found["drain"] = drain(stage, lines)
-            loads.append(report.load_now())
-            found["collect"] = collect(stage, lines)
-            loads.append(report.load_now())
-            found["window"] = windowed(client, server.url, part, in_windows, window)
+            with Worker(
+                server.url, folder / "worker.log", engine="simulated", simulated_slots=256,
+                simulated_latency_s=0,
+            ) as worker:  # fmt: skip
+                wait_ready(client)
+                found["drain"] = drain(stage, worker, lines)
+                loads.append(report.load_now())
+                found["collect"] = collect(stage, lines)
+                loads.append(report.load_now())
+                found["window"] = windowed(client, server.url, part, in_windows, window)
     loads.append(report.load_now())
     return {
         "quick": quick,
