@@ -16,8 +16,9 @@ from contract.store import BatchStore, IndexChunk
 from producer.files import AtomicFile
 from producer.seen import SeenIds
 
-#: Results fetched at once; each may be large.
-FETCH = 100
+#: Results fetched at once: the fewest to begin with, more where they turn out to be small.
+FETCH, MOST = 50, 250
+FETCH_BYTES = 2 * 2**20
 #: Between two looks for new results while following, in seconds.
 _SHORTEST_WAIT_S, _LONGEST_WAIT_S = 0.02, 0.5
 
@@ -42,6 +43,7 @@ class Collector:
         self._follow = follow
         self._sleep = sleep
         self._wait_s = _SHORTEST_WAIT_S
+        self._fetch = FETCH
 
     def lines(self, order: str) -> Iterator[ResultLine]:
         """Yield the result lines; `order` is input or completion."""
@@ -52,6 +54,12 @@ class Collector:
         if batch is None:
             raise BatchConflict(f"batch {self._id} was deleted, or its results expired, meanwhile")
         return batch
+
+    def _results(self, request_ids: list[str]) -> list[bytes | None]:
+        raws = self._store.results(request_ids)
+        size = sum(len(raw) for raw in raws if raw is not None) + 1
+        self._fetch = max(1, min(MOST, FETCH_BYTES * len(raws) // size))
+        return raws
 
     def _pause(self) -> None:
         self._sleep(self._wait_s)
@@ -70,33 +78,27 @@ class Collector:
 
     def _chunk(self, chunk: IndexChunk) -> Iterator[ResultLine]:
         ids = chunk.request_ids(self._id)
-        for start in range(0, len(ids), FETCH):
-            yield from self._group(chunk, ids, start)
-
-    def _group(self, chunk: IndexChunk, ids: list[str], start: int) -> Iterator[ResultLine]:
-        """Yield up to FETCH results in order, waiting for each when following."""
-        end = min(start + FETCH, len(ids))
-        while start < end:
+        start = 0
+        while start < len(ids):
             finished = self._state().finished  # before the results: none comes after it
-            for raw in self._store.results(ids[start:end]):
+            for raw in self._results(ids[start : start + self._fetch]):
                 if raw is None and not finished and self._follow:
+                    self._pause()
                     break
                 if raw is not None or finished:
                     self._wait_s = _SHORTEST_WAIT_S
                     line, custom_id, _ = chunk.entries[start]
                     yield result_line(ids[start], custom_id, line, raw)
                 start += 1
-            if start < end:
-                self._pause()
 
     def _as_completed(self) -> Iterator[ResultLine]:
         with closing(SeenIds()) as seen:
             at = 0
             while True:
                 finished = self._state().finished
-                ids = self._store.finished_ids(self._id, at, FETCH)
+                ids = self._store.finished_ids(self._id, at, self._fetch)
                 at += len(ids)
-                for request_id, raw in zip(ids, self._store.results(ids), strict=True):
+                for request_id, raw in zip(ids, self._results(ids), strict=True):
                     # None: being retried, it will come again; or lost, see below.
                     ours = read_meta(raw).get("warmq") if raw is not None else None
                     if ours and seen.add(request_id):

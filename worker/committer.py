@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from worker.leases import Ending, Leases
 
 #: Endings that come within this many seconds share one DONE. At 1,200 requests/s that is a tenth
-#: of a round trip a request; it costs a result 4 ms in the middle (docs/decisions/0010).
+#: of a round trip a request; it costs a result 4 ms in the middle (docs/decisions/0009).
 LINGER_S = 0.008
 #: So many are worth a round trip of their own.
 ENOUGH = 64

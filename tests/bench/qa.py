@@ -101,8 +101,10 @@ class Way:
         log = self.folder / "log"
         self.port = free_port()
         if self.name == "one":
-            command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model",
-                       self._model, "--port", str(self.port), *shlex.split(self.options)]  # fmt: skip
+            command = [
+                sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model",
+                self._model, "--port", str(self.port), *shlex.split(self.options),
+            ]  # fmt: skip
             env = self._env
         else:
             self.redis = self._stack.enter_context(RedisServer(self.folder / "redis"))
