@@ -6,7 +6,6 @@ a light page and on a dark one. Text stays text.
 
 from __future__ import annotations
 
-import re
 import statistics
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -52,37 +51,47 @@ def _thousands(axis: Any) -> None:
 
 
 def alternatives(parts: Results) -> Figure:
-    """Each ratio of warmq to something else, with least and greatest."""
-    ratios = {k: v for k, v in parts["alternatives"]["reached"].items() if "_to_" in k}
-    (axes,) = _axes(height=0.6 + 0.35 * len(ratios))
-    for row, found in enumerate(ratios.values()):
-        median, below, above = _range(found)
-        axes.barh(row, median, height=0.6, color=BLUE)
+    """Tokens/s of every way to run the same file, with warmq's ratio to it."""
+    found = parts["alternatives"]
+    names, reached = found["names"], found["reached"]
+    (axes,) = _axes(height=0.7 + 0.3 * len(names))
+    for row, key in enumerate(names):
+        median, below, above = _range(reached[f"{key}_tokens_per_s"])
+        axes.barh(row, median, height=0.6, color=ORANGE if key == "warmq" else BLUE)
         axes.errorbar(median, row, xerr=[[below], [above]], color=GREY, capsize=3)
-    axes.set_yticks(range(len(ratios)), [name.replace("_", " ") for name in ratios])
+        if ratio := reached.get(f"warmq_to_{key}"):
+            axes.annotate(f"warmq is {ratio['median']:.2f} ×", (median + above, row), (6, -3),
+                          textcoords="offset points")  # fmt: skip
+    axes.set_yticks(range(len(names)), list(names.values()))
     axes.invert_yaxis()
-    axes.axvline(1, color=GREY, linestyle="--", linewidth=0.8)
-    axes.set_xlabel("ratio of tokens/s, paired runs: median, least, greatest")
+    axes.margins(x=0.18)
+    _thousands(axes.xaxis)
+    axes.set_xlabel("tokens/s while generating: median, least, greatest")
     return _figure(axes)
 
 
 def occupancy(parts: Results) -> Figure:
-    """Share of slot-seconds used, by the number of slots."""
-    (axes,) = _axes(height=2.0)
-    reached = parts["overhead"]["reached"]
-    found = {int(m[1]): reached[k] for k in reached if (m := re.fullmatch(r"occupancy_(\d+)", k))}
-    slots = sorted(found)
-    for column, number in enumerate(slots):
-        median, below, above = _range(found[number])
-        axes.errorbar(column, 100 * median, yerr=[[100 * below], [100 * above]], fmt="o",
-                      color=BLUE, capsize=4)  # fmt: skip
-        axes.annotate(f"{100 * median:.2f}", (column, 100 * median), (8, -3),
-                      textcoords="offset points")  # fmt: skip
-    axes.axhline(100 * 0.98, color=GREY, linestyle="--", linewidth=0.8)
-    axes.annotate("bar", (-0.45, 98), (0, 3), textcoords="offset points")
-    axes.set(xlim=(-0.5, len(slots) - 0.5), ylim=(97.5, 100.05),
-             xlabel="slots (simulated engine, 200 ms)", ylabel="slot-seconds used, %")  # fmt: skip
-    axes.set_xticks(range(len(slots)), list(map(str, slots)))
+    """Share of slot-seconds used by each queue, by the number of slots."""
+    (axes,) = _axes()
+    queues: dict[str, dict[int, dict[str, Any]]] = {}
+    for figure, found in parts["queues"]["reached"].items():
+        name, cut, slots = figure.partition("_occupancy_")
+        if cut:
+            queues.setdefault(name, {})[int(slots)] = found
+    titles = {"warmq": "warmq", "celery": "Celery, threads"} | parts["queues"]["versions"]
+    colours = (ORANGE, BLUE, GREEN, GREY)
+    for (name, by_slots), colour in zip(queues.items(), colours, strict=False):
+        slots = sorted(by_slots)
+        middle, below, above = zip(*(_range(by_slots[n]) for n in slots), strict=True)
+        axes.errorbar(slots, [100 * v for v in middle], color=colour, marker="o", capsize=3,
+                      yerr=[[100 * v for v in side] for side in (below, above)],
+                      label=titles[name])  # fmt: skip
+    every = sorted({slots for by_slots in queues.values() for slots in by_slots})
+    axes.set(xscale="log", ylim=(0, 103), xlabel="slots (simulated engine, 200 ms)",
+             ylabel="slot-seconds used, %")  # fmt: skip
+    axes.set_xticks(every, list(map(str, every)))
+    axes.minorticks_off()
+    axes.legend()
     return _figure(axes)
 
 
@@ -183,8 +192,8 @@ PLOTS: tuple[tuple[str, Callable[[Results], Figure], tuple[str, ...], str], ...]
     ("gpu", gpu, tuple(dict.fromkeys(part for part, _, _ in PAIRS)),
      "Tokens/s on an H200, warmq ÷ the engine alone: every pair of runs, and the medians"),
     ("alternatives", alternatives, ("alternatives",),
-     "warmq ÷ alternatives, tokens/s"),
-    ("occupancy", occupancy, ("overhead",), "Share of slots full under a backlog, by slots"),
+     "Tokens/s of warmq and of what a user would pick instead, same vLLM and file"),
+    ("occupancy", occupancy, ("queues",), "Share of slots full under a backlog, by slots"),
     ("scale", scale, ("scale",), "Requests/s by workers, and the CPU they take"),
     ("size", size, ("size",), "Memory of all processes over a million lines"),
 )  # fmt: skip

@@ -25,7 +25,7 @@ def test_the_plots_of_the_docs_are_those_of_the_committed_results(
     plots: ModuleType, tmp_path: Path
 ) -> None:
     written = {name for name, _ in plots.write(tmp_path)}
-    assert {"gpu.svg", "occupancy.svg"} <= written
+    assert "gpu.svg" in written
     stale = "out of date: run tests/bench/run.py --write-docs"
     assert written == {path.name for path in plots.FOLDER.glob("*.svg")}, stale
     page = (ROOT / "docs" / "performance.md").read_text()
