@@ -6,6 +6,7 @@ import re
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -49,3 +50,50 @@ def test_a_plot_has_its_labels_as_text_and_no_colour_that_a_page_may_have(
     text = (tmp_path / "gpu.svg").read_text()
     assert "warmq ÷ engine alone" in text
     assert "8B, 256 slots" in text
+
+
+def spread(*values: float) -> dict[str, float]:
+    return {"median": sorted(values)[len(values) // 2], "min": min(values), "max": max(values)}
+
+
+def phase(*names: str) -> dict[str, dict[str, list[float]]]:
+    return {"trace": {"done": [0, 50, 100], **{name: [1.0, 60.0, 61.0] for name in names}}}
+
+
+#: As the parts write them, with two points a line.
+SMALL: dict[str, dict[str, Any]] = {
+    "alternatives": {
+        "names": {"warmq": "warmq", "ray": "Ray Data LLM"},
+        "reached": {"warmq_tokens_per_s": spread(90, 100, 105),
+                    "ray_tokens_per_s": spread(50, 51, 52), "warmq_to_ray": spread(1.9, 1.96, 2)},
+    },
+    "queues": {
+        "versions": {"arq": "arq 0.28"},
+        "reached": {"warmq_occupancy_64": spread(0.99), "warmq_occupancy_256": spread(0.98),
+                    "arq_occupancy_64": spread(0.5), "arq_idle_ms_p50": spread(400)},
+    },
+    "scale": {
+        "machine": {"cores": 2},
+        "fleets": [{"workers": n, "latency_s": 0.2, "ideal_per_s": 1280.0 * n, "per_s": 1200.0 * n,
+                    "machine_share": 0.2 * n, "redis_share": 0.1 * n} for n in (1, 2)],
+    },
+    "size": {
+        "phases": {"submit": phase("producer", "redis"), "drain": phase("worker", "redis"),
+                   "collect": phase("producer", "redis"), "window": phase("producer", "redis")},
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "texts"),
+    [("alternatives", ("Ray Data LLM", "warmq is 1.96 ×")), ("occupancy", ("arq 0.28", "256")),
+     ("scale", ("ideal", "2,560", "all 2 cores")), ("size", ("Redis' data, MB", "results"))],
+)  # fmt: skip
+def test_small_results_are_drawn(
+    plots: ModuleType, tmp_path: Path, name: str, texts: tuple[str, ...]
+) -> None:
+    (draw,) = (draw for known, draw, _, _ in plots.PLOTS if known == name)
+    plots.save(draw, SMALL, tmp_path / "plot.svg")
+    root = ElementTree.fromstring((tmp_path / "plot.svg").read_bytes())
+    shown = {"".join(element.itertext()).strip() for element in root.iter()}
+    assert set(texts) <= shown
