@@ -1,0 +1,87 @@
+"""What one Triton server's stream says, read without tritonclient: this environment has none."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import AsyncIterator
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from worker.engine.triton_request import ServerAway
+
+MODULE = "worker.engine.triton_server"
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return a Server that is up and whose backend tells why an answer ended."""
+    for name in ("grpc", "tritonclient", "tritonclient.grpc", "tritonclient.grpc.aio",
+                 "tritonclient.utils"):  # fmt: skip
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    sys.modules["grpc"].RpcError = type("RpcError", (Exception,), {})  # type: ignore[attr-defined]
+    sys.modules["tritonclient.grpc"].InferInput = None  # type: ignore[attr-defined]
+    sys.modules["tritonclient.grpc.aio"].InferenceServerClient = Client  # type: ignore[attr-defined]
+    sys.modules["tritonclient.utils"].InferenceServerException = Exception  # type: ignore[attr-defined]
+    monkeypatch.delitem(sys.modules, MODULE, raising=False)
+    module = importlib.import_module(MODULE)
+    monkeypatch.delitem(sys.modules, MODULE)  # made of stand-ins: for this test alone
+    server = module.Server("fake:1", "vllm_model")
+    server.up, server.extras = True, module.EXTRAS
+    server._request = lambda *_: {}
+    return server
+
+
+class Client:
+    """Streams the pieces that `pieces` holds: text, finish_reason, and whether it is the last."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        self.pieces: list[tuple[str, str, bool]] = []
+
+    def stream_infer(self, _: object) -> Call:
+        """Begin a stream."""
+        return Call(self.pieces)
+
+
+class Call:
+    """One stream."""
+
+    def __init__(self, pieces: list[tuple[str, str, bool]]) -> None:
+        self.pieces, self.cancelled = pieces, False
+
+    async def __aiter__(self) -> AsyncIterator[tuple[Any, None]]:
+        for text, reason, last in self.pieces:
+            tensors = {"text_output": [text.encode()], "finish_reason": [reason.encode()]}
+            final = {"triton_final_response": SimpleNamespace(bool_param=last)}
+            response = SimpleNamespace(parameters=final)
+            yield SimpleNamespace(as_numpy=tensors.get, get_response=lambda r=response: r), None
+
+    def cancel(self) -> None:
+        """Note it."""
+        self.cancelled = True
+
+
+async def test_an_answer_that_its_server_aborted_is_handed_back_and_the_server_rests(
+    server: Any,
+) -> None:
+    server._client.pieces = [("half an ", "None", False), ("ans", "abort", True)]
+    with pytest.raises(ServerAway, match="fake:1: its engine was told to end"):
+        await server.run("Hi", b"{}", "r1")
+    assert not server.up
+    assert server.in_flight == 0
+
+
+async def test_an_answer_that_ended_by_itself_is_one(server: Any) -> None:
+    server._client.pieces = [("half an ", "None", False), ("answer", "stop", True)]
+    answer = await server.run("Hi", b"{}", "r1")
+    assert (answer.text, answer.finish_reason) == ("half an answer", "stop")
+    assert server.up
+
+
+async def test_a_stream_that_ends_before_its_answer_is_whole_is_no_answer(server: Any) -> None:
+    server._client.pieces = [("half an ", "None", False)]
+    with pytest.raises(ServerAway, match="before the answer was whole"):
+        await server.run("Hi", b"{}", "r1")
+    assert not server.up
