@@ -22,9 +22,11 @@
 | `warmq:batch:<id>:index`     | LIST   | one JSON chunk per ENQUEUE: line numbers, custom_ids |
 | `warmq:batch:<id>:finished`  | LIST   | request ids in the order they finished               |
 | `warmq:batch:<id>:failed`    | HASH   | request id -> `<list key>\\0<message>`, for RETRY    |
+| `warmq:stream:<id>`          | STREAM | text of a request somebody listens to, with a TTL    |
 | `warmq:control:*`, `_kombu.*`| -      | Celery's own, for `inspect` and `revoke`             |
 | `warmq:cancel`               | channel| request ids (JSON list) whose engine work must stop  |
 | `warmq:batch-cancel`         | channel| batch ids whose engine work must stop                |
+| `warmq:listen`               | channel| request ids (JSON list) somebody listens to          |
 """
 
 from __future__ import annotations
@@ -49,6 +51,7 @@ BATCHES = "warmq:batches"
 RETIRING = "warmq:retiring"
 CANCEL_CHANNEL = "warmq:cancel"
 BATCH_CANCEL_CHANNEL = "warmq:batch-cancel"
+LISTEN_CHANNEL = "warmq:listen"
 RESULT_PREFIX = "celery-task-meta-"
 
 #: Namespace of every request id (uuid5 of the DNS name "warmq.generate").
@@ -89,6 +92,11 @@ def batch_key(batch_id: str, part: str = "") -> str:
 def result_key(request_id: str) -> str:
     """Return the key a result is polled under; the one Celery's Redis backend uses."""
     return RESULT_PREFIX + request_id
+
+
+def stream_key(request_id: str) -> str:
+    """Return the stream that a listened-to request's text is written to."""
+    return f"warmq:stream:{request_id}"
 
 
 #: The first hex digit of the 9th byte, with RFC 9562's variant bits in it.

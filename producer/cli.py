@@ -126,9 +126,15 @@ def status(**options: Any) -> int:
 
 @cli.command()
 @_batch
+@click.option("--request", "custom_id", metavar="CUSTOM_ID", help="With --stream: this request.")
+@click.option("--stream", is_flag=True, help="Print the request's text while it is written.")
 @_json
 def watch(**options: Any) -> int:
-    """Follow a batch to its end: done and failed, rate, tokens/s, time left."""
+    """Follow a batch to its end: done and failed, rate, tokens/s, time left.
+
+    With --request and --stream: print the text of one request as the model writes
+    it, of its first choice; with --json every entry of its stream, all choices.
+    """
     return int(_commands().watch(**options))
 
 

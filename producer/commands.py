@@ -22,6 +22,7 @@ from contract.settings import Settings
 from contract.store import BatchStore
 from producer import progress, show
 from producer.deadline import parse_deadline
+from producer.listen import listen
 from producer.options import Submission, parse_overrides
 from producer.progress import Meter, tell
 from producer.reader import Input, InputUnreadable, chunks
@@ -202,9 +203,14 @@ def status(*, batch_id: str, custom_id: str | None, as_json: bool) -> int:
     return ALL_WELL
 
 
-def watch(*, batch_id: str, as_json: bool) -> int:
-    """Follow a batch to its end."""
-    store, _ = _open(batch_id)
+def watch(*, batch_id: str, custom_id: str | None, stream: bool, as_json: bool) -> int:
+    """Follow a batch, or one request's text, to its end."""
+    if stream != (custom_id is not None):
+        raise click.UsageError("--stream and --request go together: a text is one request's")
+    store, batch = _open(batch_id)
+    if custom_id is not None:
+        outcome = listen(store, batch, custom_id, show.put_json if as_json else None)
+        return ALL_WELL if outcome == "completed" else SOME_FAILED
     batch = _watch(store, batch_id)
     if as_json:
         show.put_json(batch.as_json())

@@ -14,7 +14,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -63,6 +63,8 @@ class Drain:
         self.slots = 0
         self.stopping = False
         self.holds_suspects_lock = False
+        #: Told of endings that are in Redis; None, and no call, while nobody listens.
+        self.on_committed: Callable[[Sequence[Ending]], None] | None = None
         self._low_water = 1
         self._crashed: list[Running] = []
         self._hurry = asyncio.Event()
@@ -222,6 +224,8 @@ class Drain:
                 setattr(self.counts, ending.outcome, getattr(self.counts, ending.outcome) + 1)
             self.counts.prompt_tokens += ending.prompt_tokens
             self.counts.completion_tokens += ending.completion_tokens
+        if self.on_committed is not None:
+            self.on_committed(endings)
         self._changed.set()
 
     def poke(self) -> None:

@@ -12,7 +12,7 @@ import datetime as dt
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +24,7 @@ from contract.errors import RequestRejected, StoreUnavailable
 from contract.message import Delivery, read_delivery
 from contract.scripts import source
 from contract.store import IndexChunk
+from contract.streaming import STREAM_ENTRIES, STREAM_TTL_MS, Entry
 from worker.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
@@ -235,6 +236,21 @@ class Leases:
         now = dt.datetime.now(dt.UTC).timestamp()
         await self._redis.zremrangebyscore(keys.REVOKED, "-inf", now)
         await self._redis.zadd(keys.REVOKED, {rid: now + keep_s for rid in request_ids})
+
+    async def stream(self, writes: Iterable[tuple[str, list[Entry], bool]]) -> None:
+        """Append entries to requests' streams, each (request id, entries, whether from nothing).
+
+        All or nothing, so that a write may be repeated; a key that is no stream is passed over.
+        """
+        pipe = self._redis.pipeline(transaction=True)
+        for request_id, entries, anew in writes:
+            key = keys.stream_key(request_id)
+            if anew:
+                pipe.delete(key)
+            for entry in entries:
+                pipe.xadd(key, entry, maxlen=STREAM_ENTRIES)
+            pipe.pexpire(key, STREAM_TTL_MS)
+        await pipe.execute(raise_on_error=False)
 
     def subscribe(self) -> Any:
         """Return a pub/sub connection, not subscribed yet."""

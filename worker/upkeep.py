@@ -16,6 +16,7 @@ from worker.drain import Drain
 from worker.in_flight import Running
 from worker.leases import ERRORS, Leases
 from worker.settings import WorkerSettings
+from worker.streaming import Streaming
 from worker.supervisor import State
 
 log = logging.getLogger(__name__)
@@ -33,10 +34,13 @@ class Upkeep:
         self._settings = settings
         self._leases = leases
         self._drain = drain
+        self._streaming = Streaming(leases, drain)
 
     def tasks(self) -> list[Coroutine[Any, Any, None]]:
         """Return the coroutines to run."""
-        return [self._renew(), self._sweep(), self._listen(), self._watch()]
+        return [
+            self._renew(), self._sweep(), self._listen(), self._watch(), self._streaming.run()
+        ]  # fmt: skip
 
     async def _renew(self) -> None:
         pause = self._settings.lease_s / 3
@@ -98,7 +102,9 @@ class Upkeep:
         while True:
             pubsub = self._leases.subscribe()
             try:
-                await pubsub.subscribe(keys.CANCEL_CHANNEL, keys.BATCH_CANCEL_CHANNEL)
+                await pubsub.subscribe(
+                    keys.CANCEL_CHANNEL, keys.BATCH_CANCEL_CHANNEL, keys.LISTEN_CHANNEL
+                )
                 await self._catch_up()
                 await self._hear(pubsub)
             except ERRORS as error:
@@ -115,23 +121,29 @@ class Upkeep:
             if message is not None:
                 asked = False
                 if message["type"] == "message":
-                    self._drain.in_flight.abort(self._named(message), "cancelled")
+                    self._take(message)
             elif asked:
                 raise ConnectionError("the connection is deaf")
             else:
                 asked = True
                 await pubsub.ping()
 
-    def _named(self, message: dict[str, Any]) -> Iterator[Running]:
-        running = list(self._drain.in_flight)
+    def _take(self, message: dict[str, Any]) -> None:
+        channel = message["channel"].decode()
         try:
-            if message["channel"].decode() == keys.BATCH_CANCEL_CHANNEL:
-                batch = message["data"].decode()
-                return (r for r in running if r.delivery.batch == batch)
-            ids = {str(rid) for rid in orjson.loads(message["data"])}
+            if channel == keys.LISTEN_CHANNEL:
+                self._streaming.heard(message["data"])
+            else:
+                self._drain.in_flight.abort(self._named(channel, message["data"]), "cancelled")
         except (ValueError, TypeError):  # anybody may publish anything; no worker dies of it
-            log.warning("not a cancellation: ignored", extra={"action": "bad_cancel"})
-            return iter(())
+            log.warning("ignored what came on %s", channel, extra={"action": "bad_message"})
+
+    def _named(self, channel: str, data: bytes) -> Iterator[Running]:
+        running = list(self._drain.in_flight)
+        if channel == keys.BATCH_CANCEL_CHANNEL:
+            batch = data.decode()
+            return (r for r in running if r.delivery.batch == batch)
+        ids = {str(rid) for rid in orjson.loads(data)}
         return (r for r in running if r.delivery.request_id in ids)
 
     async def _catch_up(self) -> None:

@@ -51,13 +51,25 @@ class Forms:
         self._server = server
         self._runs = 0
 
-    async def time(self, form: str, count: int, look_ahead: int | None = None) -> dict[str, Any]:
-        """Run `count` requests one way; return tokens per second and this process's CPU."""
+    async def time(
+        self,
+        form: str,
+        count: int,
+        look_ahead: int | None = None,
+        beside: Callable[[str, list[str]], None] | None = None,
+    ) -> dict[str, Any]:
+        """Run `count` requests one way; return tokens per second and this process's CPU.
+
+        `beside` is called with Redis' URL and the request ids before the queue is released.
+        """
         settings = self.drain.settings
         self.drain.settings = settings.model_copy(update={"look_ahead": look_ahead})
         self.drain._size()
         self._runs += 1
         held = await asyncio.to_thread(self._hold, count) if form == "queue" else None
+        if beside is not None and held is not None:
+            beside(self._server.url, held.request_ids)
+            await asyncio.sleep(1)  # its own start is not what is measured
         await asyncio.sleep(0.2)
         cpu = cpu_s(os.getpid())
         if held is not None:

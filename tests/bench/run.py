@@ -30,13 +30,14 @@ PARTS = {
     "clients": "clients",
     "upstream": "upstream",
     "throughput": "throughput",
+    "streaming": "streaming",
 }
 
 
 def run_part(part: str, *, quick: bool, model: Path) -> None:
     """Run one part here."""
     run = importlib.import_module(PARTS[part]).run
-    if part == "throughput":
+    if part in ("throughput", "streaming"):
         run(quick, model)
     else:
         run(quick)

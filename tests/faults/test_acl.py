@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ import redis
 from debian_redis import debian_redis
 from lessee import celery_message, chat
 from outage import celery_inspect, finished, in_flight, simulated, starts
-from support import chat_line, producer_env, run_producer, write_lines
+from support import chat_line, producer_command, producer_env, run_producer, write_lines
 
 from contract import keys
 from contract.store import BatchStore
@@ -98,7 +99,14 @@ def test_everything_runs_under_the_documented_users(server: RedisServer, tmp_pat
         producer("submit", long, "--batch-id", "b2")
         in_flight(tmp_path, len(starts(tmp_path)))
         eventually(lambda: sum(starts(tmp_path).values()) > before, 20, "the slow one runs")
-        producer("cancel", "b2")
+        words = producer_command("watch", "b2", "--request", "slow", "--stream")
+        with subprocess.Popen(
+            words, env=producer_env(producer_url), stdout=subprocess.PIPE
+        ) as watching:
+            assert watching.stdout is not None
+            assert watching.stdout.read(10) == b"simulated "
+            producer("cancel", "b2")
+            assert watching.wait(20) == 1
         producer("delete", "b2")
         client.lpush(keys.DEFAULT_QUEUE, b"junk", celery_message("t1", chat("plain")))
         eventually(lambda: client.exists(keys.result_key("t1")), 20, "a plain Celery request")

@@ -212,6 +212,23 @@ async def test_a_stalled_request_is_seen_though_the_server_is_well_and_goes_else
         await until(lambda: (one.left, other.left) == (["r1"], ["r1"]))
 
 
+async def test_the_text_so_far_is_what_came_of_the_stream() -> None:
+    async with StubServer() as server, engine(server) as running:
+        requests = [chat(user="stub:hang"), chat(user="stub:hang", n=2)]
+        requests.append(EngineRequest(COMPLETION_URL, {"prompt": "hello", "user": "stub:hang"}))
+        tasks = start(running, requests)
+        await until(lambda: all(running.text_so_far(f"r{n}") for n in range(3)))
+        whole = f"simulated {digest(requests[0].body)}"
+        for n in range(2):
+            (text,) = running.text_so_far(f"r{n}")
+            assert text
+            assert whole.startswith(text)
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        assert [*running.text_so_far("r0"), *running.text_so_far("never sent")] == []
+
+
 async def test_what_waits_behind_others_in_the_server_has_not_stalled() -> None:
     async with (
         StubServer(slots=1, latency_s=0.8) as server,

@@ -80,6 +80,22 @@ async def test_an_answer_that_ended_by_itself_is_one(server: Any) -> None:
     assert server.up
 
 
+async def test_the_pieces_so_far_are_there_while_it_runs(server: Any) -> None:
+    seen: list[bytes] = []
+
+    async def look(self: Call) -> AsyncIterator[tuple[Any, None]]:
+        async for piece in pieces(self):
+            yield piece
+            seen.append(b"".join(server.pieces["r1"]))
+
+    pieces, server._client.pieces = Call.__aiter__, [("half ", "None", False), ("an", "stop", True)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Call, "__aiter__", look)
+        await server.run("Hi", b"{}", "r1")
+    assert seen == [b"half "]
+    assert server.pieces == {}
+
+
 async def test_a_stream_that_ends_before_its_answer_is_whole_is_no_answer(server: Any) -> None:
     server._client.pieces = [("half an ", "None", False)]
     with pytest.raises(ServerAway, match="before the answer was whole"):

@@ -6,6 +6,7 @@ wrong), RequestFailed (this attempt failed) and EngineDead (rebuild me).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -56,6 +57,12 @@ class Engine(Protocol):
 
     async def generate(self, request: EngineRequest, request_id: str) -> Completion:
         """Run one request; cancelling the task aborts it within one engine step."""
+
+    def text_so_far(self, request_id: str) -> Sequence[str]:
+        """Return the text each choice of a running request has by now, in the model's own words.
+
+        Empty where nothing can be told. Asked only for requests that somebody listens to.
+        """
 
     def dead(self) -> bool:
         """Return whether it can run nothing any more; cheap, asked before every POP."""

@@ -23,7 +23,12 @@ Json = dict[str, Any]
 
 
 async def exchange(
-    session: aiohttp.ClientSession, upstream: Upstream, url: str, body: Json, request_id: str
+    session: aiohttp.ClientSession,
+    upstream: Upstream,
+    url: str,
+    body: Json,
+    request_id: str,
+    partial: dict[str, Reassembly],
 ) -> Json:
     """Send a request once and return its whole answer; cancelling closes the connection.
 
@@ -33,13 +38,14 @@ async def exchange(
         url: the endpoint, as /v1/chat/completions.
         body: a checked request without `stream`.
         request_id: vLLM takes its answer's id from it.
+        partial: gets the answer in the making, if it is streamed; the caller removes it.
 
     Raises:
         Unanswered: whatever else came.
     """
     whole = None
     if streamable(body):
-        whole = Reassembly(url, body, vllm=upstream.vllm)
+        whole = partial[request_id] = Reassembly(url, body, vllm=upstream.vllm)
         body = body | {"stream": True, "stream_options": {"include_usage": True}}
         if upstream.vllm:
             body["stream_interval"] = STREAM_INTERVAL

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,7 @@ from contract.errors import EngineDead, RequestFailed
 from contract.settings import SettingsError
 from worker.engine import Capacity, Completion, EngineRequest
 from worker.engine.exchange import exchange, prompt_tokens
+from worker.engine.reassembly import Reassembly
 from worker.engine.retries import (
     ATTEMPTS,
     Action,
@@ -65,6 +67,7 @@ class OpenAIEngine:
         self._session: aiohttp.ClientSession | None = None
         self._fleet: Fleet | None = None
         self._watches: list[asyncio.Task[None]] = []
+        self._partial: dict[str, Reassembly] = {}
 
     # -- life -------------------------------------------------------------------
 
@@ -178,7 +181,9 @@ class OpenAIEngine:
             upstream = await fleet.take(tries.avoid)
             try:
                 sent = self._with_model(body, upstream)
-                answer = await exchange(session, upstream, request.url, sent, request_id)
+                answer = await exchange(
+                    session, upstream, request.url, sent, request_id, self._partial
+                )
                 break
             except Unanswered as fault:
                 if await self._fits_now(session, upstream, request, body, fault):
@@ -187,6 +192,7 @@ class OpenAIEngine:
                 pause_s = await self._settle(fleet, upstream, fault, tries)
             finally:
                 fleet.give(upstream)
+                self._partial.pop(request_id, None)
             await asyncio.sleep(pause_s)
         upstream.pause_s = 0.0
         if model := request.body.get("model"):
@@ -197,6 +203,11 @@ class OpenAIEngine:
             int(usage.get("prompt_tokens") or 0),
             int(usage.get("completion_tokens") or 0),
         )
+
+    def text_so_far(self, request_id: str) -> Sequence[str]:
+        """Return what came of a streamed answer; nothing of one that is asked for at once."""
+        answer = self._partial.get(request_id)
+        return answer.texts() if answer is not None else ()
 
     def _with_limit(self, body: Json) -> Json:
         if body.get("max_tokens") is None and body.get("max_completion_tokens") is None:

@@ -80,6 +80,12 @@ class Reassembly:
         elif value is not None or name not in choice:
             choice[name] = value
 
+    def texts(self) -> list[str]:
+        """Return each choice's text so far, up to the first that has not begun."""
+        begun = (self._choices.get(index) for index in range(len(self._choices)))
+        parts = ((c.get("message") or c) if c else {} for c in begun)
+        return ["".join(part.get("content") or part.get("text") or ()) for part in parts]
+
     @property
     def finished(self) -> bool:
         """Whether every choice that began has said why it ended."""

@@ -19,6 +19,7 @@ import os
 import random
 import signal
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from worker.engine.stand_in import StandIn
 
 #: Spread of the lognormal latency; mean is the setting.
 SIGMA = 0.5
+FIRST_WORD = ("simulated ",)
 
 
 def digest(body: dict[str, Any]) -> str:
@@ -67,6 +69,7 @@ class SimulatedEngine:
         self._free = asyncio.Semaphore(slots)
         self._dead = asyncio.Event()
         self._sleeping: set[asyncio.Future[bool]] = set()
+        self._texts: dict[str, Sequence[str]] = {}
 
     def build(self) -> None:
         """Take as long as a model would; start the process if there is to be one."""
@@ -87,12 +90,18 @@ class SimulatedEngine:
                 raise EngineDead("the simulated engine is dead", inside=False)
             self._account(+1)
             self._note("start", request_id)
+            self._texts[request_id] = FIRST_WORD
             try:
                 await self._work(request.body)
                 self._note("end", request_id)
             finally:
                 self._account(-1)
+                del self._texts[request_id]
         return _answer(request, request_id)
+
+    def text_so_far(self, request_id: str) -> Sequence[str]:
+        """Return the first word of a request that runs; the other comes with its end."""
+        return self._texts.get(request_id, ())
 
     async def _work(self, body: dict[str, Any]) -> None:
         fate = str(body.get("user") or self._fate)
@@ -183,7 +192,7 @@ def _settle(over: asyncio.Future[bool]) -> None:
 
 
 def _answer(request: EngineRequest, request_id: str) -> Completion:
-    text = f"simulated {digest(request.body)}"
+    text = FIRST_WORD[0] + digest(request.body)
     chat = request.url == CHAT_URL
     content = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
     body = {

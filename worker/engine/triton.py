@@ -154,6 +154,11 @@ class TritonEngine:
                 return self._complete(request, request_id, prompt, parameters, answer)
         raise RequestFailed(f"{MOST_SERVERS} servers in a row went away while they ran it")
 
+    def text_so_far(self, request_id: str) -> Sequence[str]:
+        """Return what came of an answer; its last character may still lack bytes."""
+        pieces = (server.pieces.get(request_id) for server in self._servers)
+        return [b"".join(found).decode(errors="ignore") for found in pieces if found]
+
     def _prepare(self, request: EngineRequest) -> tuple[Prompt, dict[str, Any]]:
         prompt = self._prompts.prompt_of(request)
         return prompt, sampling(

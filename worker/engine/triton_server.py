@@ -54,6 +54,8 @@ class Server:
         self.extras: tuple[str, ...] = ()
         self._retry_at = 0.0
         self._calls: set[Any] = set()
+        #: The pieces so far of each answer that runs, by request id.
+        self.pieces: dict[str, list[bytes]] = {}
         tls = address.startswith("grpcs://")
         self._client = InferenceServerClient(
             address.removeprefix("grpcs://").removeprefix("grpc://"),
@@ -114,7 +116,7 @@ class Server:
         self._calls.add(call)
         self.in_flight += 1
         try:
-            return await self._read(call)
+            return await self._read(call, self.pieces.setdefault(request_id, []))
         except grpc.RpcError as error:
             self.failed(str(error.details() if hasattr(error, "details") else error))
             raise ServerAway(f"{self.address}: {self.why}") from error
@@ -126,10 +128,11 @@ class Server:
         finally:
             call.cancel()
             self._calls.discard(call)
+            self.pieces.pop(request_id, None)
             self.in_flight -= 1
 
-    async def _read(self, call: Any) -> Answer:
-        answer, pieces = Answer(), []
+    async def _read(self, call: Any, pieces: list[bytes]) -> Answer:
+        answer = Answer()
         async for result, error in call:
             self.progress = time.monotonic()
             if error is not None:

@@ -24,6 +24,7 @@ from contract.body import CHAT_URL
 from contract.errors import EngineDead, RequestFailed, RequestRejected
 from contract.settings import SettingsError
 from worker.engine import Capacity, Completion, EngineRequest
+from worker.engine.detokenized import Detokenized
 from worker.engine.root_cause import RootCause
 from worker.settings import WorkerSettings
 
@@ -133,6 +134,7 @@ class VllmEngine:
         self._fixed_name = settings.served_model_name is not None
         self._chat: Any = None
         self._completion: Any = None
+        self._detokenized = Detokenized()
 
     def build(self) -> None:
         """Load the model and start the engine's processes; seconds to minutes."""
@@ -199,6 +201,9 @@ class VllmEngine:
             if self.dead():
                 raise self._died(error) from error
             raise RequestFailed(f"{type(error).__name__}: {error}") from error
+        finally:
+            if self._detokenized.found:
+                self._detokenized.forget(request_id)
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             # The completion class answers a cancellation with an error response.
@@ -206,6 +211,12 @@ class VllmEngine:
         if isinstance(response, ErrorResponse):
             raise self._refused(response)
         return self._completion_of(response, model)
+
+    def text_so_far(self, request_id: str) -> list[str]:
+        """Return each choice's text as the detokenizer has it, before any parser of vLLM's."""
+        if self._engine is None:
+            return []
+        return self._detokenized.texts(self._engine.output_processor, request_id)
 
     def _completion_of(self, response: Any, model: str | None) -> Completion:
         if any(choice.finish_reason == "abort" for choice in response.choices):

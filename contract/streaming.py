@@ -1,0 +1,125 @@
+"""Text while it runs: what a worker writes for those who listen, and how it is read.
+
+Who wants a request's text publishes its id (JSON list) on `warmq:listen` and again every
+LISTEN_S / 3; a worker that holds the request then writes entries to `warmq:stream:<id>`, whose
+values are all text:
+
+| event | fields | means |
+|---|---|---|
+| begin | attempt | the text begins; what came before it is void |
+| text | attempt, choice, at, text | goes to position `at` (in characters) of that choice |
+| end | attempt, outcome, whole | the result is stored; whole is 1 if it is what was streamed |
+
+An attempt lower than one seen is that of a worker that was taken for dead: no longer of interest.
+The result key stays the authority: a request that ends in no worker has no `end` here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import orjson
+
+from contract import keys
+from contract.connect import translated
+
+#: How long a worker writes after it heard of a listener, in seconds.
+LISTEN_S = 15.0
+#: How long the text stays after its last entry, and how many entries at most.
+STREAM_TTL_MS = 600_000
+STREAM_ENTRIES = 10_000
+
+Entry = dict[str, str]
+
+
+def begin(attempt: int) -> Entry:
+    """Return the entry that begins an attempt's text."""
+    return {"event": "begin", "attempt": str(attempt)}
+
+
+def text(attempt: int, choice: int, at: int, piece: str) -> Entry:
+    """Return the entry with a piece of one choice's text."""
+    return {"event": "text", "attempt": str(attempt), "choice": str(choice), "at": str(at),
+            "text": piece}  # fmt: skip
+
+
+def end(attempt: int, outcome: str, *, whole: bool) -> Entry:
+    """Return the last entry of a request."""
+    return {"event": "end", "attempt": str(attempt), "outcome": outcome, "whole": str(int(whole))}
+
+
+def texts_of(body: Mapping[str, Any]) -> dict[int, str]:
+    """Return the text of each choice of a response body; of none where it has no choices."""
+    return {
+        choice["index"]: str((choice.get("message") or choice).get("content")
+                             or choice.get("text") or "")
+        for choice in body.get("choices") or ()
+    }  # fmt: skip
+
+
+class Transcript:
+    """The text of one request as its entries tell it: `texts` by choice; `ended` is the outcome.
+
+    `broken` says that a piece is missing, so that only the result has the text.
+    """
+
+    def __init__(self) -> None:
+        self.attempt = 0
+        self.texts: dict[int, str] = {}
+        self.ended = ""
+        self.broken = False
+
+    def add(self, entry: Mapping[str, str]) -> str:
+        """Take in the next entry; return what it adds to choice 0, '' for an old attempt's."""
+        attempt = int(entry["attempt"])
+        if attempt < self.attempt:
+            return ""
+        if entry["event"] == "begin":
+            self.attempt, self.texts, self.ended, self.broken = attempt, {}, "", False
+        elif entry["event"] == "end":
+            self.ended = entry["outcome"]
+        elif entry["event"] == "text":
+            return self._extend(int(entry["choice"]), int(entry["at"]), entry["text"])
+        return ""
+
+    def _extend(self, choice: int, at: int, piece: str) -> str:
+        have = self.texts.get(choice, "")
+        if at > len(have):
+            self.broken = True
+        if self.broken:
+            return ""
+        new = piece[len(have) - at :]  # a piece may come twice: a worker lost Redis' answer
+        self.texts[choice] = have + new
+        return new if choice == 0 else ""
+
+
+class Listener:
+    """Reads one request's stream; raises StoreUnavailable where Redis cannot be used."""
+
+    def __init__(self, client: Any, request_id: str) -> None:
+        self._redis = client
+        self._request_id = request_id
+        self._last: bytes | str = "0-0"
+
+    def announce(self) -> None:
+        """Tell all workers that somebody listens; to be repeated every LISTEN_S / 3."""
+        with translated():
+            self._redis.publish(keys.LISTEN_CHANNEL, orjson.dumps([self._request_id]))
+
+    def read(self, wait_s: float) -> Iterable[Entry]:
+        """Return the entries that are new, after waiting for one; those written before count."""
+        key = keys.stream_key(self._request_id)
+        with translated():
+            found = self._redis.xread({key: self._last}, block=int(wait_s * 1000) or None)
+        entries = [pair for _, pairs in _streams(found) for pair in pairs]
+        if entries:
+            self._last = entries[-1][0]
+        return [{k.decode(): v.decode() for k, v in fields.items()} for _, fields in entries]
+
+
+def _streams(found: Any) -> Iterable[tuple[Any, Any]]:
+    """Redis 2 and 3 protocols give a list of pairs, or a dictionary of lists of lists."""
+    if isinstance(found, dict):
+        return [(key, pairs[0]) for key, pairs in found.items()]
+    return found or ()

@@ -1,0 +1,82 @@
+"""`producer watch --stream`: one request's text as it is written."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+
+from contract.batch import Batch
+from contract.results import outcome_of, read_meta
+from contract.store import BatchStore
+from contract.streaming import LISTEN_S, Entry, Listener, Transcript, texts_of
+from producer.progress import standing, tell
+
+#: How long to wait for text before looking whether there is a result.
+LOOK_S = 1.0
+
+
+def listen(
+    store: BatchStore, batch: Batch, custom_id: str, show: Callable[[Entry], None] | None = None
+) -> str:
+    """Print the text of one request until it has its result; return its outcome.
+
+    Args:
+        store: where it is.
+        batch: the request's batch.
+        custom_id: the request.
+        show: gets every entry instead, if anybody wants them.
+    """
+    _, request_id = store.find(batch, custom_id)
+    listener, transcript = Listener(store.redis, request_id), Transcript()
+    announce_at, told = 0.0, False
+    while True:
+        if time.monotonic() >= announce_at:
+            listener.announce()
+            announce_at = time.monotonic() + LISTEN_S / 3
+        # First the result: what was written before it is then in the entries read after it.
+        raw = store.results([request_id])[0]
+        whole = raw is not None and bool(transcript.ended or not transcript.attempt)
+        entries = list(listener.read(0 if whole else LOOK_S))
+        for entry in entries:
+            _take(transcript, entry, show)
+        if raw is not None and not entries:
+            break
+        if not (entries or transcript.attempt or told):
+            told = True
+            tell(f"{custom_id} waits; {standing(store, batch)}")
+    meta = read_meta(raw)
+    outcome = outcome_of(meta)
+    if show is None:
+        _finish(transcript, texts_of(meta["result"]).get(0, "") if outcome == "completed" else "")
+    return outcome
+
+
+def _take(transcript: Transcript, entry: Entry, show: Callable[[Entry], None] | None) -> None:
+    had = transcript.texts.get(0, "")
+    new = transcript.add(entry)
+    if show is not None:
+        show(entry)
+    elif entry["event"] == "begin" and had and not transcript.texts:
+        _write("\n")
+        tell(f"attempt {transcript.attempt}: the text begins anew")
+    else:
+        _write(new)
+
+
+def _finish(transcript: Transcript, text: str) -> None:
+    """Print what of the result's text has not been printed."""
+    had = transcript.texts.get(0, "")
+    if text.startswith(had):
+        _write(text[len(had) :] + "\n")
+    else:
+        _write("\n")
+        tell("the result's text is another than what was written meanwhile:")
+        _write(text + "\n")
+
+
+def _write(text: str) -> None:
+    if sys.stdout.isatty():  # a model may write what moves the cursor, or worse
+        text = "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
+    sys.stdout.write(text)
+    sys.stdout.flush()

@@ -1,0 +1,54 @@
+"""Text while it runs, from the real engine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from real_stack import Stack, frozen, write_jsonl
+
+from contract.streaming import Listener, Transcript, texts_of
+from demo.stack import Worker, eventually
+
+pytestmark = pytest.mark.timeout(180)
+LONG = {"max_tokens": 900, "ignore_eos": True, "seed": 7}
+FORMS: dict[str, dict[str, Any]] = {
+    "chat": {"messages": [{"role": "user", "content": "What is 2 + 3?"}], "n": 2, **LONG},
+    "completion": {"prompt": ["2 + 3 =", "a b"], "n": 2, **LONG},
+    "with a stop text": {"prompt": "2 + 3 =", "stop": ["no text has this"], **LONG},
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_text_comes_while_the_engine_writes_it_and_makes_up_the_result(
+    stack: Stack, worker: Worker, tmp_path: Path, form: str
+) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", [{"custom_id": "long", **FORMS[form]}])
+    batch_id = f"stream-{form.replace(' ', '-')}"
+    with frozen(worker):  # so that the listener is there before the engine begins
+        run = stack.producer("submit", source, "--batch-id", batch_id)
+        assert run.returncode == 0, run.stderr
+        _, request_id = stack.store.find(stack.batch(batch_id), "long")
+        listener, transcript = Listener(stack.client, request_id), Transcript()
+        listener.announce()
+    entries = []
+
+    def read() -> bool:
+        for entry in listener.read(0.1):
+            entries.append(entry)
+            transcript.add(entry)
+        return bool(transcript.texts)
+
+    # Text is there while there is no result
+    eventually(read, 60, "the first text", every_s=0)
+    with frozen(worker):
+        assert stack.store.results([request_id]) == [None]
+    eventually(lambda: read() and transcript.ended, 120, "the end", every_s=0)
+    # And all of it is the result
+    assert entries[-1]["whole"] == "1"
+    (line,) = stack.producer("results", batch_id).stdout.splitlines()
+    assert transcript.texts == texts_of(json.loads(line)["response"]["body"])
+    assert min(map(len, transcript.texts.values())) > 100
+    assert sum(entry["event"] == "text" for entry in entries) > 3 * len(transcript.texts)

@@ -1,0 +1,54 @@
+"""The text that vLLM has for a request that runs, read where vLLM itself keeps it.
+
+vLLM detokenizes every request at every step, to look for stop texts; which output a request
+asked for only decides what it hands on. So the text of a request that asked for the final output
+alone can be read at any time, and the request runs no differently for it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class Detokenized:
+    """Texts of requests in one engine; `found` holds on to choices that ended before others."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, dict[int, Any]] = {}
+
+    def texts(self, processor: Any, request_id: str) -> list[str]:
+        """Return each choice's text so far.
+
+        Args:
+            processor: vLLM's OutputProcessor.
+            request_id: ours, from which vLLM's serving classes make theirs.
+        """
+        found = self.found.get(request_id, {})
+        for place, name in _names(processor.external_req_ids, request_id):
+            for internal in processor.external_req_ids.get(name, ()):
+                state = processor.request_states.get(internal)
+                if state is not None and state.detokenizer is not None:
+                    several = state.parent_req.n if state.parent_req is not None else 1
+                    found[place * several + state.request_index] = state.detokenizer
+        if found:
+            self.found[request_id] = found
+        # Not finished: what may yet become a stop text is held back.
+        return [
+            found[n].get_next_output_text(False, False) if n in found else ""
+            for n in range(max(found, default=-1) + 1)
+        ]
+
+    def forget(self, request_id: str) -> None:
+        """Let go of a request that ended."""
+        self.found.pop(request_id, None)
+
+
+def _names(known: Any, request_id: str) -> list[tuple[int, str]]:
+    """Return vLLM's name of a chat, or those of a completion's prompts, with their places."""
+    chat = f"chatcmpl-{request_id}"
+    if chat in known:
+        return [(0, chat)]
+    prefix = f"cmpl-{request_id}-"
+    prompts = [name for name in known if name.startswith(prefix)]
+    places = [(name.removeprefix(prefix), name) for name in prompts]
+    return [(int(place), name) for place, name in places if place.isdecimal()]
