@@ -15,6 +15,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from contract.pooling import FORMS, POOLING_TYPES
+
 #: Token ids and counts are 32-bit numbers in every engine; a larger one is a slip or an attack.
 INT32_MAX = 2**31 - 1
 INT64 = Meta(ge=-(2**63), le=2**63 - 1)
@@ -118,7 +120,21 @@ class CompletionBody(Sampling, forbid_unknown_fields=True, kw_only=True):
 
 CHAT_URL = "/v1/chat/completions"
 COMPLETION_URL = "/v1/completions"
-BODY_TYPES: dict[str, type[Sampling]] = {CHAT_URL: ChatBody, COMPLETION_URL: CompletionBody}
+GENERATING = (CHAT_URL, COMPLETION_URL)
+BODY_TYPES: dict[str, type[Struct]] = {
+    CHAT_URL: ChatBody,
+    COMPLETION_URL: CompletionBody,
+    **POOLING_TYPES,
+}
+
+
+def smallest(url: str) -> dict[str, Any]:
+    """Return the smallest valid body for `url`."""
+    if url == CHAT_URL:
+        return {"messages": [{"role": "user"}]}
+    if url == COMPLETION_URL:
+        return {"prompt": "x"}
+    return dict.fromkeys(FORMS[BODY_TYPES[url]][0], "x")
 
 
 def field_names(url: str) -> set[str]:

@@ -35,6 +35,13 @@ REMEDIES = {
     "seed": "give a whole number that fits 64 bits",
     "messages": 'give at least one message such as {"role": "user", "content": "Hello"}',
     "prompt": "give a text, a list of token ids, or a list of texts",
+    "input": "give `input` (a text, token ids, or a list of either), or `messages`",
+    "query": "give `query` and `documents`",
+    **dict.fromkeys(
+        ("queries", "documents", "items", "text_1", "text_2", "data_1", "data_2"),
+        "give `queries` and `documents`, `queries` and `items`, `text_1` and `text_2`, or `data_1` "
+        "and `data_2`; to rerank, `query` and `documents`",
+    ),
 }
 
 
@@ -58,7 +65,7 @@ def check_body(url: str, body: dict[str, Any], where: str = "body.") -> None:
     """Check a body's names, types and ranges.
 
     Args:
-        url: `/v1/chat/completions` or `/v1/completions`; any other is refused.
+        url: one of contract/body.py's; any other is refused.
         body: the decoded JSON object.
         where: prefix for field names in messages.
 
@@ -217,7 +224,7 @@ def _unknown_url(url: object) -> RequestRejected:
     # Not repr() of any value: of a deep list it exceeds Python's recursion limit.
     told = shown(repr(url) if isinstance(url, str) else type(url).__name__)
     return RequestRejected(
-        f"field url: {told} is not served; use {CHAT_URL} or {COMPLETION_URL}",
+        f"field url: {told} is not served; use one of {', '.join(BODY_TYPES)}",
         code="unknown_url",
         field="url",
     )

@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from contract.body import BODY_TYPES, CHAT_URL, field_names
+from contract.body import BODY_TYPES, field_names, smallest
 from contract.errors import RequestRejected, WarmqError
 from contract.schema import check_body
 
@@ -49,7 +49,7 @@ def _override(name: str, text: str) -> Any:
         known = sorted(set().union(*(field_names(url) for url in BODY_TYPES)))
         near = difflib.get_close_matches(name, known, 1)
         hint = f"; did you mean {near[0]}?" if near else ""
-        raise BadOption(f"--set {name}: unknown to {' and '.join(BODY_TYPES)}{hint}")
+        raise BadOption(f"--set {name}: unknown to any of {', '.join(BODY_TYPES)}{hint}")
     try:
         values = [orjson.loads(text), text]
     except orjson.JSONDecodeError:
@@ -57,9 +57,8 @@ def _override(name: str, text: str) -> Any:
     problem: RequestRejected | None = None
     for value in values:
         for url in urls:
-            message = {"messages": [{"role": "user"}]} if url == CHAT_URL else {"prompt": "x"}
             try:
-                check_body(url, message | {name: value}, "")
+                check_body(url, smallest(url) | {name: value}, "")
             except RequestRejected as error:
                 problem = problem or error
             else:

@@ -24,6 +24,7 @@ from aiohttp import web
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from contract.body import GENERATING
 from demo.stack import eventually, free_port
 from worker.engine.simulated import digest
 
@@ -75,6 +76,8 @@ class StubServer:
         app.router.add_get("/v1/models", self._models)
         app.router.add_post("/v1/chat/completions", self._generate)
         app.router.add_post("/v1/completions", self._generate)
+        for url in ("/v1/embeddings", "/v1/score", "/rerank"):
+            app.router.add_post(url, self._generate)
         self._runner = web.AppRunner(
             app, handler_cancellation=True, access_log=None, shutdown_timeout=0.01
         )
@@ -165,6 +168,9 @@ class StubServer:
         self, request: web.Request, rid: str, body: dict[str, Any], fate: dict[str, str]
     ) -> web.StreamResponse:
         seconds = float(fate.get("seconds", self.latency_s))
+        if request.path not in GENERATING:
+            found = {"path": request.path, "asked": body}
+            return web.json_response({"id": rid, "data": [found], "usage": _USAGE})
         chat = "messages" in body
         text = f"simulated {digest(body)}"
         if not body.get("stream"):

@@ -229,6 +229,17 @@ async def test_the_text_so_far_is_what_came_of_the_stream() -> None:
         assert [*running.text_so_far("r0"), *running.text_so_far("never sent")] == []
 
 
+@pytest.mark.parametrize("url", ["/v1/embeddings", "/v1/score", "/rerank"])
+async def test_what_pooling_models_are_asked_passes_as_it_is(url: str) -> None:
+    async with StubServer() as server, engine(server) as running:
+        request = EngineRequest(url, {"input": "hello", "model": "mine"})
+        answer = await running.generate(request, "r1")
+        (found,) = orjson.loads(answer.body)["data"]
+        assert found == {"path": url, "asked": {"input": "hello", "model": "stub"}}
+        assert orjson.loads(answer.body)["model"] == "mine"
+        assert answer.prompt_tokens == 1
+
+
 async def test_what_waits_behind_others_in_the_server_has_not_stalled() -> None:
     async with (
         StubServer(slots=1, latency_s=0.8) as server,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from contract.body import CHAT_URL, COMPLETION_URL, field_names
+from contract.pooling import EMBEDDINGS_URL, RERANK_URLS, SCORE_URLS
 from contract.settings import SettingsError
 from worker.settings import WorkerSettings
 from worker.vllm_options import GONE, SPECULATION
@@ -33,6 +34,24 @@ def test_our_field_names_are_vllms(url: str) -> None:
     assert theirs - ours == set(LEFT_OUT), "new in vLLM: add them, or say here why not"
 
 
+@pytest.mark.parametrize("url", [EMBEDDINGS_URL, SCORE_URLS[0], RERANK_URLS[0]])
+def test_our_field_names_for_pooling_models_are_those_of_all_vllms_forms(url: str) -> None:
+    from typing import get_args
+
+    from vllm.entrypoints.pooling.embed.protocol import EmbeddingRequest
+    from vllm.entrypoints.pooling.scoring.protocol import RerankRequest, ScoreRequest
+
+    forms = {
+        EMBEDDINGS_URL: get_args(get_args(EmbeddingRequest)[0]),
+        SCORE_URLS[0]: get_args(ScoreRequest),
+        RERANK_URLS[0]: (RerankRequest,),
+    }[url]
+    theirs = {name for form in forms for name in form.model_fields}
+    assert theirs - field_names(url) == {"request_id"}
+    # vLLM drops what a form does not know: this one is another form's, and does nothing
+    assert field_names(url) - theirs <= {"chat_template_kwargs"}
+
+
 def test_what_the_adapter_relies_on_is_there() -> None:
     import inspect
 
@@ -40,6 +59,8 @@ def test_what_the_adapter_relies_on_is_there() -> None:
     from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
     from vllm.entrypoints.openai.completion.protocol import CompletionRequest
     from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
+    from vllm.v1.engine.detokenizer import IncrementalDetokenizer as Detokenizer
+    from vllm.v1.engine.output_processor import RequestState
     from vllm.v1.metrics.loggers import StatLoggerBase
 
     import worker.engine.vllm  # noqa: F401 - its imports are most of what it relies on
@@ -51,6 +72,11 @@ def test_what_the_adapter_relies_on_is_there() -> None:
     assert isinstance(AsyncLLMEngine.errored, property)
     assert callable(AsyncLLMEngine.shutdown)
     assert callable(CompletionRequest.build_tok_params)
+    # What worker/engine/detokenized.py reads, by its spelling there
+    state = inspect.signature(RequestState).parameters
+    assert {"detokenizer", "parent_req", "request_index"} <= set(state)
+    wanted = ["finished", "delta"]
+    assert list(inspect.signature(Detokenizer.get_next_output_text).parameters)[1:] == wanted
     # If this is no longer 16, vLLM has given up OpenAI's old default; so may our adapter.
     assert CompletionRequest(prompt="x").max_tokens == 16
 

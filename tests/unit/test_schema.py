@@ -31,6 +31,10 @@ def text(**fields: Any) -> dict[str, Any]:
     return {"prompt": "Hello", **fields}
 
 
+def pooling(url: str, **body: Any) -> dict[str, Any]:
+    return {"custom_id": "c", "method": "POST", "url": url, "body": body}
+
+
 # what is wrong: (line, code, field, a part of the text)
 BAD: dict[str, tuple[dict[str, Any] | bytes, str, str | None, str]] = {
     "no JSON": (b"hello", "invalid_json", None, "not valid JSON"),
@@ -67,8 +71,23 @@ BAD: dict[str, tuple[dict[str, Any] | bytes, str, str | None, str]] = {
     "a misspelt field": (chat(max_token=5), "unknown_field", "max_token", "correct its spelling"),
     "a chat field in a completion": (text(tools=[]), "unknown_field", "tools", COMPLETION_URL),
     "an unknown url": (
-        batch_line(url="/v1/embeddings"), "unknown_url", "url", "use /v1/chat/completions"),
-    "no url": ({"body": chat()}, "unknown_url", "url", "use /v1/chat/completions"),
+        batch_line(url="/v1/responses"), "unknown_url", "url", "use one of /v1/chat/completions"),
+    "no url": ({"body": chat()}, "unknown_url", "url", "use one of /v1/chat/completions"),
+    "embeddings of nothing": (
+        pooling("/v1/embeddings"), "invalid_request", "body.input", "give `input`, or `messages`"),
+    "embeddings of numbers": (
+        pooling("/v1/embeddings", input=5), "invalid_request", "body.input", "Expected"),
+    "embeddings as bytes": (
+        pooling("/v1/embeddings", input="x", encoding_format="bytes"), "invalid_request",
+        "body.encoding_format", "bytes"),
+    "a chat field in embeddings": (
+        pooling("/v1/embeddings", input="x", max_tokens=5), "unknown_field", "body.max_tokens",
+        "unknown to /v1/embeddings"),
+    "a score of one side": (
+        pooling("/v1/score", queries="x"), "invalid_request", "body.documents",
+        "`queries` and `items`"),
+    "a rerank without a query": (
+        pooling("/rerank", documents=["x"]), "invalid_request", "body.query", "is missing"),
     "a url of a number": (batch_line(url=5), "unknown_url", "url", "is not served"),
     "GET": (batch_line(method="GET"), "unknown_url", "method", "must be POST"),
     "no body": ({"url": CHAT_URL}, "invalid_request", "body", "must be a JSON object"),
@@ -114,6 +133,11 @@ GOOD = {
     "limits": chat(max_tokens=1, temperature=2, top_p=1, n=128, seed=-(2**63), top_k=-1),
     "nulls": chat(max_tokens=None, temperature=None, stop=None, seed=None),
     "stream false": chat(stream=False),
+    "embeddings": pooling("/v1/embeddings", input=["a", "b"], dimensions=8),
+    "embeddings of token ids": pooling("/v1/embeddings", input=[[1, 2], [3]]),
+    "embeddings of messages": pooling("/v1/embeddings", messages=chat()["messages"]),
+    "a score": pooling("/v1/score", text_1="a", text_2=["b", "c"]),
+    "a rerank": pooling("/rerank", query="a", documents=["b", {"content": []}], top_n=1),
     "a schema": chat(response_format={"type": "json_schema", "json_schema": {"name": "x"}}),
     "tools": chat(tools=[{"type": "function", "function": {"name": "f"}}], tool_choice="auto"),
 }
@@ -126,7 +150,8 @@ def test_a_good_line_passes_with_its_body_unchanged(what: str) -> None:
     body = line.get("body", {k: v for k, v in line.items() if k != "custom_id"})
     assert orjson.loads(request.body) == body
     assert request.custom_id == line.get("custom_id")
-    assert request.url == (CHAT_URL if "messages" in body else COMPLETION_URL)
+    inferred = CHAT_URL if "messages" in body else COMPLETION_URL
+    assert request.url == line.get("url", inferred)
 
 
 def test_overrides_replace_what_the_line_says_and_are_checked_too() -> None:

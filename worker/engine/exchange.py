@@ -10,6 +10,7 @@ from typing import Any
 import aiohttp
 import orjson
 
+from contract.body import GENERATING
 from worker.engine.reassembly import Reassembly, streamable
 from worker.engine.retries import Condition, Unanswered, unanswered
 from worker.engine.upstream import PROBE_TIMEOUT, Upstream
@@ -44,7 +45,7 @@ async def exchange(
         Unanswered: whatever else came.
     """
     whole = None
-    if streamable(body):
+    if url in GENERATING and streamable(body):
         whole = partial[request_id] = Reassembly(url, body, vllm=upstream.vllm)
         body = body | {"stream": True, "stream_options": {"include_usage": True}}
         if upstream.vllm:
@@ -80,7 +81,7 @@ class _Call:
 
     async def run(self, url: str, raw: bytes, request_id: str) -> Json:
         async with self._session.post(
-            self._upstream.base + url.removeprefix("/v1"),
+            self._upstream.address(url),
             data=raw,
             headers={"Content-Type": "application/json", "X-Request-Id": request_id},
             allow_redirects=False,  # nowhere else does the key go
@@ -120,7 +121,9 @@ def _add(whole: Reassembly, data: bytes) -> None:
 def _read(raw: bytes) -> Json:
     try:
         answer = orjson.loads(raw)
-        ends = [choice["finish_reason"] for choice in answer["choices"]]
+        # Embeddings are `data`, rerankings `results`: they have no ending.
+        choices = () if "data" in answer or "results" in answer else answer["choices"]
+        ends = [choice["finish_reason"] for choice in choices]
     except (ValueError, LookupError, TypeError) as error:
         raise _garbled(raw) from error
     if "abort" in ends:

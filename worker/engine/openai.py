@@ -17,7 +17,7 @@ from typing import Any
 import aiohttp
 import orjson
 
-from contract.body import CHAT_URL
+from contract.body import CHAT_URL, GENERATING
 from contract.errors import EngineDead, RequestFailed
 from contract.settings import SettingsError
 from worker.engine import Capacity, Completion, EngineRequest
@@ -176,7 +176,7 @@ class OpenAIEngine:
         if self._fleet is None or self._session is None:
             raise EngineDead("the engine is not running", inside=False)
         fleet, session = self._fleet, self._session
-        body, tries = self._with_limit(request.body), _Tries()
+        body, tries = self._with_limit(request.url, request.body), _Tries()
         while True:
             upstream = await fleet.take(tries.avoid)
             try:
@@ -209,8 +209,9 @@ class OpenAIEngine:
         answer = self._partial.get(request_id)
         return answer.texts() if answer is not None else ()
 
-    def _with_limit(self, body: Json) -> Json:
-        if body.get("max_tokens") is None and body.get("max_completion_tokens") is None:
+    def _with_limit(self, url: str, body: Json) -> Json:
+        limits = body.get("max_tokens"), body.get("max_completion_tokens")
+        if url in GENERATING and limits == (None, None):
             return body | {"max_tokens": self._settings.default_max_tokens}
         return dict(body)
 

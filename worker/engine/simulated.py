@@ -25,8 +25,8 @@ from typing import Any
 
 import orjson
 
-from contract.body import CHAT_URL
-from contract.errors import EngineDead, RequestFailed
+from contract.body import CHAT_URL, GENERATING
+from contract.errors import EngineDead, RequestFailed, RequestRejected
 from worker.engine import Capacity, Completion, EngineRequest
 from worker.engine.stand_in import StandIn
 
@@ -85,6 +85,12 @@ class SimulatedEngine:
 
     async def generate(self, request: EngineRequest, request_id: str) -> Completion:
         """Wait for a slot and the drawn latency, then answer with the prompt's digest."""
+        if request.url not in GENERATING:
+            raise RequestRejected(
+                f"field url: the simulated engine has no answer for {request.url}",
+                code="unknown_url",
+                field="url",
+            )
         async with self._free:
             if self._dead.is_set():
                 raise EngineDead("the simulated engine is dead", inside=False)

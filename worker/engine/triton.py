@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from contract.body import GENERATING
 from contract.errors import EngineDead, RequestFailed, RequestRejected
 from contract.settings import SettingsError
 from worker.engine import Capacity, Completion, EngineRequest
 from worker.engine.triton_request import (
+    ELSEWHERE,
     Answer,
     Prompt,
     Prompts,
@@ -141,6 +143,12 @@ class TritonEngine:
 
     async def generate(self, request: EngineRequest, request_id: str) -> Completion:
         """Run one request on the least busy server; on another if that one goes away."""
+        if request.url not in GENERATING:
+            raise RequestRejected(
+                f"field url: Triton's vLLM backend does not serve {request.url}; {ELSEWHERE}",
+                code="unknown_url",
+                field="url",
+            )
         check_fields(request.body)
         loop = asyncio.get_running_loop()
         prompt, parameters = await loop.run_in_executor(self._templating, self._prepare, request)

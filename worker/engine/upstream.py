@@ -73,6 +73,12 @@ class Upstream:
         """Host and port, for logs."""
         return urlsplit(self.base).netloc
 
+    def address(self, url: str) -> str:
+        """Return where an endpoint is: `url` as in a batch line."""
+        if url.startswith("/v1/"):
+            return self.base + url.removeprefix("/v1")
+        return self.root + url
+
     def free(self, now: float) -> bool:
         """Whether it may get one more request."""
         return self.up and self.in_flight < self.limit and now >= self.paused_until

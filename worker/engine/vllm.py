@@ -20,11 +20,13 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from contract.body import CHAT_URL
+from contract.body import CHAT_URL, COMPLETION_URL
 from contract.errors import EngineDead, RequestFailed, RequestRejected
+from contract.pooling import EMBEDDINGS_URL, POOLING_TYPES, RERANK_URLS, SCORE_URLS
 from contract.settings import SettingsError
 from worker.engine import Capacity, Completion, EngineRequest
 from worker.engine.detokenized import Detokenized
+from worker.engine.pooled import pooled
 from worker.engine.root_cause import RootCause
 from worker.settings import WorkerSettings
 
@@ -132,8 +134,8 @@ class VllmEngine:
         self._kill_grace_s = settings.kill_grace_s
         self._default_max_tokens = settings.default_max_tokens
         self._fixed_name = settings.served_model_name is not None
-        self._chat: Any = None
-        self._completion: Any = None
+        #: What serves each url of the model: vLLM's class of its requests, and the call.
+        self._serving: dict[str, tuple[Any, Any]] = {}
         self._detokenized = Detokenized()
 
     def build(self) -> None:
@@ -159,11 +161,7 @@ class VllmEngine:
         if engine is None:
             raise EngineDead("build() has not run")
         await init_app_state(engine, state, self._args, await engine.get_supported_tasks())
-        self._chat, self._completion = state.openai_serving_chat, state.openai_serving_completion
-        for serving in (self._chat, self._completion):
-            # Used where a request names no limit, and cut to what the context leaves;
-            # a model's own generation_config wins.
-            serving.default_sampling_params.setdefault("max_tokens", self._default_max_tokens)
+        self._serving = _serving_by_url(state, self._default_max_tokens)
         models = state.openai_serving_models
         self._names = {m.name for m in models.base_model_paths} | set(models.lora_requests)
         config = engine.vllm_config
@@ -177,6 +175,7 @@ class VllmEngine:
                 "device": str(config.device_config.device_type),
                 "dtype": str(config.model_config.dtype),
                 "served_names": sorted(self._names),
+                "urls": sorted(self._serving),
                 "tensor_parallel_size": config.parallel_config.tensor_parallel_size,
                 "pipeline_parallel_size": config.parallel_config.pipeline_parallel_size,
                 "data_parallel_size": replicas,
@@ -189,8 +188,7 @@ class VllmEngine:
         if model not in self._names and not self._fixed_name:
             body.pop("model", None)  # one model is served, whatever the line calls it
         body["request_id"] = request_id
-        if self.dead():
-            raise EngineDead("the engine is dead", inside=False)
+        self._check(request.url)
         try:
             response = await self._respond(request.url, body)
         except EngineDeadError as error:
@@ -208,9 +206,20 @@ class VllmEngine:
         if task is not None and task.cancelling():
             # The completion class answers a cancellation with an error response.
             raise asyncio.CancelledError
-        if isinstance(response, ErrorResponse):
-            raise self._refused(response)
+        if request.url in POOLING_TYPES and not isinstance(response, ErrorResponse):
+            return pooled(bytes(response.body), model)
         return self._completion_of(response, model)
+
+    def _check(self, url: str) -> None:
+        if self.dead():
+            raise EngineDead("the engine is dead", inside=False)
+        if url not in self._serving:
+            raise RequestRejected(
+                f"field url: this worker's model serves {', '.join(self._serving)}, not {url}; "
+                "send the line to the worker of a model that does (submit --model)",
+                code="unknown_url",
+                field="url",
+            )
 
     def text_so_far(self, request_id: str) -> list[str]:
         """Return each choice's text as the detokenizer has it, before any parser of vLLM's."""
@@ -219,6 +228,8 @@ class VllmEngine:
         return self._detokenized.texts(self._engine.output_processor, request_id)
 
     def _completion_of(self, response: Any, model: str | None) -> Completion:
+        if isinstance(response, ErrorResponse):
+            raise self._refused(response)
         if any(choice.finish_reason == "abort" for choice in response.choices):
             # EngineCore was told to end and gave up what it had. Only if we told it, for it
             # made no step, may a request be the cause.
@@ -231,13 +242,12 @@ class VllmEngine:
         )
 
     async def _respond(self, url: str, body: dict[str, Any]) -> Any:
-        if url == CHAT_URL:
-            return await self._chat.create_chat_completion(ChatCompletionRequest(**body))
-        if body.get("max_tokens") is None:
+        form, serve = self._serving[url]
+        if url == COMPLETION_URL and body.get("max_tokens") is None:
             # vLLM would fill in OpenAI's old 16; chat has no such default.
-            body["max_tokens"] = self._completion.default_sampling_params["max_tokens"]
-            return await self._completion.create_completion(_AsLongAsItFits(**body))
-        return await self._completion.create_completion(CompletionRequest(**body))
+            body["max_tokens"] = serve.__self__.default_sampling_params["max_tokens"]
+            return await serve(_AsLongAsItFits(**body))
+        return await serve(form.validate_python(body))
 
     def _refused(self, response: ErrorResponse) -> Exception:
         error = response.error
@@ -280,17 +290,42 @@ class VllmEngine:
     def shutdown(self) -> None:
         """Stop the engine's processes; blocks for seconds."""
         engine, self._engine = self._engine, None
-        self._chat = self._completion = None
+        self._serving = {}
         if engine is not None:
             # SIGTERM first, and SIGKILL after so long; None is vLLM's own patience, 5 s.
             engine.shutdown(timeout=self._kill_grace_s)
         self._cause.forget()
 
 
+def _serving_by_url(state: State, default_max_tokens: int) -> dict[str, tuple[Any, Any]]:
+    """Return what vLLM has made for the model's task: it generates, or it pools."""
+    serving: dict[str, tuple[Any, Any]] = {}
+    if chat := getattr(state, "openai_serving_chat", None):
+        completion = state.openai_serving_completion
+        for generating in (chat, completion):
+            # Used where a request names no limit, and cut to what the context leaves;
+            # a model's own generation_config wins.
+            generating.default_sampling_params.setdefault("max_tokens", default_max_tokens)
+        serving[CHAT_URL] = ChatCompletionRequest, chat.create_chat_completion
+        serving[COMPLETION_URL] = CompletionRequest, completion.create_completion
+    if embedding := getattr(state, "serving_embedding", None):
+        from vllm.entrypoints.pooling.embed.protocol import EmbeddingRequest
+
+        serving[EMBEDDINGS_URL] = EmbeddingRequest, embedding
+    if scores := getattr(state, "serving_scores", None):
+        from vllm.entrypoints.pooling.scoring.protocol import RerankRequest, ScoreRequest
+
+        serving |= dict.fromkeys(SCORE_URLS, (ScoreRequest, scores))
+        serving |= dict.fromkeys(RERANK_URLS, (RerankRequest, scores))
+    return {url: (pydantic.TypeAdapter(form), call) for url, (form, call) in serving.items()}
+
+
 def _rejected(error: Exception) -> RequestRejected:
     if isinstance(error, pydantic.ValidationError):
         problem = error.errors(include_url=False, include_input=False)[0]
-        field = ".".join(str(part) for part in problem["loc"])
+        # Where vLLM has several forms of a request, its path names their classes, too.
+        path = [str(part) for part in problem["loc"]]
+        field = ".".join(part for part in path if not part[:1].isupper() and "[" not in part)
         return RequestRejected(f"field body.{field}: {problem['msg']}", field=f"body.{field}")
     parameter = error.parameter if isinstance(error, VLLMValidationError) else None
     too_long = parameter in LENGTH_PARAMETERS or "context length" in str(error)
