@@ -35,7 +35,7 @@ BAD: list[tuple[str, dict[str, Any] | bytes, str, str, str]] = [
     ("wrong type", chat(max_tokens="10"), "invalid_request", "body.max_tokens", "whole number"),
     ("wrong type of text", completion(prompt=5), "invalid_request", "body.prompt", "give a text"),
     ("unknown url", chat_line("bad") | {"url": "/v1/responses"}, "unknown_url", "url",
-     f"use {CHAT} or {COMPLETION}"),
+     f"use one of {CHAT}, {COMPLETION}"),
     ("wrong method", chat_line("bad") | {"method": "GET"}, "unknown_url", "method", "must be POST"),
     ("no url", {"custom_id": "bad", "method": "POST", "body": {"prompt": "x"}}, "unknown_url",
      "url", "use"),
