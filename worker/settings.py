@@ -59,6 +59,9 @@ class WorkerSettings(Settings):
     kill_grace_s: float | None = Field(
         None, ge=0, description="between SIGTERM and SIGKILL of an engine; default 5, RBLN 120"
     )
+    media_private_networks: bool = Field(
+        False, description="let image, audio and video URLs of lines lead into private networks"
+    )
     rbln_devices: str | None = Field(
         None, pattern=r"^\d+(,\d+)*$", description="RBLN: cards of this worker's engine, as 0,1"
     )

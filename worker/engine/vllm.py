@@ -18,6 +18,7 @@ import shutil
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from contract.body import CHAT_URL, COMPLETION_URL
@@ -26,6 +27,7 @@ from contract.pooling import EMBEDDINGS_URL, POOLING_TYPES, RERANK_URLS, SCORE_U
 from contract.settings import SettingsError
 from worker.engine import Capacity, Completion, EngineRequest
 from worker.engine.detokenized import Detokenized
+from worker.engine.media import MAX_DOWNLOAD_MB, guard, unguard
 from worker.engine.pooled import pooled
 from worker.engine.root_cause import RootCause
 from worker.settings import WorkerSettings
@@ -38,6 +40,7 @@ if shutil.which("g++") is None:
     # vLLM compiles its CPU sampler on the first request, even with --enforce-eager;
     # without a compiler that kills the engine.
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+os.environ.setdefault("VLLM_MAX_MEDIA_DOWNLOAD_SIZE_MB", str(MAX_DOWNLOAD_MB))
 # A package that vLLM imports sets the root logger to this, else to ERROR: our own
 # INFO and WARNING lines were gone once the engine had been imported.
 os.environ.setdefault("SAGEMAKER_CONTAINER_LOG_LEVEL", str(logging.root.level))
@@ -46,6 +49,7 @@ import pydantic
 from jinja2 import TemplateError
 from starlette.datastructures import State
 from vllm import AsyncEngineArgs, AsyncLLMEngine
+from vllm.connections import global_http_connection
 from vllm.entrypoints.openai.api_server import init_app_state
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
@@ -133,6 +137,7 @@ class VllmEngine:
         self._names: set[str] = set()
         self._kill_grace_s = settings.kill_grace_s
         self._default_max_tokens = settings.default_max_tokens
+        self._private_networks = settings.media_private_networks
         self._fixed_name = settings.served_model_name is not None
         #: What serves each url of the model: vLLM's class of its requests, and the call.
         self._serving: dict[str, tuple[Any, Any]] = {}
@@ -161,6 +166,8 @@ class VllmEngine:
         if engine is None:
             raise EngineDead("build() has not run")
         await init_app_state(engine, state, self._args, await engine.get_supported_tasks())
+        if not self._private_networks:
+            guard(global_http_connection, partial(VLLMValidationError, parameter="image_url"))
         self._serving = _serving_by_url(state, self._default_max_tokens)
         models = state.openai_serving_models
         self._names = {m.name for m in models.base_model_paths} | set(models.lora_requests)
@@ -291,6 +298,7 @@ class VllmEngine:
         """Stop the engine's processes; blocks for seconds."""
         engine, self._engine = self._engine, None
         self._serving = {}
+        unguard(global_http_connection)
         if engine is not None:
             # SIGTERM first, and SIGKILL after so long; None is vLLM's own patience, 5 s.
             engine.shutdown(timeout=self._kill_grace_s)

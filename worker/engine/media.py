@@ -1,0 +1,81 @@
+"""Fetching what a line's image, audio or video URL names, without becoming anybody's way in.
+
+vLLM limits time, size and host names. What it leaves open is the address: a name may lead to the
+machine itself or into its network, at once, by a redirect, or by a DNS answer that changes between
+check and use. So the check is made on the address that is about to be connected to.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import aiohttp
+
+#: NAT64 (RFC 6052): the last 32 bits are an IPv4 address.
+NAT64 = ipaddress.ip_network("64:ff9b::/96")
+#: vLLM's own default is 256 MB for each file, with hundreds of requests in flight.
+MAX_DOWNLOAD_MB = 64
+
+
+def is_public(host: str) -> bool:
+    """Return whether an IP address is one of the public Internet, also where IPv6 wraps it."""
+    address = ipaddress.ip_address(host.partition("%")[0])
+    if isinstance(address, ipaddress.IPv6Address):
+        if address in NAT64:
+            return is_public(str(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)))
+        inner = address.ipv4_mapped or address.sixtofour or (address.teredo or (None, None))[1]
+        if inner is not None:
+            return is_public(str(inner))
+    return address.is_global and not address.is_multicast
+
+
+class _NoBlockingFetch:
+    """In the place of vLLM's other client, which some of its endpoints for pooling use."""
+
+    def __init__(self, refused: Callable[[str], Exception]) -> None:
+        self._refused = refused
+
+    def get(self, *_: Any, **__: Any) -> Any:
+        raise self._refused("media URLs are not fetched for this endpoint; send a data URL")
+
+
+def guard(connection: Any, refused: Callable[[str], Exception]) -> None:
+    """Let a connection of vLLM's fetch from public addresses only; call it on the loop."""
+    connection._async_client = guarded_session(refused)
+    connection._sync_client = _NoBlockingFetch(refused)
+
+
+def unguard(connection: Any) -> None:
+    """Let go of the session; from any thread."""
+    if isinstance(connection._sync_client, _NoBlockingFetch):
+        connection._async_client.detach()
+        connection._async_client = connection._sync_client = None
+
+
+def guarded_session(
+    refused: Callable[[str], Exception], allowed: Callable[[str], bool] = is_public
+) -> aiohttp.ClientSession:
+    """Return a session that connects to allowed addresses only, whatever name led there.
+
+    Proxies of the environment are not used: behind one, nobody here sees the address.
+
+    Args:
+        refused: makes the error to raise; no OSError, which would be tried again.
+        allowed: takes an IP address.
+    """
+
+    def connect(info: Any) -> socket.socket:
+        family, kind, protocol, _, address = info
+        if not allowed(str(address[0])):
+            raise refused(
+                f"a media URL leads to {address[0]}, which is no public address; name a public "
+                "URL or send a data URL (the operator may set WARMQ_MEDIA_PRIVATE_NETWORKS)"
+            )
+        return socket.socket(family, kind, protocol)
+
+    # One address after another: racing them would wrap the error.
+    connector = aiohttp.TCPConnector(socket_factory=connect, happy_eyeballs_delay=None)
+    return aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
