@@ -74,7 +74,7 @@ BAD: dict[str, tuple[dict[str, Any] | bytes, str, str | None, str]] = {
         batch_line(url="/v1/responses"), "unknown_url", "url", "use one of /v1/chat/completions"),
     "no url": ({"body": chat()}, "unknown_url", "url", "use one of /v1/chat/completions"),
     "embeddings of nothing": (
-        pooling("/v1/embeddings"), "invalid_request", "body.input", "give `input`, or `messages`"),
+        pooling("/v1/embeddings"), "invalid_request", "body.input", "or `messages`"),
     "embeddings of numbers": (
         pooling("/v1/embeddings", input=5), "invalid_request", "body.input", "Expected"),
     "embeddings as bytes": (
