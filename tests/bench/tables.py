@@ -73,6 +73,9 @@ ROWS: tuple[tuple[str, str, str, str, str], ...] = (
     ("size", "worker_growth", "worker's memory after the first 10,000: growth", "", ""),
     ("size", "submit_mb_per_100k", "submit's memory per 100,000 lines, after 250,000", " MB", ""),
     ("size", "collect_mb_per_100k", "results' memory per 100,000 lines", " MB", ""),
+    ("size", "submit_redis_us", "Redis CPU per request: submit", " µs", ""),
+    ("size", "drain_redis_us", "the same: drained at the ceiling", " µs", ""),
+    ("size", "collect_redis_us", "the same: collected", " µs", ""),
     ("size", "window_redis_mb", "`producer run`, windows of 20,000: Redis' peak", " MB",
      "two windows"),
     ("size", "window_peak_growth", "the same: peak of the second half ÷ first", "", ""),
@@ -161,8 +164,8 @@ def provenance(parts: dict[str, dict[str, Any]]) -> list[str]:
     return lines
 
 
-def full_note(found: dict[str, Any]) -> list[str]:
-    """Return in words what the model says one Redis carries."""
+def full_note(found: dict[str, Any], h200: dict[str, Any]) -> list[str]:
+    """Return in words what the model says one Redis carries; `h200` are the 8B runs."""
     request_us, script_us, full_at = (
         found["reached"][name]["median"]
         for name in ("model_us_per_request", "model_us_per_script", "model_full_at_per_s")
@@ -172,11 +175,14 @@ def full_note(found: dict[str, Any]) -> list[str]:
     per_worker = largest["ideal_per_s"] / largest["workers"]
     scripts = largest["scripts_per_request"]
     full = 1e6 / (request_us + script_us * scripts)
+    per_gpu = h200["reached"]["queue_tokens_per_s"]["median"] * h200["requests"] / h200["tokens"]
     return [
-        f"One Redis is full at 1,000,000 ÷ ({request_us:g} + {script_us:g} × scripts per request) "
-        f"requests/s: {full_at:,.0f} with 64 requests to a script; {full:,.0f} at the "
-        f"{scripts:.3f} scripts per request that {largest['workers']} workers made, as many as "
-        f"{full / per_worker:.0f} workers of {found['slots']} slots at 200 ms bring.",
+        f"Draining fills one Redis at 1,000,000 ÷ ({request_us:g} + {script_us:g} × scripts per "
+        f"request) requests/s: {full_at:,.0f} with 64 requests to a script; {full:,.0f} at the "
+        f"{scripts:.3f} scripts per request that {largest['workers']} workers made. By this "
+        f"arithmetic it serves {full / per_worker:.0f} workers of {found['slots']} slots at "
+        f"200 ms, or {full / per_gpu:.0f} H200s as in the 8B runs below "
+        f"({per_gpu:.0f} requests/s each).",
         "",
     ]
 
@@ -188,8 +194,8 @@ def write() -> None:
     lines = [*main_table(parts), ""]
     if "throughput" in parts:
         lines += [*look_ahead_table(parts["throughput"]), ""]
-    if "scale" in parts:
-        lines += full_note(parts["scale"])
+    if "scale" in parts and (h200 := report.load("gpu-8b")):
+        lines += full_note(parts["scale"], h200)
     head, _, rest = PAGE.read_text().partition(BEGIN)
     _, _, tail = rest.partition(END)
     for name, shown in plots.write():
