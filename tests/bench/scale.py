@@ -1,8 +1,8 @@
 """Many workers on one Redis: how the rate follows their number, and what fills one Redis.
 
 Workers are the drain without Celery over the simulated engine (probe.py). `fleet` runs them at a
-latency; `full` lets lean processes (saturate.py) take the real POP and DONE to Redis' limit,
-which a model of Redis' CPU per request and per script has predicted from runs below it.
+latency; `lean` lets processes without an engine (saturate.py) take the real POP and DONE to Redis'
+limit, which a model of Redis' CPU per request and per script predicts from runs below it.
 """
 
 from __future__ import annotations
