@@ -44,7 +44,7 @@ from contract.body import CHAT_URL
 from demo.stack import RedisServer, eventually, free_port, procfile_command
 
 THREADS = 320
-ONE_BY_ONE = 25
+ONE_BY_ONE = 15
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
 
@@ -255,7 +255,7 @@ def main() -> None:
         data["warm_up"] = [field.time(form) for form in ("queue", "client 320", "celery")]
         data["one_by_one"] = field.time("one by one") | {"requests": ONE_BY_ONE}
         for number in range(chosen.rounds):
-            if time.monotonic() - begin > chosen.seconds - 120 * chosen.run_batches:
+            if time.monotonic() - begin > chosen.seconds - 70 * chosen.run_batches:
                 break
             turn = number % len(forms)
             rounds.append({form: field.time(form) for form in forms[turn:] + forms[:turn]})
