@@ -51,11 +51,11 @@ def end(attempt: int, outcome: str, *, whole: bool) -> Entry:
 
 def texts_of(body: Mapping[str, Any]) -> dict[int, str]:
     """Return the text of each choice of a response body; of none where it has no choices."""
-    return {
-        choice["index"]: str((choice.get("message") or choice).get("content")
-                             or choice.get("text") or "")
-        for choice in body.get("choices") or ()
-    }  # fmt: skip
+    texts = {}
+    for number, choice in enumerate(body.get("choices") or ()):
+        said = choice.get("message") or choice
+        texts[choice.get("index", number)] = str(said.get("content") or choice.get("text") or "")
+    return texts
 
 
 class Transcript:

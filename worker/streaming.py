@@ -59,6 +59,7 @@ class Streaming:
         self._written: dict[str, _Written] = {}
         self._ended: list[Ending] = []
         self._awake = asyncio.Event()
+        self._said = ""
 
     def heard(self, data: bytes) -> None:
         """Take in an announcement: a JSON list of request ids.
@@ -87,7 +88,13 @@ class Streaming:
                 await self._tick()
                 pause = max(PAUSE_S, SHARE * (time.monotonic() - began))
             except ERRORS as error:
-                log.debug("streams: %s", error)
+                if str(error) != self._said:  # each second the same would fill the log
+                    self._said = str(error)
+                    log.warning("no text for listeners: %s", error, extra={"action": "no_stream"})
+                pause = RETRY_S
+            except Exception:  # text on the way is a courtesy: the drain must not end of it
+                log.exception("no text for listeners", extra={"action": "no_stream"})
+                self._ended.clear()
                 pause = RETRY_S
             await asyncio.sleep(pause)
 

@@ -221,6 +221,21 @@ async def test_neither_junk_nor_a_key_of_another_type_stops_the_others(
         await soon(lambda: stored(redis_client, bad))
 
 
+async def test_no_fault_in_it_ends_the_drain(redis_client: redis.Redis, redis_url: str) -> None:
+    class Faulty(Writer):
+        def text_so_far(self, request_id: str) -> Sequence[str]:
+            self.asked.add(request_id)
+            raise ZeroDivisionError
+
+    async with draining(redis_url, Faulty) as running:
+        await hears(running, redis_client)
+        (rid,) = send(redis_client, chat())
+        Reader(redis_client, rid)
+        await soon(lambda: running.engine.asked)
+        running.engine.go.set()
+        await soon(lambda: stored(redis_client, rid))
+
+
 async def test_watch_prints_the_text_as_it_comes(
     redis_client: redis.Redis, redis_url: str, store: BatchStore
 ) -> None:

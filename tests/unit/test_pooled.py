@@ -1,0 +1,29 @@
+"""Answers of pooling models, as vLLM gives them."""
+
+from __future__ import annotations
+
+import orjson
+import pytest
+
+from contract.errors import EngineDead
+from worker.engine.pooled import pooled
+
+ANSWER = {
+    "model": "/models/x", "data": [{"index": 0, "embedding": [0.25]}],
+    "usage": {"prompt_tokens": 3, "total_tokens": 3},
+}  # fmt: skip
+
+
+def test_an_answer_is_passed_on_with_the_lines_own_name_of_the_model() -> None:
+    raw = orjson.dumps(ANSWER)
+    assert pooled(raw, None).body == raw
+    named = pooled(raw, "mine")
+    assert orjson.loads(named.body) == ANSWER | {"model": "mine"}
+    assert (named.prompt_tokens, named.completion_tokens) == (3, 0)
+
+
+def test_what_vllm_was_told_to_give_up_is_no_answer() -> None:
+    raw = orjson.dumps(ANSWER | {"data": [{"index": 0, "embedding": []}]})
+    with pytest.raises(EngineDead) as caught:
+        pooled(raw, None)
+    assert not caught.value.inside
