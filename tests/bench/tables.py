@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import comparison
 import plots
 import report
 
@@ -189,14 +190,15 @@ def full_note(found: dict[str, Any], h200: dict[str, Any]) -> list[str]:
 
 def write() -> None:
     """Replace the figures in docs/performance.md by those of the latest results."""
-    loaded = {part: report.load(part) for part in dict.fromkeys(row[0] for row in ROWS)}
+    shown_parts = dict.fromkeys([*(row[0] for row in ROWS), *comparison.PARTS])
+    loaded = {part: report.load(part) for part in shown_parts}
     parts = {part: found for part, found in loaded.items() if found is not None}
     lines = [*main_table(parts), ""]
     if "throughput" in parts:
         lines += [*look_ahead_table(parts["throughput"]), ""]
     if "scale" in parts and (h200 := report.load("gpu-8b")):
         lines += full_note(parts["scale"], h200)
-    head, _, rest = PAGE.read_text().partition(BEGIN)
+    head, _, rest = comparison.put_in(PAGE.read_text()).partition(BEGIN)
     _, _, tail = rest.partition(END)
     for name, shown in plots.write():
         image = f"![{shown}](plots/{name})"

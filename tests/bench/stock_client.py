@@ -1,0 +1,45 @@
+"""What a client of each queue does in part `queues`; run in that queue's environment.
+
+`enqueue COUNT` sends requests of 0.5 KB one after another to the queue STOCK_QUEUE, which no worker
+reads; `idle COUNT` sends one at a time to an idle worker and looks for its result's key. The last
+line printed is JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import redis
+
+#: As in load.py and latency.py.
+PROMPT = "x" * 500
+PAUSES_S = (0.03, 0.1)
+LOOK_S = 0.0002
+#: Sends a body; returns the key that its result will have in Redis.
+Send = Callable[[dict[str, Any]], Awaitable[str]]
+
+
+async def obey(url: str, send: Send) -> None:
+    """Do what the command line says."""
+    what, count = sys.argv[1], int(sys.argv[2])
+    client = redis.Redis.from_url(url)
+    bodies = [{"prompt": f"{n:08d} {PROMPT}", "max_tokens": 64} for n in range(count)]
+    if what == "enqueue":
+        print(json.dumps([await send(body) for body in bodies]))
+        return
+    times = []
+    rng = random.Random(12)
+    for body in bodies:
+        await asyncio.sleep(rng.uniform(*PAUSES_S))
+        began = time.monotonic()
+        key = await send(body)
+        while not client.exists(key):
+            time.sleep(LOOK_S)  # noqa: ASYNC251 - nothing else is to run
+        times.append(1000 * (time.monotonic() - began))
+    print(json.dumps(times))
