@@ -18,7 +18,7 @@ import report
 from bare_engine import BareEngine
 from overlay import CannotRun
 from vllm_server import VllmServer
-from ways import ENGINE_ARGS, MORE_ARGS, TOKENS, Client, Found, RunBatch, Way
+from ways import ENGINE_ARGS, MORE_ARGS, TOKENS, Client, RunBatch, Way
 from ways_foreign import Llmq, RayData
 from ways_queued import StockCelery, Warmq
 
@@ -108,8 +108,8 @@ def swept(server: VllmServer, count: int, times: int) -> dict[int, list[float]]:
     return found
 
 
-def entered(field: Field, folder: Path, server: VllmServer, best: int) -> Iterator[tuple[str, Way]]:
-    """Yield every way with its key."""
+def every_way(folder: Path, server: VllmServer, best: int) -> Iterator[tuple[str, Way]]:
+    """Yield each way with its key, in the order of the tables."""
     yield "warmq", Warmq(folder)
     yield "run_batch", RunBatch(folder)
     yield "client", Client(server, best)
@@ -136,7 +136,7 @@ def measure(quick: bool) -> dict[str, Any]:
         started = time.monotonic() - began
         sweep = swept(server, count, 1 if quick else 2)
         best = max(sweep, key=lambda at_once: statistics.median(sweep[at_once]))
-        for key, way in entered(field, folder, server, best):
+        for key, way in every_way(folder, server, best):
             field.enter(key, way, stack)
         field.start_s |= {"client": started, "one_by_one": started}
         for number in range(rounds):
@@ -175,7 +175,7 @@ def in_files(field: Field, files: int, lines: int) -> dict[str, Any]:
 def reached(field: Field) -> dict[str, Any]:
     """Return rates, walls and the ratios of runs of one round."""
     found: dict[str, Any] = {}
-    mine: Found = field.values("warmq", "tokens_per_s")  # type: ignore[assignment]
+    mine = field.values("warmq", "tokens_per_s")
     for key in field.ways:
         rates = field.values(key, "tokens_per_s")
         found[f"{key}_tokens_per_s"] = report.spread(list(rates.values()), 0)

@@ -43,8 +43,7 @@ end
 redis.call('DEL', KEYS[1])
 """
 EXPECTED = {
-    "written": "before the first run; the others from facts of 2026-11-20 (no simulated ceiling "
-    "of arq was known)",
+    "written": "before the first run, from facts/celery-redis.md section 2; arq was not run there",
     "warmq_occupancy_512": 0.995,
     "celery_occupancy_64": 0.95,
     "celery_occupancy_256": 0.5,
@@ -156,7 +155,8 @@ class Running:
             calls = redis_calls(client)
             eventually(lambda: client.exists(*keys) == count, 30, "all results", 0.01)
             seconds = time.monotonic() - began
-        return json.loads(self._out.read_text()) | {
+        seen: dict[str, float] = json.loads(self._out.read_text())
+        return seen | {
             "per_s": count / seconds,
             "worker_us_per_request": 1e6 * (self._cpu_s() - cpu) / count,
             "commands_per_request": sum(calls.values()) / count,
@@ -214,7 +214,7 @@ def ours(folder: Path, sizes: Sizes) -> dict[str, float]:
 def measure(quick: bool) -> dict[str, Any]:
     """Run all repeats, interleaved; return the part's figures."""
     sizes = QUICK if quick else FULL
-    runs: dict[str, list[dict[str, float]]] = {"warmq": []} | {name: [] for name in QUEUES}
+    runs: dict[str, list[dict[str, float]]] = {name: [] for name in ("warmq", *QUEUES)}
     not_run: dict[str, str] = {}
     loads = [report.load_now()]
     with tempfile.TemporaryDirectory(prefix="warmq-bench-") as name:
