@@ -32,6 +32,13 @@ def _against_bar(found: dict[str, Any], figure: str) -> str:
     return f"{text}, bar ≥ {bar:g}" + (" **missed**" if reached["median"] < bar else "")
 
 
+def _not_run(found: dict[str, Any]) -> list[str]:
+    return [
+        f"Could not run: {name}: {' '.join(why.split())}\n"
+        for name, why in found["not_run"].items()
+    ]
+
+
 def ways_table(found: dict[str, Any]) -> list[str]:
     """Return one row a way, then the files, then what could not run."""
     lines = [
@@ -58,7 +65,7 @@ def ways_table(found: dict[str, Any]) -> list[str]:
         f"{_against_bar(found, 'run_batch_files_to_warmq')}.",
         "",
     ]
-    return lines + [f"Could not run: {name}: {why}\n" for name, why in found["not_run"].items()]
+    return lines + _not_run(found)
 
 
 def queues_table(found: dict[str, Any]) -> list[str]:
@@ -81,7 +88,7 @@ def queues_table(found: dict[str, Any]) -> list[str]:
             cell = report.shown(value, unit) if value else ""
             cells.append(cell + (f", bar ≥ {bar:g}" if bar else "") + " **missed**" * missed)
         lines.append(f"| {what} | " + " | ".join(cells) + " |")
-    return [*lines, "", *(f"Could not run: {k}: {v}\n" for k, v in found["not_run"].items())]
+    return [*lines, "", *_not_run(found)]
 
 
 def put_in(page: str) -> str:

@@ -44,8 +44,9 @@ def environment(name: str, *, over_base: bool) -> Path:
             sys.executable, "-m", "pip", "--python", python, "install", "-qq", "--no-deps",
             "--disable-pip-version-check", "-r", LISTS / f"{name}.txt",
         )  # fmt: skip
-    except subprocess.CalledProcessError as error:
-        raise CannotRun(f"{name} cannot be installed: {error.stderr.strip()[-300:]}") from error
+    except subprocess.SubprocessError as error:
+        told = str(getattr(error, "stderr", None) or error)
+        raise CannotRun(f"{name} cannot be installed: {told.strip()[-300:]}") from error
     stamp.write_text(wanted)
     return python
 

@@ -126,6 +126,7 @@ class Running:
         try:
             self.client("idle", 1)  # it has answered one: it is ready
         except subprocess.SubprocessError as error:
+            self.__exit__()
             raise CannotRun(f"{self._queue.module}: {self._log.read_text()[-300:]}") from error
         return self
 
