@@ -28,6 +28,8 @@ THREADS = 64
 WARM_UP = 64
 #: Run in the first round only: Ray's start takes most of a minute.
 ONCE = frozenset({"ray"})
+#: The same process as `bare`, told otherwise.
+MORE_BARE = ("cumulative", "frozen")
 #: Requests that the one-after-another client asks.
 FEW = 50
 #: Part B: files one after another, and their answers' length in tokens.
@@ -118,7 +120,7 @@ def every_way(folder: Path, server: VllmServer, best: int) -> Iterator[tuple[str
     yield "llmq", Llmq(folder)
     yield "ray", RayData(folder)
     yield "bare", (bare := BareEngine(folder, "final"))
-    for kind in ("cumulative", "frozen"):
+    for kind in MORE_BARE:
         yield f"bare_{kind}", BareEngine(folder, kind, bare)
 
 
@@ -139,6 +141,7 @@ def measure(quick: bool) -> dict[str, Any]:
         for key, way in every_way(folder, server, best):
             field.enter(key, way, stack)
         field.start_s |= {"client": started, "one_by_one": started}
+        field.start_s |= {f"bare_{kind}": field.start_s["bare"] for kind in MORE_BARE}
         for number in range(rounds):
             field.round(number, count, ONCE if number else frozenset())
             loads.append(report.load_now())
@@ -146,7 +149,8 @@ def measure(quick: bool) -> dict[str, Any]:
         loads.append(report.load_now())
     return {
         "quick": quick, "requests": count, "tokens_each": TOKENS, "engine_args": ENGINE_ARGS,
-        "expected": EXPECTED, "bars": BARS, "load_average": loads,
+        "fewer": {"one_by_one": min(count, FEW)}, "load_average": loads,
+        "expected": EXPECTED, "bars": BARS,
         "names": {key: way.name for key, way in field.ways.items()},
         "start_s": {key: round(seconds, 1) for key, seconds in field.start_s.items()},
         "not_run": field.not_run, "client_sweep_tokens_per_s": sweep,

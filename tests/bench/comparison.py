@@ -52,6 +52,8 @@ def ways_table(found: dict[str, Any]) -> list[str]:
         rate, wall = (
             report.shown(found["reached"][f"{key}_{what}"]) for what in ("tokens_per_s", "wall_s")
         )
+        if fewer := found["fewer"].get(key):
+            wall += f", {fewer} chats"
         start = found["start_s"][key] or "in the wall"
         ratio = "" if key == "warmq" else _against_bar(found, f"warmq_to_{key}")
         lines.append(f"| {name} | {rate} | {wall} | {start} | {ratio} |")

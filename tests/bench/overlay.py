@@ -7,6 +7,7 @@ own environment, so that what it brings comes first and vLLM is the same one.
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import sysconfig
@@ -45,8 +46,8 @@ def environment(name: str, *, over_base: bool) -> Path:
             "--disable-pip-version-check", "-r", LISTS / f"{name}.txt",
         )  # fmt: skip
     except subprocess.SubprocessError as error:
-        told = str(getattr(error, "stderr", None) or error)
-        raise CannotRun(f"{name} cannot be installed: {told.strip()[-300:]}") from error
+        reason = told(str(getattr(error, "stderr", None) or error))
+        raise CannotRun(f"{name} cannot be installed: {reason}") from error
     stamp.write_text(wanted)
     return python
 
@@ -54,6 +55,12 @@ def environment(name: str, *, over_base: bool) -> Path:
 def version(name: str) -> str:
     """Return the first line of a list: the package that is compared, with its version."""
     return (LISTS / f"{name}.txt").read_text().splitlines()[0]
+
+
+def told(text: str) -> str:
+    """Return the first error that a program's output names, else its end; without our folder."""
+    errors = re.findall(r"^.*?(\w+(?:Error|Exception): .*)$", text, re.MULTILINE)
+    return (errors[0] if errors else text.strip()[-300:]).replace(str(ROOT), "...")
 
 
 def _run(*command: str | Path) -> None:

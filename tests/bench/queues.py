@@ -25,7 +25,7 @@ import report
 from latency import answer
 from load import cpu_s, redis_calls
 from overhead import LATENCY_S, occupancy, worker_cost
-from overlay import CannotRun, environment, version
+from overlay import CannotRun, environment, told, version
 
 from demo.stack import RedisServer, eventually
 
@@ -127,7 +127,7 @@ class Running:
             self.client("idle", 1)  # it has answered one: it is ready
         except subprocess.SubprocessError as error:
             self.__exit__()
-            raise CannotRun(f"{self._queue.module}: {self._log.read_text()[-300:]}") from error
+            raise CannotRun(told(self._log.read_text())) from error
         return self
 
     def __exit__(self, *_: object) -> None:

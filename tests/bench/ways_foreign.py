@@ -11,7 +11,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from overlay import CannotRun, environment, version
+from overlay import CannotRun, environment, told, version
 from rabbit import RabbitServer
 from ways import ENGINE_ENV, TOKENS, Found, body, end
 
@@ -54,12 +54,12 @@ class Llmq:
         try:
             eventually(lambda: self._consumes(log), 150, f"llmq's worker consumes: {log}", 0.3)
         except (AssertionError, TimeoutError) as error:
-            raise CannotRun(f"llmq's worker does not start: {error}") from error
+            raise CannotRun(f"its worker does not start: {error}") from error
 
     def _consumes(self, log: Path) -> bool:
         assert self._worker is not None
         text = log.read_text()
-        assert self._worker.poll() is None, text[-500:]
+        assert self._worker.poll() is None, told(text)
         return "starting to consume" in text
 
     def _endless_model(self) -> Path:
@@ -141,7 +141,7 @@ class RayData:
         process.wait(60)
         wall = time.monotonic() - began
         if generated != count * TOKENS or not spans:
-            raise CannotRun(f"Ray Data LLM: {log.read_text().strip()[-300:]}")
+            raise CannotRun(told(log.read_text()))
         seconds = max(span[1] for span in spans) - min(span[0] for span in spans)
         return {"tokens_per_s": generated / seconds, "wall_s": wall}
 

@@ -25,6 +25,7 @@ def spread(value: float) -> dict[str, Any]:
 
 WAYS: dict[str, Any] = {
     "requests": 500, "tokens_each": 64, "names": {"warmq": "warmq", "ray": "Ray Data LLM"},
+    "fewer": {"ray": 50},
     "start_s": {"warmq": 12.5, "ray": 0.0}, "not_run": {"llmq": "pip says no"},
     "bars": {"warmq_to_ray": 1.0, "run_batch_files_to_warmq": 4.0},
     "files": {"lines": 1000, "tokens_each": 4, "number": 3},
@@ -47,7 +48,7 @@ QUEUES: dict[str, Any] = {
 def test_a_way_that_is_ahead_of_warmq_is_shown_as_a_missed_bar(comparison: ModuleType) -> None:
     text = "\n".join(comparison.ways_table(WAYS))
     assert (
-        "| Ray Data LLM | 100 (100 to 100, n=1) | 60 (60 to 60, n=1) | in the wall "
+        "| Ray Data LLM | 100 (100 to 100, n=1) | 60 (60 to 60, n=1), 50 chats | in the wall "
         "| 0.9 (0.9 to 0.9, n=1), bar ≥ 1 **missed** |"
     ) in text
     assert "run-batch ÷ warmq 9 (9 to 9, n=1), bar ≥ 4." in text
