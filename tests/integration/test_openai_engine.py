@@ -240,6 +240,13 @@ async def test_what_pooling_models_are_asked_passes_as_it_is(url: str) -> None:
         assert answer.prompt_tokens == 1
 
 
+async def test_an_endpoint_that_the_server_does_not_have_is_told_as_such() -> None:
+    async with StubServer() as server, engine(server) as running:
+        with pytest.raises(RequestRejected, match="field url: the server's model") as caught:
+            await running.generate(EngineRequest("/v1/rerank", {"query": "x"}), "r1")
+        assert (caught.value.code, caught.value.field) == ("unknown_url", "url")
+
+
 async def test_what_waits_behind_others_in_the_server_has_not_stalled() -> None:
     async with (
         StubServer(slots=1, latency_s=0.8) as server,

@@ -155,6 +155,13 @@ def rejection(fault: Unanswered) -> RequestRejected:
         word in fault.message for word in ("context length", "max_model_len")
     )
     code = "context_length_exceeded" if too_long else "invalid_request"
-    if fault.what == 404 and "model" in fault.message.lower():
+    if fault.what == 404:
+        if "model" not in fault.message.lower():
+            return RequestRejected(
+                f"field url: the server's model does not serve it ({fault.message}); send the line "
+                "to the worker of a model that does (submit --model)",
+                code="unknown_url",
+                field="url",
+            )
         code = "model_not_found"
     return RequestRejected(fault.message, code=code, field=str(param) if param else None)
