@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 from contract.batch import Batch
+from contract.errors import BatchConflict
 from contract.results import outcome_of, read_meta
 from contract.store import BatchStore
 from contract.streaming import LISTEN_S, Entry, Listener, Transcript, texts_of
@@ -26,6 +27,9 @@ def listen(
         batch: the request's batch.
         custom_id: the request.
         show: gets every entry instead, if anybody wants them.
+
+    Raises:
+        BatchConflict: if there is no such request, or its result is gone.
     """
     _, request_id = store.find(batch, custom_id)
     listener, transcript = Listener(store.redis, request_id), Transcript()
@@ -42,6 +46,8 @@ def listen(
             _take(transcript, entry, show)
         if raw is not None and not entries:
             break
+        if raw is None and not entries:
+            _still_there(store, batch.id, request_id)
         if not (entries or transcript.attempt or told):
             told = True
             tell(f"{custom_id} waits; {standing(store, batch)}")
@@ -50,6 +56,15 @@ def listen(
     if show is None:
         _finish(transcript, texts_of(meta["result"]).get(0, "") if outcome == "completed" else "")
     return outcome
+
+
+def _still_there(store: BatchStore, batch_id: str, request_id: str) -> None:
+    """Raise BatchConflict where no result will come any more."""
+    batch = store.batch(batch_id)
+    if batch is None:
+        raise BatchConflict(f"batch {batch_id} was deleted")
+    if batch.finished and store.results([request_id]) == [None]:
+        raise BatchConflict(f"batch {batch_id} has ended, and this result is gone: it expired")
 
 
 def _take(transcript: Transcript, entry: Entry, show: Callable[[Entry], None] | None) -> None:

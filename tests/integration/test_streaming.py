@@ -258,6 +258,12 @@ async def test_watch_prints_the_text_as_it_comes(
     # And of a request that has ended, the result's
     again = await watch(redis_url, "b1", "--request", "c1", "--stream")
     assert (await again.communicate())[0] == b"Once\nupon a time\n"
+    # Or, if that is gone, says so instead of waiting
+    redis_client.delete(keys.result_key(now_id(store)), keys.stream_key(now_id(store)))
+    redis_client.hset(keys.batch_key("b1"), "finished_at", 1)
+    gone = await watch(redis_url, "b1", "--request", "c1", "--stream")
+    assert b"expired" in (await gone.communicate())[1]
+    assert gone.returncode == 2
     wrong = await watch(redis_url, "b1", "--stream")
     assert await wrong.wait() == 2
 
