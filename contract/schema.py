@@ -47,11 +47,15 @@ REMEDIES = {
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One valid request: `body` is its JSON, checked against the url's schema."""
+    """One valid request: `body` is its JSON, checked against the url's schema.
+
+    `limited` says whether it names how many tokens may be written.
+    """
 
     custom_id: str | None
     url: str
     body: bytes
+    limited: bool
 
 
 def _parse(raw: bytes) -> dict[str, Any]:
@@ -189,7 +193,8 @@ def _any_line(raw: bytes, overrides: dict[str, Any]) -> Request:
         url, body, where = _split_form(value)
         body.update(overrides)
         check_body(url, body, where)
-        return Request(custom_id, url, encode(body))
+        limits = body.get("max_tokens"), body.get("max_completion_tokens")
+        return Request(custom_id, url, encode(body), limits != (None, None))
     except RequestRejected as error:
         raise _tag(error, custom_id) from None
 

@@ -171,6 +171,11 @@ def _told(summary: Summary, took_s: float) -> str:
         text += f", {rejected} bad lines (see `producer results`)"
     if batch.deadline and not batch.finished:
         text += f", deadline {batch.deadline}"
+    if summary.without_limit:
+        text += (
+            f"\n{batch.id}: {summary.without_limit} lines have no max_tokens and get the worker's "
+            "default (WARMQ_DEFAULT_MAX_TOKENS); --set max_tokens=256 gives all lines yours"
+        )
     reason = batch.fields.get("reason")
     if reason:
         text += f"\n{batch.id}: {batch.status}: {reason}"

@@ -34,13 +34,15 @@ _WAKE_S = 0.5
 
 @dataclass(slots=True)
 class Summary:
-    """What one submit did. `found` requests were there before it, `queued` were not."""
+    """What one submit did. `found` requests were there before it, `queued` were not;
+    `without_limit` of the latter name no max_tokens."""
 
     batch: Batch
     lines: int = 0
     found: int = 0
     queued: int = 0
     rejected: int = 0
+    without_limit: int = 0
     first_error: str = ""
     waiting: str = ""
 
@@ -218,6 +220,7 @@ class Submitter:
                 self._reject(chunk, number, error)
                 continue
             entries.append((number, custom_id, by_line))
+            self._summary.without_limit += not request.limited
             chunk.messages.append(write(request_id, custom_id, number, request.url, request.body))
         return chunk
 

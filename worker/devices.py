@@ -1,6 +1,6 @@
-"""The NPUs of this machine.
+"""The NPUs, GPUs and NUMA nodes of this machine, and what vendors' variables show of them.
 
-The vendor's runtime is asked in a process of its own: it stays out of ours.
+The NPU vendor's runtime is asked in a process of its own: it stays out of ours.
 """
 
 from __future__ import annotations
@@ -43,6 +43,45 @@ def visible_cards(devices: str | None) -> Cards:
     except (subprocess.CalledProcessError, ValueError, IndexError, OSError) as error:
         text = getattr(error, "stderr", None) or str(error)
         return Cards(trouble=text.strip().splitlines()[-1])
+
+
+@dataclass(frozen=True, slots=True)
+class Gpus:
+    """How many GPUs vLLM can use; `told` says who says so."""
+
+    count: int
+    told: str
+
+
+def visible_gpus(dev: Path = Path("/dev")) -> Gpus | None:
+    """Count NVIDIA GPUs without their driver's library; None where nothing tells."""
+    there = len(list(dev.glob("nvidia[0-9]*")))
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is None:
+        return Gpus(there, f"this machine shows {there}") if there else None
+    names = [name.strip() for name in chosen.split(",")]
+    # The driver reads the list up to the first that is none.
+    count = next((n for n, name in enumerate(names) if name in ("", "-1")), len(names))
+    told = f"CUDA_VISIBLE_DEVICES={chosen} names {count}"
+    if 0 < there < count and not chosen.startswith("MIG"):
+        return Gpus(there, f"{told} of which this machine shows {there}")
+    return Gpus(count, told)
+
+
+def numa_nodes(folder: Path = Path("/sys/devices/system/node")) -> int:
+    """Return how many NUMA nodes this machine has, at least 1."""
+    return max(1, len(list(folder.glob("node[0-9]*"))))
+
+
+def binds_by_itself() -> bool:
+    """Whether vLLM is left to choose the cores of its CPU processes."""
+    simulated = os.environ.get("VLLM_CPU_SIM_MULTI_NUMA", "0") != "0"
+    return os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "auto") == "auto" and not simulated
+
+
+def fixed_cpu_cache() -> bool:
+    """Whether vLLM's own variable sets the size of the KV cache on the CPU."""
+    return bool(os.environ.get("VLLM_CPU_KVCACHE_SPACE"))
 
 
 def holders(proc: Path = Path("/proc")) -> dict[int, set[int]]:

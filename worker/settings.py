@@ -28,6 +28,9 @@ class WorkerSettings(Settings):
         None, description="serve this name from the queue `<queue>.<name>` instead of `<queue>`"
     )
     engine_args: str = Field("", description="vLLM's own command line options, in vLLM's spelling")
+    engine_stats_s: float | None = Field(
+        None, gt=0, description="vLLM's own statistics in the log every so often; default never"
+    )
     default_max_tokens: int = Field(
         1024, ge=1, description="max_tokens of requests that name none; never unlimited"
     )

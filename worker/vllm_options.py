@@ -8,11 +8,14 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from contract.settings import SettingsError
+from worker.adapters import judge_adapters
 from worker.finding import Finding
+from worker.kv_cache import judge_cache, read_config
+from worker.packages import installed
+from worker.parallel import judge_parallel
 from worker.rbln_rules import wishes
 from worker.settings import WorkerSettings
 
@@ -43,7 +46,7 @@ SPECULATION = {
 NGRAM = "[ngram]"
 
 
-def judge_options(engine_args: str, model: str | None) -> Iterator[Finding]:
+def judge_options(engine_args: str, model: str | None, on_cpu: bool) -> Iterator[Finding]:
     """Name what is wrong or wasteful in WARMQ_ENGINE_ARGS; nothing is loaded for it."""
     asked = wishes(engine_args)
     for name, now in GONE.items():
@@ -52,15 +55,9 @@ def judge_options(engine_args: str, model: str | None) -> Iterator[Finding]:
     if old := [name for name in SPECULATION if name in asked]:
         yield _gone(old[0], f"Write --speculative-config '{_speculation(asked)}'")
     yield from _vocabularies(asked, model)
-    stages, shards = (_number(asked, f"{kind}-parallel-size") for kind in ("pipeline", "tensor"))
-    if stages > 1 and shards == 1:
-        yield Finding(
-            f"--pipeline-parallel-size {stages} with --tensor-parallel-size 1: a request passes "
-            "one device after another (vLLM's tutorial took 18 minutes so, and 8 with tensor "
-            "parallelism on the same two devices)",
-            f"Write --tensor-parallel-size {stages} if the devices are in one machine",
-            fatal=False,
-        )
+    yield from judge_parallel(asked, on_cpu)
+    yield from judge_cache(asked, model, on_cpu)
+    yield from judge_adapters(engine_args)
 
 
 def check_options(settings: WorkerSettings) -> None:
@@ -69,7 +66,7 @@ def check_options(settings: WorkerSettings) -> None:
     Raises:
         SettingsError: naming every fatal problem and its remedy.
     """
-    found = list(judge_options(settings.engine_args, settings.model))
+    found = list(judge_options(settings.engine_args, settings.model, installed().on_cpu))
     if fatal := [str(finding) for finding in found if finding.fatal]:
         raise SettingsError("\n".join(fatal))
     for finding in found:
@@ -78,10 +75,6 @@ def check_options(settings: WorkerSettings) -> None:
 
 def _gone(name: str, remedy: str) -> Finding:
     return Finding(f"WARMQ_ENGINE_ARGS: vLLM has no --{name} any more", remedy)
-
-
-def _number(asked: dict[str, str], name: str) -> int:
-    return int(asked[name]) if asked.get(name, "").isdecimal() else 1
 
 
 def _speculation(asked: dict[str, str]) -> str:
@@ -119,11 +112,5 @@ def _named(speculative_config: str) -> str | None:
 
 def _vocabulary(model: str | None) -> int | None:
     """Return a local model's number of tokens, None where that cannot be read."""
-    file = Path(model or "") / "config.json"
-    if not model or not file.is_file():
-        return None
-    try:
-        size = json.loads(file.read_text("utf-8")).get("vocab_size")
-    except (OSError, ValueError, AttributeError):
-        return None
+    size = read_config(model).get("vocab_size")
     return size if isinstance(size, int) else None

@@ -7,8 +7,22 @@ from pathlib import Path
 
 import pytest
 
-from demo.stack import ROOT
+from demo.stack import MODEL, ROOT
+from worker import devices
+from worker.devices import Gpus
+from worker.finding import Finding
 from worker.vllm_options import GONE, SPECULATION, judge_options
+
+
+@pytest.fixture(autouse=True)
+def unknown_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing tells how many GPUs there are, unless a test does."""
+    monkeypatch.setattr(devices, "visible_gpus", lambda: None)
+
+
+def judged(args: str, model: Path | str | None = None, on_cpu: bool = False) -> list[Finding]:
+    """Return what is said about options."""
+    return list(judge_options(args, str(model) if model else None, on_cpu))
 
 
 @pytest.mark.parametrize(
@@ -31,15 +45,17 @@ from worker.vllm_options import GONE, SPECULATION, judge_options
     ],
 )
 def test_an_old_spelling_is_refused_with_todays(args: str, remedy: str) -> None:
-    (finding,) = judge_options(args, None)
+    (finding,) = judged(args)
     assert finding.fatal
     assert remedy in finding.remedy
 
 
 @pytest.mark.parametrize("name", [*GONE, *SPECULATION])
-def test_every_old_option_is_named_once(name: str) -> None:
-    (finding,) = judge_options(f"--{name} 4", None)
-    assert f"--{name} " in finding.problem
+def test_every_old_option_is_named_once_in_both_spellings(name: str) -> None:
+    for spelling in (name, name.replace("-", "_")):
+        (finding,) = judged(f"--{spelling} 4")
+        assert finding.fatal
+        assert f"--{name} " in finding.problem
 
 
 def test_every_old_option_is_on_the_page() -> None:
@@ -52,11 +68,11 @@ def test_todays_options_are_not_mentioned() -> None:
         "--max-model-len 4096 --tensor-parallel-size 2 --pipeline-parallel-size 2 --max-num-seqs 8 "
         '--speculative-config \'{"method": "ngram", "num_speculative_tokens": 4}\''
     )
-    assert list(judge_options(args, "models/tiny")) == []
+    assert judged(args, MODEL) == []
 
 
 def test_pipeline_stages_where_shards_would_fit_are_warned_about() -> None:
-    (finding,) = judge_options("-pp 2", None)
+    (finding,) = judged("-pp 2")
     assert not finding.fatal
     assert "18 minutes" in finding.problem
     assert "--tensor-parallel-size 2" in finding.remedy
@@ -70,13 +86,72 @@ def test_vocabularies_of_different_sizes_are_refused_with_both_numbers(
     for name, size in sizes.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(json.dumps({"vocab_size": size}))
-    target = str(tmp_path / "target")
-    (finding,) = judge_options(form % (tmp_path / "draft"), target)
+    target = tmp_path / "target"
+    (finding,) = judged(form % (tmp_path / "draft"), target)
     assert finding.fatal
     assert "50272" in finding.problem and "32000" in finding.problem
-    assert list(judge_options(form % (tmp_path / "same"), target)) == []
-    assert list(judge_options(form % "some/hub-name", target)) == []
+    assert judged(form % (tmp_path / "same"), target) == []
+    assert judged(form % "some/hub-name", target) == []
 
 
 def test_a_speculative_config_that_is_no_json_is_left_to_vllm() -> None:
-    assert list(judge_options("--speculative-config {nope", "models/tiny")) == []
+    assert judged("--speculative-config {nope", MODEL) == []
+
+
+@pytest.mark.parametrize(
+    ("args", "gpus", "fatal", "words"),
+    [
+        ("-tp 4", 2, True, "tensor 4 x pipeline 1 x data parallel 1 = 4 devices"),
+        ("-tp 2 -pp 2 -dp 2", 4, True, "tensor 2 x pipeline 2 x data parallel 2 = 8 devices"),
+        ("", 0, True, "ask for smaller sizes"),
+        ("-tp 2", 4, False, "Write --data-parallel-size 2"),
+        ("-tp 2 -dp 4 -dpl 1", 4, False, "2 of 4 GPUs stay idle"),
+    ],
+)
+def test_a_product_of_sizes_that_is_not_the_number_of_gpus(
+    monkeypatch: pytest.MonkeyPatch, args: str, gpus: int, fatal: bool, words: str
+) -> None:
+    monkeypatch.setattr(devices, "visible_gpus", lambda: Gpus(gpus, "the test says so"))
+    (finding,) = judged(args)
+    assert finding.fatal is fatal
+    assert words in str(finding)
+
+
+@pytest.mark.parametrize("args", ["-tp 2", "-tp 8 --distributed-executor-backend ray",
+                                  "-tp 8 --nnodes 4"])  # fmt: skip
+def test_enough_gpus_or_those_of_other_machines_are_not_mentioned(
+    monkeypatch: pytest.MonkeyPatch, args: str
+) -> None:
+    monkeypatch.setattr(devices, "visible_gpus", lambda: Gpus(2, "the test says so"))
+    assert judged(args) == []
+
+
+def test_engine_processes_on_a_cpu_need_cores_or_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "numa_nodes", lambda: 1)
+    (finding,) = judged("-tp 2", on_cpu=True)
+    assert finding.fatal
+    assert "VLLM_CPU_OMP_THREADS_BIND=0|1" in finding.remedy
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    assert judged("-tp 2", on_cpu=True) == []
+
+
+def test_pipeline_stages_that_vllm_would_not_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    args = "-tp 2 -pp 2 --enforce-eager"
+    assert judged(args, on_cpu=True) == []
+    (finding,) = judged(f"{args} --kv-cache-memory-bytes 1G", on_cpu=True)
+    assert finding.fatal and "warm-up" in finding.problem
+    assert judged(f"{args} --kv-cache-memory-bytes 1G") == []
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+    assert judged(args, on_cpu=True) == [finding]
+
+
+def test_adapters_that_cannot_be_loaded_are_named_before_the_model_is(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text('{"r": 24}')
+    listed = f"--lora-modules deep={tmp_path} none={tmp_path}/nowhere"
+    disabled, deep, missing = judged(listed)
+    assert "Add --enable-lora" in disabled.remedy
+    assert "rank 24" in deep.problem and "--max-lora-rank 32" in deep.remedy
+    assert "nowhere/adapter_config.json" in missing.problem
+    (missing,) = judged(f"--enable-lora --max_lora_rank 32 {listed}")
+    assert "none" in missing.problem

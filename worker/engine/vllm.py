@@ -30,6 +30,7 @@ from worker.engine.detokenized import Detokenized
 from worker.engine.media import MAX_DOWNLOAD_MB, guard, unguard
 from worker.engine.pooled import pooled
 from worker.engine.root_cause import RootCause
+from worker.kv_cache import explain
 from worker.settings import WorkerSettings
 
 # vLLM reads these when it is imported. Spawned engine processes inherit no locks
@@ -119,7 +120,9 @@ def parse_engine_args(settings: WorkerSettings) -> Any:
         words = shlex.split(settings.engine_args)
     except ValueError as error:
         raise SettingsError(f"WARMQ_ENGINE_ARGS: {error}") from None
-    argv = ["--disable-log-stats", *words, "--model", settings.model]
+    argv = [*words, "--model", settings.model]
+    if settings.engine_stats_s is None:
+        argv.append("--disable-log-stats")
     if settings.served_model_name:
         argv += ["--served-model-name", settings.served_model_name]
     return make_arg_parser(_Parser()).parse_args(argv)
@@ -135,6 +138,8 @@ class VllmEngine:
         self._cause = RootCause()
         self._engine: AsyncLLMEngine | None = None
         self._names: set[str] = set()
+        self._stats_s = settings.engine_stats_s
+        self._stats: asyncio.Task[None] | None = None
         self._kill_grace_s = settings.kill_grace_s
         self._default_max_tokens = settings.default_max_tokens
         self._private_networks = settings.media_private_networks
@@ -151,7 +156,10 @@ class VllmEngine:
                 stat_loggers=[lambda config, index=0: self._progress],
             )
         except Exception as error:
-            raise self._died(error) from error
+            died = self._died(error)
+            if advice := explain(died.message):
+                died = EngineDead(f"{advice}\n{died.message}")
+            raise died from error
         self._cause.processes = multiprocessing.active_children()
         # What vLLM and torch have made stays until the end: left to the collector, walking it
         # stops the drain's loop for 0.37 s at a time (docs/performance.md). Thawed first, so
@@ -171,6 +179,10 @@ class VllmEngine:
         self._serving = _serving_by_url(state, self._default_max_tokens)
         models = state.openai_serving_models
         self._names = {m.name for m in models.base_model_paths} | set(models.lora_requests)
+        # With adapters the name chooses, so an unknown one is no longer the only model's.
+        self._fixed_name = self._fixed_name or bool(models.lora_requests)
+        if self._stats_s is not None:
+            self._stats = asyncio.create_task(self._log_stats(engine, self._stats_s))
         config = engine.vllm_config
         replicas = config.parallel_config.data_parallel_size
         return Capacity(
@@ -188,6 +200,12 @@ class VllmEngine:
                 "data_parallel_size": replicas,
             },
         )
+
+    async def _log_stats(self, engine: AsyncLLMEngine, every_s: float) -> None:
+        """Have vLLM log what its server logs: throughput, cache hits, accepted drafts."""
+        while self._engine is engine and not engine.errored:
+            await asyncio.sleep(every_s)
+            await engine.do_log_stats()
 
     async def generate(self, request: EngineRequest, request_id: str) -> Completion:
         """Run one request through vLLM's serving class for its url."""

@@ -1,0 +1,140 @@
+"""vLLM's options as rows: what is set, and what has to be seen for the option to have worked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+#: Under every row's own options, of which the last one counts.
+BASE = (
+    "--max-num-seqs 16 --max-model-len 1024 --dtype float32 --enforce-eager "
+    "--kv-cache-memory-bytes 67108864 --gpu-memory-utilization 0.2"
+)
+#: For pipeline stages: on the CPU vLLM 0.30 makes what they pass on in a warm-up, which it skips
+#: where --enforce-eager and --kv-cache-memory-bytes meet.
+WARMED_UP = (
+    "--max-num-seqs 16 --max-model-len 1024 --dtype float32 --enforce-eager "
+    "--gpu-memory-utilization 0.08"
+)
+ACCEPTED = r"SpecDecoding metrics: Mean acceptance length: [^,]*, .*Avg Draft acceptance rate: .*"
+STATS = {"engine_stats_s": 1}
+CACHED = "--enable-prefix-caching --enable-prompt-tokens-details --block-size 32"
+#: vLLM gives each process of a CPU engine a NUMA node of its own unless it is told the cores.
+NOBIND = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+MP = "--distributed-executor-backend mp"
+TWO = {"tensor_parallel_size": 2}
+STAGES = {"pipeline_parallel_size": 2}
+LORA = "--enable-lora --max-lora-rank 8 --lora-modules noisy={lora} silent={zero}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One start of the worker.
+
+    `args` and `model` may name folders: `{model}`, `{lora}`, `{zero}`, `{merged}`, `{gptq}`,
+    `{awq}`, `{compressed-tensors}`, `{other-vocabulary}`. `shows`: what the worker's log must
+    have. `details`: what `inspect stats` must say. `refused`: how the worker must end instead.
+    """
+
+    name: str
+    args: str
+    base: str = BASE
+    model: str = "{model}"
+    env: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    shows: tuple[str, ...] = ()
+    details: Mapping[str, Any] = field(default_factory=dict)
+    #: The row whose answers it must give, and the share that must be equal: below 1 where
+    #: arithmetic differs.
+    like: str | None = "plain"
+    least: float = 1.0
+    #: What lines give as `model`.
+    named: str | None = None
+    #: The file is run twice, and the second time tokens must come from the prefix cache.
+    cached: bool = False
+    #: A module that the option needs and that is not in the locked environment.
+    needs: str | None = None
+    refused: str | None = None
+
+
+def speculation(**fields: Any) -> str:
+    """Return --speculative-config."""
+    return f"--speculative-config '{json.dumps(fields)}'"
+
+
+NGRAM = speculation(
+    method="ngram", num_speculative_tokens=4, prompt_lookup_min=2, prompt_lookup_max=4
+)
+DRAFT = speculation(model="{model}", num_speculative_tokens=4)
+SUFFIX = speculation(method="suffix", num_speculative_tokens=8)
+
+
+def speculating(name: str, args: str, **more: Any) -> Row:
+    """Return a row whose log must tell how many drafted tokens were accepted."""
+    return Row(name, args, shows=(ACCEPTED,), settings=STATS, **more)
+
+
+ROWS = (
+    Row("plain", "", like=None),
+    Row("merged", "", model="{merged}", like=None),
+    Row("tensor-parallel", f"--tensor-parallel-size 2 {MP}", env=NOBIND, details=TWO),
+    Row("pipeline-parallel", f"--pipeline-parallel-size 2 {MP}", env=NOBIND, base=WARMED_UP, details=STAGES),
+    Row(
+        "tensor-and-pipeline", f"--tensor-parallel-size 2 --pipeline-parallel-size 2 {MP}",
+        env=NOBIND, base=WARMED_UP, details=TWO | STAGES,
+    ),
+    Row(
+        "pipeline-without-warm-up", f"--pipeline-parallel-size 2 {MP}", env=NOBIND,
+        refused="vLLM 0.30 skips the warm-up .*",
+    ),
+    Row(
+        "tensor-unbound", "--tensor-parallel-size 2",
+        refused="2 engine processes on a CPU with 1 NUMA nodes.*",
+    ),
+    Row(
+        "ray", "--tensor-parallel-size 2 --distributed-executor-backend ray", env=NOBIND,
+        details=TWO, needs="ray",
+    ),
+    Row("data-parallel", "--data-parallel-size 2", env=NOBIND,
+        details={"data_parallel_size": 2, "max_num_seqs": 32}),
+    speculating("draft-model", DRAFT),
+    speculating("ngram", NGRAM),
+    speculating("suffix", SUFFIX, needs="arctic_inference"),
+    speculating("pipeline-and-ngram", f"--pipeline-parallel-size 2 {NGRAM}", env=NOBIND,
+                base=WARMED_UP, details=STAGES),
+    speculating("pipeline-and-draft-model", f"--pipeline-parallel-size 2 {DRAFT}", env=NOBIND,
+                base=WARMED_UP, details=STAGES),
+    speculating("tensor-and-draft-model", f"--tensor-parallel-size 2 {DRAFT}", env=NOBIND,
+                details=TWO),
+    Row(
+        "other-vocabulary", speculation(model="{other-vocabulary}", num_speculative_tokens=4),
+        refused="the draft model .* has 999 tokens in its vocabulary, .* has 1024.*",
+    ),
+    Row("prefix-caching", CACHED, cached=True, settings=STATS,
+        shows=(r"Prefix cache hit rate: [1-9][\d.]*%",)),
+    Row("lora", LORA, like="merged", named="noisy"),
+    Row("lora-silent", LORA, named="silent"),
+    speculating("lora-ngram-prefix-caching", f"{LORA} {NGRAM} {CACHED}", like="merged",
+                named="noisy", cached=True),
+    Row("compressed-tensors", "", model="{compressed-tensors}", least=0.7),
+    Row("gptq", "--quantization gptq", model="{gptq}", least=0.3),
+    Row("awq", "--quantization awq", model="{awq}", least=0.3),
+    Row("fp8", "--quantization fp8", least=0.5),
+    Row("bfloat16", "--dtype bfloat16", details={"dtype": "torch.bfloat16"}, least=0.7),
+    Row("kv-cache-memory-bytes", "--block-size 128 --kv-cache-memory-bytes 5898240"),
+    Row(
+        "kv-cache-one-byte-less", "--block-size 128 --kv-cache-memory-bytes 5898239",
+        refused="Write --max-model-len 896 or --kv-cache-memory-bytes 5898240",
+    ),
+    Row(
+        "max-model-len", "--max-model-len 400000",
+        env={"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"},
+        refused="the KV cache has .* GiB and holds .*",
+    ),
+    Row(
+        "gpu-memory-utilization", "--gpu-memory-utilization 0.999",
+        refused=r"only [\d.]+ of [\d.]+ GiB are free, .*",
+    ),
+)  # fmt: skip
