@@ -173,8 +173,8 @@ def _told(summary: Summary, took_s: float) -> str:
         text += f", deadline {batch.deadline}"
     if summary.without_limit:
         text += (
-            f"\n{batch.id}: {summary.without_limit} lines have no max_tokens and get the worker's "
-            "default (WARMQ_DEFAULT_MAX_TOKENS); --set max_tokens=256 gives all lines yours"
+            f"\n{batch.id}: lines without max_tokens: {summary.without_limit}; they get the "
+            "worker's default (WARMQ_DEFAULT_MAX_TOKENS). --set max_tokens=256 gives all yours"
         )
     reason = batch.fields.get("reason")
     if reason:

@@ -24,7 +24,7 @@ def adapters(engine_args: str) -> dict[str, str]:
     listing = False
     for word in shlex.split(engine_args):
         module = word
-        if word.startswith("--"):
+        if word.startswith("-"):
             option, _, module = word.partition("=")
             listing = option.replace("_", "-") == "--lora-modules"
         name, path = _named(module) if listing else ("", "")
@@ -35,7 +35,7 @@ def adapters(engine_args: str) -> dict[str, str]:
 def _named(word: str) -> tuple[str, str]:
     if not word.startswith("{"):
         name, _, path = word.partition("=")
-        return name, path
+        return (name, path) if path else ("", "")
     try:
         module = json.loads(word)
         return str(module["name"]), str(module["path"])

@@ -58,11 +58,12 @@ def test_the_batch_id_is_printed_before_the_first_line_is_read(redis_url: str, s
     ) as process:  # fmt: skip
         assert process.stdin and process.stdout
         batch_id = process.stdout.readline().strip()  # nothing was written to stdin yet
-        process.stdin.write('{"prompt": "x"}\n')
-        process.communicate()
+        process.stdin.write('{"prompt": "x"}\n{"prompt": "y", "max_tokens": 8}\n')
+        _, told = process.communicate()
     assert process.returncode == 0
     assert batch_id.startswith("batch_")
-    assert state(store, batch_id).number("total") == 1
+    assert state(store, batch_id).number("total") == 2
+    assert "lines without max_tokens: 1; they get the worker's default" in told
 
 
 def test_a_repeated_submit_changes_nothing(store: BatchStore, tmp_path: Path):

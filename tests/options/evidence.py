@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from checkpoints import copy_model, make_adapter, merge, quantised
+from options.checkpoints import copy_model, make_adapter, merge, quantised
+from options.rows import Row
 from real_stack import (
     ROOT,
     Stack,
@@ -19,7 +20,6 @@ from real_stack import (
     text_of,
     write_jsonl,
 )
-from rows import Row
 
 from demo.stack import MODEL, Worker, eventually
 

@@ -80,7 +80,8 @@ ROWS = (
     Row("plain", "", like=None),
     Row("merged", "", model="{merged}", like=None),
     Row("tensor-parallel", f"--tensor-parallel-size 2 {MP}", env=NOBIND, details=TWO),
-    Row("pipeline-parallel", f"--pipeline-parallel-size 2 {MP}", env=NOBIND, base=WARMED_UP, details=STAGES),
+    Row("pipeline-parallel", f"--pipeline-parallel-size 2 {MP}", env=NOBIND, base=WARMED_UP,
+        details=STAGES),
     Row(
         "tensor-and-pipeline", f"--tensor-parallel-size 2 --pipeline-parallel-size 2 {MP}",
         env=NOBIND, base=WARMED_UP, details=TWO | STAGES,

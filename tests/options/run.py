@@ -1,6 +1,7 @@
 """Runs the worker once for every option of vLLM in rows.py, and keeps what was seen.
 
     python tests/options/run.py [--only NAME,NAME] [--save]
+    python tests/options/run.py --write-docs      put the table into docs/engine-vllm.md
 
 Every row is the Procfile's worker over a private Redis; a file goes through `producer submit`, and
 its greedy answers are compared with those of the plain engine. `--save` writes results.json, of
@@ -21,17 +22,16 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parent.parent), str(HERE.parent), str(HERE)]
+sys.path[:0] = [str(HERE.parent.parent), str(HERE.parent)]
 
 from celery import Celery
-from evidence import Evidence
+from options.evidence import Evidence
+from options.rows import ROWS
+from options.table import RESULTS, write_docs
 from real_stack import Stack
-from rows import ROWS
 
 from contract.store import BatchStore
 from demo.stack import RedisServer
-
-RESULTS = HERE / "results.json"
 
 
 def main() -> int:
@@ -40,7 +40,11 @@ def main() -> int:
     parser.add_argument("--only", default="", help="names of rows, separated by commas")
     parser.add_argument("--save", action="store_true", help=f"write {RESULTS.name}")
     parser.add_argument("--folder", type=Path, help="an empty folder that keeps the logs")
+    parser.add_argument("--write-docs", action="store_true", help="write the table, run nothing")
     given = parser.parse_args()
+    if given.write_docs:
+        write_docs()
+        return 0
     only = set(filter(None, given.only.split(",")))
     if unknown := only - {row.name for row in ROWS}:
         parser.error(f"no such row: {', '.join(sorted(unknown))}")

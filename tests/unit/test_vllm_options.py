@@ -9,6 +9,7 @@ import pytest
 
 from demo.stack import MODEL, ROOT
 from worker import devices
+from worker.adapters import adapters
 from worker.devices import Gpus
 from worker.finding import Finding
 from worker.vllm_options import GONE, SPECULATION, judge_options
@@ -155,3 +156,12 @@ def test_adapters_that_cannot_be_loaded_are_named_before_the_model_is(tmp_path: 
     assert "nowhere/adapter_config.json" in missing.problem
     (missing,) = judged(f"--enable-lora --max_lora_rank 32 {listed}")
     assert "none" in missing.problem
+
+
+def test_adapters_are_named_as_vllm_serve_names_them() -> None:
+    args = (
+        """--enable-lora --lora_modules a=/x '{"name": "b", "path": "/y"}' --max-num-seqs 4 c=/z"""
+    )
+    assert adapters(args) == {"a": "/x", "b": "/y"}
+    assert adapters("--lora-modules=a=/x nonsense {nope") == {"a": "/x"}
+    assert adapters("--max-num-seqs 4") == {}

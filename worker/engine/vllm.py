@@ -201,7 +201,7 @@ class VllmEngine:
             },
         )
 
-    async def _log_stats(self, engine: AsyncLLMEngine, every_s: float) -> None:
+    async def _log_stats(self, engine: Any, every_s: float) -> None:
         """Have vLLM log what its server logs: throughput, cache hits, accepted drafts."""
         while self._engine is engine and not engine.errored:
             await asyncio.sleep(every_s)

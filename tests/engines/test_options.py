@@ -1,0 +1,136 @@
+"""vLLM's options in the worker's own process. tests/options runs all of them, these are the few
+that many use: shards, and an adapter with speculation and prefix caching at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery import Celery
+from options.checkpoints import make_adapter
+from options.rows import ACCEPTED, CACHED, NGRAM, NOBIND
+from real_stack import (
+    Stack,
+    asked,
+    completion_prompt,
+    listed_questions,
+    read_jsonl,
+    text_of,
+    write_jsonl,
+)
+
+from contract.store import BatchStore
+from demo.stack import CPU_ENGINE_ARGS, RedisServer, Worker, eventually, tiny_model_worker
+
+pytestmark = pytest.mark.timeout(300)
+QUESTIONS = listed_questions(40, seed=71)
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """Return a running Redis; no worker."""
+    folder = tmp_path_factory.mktemp("options")
+    with RedisServer(folder / "redis") as server, server.client() as client:
+        app = Celery("stranger", broker=server.url, backend=server.url, set_as_current=False)
+        yield Stack(server.url, folder, client, BatchStore(client, ttl_ms=600_000), app)
+        app.close()
+
+
+def run(stack: Stack, name: str, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the output lines of a file."""
+    source = write_jsonl(stack.folder / f"{name}.in.jsonl", lines)
+    out, errors = stack.folder / f"{name}.jsonl", stack.folder / f"{name}.errors.jsonl"
+    stack.producer("submit", source, "--model", "tiny", "--wait", "-o", out, "--errors", errors)
+    return read_jsonl(out) + (read_jsonl(errors) if errors.exists() else [])
+
+
+def ready(stack: Stack, name: str, args: str, **more: Any) -> Worker:
+    """Return a worker that is ready, with further options of vLLM."""
+    worker = tiny_model_worker(
+        stack.url, stack.folder / f"{name}.log", served_model_name="tiny",
+        engine_args=f"{CPU_ENGINE_ARGS} {args}", **more,
+    ).start()  # fmt: skip
+    stack.ready(worker, "warmq.tiny")
+    return worker
+
+
+def test_two_shards_answer_as_one(stack: Stack) -> None:
+    lines = [asked(q, n % 2 == 0) for n, q in enumerate(QUESTIONS)]
+    args = "--tensor-parallel-size 2 --distributed-executor-backend mp"
+    worker = ready(stack, "shards", args, env=NOBIND)
+    with worker:
+        results = run(stack, "shards", lines)
+        assert stack.stats("warmq.tiny")["details"]["tensor_parallel_size"] == 2
+    assert [text_of(r["response"]["body"]) for r in results] == [q.answer for q in QUESTIONS]
+
+
+@pytest.fixture(scope="module")
+def adapted(stack: Stack) -> Iterator[Worker]:
+    """Return a worker with two adapters, n-gram speculation and prefix caching."""
+    folder = stack.folder
+    noisy, silent = make_adapter(folder / "noisy"), make_adapter(folder / "silent", strength=0)
+    args = (
+        f"--enable-lora --max-lora-rank 8 --lora-modules noisy={noisy} silent={silent} "
+        f"{NGRAM} {CACHED}"
+    )
+    with ready(stack, "adapted", args, engine_stats_s=1) as worker:
+        yield worker
+
+
+def test_a_line_chooses_its_adapter_and_an_unknown_name_is_its_own_error(
+    stack: Stack, adapted: Worker
+) -> None:
+    names = [None, "tiny", "silent", "noisy", "unknown"]
+    lines = [
+        asked(question, False, **({"model": name} if name else {})) | {"custom_id": f"{name}{n}"}
+        for n, question in enumerate(QUESTIONS[:8]) for name in names
+    ]  # fmt: skip
+    by_id = {result["custom_id"]: result for result in run(stack, "adapters", lines)}
+    answers = {
+        name: [text_of(by_id[f"{name}{n}"]["response"]["body"]) for n in range(8)]
+        for name in names if name != "unknown"
+    }  # fmt: skip
+    expected = [question.answer for question in QUESTIONS[:8]]
+    assert answers[None] == answers["tiny"] == answers["silent"] == expected
+    assert answers["noisy"] != expected
+    assert by_id["noisy0"]["response"]["body"]["model"] == "noisy"
+    for n in range(8):
+        error = by_id[f"unknown{n}"]["error"]
+        assert error["code"] == "model_not_found"
+        assert "'tiny', 'noisy', 'silent'" in error["message"]
+
+
+def test_a_common_beginning_is_computed_once_and_drafts_are_accepted(
+    stack: Stack, adapted: Worker
+) -> None:
+    start = "\n".join(f"{completion_prompt(q)} {q.answer}" for q in QUESTIONS[8:20])
+    lines = [
+        {"prompt": f"{start}\n{completion_prompt(q)}", "temperature": 0, "max_tokens": 32,
+         "ignore_eos": True}
+        for q in QUESTIONS[:8]
+    ]  # fmt: skip
+    run(stack, "first", lines)
+    usages = [r["response"]["body"]["usage"] for r in run(stack, "second", lines)]
+    # All but the last, unfinished block of 32 tokens is there from the first time.
+    assert all(u["prompt_tokens_details"]["cached_tokens"] >= u["prompt_tokens"] - 64
+               for u in usages)  # fmt: skip
+    log = Path(adapted.log_path)
+    eventually(lambda: "Mean acceptance length" in log.read_text(), 20, ACCEPTED)
+
+
+def test_a_cache_too_small_for_one_request_is_answered_with_settings(stack: Stack) -> None:
+    # Where the size comes from vLLM's own variable only the engine knows that it is too small.
+    worker = tiny_model_worker(
+        stack.url, stack.folder / "small.log",
+        engine_args="--max-model-len 400000 --dtype float32 --enforce-eager "
+        "--gpu-memory-utilization 0.2",
+        env={"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"},
+    )  # fmt: skip
+    with worker:
+        assert worker.process is not None
+        assert worker.process.wait(120) == 1
+    text = worker.log_path.read_text()
+    # 1 GiB less a block of 128 tokens, at 5,120 bytes a token.
+    assert "holds 209536 tokens; --max-model-len is 400000. Write --max-model-len 209536" in text
