@@ -79,11 +79,6 @@ def binds_by_itself() -> bool:
     return os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "auto") == "auto" and not simulated
 
 
-def fixed_cpu_cache() -> bool:
-    """Whether vLLM's own variable sets the size of the KV cache on the CPU."""
-    return bool(os.environ.get("VLLM_CPU_KVCACHE_SPACE"))
-
-
 def holders(proc: Path = Path("/proc")) -> dict[int, set[int]]:
     """Return the processes that have an NPU open, by its number; only those we may look at."""
     found: dict[int, set[int]] = {}

@@ -64,13 +64,12 @@ def _judge_nodes(ranks: int) -> Iterator[Finding]:
 
 def _judge_warm_up(asked: Mapping[str, str]) -> Iterator[Finding]:
     """Without its warm-up a stage has nowhere to put what the one before it passes on."""
-    eager = {"enforce-eager", "enable-lora"} & asked.keys()
-    if eager and (devices.fixed_cpu_cache() or "kv-cache-memory-bytes" in asked):
+    for name in sorted({"enforce-eager", "enable-lora"} & asked.keys()):
         yield Finding(
             f"WARMQ_ENGINE_ARGS: on the CPU vLLM 0.30 skips the warm-up of pipeline stages with "
-            f"--{min(eager)} and a KV cache of a given size, and dies at the first request",
-            "Leave out --kv-cache-memory-bytes and VLLM_CPU_KVCACHE_SPACE, and bound the memory "
-            "with --gpu-memory-utilization, for example 0.1",
+            f"--{name}, and dies at the first request",
+            f"Leave out --{name} (TORCHDYNAMO_DISABLE=1 spares the compiler instead), or use "
+            "--tensor-parallel-size",
         )
 
 
