@@ -162,10 +162,13 @@ def _plain_line(raw: bytes) -> Request | None:
         return None
     try:
         line = _decode_line(raw)
-        _decode_body[line.url](line.body)
+        body = _decode_body[line.url](line.body)
     except (msgspec.DecodeError, UnicodeDecodeError, KeyError):
         return None
-    return Request(line.custom_id, line.url, bytes(line.body))
+    limited = body.max_tokens is not None or (
+        line.url == CHAT_URL and body.max_completion_tokens is not None
+    )
+    return Request(line.custom_id, line.url, bytes(line.body), limited)
 
 
 def parse_line(raw: bytes, overrides: dict[str, Any] | None = None) -> Request:

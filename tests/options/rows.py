@@ -13,15 +13,15 @@ BASE = (
     "--kv-cache-memory-bytes 67108864 --gpu-memory-utilization 0.2"
 )
 #: For pipeline stages: on the CPU vLLM 0.30 makes room for what they pass on in a warm-up, which
-#: it skips with --enforce-eager. Without a compiler the answers are the same.
+#: it skips with --enforce-eager. Its compiler is left out.
 STAGED = BASE.replace("--enforce-eager ", "")
-UNCOMPILED = {"TORCHDYNAMO_DISABLE": "1"}
 ACCEPTED = r"SpecDecoding metrics: Mean acceptance length: [^,]*, .*Avg Draft acceptance rate: .*"
 STATS = {"engine_stats_s": 1}
 CACHED = "--enable-prefix-caching --enable-prompt-tokens-details --block-size 32"
 #: vLLM gives each process of a CPU engine a NUMA node of its own unless it is told the cores.
 NOBIND = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 MP = "--distributed-executor-backend mp"
+STAGES_ENV = NOBIND | {"TORCHDYNAMO_DISABLE": "1"}
 TWO = {"tensor_parallel_size": 2}
 STAGES = {"pipeline_parallel_size": 2}
 LORA = "--enable-lora --max-lora-rank 8 --lora-modules noisy={lora} silent={zero}"
@@ -78,12 +78,7 @@ ROWS = (
     Row("plain", "", like=None),
     Row("merged", "", model="{merged}", like=None),
     Row("tensor-parallel", f"--tensor-parallel-size 2 {MP}", env=NOBIND, details=TWO),
-    Row("pipeline-parallel", f"--pipeline-parallel-size 2 {MP}", env=NOBIND | UNCOMPILED, base=STAGED,
-        details=STAGES),
-    Row(
-        "tensor-and-pipeline", f"--tensor-parallel-size 2 --pipeline-parallel-size 2 {MP}",
-        env=NOBIND | UNCOMPILED, base=STAGED, details=TWO | STAGES,
-    ),
+    Row("pipeline-parallel", f"--pipeline-parallel-size 2 {MP}", env=STAGES_ENV, base=STAGED, details=STAGES),
     Row(
         "pipeline-eager", f"--pipeline-parallel-size 2 {MP}", env=NOBIND,
         refused=".*vLLM 0.30 skips the warm-up of .*",
@@ -101,20 +96,16 @@ ROWS = (
     speculating("draft-model", DRAFT),
     speculating("ngram", NGRAM),
     speculating("suffix", SUFFIX, needs="arctic_inference"),
-    speculating("pipeline-and-ngram", f"--pipeline-parallel-size 2 {NGRAM}", env=NOBIND | UNCOMPILED,
+    speculating("pipeline-and-ngram", f"--pipeline-parallel-size 2 {NGRAM}", env=STAGES_ENV,
                 base=STAGED, details=STAGES),
-    speculating("pipeline-and-draft-model", f"--pipeline-parallel-size 2 {DRAFT}", env=NOBIND | UNCOMPILED,
+    speculating("pipeline-and-draft-model", f"--pipeline-parallel-size 2 {DRAFT}", env=STAGES_ENV,
                 base=STAGED, details=STAGES),
-    speculating("tensor-and-draft-model", f"--tensor-parallel-size 2 {DRAFT}", env=NOBIND,
-                details=TWO),
     Row(
         "other-vocabulary", speculation(model="{other-vocabulary}", num_speculative_tokens=4),
         refused="the draft model .* has 999 tokens in its vocabulary, .* has 1024.*",
     ),
     Row("prefix-caching", CACHED, cached=True, settings=STATS,
         shows=(r"Prefix cache hit rate: [1-9][\d.]*%",)),
-    Row("lora", LORA, like="merged", named="noisy"),
-    Row("lora-silent", LORA, named="silent"),
     speculating("lora-ngram-prefix-caching", f"{LORA} {NGRAM} {CACHED}", like="merged",
                 named="noisy", cached=True),
     Row("compressed-tensors", "", model="{compressed-tensors}", least=0.7),
