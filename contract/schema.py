@@ -162,7 +162,7 @@ def _plain_line(raw: bytes) -> Request | None:
         return None
     try:
         line = _decode_line(raw)
-        body = _decode_body[line.url](line.body)
+        body: Any = _decode_body[line.url](line.body)
     except (msgspec.DecodeError, UnicodeDecodeError, KeyError):
         return None
     limited = body.max_tokens is not None or (

@@ -22,7 +22,11 @@ def adapters(engine_args: str) -> dict[str, str]:
     """Return the folders of the adapters by name; what is no `name=path` is left to vLLM."""
     found: dict[str, str] = {}
     listing = False
-    for word in shlex.split(engine_args):
+    try:
+        words = shlex.split(engine_args)
+    except ValueError:
+        return found  # another engine's worker never looks at them
+    for word in words:
         module = word
         if word.startswith("-"):
             option, _, module = word.partition("=")

@@ -79,6 +79,11 @@ def binds_by_itself() -> bool:
     return os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "auto") == "auto" and not simulated
 
 
+def cpu_cache_by_variable() -> bool:
+    """Whether vLLM's variable sets the KV cache on the CPU; it wins over the option."""
+    return bool(os.environ.get("VLLM_CPU_KVCACHE_SPACE"))
+
+
 def holders(proc: Path = Path("/proc")) -> dict[int, set[int]]:
     """Return the processes that have an NPU open, by its number; only those we may look at."""
     found: dict[int, set[int]] = {}

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from worker import devices
 from worker.finding import Finding
 
 GIB = 2**30
@@ -108,6 +109,8 @@ def _item_bytes(config: Mapping[str, Any], asked: Mapping[str, str]) -> int:
 def judge_cache(asked: Mapping[str, str], model: str | None, on_cpu: bool) -> Iterator[Finding]:
     """Say if --kv-cache-memory-bytes cannot hold one request of the greatest length."""
     cache = asked_cache(asked, model, on_cpu)
+    if on_cpu and devices.cpu_cache_by_variable():
+        return
     if cache and cache.fits() < cache.length:
         shorter = f"--max-model-len {cache.fits()} or " if cache.fits() else ""
         yield Finding(

@@ -26,11 +26,10 @@ def read_request(delivery: Delivery, settings: WorkerSettings) -> EngineRequest:
     check_body(url, body)
     served = settings.served_model_name
     model = body.get("model")
-    others = adapters(settings.engine_args)
-    if served and model and model != served and model not in others:
+    if served and model and model not in (served, *adapters(settings.engine_args)):
+        names = ", ".join(map(repr, [served, *adapters(settings.engine_args)]))
         raise RequestRejected(
-            f"field body.model: this worker serves {', '.join(map(repr, [served, *others]))}, "
-            f"not {model!r}; "
+            f"field body.model: this worker serves {names}, not {model!r}; "
             f"submit with --model {model} to the worker that serves it",
             code="model_not_found",
             field="body.model",

@@ -4,6 +4,7 @@ that many use: shards, and an adapter with speculation and prefix caching at onc
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -42,27 +43,27 @@ def run(stack: Stack, name: str, lines: list[dict[str, Any]]) -> list[dict[str, 
     """Return the output lines of a file."""
     source = write_jsonl(stack.folder / f"{name}.in.jsonl", lines)
     out, errors = stack.folder / f"{name}.jsonl", stack.folder / f"{name}.errors.jsonl"
-    stack.producer("submit", source, "--model", "tiny", "--wait", "-o", out, "--errors", errors)
+    stack.producer("submit", source, "--wait", "-o", out, "--errors", errors)
     return read_jsonl(out) + (read_jsonl(errors) if errors.exists() else [])
 
 
-def ready(stack: Stack, name: str, args: str, **more: Any) -> Worker:
-    """Return a worker that is ready, with further options of vLLM."""
-    worker = tiny_model_worker(
-        stack.url, stack.folder / f"{name}.log", served_model_name="tiny",
+@contextmanager
+def ready(stack: Stack, name: str, args: str, **more: Any) -> Iterator[Worker]:
+    """Run a worker with further options of vLLM."""
+    with tiny_model_worker(
+        stack.url, stack.folder / f"{name}.log",
         engine_args=f"{CPU_ENGINE_ARGS} {args}", **more,
-    ).start()  # fmt: skip
-    stack.ready(worker, "warmq.tiny")
-    return worker
+    ) as worker:  # fmt: skip
+        stack.ready(worker)
+        yield worker
 
 
 def test_two_shards_answer_as_one(stack: Stack) -> None:
     lines = [asked(q, n % 2 == 0) for n, q in enumerate(QUESTIONS)]
     args = "--tensor-parallel-size 2 --distributed-executor-backend mp"
-    worker = ready(stack, "shards", args, env=NOBIND)
-    with worker:
+    with ready(stack, "shards", args, env=NOBIND):
         results = run(stack, "shards", lines)
-        assert stack.stats("warmq.tiny")["details"]["tensor_parallel_size"] == 2
+        assert stack.stats()["details"]["tensor_parallel_size"] == 2
     assert [text_of(r["response"]["body"]) for r in results] == [q.answer for q in QUESTIONS]
 
 
@@ -82,7 +83,7 @@ def adapted(stack: Stack) -> Iterator[Worker]:
 def test_a_line_chooses_its_adapter_and_an_unknown_name_is_its_own_error(
     stack: Stack, adapted: Worker
 ) -> None:
-    names = [None, "tiny", "silent", "noisy", "unknown"]
+    names = [None, "silent", "noisy", "unknown"]
     lines = [
         asked(question, False, **({"model": name} if name else {})) | {"custom_id": f"{name}{n}"}
         for n, question in enumerate(QUESTIONS[:8]) for name in names
@@ -93,13 +94,14 @@ def test_a_line_chooses_its_adapter_and_an_unknown_name_is_its_own_error(
         for name in names if name != "unknown"
     }  # fmt: skip
     expected = [question.answer for question in QUESTIONS[:8]]
-    assert answers[None] == answers["tiny"] == answers["silent"] == expected
+    assert answers[None] == answers["silent"] == expected
     assert answers["noisy"] != expected
     assert by_id["noisy0"]["response"]["body"]["model"] == "noisy"
     for n in range(8):
         error = by_id[f"unknown{n}"]["error"]
         assert error["code"] == "model_not_found"
-        assert "'tiny', 'noisy', 'silent'" in error["message"]
+        assert "`unknown` does not exist" in error["message"]
+        assert "noisy, silent" in error["message"]
 
 
 def test_a_common_beginning_is_computed_once_and_drafts_are_accepted(

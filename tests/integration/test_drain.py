@@ -209,12 +209,15 @@ async def test_a_base64_body_is_read(redis_client: redis.Redis, redis_url: str) 
 async def test_another_model_than_the_served_one_is_refused_by_name(
     redis_client: redis.Redis, redis_url: str
 ) -> None:
-    for rid, model in (("t0", "big"), ("t1", "tiny"), ("t2", None)):
+    for rid, model in (("t0", "big"), ("t1", "tiny"), ("t2", None), ("t3", "adapter")):
         body = chat() if model is None else chat(model=model)
         redis_client.lpush("warmq.tiny", celery_message(rid, body))
-    async with draining(redis_url, served_model_name="tiny"):
-        await soon(lambda: all(stored(redis_client, rid) for rid in ("t0", "t1", "t2")))
+    modules = "--lora-modules adapter=/somewhere"
+    async with draining(redis_url, served_model_name="tiny", engine_args=modules):
+        await soon(lambda: all(stored(redis_client, rid) for rid in ("t0", "t1", "t2", "t3")))
+    assert not error_of(redis_client, "t3")
     assert error_of(redis_client, "t0")["code"] == "model_not_found"
+    assert "serves 'tiny', 'adapter', not 'big'" in error_of(redis_client, "t0")["message"]
     assert "--model big" in error_of(redis_client, "t0")["message"]
     assert stored(redis_client, "t1")["status"] == "SUCCESS"  # type: ignore[index]
     assert stored(redis_client, "t2")["status"] == "SUCCESS"  # type: ignore[index]

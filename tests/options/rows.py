@@ -15,6 +15,8 @@ BASE = (
 #: For pipeline stages: on the CPU vLLM 0.30 makes room for what they pass on in a warm-up, which
 #: it skips with --enforce-eager. Its compiler is left out.
 STAGED = BASE.replace("--enforce-eager ", "")
+#: For what the engine itself finds: nothing can be computed before it starts.
+UNSIZED = BASE.replace("--kv-cache-memory-bytes 67108864 ", "")
 ACCEPTED = r"SpecDecoding metrics: Mean acceptance length: [^,]*, .*Avg Draft acceptance rate: .*"
 STATS = {"engine_stats_s": 1}
 CACHED = "--enable-prefix-caching --enable-prompt-tokens-details --block-size 32"
@@ -78,7 +80,8 @@ ROWS = (
     Row("plain", "", like=None),
     Row("merged", "", model="{merged}", like=None),
     Row("tensor-parallel", f"--tensor-parallel-size 2 {MP}", env=NOBIND, details=TWO),
-    Row("pipeline-parallel", f"--pipeline-parallel-size 2 {MP}", env=STAGES_ENV, base=STAGED, details=STAGES),
+    Row("pipeline-parallel", f"--pipeline-parallel-size 2 {MP}", env=STAGES_ENV, base=STAGED,
+        details=STAGES),
     Row(
         "pipeline-eager", f"--pipeline-parallel-size 2 {MP}", env=NOBIND,
         refused=".*vLLM 0.30 skips the warm-up of .*",
@@ -119,12 +122,12 @@ ROWS = (
         refused="Write --max-model-len 896 or --kv-cache-memory-bytes 5898240",
     ),
     Row(
-        "max-model-len", "--max-model-len 400000",
+        "max-model-len", "--max-model-len 400000", base=UNSIZED,
         env={"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"},
         refused="the KV cache has .* GiB and holds .*",
     ),
     Row(
-        "gpu-memory-utilization", "--gpu-memory-utilization 0.999",
+        "gpu-memory-utilization", "--gpu-memory-utilization 0.999", base=UNSIZED,
         refused=r"only [\d.]+ of [\d.]+ GiB are free, .*",
     ),
 )  # fmt: skip

@@ -33,7 +33,9 @@ def test_sizes_are_read_as_vllm_reads_them(text: str, size: int | None) -> None:
     assert size_of(text) == size
 
 
-def test_the_shipped_models_cache_is_computed_from_its_config() -> None:
+def test_the_shipped_models_cache_is_computed_from_its_config(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     # 9 blocks of 128 tokens: one is vLLM's own, 8 hold 1,024 tokens.
     asked = {"kv-cache-memory-bytes": str(9 * 128 * TOKEN_BYTES), "dtype": "float32"}
     cache = asked_cache(asked | {"max-model-len": "1024"}, str(MODEL), on_cpu=True)
@@ -46,6 +48,8 @@ def test_the_shipped_models_cache_is_computed_from_its_config() -> None:
     assert finding.fatal
     needs = 10 * 128 * TOKEN_BYTES
     assert finding.remedy == f"Write --max-model-len 1024 or --kv-cache-memory-bytes {needs}"
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB; vLLM takes it before the option
+    assert list(judge_cache(asked | {"max-model-len": "1025"}, str(MODEL), True)) == []
 
 
 @pytest.mark.parametrize(

@@ -182,7 +182,7 @@ class VllmEngine:
         # With adapters the name chooses, so an unknown one is no longer the only model's.
         self._fixed_name = self._fixed_name or bool(models.lora_requests)
         if self._stats_s is not None:
-            self._stats = asyncio.create_task(self._log_stats(engine, self._stats_s))
+            self._stats = asyncio.create_task(self._log_stats(self._stats_s))
         config = engine.vllm_config
         replicas = config.parallel_config.data_parallel_size
         return Capacity(
@@ -201,9 +201,9 @@ class VllmEngine:
             },
         )
 
-    async def _log_stats(self, engine: Any, every_s: float) -> None:
+    async def _log_stats(self, every_s: float) -> None:
         """Have vLLM log what its server logs: throughput, cache hits, accepted drafts."""
-        while self._engine is engine and not engine.errored:
+        while (engine := self._engine) is not None and not engine.errored:
             await asyncio.sleep(every_s)
             await engine.do_log_stats()
 
@@ -280,8 +280,14 @@ class VllmEngine:
             return self._died(error.message)
         if error.code >= 500:
             return RequestFailed(error.message)
-        code = "model_not_found" if error.code == 404 else "invalid_request"
-        return RequestRejected(error.message, code=code, field=error.param)
+        if error.code == 404:
+            served = ", ".join(sorted(self._names))
+            return RequestRejected(
+                f"field body.model: {error.message} This worker serves {served}",
+                code="model_not_found",
+                field="body.model",
+            )
+        return RequestRejected(error.message, code="invalid_request", field=error.param)
 
     def _died(self, error: object) -> EngineDead:
         # vLLM's own text says "see root cause above", and that may be in another log.
