@@ -68,8 +68,8 @@ def _judge_warm_up(asked: Mapping[str, str]) -> Iterator[Finding]:
         yield Finding(
             f"WARMQ_ENGINE_ARGS: on the CPU vLLM 0.30 skips the warm-up of pipeline stages with "
             f"--{name}, and dies at the first request",
-            f"Leave out --{name} (TORCHDYNAMO_DISABLE=1 spares the compiler instead), or use "
-            "--tensor-parallel-size",
+            f'Leave out --{name} (--compilation-config \'{{"mode": 2, "backend": "eager"}}\' '
+            "compiles as little as --enforce-eager), or use --tensor-parallel-size",
         )
 
 

@@ -13,8 +13,8 @@ BASE = (
     "--kv-cache-memory-bytes 67108864 --gpu-memory-utilization 0.2"
 )
 #: For pipeline stages: on the CPU vLLM 0.30 makes room for what they pass on in a warm-up, which
-#: it skips with --enforce-eager. Its compiler is left out.
-STAGED = BASE.replace("--enforce-eager ", "")
+#: it skips with --enforce-eager; this compiles as little.
+STAGED = BASE.replace("--enforce-eager", '--compilation-config \'{"mode": 2, "backend": "eager"}\'')
 #: For what the engine itself finds: nothing can be computed before it starts.
 UNSIZED = BASE.replace("--kv-cache-memory-bytes 67108864 ", "")
 ACCEPTED = r"SpecDecoding metrics: Mean acceptance length: [^,]*, .*Avg Draft acceptance rate: .*"
@@ -22,8 +22,8 @@ STATS = {"engine_stats_s": 1}
 CACHED = "--enable-prefix-caching --enable-prompt-tokens-details --block-size 32"
 #: vLLM gives each process of a CPU engine a NUMA node of its own unless it is told the cores.
 NOBIND = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+SIXTEEN_BITS = "--dtype bfloat16"
 MP = "--distributed-executor-backend mp"
-STAGES_ENV = NOBIND | {"TORCHDYNAMO_DISABLE": "1"}
 TWO = {"tensor_parallel_size": 2}
 STAGES = {"pipeline_parallel_size": 2}
 LORA = "--enable-lora --max-lora-rank 8 --lora-modules noisy={lora} silent={zero}"
@@ -80,7 +80,7 @@ ROWS = (
     Row("plain", "", like=None),
     Row("merged", "", model="{merged}", like=None),
     Row("tensor-parallel", f"--tensor-parallel-size 2 {MP}", env=NOBIND, details=TWO),
-    Row("pipeline-parallel", f"--pipeline-parallel-size 2 {MP}", env=STAGES_ENV, base=STAGED,
+    Row("pipeline-parallel", f"--pipeline-parallel-size 2 {MP}", env=NOBIND, base=STAGED,
         details=STAGES),
     Row(
         "pipeline-eager", f"--pipeline-parallel-size 2 {MP}", env=NOBIND,
@@ -99,9 +99,9 @@ ROWS = (
     speculating("draft-model", DRAFT),
     speculating("ngram", NGRAM),
     speculating("suffix", SUFFIX, needs="arctic_inference"),
-    speculating("pipeline-and-ngram", f"--pipeline-parallel-size 2 {NGRAM}", env=STAGES_ENV,
+    speculating("pipeline-and-ngram", f"--pipeline-parallel-size 2 {NGRAM}", env=NOBIND,
                 base=STAGED, details=STAGES),
-    speculating("pipeline-and-draft-model", f"--pipeline-parallel-size 2 {DRAFT}", env=STAGES_ENV,
+    speculating("pipeline-and-draft-model", f"--pipeline-parallel-size 2 {DRAFT}", env=NOBIND,
                 base=STAGED, details=STAGES),
     Row(
         "other-vocabulary", speculation(model="{other-vocabulary}", num_speculative_tokens=4),
@@ -111,11 +111,12 @@ ROWS = (
         shows=(r"Prefix cache hit rate: [1-9][\d.]*%",)),
     speculating("lora-ngram-prefix-caching", f"{LORA} {NGRAM} {CACHED}", like="merged",
                 named="noisy", cached=True),
-    Row("compressed-tensors", "", model="{compressed-tensors}", least=0.7),
-    Row("gptq", "--quantization gptq", model="{gptq}", least=0.3),
-    Row("awq", "--quantization awq", model="{awq}", least=0.3),
-    Row("fp8", "--quantization fp8", least=0.5),
-    Row("bfloat16", "--dtype bfloat16", details={"dtype": "torch.bfloat16"}, least=0.7),
+    Row("bfloat16", SIXTEEN_BITS, details={"dtype": "torch.bfloat16"}, least=0.7),
+    Row("compressed-tensors", f"--quantization compressed-tensors {SIXTEEN_BITS}",
+        model="{compressed-tensors}", least=0.7),
+    Row("gptq", f"--quantization gptq {SIXTEEN_BITS}", model="{gptq}", least=0.3),
+    Row("awq", f"--quantization awq {SIXTEEN_BITS}", model="{awq}", least=0.3),
+    Row("fp8", f"--quantization fp8 {SIXTEEN_BITS}", least=0.5),
     Row("kv-cache-memory-bytes", "--block-size 128 --kv-cache-memory-bytes 5898240"),
     Row(
         "kv-cache-one-byte-less", "--block-size 128 --kv-cache-memory-bytes 5898239",
