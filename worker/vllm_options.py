@@ -55,6 +55,13 @@ def judge_options(engine_args: str, model: str | None, on_cpu: bool) -> Iterator
     if old := [name for name in SPECULATION if name in asked]:
         yield _gone(old[0], f"Write --speculative-config '{_speculation(asked)}'")
     yield from _vocabularies(asked, model)
+    if on_cpu and asked.keys() & {"speculative-config", "spec-model", "spec-method"}:
+        yield Finding(
+            "WARMQ_ENGINE_ARGS: speculation kills vLLM 0.30 on the CPU at the first request with "
+            'temperature 0 (its rejection sampler still calls a Triton kernel: "Cannot inspect '
+            'kernel parameters for function")',
+            "Leave --speculative-config out on the CPU",
+        )
     yield from judge_parallel(asked, on_cpu)
     yield from judge_cache(asked, model, on_cpu)
     yield from judge_adapters(engine_args)

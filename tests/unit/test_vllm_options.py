@@ -127,6 +127,13 @@ def test_enough_gpus_or_those_of_other_machines_are_not_mentioned(
     assert judged(args) == []
 
 
+def test_speculation_is_refused_where_it_kills_the_engine() -> None:
+    args = '--speculative-config \'{"method": "ngram", "num_speculative_tokens": 4}\''
+    (finding,) = judged(args, on_cpu=True)
+    assert finding.fatal and "at the first request" in finding.problem
+    assert judged(args) == []
+
+
 def test_engine_processes_on_a_cpu_need_cores_or_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "numa_nodes", lambda: 1)
     (finding,) = judged("-tp 2", on_cpu=True)
