@@ -30,6 +30,7 @@ from worker.engine.detokenized import Detokenized
 from worker.engine.media import MAX_DOWNLOAD_MB, guard, unguard
 from worker.engine.pooled import pooled
 from worker.engine.root_cause import RootCause
+from worker.engine.stats import log_stats
 from worker.kv_cache import explain
 from worker.settings import WorkerSettings
 
@@ -120,9 +121,8 @@ def parse_engine_args(settings: WorkerSettings) -> Any:
         words = shlex.split(settings.engine_args)
     except ValueError as error:
         raise SettingsError(f"WARMQ_ENGINE_ARGS: {error}") from None
-    argv = [*words, "--model", settings.model]
-    if settings.engine_stats_s is None:
-        argv.append("--disable-log-stats")
+    quiet = [] if settings.engine_stats_s else ["--disable-log-stats"]
+    argv = [*quiet, *words, "--model", settings.model]
     if settings.served_model_name:
         argv += ["--served-model-name", settings.served_model_name]
     return make_arg_parser(_Parser()).parse_args(argv)
@@ -139,7 +139,6 @@ class VllmEngine:
         self._engine: AsyncLLMEngine | None = None
         self._names: set[str] = set()
         self._stats_s = settings.engine_stats_s
-        self._stats: asyncio.Task[None] | None = None
         self._kill_grace_s = settings.kill_grace_s
         self._default_max_tokens = settings.default_max_tokens
         self._private_networks = settings.media_private_networks
@@ -156,10 +155,7 @@ class VllmEngine:
                 stat_loggers=[lambda config, index=0: self._progress],
             )
         except Exception as error:
-            died = self._died(error)
-            if advice := explain(died.message):
-                died = EngineDead(f"{advice}\n{died.message}")
-            raise died from error
+            raise self._died(error) from error
         self._cause.processes = multiprocessing.active_children()
         # What vLLM and torch have made stays until the end: left to the collector, walking it
         # stops the drain's loop for 0.37 s at a time (docs/performance.md). Thawed first, so
@@ -179,33 +175,23 @@ class VllmEngine:
         self._serving = _serving_by_url(state, self._default_max_tokens)
         models = state.openai_serving_models
         self._names = {m.name for m in models.base_model_paths} | set(models.lora_requests)
-        # With adapters the name chooses, so an unknown one is no longer the only model's.
-        self._fixed_name = self._fixed_name or bool(models.lora_requests)
+        self._fixed_name |= bool(models.lora_requests)  # with adapters the name chooses
         if self._stats_s is not None:
-            self._stats = asyncio.create_task(self._log_stats(self._stats_s))
-        config = engine.vllm_config
-        replicas = config.parallel_config.data_parallel_size
+            self._stats = asyncio.create_task(log_stats(engine, self._stats_s))
+        config, parallel = engine.vllm_config, engine.vllm_config.parallel_config
         return Capacity(
-            max_num_seqs=config.scheduler_config.max_num_seqs * replicas,
+            max_num_seqs=config.scheduler_config.max_num_seqs * parallel.data_parallel_size,
             max_model_len=config.model_config.max_model_len,
             model=str(self._args.model),
             details={
-                "engine": "vllm",
-                "device": str(config.device_config.device_type),
+                "engine": "vllm", "device": str(config.device_config.device_type),
                 "dtype": str(config.model_config.dtype),
-                "served_names": sorted(self._names),
-                "urls": sorted(self._serving),
-                "tensor_parallel_size": config.parallel_config.tensor_parallel_size,
-                "pipeline_parallel_size": config.parallel_config.pipeline_parallel_size,
-                "data_parallel_size": replicas,
+                "served_names": sorted(self._names), "urls": sorted(self._serving),
+                "tensor_parallel_size": parallel.tensor_parallel_size,
+                "pipeline_parallel_size": parallel.pipeline_parallel_size,
+                "data_parallel_size": parallel.data_parallel_size,
             },
-        )
-
-    async def _log_stats(self, every_s: float) -> None:
-        """Have vLLM log what its server logs: throughput, cache hits, accepted drafts."""
-        while (engine := self._engine) is not None and not engine.errored:
-            await asyncio.sleep(every_s)
-            await engine.do_log_stats()
+        )  # fmt: skip
 
     async def generate(self, request: EngineRequest, request_id: str) -> Completion:
         """Run one request through vLLM's serving class for its url."""
@@ -280,19 +266,15 @@ class VllmEngine:
             return self._died(error.message)
         if error.code >= 500:
             return RequestFailed(error.message)
-        if error.code == 404:
-            served = ", ".join(sorted(self._names))
-            return RequestRejected(
-                f"field body.model: {error.message} This worker serves {served}",
-                code="model_not_found",
-                field="body.model",
-            )
-        return RequestRejected(error.message, code="invalid_request", field=error.param)
+        if error.code != 404:
+            return RequestRejected(error.message, field=error.param)
+        told = f"{error.message} This worker serves {', '.join(sorted(self._names))}"
+        return RequestRejected(told, code="model_not_found", field=error.param)
 
     def _died(self, error: object) -> EngineDead:
         # vLLM's own text says "see root cause above", and that may be in another log.
-        cause = self._cause.tell()
-        return EngineDead(f"{error}\n{cause}" if cause else str(error))
+        text = f"{error}\n{self._cause.tell()}".strip()
+        return EngineDead(f"{explain(text) or ''}\n{text}".strip())
 
     def dead(self) -> bool:
         """Whether the engine's processes are gone."""
