@@ -108,11 +108,6 @@ fix: $(STAMP) ## format, and mend what ruff can mend
 bench: $(STAMP) ## measure the queue against the bare engine, with many workers, over a million lines
 	$(PY) tests/bench/run.py
 
-.PHONY: bench-options
-bench-options: $(STAMP) ## run the worker with each of vLLM's options; keeps what was seen (half an hour)
-	$(PY) tests/options/run.py --save $(if $(ONLY),--only $(ONLY))
-	$(PY) tests/options/run.py --write-docs
-
 .PHONY: audit
 audit: $(STAMP) ## look the locked packages up in the vulnerability database (needs its service)
 	@scripts/audit
