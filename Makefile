@@ -108,6 +108,10 @@ fix: $(STAMP) ## format, and mend what ruff can mend
 bench: $(STAMP) ## measure the queue against the bare engine, with many workers, over a million lines
 	$(PY) tests/bench/run.py
 
+.PHONY: bench-qa
+bench-qa: $(STAMP) ## the tutorial's experiment: one by one, queued, speculation, two devices
+	$(PY) tests/bench/qa.py
+
 .PHONY: audit
 audit: $(STAMP) ## look the locked packages up in the vulnerability database (needs its service)
 	@scripts/audit
