@@ -105,7 +105,7 @@ fix: $(STAMP) ## format, and mend what ruff can mend
 	$(PY) -m ruff format .
 	$(PY) -m ruff check --fix .
 
-bench: $(STAMP) ## measure the queue against the bare engine, with many workers, over a million lines
+bench: $(STAMP) ## measure the queue: against the bare engine and other ways, many workers, a million lines
 	$(PY) tests/bench/run.py
 
 .PHONY: bench-qa
@@ -120,5 +120,5 @@ lock: $(STAMP) ## resolve anew and write requirements/*.txt
 	$(PY) scripts/lock
 
 clean: ## remove the environment and what tools left
-	rm -rf $(VENV) $(VENV).lock $(RBLN_VENV) $(RBLN_VENV).lock $(TRITON_VENV) $(TRITON_VENV).lock .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VENV).lock $(RBLN_VENV) $(RBLN_VENV).lock $(TRITON_VENV) $(TRITON_VENV).lock .venv-bench .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

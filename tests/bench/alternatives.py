@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import report
-from bare_engine import BareEngine
+from bare_engine import OFFLINE, BareEngine
 from overlay import CannotRun
 from vllm_server import VllmServer
 from ways import ENGINE_ARGS, MORE_ARGS, TOKENS, Client, RunBatch, Way
@@ -42,6 +42,7 @@ EXPECTED = {
     "warmq_to_celery": 1.15,
     "warmq_to_llmq": 1.2,
     "warmq_to_ray": 1.3,
+    "warmq_to_offline": 0.9,
     "run_batch_files_to_warmq": 8,
     "why": "the model takes most of both cores, so what a way costs in CPU a request shows; "
     "on an H200, one run each, client and run-batch were as fast as the engine alone",
@@ -119,6 +120,7 @@ def every_way(folder: Path, server: VllmServer, best: int) -> Iterator[tuple[str
     yield "celery", StockCelery(folder, THREADS)
     yield "llmq", Llmq(folder)
     yield "ray", RayData(folder)
+    yield "offline", BareEngine(folder, OFFLINE)
     yield "bare", (bare := BareEngine(folder, "final"))
     for kind in MORE_BARE:
         yield f"bare_{kind}", BareEngine(folder, kind, bare)
@@ -126,7 +128,7 @@ def every_way(folder: Path, server: VllmServer, best: int) -> Iterator[tuple[str
 
 def measure(quick: bool) -> dict[str, Any]:
     """Run everything; return the part's figures."""
-    count, rounds, files, lines = (150, 1, 1, 200) if quick else (500, 3, 3, FILE_LINES)
+    count, rounds, files, lines = (150, 1, 1, 200) if quick else (500, 3, 10, FILE_LINES)
     loads = [report.load_now()]
     field = Field()
     with tempfile.TemporaryDirectory(prefix="warmq-bench-") as name, ExitStack() as stack:

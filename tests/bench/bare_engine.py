@@ -1,13 +1,15 @@
-"""AsyncLLMEngine alone in a process of its own: which term of a front end costs what.
+"""vLLM alone in a process of its own: which term of a front end costs what.
 
 `final` asks for each answer once, at its end, as the queue does; `cumulative` for every token, as
 generate() does when it is not told otherwise; `frozen` is `final` with what exists kept from the
-garbage collector, as vLLM's server and warmq do. As a program it obeys lines on stdin: KIND COUNT.
+garbage collector, as vLLM's server and warmq do; `offline` is another process, with LLM.generate
+over the whole file. As a program it obeys lines on stdin: KIND COUNT.
 """
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import gc
 import os
 import shlex
@@ -27,6 +29,7 @@ KINDS = {
     "cumulative": "output at every token",
     "frozen": "final output, gc.freeze",
 }
+OFFLINE = "offline"
 
 
 class BareEngine:
@@ -35,11 +38,13 @@ class BareEngine:
     warm = True
 
     def __init__(self, folder: Path, kind: str, owner: BareEngine | None = None) -> None:
-        self.name = f"AsyncLLMEngine alone, {KINDS[kind]}"
+        self.name = "LLM.generate"
+        if kind != OFFLINE:
+            self.name = f"AsyncLLMEngine alone, {KINDS[kind]}"
         self._kind = kind
         self._owner = owner
         self._process: subprocess.Popen[str] | None = None
-        self._log = folder / "bare.log"
+        self._log = folder / f"bare-{kind}.log"
 
     def start(self) -> None:
         """Start it and wait for its engine."""
@@ -48,8 +53,9 @@ class BareEngine:
             return
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                stderr=log, text=True, start_new_session=True,
+                [sys.executable, __file__, self._kind],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
+                text=True, start_new_session=True,
                 env=os.environ | ENGINE_ENV | {"PYTHONPATH": str(ROOT)},
             )  # fmt: skip
         self.run(2)
@@ -70,6 +76,29 @@ class BareEngine:
         """End it."""
         if self._owner is None:
             end(self._process)
+
+
+def offline() -> None:
+    """Build an LLM and obey."""
+    from vllm import LLM, EngineArgs, SamplingParams
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
+    words = ["--model", str(MODEL), *shlex.split(ENGINE_ARGS)]
+    chosen = EngineArgs.from_cli_args(parser.parse_args(words))
+    given = {
+        field.name: getattr(chosen, field.name)
+        for field in dataclasses.fields(chosen)
+        if field.default not in (dataclasses.MISSING, getattr(chosen, field.name))
+    }
+    llm = LLM(**given)
+    params = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
+    while order := sys.stdin.readline():
+        chats = [body(number)["messages"] for number in range(int(order.split()[1]))]
+        began = time.monotonic()
+        done = llm.chat(chats, params, use_tqdm=False)
+        print("seconds", time.monotonic() - began, flush=True)
+        assert all(len(one.outputs[0].token_ids) == TOKENS for one in done)
 
 
 async def main() -> None:
@@ -116,4 +145,7 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    if sys.argv[1] == OFFLINE:
+        offline()
+    else:
+        asyncio.run(main())
