@@ -38,8 +38,9 @@ EXPECTED = {
 BARS = {
     "occupancy_64": 0.98,
     "occupancy_256": 0.98,
-    "ceiling_per_s": 3000,
-    "worker_us_per_request": 200,
+    "ceiling_per_s": 10_000,
+    "worker_us_per_request": 100,
+    "scripts_per_request": 0.125,
 }
 
 
