@@ -86,10 +86,8 @@ ROWS = (
         "tensor-unbound", "--tensor-parallel-size 2",
         refused="2 engine processes on a CPU with 1 NUMA nodes.*",
     ),
-    Row(
-        "ray", "--tensor-parallel-size 2 --distributed-executor-backend ray", env=NOBIND,
-        details=TWO, needs="ray",
-    ),
+    Row("ray", "--tensor-parallel-size 2 --distributed-executor-backend ray", env=NOBIND,
+        needs="ray", refused="current platform cpu does not support ray"),
     Row("data-parallel", "--data-parallel-size 2", env=NOBIND,
         details={"data_parallel_size": 2, "max_num_seqs": 32}),
     Row("draft-model", DRAFT, refused=KILLS),
