@@ -110,7 +110,7 @@ def engine_alone_us(slots: int, count: int) -> float:
         async def keep_going() -> None:
             while numbers:
                 body = simulated_body(numbers.pop())
-                await engine.generate(EngineRequest(COMPLETION_URL, body), "alone")
+                await engine.generate(EngineRequest(COMPLETION_URL, body), body["prompt"])
 
         before = time.process_time()
         await asyncio.gather(*(keep_going() for _ in range(slots)))

@@ -6,6 +6,7 @@ from typing import Any
 
 import comparison
 import plots
+import qa_table
 import report
 
 PAGE = report.ROOT / "docs" / "performance.md"
@@ -198,7 +199,8 @@ def write() -> None:
         lines += [*look_ahead_table(parts["throughput"]), ""]
     if "scale" in parts and (h200 := report.load("gpu-8b")):
         lines += full_note(parts["scale"], h200)
-    head, _, rest = comparison.put_in(PAGE.read_text()).partition(BEGIN)
+    page = qa_table.put_in(comparison.put_in(PAGE.read_text()))
+    head, _, rest = page.partition(BEGIN)
     _, _, tail = rest.partition(END)
     for name, shown in plots.write():
         image = f"![{shown}](plots/{name})"
