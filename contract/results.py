@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import datetime as dt
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
+import msgspec
 import orjson
 
 from contract.errors import RequestRejected, WarmqError
@@ -109,8 +110,52 @@ def outcome_of(meta: dict[str, Any]) -> str:
     return code if code in ("cancelled", "expired") else "failed"
 
 
+class _Timed(msgspec.Struct):
+    timing: msgspec.Raw
+
+
+class _Used(msgspec.Struct):
+    usage: dict[str, Any]
+
+
+class _Success(msgspec.Struct):
+    """What `success_meta` writes, as far as an output line needs it."""
+
+    status: Literal["SUCCESS"]
+    result: msgspec.Raw
+    warmq: _Timed
+
+
+_decode_success = msgspec.json.Decoder(_Success).decode
+_decode_used = msgspec.json.Decoder(_Used).decode
+
+
+def _plain_line(request_id: str, custom_id: str, line: int, raw: bytes) -> ResultLine | None:
+    """Return the line of a success of ours without building its body; None for anything else."""
+    try:
+        meta = _decode_success(raw)
+        used = _decode_used(meta.result)
+        body, rid = bytes(meta.result), request_id.encode()
+        body.decode()  # msgspec does not look into what it passes over
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    if b"\n" in body:
+        return None
+    out = b"".join((
+        b'{"id":"batch_req_', rid, b'","custom_id":', orjson.dumps(custom_id),
+        b',"response":{"status_code":200,"request_id":"', rid, b'","body":', body,
+        b'},"error":null,"warmq":{"line":%d,"timing":' % line, bytes(meta.warmq.timing), b"}}",
+    ))  # fmt: skip
+    return ResultLine(out, False, "completed", used.usage)
+
+
 def result_line(request_id: str, custom_id: str, line: int, raw: bytes | None) -> ResultLine:
     """Return OpenAI's batch output line for a stored result, or for a lost one."""
+    plain = _plain_line(request_id, custom_id, line, raw) if raw is not None else None
+    return plain or _any_line(request_id, custom_id, line, raw)
+
+
+def _any_line(request_id: str, custom_id: str, line: int, raw: bytes | None) -> ResultLine:
     meta = read_meta(raw) if raw is not None else None
     out: dict[str, Any] = {"id": f"batch_req_{request_id}", "custom_id": custom_id}
     if meta is not None and meta["status"] == "SUCCESS":

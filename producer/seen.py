@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 
-#: Request ids kept in memory (about 20 MB); the others go to a temporary database.
+#: Request ids kept in memory (about 28 MB); the others go to a temporary database.
 IN_MEMORY = 200_000
 _CACHE_KB = 8 * 1024
 
@@ -14,18 +14,18 @@ class SeenIds:
 
     def __init__(self, in_memory: int = IN_MEMORY) -> None:
         self._bound = in_memory
-        self._memory: set[bytes] = set()
+        self._memory: set[str] = set()
         self._disk: sqlite3.Connection | None = None
 
     def add(self, request_id: str) -> bool:
         """Remember an id; return whether it is new."""
-        short = bytes.fromhex(request_id.replace("-", ""))
-        if short in self._memory:
+        if request_id in self._memory:
             return False
         if len(self._memory) < self._bound:
-            self._memory.add(short)
+            self._memory.add(request_id)
             return True
         disk = self._disk or self._open()
+        short = bytes.fromhex(request_id.replace("-", ""))
         return disk.execute("INSERT OR IGNORE INTO seen VALUES (?)", (short,)).rowcount == 1
 
     def _open(self) -> sqlite3.Connection:

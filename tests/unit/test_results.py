@@ -8,6 +8,7 @@ from celery import Celery
 from celery.exceptions import TaskRevokedError
 from lessee import celery_message
 
+from contract import results
 from contract.errors import CODES, RequestFailed, RequestRejected
 from contract.message import read_delivery
 from contract.results import failure_meta, outcome_of, result_line, success_meta
@@ -100,3 +101,25 @@ def test_a_result_that_stock_celery_wrote_is_shown_too() -> None:
     error = orjson.loads(result_line("t0", "c7", 7, raw).json)["error"]
     assert error["code"] == "request_failed"
     assert "y" in error["message"]
+
+
+def test_the_short_way_for_a_success_writes_the_line_that_the_long_way_writes() -> None:
+    for custom_id in ("c7", 'a "quoted"\n😀 one'):
+        short = results._plain_line("t0", custom_id, 7, success())
+        assert short is not None
+        assert short == results._any_line("t0", custom_id, 7, success())
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"null",
+        b'{"status":"SUCCESS","result":{"usage":{},"text":"\xff"},"warmq":{"timing":{}}}',
+        b'{"status":"SUCCESS",\n"result":{\n"usage":{}},"warmq":{"timing":{}}}',
+        b'{"status":"SUCCESS","result":"of another worker","warmq":null}',
+        failure_meta("t0", RequestFailed("it broke")),
+    ],
+)
+def test_anything_else_takes_the_long_way(raw: bytes) -> None:
+    assert results._plain_line("t0", "c7", 7, raw) is None
+    assert b"\n" not in result_line("t0", "c7", 7, raw).json
