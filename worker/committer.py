@@ -10,7 +10,7 @@ from worker.leases import Ending, Leases
 #: Endings that come within this many seconds share one DONE. At 1,200 requests/s that is a tenth
 #: of a round trip a request; it costs a result 4 ms in the middle (docs/decisions/0009).
 LINGER_S = 0.008
-#: So many are worth a round trip of their own.
+#: So many are worth a round trip of their own, whatever else is in flight.
 ENOUGH = 64
 GROUP = 512
 #: Redis drops a client whose query is larger than 1 GB; results are not all small.
@@ -27,15 +27,15 @@ class Committer:
         self._due = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
-        #: How many requests are in flight, those that wait here too: if all of them do, there is
-        #: nothing to linger for.
-        self.in_flight: Callable[[], int] = lambda: ENOUGH
+        #: How many endings it does not pay to linger for: all that are in flight, or so many that
+        #: slots would stay empty meanwhile.
+        self.enough: Callable[[], int] = lambda: ENOUGH
 
     def put(self, ending: Ending) -> None:
         """Take an ending; returns at once."""
         self._waiting.append(ending)
         self._idle.clear()
-        if len(self._waiting) >= min(ENOUGH, self.in_flight()):
+        if len(self._waiting) >= min(ENOUGH, self.enough()):
             self._due.set()
         elif len(self._waiting) == 1:
             asyncio.get_running_loop().call_later(LINGER_S, self._due.set)

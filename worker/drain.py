@@ -71,7 +71,9 @@ class Drain:
         self._changed = asyncio.Event()
         self._hungry = asyncio.Event()
         self._committer = Committer(leases, self._committed)
-        self._committer.in_flight = lambda: len(self.in_flight)
+        # A slot is filled again once Redis has the result: what a killed worker has computed in
+        # vain is never more than slots and look-ahead. Answers of one length end together.
+        self._committer.enough = lambda: min(len(self.in_flight), self._low_water)
         self._committing: asyncio.Task[None]
 
     # -- the loop ---------------------------------------------------------------

@@ -62,7 +62,7 @@ async def test_the_last_ones_in_flight_do_not_linger(
     redis: Redis, writes: Committer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(committer, "LINGER_S", 3600)
-    writes.in_flight = lambda: 2
+    writes.enough = lambda: 2
     writes.put(ending())
     writes.put(ending())
     await asyncio.wait_for(writes.flush(), 5)
@@ -84,7 +84,7 @@ async def test_a_group_ends_at_its_bytes_and_the_rest_follows_at_once(
 ) -> None:
     monkeypatch.setattr(committer, "LINGER_S", 3600)
     monkeypatch.setattr(committer, "GROUP_BYTES", 100)
-    writes.in_flight = lambda: 5
+    writes.enough = lambda: 5
     for _ in range(5):
         writes.put(ending(b"x" * 60))
     await asyncio.wait_for(writes.flush(), 5)
