@@ -196,13 +196,9 @@ def run(quick: bool = False) -> None:
     """Measure, save and print."""
     data = measure(quick)
     report.save("alternatives", data)
-    report.table(
+    report.figures(
         f"one vLLM, {data['requests']} chats x {TOKENS} tokens; ratios are of runs of one round",
-        ("figure", "bar", "expected", "reached: median (least to greatest)"),
-        [
-            (name, str(BARS.get(name, "")), str(EXPECTED.get(name, "")), report.shown(found))
-            for name, found in data["reached"].items()
-        ],
+        data,
     )
     for name, reason in data["not_run"].items():
         print(f"could not run: {name}: {reason}")

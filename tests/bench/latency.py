@@ -153,12 +153,8 @@ def run(quick: bool = False) -> None:
     """Measure, save and print."""
     data = measure(quick)
     report.save("latency", data)
-    report.table(
+    report.figures(
         "latency in ms: wake = sent to worker has it, commit = engine finished to result in "
         "Redis,\nanswer = sent to result read, overtake = priority 0 under a backlog to worker",
-        ("figure", "bar", "expected", "reached: median of repeats (least to greatest)"),
-        [
-            (name, str(BARS.get(name, "")), str(EXPECTED.get(name, "")), report.shown(found))
-            for name, found in data["reached"].items()
-        ],
+        data,
     )

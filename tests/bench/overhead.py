@@ -175,11 +175,7 @@ def run(quick: bool = False) -> None:
     """Measure, save and print."""
     data = measure(quick)
     report.save("overhead", data)
-    report.table(
+    report.figures(
         "queue overhead, simulated engine, 200 ms mean latency",
-        ("figure", "bar", "expected", "reached: median (least to greatest)"),
-        [
-            (name, str(BARS.get(name, "")), str(EXPECTED.get(name, "")), report.shown(found))
-            for name, found in data["reached"].items()
-        ],
+        data,
     )

@@ -251,11 +251,7 @@ def run(quick: bool = False) -> None:
     """Measure, save and print."""
     data = measure(quick)
     report.save("queues", data)
-    report.table(
+    report.figures(
         "queues over a simulated engine, 200 ms mean latency (ceiling, idle: none)",
-        ("figure", "bar", "expected", "reached: median (least to greatest)"),
-        [
-            (name, str(BARS.get(name, "")), str(EXPECTED.get(name, "")), report.shown(found))
-            for name, found in data["reached"].items()
-        ],
+        data,
     )

@@ -141,3 +141,15 @@ def table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> Non
     for row in rows:
         shape.add_row(*row)
     Console(width=None if os.isatty(1) else 130).print(shape)
+
+
+def figures(title: str, data: dict[str, Any]) -> None:
+    """Print a part's `reached` beside its `bars` and what was `expected`."""
+    table(
+        title,
+        ("figure", "bar", "expected", "reached: median (least to greatest)"),
+        [
+            (name, *(str(data[kind].get(name, "")) for kind in ("bars", "expected")), shown(found))
+            for name, found in data["reached"].items()
+        ],
+    )

@@ -171,11 +171,7 @@ def run(quick: bool = False) -> None:
     """Measure, save and print."""
     data = measure(quick)
     report.save("scale", data)
-    report.table(
+    report.figures(
         f"workers of {SLOTS} slots on one Redis, simulated engines, {LATENCY_S:g} s unless said",
-        ("figure", "bar", "expected", "reached: median (least to greatest)"),
-        [
-            (name, str(BARS.get(name, "")), str(EXPECTED.get(name, "")), report.shown(found))
-            for name, found in data["reached"].items()
-        ],
+        data,
     )

@@ -121,13 +121,9 @@ def run(quick: bool, model: Path) -> None:
     data = asyncio.run(measure(quick, model))
     if not quick:
         report.save("streaming", data)
-    report.table(
+    report.figures(
         f"tokens/s with listeners over tokens/s without, {data['requests']} requests",
-        ("figure", "bar", "expected", "reached: median (least to greatest)"),
-        [
-            (name, str(BARS[name]), str(EXPECTED[name]), report.shown(found))
-            for name, found in data["reached"].items()
-        ],
+        data,
     )
     texts = [run["requests_with_text"] for turn in data["runs"] for run in turn]
     print(f"requests whose text was read, by run: {texts}")

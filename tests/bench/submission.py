@@ -155,12 +155,8 @@ def run(quick: bool = False) -> None:
     """Measure, save and print."""
     data = measure(quick)
     report.save("submit", data)
-    report.table(
+    report.figures(
         "producer submit, whole command with its start; 0.5 KB prompts, "
         f"{data['lines']['100k']:,} and {data['lines']['1m']:,} lines",
-        ("figure", "bar", "expected", "reached: median (least to greatest)"),
-        [
-            (name, str(BARS.get(name, "")), str(EXPECTED.get(name, "")), report.shown(found))
-            for name, found in data["reached"].items()
-        ],
+        data,
     )

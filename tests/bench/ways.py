@@ -20,6 +20,7 @@ from typing import Any, Protocol
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import aiohttp
+from progress_bar import span_drawn
 from vllm_server import KEY, VllmServer
 
 from contract.body import CHAT_URL
@@ -120,22 +121,11 @@ class RunBatch:
             cwd=ROOT, env=os.environ | ENGINE_ENV, stderr=subprocess.PIPE,
             stdout=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
-        first, last = self._watch(process)
+        seconds = span_drawn(process, b"Running batch", folder / "run-batch.log")
         assert process.wait(60) == 0, f"run-batch failed: {folder / 'run-batch.log'}"
         wall = time.monotonic() - began
         check_file(answers, count, tokens)
-        return {"tokens_per_s": count * tokens / (last - first), "wall_s": wall}
-
-    def _watch(self, process: subprocess.Popen[bytes]) -> tuple[float, float]:
-        """Return when the progress bar was first and last drawn: at 0 and at 100 %."""
-        drawn = []
-        assert process.stderr is not None
-        with (self._folder / "run-batch.log").open("wb") as log:
-            while chunk := os.read(process.stderr.fileno(), 65536):
-                if b"Running batch" in chunk:
-                    drawn.append(time.monotonic())
-                log.write(chunk)
-        return drawn[0], drawn[-1]
+        return {"tokens_per_s": count * tokens / seconds, "wall_s": wall}
 
     def stop(self) -> None:
         """Nothing is left."""

@@ -38,6 +38,7 @@ import workload
 from celery import Celery
 from load import hold, is_ready
 from process import Process, well
+from progress_bar import span_drawn
 
 from contract import keys
 from contract.body import CHAT_URL
@@ -145,7 +146,6 @@ class Field:
                 )
                 for request in self.wanted
             ]
-        self.sent_s = time.perf_counter() - began
         answers = [result.get(timeout=200, interval=0.05) for result in sent]
         assert [a["tokens"] for a in answers] == [tokens for _, tokens in self.wanted]
         return time.perf_counter() - began
@@ -175,24 +175,18 @@ class Field:
                         "body": chat(request) | {"model": str(self.model)}}) + "\n"
             for n, request in enumerate(self.wanted)
         ))  # fmt: skip
-        began, drawn = time.monotonic(), []
+        began = time.monotonic()
         process = subprocess.Popen(
             [sys.executable, "-m", "vllm.entrypoints.openai.run_batch", "-i", str(given),
              "-o", str(answers), "--model", str(self.model), *shlex.split(self.options)],
             stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
-        assert process.stderr is not None
-        with (self.folder / "run-batch.log").open("wb") as log:
-            while chunk := os.read(process.stderr.fileno(), 65536):
-                if b"Running batch" in chunk:
-                    drawn.append(time.monotonic())
-                log.write(chunk)
+        spent = span_drawn(process, b"Running batch", self.folder / "run-batch.log")
         process.wait(60)
         wall = time.monotonic() - began
         lines = [json.loads(line) for line in answers.read_text().splitlines()]
         tokens = sum(line["response"]["body"]["usage"]["completion_tokens"] for line in lines)
         assert tokens == self.tokens, (len(lines), tokens)
-        spent = drawn[-1] - drawn[0]
         found = {"form": "run-batch", "seconds": wall, "tokens_per_s": self.tokens / spent}
         print(json.dumps(found), flush=True)
         return found
