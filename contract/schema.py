@@ -7,7 +7,6 @@ short form: a body at top level with an optional `custom_id`.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -45,8 +44,7 @@ REMEDIES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(msgspec.Struct, frozen=True):
     """One valid request: `body` is its JSON, checked against the url's schema.
 
     `limited` says whether it names how many tokens may be written, or writes none.

@@ -1,6 +1,6 @@
 """Submits a file as one batch: validates line by line and queues a chunk at a time.
 
-While one chunk is on its way to Redis the next one is parsed. Every chunk names
+While chunks are on their way to Redis the next one is parsed. Every chunk names
 the cursor and digest it follows, so that repeated, resumed and concurrent
 submits of the same file queue every request once, and another file is refused.
 """
@@ -8,6 +8,7 @@ submits of the same file queue every request once, and another file is refused.
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, closing, nullcontext
@@ -30,6 +31,8 @@ from producer.seen import SeenIds
 #: Waits between looks at a Redis that is full, in seconds.
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 2.0
 _WAKE_S = 0.5
+#: Chunks on their way at once: with one, Redis would wait for each until the next is parsed.
+_UNDER_WAY = 2
 
 
 @dataclass(slots=True)
@@ -95,7 +98,7 @@ class Submitter:
         self._seen_as = part.name if part else ""
         self._ours: AbstractContextManager[object] = nullcontext() if part else closing(self._seen)
         self._stop = threading.Event()
-        self._pending: Future[None] | None = None
+        self._pending: deque[Future[None]] = deque()
         self._end = (0, part.digest if part else submission.seed)
 
     def create(self, input_name: str) -> Batch:
@@ -155,28 +158,27 @@ class Submitter:
                         self._skip(raw, kept)
                     else:
                         prepared = self._prepare(raw)
-                        self._settle()
-                        self._pending = sender.submit(self._send, prepared)
+                        self._settle(_UNDER_WAY - 1)
+                        self._pending.append(sender.submit(self._send, prepared))
                         del prepared
                         if raw.size > CHUNK_BYTES:
-                            self._settle()  # it holds a huge line: one such in memory at a time
+                            self._settle(0)  # it holds a huge line: one such in memory at a time
                     self._end = (raw.cursor, raw.digest)
                     summary.lines = raw.cursor
                     self._report(summary)
-                self._settle()
+                self._settle(0)
             finally:
                 self._stop.set()
         self._report(summary)
         return self._seal()
 
-    def _settle(self) -> None:
-        """Wait for the chunk that is on its way."""
-        if self._pending is not None:
+    def _settle(self, most: int) -> None:
+        """Wait until at most so many chunks are on their way."""
+        while len(self._pending) > most:
             # In turns: a Ctrl-C that comes just before an endless wait would not end it.
-            while not wait([self._pending], _WAKE_S).done:
+            while not wait([self._pending[0]], _WAKE_S).done:
                 pass
-            self._pending.result()
-            self._pending = None
+            self._pending.popleft().result()
 
     def _skip(self, raw: RawChunk, kept: IndexChunk) -> None:
         """Take a chunk as submitted before, if it is the same."""

@@ -100,7 +100,7 @@ async def measure(url: str, count: int, rounds: int) -> dict[str, list[float]]:
 
 def run(quick: bool) -> None:
     """Start the server, measure, save and print."""
-    count, rounds = (100, 1) if quick else (300, 3)
+    count, rounds = (100, 1) if quick else (300, 9)
     load = report.load_now()
     with tempfile.TemporaryDirectory() as folder:
         server = VllmServer(Path(folder) / "vllm.log")
