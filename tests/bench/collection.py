@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,20 @@ EXPECTED = {
     "order of completion every id goes through the set of those seen",
 }
 ORDERS = ("input", "completion")
+COLLECTED = "collect"
+
+
+@contextmanager
+def finished(folder: Path, lines: int) -> Iterator[str]:
+    """Yield the URL of a Redis where the batch COLLECTED has ended, by the simulated engine."""
+    with RedisServer(folder / "redis") as server, server.client() as client:
+        settings = {"simulated_slots": 256, "simulated_latency_s": 0}
+        with Probe(server.url, folder / "seen.json", **settings):
+            wait_ready(client)
+            held = hold(client, COLLECTED, lines)
+            held.release()
+            held.wait(300)
+        yield server.url
 
 
 def measure(quick: bool) -> dict[str, Any]:
@@ -31,19 +47,12 @@ def measure(quick: bool) -> dict[str, Any]:
     figures: dict[str, list[float]] = {}
     loads = [report.load_now()]
     with tempfile.TemporaryDirectory(prefix="warmq-bench-") as name:
-        folder = Path(name)
-        out = folder / "out.jsonl"
-        with RedisServer(folder / "redis") as server, server.client() as client:
-            settings = {"simulated_slots": 256, "simulated_latency_s": 0}
-            with Probe(server.url, folder / "seen.json", **settings):
-                wait_ready(client)
-                held = hold(client, "collect", lines)
-                held.release()
-                held.wait(300)
+        out = Path(name) / "out.jsonl"
+        with finished(Path(name), lines) as url:
             for _ in range(repeats):
                 for order in ORDERS:
-                    command = [str(PRODUCER), "results", "collect", "-o", str(out)]
-                    found = timed([*command, "--order", order], server.url)
+                    command = [str(PRODUCER), "results", COLLECTED, "-o", str(out)]
+                    found = timed([*command, "--order", order], url)
                     with out.open("rb") as file:
                         assert sum(1 for _ in file) == lines
                     rate = lines / found["wall_s"]

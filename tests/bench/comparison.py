@@ -15,6 +15,12 @@ QUEUE_ROWS = (
     ("worker_us_per_request", "worker CPU per request, N = 256", " µs"),
     ("commands_per_request", "Redis commands per request, N = 256, inside scripts too", ""),
     ("ceiling_per_s", "requests/s with a zero-latency engine", ""),
+    (
+        "submit_per_s",
+        "requests submitted per second; warmq: a file's lines, with the command's start",
+        "",
+    ),
+    ("results_per_s", "results read per second by the queue's client; warmq the same way", ""),
     ("idle_ms_p50", "idle: sending → result in Redis, p50", " ms"),
     ("idle_ms_p99", "the same, p99", " ms"),
     ("occupancy_16", "slots full, N = 16", ""),

@@ -22,10 +22,12 @@ from typing import Any
 import psutil
 import redis
 import report
+from collection import COLLECTED, finished
 from latency import answer
 from load import cpu_s, redis_calls
 from overhead import LATENCY_S, occupancy, worker_cost
 from overlay import CannotRun, environment, told, version
+from submission import PRODUCER, submit, timed, write_file
 
 from demo.stack import RedisServer, eventually
 
@@ -58,16 +60,18 @@ BARS = {"warmq_occupancy_512": 0.99}
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How much is measured: repeats, seconds of backlog, requests for the ceiling, idle ones."""
+    """How much is measured: repeats, seconds of backlog, requests for the ceiling, idle ones, and
+    lines of our own file, which is submitted and collected by commands, start and all."""
 
     repeats: int
     backlog_s: float
     ceiling: int
     idle: int
+    lines: int
 
 
-FULL = Sizes(3, 2.5, 2500, 20)
-QUICK = Sizes(1, 2, 1000, 10)
+FULL = Sizes(3, 2.5, 2500, 20, 100_000)
+QUICK = Sizes(1, 2, 1000, 10, 10_000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,11 +140,12 @@ class Running:
         self._process.wait(20)
         self._server.stop()
 
-    def client(self, what: str, count: int, **env: str) -> list[Any]:
+    def client(self, what: str, count: int, told: object = None, **env: str) -> list[Any]:
         """Run the queue's client; return what it prints."""
         done = subprocess.run(
             [self._python, HERE / f"{self._queue.module}.py", what, str(count)],
             cwd=HERE, env=self._env | env, stdout=subprocess.PIPE, timeout=GRACE_S, check=True,
+            input=json.dumps(told).encode(),
         )  # fmt: skip
         found: list[Any] = json.loads(done.stdout.splitlines()[-1])
         return found
@@ -148,7 +153,7 @@ class Running:
     def drain(self) -> dict[str, float]:
         """Release a queue that was filled before, wait for all results."""
         count = self._count - 1  # the one that showed that it is ready counts too
-        keys = self.client("enqueue", count, STOCK_QUEUE=HELD)
+        submitting_s, keys = self.client("enqueue", count, STOCK_QUEUE=HELD)
         with self._server.client() as client:
             cpu, began = self._cpu_s(), time.monotonic()
             self._release(client)
@@ -156,9 +161,13 @@ class Running:
             calls = redis_calls(client)
             eventually(lambda: client.exists(*keys) == count, 30, "all results", 0.01)
             seconds = time.monotonic() - began
+        collecting_s, answers = self.client("collect", count, keys)
+        assert answers == count
         seen: dict[str, float] = json.loads(self._out.read_text())
         return seen | {
             "per_s": count / seconds,
+            "submit_per_s": count / submitting_s,
+            "results_per_s": count / collecting_s,
             "worker_us_per_request": 1e6 * (self._cpu_s() - cpu) / count,
             "commands_per_request": sum(calls.values()) / count,
         }
@@ -186,7 +195,8 @@ def foreign(queue: Queue, folder: Path, sizes: Sizes) -> dict[str, float]:
             seen = running.drain()
         found[f"occupancy_{slots}"] = seen["occupancy"]
     found["worker_us_per_request"] = seen["worker_us_per_request"]
-    found["commands_per_request"] = seen["commands_per_request"]
+    for figure in ("commands_per_request", "submit_per_s", "results_per_s"):
+        found[figure] = seen[figure]
     with Running(queue, folder / "ceiling", 256, 0, sizes.ceiling) as running:
         found["ceiling_per_s"] = running.drain()["per_s"]
         times = running.client("idle", sizes.idle)
@@ -205,11 +215,24 @@ def ours(folder: Path, sizes: Sizes) -> dict[str, float]:
     cost = worker_cost(folder / "cost", 256, LATENCY_S, count)
     found["worker_us_per_request"] = cost["worker_us_per_request"]
     found["commands_per_request"] = cost["commands_per_request"]
+    found |= rates(folder / "rates", sizes.lines)
     found["ceiling_per_s"] = worker_cost(folder / "ceiling", 256, 0, 5 * sizes.ceiling)["per_s"]
     times = answer(folder / "idle", sizes.idle)
     for share, label in ((0.5, "p50"), (0.99, "p99")):
         found[f"idle_ms_{label}"] = report.percentile(times, share)
     return found
+
+
+def rates(folder: Path, lines: int) -> dict[str, float]:
+    """Return lines/s of `producer submit` and of `producer results`."""
+    folder.mkdir()
+    path = folder / "in.jsonl"
+    write_file(path, lines)
+    submitted = submit(path, lines, folder / "submit")
+    with finished(folder / "results", lines) as url:
+        command = [str(PRODUCER), "results", COLLECTED, "-o", str(folder / "out.jsonl")]
+        collecting_s = timed(command, url)["wall_s"]
+    return {"submit_per_s": submitted["lines_per_s"], "results_per_s": lines / collecting_s}
 
 
 def measure(quick: bool) -> dict[str, Any]:
@@ -231,7 +254,8 @@ def measure(quick: bool) -> dict[str, Any]:
                     not_run[key] = str(error)
                     print(f"{key} could not be measured: {error}", flush=True)
             loads.append(report.load_now())
-    digits = {"occupancy": 4, "ceiling": 0, "worker": 0, "commands": 1, "idle": 2}
+    digits = {"occupancy": 4, "ceiling": 0, "worker": 0, "commands": 1, "idle": 2,
+              "submit": 0, "results": 0}  # fmt: skip
     return {
         "quick": quick, "expected": EXPECTED, "bars": BARS, "load_average": loads,
         "latency_s": LATENCY_S, "not_run": not_run,

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from arq import create_pool
 from arq.connections import RedisSettings
+from arq.jobs import Job
 from slots import Slots
 
 URL = os.environ["STOCK_REDIS_URL"]
@@ -46,7 +47,10 @@ async def main() -> None:
         assert sent is not None
         return f"arq:result:{sent.job_id}"
 
-    await obey(URL, send)
+    async def fetch(key: str) -> dict[str, Any]:
+        return dict(await Job(key.removeprefix("arq:result:"), pool).result())
+
+    await obey(URL, send, fetch)
     await pool.aclose()
 
 

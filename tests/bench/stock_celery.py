@@ -96,7 +96,10 @@ async def main() -> None:
         sent = generate.apply_async([body], queue=os.environ.get("STOCK_QUEUE"))
         return f"celery-task-meta-{sent.id}"
 
-    await obey(os.environ["STOCK_REDIS_URL"], send)
+    async def fetch(key: str) -> dict[str, Any]:
+        return dict(app.AsyncResult(key.removeprefix("celery-task-meta-")).get())
+
+    await obey(os.environ["STOCK_REDIS_URL"], send, fetch)
 
 
 if __name__ == "__main__":

@@ -37,8 +37,11 @@ async def main() -> None:
     async def send(body: dict[str, Any]) -> str:
         return (await generate.kiq(body)).task_id
 
+    async def fetch(key: str) -> dict[str, Any]:
+        return dict((await results.get_result(key)).return_value)
+
     await broker.startup()
-    await obey(URL, send)
+    await obey(URL, send, fetch)
     await broker.shutdown()
 
 
