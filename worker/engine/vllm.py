@@ -13,6 +13,7 @@ import gc
 import logging
 import multiprocessing
 import os
+import re
 import shlex
 import shutil
 import threading
@@ -343,8 +344,7 @@ def _rejected(error: Exception) -> RequestRejected:
         return RequestRejected(f"field body.{field}: {problem['msg']}", field=f"body.{field}")
     parameter = error.parameter if isinstance(error, VLLMValidationError) else None
     too_long = parameter in LENGTH_PARAMETERS or "context length" in str(error)
-    return RequestRejected(
-        str(error) or type(error).__name__,
-        code="context_length_exceeded" if too_long else "invalid_request",
-        field=parameter,
-    )
+    code = "context_length_exceeded" if too_long else "invalid_request"
+    # Where an object lies in memory is of use to an attacker only; vLLM's server hides it, too.
+    message = re.sub(r" at 0x[0-9a-f]+>", ">", str(error))
+    return RequestRejected(message or type(error).__name__, code=code, field=parameter)
