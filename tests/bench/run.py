@@ -25,6 +25,7 @@ PARTS = {
     "submit": "submission",
     "results": "collection",
     "admission": "admission",
+    "instructions": "instructions",
     "alternatives": "alternatives",
     "queues": "queues",
     "scale": "scale",
