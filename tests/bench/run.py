@@ -26,6 +26,7 @@ PARTS = {
     "results": "collection",
     "admission": "admission",
     "instructions": "instructions",
+    "redis": "redis_times",
     "alternatives": "alternatives",
     "queues": "queues",
     "scale": "scale",
