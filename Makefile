@@ -108,9 +108,22 @@ fix: $(STAMP) ## format, and mend what ruff can mend
 bench: $(STAMP) ## measure the queue: against the bare engine and other ways, many workers, a million lines
 	$(PY) tests/bench/run.py
 
+# The last vLLM that speculates on the CPU: an environment apart, the same lock with that one in it.
+OLDER_VENV := .venv-029
+$(OLDER_VENV)/.installed: pyproject.toml scripts/setup $(wildcard requirements/*.txt) tests/bench/requirements/vllm-0.29.txt
+	@VENV=$(OLDER_VENV) scripts/setup
+	@$(OLDER_VENV)/bin/python -m pip install -qq --no-deps --disable-pip-version-check -r tests/bench/requirements/vllm-0.29.txt
+	@touch $@
+
 .PHONY: bench-qa
-bench-qa: $(STAMP) ## the tutorial's experiment: one by one, queued, speculation, two devices
-	$(PY) tests/bench/qa.py
+bench-qa: $(OLDER_VENV)/.installed ## the tutorial's experiment: one by one, queued, speculation, two devices
+	$(OLDER_VENV)/bin/python tests/bench/qa.py
+
+.PHONY: bench-options
+bench-options: $(STAMP) $(OLDER_VENV)/.installed ## run the worker with each of vLLM's options; keeps what was seen
+	$(PY) tests/options/run.py --save
+	$(OLDER_VENV)/bin/python tests/options/run.py --save
+	$(PY) tests/options/run.py --write-docs
 
 .PHONY: audit
 audit: $(STAMP) ## look the locked packages up in the vulnerability database (needs its service)
@@ -120,5 +133,5 @@ lock: $(STAMP) ## resolve anew and write requirements/*.txt
 	$(PY) scripts/lock
 
 clean: ## remove the environment and what tools left
-	rm -rf $(VENV) $(VENV).lock $(RBLN_VENV) $(RBLN_VENV).lock $(TRITON_VENV) $(TRITON_VENV).lock .venv-bench .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VENV).lock $(RBLN_VENV) $(RBLN_VENV).lock $(TRITON_VENV) $(TRITON_VENV).lock $(OLDER_VENV) $(OLDER_VENV).lock .venv-bench .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

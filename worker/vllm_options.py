@@ -105,7 +105,7 @@ def _judge_speculation(stages: int, packages: Packages) -> Iterator[Finding]:
             "its V1 model runner, which draft models, n-gram and suffix run on, looks on the first "
             'stage for the drafter that only the last one has ("object has no attribute '
             "'drafter'\", its issue 30436)",
-            "Leave --speculative-config out, or write --tensor-parallel-size for the stages",
+            "Leave out --speculative-config, or --pipeline-parallel-size",
             fatal=packages.on_cpu,
         )
 

@@ -11,11 +11,10 @@ tp2     warmq, tensor parallel over two devices
 pp2     warmq, two pipeline stages
 
 Without --shape the shipped tiny model answers on the CPU, and answers are compared with the right
-ones. Speculation kills vLLM 0.30 there: `make bench-qa` runs this with 0.29, so that all ways are of
-one release; with 0.30 those two say why they cannot run. With --shape a
-Llama shape with dummy weights writes 64 tokens for each question: what it writes means nothing, so
-neither does what a speculation gains on it. Ways joined by + start together, a device each, and
-still run one after the other.
+ones. Speculation kills vLLM 0.30 there; `make bench-qa` has 0.29, so that all ways are of one
+release. With 0.30 those two say why they cannot run. With --shape a Llama shape with dummy weights
+writes 64 tokens for each question: what it writes means nothing, so neither does what a speculation
+gains on it. Ways joined by + start together, a device each, and still run one after the other.
 """
 
 from __future__ import annotations

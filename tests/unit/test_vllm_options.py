@@ -146,7 +146,7 @@ def test_speculation_over_pipeline_stages_is_refused_where_it_was_seen_to_hang(
     args = '-tp 2 -pp 2 --speculative-config \'{"method": "ngram"}\''
     (finding,) = judged(args, on_cpu=True, release="0.29.0")
     assert finding.fatal and "drafter" in finding.problem
-    assert "Leave --speculative-config out" in finding.remedy
+    assert "--pipeline-parallel-size" in finding.remedy
     (finding,) = judged(args, release="0.29.0")
     assert not finding.fatal
 
