@@ -162,22 +162,20 @@ class Drain:
 
     def admit(self, popped: Popped) -> None:
         """Start every delivery at once; the engine's own scheduler queues what is ahead."""
-        running_here = self.in_flight.unended()
         if popped.deliveries and not self.in_flight:
             self.busy_since = time.monotonic()
         for delivery in popped.deliveries:
             self.counts.popped += 1
-            if twin := running_here.get(delivery.request_id):
+            if twin := self.in_flight.unended(delivery.request_id):
                 # Its lease was swept although it runs here, or a client sent one id twice. The
                 # earlier lease may be lost, and with it the right to fail: the new one answers.
                 self._committer.put(Ending(self.in_flight.exchange(twin, delivery), ""))
                 continue
-            running = running_here[delivery.request_id] = self.in_flight.add(delivery)
+            running = self.in_flight.add(delivery)
             left = math.inf if delivery.deadline is None else delivery.deadline - popped.now
             if left <= 0:
                 why = RequestFailed("not started before its deadline", code="expired")
                 self._end(running, failed(delivery, why, "expired"))
-                del running_here[delivery.request_id]  # it can answer for no other delivery
                 continue
             running.task = asyncio.create_task(self._serve(running, popped.now))
             if left < math.inf:

@@ -33,6 +33,8 @@ class InFlight:
 
     def __init__(self) -> None:
         self._by_lease: dict[str, Running] = {}
+        #: The latest delivery of each request.
+        self._by_request: dict[str, Running] = {}
         #: The bytes of all messages in flight, as they stand in Redis.
         self.size = 0
 
@@ -55,6 +57,7 @@ class InFlight:
     def add(self, delivery: Delivery) -> Running:
         """Take a delivery in."""
         running = self._by_lease[delivery.lease] = Running(delivery)
+        self._by_request[delivery.request_id] = running
         self.size += delivery.size
         return running
 
@@ -64,6 +67,9 @@ class InFlight:
         if running is None:
             return
         self.size -= running.delivery.size
+        request_id = running.delivery.request_id
+        if self._by_request.get(request_id) is running:
+            del self._by_request[request_id]
         if running.timer is not None:
             running.timer.cancel()  # it would hold the request until a deadline that may be far
 
@@ -75,10 +81,10 @@ class InFlight:
         self.size += delivery.size - earlier.size
         return earlier
 
-    def unended(self) -> dict[str, Running]:
-        """Return what has not ended yet, by request id."""
-        running = self._by_lease.values()
-        return {r.delivery.request_id: r for r in running if not r.ended}
+    def unended(self, request_id: str) -> Running | None:
+        """Return a request that has not ended yet, if it is in flight."""
+        running = self._by_request.get(request_id)
+        return None if running is None or running.ended else running
 
     def tasks(self) -> list[asyncio.Task[None]]:
         """Return the tasks that still run."""

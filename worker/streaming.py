@@ -123,11 +123,11 @@ class Streaming:
 
     def _running(self) -> Iterator[tuple[Delivery, dict[int, str]]]:
         """Yield what runs here of the requests listened to, with each choice's text."""
-        running = self._drain.in_flight.unended()
         try:
-            for request_id in self._until.keys() & running.keys():
-                texts = self._drain.supervisor.engine.text_so_far(request_id)
-                yield running[request_id].delivery, dict(enumerate(texts))
+            for request_id in self._until:
+                if running := self._drain.in_flight.unended(request_id):
+                    texts = self._drain.supervisor.engine.text_so_far(request_id)
+                    yield running.delivery, dict(enumerate(texts))
         except EngineDead:  # between two engines
             return
 
