@@ -43,7 +43,7 @@ class Packages:
     @property
     def speculates(self) -> bool:
         """Whether speculative decoding works here: on the CPU vLLM 0.30 dies of it, 0.29 does not
-        (both run by tests/options)."""
+        (tests/options runs that one)."""
         return not self.on_cpu or self.release_of_vllm[:2] != (0, 30)
 
     @property
