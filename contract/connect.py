@@ -13,6 +13,7 @@ import redis
 import redis.asyncio
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import ExponentialBackoff, NoBackoff
+from redis.connection import HiredisRespSerializer
 from redis.exceptions import AuthenticationError, NoPermissionError, ReadOnlyError, RedisError
 from redis.retry import Retry
 
@@ -91,6 +92,17 @@ def connect(url: str, name: str, retries: int = 12) -> redis.Redis:
     return redis.Redis.from_url(url, **options)
 
 
+class PackedConnection(redis.asyncio.Connection):
+    """Writes commands as redis-py's sync connections do, with hiredis.
+
+    Its own asyncio packer copies up to 6 kB for each argument, and a DONE has nine a request.
+    """
+
+    def pack_command(self, *args: Any) -> list[bytes]:
+        """Return the command's bytes."""
+        return HiredisRespSerializer().pack(*args)  # type: ignore[no-any-return]
+
+
 def connect_async(url: str, name: str, timeout_s: float = SOCKET_TIMEOUT_S) -> redis.asyncio.Redis:
     """Return an async client that never retries by itself: the drain decides."""
     options: dict[str, Any] = {
@@ -103,7 +115,8 @@ def connect_async(url: str, name: str, timeout_s: float = SOCKET_TIMEOUT_S) -> r
         where = SentinelUrl.parse(url)
         watch: Any = redis.asyncio.Sentinel(where.addresses, socket_timeout=CONNECT_TIMEOUT_S)  # type: ignore[no-untyped-call]
         return cast(redis.asyncio.Redis, watch.master_for(where.master, **options, **where.options))
-    return redis.asyncio.Redis.from_url(url, **options)
+    # A URL with TLS or of a socket brings a class of its own.
+    return redis.asyncio.Redis.from_url(url, connection_class=PackedConnection, **options)
 
 
 def masked(url: str) -> str:
