@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from contract.errors import StoreUnavailable, WarmqError
+from producer.memory import keep_memory
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -228,6 +229,7 @@ def _terminate(*_: object) -> NoReturn:
 def main() -> NoReturn:
     """Run the command line and exit with its status."""
     signal.signal(signal.SIGTERM, _terminate)
+    keep_memory()
     try:
         status = cli.main(prog_name="producer", standalone_mode=False)
     except click.ClickException as error:

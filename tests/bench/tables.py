@@ -92,6 +92,7 @@ ROWS: tuple[tuple[str, str, str, str, str], ...] = (
      "16 bytes for each id"),
     ("results", "input_lines_per_s", "`producer results`, lines/s, input order", "",
      "decode, rebuild, encode each line"),
+    ("results", "input_lines_per_s_after_start", "the same without the command's start", "", ""),
     ("results", "completion_lines_per_s", "the same in order of completion", "", ""),
     ("results", "completion_peak_mb", "its peak memory", " MB", ""),
 )  # fmt: skip

@@ -82,7 +82,7 @@ async def measure(url: str, count: int, rounds: int) -> dict[str, list[float]]:
     await engine.start()
     found: dict[str, list[float]] = {}
     # Below the 5 s after which the server closes what idled while the others had their turn.
-    connector = aiohttp.TCPConnector(limit=256, keepalive_timeout=2)
+    connector = aiohttp.TCPConnector(limit=256, keepalive_timeout=1)
     async with aiohttp.ClientSession(connector=connector) as session:
         for number in range(rounds + 1):
             speeds = {
