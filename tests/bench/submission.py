@@ -32,7 +32,11 @@ EXPECTED = {
     "why": "per line: parse and check 6 us, message 3 us, uuid 1 us, digest and ENQUEUE's reply "
     "in another thread; above 200,000 lines the ids seen go to SQLite",
 }
-BARS = {"lines_per_s_100k": 80_000, "peak_mb_100k": 120, "peak_mb_1m": 120}
+#: Of rates without the 0.4 s that a command takes to start, or where it is a small part.
+BARS = {
+    "lines_per_s_100k_after_start": 80_000, "lines_per_s_1m": 80_000, "peak_mb_100k": 120,
+    "peak_mb_1m": 120,
+}  # fmt: skip
 
 
 def write_file(path: Path, lines: int) -> None:

@@ -12,6 +12,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from operator import mul, truediv
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
 import aiohttp
 import orjson
+import psutil
 import report
+from load import cpu_s
 from vllm_server import KEY, VllmServer
 
 from contract.body import CHAT_URL
@@ -46,7 +50,14 @@ def body(n: int) -> dict[str, Any]:
 
 
 async def bare(session: aiohttp.ClientSession, url: str, n: int) -> None:
-    """Stream one chat and parse its chunks."""
+    """Stream one chat and parse its chunks; again if the server has closed the connection, as it
+    does after 5 s, also when this machine has stood still for so long."""
+    while True:
+        with suppress(aiohttp.ServerDisconnectedError):
+            return await _streamed(session, url, n)
+
+
+async def _streamed(session: aiohttp.ClientSession, url: str, n: int) -> None:
     streamed = body(n) | {
         "stream": True, "stream_options": {"include_usage": True},
         "stream_interval": STREAM_INTERVAL,
@@ -74,56 +85,95 @@ async def timed(ask: Callable[[int], Awaitable[object]], count: int, at_once: in
     return count / (time.monotonic() - began)
 
 
-async def measure(url: str, count: int, rounds: int) -> dict[str, list[float]]:
-    """Return requests per second of each client, round by round; the first is thrown away."""
-    engine = OpenAIEngine(WorkerSettings(
-        engine="openai", openai_base_urls=url, openai_api_key=KEY, model=None,
-    ))  # fmt: skip
-    await engine.start()
+def settings_for(url: str, **more: Any) -> WorkerSettings:
+    """Return a worker's settings for one server."""
+    return WorkerSettings(
+        engine="openai", openai_base_urls=url, openai_api_key=KEY, model=None, **more
+    )
+
+
+async def measure(
+    url: str, count: int, rounds: int, server_cpu_s: Callable[[], float]
+) -> dict[str, list[float]]:
+    """Return requests per second of each client, round by round, and the server's CPU for each
+    request in ms; the first round is thrown away."""
+    engines = {
+        "engine": OpenAIEngine(settings_for(url)),
+        "engine, 64 set": OpenAIEngine(settings_for(url, openai_concurrency=64)),
+    }
+    for engine in engines.values():
+        await engine.start()
     found: dict[str, list[float]] = {}
-    # Below the 5 s after which the server closes what idled while the others had their turn.
-    connector = aiohttp.TCPConnector(limit=256, keepalive_timeout=1)
-    async with aiohttp.ClientSession(connector=connector) as session:
-        for number in range(rounds + 1):
-            speeds = {
-                f"bare {at_once}": await timed(lambda n: bare(session, url, n), count, at_once)
-                for at_once in CONCURRENCY
-            }
-            speeds["engine"] = await timed(
-                lambda n: engine.generate(EngineRequest(CHAT_URL, body(n)), f"r{n}"), count, 80
+    async with aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=256, keepalive_timeout=2)
+    ) as session:
+        clients: dict[str, tuple[Callable[[int], Awaitable[object]], int]] = {
+            f"bare {at_once}": (lambda n: bare(session, url, n), at_once) for at_once in CONCURRENCY
+        }
+        for name, engine in engines.items():
+            clients[name] = (
+                lambda n, to=engine: to.generate(EngineRequest(CHAT_URL, body(n)), f"r{n}"),
+                80,
             )
-            for name, speed in speeds.items() if number else ():
-                found.setdefault(name, []).append(speed)
-    await engine._close()
+        names = list(clients)
+        for number in range(rounds + 1):
+            turn = number % len(names)
+            for name in names[turn:] + names[:turn]:
+                before = server_cpu_s()
+                speed = await timed(clients[name][0], count, clients[name][1])
+                busy_s = server_cpu_s() - before
+                if number:
+                    found.setdefault(name, []).append(speed)
+                    found.setdefault(f"{name}: server's ms", []).append(1000 * busy_s / count)
+    for engine in engines.values():
+        await engine._close()
     return found
 
 
 def run(quick: bool) -> None:
     """Start the server, measure, save and print."""
-    count, rounds = (100, 1) if quick else (300, 9)
+    count, rounds = (100, 1) if quick else (300, 12)
     load = report.load_now()
     with tempfile.TemporaryDirectory() as folder:
         server = VllmServer(Path(folder) / "vllm.log")
         server.start()
         try:
-            found = asyncio.run(measure(server.url, count, rounds))
+            assert server.process is not None
+            processes = psutil.Process(server.process.pid)
+            found = asyncio.run(measure(
+                server.url, count, rounds,
+                lambda: sum(cpu_s(it.pid) for it in (processes, *processes.children(True))),
+            ))  # fmt: skip
         finally:
             server.kill()
-    best = max((n for n in found if n != "engine"), key=lambda n: statistics.median(found[n]))
-    ratio = [mine / bare for mine, bare in zip(found["engine"], found[best], strict=True)]
+    costs = {
+        name: found.pop(f"{name}: server's ms")
+        for name in [*found]
+        if f"{name}: server's ms" in found
+    }
+    best = max((n for n in found if "bare" in n), key=lambda n: statistics.median(found[n]))
+    ratios = {}
+    for name in (name for name in found if "engine" in name):
+        ratios[name] = report.spread(list(map(truediv, found[name], found[best])))
+        # What is left when the server's own CPU for a request, which differs from turn to turn, is
+        # taken out: how busy each client keeps it.
+        mine, theirs = (list(map(mul, found[n], costs[n])) for n in (name, best))
+        ratios[f"{name}: how busy the server"] = report.spread(list(map(truediv, mine, theirs)))
     figures = {name: report.spread(values, 1) for name, values in found.items()}
     if not quick:
         report.save("upstream", {
             "load_before": load, "load_after": report.load_now(), "requests": count,
             "tokens": TOKENS, "engine_args": CPU_ENGINE_ARGS, "requests_per_s": figures,
-            "best_bare": best, "engine_over_best": report.spread(ratio), "bar": BAR,
+            "server_cpu_ms_per_request": {n: report.spread(v, 2) for n, v in costs.items()},
+            "best_bare": best, "over_best": ratios, "bar": BAR,
         })  # fmt: skip
     report.table(
         f"requests/s of {TOKENS} tokens on one vLLM server",
         ["client", "requests/s"],
         [[name, report.shown(f)] for name, f in figures.items()],
     )
-    print(f"engine over {best}: {report.shown(report.spread(ratio))}, bar {BAR}")
+    for name, ratio in ratios.items():
+        print(f"{name}, over {best}: {report.shown(ratio)}")
 
 
 if __name__ == "__main__":
