@@ -187,6 +187,43 @@ def gpu(parts: Results) -> Figure:
     return _figure(axes)
 
 
+#: The tutorial's ways, as they stand on the axis.
+WAYS = {
+    "one": "one by one", "warmq": "warmq", "ngram": "n-gram", "draft": "draft model",
+    "tp2": "tensor\nparallel 2", "pp2": "pipeline 2",
+}  # fmt: skip
+
+
+def qa(parts: Results) -> Figure:
+    """Time for the questions ÷ that of warmq alone, in each place, beside the tutorial's."""
+    (axes,) = _axes()
+    here, there = parts["qa"], parts["qa-8b-two-gpus"]
+    minutes = here["tutorial_minutes"]
+    series = {
+        "tutorial (2 GPUs, vLLM of 2024)": {n: m / minutes["warmq"] for n, m in minutes.items()},
+        "H200s, 8B shape": _ratios(there),
+        "this CPU, tiny model": _ratios(here),
+    }
+    for number, ((label, ratios), colour) in enumerate(
+        zip(series.items(), (GREY, GREEN, BLUE), strict=True)
+    ):
+        places = [list(WAYS).index(name) + 0.27 * (number - 1) for name in ratios]
+        bars = axes.bar(places, list(ratios.values()), width=0.25, color=colour, label=label)
+        axes.bar_label(bars, fmt="{:.2g}", padding=2, color=GREY, fontsize=8)
+    axes.axhline(1, color=GREY, linestyle="--", linewidth=0.8)
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(mpl.ticker.StrMethodFormatter("{x:g}"))
+    axes.margins(y=0.12)
+    axes.set_ylabel("time ÷ warmq's, less is better")
+    axes.set_xticks(range(len(WAYS)), list(WAYS.values()))
+    axes.legend(loc="upper right")
+    return _figure(axes)
+
+
+def _ratios(found: dict[str, Any]) -> dict[str, float]:
+    return {name: way["to_warmq"] for name, way in found["ways"].items() if "to_warmq" in way}
+
+
 #: Each plot: its name, how it is drawn, the results it needs, what it shows.
 PLOTS: tuple[tuple[str, Callable[[Results], Figure], tuple[str, ...], str], ...] = (
     ("gpu", gpu, tuple(dict.fromkeys(part for part, _, _ in PAIRS)),
@@ -195,6 +232,8 @@ PLOTS: tuple[tuple[str, Callable[[Results], Figure], tuple[str, ...], str], ...]
      "Tokens/s of warmq and of what a user would pick instead, same vLLM and file"),
     ("occupancy", occupancy, ("queues",), "Share of slots full under a backlog, by slots"),
     ("scale", scale, ("scale",), "Requests/s by workers, and the CPU they take"),
+    ("qa", qa, ("qa", "qa-8b-two-gpus"),
+     "The tutorial's experiment: time of each way ÷ warmq's, here and in the tutorial"),
     ("size", size, ("size",), "Memory of all processes over a million lines"),
 )  # fmt: skip
 

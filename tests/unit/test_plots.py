@@ -77,6 +77,9 @@ SMALL: dict[str, dict[str, Any]] = {
         "fleets": [{"workers": n, "latency_s": 0.2, "ideal_per_s": 1280.0 * n, "per_s": 1200.0 * n,
                     "machine_share": 0.2 * n, "redis_share": 0.1 * n} for n in (1, 2)],
     },
+    "qa": {"tutorial_minutes": {"warmq": 16, "ngram": 5},
+           "ways": {"warmq": {"to_warmq": 1.0}, "ngram": {"cannot_run": "it cannot"}}},
+    "qa-8b-two-gpus": {"ways": {"one": {"to_warmq": 56.9}}},
     "size": {
         "phases": {"submit": phase("producer", "redis"), "drain": phase("worker", "redis"),
                    "collect": phase("producer", "redis"), "window": phase("producer", "redis")},
@@ -87,7 +90,8 @@ SMALL: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(
     ("name", "texts"),
     [("alternatives", ("Ray Data LLM", "warmq is 1.96 ×")), ("occupancy", ("arq 0.28", "256")),
-     ("scale", ("ideal", "2,560", "all 2 cores")), ("size", ("Redis' data, MB", "results"))],
+     ("scale", ("ideal", "2,560", "all 2 cores")), ("size", ("Redis' data, MB", "results")),
+     ("qa", ("0.31", "57", "one by one"))],
 )  # fmt: skip
 def test_small_results_are_drawn(
     plots: ModuleType, tmp_path: Path, name: str, texts: tuple[str, ...]
