@@ -165,6 +165,8 @@ def _plain_line(raw: bytes) -> Request | None:
     try:
         line = _decode_line(raw)
         body: Any = _decode_body[line.url](line.body)
+        text = bytes(line.body)
+        text.decode()  # msgspec passes over fields it does not know, whatever their bytes
     except (msgspec.DecodeError, UnicodeDecodeError, KeyError):
         return None
     limited = (
@@ -172,7 +174,7 @@ def _plain_line(raw: bytes) -> Request | None:
         or body.max_tokens is not None
         or (line.url == CHAT_URL and body.max_completion_tokens is not None)
     )
-    return Request(line.custom_id, line.url, bytes(line.body), limited)
+    return Request(line.custom_id, line.url, text, limited)
 
 
 def parse_line(raw: bytes, overrides: dict[str, Any] | None = None) -> Request:
