@@ -95,6 +95,7 @@ class InFlight:
         for running in which:
             if running.task is not None and not running.ended and not running.abort:
                 running.abort = why
-                running.task.cancel()
+                # Not at once: a task cancelled before its first step ends without an ending.
+                asyncio.get_running_loop().call_soon(running.task.cancel)
                 if why == "lost":
                     self.drop(running.delivery.lease)
