@@ -2,37 +2,41 @@
 
 from __future__ import annotations
 
+import mmap
 import sqlite3
 
-#: Request ids kept in memory (about 25 MB); the others go to a temporary database.
-IN_MEMORY = 1_200_000
 _ID_BYTES = 16
-#: Ids lie end to end in so many buckets, by their first bits, which SHA-1 has spread evenly. A
-#: set of bytes would take 100 bytes an id, and the database takes 5 to 10 times as long.
-_BUCKETS = 2**14
+#: Places for request ids, 32 MiB. The kernel gives a page when it is first written to; ids are
+#: spread evenly by SHA-1, so all are there after some ten thousand, and nothing grows from then on.
+_PLACES = 2**21
+#: Ids kept there: beyond, places run short, and the others go to a temporary database, which takes
+#: ten times as long.
+IN_MEMORY = 1_200_000
+_EMPTY = bytes(_ID_BYTES)
 _CACHE_KB = 8 * 1024
 
 
 class SeenIds:
-    """A set of request ids. SQLite deletes its file by itself, also after a kill."""
+    """A set of request ids: a hash table with linear probing, which no object an id would make as
+    small. SQLite deletes its file by itself, also after a kill."""
 
     def __init__(self, in_memory: int = IN_MEMORY) -> None:
         self._room = in_memory
-        self._buckets = [bytearray() for _ in range(_BUCKETS)]
+        self._places = mmap.mmap(-1, _PLACES * _ID_BYTES)
         self._disk: sqlite3.Connection | None = None
 
     def add(self, request_id: str) -> bool:
         """Remember an id; return whether it is new."""
         short = bytes.fromhex(request_id.replace("-", ""))
-        bucket = self._buckets[(short[0] << 8 | short[1]) % _BUCKETS]
-        at = bucket.find(short)
-        while at > 0 and at % _ID_BYTES:  # the end of one id and the beginning of the next
-            at = bucket.find(short, at + 1)
-        if at >= 0:
-            return False
+        places, place = self._places, int.from_bytes(short[:3], "big") % _PLACES
+        at = place * _ID_BYTES
+        while (found := places[at : at + _ID_BYTES]) != _EMPTY:
+            if found == short:
+                return False
+            at = (at + _ID_BYTES) % len(places)
         if self._room:
             self._room -= 1
-            bucket += short
+            places[at : at + _ID_BYTES] = short
             return True
         disk = self._disk or self._open()
         return disk.execute("INSERT OR IGNORE INTO seen VALUES (?)", (short,)).rowcount == 1
@@ -48,7 +52,7 @@ class SeenIds:
 
     def close(self) -> None:
         """Give memory and file back."""
-        self._buckets.clear()
+        self._places.close()
         if self._disk is not None:
             self._disk.close()
             self._disk = None

@@ -89,7 +89,7 @@ ROWS: tuple[tuple[str, str, str, str, str], ...] = (
     ("submit", "parse_line_us", "`parse_line` alone", " µs", "orjson and msgspec"),
     ("submit", "peak_mb_100k", "producer's peak memory, 100,000 lines", " MB", "imports"),
     ("submit", "peak_mb_1m", "producer's peak memory, 1,000,000 lines", " MB",
-     "16 bytes for each id"),
+     "32 MB for the ids seen"),
     ("results", "input_lines_per_s", "`producer results`, lines/s, input order", "",
      "decode, rebuild, encode each line"),
     ("results", "input_lines_per_s_after_start", "the same without the command's start", "", ""),
