@@ -15,8 +15,8 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = (-1, 64 * _MIB), (-3, 32 * _MIB)
 def keep_memory() -> None:
     """Let this process keep up to 64 MiB that it does not use; without glibc, do nothing.
 
-    Else the kernel maps, clears and takes back the pages of each chunk: a fifth to a third of the
-    CPU of `producer submit` (docs/decisions/0009).
+    Else the kernel maps, clears and takes back the pages of each chunk: a sixth of the CPU of
+    `producer submit`, side by side (docs/decisions/0009).
     """
     if sys.platform == "linux":
         with suppress(OSError, AttributeError):  # musl has no mallopt

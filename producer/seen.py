@@ -17,8 +17,8 @@ _CACHE_KB = 8 * 1024
 
 
 class SeenIds:
-    """A set of request ids: a hash table with linear probing, which no object an id would make as
-    small. SQLite deletes its file by itself, also after a kill."""
+    """A set of request ids: a hash table with linear probing, for a Python set takes 100 bytes or
+    more an id. SQLite deletes its file by itself, also after a kill."""
 
     def __init__(self, in_memory: int = IN_MEMORY) -> None:
         self._room = in_memory

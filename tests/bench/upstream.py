@@ -146,11 +146,7 @@ def run(quick: bool) -> None:
             ))  # fmt: skip
         finally:
             server.kill()
-    costs = {
-        name: found.pop(f"{name}: server's ms")
-        for name in [*found]
-        if f"{name}: server's ms" in found
-    }
+    costs = {name: found.pop(f"{name}: server's ms") for name in list(found) if ":" not in name}
     best = max((n for n in found if "bare" in n), key=lambda n: statistics.median(found[n]))
     ratios = {}
     for name in (name for name in found if "engine" in name):
