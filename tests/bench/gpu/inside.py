@@ -127,11 +127,12 @@ class Inside:
         """Run requests past the queue."""
         self.runs += 1
         self.cpu = cpu_s(os.getpid())
-        seconds = self.step.run_on_loop(self._direct(ask["form"], ask["count"]), 600)
+        seconds = self.step.run_on_loop(self._direct(ask), 600)
         return {"seconds": seconds} | self.watched(ask)
 
-    async def _direct(self, form: str, count: int) -> float:
-        left = list(enumerate(workload.requests(count)))[::-1]
+    async def _direct(self, ask: dict[str, Any]) -> float:
+        form, count = ask["form"], ask["count"]
+        left = list(enumerate(workload.requests(count, ask["tokens"])))[::-1]
         one: One = self._classes if form == "classes" else self._bare
         flight = count if form == "all" else self.drain.limit
         self.steps.begin(

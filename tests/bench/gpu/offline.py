@@ -25,7 +25,7 @@ def main() -> None:
 
 def generate(llm: Any, sampling: Any, ask: dict[str, Any]) -> dict[str, Any]:
     """Run all requests at once, as a script around vLLM does."""
-    wanted = workload.requests(ask["count"])
+    wanted = workload.requests(ask["count"], ask["tokens"])
     prompts = [prompt for prompt, _ in wanted]
     params = [sampling(temperature=0, ignore_eos=True, max_tokens=n) for _, n in wanted]
     began, cpu = time.perf_counter(), time.process_time()

@@ -1,7 +1,8 @@
 """warmq against the engine alone on one GPU, run after run in turn, all engines warm.
 
     pairs.py --shape 8b --out FILE [--rounds 10] [--requests 1000] [--max-num-seqs 256]
-             [--forms offline,bare,queue] [--look-aheads 0,16,64,128] [--seconds 500]
+             [--output-tokens 16 256] [--forms offline,bare,queue] [--look-aheads 0,16,64,128]
+             [--seconds 500]
 
 Two engines share the GPU, each with its own weights and KV cache: one in a process
 that calls `LLM.generate` (form `offline`), one in the real worker process (`queue`,
@@ -123,9 +124,12 @@ class Peer:
 class Bench:
     """Both engines and Redis."""
 
-    def __init__(self, server: RedisServer, peers: dict[str, Peer], count: int) -> None:
+    def __init__(
+        self, server: RedisServer, peers: dict[str, Peer], count: int, tokens: Sequence[int]
+    ) -> None:
         self.server, self.peers, self.count = server, peers, count
-        self.wanted = workload.requests(count)
+        self.asked = {"count": count, "tokens": tokens}
+        self.wanted = workload.requests(count, tokens)
         self.tokens = sum(tokens for _, tokens in self.wanted)
         self.runs = 0
 
@@ -133,11 +137,11 @@ class Bench:
         """Run all requests one way."""
         self.runs += 1
         if form == "offline":
-            found = self.peers["offline"].ask(count=self.count)
+            found = self.peers["offline"].ask(**self.asked)
         elif form == "queue":
             found = self._queue()
         else:
-            found = self.peers["worker"].ask(do="direct", form=form, count=self.count)
+            found = self.peers["worker"].ask(do="direct", form=form, **self.asked)
         found = {"form": form, "tokens_per_s": self.tokens / found["seconds"]} | found
         print(json.dumps(found), flush=True)
         return found
@@ -237,7 +241,7 @@ def started(chosen: argparse.Namespace, forms: Sequence[str]) -> Iterator[Bench]
             stack.callback(peer.stop)
         for peer in peers.values():
             peer.wait_ready()
-        yield Bench(server, peers, chosen.requests)
+        yield Bench(server, peers, chosen.requests, chosen.output_tokens)
 
 
 def engine_of(chosen: argparse.Namespace) -> dict[str, Any]:
@@ -267,6 +271,7 @@ def main() -> None:
     parser.add_argument("--look-aheads", default="", help="swept after the rounds, e.g. 0,16,64")
     parser.add_argument("--sweeps", type=int, default=2)
     parser.add_argument("--requests", type=int, default=1000)
+    parser.add_argument("--output-tokens", type=int, nargs=2, default=(16, 256))
     parser.add_argument("--max-num-seqs", type=int, default=256)
     parser.add_argument("--kv-gib", type=float, default=40, help="KV cache of each engine")
     parser.add_argument("--engine", default="{}", help="more engine arguments, as JSON")
@@ -292,7 +297,8 @@ def main() -> None:
             "part": chosen.out.stem,
             "machine": machine | ({"commit": chosen.commit} if chosen.commit else {}),
             "shape": chosen.model.name if chosen.model else chosen.shape,
-            "engine": engine_of(chosen), "requests": chosen.requests, "tokens": bench.tokens,
+            "engine": engine_of(chosen), "requests": chosen.requests,
+            "output_tokens": chosen.output_tokens, "tokens": bench.tokens,
             "ready_s": round(time.monotonic() - begin, 1),
             "limit": bench.peers["worker"].ask(do="size", look_ahead=None),
             "rounds": rounds, "sweeps": sweeps,

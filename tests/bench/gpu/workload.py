@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,11 +66,12 @@ def write_model(folder: Path, shape: str) -> Path:
     return folder
 
 
-def requests(count: int, seed: int = 1234) -> list[tuple[str, int]]:
-    """Return prompts of 64 to 512 letters, each with its number of output tokens, 16 to 256."""
-    rng = random.Random(seed)
+def requests(count: int, tokens: Sequence[int] = (16, 256)) -> list[tuple[str, int]]:
+    """Return prompts of 64 to 512 letters, each with its number of output tokens: two bounds."""
+    rng = random.Random(1234)
+    low, high = tokens
     return [
-        ("".join(rng.choices(LETTERS, k=rng.randint(64, 512))), rng.randint(16, 256))
+        ("".join(rng.choices(LETTERS, k=rng.randint(64, 512))), rng.randint(low, high))
         for _ in range(count)
     ]
 
