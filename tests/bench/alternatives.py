@@ -26,8 +26,8 @@ from ways_queued import StockCelery, Warmq
 CONCURRENCY = (32, 64, 128, 256)
 THREADS = 64
 WARM_UP = 64
-#: Run in the first round only: Ray's start takes most of a minute.
-ONCE = frozenset({"ray"})
+#: Run in every second round only: Ray's start takes most of a minute.
+SELDOM = frozenset({"ray"})
 #: The same process as `bare`, told otherwise.
 MORE_BARE = ("cumulative", "frozen")
 #: Requests that the one-after-another client asks.
@@ -128,7 +128,7 @@ def every_way(folder: Path, server: VllmServer, best: int) -> Iterator[tuple[str
 
 def measure(quick: bool) -> dict[str, Any]:
     """Run everything; return the part's figures."""
-    count, rounds, files, lines = (150, 1, 1, 200) if quick else (500, 3, 10, FILE_LINES)
+    count, rounds, files, lines = (150, 1, 1, 200) if quick else (500, 5, 10, FILE_LINES)
     loads = [report.load_now()]
     field = Field()
     with tempfile.TemporaryDirectory(prefix="warmq-bench-") as name, ExitStack() as stack:
@@ -145,7 +145,7 @@ def measure(quick: bool) -> dict[str, Any]:
         field.start_s |= {"client": started, "one_by_one": started}
         field.start_s |= {f"bare_{kind}": field.start_s["bare"] for kind in MORE_BARE}
         for number in range(rounds):
-            field.round(number, count, ONCE if number else frozenset())
+            field.round(number, count, SELDOM if number % 2 else frozenset())
             loads.append(report.load_now())
         file_walls = in_files(field, files, lines)
         loads.append(report.load_now())
