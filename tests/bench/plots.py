@@ -157,25 +157,26 @@ def _curve(phase: dict[str, Any], name: str) -> tuple[list[float], list[float]]:
     return list(done), list(mb)
 
 
-#: The H200 runs: file, its label, what the queue is divided by.
-PAIRS = (
-    ("gpu-8b", "8B, 256 slots\nLLM.generate", "offline"),
-    ("gpu-8b", "8B, 256 slots\nbare", "bare"),
-    ("gpu-8b-1024-slots", "8B, 1,024 slots\nbare, all at once", "all"),
-    ("gpu-1b", "1B, 256 slots\nbare", "bare"),
-    ("gpu-1b-second-host", "1B, 256 slots\nbare, second machine", "bare"),
-)
+#: The H200 runs: label, what the queue is divided by, the runs of each machine.
+PAIRS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    ("8B, 256 slots\nLLM.generate", "offline", ("gpu-8b",)),
+    ("8B, 256 slots\nbare", "bare", ("gpu-8b", "gpu-8b-second-host")),
+    ("8B, 1,024 slots\nbare, all at once", "all",
+     ("gpu-8b-1024-slots", "gpu-8b-1024-slots-second-host")),
+    ("1B, 256 slots\nbare", "bare", ("gpu-1b", "gpu-1b-second-host")),
+)  # fmt: skip
 
 
 def gpu(parts: Results) -> Figure:
-    """Every pair of runs on the H200: warmq over the engine alone."""
+    """Every pair of runs on the H200, a colour a machine: warmq over the engine alone."""
     (axes,) = _axes()
-    for column, (part, _, other) in enumerate(PAIRS):
-        ratios = [turn["queue"]["tokens_per_s"] / turn[other]["tokens_per_s"]
-                  for turn in parts[part]["rounds"]]  # fmt: skip
+    for column, (_, other, names) in enumerate(PAIRS):
+        turns = [(turn, colour) for name, colour in zip(names, (BLUE, GREEN), strict=False)
+                 for turn in parts[name]["rounds"]]  # fmt: skip
+        ratios = [turn["queue"]["tokens_per_s"] / turn[other]["tokens_per_s"] for turn, _ in turns]
         middle = (len(ratios) - 1) / 2
         places = [column + 0.25 * (n - middle) / max(1, middle) for n in range(len(ratios))]
-        axes.plot(places, ratios, "o", color=BLUE, markersize=3.5)
+        axes.scatter(places, ratios, color=[colour for _, colour in turns], s=14)
         median = statistics.median(ratios)
         axes.hlines(median, column - 0.32, column + 0.32, color=ORANGE)
         axes.annotate(f"median {median:.4f}", (column, 1), xycoords=("data", "axes fraction"),
@@ -183,7 +184,7 @@ def gpu(parts: Results) -> Figure:
     axes.axhline(1, color=GREY, linestyle="--", linewidth=0.8)
     axes.margins(y=0.15)
     axes.set(ylabel="tokens/s: warmq ÷ engine alone", xlim=(-0.5, len(PAIRS) - 0.5))
-    axes.set_xticks(range(len(PAIRS)), [label for _, label, _ in PAIRS])
+    axes.set_xticks(range(len(PAIRS)), [label for label, _, _ in PAIRS])
     return _figure(axes)
 
 
@@ -226,7 +227,7 @@ def _ratios(found: dict[str, Any]) -> dict[str, float]:
 
 #: Each plot: its name, how it is drawn, the results it needs, what it shows.
 PLOTS: tuple[tuple[str, Callable[[Results], Figure], tuple[str, ...], str], ...] = (
-    ("gpu", gpu, tuple(dict.fromkeys(part for part, _, _ in PAIRS)),
+    ("gpu", gpu, tuple(dict.fromkeys(name for _, _, names in PAIRS for name in names)),
      "Tokens/s on an H200, warmq ÷ the engine alone: every pair of runs, and the medians"),
     ("alternatives", alternatives, ("alternatives",),
      "Tokens/s of warmq and of what a user would pick instead, same vLLM and file"),
