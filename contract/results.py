@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
@@ -16,16 +16,16 @@ from contract.message import Delivery
 OUTCOMES = ("completed", "failed", "cancelled", "expired")
 
 
-def _now() -> str:
-    return dt.datetime.now(dt.UTC).isoformat()
+def _now() -> bytes:
+    return orjson.dumps(dt.datetime.now(dt.UTC))
 
 
 def success_meta(delivery: Delivery, body: bytes, timing: dict[str, float | int]) -> bytes:
     """Return the stored form of a success; `body` is the response's JSON, spliced in as it is."""
     rid = orjson.dumps(delivery.request_id)
     return b"".join((
-        b'{"status":"SUCCESS","result":', body, b',"traceback":null,"children":[],"date_done":"',
-        _now().encode(), b'","task_id":', rid, b',"warmq":',
+        b'{"status":"SUCCESS","result":', body, b',"traceback":null,"children":[],"date_done":',
+        _now(), b',"task_id":', rid, b',"warmq":',
         orjson.dumps(_ours(delivery.batch, delivery.custom_id, delivery.line, None, timing)), b"}",
     ))  # fmt: skip
 
@@ -59,7 +59,7 @@ def failure_meta(
         },
         "traceback": None,
         "children": [],
-        "date_done": _now(),
+        "date_done": dt.datetime.now(dt.UTC),
         "task_id": request_id,
         "warmq": _ours(batch, custom_id, line, shown, timing),
     })  # fmt: skip
@@ -87,8 +87,6 @@ class ResultLine:
 
     json: bytes
     failed: bool
-    outcome: str
-    usage: dict[str, int] = field(default_factory=dict)
 
 
 def read_meta(raw: bytes) -> dict[str, Any]:
@@ -114,10 +112,6 @@ class _Timed(msgspec.Struct):
     timing: msgspec.Raw
 
 
-class _Used(msgspec.Struct):
-    usage: dict[str, Any]
-
-
 class _Success(msgspec.Struct):
     """What `success_meta` writes, as far as an output line needs it."""
 
@@ -127,14 +121,12 @@ class _Success(msgspec.Struct):
 
 
 _decode_success = msgspec.json.Decoder(_Success).decode
-_decode_used = msgspec.json.Decoder(_Used).decode
 
 
 def _plain_line(request_id: str, custom_id: str, line: int, raw: bytes) -> ResultLine | None:
     """Return the line of a success of ours without building its body; None for anything else."""
     try:
         meta = _decode_success(raw)
-        used = _decode_used(meta.result)
         body, rid = bytes(meta.result), request_id.encode()
         body.decode()  # msgspec does not look into what it passes over
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -146,7 +138,7 @@ def _plain_line(request_id: str, custom_id: str, line: int, raw: bytes) -> Resul
         b',"response":{"status_code":200,"request_id":"', rid, b'","body":', body,
         b'},"error":null,"warmq":{"line":%d,"timing":' % line, bytes(meta.warmq.timing), b"}}",
     ))  # fmt: skip
-    return ResultLine(out, False, "completed", used.usage)
+    return ResultLine(out, False)
 
 
 def result_line(request_id: str, custom_id: str, line: int, raw: bytes | None) -> ResultLine:
@@ -164,17 +156,14 @@ def _any_line(request_id: str, custom_id: str, line: int, raw: bytes | None) -> 
         out["response"] = {"status_code": 200, "request_id": request_id, "body": body}
         out["error"] = None
         out["warmq"] = {"line": line, "timing": timing}
-        usage = body.get("usage") if isinstance(body, dict) else None
-        return ResultLine(orjson.dumps(out), False, "completed", usage or {})
+        return ResultLine(orjson.dumps(out), False)
     if meta is None:
         error = {"code": "result_expired", "message": "the result was collected too late"}
-        outcome = "failed"
     else:
         error = (meta.get("warmq") or {}).get("error") or {
             "code": "request_failed",
             "message": str(meta.get("result")),
         }
-        outcome = outcome_of(meta)
     out["response"] = None
     out["error"] = {"line": line, **error}
-    return ResultLine(orjson.dumps(out), True, outcome)
+    return ResultLine(orjson.dumps(out), True)

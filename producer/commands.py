@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import datetime as dt
 import os
 import secrets
@@ -31,7 +30,6 @@ from producer.run import Done, Run
 from producer.submit import Submitter, Summary
 
 ALL_WELL, SOME_FAILED, BAD_INPUT = 0, 1, 2
-_M_MMAP_THRESHOLD = -3  # malloc.h
 
 
 def _store(settings: Settings) -> BatchStore:
@@ -132,7 +130,6 @@ def run(
 def _submit(
     store: BatchStore, settings: Settings, submission: Submission, source: Input
 ) -> Summary:
-    _give_large_blocks_back()
     with Meter(submission.batch_id, source.size) as meter:
         waited = False
 
@@ -151,12 +148,6 @@ def _submit(
             return submitter.run(raw_chunks)
         finally:
             source.close()
-
-
-def _give_large_blocks_back() -> None:
-    """Make glibc return what a huge line took; by itself it keeps up to 32 MB of each size."""
-    with contextlib.suppress(OSError, AttributeError):  # other C libraries have no mallopt
-        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 2**20)
 
 
 def _told(summary: Summary, took_s: float) -> str:
@@ -260,12 +251,14 @@ def _collect(
 ) -> Collected:  # fmt: skip
     with Meter(batch.id, batch.number("total")) as meter:
 
-        def report(collected: Collected) -> None:
-            done = collected.completed + collected.failed
-            meter.update(done, f"{done} results, {collected.failed} failed")
+        def report(collected: Collected, *, last: bool = False) -> None:
+            if last or meter.due():
+                done = collected.completed + collected.failed
+                meter.update(done, f"{done} results, {collected.failed} failed")
 
         lines = Collector(store, batch.id, follow=follow).lines(order)
         collected = write(lines, output, errors, report)
+        report(collected, last=True)
     where = f", see {collected.errors_file}" if collected.errors_file else ""
     tell(f"{batch.id}: {collected.completed} results, {collected.failed} failed{where}")
     return collected

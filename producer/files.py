@@ -7,9 +7,12 @@ import secrets
 import stat
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import BinaryIO, Self
 
 from contract.errors import WarmqError
+
+#: Written at once to a file that nobody reads before it is whole.
+BUFFER_BYTES = 2**20
 
 
 class OutputUnwritable(WarmqError):
@@ -27,13 +30,14 @@ class AtomicFile:
     def __init__(self, name: str | Path) -> None:
         self.path = Path(os.path.realpath(name))  # a link stays, its target is replaced
         self._temporary: Path | None = None
+        self._file: BinaryIO
         try:
             mode = self.path.stat().st_mode if self.path.exists() else None
             if mode is not None and not stat.S_ISREG(mode):
                 self._file = self.path.open("wb")
                 return
             beside = self.path.with_name(f".{self.path.name}.{secrets.token_hex(4)}.part")
-            self._file = beside.open("xb")
+            self._file = beside.open("xb", BUFFER_BYTES)
             self._temporary = beside
             if mode is not None:
                 beside.chmod(stat.S_IMODE(mode))

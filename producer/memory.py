@@ -8,8 +8,8 @@ from contextlib import suppress
 
 _MIB = 2**20
 #: Parameters of glibc's mallopt(3): free memory above which the heap shrinks, and the size from
-#: which a block is mapped by itself, at most 32 MiB.
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = (-1, 64 * _MIB), (-3, 32 * _MIB)
+#: which a block is mapped by itself, so that what a huge line took is given back.
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = (-1, 64 * _MIB), (-3, _MIB)
 
 
 def keep_memory() -> None:

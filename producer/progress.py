@@ -16,8 +16,10 @@ from contract.store import BatchStore
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-#: Time between two plain lines, and between two looks at a batch, in seconds.
+#: Time between two plain lines, between two states of a bar, and between two looks at a batch,
+#: in seconds.
 PLAIN_EVERY_S = 5.0
+BAR_EVERY_S = 0.1
 POLL_S = 0.3
 #: Rates are means over this many seconds.
 _WINDOW_S = 30.0
@@ -35,12 +37,13 @@ class Meter:
         self._title = title
         self._total = total
         self._rich: Progress | None = None
-        self._next_line = time.monotonic() + PLAIN_EVERY_S
+        self._next = time.monotonic() + PLAIN_EVERY_S
 
     def __enter__(self) -> Self:
         if sys.stderr.isatty():
             self._rich = _bar(self._title, self._total)
             self._rich.start()
+            self._next = 0.0
         return self
 
     def __exit__(
@@ -52,6 +55,10 @@ class Meter:
         if self._rich is not None:
             self._rich.stop()
 
+    def due(self) -> bool:
+        """Whether anybody would see an update now; who has many to tell asks first."""
+        return time.monotonic() >= self._next
+
     def update(
         self, done: float, text: str, total: float | None = None, *, at_once: bool = False
     ) -> None:
@@ -59,8 +66,9 @@ class Meter:
         if self._rich is not None:
             task = self._rich.task_ids[0]
             self._rich.update(task, completed=done, text=text, total=total or self._total)
-        elif at_once or time.monotonic() >= self._next_line:
-            self._next_line = time.monotonic() + PLAIN_EVERY_S
+            self._next = time.monotonic() + BAR_EVERY_S
+        elif at_once or self.due():
+            self._next = time.monotonic() + PLAIN_EVERY_S
             tell(f"{self._title}: {text}")
 
 

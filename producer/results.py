@@ -9,10 +9,11 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from contract.ahead import ResultsAhead
 from contract.batch import Batch
 from contract.errors import BatchConflict
 from contract.results import ResultLine, read_meta, result_line
-from contract.store import BatchStore, IndexChunk
+from contract.store import BatchStore
 from producer.files import AtomicFile
 from producer.seen import SeenIds
 
@@ -21,6 +22,9 @@ FETCH, MOST = 50, 250
 FETCH_BYTES = 2 * 2**20
 #: Between two looks for new results while following, in seconds.
 _SHORTEST_WAIT_S, _LONGEST_WAIT_S = 0.02, 0.5
+
+#: Request ids with their entries of the batch's index, in line order.
+_Window = list[tuple[str, tuple[int, str, bool]]]
 
 
 class Collector:
@@ -56,7 +60,9 @@ class Collector:
         return batch
 
     def _results(self, request_ids: list[str]) -> list[bytes | None]:
-        raws = self._store.results(request_ids)
+        return self._sized(self._store.results(request_ids))
+
+    def _sized(self, raws: list[bytes | None]) -> list[bytes | None]:
         size = sum(len(raw) for raw in raws if raw is not None) + 1
         self._fetch = max(1, min(MOST, FETCH_BYTES * len(raws) // size))
         return raws
@@ -66,29 +72,55 @@ class Collector:
         self._wait_s = min(self._wait_s * 2, _LONGEST_WAIT_S)
 
     def _in_input_order(self) -> Iterator[ResultLine]:
+        with closing(ResultsAhead(self._store)) as ahead:
+            asked: _Window | None = None
+            for window in self._windows():
+                raws = self._sized(ahead.answer()) if asked else []
+                if window:
+                    ahead.ask([request_id for request_id, _ in window])
+                if asked:
+                    yield from self._given(asked, raws)
+                asked = window
+
+    def _windows(self) -> Iterator[_Window | None]:
+        """Yield what is fetched together, and None before a wait for more, and at the end."""
         read = 0
         while True:
             batch = self._state()  # before the index, so that a sealed batch's index is whole
             for chunk in self._store.index(self._id, read):
                 read += 1
-                yield from self._chunk(chunk)
+                pairs = list(zip(chunk.request_ids(self._id), chunk.entries, strict=True))
+                start = 0
+                while window := pairs[start : start + self._fetch]:
+                    start += len(window)
+                    yield window
+            yield None
             if batch.sealed or not self._follow:
                 return
             self._pause()
 
-    def _chunk(self, chunk: IndexChunk) -> Iterator[ResultLine]:
-        ids = chunk.request_ids(self._id)
+    def _given(self, window: _Window, raws: list[bytes | None]) -> Iterator[ResultLine]:
+        if None in raws:
+            yield from self._with_gaps(window)
+            return
+        self._wait_s = _SHORTEST_WAIT_S
+        for (request_id, (line, custom_id, _)), raw in zip(window, raws, strict=True):
+            yield result_line(request_id, custom_id, line, raw)
+
+    def _with_gaps(self, window: _Window) -> Iterator[ResultLine]:
+        """Yield a window's lines where results are missing: not there yet, or lost."""
         start = 0
-        while start < len(ids):
+        while start < len(window):
             finished = self._state().finished  # before the results: none comes after it
-            for raw in self._results(ids[start : start + self._fetch]):
+            ids = [request_id for request_id, _ in window[start : start + self._fetch]]
+            for raw in self._results(ids):
                 if raw is None and not finished and self._follow:
                     self._pause()
                     break
                 if raw is not None or finished:
                     self._wait_s = _SHORTEST_WAIT_S
-                    line, custom_id, _ = chunk.entries[start]
-                    yield result_line(ids[start], custom_id, line, raw)
+                    request_id, (line, custom_id, _) = window[start]
+                    yield result_line(request_id, custom_id, line, raw)
                 start += 1
 
     def _as_completed(self) -> Iterator[ResultLine]:

@@ -19,11 +19,12 @@ import orjson
 from contract import keys
 from contract.batch import Batch
 from contract.errors import BatchConflict, RequestRejected
+from contract.index import IndexChunk
 from contract.message import MessageWriter
 from contract.results import failure_meta
 from contract.schema import parse_line
 from contract.settings import Settings
-from contract.store import BatchStore, IndexChunk
+from contract.store import BatchStore
 from producer.options import Submission
 from producer.reader import CHUNK_BYTES, RawChunk
 from producer.seen import SeenIds

@@ -13,10 +13,11 @@ from contract import keys
 from contract.batch import Batch
 from contract.body import CHAT_URL
 from contract.errors import RequestFailed
+from contract.index import IndexChunk
 from contract.message import MessageWriter, read_delivery
 from contract.results import failure_meta, success_meta
 from contract.scripts import source
-from contract.store import BatchStore, IndexChunk
+from contract.store import BatchStore
 
 QUEUE = keys.DEFAULT_QUEUE
 SEED = "00" * 20

@@ -21,9 +21,9 @@ from redis.exceptions import RedisError
 from contract import keys
 from contract.connect import connect_async, is_read_only
 from contract.errors import RequestRejected, StoreUnavailable
+from contract.index import IndexChunk
 from contract.message import Delivery, read_delivery
 from contract.scripts import source
-from contract.store import IndexChunk
 from contract.streaming import STREAM_ENTRIES, STREAM_TTL_MS, Entry
 from worker.settings import WorkerSettings
 

@@ -13,8 +13,9 @@ import redis
 from contract import keys
 from contract.batch import Batch
 from contract.body import COMPLETION_URL
+from contract.index import IndexChunk
 from contract.message import MessageWriter
-from contract.store import BatchStore, IndexChunk
+from contract.store import BatchStore
 from demo.stack import eventually
 
 TTL_MS = 3_600_000

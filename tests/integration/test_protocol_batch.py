@@ -22,8 +22,9 @@ from lessee import (
 from contract import keys
 from contract.body import CHAT_URL
 from contract.errors import RequestRejected
+from contract.index import IndexChunk
 from contract.results import failure_meta
-from contract.store import BatchStore, IndexChunk
+from contract.store import BatchStore
 
 
 def one_more(submitted: Submitted, line: int) -> tuple[IndexChunk, list[bytes]]:

@@ -25,7 +25,8 @@ from lessee import (
 from contract import keys
 from contract.body import CHAT_URL
 from contract.errors import StoreUnavailable
-from contract.store import BatchStore, IndexChunk
+from contract.index import IndexChunk
+from contract.store import BatchStore
 from worker.leases import Leases
 from worker.settings import WorkerSettings
 

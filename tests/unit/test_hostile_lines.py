@@ -48,7 +48,7 @@ def test_any_line_is_a_request_or_an_error_that_says_why(raw: bytes):
     result = parsed(raw)
     if isinstance(result, RequestRejected):
         meta = failure_meta("id", result, batch="b", custom_id=result.custom_id, line=1)
-        assert result_line("id", "c", 1, meta).outcome == "failed"
+        assert result_line("id", "c", 1, meta).failed
         return
     # What is accepted comes out of the message as it went in.
     message = MessageWriter("b", 1, "warmq", 6).write(

@@ -69,7 +69,7 @@ def test_the_outcome_is_the_counter_it_belongs_to(raw: bytes, outcome: str) -> N
 
 def test_a_success_becomes_openais_output_line() -> None:
     line = result_line("t0", "c7", 7, success())
-    assert (line.failed, line.outcome, line.usage) == (False, "completed", {"total_tokens": 5})
+    assert not line.failed
     assert orjson.loads(line.json) == {
         "id": "batch_req_t0", "custom_id": "c7", "error": None,
         "response": {"status_code": 200, "request_id": "t0", "body": BODY},
@@ -80,7 +80,7 @@ def test_a_success_becomes_openais_output_line() -> None:
 def test_a_failure_becomes_an_error_line_with_code_line_and_field() -> None:
     raw = failure_meta("t0", RequestRejected("bad", field="body.n"), custom_id="c7", line=7)
     line = result_line("t0", "c7", 7, raw)
-    assert (line.failed, line.outcome) == (True, "failed")
+    assert line.failed
     out = orjson.loads(line.json)
     assert out["response"] is None
     assert out["error"] == {

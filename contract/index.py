@@ -1,0 +1,40 @@
+"""A batch's index: which lines it has, in chunks as they were queued."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import orjson
+
+from contract import keys
+
+
+@dataclass(frozen=True, slots=True)
+class IndexChunk:
+    """What one ENQUEUE appended: `entries` are (line, custom_id, by_line).
+
+    `by_line` marks lines whose request id is derived from the line number.
+    `cursor` is the number of physical lines read up to the chunk's end and
+    `digest` the rolling digest there, in hex.
+    """
+
+    cursor: int
+    digest: str
+    entries: list[tuple[int, str, bool]]
+
+    def dump(self) -> bytes:
+        """Return the stored form."""
+        return orjson.dumps([self.cursor, self.digest, self.entries])
+
+    @classmethod
+    def load(cls, raw: bytes) -> IndexChunk:
+        """Read the stored form."""
+        cursor, digest, entries = orjson.loads(raw)
+        return cls(cursor, digest, [tuple(entry) for entry in entries])
+
+    def request_ids(self, batch_id: str) -> list[str]:
+        """Return the request ids in line order."""
+        return [
+            keys.line_request_id(batch_id, line) if by_line else keys.request_id(batch_id, custom)
+            for line, custom, by_line in self.entries
+        ]

@@ -1,0 +1,67 @@
+"""Results asked for ahead: as good as asked for at once, whatever becomes of the connection."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import redis
+from lessee import Lessee, submit_batch
+from support import finish
+
+from contract import keys
+from contract.ahead import ResultsAhead
+from contract.connect import connect
+from contract.errors import StoreUnavailable
+from contract.store import BatchStore
+from demo.stack import RedisServer
+
+
+@pytest.fixture
+def ids(store: BatchStore) -> list[str]:
+    """A finished batch's request ids."""
+    submit_batch(store, 3)
+    lessee = Lessee(store.redis)
+    finish(lessee, lessee.pop())
+    return [keys.request_id("b1", f"c{n}") for n in (1, 2, 3)]
+
+
+def test_an_answer_is_what_the_store_says(store: BatchStore, ids: list[str]) -> None:
+    asked = [ids[1], keys.request_id("b1", "none"), ids[0]]
+    with closing(ResultsAhead(store)) as ahead:
+        ahead.ask(asked)
+        assert ahead.answer() == store.results(asked)
+        ahead.ask(ids)
+        assert None not in ahead.answer()
+
+
+def test_a_connection_that_breaks_before_the_answer_costs_nothing(
+    redis_client: redis.Redis, store: BatchStore, ids: list[str]
+) -> None:
+    with closing(ResultsAhead(store)) as ahead:
+        ahead.ask(ids)
+        redis_client.client_kill_filter(_type="normal", skipme=True)
+        assert ahead.answer() == store.results(ids)
+        ahead.ask(ids)  # on a new connection
+        redis_client.client_kill_filter(_type="normal", skipme=True)
+        assert None not in ahead.answer()
+
+
+def test_an_answer_that_nobody_read_is_not_the_next_one(store: BatchStore, ids: list[str]) -> None:
+    with closing(ResultsAhead(store)) as ahead:
+        ahead.ask(ids)
+    assert store.redis.ping() is True
+    with closing(ResultsAhead(store)) as ahead:
+        ahead.ask(ids[:1])
+        assert len(ahead.answer()) == 1
+
+
+def test_a_redis_that_is_gone_is_said_as_the_store_says_it(tmp_path: Path) -> None:
+    with RedisServer(tmp_path) as server:
+        store = BatchStore(connect(server.url, "test", retries=0), ttl_ms=1000)
+        server.stop()
+        with closing(ResultsAhead(store)) as ahead:
+            ahead.ask(["r1"])
+            with pytest.raises(StoreUnavailable):
+                ahead.answer()
