@@ -90,6 +90,9 @@ class WorkerSettings(Settings):
     )
     simulated_slots: int = Field(64, ge=1, description="simulated engine: max_num_seqs")
     simulated_latency_s: float = Field(0.2, ge=0, description="simulated engine: mean latency")
+    simulated_step_s: float = Field(
+        0, ge=0, description="simulated engine: requests end in steps of so long; 0: each by itself"
+    )
     simulated_log: Path | None = Field(
         None, description="simulated engine: file that every start and end is appended to"
     )

@@ -133,7 +133,7 @@ def measure(quick: bool) -> dict[str, Any]:
     field = Field()
     with tempfile.TemporaryDirectory(prefix="warmq-bench-") as name, ExitStack() as stack:
         folder = Path(name)
-        # This machine stands still for seconds at times; a connection closed then is nobody's figure.
+        # This machine stands still for seconds at times: a connection closed then says nothing.
         server = VllmServer(folder / "server.log", *MORE_ARGS, keep_alive_s=300)
         stack.callback(server.kill)
         began = time.monotonic()

@@ -8,6 +8,9 @@ process (`celery -A worker.app worker`), seen from outside.
 from __future__ import annotations
 
 import asyncio
+import json
+import subprocess
+import sys
 import tempfile
 import time
 from dataclasses import dataclass
@@ -19,27 +22,35 @@ from load import cpu_s, hold, redis_calls, redis_cpu_s, simulated_body, wait_rea
 from probe import Probe
 
 from contract.body import COMPLETION_URL
-from demo.stack import RedisServer, Worker
+from demo.stack import RedisServer, Worker, eventually
 from worker.engine import EngineRequest
 from worker.engine.simulated import SimulatedEngine
 
 #: Mean latency of the simulated engine in seconds; lognormal with sigma 0.5.
 LATENCY_S = 0.2
+#: An engine ends requests at the end of a step. vLLM's steps on an H200 took 9 ms with a 1B model
+#: and 26 ms with an 8B model at 256 slots (results/gpu-*.json).
+STEP_S = 0.01
 EXPECTED = {
     "written": "before the first run, from facts/celery-redis.md section 2 (the prototype)",
     "occupancy_64": 0.998,
     "occupancy_256": 0.99,
     "ceiling_per_s": 4500,
     "worker_us_per_request": 170,
+    "stepped_worker_us_per_request": 85,
+    "worker_to_floor": 1.4,
+    "stepped_worker_to_floor": 1.4,
     "redis_us_per_request": 60,
     "why": "the prototype had 97-111 us and 34-40 us; added since: body validation, batch "
-    "counters, fresh lease ids, a worker hash instead of kombu's",
+    "counters, fresh lease ids, a worker hash instead of kombu's; in steps: a tenth of the "
+    "wake-ups, and 42 at the ceiling",
 }
 BARS = {
     "occupancy_64": 0.98,
     "occupancy_256": 0.98,
     "ceiling_per_s": 10_000,
     "worker_us_per_request": 100,
+    "stepped_worker_us_per_request": 100,
     "scripts_per_request": 0.125,
 }
 
@@ -53,6 +64,7 @@ class Sizes:
     ceiling: int
 
 
+FLOOR = Path(__file__).with_name("floor.py")
 FULL = Sizes(5, 10, 40_000)
 QUICK = Sizes(2, 3, 8_000)
 
@@ -71,10 +83,11 @@ def occupancy(folder: Path, slots: int, backlog_s: float) -> dict[str, Any]:
     return probe.seen | {"slots": slots, "per_s": count / (ended - began)}
 
 
-def worker_cost(folder: Path, slots: int, latency_s: float, count: int) -> dict[str, Any]:
-    """Return what `count` requests cost the real worker process and Redis."""
+def worker_cost(folder: Path, slots: int, count: int, **settings: float) -> dict[str, Any]:
+    """Return what `count` requests cost the real worker process and Redis; `settings` are the
+    simulated engine's."""
     with RedisServer(folder) as server, server.client() as client:
-        settings = {"simulated_slots": slots, "simulated_latency_s": latency_s}
+        settings |= {"simulated_slots": slots}
         log = folder / "worker.log"
         with Worker(server.url, log, engine="simulated", **settings) as worker:
             assert worker.process is not None
@@ -99,11 +112,11 @@ def worker_cost(folder: Path, slots: int, latency_s: float, count: int) -> dict[
     }
 
 
-def engine_alone_us(slots: int, count: int) -> float:
+def engine_alone_us(slots: int, count: int, step_s: float) -> float:
     """Return CPU microseconds a request costs the simulated engine itself, without any queue."""
 
     async def work() -> float:
-        engine = SimulatedEngine(slots, LATENCY_S)
+        engine = SimulatedEngine(slots, LATENCY_S, step_s=step_s)
         await engine.start()
         numbers = list(range(count))
 
@@ -119,6 +132,19 @@ def engine_alone_us(slots: int, count: int) -> float:
     return 1e6 * asyncio.run(work()) / count
 
 
+def floor_us(folder: Path, slots: int, count: int, step_s: float) -> float:
+    """Return CPU microseconds a request costs the least loop there is (floor.py)."""
+    with RedisServer(folder) as server, server.client() as client:
+        held = hold(client, "floor", count)
+        words = [held.list_key, slots, LATENCY_S, step_s, count]
+        command = [sys.executable, FLOOR, server.url, *words]
+        with subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE) as process:
+            eventually(lambda: client.info("clients")["blocked_clients"], 60, "it waits")
+            held.release()
+            out, _ = process.communicate(timeout=120)
+    return float(json.loads(out))
+
+
 def _idle_us(pid: int, seconds: float = 2.0) -> float:
     """Return CPU microseconds per second of a worker that has nothing to do."""
     before = cpu_s(pid)
@@ -129,8 +155,10 @@ def _idle_us(pid: int, seconds: float = 2.0) -> float:
 def measure(quick: bool) -> dict[str, Any]:
     """Run all repeats, interleaved; return the part's figures."""
     sizes = QUICK if quick else FULL
-    runs: dict[str, list[dict[str, Any]]] = {"64": [], "256": [], "cost": [], "ceiling": []}
-    alone: list[float] = []
+    kinds = ("64", "256", "cost", "stepped", "ceiling")
+    runs: dict[str, list[dict[str, Any]]] = {kind: [] for kind in kinds}
+    alone: dict[str, list[float]] = {"": [], "stepped_": []}
+    floor: dict[str, list[float]] = {"": [], "stepped_": []}
     loads = [report.load_now()]
     with tempfile.TemporaryDirectory(prefix="warmq-bench-") as name:
         for repeat in range(sizes.repeats):
@@ -139,18 +167,36 @@ def measure(quick: bool) -> dict[str, Any]:
                 found = occupancy(folder / str(slots), slots, sizes.backlog_s)
                 runs[str(slots)].append(found)
             count = int(256 / LATENCY_S * sizes.backlog_s)
-            runs["cost"].append(worker_cost(folder / "cost", 256, LATENCY_S, count))
-            alone.append(engine_alone_us(256, count // 2))
-            runs["ceiling"].append(worker_cost(folder / "ceiling", 256, 0, sizes.ceiling))
+            engine = {"simulated_latency_s": LATENCY_S}
+            runs["cost"].append(worker_cost(folder / "cost", 256, count, **engine))
+            engine["simulated_step_s"] = STEP_S
+            runs["stepped"].append(worker_cost(folder / "stepped", 256, count, **engine))
+            for kind, step_s in (("", 0), ("stepped_", STEP_S)):
+                alone[kind].append(engine_alone_us(256, count // 2, step_s))
+                floor[kind].append(floor_us(folder / f"{kind}floor", 256, count, step_s))
+            engine = {"simulated_latency_s": 0}
+            runs["ceiling"].append(worker_cost(folder / "ceiling", 256, sizes.ceiling, **engine))
             loads.append(report.load_now())
     return {
         "quick": quick,
         "expected": EXPECTED,
         "bars": BARS,
         "load_average": loads,
-        "reached": _reached(runs) | {"engine_alone_us_per_request": report.spread(alone, 1)},
+        "reached": _reached(runs)
+        | {f"{n}engine_alone_us_per_request": report.spread(us, 1) for n, us in alone.items()}
+        | {f"{n}floor_us_per_request": report.spread(us, 1) for n, us in floor.items()}
+        | {
+            f"{n}worker_to_floor": _over_floor(runs[k], us)
+            for k, (n, us) in zip(("cost", "stepped"), floor.items(), strict=True)
+        },
         "runs": runs,
     }
+
+
+def _over_floor(runs: list[dict[str, Any]], floor: list[float]) -> dict[str, Any]:
+    return report.spread(
+        [run["worker_us_per_request"] / us for run, us in zip(runs, floor, strict=True)], 2
+    )
 
 
 def _reached(runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
@@ -162,6 +208,8 @@ def _reached(runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
         "occupancy_256": over("256", "occupancy", 4),
         "ceiling_per_s": over("ceiling", "per_s", 0),
         "worker_us_per_request": over("cost", "worker_us_per_request", 1),
+        "stepped_worker_us_per_request": over("stepped", "worker_us_per_request", 1),
+        "stepped_scripts_per_request": over("stepped", "scripts_per_request", 3),
         "redis_us_per_request": over("cost", "redis_us_per_request", 1),
         "commands_per_request": over("cost", "commands_per_request", 2),
         "scripts_per_request": over("cost", "scripts_per_request", 3),

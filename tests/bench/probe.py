@@ -41,8 +41,9 @@ EACH = 2000
 class TimedEngine(SimulatedEngine):
     """The simulated engine; remembers when requests came and when it finished them."""
 
-    def __init__(self, slots: int, latency_s: float, seed: int) -> None:
-        super().__init__(slots, latency_s, seed)
+    def __init__(self, settings: WorkerSettings, seed: int) -> None:
+        slots, latency_s = settings.simulated_slots, settings.simulated_latency_s
+        super().__init__(slots, latency_s, seed, settings.simulated_step_s)
         self.came: dict[str, float] = {}
         self.finished: dict[str, float] = {}
 
@@ -120,7 +121,7 @@ class TimedLeases(Leases):
 async def main(seed: int) -> dict[str, Any]:
     """Drain until SIGTERM; return what was seen."""
     settings = load(WorkerSettings)
-    engine = TimedEngine(settings.simulated_slots, settings.simulated_latency_s, seed)
+    engine = TimedEngine(settings, seed)
     leases = TimedLeases(settings, f"probe.{os.getpid()}", engine)
     drain = Drain(settings, leases, Supervisor(lambda: engine, 0))
     upkeep = Upkeep(settings, leases, drain)

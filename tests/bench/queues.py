@@ -212,11 +212,12 @@ def ours(folder: Path, sizes: Sizes) -> dict[str, float]:
         seen = occupancy(folder / str(slots), slots, sizes.backlog_s)
         found[f"occupancy_{slots}"] = seen["occupancy"]
     count = int(256 / LATENCY_S * sizes.backlog_s)
-    cost = worker_cost(folder / "cost", 256, LATENCY_S, count)
+    cost = worker_cost(folder / "cost", 256, count, simulated_latency_s=LATENCY_S)
     found["worker_us_per_request"] = cost["worker_us_per_request"]
     found["commands_per_request"] = cost["commands_per_request"]
     found |= rates(folder / "rates", sizes.lines)
-    found["ceiling_per_s"] = worker_cost(folder / "ceiling", 256, 0, 5 * sizes.ceiling)["per_s"]
+    zero = worker_cost(folder / "ceiling", 256, 5 * sizes.ceiling, simulated_latency_s=0)
+    found["ceiling_per_s"] = zero["per_s"]
     times = answer(folder / "idle", sizes.idle)
     for share, label in ((0.5, "p50"), (0.99, "p99")):
         found[f"idle_ms_{label}"] = report.percentile(times, share)

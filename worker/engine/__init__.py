@@ -85,6 +85,7 @@ def make_engine(settings: WorkerSettings) -> Engine:
         return SimulatedEngine(
             settings.simulated_slots,
             settings.simulated_latency_s,
+            step_s=settings.simulated_step_s,
             log=settings.simulated_log,
             build_s=settings.simulated_build_s,
             process=settings.simulated_process,

@@ -42,13 +42,18 @@ def digest(body: dict[str, Any]) -> str:
 
 
 class SimulatedEngine:
-    """`slots` requests at once, each for a lognormal time of the given mean in seconds."""
+    """`slots` requests at once, each for a lognormal time of the given mean in seconds.
+
+    With `step_s` they end at the nearest multiple of so many seconds, those of a step together, as
+    vLLM hands them out; else each by itself.
+    """
 
     def __init__(
         self,
         slots: int,
         latency_s: float,
         seed: int = 7,
+        step_s: float = 0.0,
         log: Path | None = None,
         build_s: float = 0.0,
         process: bool = False,
@@ -56,6 +61,8 @@ class SimulatedEngine:
     ) -> None:
         self.slots = slots
         self.latency_s = latency_s
+        self._step_s = step_s
+        self._ends: dict[int, list[asyncio.Future[bool]]] = {}
         self.running = 0
         self.occupied_s = 0.0
         self.steps = 0
@@ -135,13 +142,26 @@ class SimulatedEngine:
         than what they measure."""
         loop = asyncio.get_running_loop()
         over: asyncio.Future[bool] = loop.create_future()
-        timer = loop.call_later(delay, _settle, over)
+        timer = None
+        if self._step_s:
+            self._end_with_step(over, delay)
+        else:
+            timer = loop.call_later(delay, _settle, (over,))
         self._sleeping.add(over)
         try:
             return await over
         finally:
             self._sleeping.discard(over)
-            timer.cancel()
+            if timer is not None:
+                timer.cancel()
+
+    def _end_with_step(self, over: asyncio.Future[bool], delay: float) -> None:
+        loop = asyncio.get_running_loop()
+        step = round((loop.time() + delay) / self._step_s)
+        if step not in self._ends:
+            self._ends[step] = []
+            loop.call_at(step * self._step_s, lambda: _settle(self._ends.pop(step)))
+        self._ends[step].append(over)
 
     def _die(self) -> None:
         self._dead.set()
@@ -192,9 +212,10 @@ class SimulatedEngine:
             self._process.shutdown()
 
 
-def _settle(over: asyncio.Future[bool]) -> None:
-    if not over.done():
-        over.set_result(False)
+def _settle(ends: Sequence[asyncio.Future[bool]]) -> None:
+    for over in ends:
+        if not over.done():
+            over.set_result(False)
 
 
 def _answer(request: EngineRequest, request_id: str) -> Completion:
