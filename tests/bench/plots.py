@@ -228,7 +228,8 @@ def _ratios(found: dict[str, Any]) -> dict[str, float]:
 #: Each plot: its name, how it is drawn, the results it needs, what it shows.
 PLOTS: tuple[tuple[str, Callable[[Results], Figure], tuple[str, ...], str], ...] = (
     ("gpu", gpu, tuple(dict.fromkeys(name for _, _, names in PAIRS for name in names)),
-     "Tokens/s on an H200, warmq ÷ the engine alone: every pair of runs, and the medians"),
+     "Tokens/s on an H200, warmq ÷ the engine alone: every pair of runs (a colour a machine), and "
+     "the medians"),
     ("alternatives", alternatives, ("alternatives",),
      "Tokens/s of warmq and of what a user would pick instead, same vLLM and file"),
     ("occupancy", occupancy, ("queues",), "Share of slots full under a backlog, by slots"),
