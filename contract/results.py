@@ -16,16 +16,12 @@ from contract.message import Delivery
 OUTCOMES = ("completed", "failed", "cancelled", "expired")
 
 
-def _now() -> bytes:
-    return orjson.dumps(dt.datetime.now(dt.UTC))
-
-
 def success_meta(delivery: Delivery, body: bytes, timing: dict[str, float | int]) -> bytes:
     """Return the stored form of a success; `body` is the response's JSON, spliced in as it is."""
     rid = orjson.dumps(delivery.request_id)
     return b"".join((
         b'{"status":"SUCCESS","result":', body, b',"traceback":null,"children":[],"date_done":',
-        _now(), b',"task_id":', rid, b',"warmq":',
+        orjson.dumps(dt.datetime.now(dt.UTC)), b',"task_id":', rid, b',"warmq":',
         orjson.dumps(_ours(delivery.batch, delivery.custom_id, delivery.line, None, timing)), b"}",
     ))  # fmt: skip
 

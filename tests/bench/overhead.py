@@ -38,8 +38,6 @@ EXPECTED = {
     "ceiling_per_s": 4500,
     "worker_us_per_request": 170,
     "stepped_worker_us_per_request": 85,
-    "worker_to_floor": 1.4,
-    "stepped_worker_to_floor": 1.4,
     "redis_us_per_request": 60,
     "why": "the prototype had 97-111 us and 34-40 us; added since: body validation, batch "
     "counters, fresh lease ids, a worker hash instead of kombu's; in steps: a tenth of the "
