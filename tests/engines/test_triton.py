@@ -173,7 +173,7 @@ def test_a_server_that_hangs_is_left_and_its_requests_end_when_it_goes_on(
 ) -> None:
     with stage(tmp_path) as on:
         worker = started(on, server, stall_timeout_s=2)
-        on.submit(long_bodies(60, 40))
+        on.submit(long_bodies(60, 80))
         eventually(lambda: ended(on) >= 10, WORKER_READY_S, "10 ended", 0.01)
         with server.hanging():
             eventually(
@@ -189,7 +189,7 @@ def test_an_engine_that_dies_inside_a_server_costs_no_request(
 ) -> None:
     with stage(tmp_path) as on:
         worker = started(on, server)
-        on.submit(long_bodies(60, 40))
+        on.submit(long_bodies(60, 80))
         eventually(lambda: ended(on) >= 10, WORKER_READY_S, "10 ended", 0.01)
         server.kill_engine()
         # The server lives on, and says that the model is not ready
