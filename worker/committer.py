@@ -10,9 +10,11 @@ from worker.leases import Ending, Leases
 #: Endings that come within this many seconds share one DONE. At 1,200 requests/s that is a tenth
 #: of a round trip a request; it costs a result 4 ms in the middle (docs/decisions/0009).
 LINGER_S = 0.008
-#: So many are worth a round trip of their own, whatever else is in flight.
-ENOUGH = 64
-GROUP = 512
+#: So many that come at once, from one step of the engine, are worth a DONE of their own.
+WORTH = 8
+#: At most so many share one: while Redis writes them the next are computed. With all that wait in
+#: one DONE each of the two waited for the other (docs/decisions/0009).
+GROUP = 64
 #: Redis drops a client whose query is larger than 1 GB; results are not all small.
 GROUP_BYTES = 32 * 2**20
 
@@ -29,15 +31,22 @@ class Committer:
         self._idle.set()
         #: How many endings it does not pay to linger for: all that are in flight, or so many that
         #: slots would stay empty meanwhile.
-        self.enough: Callable[[], int] = lambda: ENOUGH
+        self.enough: Callable[[], int] = lambda: GROUP
 
     def put(self, ending: Ending) -> None:
         """Take an ending; returns at once."""
         self._waiting.append(ending)
         self._idle.clear()
-        if len(self._waiting) >= min(ENOUGH, self.enough()):
+        if len(self._waiting) >= min(GROUP, self.enough()):
             self._due.set()
         elif len(self._waiting) == 1:
+            asyncio.get_running_loop().call_soon(self._linger)
+
+    def _linger(self) -> None:
+        """Commit what ended with the first one, if it is worth it; else wait for more."""
+        if len(self._waiting) >= WORTH:
+            self._due.set()
+        elif self._waiting:
             asyncio.get_running_loop().call_later(LINGER_S, self._due.set)
 
     async def run(self) -> None:

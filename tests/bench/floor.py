@@ -23,7 +23,7 @@ import orjson
 
 from contract import keys
 from contract.connect import connect_async
-from worker.committer import LINGER_S
+from worker.committer import LINGER_S, WORTH
 from worker.engine import EngineRequest
 from worker.engine.simulated import SimulatedEngine
 
@@ -71,6 +71,13 @@ class Floor:
         completion = await self.engine.generate(request, headers["id"])
         self.ended[keys.result_key(headers["id"])] = completion.body
         if len(self.ended) == 1:
+            asyncio.get_running_loop().call_soon(self.linger)
+
+    def linger(self) -> None:
+        """Write what ended with the first one, or wait for more: the worker's rule."""
+        if len(self.ended) >= WORTH:
+            self.due.set()
+        else:
             asyncio.get_running_loop().call_later(LINGER_S, self.due.set)
 
     async def write(self) -> None:

@@ -44,6 +44,8 @@ PAUSES_S = (0.03, 0.2)
 #: How often a client looks for its result, in seconds.
 LOOK_S = 0.0002
 LATENCY_S = 0.2
+#: As in overhead.py.
+STEP_S = 0.01
 
 
 def _one(client: redis.Redis, name: str, priority: int) -> Held:
@@ -89,7 +91,9 @@ def answer(folder: Path, count: int) -> list[float]:
     return times
 
 
-def busy(folder: Path, slots: int, seconds: float) -> tuple[dict[str, Any], list[float]]:
+def busy(
+    folder: Path, slots: int, seconds: float, step_s: float = 0.0
+) -> tuple[dict[str, Any], list[float]]:
     """Return what the probe saw under a backlog, and ms for urgent requests to be running.
 
     The urgent ones have priority 0 and arrive while all slots and the look-ahead
@@ -97,7 +101,11 @@ def busy(folder: Path, slots: int, seconds: float) -> tuple[dict[str, Any], list
     """
     sent: dict[str, float] = {}
     with RedisServer(folder) as server, server.client() as client:
-        settings = {"simulated_slots": slots, "simulated_latency_s": LATENCY_S}
+        settings = {
+            "simulated_slots": slots,
+            "simulated_latency_s": LATENCY_S,
+            "simulated_step_s": step_s,
+        }
         with Probe(server.url, folder / "seen.json", **settings) as probe:
             wait_ready(client)
             backlog = hold(client, "backlog", int(slots / LATENCY_S * seconds))
@@ -132,12 +140,16 @@ def measure(quick: bool) -> dict[str, Any]:
             keep("wake", woken)
             keep("commit_idle", waits)
             keep("answer", answer(folder / "answer", count))
-            for slots in (64, 256):
-                seen, overtook = busy(folder / f"busy{slots}", slots, seconds)
-                keep(f"overtake_{slots}", overtook)
+            for case, slots, step_s in (
+                ("64", 64, 0),
+                ("256", 256, 0),
+                ("256_stepped", 256, STEP_S),
+            ):
+                seen, overtook = busy(folder / case, slots, seconds, step_s)
+                keep(f"overtake_{case}", overtook)
                 for label in ("p50", "p99"):
                     wait_ms = seen[f"finish_to_committed_ms_{label}"]
-                    figures.setdefault(f"commit_{slots}_ms_{label}", []).append(wait_ms)
+                    figures.setdefault(f"commit_{case}_ms_{label}", []).append(wait_ms)
             loads.append(report.load_now())
     return {
         "quick": quick,

@@ -52,7 +52,7 @@ async def test_endings_that_come_within_the_linger_share_a_round_trip(
 ) -> None:
     for _ in range(10):
         writes.put(ending())
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # a step of its own
     assert redis.groups == []  # they linger: others are in flight
     await writes.flush()
     assert [len(group) for group in redis.groups] == [10]
@@ -69,14 +69,24 @@ async def test_the_last_ones_in_flight_do_not_linger(
     assert [len(group) for group in redis.groups] == [2]
 
 
-async def test_enough_endings_do_not_linger(
+async def test_endings_of_one_step_of_the_engine_do_not_linger_if_they_are_enough(
     redis: Redis, writes: Committer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(committer, "LINGER_S", 3600)
-    for _ in range(committer.ENOUGH):
+    for _ in range(committer.WORTH):
         writes.put(ending())
     await asyncio.wait_for(writes.flush(), 5)
-    assert [len(group) for group in redis.groups] == [committer.ENOUGH]
+    assert [len(group) for group in redis.groups] == [committer.WORTH]
+
+
+async def test_many_endings_go_in_groups_so_that_redis_and_the_loop_work_side_by_side(
+    redis: Redis, writes: Committer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(committer, "LINGER_S", 3600)
+    for _ in range(2 * committer.GROUP + 1):
+        writes.put(ending())
+    await asyncio.wait_for(writes.flush(), 5)
+    assert [len(group) for group in redis.groups] == [committer.GROUP, committer.GROUP, 1]
 
 
 async def test_a_group_ends_at_its_bytes_and_the_rest_follows_at_once(
@@ -95,7 +105,7 @@ async def test_a_flush_waits_for_what_is_under_way_and_for_what_came_meanwhile(
     redis: Redis, writes: Committer
 ) -> None:
     redis.open.clear()
-    for _ in range(committer.ENOUGH):
+    for _ in range(committer.GROUP):
         writes.put(ending())
     await asyncio.sleep(0)
     await asyncio.sleep(0)  # the first group is on its way
@@ -105,4 +115,4 @@ async def test_a_flush_waits_for_what_is_under_way_and_for_what_came_meanwhile(
     assert not done
     redis.open.set()
     await asyncio.wait_for(flushing, 5)
-    assert sum(map(len, redis.groups)) == committer.ENOUGH + 1
+    assert sum(map(len, redis.groups)) == committer.GROUP + 1
