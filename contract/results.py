@@ -104,8 +104,10 @@ def outcome_of(meta: dict[str, Any]) -> str:
     return code if code in ("cancelled", "expired") else "failed"
 
 
-class _Timed(msgspec.Struct):
+class _Ours(msgspec.Struct):
     timing: msgspec.Raw
+    custom_id: str | None = None
+    line: int | None = None
 
 
 class _Success(msgspec.Struct):
@@ -113,21 +115,28 @@ class _Success(msgspec.Struct):
 
     status: Literal["SUCCESS"]
     result: msgspec.Raw
-    warmq: _Timed
+    warmq: _Ours
 
 
 _decode_success = msgspec.json.Decoder(_Success).decode
 
 
-def _plain_line(request_id: str, custom_id: str, line: int, raw: bytes) -> ResultLine | None:
-    """Return the line of a success of ours without building its body; None for anything else."""
+def _plain_line(
+    request_id: str, raw: bytes, custom_id: str | None = None, line: int | None = None
+) -> ResultLine | None:
+    """Return the line of a success of ours without building its body; None for anything else.
+
+    Where they are not given, custom_id and line are the ones that the result names.
+    """
     try:
         meta = _decode_success(raw)
         body, rid = bytes(meta.result), request_id.encode()
         body.decode()  # msgspec does not look into what it passes over
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
-    if b"\n" in body:
+    if line is None:
+        custom_id, line = meta.warmq.custom_id, meta.warmq.line
+    if line is None or custom_id is None or b"\n" in body:
         return None
     out = b"".join((
         b'{"id":"batch_req_', rid, b'","custom_id":', orjson.dumps(custom_id),
@@ -139,8 +148,16 @@ def _plain_line(request_id: str, custom_id: str, line: int, raw: bytes) -> Resul
 
 def result_line(request_id: str, custom_id: str, line: int, raw: bytes | None) -> ResultLine:
     """Return OpenAI's batch output line for a stored result, or for a lost one."""
-    plain = _plain_line(request_id, custom_id, line, raw) if raw is not None else None
+    plain = _plain_line(request_id, raw, custom_id, line) if raw is not None else None
     return plain or _any_line(request_id, custom_id, line, raw)
+
+
+def own_line(request_id: str, raw: bytes) -> ResultLine | None:
+    """Return the same by the custom_id and line that the result names; None if it names none."""
+    if plain := _plain_line(request_id, raw):
+        return plain
+    ours = read_meta(raw).get("warmq")
+    return _any_line(request_id, ours["custom_id"], ours["line"], raw) if ours else None
 
 
 def _any_line(request_id: str, custom_id: str, line: int, raw: bytes | None) -> ResultLine:

@@ -12,7 +12,7 @@ from pathlib import Path
 from contract.ahead import ResultsAhead
 from contract.batch import Batch
 from contract.errors import BatchConflict
-from contract.results import ResultLine, read_meta, result_line
+from contract.results import ResultLine, own_line, result_line
 from contract.store import BatchStore
 from producer.files import AtomicFile
 from producer.seen import SeenIds
@@ -23,8 +23,9 @@ FETCH_BYTES = 2 * 2**20
 #: Between two looks for new results while following, in seconds.
 _SHORTEST_WAIT_S, _LONGEST_WAIT_S = 0.02, 0.5
 
-#: Request ids with their entries of the batch's index, in line order.
-_Window = list[tuple[str, tuple[int, str, bool]]]
+_Entry = tuple[int, str, bool]
+#: Request ids and their entries of the batch's index.
+_Window = tuple[list[str], list[_Entry]]
 
 
 class Collector:
@@ -72,14 +73,32 @@ class Collector:
         self._wait_s = min(self._wait_s * 2, _LONGEST_WAIT_S)
 
     def _in_input_order(self) -> Iterator[ResultLine]:
+        for window, raws in self._fetched(self._windows()):
+            yield from self._given(window, raws)
+
+    def _as_completed(self) -> Iterator[ResultLine]:
+        with closing(SeenIds()) as seen:
+            for (request_ids, _), raws in self._fetched(self._finished_windows()):
+                for request_id, raw in zip(request_ids, raws, strict=True):
+                    # None: being retried, it will come again; or lost, see below.
+                    line = own_line(request_id, raw) if raw is not None else None
+                    if line is not None and seen.add(request_id):
+                        yield line
+            if self._state().finished:
+                yield from self._left_out(seen)
+
+    def _fetched(
+        self, windows: Iterator[_Window | None]
+    ) -> Iterator[tuple[_Window, list[bytes | None]]]:
+        """Yield windows with their results; Redis looks up the next ones meanwhile."""
         with closing(ResultsAhead(self._store)) as ahead:
             asked: _Window | None = None
-            for window in self._windows():
+            for window in windows:
                 raws = self._sized(ahead.answer()) if asked else []
                 if window:
-                    ahead.ask([request_id for request_id, _ in window])
+                    ahead.ask(window[0])
                 if asked:
-                    yield from self._given(asked, raws)
+                    yield asked, raws
                 asked = window
 
     def _windows(self) -> Iterator[_Window | None]:
@@ -89,60 +108,54 @@ class Collector:
             batch = self._state()  # before the index, so that a sealed batch's index is whole
             for chunk in self._store.index(self._id, read):
                 read += 1
-                pairs = list(zip(chunk.request_ids(self._id), chunk.entries, strict=True))
-                start = 0
-                while window := pairs[start : start + self._fetch]:
-                    start += len(window)
-                    yield window
+                ids, start = chunk.request_ids(self._id), 0
+                while start < len(ids):
+                    end = start + self._fetch
+                    yield ids[start:end], chunk.entries[start:end]
+                    start = end
             yield None
             if batch.sealed or not self._follow:
                 return
             self._pause()
 
+    def _finished_windows(self) -> Iterator[_Window | None]:
+        """Yield the same of the requests that have ended, in that order and without entries."""
+        at, finished = 0, False
+        while True:
+            if ids := self._store.finished_ids(self._id, at, self._fetch):
+                at, finished = at + len(ids), False
+                self._wait_s = _SHORTEST_WAIT_S
+                yield ids, []
+                continue
+            yield None
+            if finished or not self._follow:
+                return
+            finished = self._state().finished  # if so, what came before is still to be read
+            if not finished:
+                self._pause()
+
     def _given(self, window: _Window, raws: list[bytes | None]) -> Iterator[ResultLine]:
         if None in raws:
-            yield from self._with_gaps(window)
+            yield from self._with_gaps(*window)
             return
         self._wait_s = _SHORTEST_WAIT_S
-        for (request_id, (line, custom_id, _)), raw in zip(window, raws, strict=True):
+        for request_id, (line, custom_id, _), raw in zip(*window, raws, strict=True):
             yield result_line(request_id, custom_id, line, raw)
 
-    def _with_gaps(self, window: _Window) -> Iterator[ResultLine]:
+    def _with_gaps(self, request_ids: list[str], entries: list[_Entry]) -> Iterator[ResultLine]:
         """Yield a window's lines where results are missing: not there yet, or lost."""
         start = 0
-        while start < len(window):
+        while start < len(request_ids):
             finished = self._state().finished  # before the results: none comes after it
-            ids = [request_id for request_id, _ in window[start : start + self._fetch]]
-            for raw in self._results(ids):
+            for raw in self._results(request_ids[start : start + self._fetch]):
                 if raw is None and not finished and self._follow:
                     self._pause()
                     break
                 if raw is not None or finished:
                     self._wait_s = _SHORTEST_WAIT_S
-                    request_id, (line, custom_id, _) = window[start]
-                    yield result_line(request_id, custom_id, line, raw)
+                    line, custom_id, _ = entries[start]
+                    yield result_line(request_ids[start], custom_id, line, raw)
                 start += 1
-
-    def _as_completed(self) -> Iterator[ResultLine]:
-        with closing(SeenIds()) as seen:
-            at = 0
-            while True:
-                finished = self._state().finished
-                ids = self._store.finished_ids(self._id, at, self._fetch)
-                at += len(ids)
-                for request_id, raw in zip(ids, self._results(ids), strict=True):
-                    # None: being retried, it will come again; or lost, see below.
-                    ours = read_meta(raw).get("warmq") if raw is not None else None
-                    if ours and seen.add(request_id):
-                        yield result_line(request_id, ours["custom_id"], ours["line"], raw)
-                if ids:
-                    self._wait_s = _SHORTEST_WAIT_S
-                elif finished or not self._follow:
-                    break
-                else:
-                    self._pause()
-            if finished:
-                yield from self._left_out(seen)
 
     def _left_out(self, seen: SeenIds) -> Iterator[ResultLine]:
         """Yield a line for each request that the list of finished ones did not give."""

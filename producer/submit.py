@@ -11,20 +11,18 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import dataclass, field
+from contextlib import closing, nullcontext
+from dataclasses import dataclass
 
 import orjson
 
-from contract import keys
 from contract.batch import Batch
-from contract.errors import BatchConflict, RequestRejected
+from contract.errors import BatchConflict
 from contract.index import IndexChunk
 from contract.message import MessageWriter
-from contract.results import failure_meta
-from contract.schema import parse_line
 from contract.settings import Settings
 from contract.store import BatchStore
+from producer.lines import LinesToMessages, PreparedChunk
 from producer.options import Submission
 from producer.reader import CHUNK_BYTES, RawChunk
 from producer.seen import SeenIds
@@ -49,22 +47,6 @@ class Summary:
     without_limit: int = 0
     first_error: str = ""
     waiting: str = ""
-
-
-@dataclass(slots=True)
-class _Prepared:
-    """One parsed chunk, ready to send."""
-
-    ordinal: int
-    first: int
-    before: tuple[int, str]
-    index: IndexChunk
-    messages: list[bytes] = field(default_factory=list)
-    rejects: list[tuple[str, bytes]] = field(default_factory=list)
-
-    @property
-    def range(self) -> str:
-        return f"lines {self.first} to {self.index.cursor}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +77,7 @@ class Submitter:
         self._settings = settings
         self._submission = submission
         self._report = report
-        self._seen = part.seen if part else SeenIds()
-        self._seen_as = part.name if part else ""
-        self._ours: AbstractContextManager[object] = nullcontext() if part else closing(self._seen)
+        self._part = part
         self._stop = threading.Event()
         self._pending: deque[Future[None]] = deque()
         self._end = (0, part.digest if part else submission.seed)
@@ -151,14 +131,22 @@ class Submitter:
         """
         summary = self._summary
         stored = self._store.index(summary.batch.id) if summary.batch.number("cursor") else iter(())
-        with self._ours, ThreadPoolExecutor(1, "warmq-enqueue") as sender:
+        part = self._part
+        ids = nullcontext(part.seen) if part else closing(SeenIds())
+        with ids as seen, ThreadPoolExecutor(1, "warmq-enqueue") as sender:
+            lines = LinesToMessages(
+                summary.batch.id, self._writer, self._submission.overrides,
+                self._settings.max_line_bytes, seen, part.name if part else "",
+            )  # fmt: skip
             try:
                 for raw in raw_chunks:
                     kept = next(stored, None)
                     if kept is not None:
-                        self._skip(raw, kept)
+                        self._skip(lines, raw, kept)
                     else:
-                        prepared = self._prepare(raw)
+                        prepared = lines.prepare(raw, self._end)
+                        summary.without_limit += prepared.without_limit
+                        summary.first_error = summary.first_error or prepared.first_error
                         self._settle(_UNDER_WAY - 1)
                         self._pending.append(sender.submit(self._send, prepared))
                         del prepared
@@ -181,7 +169,7 @@ class Submitter:
                 pass
             self._pending.popleft().result()
 
-    def _skip(self, raw: RawChunk, kept: IndexChunk) -> None:
+    def _skip(self, lines: LinesToMessages, raw: RawChunk, kept: IndexChunk) -> None:
         """Take a chunk as submitted before, if it is the same."""
         if (raw.cursor, raw.digest) != (kept.cursor, kept.digest):
             raise self._differs(raw.first, raw.cursor)
@@ -189,70 +177,10 @@ class Submitter:
             kept.entries, kept.request_ids(self._summary.batch.id), strict=True
         ):
             if not by_line:
-                self._first_use(custom_id, request_id)
+                lines.first_use(custom_id, request_id)
         self._summary.found += len(kept.entries)
 
-    def _first_use(self, custom_id: str, request_id: str) -> bool:
-        """Remember a custom_id; return whether no earlier line had it."""
-        whole = self._seen_as
-        return self._seen.add(keys.request_id(whole, custom_id) if whole else request_id)
-
-    def _prepare(self, raw: RawChunk) -> _Prepared:
-        """Validate a chunk's lines and write their messages."""
-        batch_id, overrides = self._summary.batch.id, self._submission.overrides
-        entries: list[tuple[int, str, bool]] = []
-        index = IndexChunk(raw.cursor, raw.digest, entries)
-        chunk = _Prepared(raw.ordinal, raw.first, self._end, index)
-        write, first_use = self._writer.write, self._first_use
-        raw.lines.reverse()
-        while raw.lines:
-            number, line = raw.lines.pop()  # a line's bytes go as soon as its message is there
-            try:
-                if number in raw.too_long:
-                    raise self._too_long(raw.too_long[number])
-                request = parse_line(line, overrides)
-                custom_id = request.custom_id
-                if custom_id is None:
-                    request_id, by_line = keys.line_request_id(batch_id, number), True
-                    custom_id = f"line-{number}"
-                else:
-                    request_id, by_line = keys.request_id(batch_id, custom_id), False
-                    if not first_use(custom_id, request_id):
-                        raise _duplicate(custom_id)
-            except RequestRejected as error:
-                self._reject(chunk, number, error)
-                continue
-            entries.append((number, custom_id, by_line))
-            self._summary.without_limit += not request.limited
-            chunk.messages.append(write(request_id, custom_id, number, request.url, request.body))
-        return chunk
-
-    def _reject(self, chunk: _Prepared, number: int, error: RequestRejected) -> None:
-        """Give a bad line its error result."""
-        batch_id, custom_id = self._summary.batch.id, error.custom_id
-        by_line, request_id = True, keys.line_request_id(batch_id, number)
-        if custom_id is None:
-            custom_id = f"line-{number}"
-        elif error.code != "duplicate_custom_id":
-            own = keys.request_id(batch_id, custom_id)
-            if self._first_use(custom_id, own):
-                by_line, request_id = False, own
-        told = RequestRejected(
-            f"line {number}, {error.message}", code=error.code, field=error.field
-        )
-        meta = failure_meta(request_id, told, batch=batch_id, custom_id=custom_id, line=number)
-        chunk.index.entries.append((number, custom_id, by_line))
-        chunk.rejects.append((request_id, meta))
-        self._summary.first_error = self._summary.first_error or told.message
-
-    def _too_long(self, size: int) -> RequestRejected:
-        limit = self._settings.max_line_bytes
-        return RequestRejected(
-            f"longer than {limit} bytes (it has {size}); shorten it, or raise WARMQ_MAX_LINE_BYTES",
-            code="line_too_long",
-        )
-
-    def _send(self, chunk: _Prepared) -> None:
+    def _send(self, chunk: PreparedChunk) -> None:
         """Enqueue one chunk; wait while Redis is full. Runs in the sender's thread."""
         summary, wait_s = self._summary, _FIRST_WAIT_S
         while True:
@@ -276,7 +204,7 @@ class Submitter:
         else:
             self._compare(answer.answer, chunk)
 
-    def _compare(self, answer: str, chunk: _Prepared) -> None:
+    def _compare(self, answer: str, chunk: PreparedChunk) -> None:
         """Accept a chunk that another submit, or a lost reply's first try, has stored."""
         batch_id = self._summary.batch.id
         if answer == "gone":
@@ -330,13 +258,3 @@ class Submitter:
                 if raw is not None:
                     return str(orjson.loads(raw)["warmq"]["error"]["message"])
         return "see `producer results`"
-
-
-def _duplicate(custom_id: str) -> RequestRejected:
-    error = RequestRejected(
-        f"field custom_id: {custom_id!r} was used by an earlier line; make it unique",
-        code="duplicate_custom_id",
-        field="custom_id",
-    )
-    error.custom_id = custom_id
-    return error

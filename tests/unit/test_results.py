@@ -105,9 +105,20 @@ def test_a_result_that_stock_celery_wrote_is_shown_too() -> None:
 
 def test_the_short_way_for_a_success_writes_the_line_that_the_long_way_writes() -> None:
     for custom_id in ("c7", 'a "quoted"\n😀 one'):
-        short = results._plain_line("t0", custom_id, 7, success())
+        short = results._plain_line("t0", success(), custom_id, 7)
         assert short is not None
         assert short == results._any_line("t0", custom_id, 7, success())
+
+
+@pytest.mark.parametrize(
+    "raw", [success(), failure_meta("t0", RequestFailed("it broke"), custom_id="c7", line=7)]
+)
+def test_a_result_names_its_own_line(raw: bytes) -> None:
+    assert results.own_line("t0", raw) == result_line("t0", "c7", 7, raw)
+
+
+def test_a_result_that_names_no_line_has_none() -> None:
+    assert results.own_line("t0", b'{"status":"SUCCESS","result":{}}') is None
 
 
 @pytest.mark.parametrize(
@@ -121,5 +132,5 @@ def test_the_short_way_for_a_success_writes_the_line_that_the_long_way_writes() 
     ],
 )
 def test_anything_else_takes_the_long_way(raw: bytes) -> None:
-    assert results._plain_line("t0", "c7", 7, raw) is None
+    assert results._plain_line("t0", raw, "c7", 7) is None
     assert b"\n" not in result_line("t0", "c7", 7, raw).json

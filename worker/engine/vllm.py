@@ -16,7 +16,6 @@ import os
 import re
 import shlex
 import shutil
-import threading
 import time
 from dataclasses import replace
 from functools import partial
@@ -28,6 +27,7 @@ from contract.pooling import EMBEDDINGS_URL, POOLING_TYPES, RERANK_URLS, SCORE_U
 from contract.settings import SettingsError
 from worker.engine import Capacity, Completion, EngineRequest
 from worker.engine.detokenized import Detokenized
+from worker.engine.end import end_children
 from worker.engine.media import MAX_DOWNLOAD_MB, guard, unguard
 from worker.engine.pooled import pooled
 from worker.engine.root_cause import RootCause
@@ -80,7 +80,6 @@ CLIENT_ERRORS = (
 )  # fmt: skip
 #: Parameters that vLLM names when a prompt does not fit.
 LENGTH_PARAMETERS = {"input_tokens", "input_text", "max_tokens", "max_completion_tokens"}
-KILL_GRACE_S = 5.0
 
 
 class _Parser(FlexibleArgumentParser):
@@ -288,18 +287,7 @@ class VllmEngine:
     def kill(self) -> None:
         """Ask the engine's processes to end, and kill what has not ended after a grace."""
         self._killed = True
-        children = multiprocessing.active_children()
-        for child in children:
-            child.terminate()
-
-        def insist() -> None:
-            for child in children:
-                child.kill()
-
-        grace_s = KILL_GRACE_S if self._kill_grace_s is None else self._kill_grace_s
-        timer = threading.Timer(grace_s, insist)
-        timer.daemon = True
-        timer.start()
+        end_children(self._kill_grace_s)
 
     def shutdown(self) -> None:
         """Stop the engine's processes; blocks for seconds."""
