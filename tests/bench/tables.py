@@ -62,7 +62,7 @@ ROWS: tuple[tuple[str, str, str, str, str], ...] = (
     ("latency", "commit_256_ms_p50", "the same under a backlog, N = 256, p50", " ms",
      "8 ms linger"),
     ("latency", "commit_256_ms_p99", "the same under a backlog, N = 256, p99", " ms", ""),
-    ("latency", "commit_256_stepped_ms_p50", "the same, N = 256, ends in steps of 10 ms, p50", " ms",
+    ("latency", "commit_256_stepped_ms_p50", "the same, N = 256, in steps of 10 ms, p50", " ms",
      "what ends together is written at once"),
     ("latency", "overtake_256_ms_p50", "priority 0 overtakes a backlog, N = 256, p50", " ms",
      "waits until half the look-ahead is free"),
