@@ -8,19 +8,21 @@ import orjson
 
 from contract import keys
 
+#: A line's number, its custom_id, and whether its request id is derived from the number.
+IndexEntry = tuple[int, str, bool]
+
 
 @dataclass(frozen=True, slots=True)
 class IndexChunk:
-    """What one ENQUEUE appended: `entries` are (line, custom_id, by_line).
+    """What one ENQUEUE appended.
 
-    `by_line` marks lines whose request id is derived from the line number.
     `cursor` is the number of physical lines read up to the chunk's end and
     `digest` the rolling digest there, in hex.
     """
 
     cursor: int
     digest: str
-    entries: list[tuple[int, str, bool]]
+    entries: list[IndexEntry]
 
     def dump(self) -> bytes:
         """Return the stored form."""

@@ -17,7 +17,7 @@ from contract import keys
 from contract.batch import Batch
 from contract.connect import connect, masked, translated
 from contract.errors import BatchConflict, RequestFailed, StoreUnavailable
-from contract.index import IndexChunk
+from contract.index import IndexChunk, IndexEntry
 from contract.results import failure_meta, outcome_of, read_meta
 from contract.scripts import source
 
@@ -173,7 +173,7 @@ class BatchStore:
             found: list[bytes | None] = self.redis.mget([keys.result_key(i) for i in request_ids])
         return found
 
-    def find(self, batch: Batch, custom_id: str) -> tuple[tuple[int, str, bool], str]:
+    def find(self, batch: Batch, custom_id: str) -> tuple[IndexEntry, str]:
         """Return index entry and request id of one request; the first, if a custom_id repeats.
 
         Raises:
@@ -205,7 +205,7 @@ class BatchStore:
         return self._cancel_entries(batch, [entry], [rid])
 
     def _cancel_entries(
-        self, batch: Batch, entries: Sequence[tuple[int, str, bool]], request_ids: Sequence[str]
+        self, batch: Batch, entries: Sequence[IndexEntry], request_ids: Sequence[str]
     ) -> int:
         error = RequestFailed("cancelled by the user", code="cancelled")
         args: list[str | bytes] = []

@@ -7,7 +7,7 @@ from typing import Any
 
 from contract import keys
 from contract.errors import RequestRejected
-from contract.index import IndexChunk
+from contract.index import IndexChunk, IndexEntry
 from contract.message import MessageWriter
 from contract.results import failure_meta
 from contract.schema import parse_line
@@ -63,7 +63,7 @@ class LinesToMessages:
     def prepare(self, raw: RawChunk, before: tuple[int, str]) -> PreparedChunk:
         """Validate a chunk's lines and write their messages; takes the lines out of it."""
         batch_id, overrides = self._batch_id, self._overrides
-        entries: list[tuple[int, str, bool]] = []
+        entries: list[IndexEntry] = []
         index = IndexChunk(raw.cursor, raw.digest, entries)
         chunk = PreparedChunk(raw.ordinal, raw.first, before, index)
         write, first_use = self._writer.write, self.first_use

@@ -12,6 +12,7 @@ from pathlib import Path
 from contract.ahead import ResultsAhead
 from contract.batch import Batch
 from contract.errors import BatchConflict
+from contract.index import IndexEntry
 from contract.results import ResultLine, own_line, result_line
 from contract.store import BatchStore
 from producer.files import AtomicFile
@@ -23,9 +24,8 @@ FETCH_BYTES = 2 * 2**20
 #: Between two looks for new results while following, in seconds.
 _SHORTEST_WAIT_S, _LONGEST_WAIT_S = 0.02, 0.5
 
-_Entry = tuple[int, str, bool]
 #: Request ids and their entries of the batch's index.
-_Window = tuple[list[str], list[_Entry]]
+_Window = tuple[list[str], list[IndexEntry]]
 
 
 class Collector:
@@ -142,7 +142,7 @@ class Collector:
         for request_id, (line, custom_id, _), raw in zip(*window, raws, strict=True):
             yield result_line(request_id, custom_id, line, raw)
 
-    def _with_gaps(self, request_ids: list[str], entries: list[_Entry]) -> Iterator[ResultLine]:
+    def _with_gaps(self, request_ids: list[str], entries: list[IndexEntry]) -> Iterator[ResultLine]:
         """Yield a window's lines where results are missing: not there yet, or lost."""
         start = 0
         while start < len(request_ids):
