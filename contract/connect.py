@@ -14,7 +14,13 @@ import redis.asyncio
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import ExponentialBackoff, NoBackoff
 from redis.connection import HiredisRespSerializer
-from redis.exceptions import AuthenticationError, NoPermissionError, ReadOnlyError, RedisError
+from redis.exceptions import (
+    AuthenticationError,
+    NoPermissionError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+)
 from redis.retry import Retry
 
 from contract.errors import StoreUnavailable
@@ -23,6 +29,12 @@ from contract.settings import Settings, load
 CONNECT_TIMEOUT_S = 5.0
 #: A half-open socket must not block for ever; scripts themselves take milliseconds.
 SOCKET_TIMEOUT_S = 20.0
+#: How Redis begins, with or without its error code, what no other moment will mend.
+_FINAL = tuple(
+    code + text
+    for code in ("", "ERR ")
+    for text in ("string exceeds", "value is not", "hash value is not", "increment or decrement")
+)
 _IN_SCRIPT = re.compile(r"Error running script .*: -([A-Z]+ .*)")
 
 
@@ -134,6 +146,16 @@ def masked(url: str) -> str:
 def is_read_only(error: Exception) -> bool:
     """Say whether a replica refused a write. Redis 6 wraps what a script met, 7 does not."""
     return isinstance(error, ReadOnlyError) or "READONLY" in str(error)
+
+
+def is_final(error: Exception) -> bool:
+    """Say whether Redis would refuse the same command again: it lies in what was sent."""
+    text = str(error)
+    if inner := _IN_SCRIPT.search(text):
+        text = inner[1]
+    # What a script met is told with the script's name, by Redis 6 and 7 each in its way.
+    met = "WRONGTYPE" in text or (("script" in str(error)) and text.startswith(_FINAL))
+    return isinstance(error, ResponseError) and (met or "Protocol error" in text)
 
 
 @contextmanager

@@ -52,6 +52,12 @@ class StoreUnavailable(WarmqError):
     code = "store_unavailable"
 
 
+class StoreRefused(WarmqError):
+    """Redis refuses this write whenever it is sent: sending it again does not help."""
+
+    code = "result_refused"
+
+
 class BatchConflict(WarmqError):
     """The batch exists in a state that forbids what was asked."""
 
@@ -71,6 +77,8 @@ CODES: dict[str, str] = {
     "unsupported_option": "a Celery option that warmq does not honour (eta, chord, ...)",
     "unknown_task": "a task name other than warmq.generate on warmq's queue",
     "request_failed": "the engine failed on this request; it may be retried",
+    "result_too_large": "the result is larger than Redis takes (proto-max-bulk-len)",
+    "result_refused": "Redis refused the result for a reason that will not pass",
     "poison": "the engine died each time it ran this request; see `producer dead`",
     "cancelled": "cancelled by the user",
     "expired": "not finished before its deadline",

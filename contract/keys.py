@@ -8,20 +8,23 @@
 | `<queue>:suspects:lock`      | STRING | the one worker that runs suspects, with a TTL        |
 | `celery-task-meta-<id>`      | STRING | terminal result, Celery's meta plus `warmq`          |
 | `warmq:lease_seq`            | STRING | counter that makes every delivery's lease id fresh   |
-| `warmq:leases`               | ZSET   | `<worker>/<seq>` -> expiry in ms of Redis time       |
-| `warmq:worker:<worker>`      | HASH   | lease id -> `<slots>\\0<list key>\\0<message>`      |
+| `warmq:leases`               | ZSET   | `<worker>/<seq>` -> expiry in ms; negative: goes back |
+| `warmq:worker:<worker>`      | HASH   | lease id -> where its message belongs (lua/leases.lua) |
+| `warmq:leased:<worker>/<seq>` | LIST  | the one message of a lease                           |
 | `warmq:workers`              | HASH   | worker -> `<ms>\\0<JSON>`: state, queue, model, load |
 | `warmq:returns`              | HASH   | request id -> times handed back                      |
 | `warmq:deaths`               | HASH   | request id (+ `\\0alone`) -> deaths of its engine    |
-| `warmq:dead`                 | HASH   | dead letter id -> `<reason>\\0<ms>\\0<list>\\0<message>` |
+| `warmq:dead`                 | HASH   | dead letter id -> when, where from, whose, why       |
+| `warmq:dead:<id>`            | LIST   | the one message of a dead letter                     |
 | `warmq:revoked`              | ZSET   | request id revoked through Celery -> forget at (s)   |
 | `warmq:sweep`                | HASH   | `last`, `hold`: when leases were and may be swept    |
 | `warmq:batches`              | ZSET   | batch id -> created_at in ms                         |
-| `warmq:retiring`             | ZSET   | finished batch whose results still need their TTL    |
+| `warmq:retiring`             | ZSET   | batch whose results need their TTL or their end -> ms |
 | `warmq:batch:<id>`           | HASH   | counters and state of one batch                      |
 | `warmq:batch:<id>:index`     | LIST   | one JSON chunk per ENQUEUE: line numbers, custom_ids |
 | `warmq:batch:<id>:finished`  | LIST   | request ids in the order they finished               |
-| `warmq:batch:<id>:failed`    | HASH   | request id -> `<list key>\\0<message>`, for RETRY    |
+| `warmq:batch:<id>:failed`    | HASH   | request id -> outcome, bytes, list key, for RETRY    |
+| `warmq:batch:<id>:kept:<request>` | LIST | the message of an ended request, for RETRY        |
 | `warmq:stream:<id>`          | STREAM | text of a request somebody listens to, with a TTL    |
 | `warmq:control:*`, `_kombu.*`| -      | Celery's own, for `inspect` and `revoke`             |
 | `warmq:cancel`               | channel| request ids (JSON list) whose engine work must stop  |
@@ -87,6 +90,21 @@ def worker_key(worker_id: str) -> str:
 def batch_key(batch_id: str, part: str = "") -> str:
     """Return the batch hash, or one of its parts: index, finished, failed."""
     return f"warmq:batch:{batch_id}:{part}" if part else f"warmq:batch:{batch_id}"
+
+
+def leased_key(lease: str) -> str:
+    """Return the list that holds the message of a lease."""
+    return f"warmq:leased:{lease}"
+
+
+def kept_key(batch_id: str, request_id: str) -> str:
+    """Return the list that keeps an ended request's message for RETRY."""
+    return batch_key(batch_id, f"kept:{request_id}")
+
+
+def dead_key(letter_id: str) -> str:
+    """Return the list that holds the message of a dead letter."""
+    return f"{DEAD}:{letter_id}"
 
 
 def result_key(request_id: str) -> str:

@@ -27,11 +27,13 @@ class MessageWriter:
     """Writes the messages of one batch; everything constant is encoded once."""
 
     def __init__(
-        self, batch_id: str, created: int, queue: str, priority: int, deadline: float | None = None
-    ) -> None:
+        self, batch_id: str, created: int, life: str, queue: str, priority: int,
+        deadline: float | None = None,
+    ) -> None:  # fmt: skip
         self.list_key = priority_list(queue, priority)
         self._tail = (
             b',"batch":' + orjson.dumps(batch_id) + b',"created":"%d"' % created
+            + b',"life":' + orjson.dumps(life)
             + b',"deadline":' + orjson.dumps(deadline)
             + b',"v":1}},"properties":{"delivery_mode":2,"priority":%d' % priority
             + b',"delivery_info":{"exchange":"","routing_key":' + orjson.dumps(queue)
@@ -62,7 +64,8 @@ class MessageWriter:
 class Delivery:
     """One hand-over of a message to this worker.
 
-    `created` is the batch's creation time in ms as text; `deadline` and
+    `created` is the batch's creation time in ms as text, `life` its random mark, `content` a
+    hash of the message's body; `deadline` and
     `expires` are seconds since the epoch; `returns` and `deaths` count what
     happened to earlier deliveries of the same request; `size` is the message's in bytes.
     """
@@ -72,6 +75,8 @@ class Delivery:
     task: str
     batch: str
     created: str
+    life: str
+    content: int
     custom_id: str | None
     line: int | None
     url: str | None
@@ -87,6 +92,12 @@ class Delivery:
     def attempt(self) -> int:
         """The number of this delivery, from 1."""
         return self.returns + 1
+
+    def same_request(self, other: Delivery) -> bool:
+        """Say whether both deliver one request: of one batch life, with one body."""
+        return (self.request_id, self.batch, self.life, self.content) == (
+            other.request_id, other.batch, other.life, other.content
+        )  # fmt: skip
 
 
 def read_delivery(lease: str, raw: bytes, returns: int = 0, deaths: int = 0) -> Delivery:
@@ -106,7 +117,9 @@ def read_delivery(lease: str, raw: bytes, returns: int = 0, deaths: int = 0) -> 
             request_id=headers["id"],
             task=_text(headers.get("task")) or "",
             batch=batch if isinstance(batch, str) else "",
-            created=_created(ours.get("created")),
+            created=_text(ours.get("created")) or "",
+            life=_text(ours.get("life")) or "",
+            content=hash(message["body"]),
             custom_id=_text(ours.get("custom_id")),
             line=_line(ours.get("line")),
             url=_text(ours.get("url")),
@@ -132,13 +145,6 @@ def _number(value: object) -> float | int | None:
 
 def _line(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def _created(value: object) -> str:
-    # As Lua's tostring() has it, where 5 and 5.0 are one number: POP and DONE must agree on
-    # whether the batch lives.
-    number = _number(value)
-    return f"{number:.14g}" if number is not None else _text(value) or ""
 
 
 def _deadline(ours: object, expires: object) -> float | None:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from contract.body import BODY_TYPES, CHAT_URL, COMPLETION_URL
+from contract.body import BODY_TYPES, CHAT_URL, COMPLETION_URL, smallest
 from contract.decode import MAX_DEPTH, decode, encode, shown
 from contract.errors import RequestRejected
 
@@ -42,6 +42,10 @@ REMEDIES = {
         "and `data_2`; to rerank, `query` and `documents`",
     ),
 }
+
+
+#: Bodies that show more than the least.
+_EXAMPLES = {CHAT_URL: '{"messages": [{"role": "user", "content": "Hello"}]}'}
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -119,12 +123,14 @@ def _explain(text: str, url: str, where: str) -> RequestRejected:
 def _custom_id(value: object) -> str | None:
     if value is None:
         return None
-    if not isinstance(value, str) or not 0 < len(value) <= MAX_CUSTOM_ID:
-        raise RequestRejected(
-            f"field custom_id: must be a text of 1 to {MAX_CUSTOM_ID} characters",
-            field="custom_id",
-        )
-    return value
+    if isinstance(value, str) and 0 < len(value) <= MAX_CUSTOM_ID:
+        return value
+    told = f"has {len(value)} characters" if isinstance(value, str) else f"is {_kind(value)}"
+    raise RequestRejected(
+        f"field custom_id: {told}; give a text of 1 to {MAX_CUSTOM_ID} characters, in quotes, or "
+        "leave it out for the line's number",
+        field="custom_id",
+    )
 
 
 def infer_url(body: dict[str, Any]) -> str:
@@ -134,7 +140,9 @@ def infer_url(body: dict[str, Any]) -> str:
     if "prompt" in body:
         return COMPLETION_URL
     raise RequestRejected(
-        "field prompt: neither `messages` nor `prompt` is given; give one of them", field="prompt"
+        "field prompt: neither `messages` nor `prompt` is given; give one of them, or `url` and "
+        "`body` for another endpoint",
+        field="prompt",
     )
 
 
@@ -224,22 +232,48 @@ def _split_form(value: dict[str, Any]) -> tuple[str, dict[str, Any], str]:
             code="unknown_field",
             field=name,
         )
-    if value.get("method", "POST") != "POST":
-        raise RequestRejected("field method: must be POST", code="unknown_url", field="method")
-    url = value.get("url")
+    method = value.get("method", "POST")
+    if method != "POST":
+        told = shown(repr(method)) if isinstance(method, str) else _kind(method)
+        raise RequestRejected(
+            f"field method: {told} is not served; write POST, or leave it out",
+            code="unknown_url",
+            field="method",
+        )
+    if "url" not in value:
+        raise RequestRejected(
+            f"field url: is missing; give one of {', '.join(BODY_TYPES)}, or write the fields of "
+            "`body` themselves on the line (the short form)",
+            code="unknown_url",
+            field="url",
+        )
+    url, body = value["url"], value.get("body")
     if not isinstance(url, str) or url not in BODY_TYPES:
         raise _unknown_url(url)
-    body = value.get("body")
     if not isinstance(body, dict):
-        raise RequestRejected("field body: must be a JSON object", field="body")
+        problem = f"is {_kind(body)}" if "body" in value else "is missing"
+        raise RequestRejected(
+            f"field body: {problem}; give the request's fields as a JSON object, such as "
+            f"{_EXAMPLES.get(url) or encode(smallest(url)).decode()}",
+            field="body",
+        )
     return url, body, "body."
+
+
+def _kind(value: object) -> str:
+    """Return a JSON value's kind in words; the value may be too large, or too deep, to show."""
+    if value is None:
+        return "null"
+    kinds = {bool: "true or false", int: "a number", float: "a number", str: "a text",
+             list: "a list", dict: "an object"}  # fmt: skip
+    return kinds[type(value)]
 
 
 def _unknown_url(url: object) -> RequestRejected:
     # Not repr() of any value: of a deep list it exceeds Python's recursion limit.
-    told = shown(repr(url) if isinstance(url, str) else type(url).__name__)
+    told = f"{shown(repr(url))} is not served" if isinstance(url, str) else f"is {_kind(url)}"
     return RequestRejected(
-        f"field url: {told} is not served; use one of {', '.join(BODY_TYPES)}",
+        f"field url: {told}; use one of {', '.join(BODY_TYPES)}",
         code="unknown_url",
         field="url",
     )

@@ -1,4 +1,4 @@
-"""The Lua protocol: each script is common.lua plus its own file."""
+"""The Lua protocol: each script is what all share plus its own file."""
 
 from __future__ import annotations
 
@@ -10,4 +10,5 @@ from importlib.resources import files
 def source(name: str) -> str:
     """Return the full text of one script, for example `source("pop")`."""
     folder = files("contract") / "lua"
-    return (folder / "common.lua").read_text() + "\n" + (folder / f"{name}.lua").read_text()
+    parts = ("common", "message", "leases", name)
+    return "\n".join((folder / f"{part}.lua").read_text() for part in parts)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 from typing import Annotated, Any, TypeVar
-from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, SecretStr, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -19,38 +19,65 @@ from pydantic_settings import (
 )
 
 from contract.errors import WarmqError
-from contract.keys import DEFAULT_QUEUE
+from contract.keys import DEFAULT_QUEUE, RESULT_PREFIX
+from contract.redis_url import LONGEST_S, redis_url
 
 S = TypeVar("S", bound="Settings")
 
-_SCHEMES = ("redis://", "rediss://", "unix://", "sentinel://")
+#: What Redis holds in one string; no line can be longer.
+LONGEST_LINE = 512 * 2**20
+#: Keys of warmq and of Celery begin like this, and Celery's control queue is called so.
+_TAKEN = ("warmq:", "warmq-control", RESULT_PREFIX, "_kombu")
 
 
-def _redis_url(url: SecretStr) -> SecretStr:
-    if not url.get_secret_value().startswith(_SCHEMES):
-        raise ValueError(f"must start with one of {', '.join(_SCHEMES)}")
-    if not _readable(url.get_secret_value()):
-        # Said here, without the URL: what libraries say of it may quote the password's pieces.
-        raise ValueError("not a Redis URL; percent-encode what is special in the password")
-    return url
+def printable(text: str) -> str:
+    """Return the text.
+
+    Raises:
+        ValueError: it has a control character, a line break or one that only looks like a space.
+    """
+    if not text.isprintable():
+        raise ValueError("must have printable characters only, on one line")
+    return text
 
 
-def _readable(url: str) -> bool:
-    """Say whether every part is where it belongs: no `/`, `#` or `@` of a password has moved it."""
+def _queue(name: str) -> str:
+    if name.startswith(_TAKEN) or ":suspects" in name:
+        raise ValueError(
+            f"must not begin with {', '.join(_TAKEN)} nor have :suspects in it, which are names of "
+            "other keys"
+        )
+    return name
+
+
+RedisUrl = Annotated[SecretStr, AfterValidator(redis_url)]
+Seconds = Annotated[float, Field(allow_inf_nan=False, le=LONGEST_S)]
+Count = Annotated[int, Field(le=1_000_000)]
+Bytes = Annotated[int, Field(ge=1, le=2**40)]
+#: A name, address or path.
+Line = Annotated[str, Field(max_length=4096), AfterValidator(printable)]
+
+
+class SettingsError(WarmqError):
+    """A setting is wrong; the message names it, what is allowed and its default."""
+
+    code = "bad_setting"
+
+
+def _toml(settings_cls: type[BaseSettings]) -> TomlConfigSettingsSource:
+    """Read WARMQ_CONFIG, or warmq.toml if there is one.
+
+    Raises:
+        SettingsError: naming a file that was asked for and is not there, or is no TOML.
+    """
+    named = os.environ.get("WARMQ_CONFIG")
+    if named and not os.path.isfile(named):  # noqa: PTH113 - Path's raises for names too long
+        raise SettingsError(f"WARMQ_CONFIG: {named!r} is no file; name a TOML file, or unset it")
+    file = named or "warmq.toml"
     try:
-        parts = urlsplit(url)
-    except ValueError:
-        return False
-    if "@" in parts.path or parts.fragment:
-        return False
-    if parts.scheme == "unix":
-        return True
-    hosts = parts.netloc.rpartition("@")[2].split(",")
-    ports = (host.rpartition("]")[2].rpartition(":")[2] for host in hosts if ":" in host)
-    return all(port == "" or port.isdecimal() for port in ports)
-
-
-RedisUrl = Annotated[SecretStr, AfterValidator(_redis_url)]
+        return TomlConfigSettingsSource(settings_cls, file)
+    except (OSError, ValueError, RecursionError) as error:  # also dates and numbers that are none
+        raise SettingsError(f"{file} cannot be read as TOML: {error}") from None
 
 
 class Settings(BaseSettings):
@@ -63,18 +90,27 @@ class Settings(BaseSettings):
     redis_url: RedisUrl = Field(
         SecretStr("redis://127.0.0.1:6379/0"), description="Redis (broker, leases, results)"
     )
-    queue: str = Field(DEFAULT_QUEUE, min_length=1, description="base name of the queue")
-    result_ttl_s: float = Field(
-        604800, gt=0, description="how long results live after their batch ended (7 days)"
+    queue: Annotated[Line, AfterValidator(_queue)] = Field(
+        DEFAULT_QUEUE, min_length=1, max_length=200, description="base name of the queue"
+    )
+    result_ttl_s: Seconds = Field(
+        604800, ge=1, description="how long results live after their batch ended (7 days)"
     )
     high_water: float = Field(
-        0.6, gt=0, le=1, description="share of Redis' maxmemory above which submit waits"
+        0.6,
+        gt=0,
+        le=1,
+        allow_inf_nan=False,
+        description="share of Redis' maxmemory above which submit waits",
     )
     high_water_requests: int = Field(
-        5_000_000, gt=0, description="the same as a queue length, where maxmemory is not set"
+        5_000_000,
+        gt=0,
+        le=10**12,
+        description="the same as a queue length, where maxmemory is not set",
     )
     max_line_bytes: int = Field(
-        10 * 2**20, gt=0, description="longest input line that is read, in bytes"
+        10 * 2**20, gt=0, le=LONGEST_LINE, description="longest input line that is read, in bytes"
     )
 
     @classmethod
@@ -87,19 +123,12 @@ class Settings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Put the TOML file behind environment and .env."""
-        toml = TomlConfigSettingsSource(settings_cls, os.environ.get("WARMQ_CONFIG", "warmq.toml"))
-        return init_settings, env_settings, dotenv_settings, toml
+        return init_settings, env_settings, dotenv_settings, _toml(settings_cls)
 
     @property
     def result_ttl_ms(self) -> int:
         """`result_ttl_s` as Redis takes it."""
         return int(self.result_ttl_s * 1000)
-
-
-class SettingsError(WarmqError):
-    """A setting is wrong; the message names it, what is allowed and its default."""
-
-    code = "bad_setting"
 
 
 def load(cls: type[S], **overrides: Any) -> S:
@@ -110,14 +139,29 @@ def load(cls: type[S], **overrides: Any) -> S:
     """
     try:
         return cls(**overrides)
+    except (OSError, UnicodeError) as error:  # the TOML file's are named where it is read
+        raise SettingsError(f".env cannot be read: {error}; mend or remove it") from None
     except ValidationError as error:
         lines = []
         for problem in error.errors(include_input=False, include_url=False):
             if not problem["loc"]:  # about several settings at once: the message names them
-                lines.append(problem["msg"].removeprefix("Value error, "))
+                lines.append(_said(problem["msg"]))
                 continue
             name = str(problem["loc"][0])
-            known = cls.model_fields.get(name)
-            hint = f" ({known.description}; default {known.default})" if known else ""
-            lines.append(f"WARMQ_{name.upper()}: {problem['msg']}{hint}")
+            hint = _hint(cls.model_fields.get(name))
+            lines.append(f"WARMQ_{name.upper()}: {_said(problem['msg'])}{hint}")
         raise SettingsError("\n".join(lines)) from None
+
+
+def _said(message: str) -> str:
+    return message.removeprefix("Value error, ")
+
+
+def _hint(field: FieldInfo | None) -> str:
+    if field is None:
+        return ""
+    default = field.default
+    if isinstance(default, SecretStr):
+        default = default.get_secret_value()  # ours, and no secret
+    shown = "none" if default in (None, "") else default
+    return f" ({field.description}; default {shown})"

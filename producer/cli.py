@@ -6,6 +6,8 @@ answers at once. Data goes to stdout, progress and messages to stderr.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 import sys
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -88,7 +90,8 @@ def submit(**options: Any) -> int:
 
     The batch id is printed before the first line is read. A bad line becomes an
     error result, the others run. After an interruption the same command with the
-    printed --batch-id goes on where it stopped; no request runs twice.
+    printed --batch-id goes on where it stopped; no request runs twice. Where Redis
+    loses its last writes meanwhile (a failover), this queues them again by itself.
 
     With --json: {"id"} at once, and the batch's state at the end.
     """
@@ -109,9 +112,11 @@ def submit(**options: Any) -> int:
 def run(**options: Any) -> int:
     """Take FILE through the queue into OUT, in windows, in the order of FILE.
 
-    For files larger than Redis: it holds two windows at a time, whatever FILE is.
-    OUT grows as windows end. After an interruption or a crash the same command goes
-    on where OUT ends; OUT.progress remembers where that is until all is done.
+    For files larger than Redis: it holds two windows at a time, whatever FILE is,
+    and smaller ones where it is full. OUT grows as windows end. After an interruption,
+    a crash or a full disk the same command goes on where OUT ends; OUT.progress
+    remembers where that is until all is done. FILE, OUT and ERR are different files,
+    and what is there that no run has left is refused, not overwritten.
     """
     return int(_commands().run(**options))
 
@@ -158,7 +163,8 @@ def results(**options: Any) -> int:
     """Collect a batch's results, as OpenAI batch output lines.
 
     A file appears when it is complete, never half-written. A finished batch
-    gives exactly one line for each request.
+    gives exactly one line for each request; if it is deleted, submitted anew or
+    retried meanwhile, this ends with 2 and says so, and no file appears.
     """
     return int(_commands().results(**options))
 
@@ -202,14 +208,14 @@ def dead() -> None:
 @_json
 def dead_list(**options: Any) -> int:
     """List the dead letters, oldest first, without their content."""
-    return int(_commands().dead_list(**options))
+    return int(_dead_letters().list_letters(**options))
 
 
 @dead.command("show")
 @click.argument("letter_id", metavar="ID")
 def dead_show(**options: Any) -> int:
     """Print one dead letter with its message, as JSON."""
-    return int(_commands().dead_show(**options))
+    return int(_dead_letters().show_letter(**options))
 
 
 @dead.command("retry")
@@ -218,7 +224,22 @@ def dead_show(**options: Any) -> int:
 @_json
 def dead_retry(**options: Any) -> int:
     """Queue dead letters again. Unreadable ones stay."""
-    return int(_commands().dead_retry(**options))
+    return int(_dead_letters().retry(**options))
+
+
+@dead.command("delete")
+@click.argument("letter_ids", metavar="ID...", nargs=-1)
+@click.option("--all", "every", is_flag=True, help="All dead letters.")
+@_json
+def dead_delete(**options: Any) -> int:
+    """Forget dead letters with their messages. Results stay."""
+    return int(_dead_letters().delete(**options))
+
+
+def _dead_letters() -> ModuleType:
+    from producer import dead_letters  # noqa: PLC0415 - as above
+
+    return dead_letters
 
 
 def _terminate(*_: object) -> NoReturn:
@@ -247,4 +268,19 @@ def main() -> NoReturn:
     except UnicodeEncodeError:  # the shell passed bytes that are no text: no id has such
         click.echo("producer: an argument is not valid UTF-8", err=True)
         status = USAGE
+    except OSError as error:  # of a file whose name it tells, or of what is printed
+        where = error.filename or "standard output"
+        with contextlib.suppress(OSError):  # it may be this stream that is full
+            click.echo(f"producer: cannot use {where}: {error.strerror}", err=True)
+        status = USAGE
+    _drop_what_cannot_be_printed()
     sys.exit(status or 0)
+
+
+def _drop_what_cannot_be_printed() -> None:
+    """Empty the buffers of full streams: Python would try again, and end with status 120."""
+    for stream in filter(None, (sys.stdout, sys.stderr)):  # None: closed from the start
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

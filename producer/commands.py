@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
-import os
 import secrets
 import time
 from collections.abc import Iterator
@@ -20,16 +19,22 @@ from contract.keys import queue_name
 from contract.settings import Settings
 from contract.store import BatchStore
 from producer import progress, show
+from producer.collect import collect
 from producer.deadline import parse_deadline
+from producer.files import WriteFailed, check_outputs, errors_beside
+from producer.journal import Done, Journal
 from producer.listen import listen
 from producer.options import Submission, parse_overrides
 from producer.progress import Meter, tell
-from producer.reader import Input, InputUnreadable, chunks
-from producer.results import Collected, Collector, errors_beside, write
-from producer.run import Done, Run
-from producer.submit import Submitter, Summary
+from producer.reader import Input, InputUnreadable
+from producer.resume import ResumingSubmit
+from producer.run import Run
+from producer.same_batch import BatchChanged
+from producer.standing import Standing
+from producer.submit import Summary
 
 ALL_WELL, SOME_FAILED, BAD_INPUT = 0, 1, 2
+_WATCH_AGAIN = "the batch goes on; `producer watch {}` follows it again"
 
 
 def _store(settings: Settings) -> BatchStore:
@@ -51,16 +56,20 @@ def _open(batch_id: str) -> tuple[BatchStore, Batch]:
 
 
 @contextlib.contextmanager
-def _hint(text: str) -> Iterator[None]:
-    """Say how to go on if the work inside is cut short."""
+def _hint(text: str, *, changed: str = "") -> Iterator[None]:
+    """Say how to go on if the work inside is cut short; `changed` where a batch was changed."""
     try:
         yield
     except KeyboardInterrupt:
         tell(f"interrupted; {text}")
         raise
-    except (StoreUnavailable, InputUnreadable) as error:
+    except (StoreUnavailable, InputUnreadable, WriteFailed) as error:
         error.message += f"\n{text}"
         raise
+    except BatchChanged as error:
+        if not changed:
+            raise
+        raise BatchChanged(error.happened, changed) from None
 
 
 def submit(
@@ -68,7 +77,8 @@ def submit(
     deadline: str | None, wait: bool, output: str | None, errors: str | None, as_json: bool,
 ) -> int:  # fmt: skip
     """Queue a file; wait and collect if asked to."""
-    _check_outputs(output, errors)
+    if output or errors:
+        check_outputs(output, errors, file)
     settings = contract_settings.load(Settings)
     name = batch_id or f"batch_{dt.datetime.now(dt.UTC):%Y%m%d%H%M%S}_{secrets.token_hex(8)}"
     queue = queue_name(model or None, settings.queue)
@@ -82,16 +92,19 @@ def submit(
     began = time.monotonic()
     with _hint(f"the same command with --batch-id {name} goes on where it stopped"):
         store = _store(settings)
-        summary = _submit(store, settings, submission, source)
+        submitting = ResumingSubmit(store, settings, submission, source)
+        summary = submitting.submit()
     tell(_told(summary, time.monotonic() - began))
     if not (summary.batch.finished or store.workers(queue)):
-        tell(f"{name}: {progress.standing(store, summary.batch)} yet; the requests wait there")
+        tell(f"{name}: {Standing(store, queue).text()}; the requests wait there")
     status, batch = ALL_WELL, summary.batch
     if wait or output or errors:
-        batch = _watch(store, name)
+        with _hint(_WATCH_AGAIN.format(name)):
+            batch = submitting.watched(batch)
         status = _ended(batch)
     if output or errors:
-        _collect(store, batch, "input", output, errors, follow=False)
+        with _hint(f"the batch has ended; `producer results {name}` collects it again"):
+            collect(store, batch, "input", output, errors)
     if as_json:
         click.echo(show.json_text(batch.as_json()), err=output == "-")
     return BAD_INPUT if summary.batch.number("valid") == 0 else status
@@ -102,19 +115,22 @@ def run(
     pairs: tuple[str, ...],
 ) -> int:  # fmt: skip
     """Take a file through the queue in windows."""
-    _check_outputs(output, errors)
     if "-" in (output, errors):
         raise click.UsageError("OUT and ERR must be files: a run goes on where they end")
+    check_outputs(output, errors, file, Journal(Path(output)).path)
     settings = contract_settings.load(Settings)
     queue = queue_name(model or None, settings.queue)
     submission = Submission("run", queue, priority, model, parse_overrides(pairs))
     submission.check()
     source = Input(file)
-    with _hint("the same command goes on where it stopped"), Meter(output) as meter:
+    again = "the same command goes on where it stopped"
+    with _hint(again, changed=again), Meter(output) as meter:
 
-        def report(done: Done) -> None:
+        def report(done: Done, waiting: str) -> None:
             text = f"{done.line} lines done, {done.failed} failed"
-            meter.update(source.position, text, source.size, at_once=True)
+            if waiting:
+                text += f", waiting: {waiting}"
+            meter.update(source.position, text, source.size, at_once=not waiting)
 
         wide = Run(_store(settings), settings, submission, window, report)
         try:
@@ -125,29 +141,6 @@ def run(
     if not done.completed:
         return BAD_INPUT
     return SOME_FAILED if done.failed else ALL_WELL
-
-
-def _submit(
-    store: BatchStore, settings: Settings, submission: Submission, source: Input
-) -> Summary:
-    with Meter(submission.batch_id, source.size) as meter:
-        waited = False
-
-        def report(summary: Summary) -> None:
-            nonlocal waited
-            text = f"{summary.lines} lines read"
-            if summary.waiting:
-                text += f", waiting: {summary.waiting}"
-            meter.update(source.position, text, at_once=bool(summary.waiting) and not waited)
-            waited = bool(summary.waiting)
-
-        submitter = Submitter(store, settings, submission, report)
-        try:
-            submitter.create(source.name)
-            raw_chunks = chunks(source.lines(), submission.seed, settings.max_line_bytes)
-            return submitter.run(raw_chunks)
-        finally:
-            source.close()
 
 
 def _told(summary: Summary, took_s: float) -> str:
@@ -175,11 +168,6 @@ def _told(summary: Summary, took_s: float) -> str:
     return text
 
 
-def _watch(store: BatchStore, batch_id: str) -> Batch:
-    with _hint(f"the batch goes on; `producer watch {batch_id}` follows it again"):
-        return progress.watch(store, batch_id)
-
-
 def _ended(batch: Batch) -> int:
     """Tell how a batch ended; return the exit status for it."""
     counts = batch.as_json()["request_counts"]
@@ -194,8 +182,11 @@ def status(*, batch_id: str, custom_id: str | None, as_json: bool) -> int:
     if custom_id is not None:
         state = show.request_state(store, batch, custom_id)
         show.put_json(state) if as_json else show.request_table(state)
+    elif as_json:
+        show.put_json(batch.as_json())
     else:
-        show.put_json(batch.as_json()) if as_json else show.batch_table(batch)
+        workers = Standing(store, batch.fields.get("queue", "")).text()
+        show.batch_table(batch, None if batch.finished else workers)
     return ALL_WELL
 
 
@@ -207,7 +198,8 @@ def watch(*, batch_id: str, custom_id: str | None, stream: bool, as_json: bool) 
     if custom_id is not None:
         outcome = listen(store, batch, custom_id, show.put_json if as_json else None)
         return ALL_WELL if outcome == "completed" else SOME_FAILED
-    batch = _watch(store, batch_id)
+    with _hint(_WATCH_AGAIN.format(batch_id)):
+        batch = progress.watch(store, batch)
     if as_json:
         show.put_json(batch.as_json())
     return _ended(batch)
@@ -228,7 +220,7 @@ def results(
     partial: bool,
 ) -> int:  # fmt: skip
     """Collect results into files or stdout."""
-    _check_outputs(output, errors)
+    check_outputs(output, errors)
     store, batch = _open(batch_id)
     if not (batch.finished or follow or partial):
         raise BatchConflict(
@@ -236,32 +228,8 @@ def results(
             "--partial takes what is there"
         )
     with _hint(f"`producer results {batch_id}` starts again; nothing is lost"):
-        collected = _collect(store, batch, order, output, errors, follow=follow)
+        collected = collect(store, batch, order, output, errors, follow=follow, partial=partial)
     return SOME_FAILED if collected.failed else ALL_WELL
-
-
-def _check_outputs(output: str | None, errors: str | None) -> None:
-    if output and errors and os.path.realpath(output) == os.path.realpath(errors):
-        raise click.UsageError("--output and --errors name the same file")
-
-
-def _collect(
-    store: BatchStore, batch: Batch, order: str, output: str | None, errors: str | None,
-    *, follow: bool,
-) -> Collected:  # fmt: skip
-    with Meter(batch.id, batch.number("total")) as meter:
-
-        def report(collected: Collected, *, last: bool = False) -> None:
-            if last or meter.due():
-                done = collected.completed + collected.failed
-                meter.update(done, f"{done} results, {collected.failed} failed")
-
-        lines = Collector(store, batch.id, follow=follow).lines(order)
-        collected = write(lines, output, errors, report)
-        report(collected, last=True)
-    where = f", see {collected.errors_file}" if collected.errors_file else ""
-    tell(f"{batch.id}: {collected.completed} results, {collected.failed} failed{where}")
-    return collected
 
 
 def cancel(*, batch_id: str, custom_id: str | None, as_json: bool) -> int:
@@ -289,7 +257,7 @@ def delete(*, batch_id: str, force: bool, as_json: bool) -> int:
     store, batch = _open(batch_id)
     if force and not batch.finished:
         store.cancel(batch)
-    if not store.delete(batch_id):
+    if not store.delete(batch_id, force=force):
         raise BatchConflict(f"batch {batch_id} is still {batch.status}; --force cancels it first")
     tell(f"{batch_id}: deleted")
     if as_json:
@@ -301,39 +269,4 @@ def _changed(batch_id: str, what: str, count: int, as_json: bool) -> int:
     tell(f"{batch_id}: {count} requests {what}")
     if as_json:
         show.put_json({"id": batch_id, "requests": count})
-    return ALL_WELL
-
-
-def dead_list(*, as_json: bool) -> int:
-    """Show all dead letters."""
-    letters = _store(contract_settings.load(Settings)).dead_letters()
-    if as_json:
-        show.put_json([show.letter_json(letter, whole=False) for letter in letters])
-    else:
-        show.letter_list(letters)
-    return ALL_WELL
-
-
-def dead_show(*, letter_id: str) -> int:
-    """Show one dead letter with its message."""
-    for letter in _store(contract_settings.load(Settings)).dead_letters():
-        if letter["id"] == letter_id:
-            show.put_json(show.letter_json(letter, whole=True))
-            return ALL_WELL
-    raise BatchConflict(f"there is no dead letter {letter_id}; see `producer dead list`")
-
-
-def dead_retry(*, letter_ids: tuple[str, ...], every: bool, as_json: bool) -> int:
-    """Queue dead letters again."""
-    if every == bool(letter_ids):
-        raise click.UsageError("name dead letters by their ID, or give --all")
-    store = _store(contract_settings.load(Settings))
-    known = [letter["id"] for letter in store.dead_letters()]
-    unknown = sorted(set(letter_ids) - set(known))
-    if unknown:
-        raise BatchConflict(f"there is no dead letter {', '.join(unknown)}")
-    count = store.retry_dead(known if every else letter_ids)
-    tell(f"{count} dead letters queued again")
-    if as_json:
-        show.put_json({"requests": count})
     return ALL_WELL

@@ -11,10 +11,14 @@ from contract.errors import BatchConflict
 from contract.results import outcome_of, read_meta
 from contract.store import BatchStore
 from contract.streaming import LISTEN_S, Entry, Listener, Transcript, texts_of
-from producer.progress import standing, tell
+from producer.progress import tell
+from producer.same_batch import SameBatch
+from producer.standing import Standing
 
 #: How long to wait for text before looking whether there is a result.
 LOOK_S = 1.0
+#: How often to say what the workers do while no text comes, in seconds.
+TELL_S = 30.0
 
 
 def listen(
@@ -30,10 +34,13 @@ def listen(
 
     Raises:
         BatchConflict: if there is no such request, or its result is gone.
+        BatchChanged: if the batch is deleted or submitted anew meanwhile.
     """
     _, request_id = store.find(batch, custom_id)
+    same = SameBatch(store, batch, "a request of it was watched", may_reopen=True)
     listener, transcript = Listener(store.redis, request_id), Transcript()
-    announce_at, told = 0.0, False
+    workers = Standing(store, batch.fields.get("queue", ""))
+    announce_at = tell_at = 0.0
     while True:
         if time.monotonic() >= announce_at:
             listener.announce()
@@ -47,10 +54,12 @@ def listen(
         if raw is not None and not entries:
             break
         if raw is None and not entries:
-            _still_there(store, batch.id, request_id)
-        if not (entries or transcript.attempt or told):
-            told = True
-            tell(f"{custom_id} waits; {standing(store, batch)}")
+            _still_there(store, same, request_id)
+        now = time.monotonic()
+        if not entries and now >= tell_at:
+            tell(f"{custom_id} waits; {workers.text()}")
+        if entries or now >= tell_at:
+            tell_at = now + TELL_S
     meta = read_meta(raw)
     outcome = outcome_of(meta)
     if show is None:
@@ -58,13 +67,13 @@ def listen(
     return outcome
 
 
-def _still_there(store: BatchStore, batch_id: str, request_id: str) -> None:
-    """Raise BatchConflict where no result will come any more."""
-    batch = store.batch(batch_id)
-    if batch is None:
-        raise BatchConflict(f"batch {batch_id} was deleted")
-    if batch.finished and store.results([request_id]) == [None]:
-        raise BatchConflict(f"batch {batch_id} has ended, and this result is gone: it expired")
+def _still_there(store: BatchStore, same: SameBatch, request_id: str) -> None:
+    """Raise where no result will come any more."""
+    batch = same.state()
+    if not batch.finished or store.results([request_id]) != [None]:
+        return
+    if same.state().number("retried") == batch.number("retried"):  # else it is there anew
+        raise BatchConflict(f"batch {batch.id} has ended, and this result is gone: it expired")
 
 
 def _take(transcript: Transcript, entry: Entry, show: Callable[[Entry], None] | None) -> None:

@@ -10,8 +10,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from contract.batch import Batch
-from contract.errors import BatchConflict
 from contract.store import BatchStore
+from producer.same_batch import SameBatch
+from producer.standing import Standing, clock_text
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -23,6 +24,8 @@ BAR_EVERY_S = 0.1
 POLL_S = 0.3
 #: Rates are means over this many seconds.
 _WINDOW_S = 30.0
+#: A batch that is still being submitted and got no line for so long may have been left, in seconds.
+_LEFT_S = 10.0
 
 
 def tell(text: str) -> None:
@@ -110,8 +113,11 @@ class Rates:
         return max(0, requests - requests_then) / span, max(0, tokens - tokens_then) / span
 
 
-def describe(batch: Batch, requests_per_s: float, tokens_per_s: float) -> str:
-    """Return one line on a running batch: done, failed, rates, time left."""
+def describe(batch: Batch, requests_per_s: float, tokens_per_s: float, quiet_s: float = 0.0) -> str:
+    """Return one line on a running batch: done, failed, rates, time left.
+
+    `quiet_s` is for how long no line came to a batch that is not sealed.
+    """
     total, done = batch.number("total"), batch.terminal
     parts = [f"{done}/{total} done"]
     for name in ("failed", "cancelled", "expired"):
@@ -119,7 +125,7 @@ def describe(batch: Batch, requests_per_s: float, tokens_per_s: float) -> str:
             parts.append(f"{batch.number(name)} {name}")
     parts += [f"{requests_per_s:.1f} requests/s", f"{tokens_per_s:.0f} tokens/s"]
     if not batch.sealed:
-        parts.append(f"still being submitted ({batch.number('cursor')} lines read)")
+        parts.append(unsealed(batch, quiet_s))
     elif requests_per_s > 0 and not batch.finished:
         parts.append(f"ETA {clock_text((total - done) / requests_per_s)}")
     if "cancelling" in batch.fields and not batch.finished:
@@ -127,37 +133,56 @@ def describe(batch: Batch, requests_per_s: float, tokens_per_s: float) -> str:
     return ", ".join(parts)
 
 
-def standing(store: BatchStore, batch: Batch) -> str:
-    """Say what the workers of a batch's queue do, for when nothing moves."""
-    queue = batch.fields.get("queue", "")
-    states = [str(worker.get("state", "unknown")) for worker in store.workers(queue)]
-    if not states:
-        return f"no worker serves queue {queue}"
-    return f"workers: {', '.join(states)}"
+def unsealed(batch: Batch, quiet_s: float) -> str:
+    """Say that a batch is still being submitted, or seems to have been left."""
+    read = f"{batch.number('cursor')} lines read"
+    if quiet_s < _LEFT_S:
+        return f"still being submitted ({read})"
+    return (
+        f"not submitted to its end ({read}, no more for {clock_text(quiet_s)}): if its "
+        f"`producer submit` does not run any more, the same command with --batch-id {batch.id} "
+        "completes it"
+    )
 
 
-def clock_text(seconds: float) -> str:
-    """Return a duration as h:mm:ss."""
-    whole = round(seconds)
-    return f"{whole // 3600}:{whole % 3600 // 60:02}:{whole % 60:02}"
+class Quiet:
+    """For how long a batch that is not sealed got no line, as far as this process saw."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._seen: tuple[bool, int] | None = None
+        self._since = 0.0
+
+    def look(self, batch: Batch) -> float:
+        """Take the state of now; return the seconds since it was another."""
+        now = self._clock()
+        seen = batch.sealed, batch.number("cursor")
+        if seen != self._seen:
+            self._seen, self._since = seen, now
+        return now - self._since
 
 
-def watch(store: BatchStore, batch_id: str) -> Batch:
+def watch(store: BatchStore, batch: Batch, *, may_reopen: bool = True) -> Batch:
     """Follow a batch to its end; return its last state.
 
+    Args:
+        store: where it is.
+        batch: as the caller has found or made it.
+        may_reopen: whether to follow on where Redis has lost its end and it is open again.
+
     Raises:
-        BatchConflict: if it is deleted meanwhile.
+        BatchChanged: if it is deleted or submitted anew meanwhile, or open again.
     """
-    rates = Rates()
-    with Meter(batch_id) as meter:
+    same = SameBatch(store, batch, "it was watched", may_reopen=may_reopen)
+    rates, quiet, workers = Rates(), Quiet(), Standing(store, batch.fields.get("queue", ""))
+    with Meter(batch.id) as meter:
         while True:
-            batch = store.batch(batch_id)
-            if batch is None:
-                raise BatchConflict(f"batch {batch_id} was deleted")
+            batch = same.state()
             speed = rates.add(batch.terminal, batch.number("completion_tokens"))
-            text = describe(batch, *speed)
-            if not any(speed) and not batch.finished:
-                text += f", {standing(store, batch)}"
+            text = describe(batch, *speed, quiet.look(batch))
+            waits = batch.terminal < batch.number("total") or batch.sealed
+            if waits and not (any(speed) or batch.finished):
+                text += f", {workers.text()}"
             meter.update(batch.terminal, text, batch.number("total"))
             if batch.finished:
                 return batch

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
+import os
 import sys
 import zlib
 from collections.abc import Iterator
@@ -23,6 +24,9 @@ from contract.errors import WarmqError
 #: A chunk ends after this many requests or, if that comes first, this many bytes.
 CHUNK_LINES = 500
 CHUNK_BYTES = 4 * 2**20
+
+#: Bytes at the end of a file that its fingerprint covers.
+_TAIL_BYTES = 2**20
 
 _BOM = b"\xef\xbb\xbf"
 _BUFFER = 256 * 1024
@@ -116,9 +120,32 @@ class Input:
         """How many bytes of `size` were read."""
         return self._file.tell() if self.size is not None else 0
 
+    def fingerprint(self) -> str:
+        """Return what another file hardly has: size and digest of the end; '' for a pipe.
+
+        Of the end only, for a file may be larger than one wants to read twice.
+
+        Raises:
+            InputUnreadable: the file cannot be read.
+        """
+        if self.size is None:
+            return ""
+        try:
+            tail = os.pread(self._file.fileno(), _TAIL_BYTES, max(0, self.size - _TAIL_BYTES))
+        except OSError as error:
+            raise InputUnreadable(f"cannot read {self.name}: {error.strerror}") from None
+        return f"{self.size}-{hashlib.sha256(tail).hexdigest()}"
+
     def lines(self) -> io.BufferedReader:
-        """Return the decompressed stream."""
-        head = self._file.peek(4)[:4]
+        """Return the decompressed stream.
+
+        Raises:
+            InputUnreadable: not even its first bytes can be read.
+        """
+        try:
+            head = self._file.peek(4)[:4]
+        except OSError as error:
+            raise InputUnreadable(f"cannot read {self.name}: {error.strerror}") from None
         if head.startswith(_GZIP):
             source: Any = gzip.GzipFile(fileobj=self._file)
             self._lines = io.BufferedReader(source, _BUFFER)

@@ -7,20 +7,23 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from contract.ahead import ResultsAhead
 from contract.batch import Batch
-from contract.errors import BatchConflict
 from contract.index import IndexEntry
 from contract.results import ResultLine, own_line, result_line
 from contract.store import BatchStore
-from producer.files import AtomicFile
+from producer.files import AtomicFile, errors_beside, write_failed
+from producer.same_batch import SameBatch
 from producer.seen import SeenIds
 
 #: Results fetched at once: the fewest to begin with, more where they turn out to be small.
 FETCH, MOST = 50, 250
 FETCH_BYTES = 2 * 2**20
+#: Chunks of the index read before the next look at the batch: as many as the store reads at once.
+_INDEX_CHUNKS = 8
 #: Between two looks for new results while following, in seconds.
 _SHORTEST_WAIT_S, _LONGEST_WAIT_S = 0.02, 0.5
 
@@ -31,34 +34,47 @@ _Window = tuple[list[str], list[IndexEntry]]
 class Collector:
     """Reads one batch's results. With `follow` it waits for those that are not there yet.
 
-    A finished batch gives one line for each of its requests, whatever became of
-    them; an unfinished one without `follow` gives what there is.
+    It gives exactly one line for each of the batch's requests, whatever became of them, or
+    raises BatchChanged: also where the batch is deleted, expires, is submitted anew or is
+    retried meanwhile. With `partial` it gives what there is of an unfinished batch.
     """
 
     def __init__(
         self,
         store: BatchStore,
-        batch_id: str,
+        batch: Batch,
         *,
         follow: bool,
+        partial: bool = False,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._store = store
-        self._id = batch_id
+        self._id = batch.id
+        self._same = SameBatch(store, batch, "its results were read")
         self._follow = follow
+        self._partial = partial and not follow
         self._sleep = sleep
         self._wait_s = _SHORTEST_WAIT_S
         self._fetch = FETCH
+        self._given = 0
+
+    @property
+    def batch(self) -> Batch:
+        """The batch as it was when it was last looked at."""
+        return self._same.last
 
     def lines(self, order: str) -> Iterator[ResultLine]:
-        """Yield the result lines; `order` is input or completion."""
-        return self._in_input_order() if order == "input" else self._as_completed()
+        """Yield the result lines; `order` is input or completion.
 
-    def _state(self) -> Batch:
-        batch = self._store.batch(self._id)
-        if batch is None:
-            raise BatchConflict(f"batch {self._id} was deleted, or its results expired, meanwhile")
-        return batch
+        Raises:
+            BatchChanged: at the latest after the last line, if there is not one for each request.
+        """
+        self._given = 0
+        self._same.state()
+        yield from self._in_input_order() if order == "input" else self._as_completed()
+        batch = self._same.state()
+        if not self._partial and not (batch.sealed and self._given == batch.number("total")):
+            raise self._same.incomplete(self._given)
 
     def _results(self, request_ids: list[str]) -> list[bytes | None]:
         return self._sized(self._store.results(request_ids))
@@ -73,8 +89,16 @@ class Collector:
         self._wait_s = min(self._wait_s * 2, _LONGEST_WAIT_S)
 
     def _in_input_order(self) -> Iterator[ResultLine]:
-        for window, raws in self._fetched(self._windows()):
-            yield from self._given(window, raws)
+        for (request_ids, entries), raws in self._fetched(self._windows()):
+            if None in raws:
+                yield from self._with_gaps(request_ids, entries)
+                continue
+            self._wait_s = _SHORTEST_WAIT_S
+            self._given += len(raws)
+            for request_id, (line, custom_id, _), raw in zip(
+                request_ids, entries, raws, strict=True
+            ):
+                yield result_line(request_id, custom_id, line, raw)
 
     def _as_completed(self) -> Iterator[ResultLine]:
         with closing(SeenIds()) as seen:
@@ -83,8 +107,9 @@ class Collector:
                     # None: being retried, it will come again; or lost, see below.
                     line = own_line(request_id, raw) if raw is not None else None
                     if line is not None and seen.add(request_id):
+                        self._given += 1
                         yield line
-            if self._state().finished:
+            if self._same.state().finished or not self._partial:
                 yield from self._left_out(seen)
 
     def _fetched(
@@ -103,18 +128,22 @@ class Collector:
 
     def _windows(self) -> Iterator[_Window | None]:
         """Yield what is fetched together, and None before a wait for more, and at the end."""
-        read = 0
+        batch, read = self._same.last, 0
         while True:
-            batch = self._state()  # before the index, so that a sealed batch's index is whole
-            for chunk in self._store.index(self._id, read):
-                read += 1
+            sealed = batch.sealed  # before the index is read: so a sealed batch's index is whole
+            chunks = list(islice(self._store.index(self._id, read), _INDEX_CHUNKS))
+            batch = self._same.state()  # after it: so these chunks are this batch's
+            for chunk in chunks:
                 ids, start = chunk.request_ids(self._id), 0
                 while start < len(ids):
                     end = start + self._fetch
                     yield ids[start:end], chunk.entries[start:end]
                     start = end
+            read += len(chunks)
+            if len(chunks) == _INDEX_CHUNKS:
+                continue
             yield None
-            if batch.sealed or not self._follow:
+            if sealed or not self._follow:
                 return
             self._pause()
 
@@ -130,40 +159,43 @@ class Collector:
             yield None
             if finished or not self._follow:
                 return
-            finished = self._state().finished  # if so, what came before is still to be read
+            finished = self._same.state().finished  # if so, what came before is still to be read
             if not finished:
                 self._pause()
-
-    def _given(self, window: _Window, raws: list[bytes | None]) -> Iterator[ResultLine]:
-        if None in raws:
-            yield from self._with_gaps(*window)
-            return
-        self._wait_s = _SHORTEST_WAIT_S
-        for request_id, (line, custom_id, _), raw in zip(*window, raws, strict=True):
-            yield result_line(request_id, custom_id, line, raw)
 
     def _with_gaps(self, request_ids: list[str], entries: list[IndexEntry]) -> Iterator[ResultLine]:
         """Yield a window's lines where results are missing: not there yet, or lost."""
         start = 0
         while start < len(request_ids):
-            finished = self._state().finished  # before the results: none comes after it
-            for raw in self._results(request_ids[start : start + self._fetch]):
-                if raw is None and not finished and self._follow:
-                    self._pause()
-                    break
-                if raw is not None or finished:
+            raws, lost = self._looked_up(request_ids[start : start + self._fetch])
+            for raw in raws:
+                if raw is None and not lost:
+                    if self._follow:
+                        self._pause()
+                        break
+                    if not self._partial:
+                        raise self._same.incomplete(self._given)
+                else:
                     self._wait_s = _SHORTEST_WAIT_S
                     line, custom_id, _ = entries[start]
+                    self._given += 1
                     yield result_line(request_ids[start], custom_id, line, raw)
                 start += 1
+
+    def _looked_up(self, request_ids: list[str]) -> tuple[list[bytes | None], bool]:
+        """Return results, and whether those that are missing will never come."""
+        before = self._same.state()
+        raws = self._results(request_ids)
+        after = self._same.state()
+        retried = before.number("retried") != after.number("retried")
+        return raws, before.finished and after.finished and not retried
 
     def _left_out(self, seen: SeenIds) -> Iterator[ResultLine]:
         """Yield a line for each request that the list of finished ones did not give."""
         for chunk in self._store.index(self._id):
-            for entry, request_id in zip(chunk.entries, chunk.request_ids(self._id), strict=True):
-                if seen.add(request_id):
-                    raw = self._store.results([request_id])[0]
-                    yield result_line(request_id, entry[1], entry[0], raw)
+            pairs = zip(chunk.request_ids(self._id), chunk.entries, strict=True)
+            missing = [pair for pair in pairs if seen.add(pair[0])]
+            yield from self._with_gaps([rid for rid, _ in missing], [entry for _, entry in missing])
 
 
 @dataclass(slots=True)
@@ -173,12 +205,6 @@ class Collected:
     completed: int = 0
     failed: int = 0
     errors_file: Path | None = None
-
-
-def errors_beside(output: str) -> Path:
-    """Return the error file of an output file that comes without one."""
-    path = Path(output)
-    return path.with_name(f"{path.stem}.errors{path.suffix or '.jsonl'}")
 
 
 def write(
@@ -195,6 +221,9 @@ def write(
         errors: file for failed requests. Without it they go to stdout where the
             results do, else into a file beside `output`, made if there are any.
         report: called after each line.
+
+    Raises:
+        OutputUnwritable: no file has appeared then, and none has changed.
     """
     collected = Collected()
     to_stdout = output is None or output == "-"
@@ -214,6 +243,9 @@ def write(
             collected.completed += not line.failed
             collected.failed += line.failed
             report(collected)
+        for file in (good, bad):
+            if file is not None:
+                file.sync()  # all of them before the first one appears
         if collected.failed and bad is not None:
             collected.errors_file = bad.path
     return collected
@@ -222,6 +254,11 @@ def write(
 def _put(file: AtomicFile | None, data: bytes) -> None:
     if file is not None:
         file.write(data)
-    else:
+        return
+    try:
         sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()  # who follows a batch wants each line as it comes
+    except BrokenPipeError:
+        raise  # who read it has seen enough: that ends the command without a word
+    except OSError as error:
+        raise write_failed("standard output", error) from None

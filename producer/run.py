@@ -2,101 +2,82 @@
 
 Each window is a batch of its own. Two are in Redis at a time: the worker is at the one
 while the other waits, so it never runs dry; the older one is appended to the output in
-the order of the input, and deleted. A journal beside the output says how far that is. It is
+the order of the input, and deleted. A window ends early where Redis is full, for only a
+window that is complete can be collected, which makes room. The journal (journal.py) is
 written after the output is on disk, so after a crash the same command cuts the output
 back to the journal and goes on; what the worker has done meanwhile is not done again.
 """
 
 from __future__ import annotations
 
-import fcntl
-import os
 import secrets
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
-from dataclasses import asdict, dataclass, replace
-from itertools import chain, count, islice
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
-from typing import BinaryIO
-
-import orjson
 
 from contract import keys
+from contract.batch import Batch
 from contract.errors import BatchConflict, RequestRejected
 from contract.schema import parse_line
 from contract.settings import Settings
 from contract.store import BatchStore
-from producer.files import AtomicFile, OutputUnwritable
+from producer.journal import Done, RunFiles, window_id
 from producer.options import Submission
 from producer.reader import CHUNK_LINES, Input, RawChunk, chunks
 from producer.results import Collector
 from producer.seen import SeenIds
-from producer.submit import Part, Submitter
+from producer.standing import Standing
+from producer.submit import UNDER_WAY, Part, Submitter
 
 #: Windows in Redis at a time.
 AHEAD = 2
-_REMEDY = "use the same ones, or remove the output and its .progress to start anew"
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    """What the journal says: what is in the output, and where in the input that ends.
-
-    `output` and `errors` are bytes; `line` is the last physical line; `windows` counts them.
-    """
-
-    name: str
-    digest: str
-    line: int = 0
-    windows: int = 0
-    output: int = 0
-    errors: int = 0
-    completed: int = 0
-    failed: int = 0
+#: Between two looks for room, and between two reports while waiting, in seconds.
+ROOM_EVERY_S, TELL_EVERY_S = 0.5, 1.0
+#: The mark is looked at before a chunk is read, as the submitter would wait for ever.
+_NO_MARK = {"high_water": 1e9, "high_water_requests": 10**15}
 
 
 @dataclass(slots=True)
 class _Window:
-    """A batch of some chunks, and where in the input it ends."""
+    """A batch of some chunks, and where in the input it ends.
+
+    Up to line `stored` it was queued before; if `sealed`, it ends there.
+    """
 
     batch_id: str
-    line: int
     digest: str
+    stored: int
+    sealed: bool
+    line: int = 0
+    #: Sizes in bytes of the chunks that may still be on their way.
+    coming: deque[int] = field(default_factory=lambda: deque(maxlen=UNDER_WAY))
 
-    def take(self, raws: Iterator[RawChunk]) -> Iterator[RawChunk]:
-        """Pass its chunks on, numbered anew."""
-        for ordinal, raw in enumerate(raws):
-            self.line, self.digest, raw.ordinal = raw.cursor, raw.digest, ordinal
-            yield raw
 
+class _Chunks:
+    """The chunks that no window has taken yet."""
 
-class Journal:
-    """The state of a run, in a file beside its output; it goes when the run is complete."""
+    def __init__(self, raws: Iterator[RawChunk]) -> None:
+        self._raws = raws
+        self._next: RawChunk | None = None
 
-    def __init__(self, output: Path) -> None:
-        self.path = output.with_name(f"{output.name}.progress")
+    def peek(self) -> RawChunk | None:
+        """Return the next one without taking it; None at the end."""
+        self._next = self._next or next(self._raws, None)
+        return self._next
 
-    def read(self) -> Done | None:
-        """Return what an earlier run left, None if there was none."""
-        if not self.path.exists():
-            return None
-        try:
-            return Done(**orjson.loads(self.path.read_bytes()))
-        except (orjson.JSONDecodeError, TypeError) as error:
-            raise BatchConflict(
-                f"{self.path} is no journal of `producer run` ({error}); remove it and the output "
-                "to start anew"
-            ) from None
-
-    def write(self, done: Done) -> None:
-        """Replace it, on disk before this returns."""
-        with AtomicFile(self.path) as file:
-            file.write(orjson.dumps(asdict(done)))
+    def take(self) -> RawChunk | None:
+        """Take the next one; None at the end."""
+        raw, self._next = self.peek(), None
+        return raw
 
 
 class Run:
-    """One run of one file. `report` is called with what is done after each window."""
+    """One run of one file. `report` is called with what is done and what is waited for, '' after
+    each window."""
 
     def __init__(
         self,
@@ -104,13 +85,15 @@ class Run:
         settings: Settings,
         submission: Submission,
         window: int,
-        report: Callable[[Done], None],
+        report: Callable[[Done, str], None],
     ) -> None:
         self._store = store
         self._settings = settings
         self._submission = submission
+        self._list_key = keys.priority_list(submission.queue, submission.priority)
         self._chunks = max(1, window // CHUNK_LINES)
         self._report = report
+        self._tell_at = 0.0
         self._seen = SeenIds()
 
     def run(self, source: Input, output: Path, errors: Path) -> Done:
@@ -118,50 +101,35 @@ class Run:
 
         Raises:
             BatchConflict: the output is there and is not this run's, or the input has changed.
+            BatchChanged: a window was deleted, or Redis has lost a part of it: the same command
+                submits it again.
             InputUnreadable, OutputUnwritable, StoreUnavailable: the same command goes on later.
         """
-        journal = Journal(output)
-        with closing(self._seen), ExitStack() as files:
-            out = files.enter_context(_locked(output))
-            done = self._begin(journal, out)
-            bad = files.enter_context(_locked(errors))
-            for file, size in ((out, done.output), (bad, done.errors)):
-                file.truncate(size)
-                file.seek(size)
-            limit = self._settings.max_line_bytes
-            raws = chunks(source.lines(), self._submission.seed, limit)
-            self._skip(raws, done)
-            windows = self._windows(raws, source.name, done)
-            waiting: deque[_Window] = deque()
-            while True:
-                waiting.extend(islice(windows, AHEAD - len(waiting)))
-                if not waiting:
-                    break
-                window = waiting.popleft()
-                done = self._collect(window, done, out, bad)
-                journal.write(done)
-                self._store.delete(window.batch_id)
-                self._report(done)
-        journal.path.unlink()
-        if not done.errors:
-            errors.unlink()
-        return done
+        name, seed = f"run_{secrets.token_hex(8)}", self._submission.seed
+        begin = Done(name, seed, source.name, source.fingerprint(), errors_file="")
+        with closing(self._seen), RunFiles(output, errors, begin) as files:
+            self._delete_done(files.done)  # it may have been stopped before it deleted the last one
+            raws = _Chunks(chunks(source.lines(), seed, self._settings.max_line_bytes))
+            self._skip(raws, files)
+            self._windows(raws, source.name, files)
+            if source.fingerprint() != begin.fingerprint:
+                raise BatchConflict(
+                    f"{source.name} has changed while it was read; {files.journal.start_anew}"
+                )
+            self._delete_done(files.done)
+            files.finish()
+            return files.done
 
-    def _begin(self, journal: Journal, out: BinaryIO) -> Done:
-        done = journal.read()
-        if done is None:
-            if out.seek(0, os.SEEK_END):
-                raise BatchConflict(f"{out.name} exists; remove it, or name another output")
-            done = Done(f"run_{secrets.token_hex(8)}", self._submission.seed)
-            journal.write(done)
-        elif done.windows:  # the run may have been stopped before it deleted this one
-            self._store.delete(_batch_id(done.name, done.windows - 1))
-        return done
+    def _delete_done(self, done: Done) -> None:
+        """Delete windows whose results are in the output; a failover of Redis brings some back."""
+        windows = [window_id(done.name, number) for number in range(done.windows)]
+        for batch_id in self._store.left_of(windows):
+            self._store.delete(batch_id, force=True)
 
-    def _skip(self, raws: Iterator[RawChunk], done: Done) -> None:
+    def _skip(self, raws: _Chunks, files: RunFiles) -> None:
         """Read the part of the input whose results are in the output."""
-        line, digest = 0, self._submission.seed
-        while line < done.line and (raw := next(raws, None)) is not None:
+        done, line, digest = files.done, 0, self._submission.seed
+        while line < done.line and (raw := raws.take()) is not None:
             line, digest = raw.cursor, raw.digest
             for _, text in raw.lines:
                 custom_id = _custom_id(text)
@@ -169,52 +137,110 @@ class Run:
                     self._seen.add(keys.request_id(done.name, custom_id))
         if (line, digest) != (done.line, done.digest):
             raise BatchConflict(
-                f"the input or the options differ from those of the run that was stopped after "
-                f"line {done.line}; {_REMEDY}"
+                "the input or the options differ from those of the run that was stopped after "
+                f"line {done.line}; use the same ones, or {files.journal.start_anew}"
             )
 
-    def _windows(self, raws: Iterator[RawChunk], name: str, done: Done) -> Iterator[_Window]:
-        """Queue one window after another; each is queued when the next one is asked for."""
-        digest = done.digest
-        for number in count(done.windows):
-            first = next(raws, None)
-            if first is None:
-                return
-            window = _Window(_batch_id(done.name, number), first.cursor, first.digest)
-            part = Part(digest, self._seen, done.name)
-            submission = replace(self._submission, batch_id=window.batch_id)
-            submitter = Submitter(self._store, self._settings, submission, part=part)
-            try:
-                submitter.create(name)
-                submitter.run(window.take(chain([first], islice(raws, self._chunks - 1))))
-            except BatchConflict as error:
-                problem, _, _ = error.message.rpartition(";")
-                raise BatchConflict(f"{problem or error.message}; {_REMEDY}") from None
-            digest = window.digest
-            yield window
+    def _windows(self, raws: _Chunks, input_name: str, files: RunFiles) -> None:
+        """Queue windows and collect them, to the end of the input."""
+        waiting: deque[tuple[_Window, Batch]] = deque()
+        while waiting or raws.peek() is not None:
+            while len(waiting) < AHEAD:
+                digest = waiting[-1][0].digest if waiting else files.done.digest
+                number = files.done.windows + len(waiting)
+                window = self._begin(raws, window_id(files.done.name, number), digest)
+                if window is None:
+                    break
+                waiting.append((window, self._queue(window, raws, input_name, files)))
+            if waiting:
+                window, batch = waiting.popleft()
+                self._collect(window, batch, files)
+                self._store.delete(batch.id)
+                self._report(files.done, "")
+            elif raws.peek() is not None:
+                self._wait(ROOM_EVERY_S, files.done, self._why_full)
 
-    def _collect(self, window: _Window, done: Done, out: BinaryIO, bad: BinaryIO) -> Done:
-        """Append a window's results to the files, on disk when this returns."""
-        failed = completed = 0
-        try:
-            for line in Collector(self._store, window.batch_id, follow=True).lines("input"):
-                (bad if line.failed else out).write(line.json + b"\n")
-                failed += line.failed
-                completed += not line.failed
-            for file in (out, bad):
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise OutputUnwritable(f"cannot write {out.name}: {error.strerror}") from None
-        return replace(
-            done, line=window.line, digest=window.digest, windows=done.windows + 1,
-            output=out.tell(), errors=bad.tell(),
-            completed=done.completed + completed, failed=done.failed + failed,
+    def _begin(self, raws: _Chunks, batch_id: str, digest: str) -> _Window | None:
+        """Return the next window; None if there is no line left, or no room for one."""
+        if raws.peek() is None:
+            return None
+        batch = self._store.batch(batch_id)
+        stored = batch.number("cursor") if batch is not None else 0
+        if not stored and self._why_full():
+            return None
+        return _Window(batch_id, digest, stored, sealed=batch is not None and batch.sealed)
+
+    def _why_full(self, coming: int = 0) -> str:
+        settings = self._settings
+        return self._store.why_full(
+            self._list_key, coming, high_water=settings.high_water,
+            high_water_requests=settings.high_water_requests,
         )  # fmt: skip
 
+    def _queue(self, window: _Window, raws: _Chunks, input_name: str, files: RunFiles) -> Batch:
+        part = Part(window.digest, self._seen, files.done.name)
+        submission = replace(self._submission, batch_id=window.batch_id)
+        settings = self._settings.model_copy(update=_NO_MARK)
+        submitter = Submitter(self._store, settings, submission, part=part)
+        try:
+            submitter.create(input_name)
+            return submitter.run(self._take(window, raws)).batch
+        except BatchConflict as error:
+            problem, _, _ = error.message.rpartition(";")
+            raise BatchConflict(
+                f"{problem or error.message}; use the same input and options, or "
+                f"{files.journal.start_anew}"
+            ) from None
 
-def _batch_id(name: str, window: int) -> str:
-    return f"{name}.{window}"
+    def _take(self, window: _Window, raws: _Chunks) -> Iterator[RawChunk]:
+        """Pass a window's chunks on, numbered anew."""
+        for ordinal in count():
+            if ordinal and self._ends(window, ordinal):
+                return
+            raw = raws.take()
+            if raw is None:
+                return
+            window.line, window.digest, raw.ordinal = raw.cursor, raw.digest, ordinal
+            window.coming.append(raw.size)
+            yield raw
+
+    def _ends(self, window: _Window, chunks_taken: int) -> bool:
+        if window.line < window.stored:
+            return False
+        if window.sealed or chunks_taken >= self._chunks:
+            return True
+        return bool(self._why_full(sum(window.coming)))
+
+    def _collect(self, window: _Window, batch: Batch, files: RunFiles) -> None:
+        """Add a window's results to the files, on disk and in the journal when this returns."""
+        done, failed, completed = files.done, 0, 0
+        workers = Standing(self._store, self._submission.queue)
+
+        def pause(wait_s: float) -> None:
+            self._wait(wait_s, done, lambda: self._standing(batch, workers))
+
+        collector = Collector(self._store, batch, follow=True, sleep=pause)
+        for line in collector.lines("input"):
+            files.add(line)
+            failed += line.failed
+            completed += not line.failed
+        files.commit(replace(
+            done, line=window.line, digest=window.digest, windows=done.windows + 1,
+            completed=done.completed + completed, failed=done.failed + failed,
+        ))  # fmt: skip
+
+    def _standing(self, submitted: Batch, workers: Standing) -> str:
+        batch = self._store.batch(submitted.id) or submitted  # what collects it says if it is gone
+        told = f"{batch.terminal} of the next {batch.number('total')} requests"
+        return f"{told}, {workers.text()}"
+
+    def _wait(self, wait_s: float, done: Done, what: Callable[[], str]) -> None:
+        """Sleep, and report every now and then what for."""
+        now = time.monotonic()
+        if now >= self._tell_at:
+            self._tell_at = now + TELL_EVERY_S
+            self._report(done, what())
+        time.sleep(wait_s)
 
 
 def _custom_id(line: bytes) -> str | None:
@@ -222,18 +248,3 @@ def _custom_id(line: bytes) -> str | None:
         return parse_line(line, {}).custom_id
     except RequestRejected as error:
         return error.custom_id
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[BinaryIO]:
-    """Open a file to append to it, keeping what is there; only one run may have it."""
-    try:
-        file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
-    except OSError as error:
-        raise OutputUnwritable(f"cannot write {path}: {error.strerror}") from None
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise BatchConflict(f"another `producer run` is writing {path}") from None
-        yield file

@@ -5,6 +5,8 @@ from __future__ import annotations
 import mmap
 import sqlite3
 
+from producer.files import WriteFailed
+
 _ID_BYTES = 16
 #: Places for request ids, 32 MiB. The kernel gives a page when it is first written to; ids are
 #: spread evenly by SHA-1, so all are there after some ten thousand, and nothing grows from then on.
@@ -26,7 +28,11 @@ class SeenIds:
         self._disk: sqlite3.Connection | None = None
 
     def add(self, request_id: str) -> bool:
-        """Remember an id; return whether it is new."""
+        """Remember an id; return whether it is new.
+
+        Raises:
+            WriteFailed: there is no room for it on disk.
+        """
         short = bytes.fromhex(request_id.replace("-", ""))
         places, place = self._places, int.from_bytes(short[:3], "big") % _PLACES
         at = place * _ID_BYTES
@@ -38,8 +44,14 @@ class SeenIds:
             self._room -= 1
             places[at : at + _ID_BYTES] = short
             return True
-        disk = self._disk or self._open()
-        return disk.execute("INSERT OR IGNORE INTO seen VALUES (?)", (short,)).rowcount == 1
+        try:
+            disk = self._disk or self._open()
+            return disk.execute("INSERT OR IGNORE INTO seen VALUES (?)", (short,)).rowcount == 1
+        except sqlite3.Error as error:
+            raise WriteFailed(
+                f"cannot keep more custom_ids in a temporary file: {error}; make room in the "
+                "temporary folder, or name another in SQLITE_TMPDIR"
+            ) from None
 
     def _open(self) -> sqlite3.Connection:
         # An empty name is SQLite's unnamed temporary file, unlinked as soon as it is made.

@@ -24,8 +24,8 @@ def put_json(value: Any) -> None:
     click.echo(json_text(value))
 
 
-def batch_table(batch: Batch) -> None:
-    """Print one batch for people."""
+def batch_table(batch: Batch, workers: str | None = None) -> None:
+    """Print one batch for people, and what its queue's workers do."""
     state = batch.as_json()
     counts, usage = state["request_counts"], state["usage"]
     requests = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
@@ -36,6 +36,7 @@ def batch_table(batch: Batch) -> None:
         "requests": requests or "none yet",
         "tokens": f"{usage['prompt_tokens']} prompt, {usage['completion_tokens']} completion",
         "queue": state["queue"],
+        "workers": workers,
         "file": state["input_file"],
         "created": state["created_at"],
         "deadline": state["expires_at"],
@@ -118,31 +119,15 @@ def _columns(rows: Iterable[Sequence[str]]) -> None:
         click.echo("  ".join(cells).rstrip())
 
 
-def letter_json(letter: dict[str, Any], *, whole: bool) -> dict[str, Any]:
-    """Return a dead letter as JSON; the message itself only if `whole`, it holds the prompt."""
-    message: bytes = letter["message"]
-    shown = {name: letter[name] for name in ("id", "reason", "at", "list")}
-    shown |= {"bytes": len(message), "request_id": None, "batch_id": None, "custom_id": None}
-    try:
-        headers = orjson.loads(message)["headers"]
-        ours = headers.get("warmq") or {}
-        shown |= {
-            "request_id": headers.get("id"),
-            "batch_id": ours.get("batch"),
-            "custom_id": ours.get("custom_id"),
-        }
-    except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError):
-        shown["request_id"] = None  # no envelope: that is why it is here
-    if whole:
-        shown["message"] = message.decode(errors="replace")
-    return shown
+def letter_json(letter: dict[str, Any], message: bytes) -> dict[str, Any]:
+    """Return a dead letter with its message, which holds the prompt."""
+    return letter | {"message": message.decode(errors="replace")}
 
 
 def letter_list(letters: Sequence[dict[str, Any]]) -> None:
     """Print dead letters, one a line."""
     rows = [("ID", "BATCH", "CUSTOM_ID", "REASON")]
     for letter in letters:
-        shown = letter_json(letter, whole=False)
-        names = (str(shown[name] or "-") for name in ("id", "batch_id", "custom_id"))
-        rows.append((*names, shown["reason"]))
+        names = (letter[name] or "-" for name in ("id", "batch_id", "custom_id"))
+        rows.append((*names, letter["reason"]))
     _columns(rows)

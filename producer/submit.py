@@ -21,17 +21,18 @@ from contract.errors import BatchConflict
 from contract.index import IndexChunk
 from contract.message import MessageWriter
 from contract.settings import Settings
-from contract.store import BatchStore
+from contract.store import BatchStore, Enqueued
 from producer.lines import LinesToMessages, PreparedChunk
 from producer.options import Submission
 from producer.reader import CHUNK_BYTES, RawChunk
+from producer.same_batch import BatchChanged, WritesLost
 from producer.seen import SeenIds
 
 #: Waits between looks at a Redis that is full, in seconds.
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 2.0
 _WAKE_S = 0.5
 #: Chunks on their way at once: with one, Redis would wait for each until the next is parsed.
-_UNDER_WAY = 2
+UNDER_WAY = 2
 
 
 @dataclass(slots=True)
@@ -105,8 +106,9 @@ class Submitter:
                 f"{wanted.options}; use the same ones, or another --batch-id"
             )
         self._writer = MessageWriter(
-            batch.id, int(batch.created), wanted.queue, wanted.priority, self._deadline(batch)
-        )
+            batch.id, int(batch.created), batch.life, wanted.queue, wanted.priority,
+            self._deadline(batch),
+        )  # fmt: skip
         self._summary = Summary(batch)
         return batch
 
@@ -126,6 +128,8 @@ class Submitter:
 
         Raises:
             BatchConflict: at the first chunk that differs from what was submitted.
+            BatchChanged: if the batch is deleted meanwhile; WritesLost if Redis has lost chunks
+                of it, which submitting again puts back.
             InputUnreadable: for damaged input; the batch stays open.
             StoreUnavailable: if Redis is gone or refuses; the batch stays open.
         """
@@ -147,7 +151,7 @@ class Submitter:
                         prepared = lines.prepare(raw, self._end)
                         summary.without_limit += prepared.without_limit
                         summary.first_error = summary.first_error or prepared.first_error
-                        self._settle(_UNDER_WAY - 1)
+                        self._settle(UNDER_WAY - 1)
                         self._pending.append(sender.submit(self._send, prepared))
                         del prepared
                         if raw.size > CHUNK_BYTES:
@@ -159,7 +163,7 @@ class Submitter:
             finally:
                 self._stop.set()
         self._report(summary)
-        return self._seal()
+        return self.seal()
 
     def _settle(self, most: int) -> None:
         """Wait until at most so many chunks are on their way."""
@@ -202,14 +206,16 @@ class Submitter:
             summary.queued += len(chunk.messages)
             summary.rejected += len(chunk.rejects)
         else:
-            self._compare(answer.answer, chunk)
+            self._compare(answer, chunk)
 
-    def _compare(self, answer: str, chunk: PreparedChunk) -> None:
+    def _compare(self, answer: Enqueued, chunk: PreparedChunk) -> None:
         """Accept a chunk that another submit, or a lost reply's first try, has stored."""
         batch_id = self._summary.batch.id
-        if answer == "gone":
-            raise BatchConflict(f"batch {batch_id} was deleted while it was submitted")
+        if answer.answer == "gone":
+            raise self._deleted()
         kept = next(self._store.index(batch_id, chunk.ordinal), None)
+        if kept is None and answer.answer == "moved" and answer.cursor < chunk.before[0]:
+            raise self._lost(answer)
         if kept is None:
             raise BatchConflict(
                 f"batch {batch_id} was closed before line {chunk.first} (cancelled, or submitted "
@@ -225,7 +231,26 @@ class Submitter:
             f"within lines {first} to {last}; use another --batch-id"
         )
 
-    def _seal(self) -> Summary:
+    def _deleted(self) -> BatchChanged:
+        batch_id = self._summary.batch.id
+        return BatchChanged(
+            f"batch {batch_id} was deleted while it was submitted, or Redis has lost it",
+            f"the same command with --batch-id {batch_id} submits it from its beginning",
+        )
+
+    def _lost(self, answer: Enqueued) -> WritesLost:
+        batch_id = self._summary.batch.id
+        return WritesLost(
+            batch_id, f"of batch {batch_id} it has the lines up to {answer.cursor} only"
+        )
+
+    def seal(self) -> Summary:
+        """Say that this was all; may be called again where Redis has lost it.
+
+        Raises:
+            BatchConflict: if the batch has more lines than this file.
+            BatchChanged: as `run` does.
+        """
         summary = self._summary
         batch_id = summary.batch.id
         batch = self._store.batch(batch_id)
@@ -233,14 +258,16 @@ class Submitter:
         if batch is not None and batch.number("valid") == 0:
             reason = self._why_nothing_runs(batch)
         answer = self._store.seal(summary.batch, self._end, reason)
+        if answer.answer == "moved" and answer.cursor < self._end[0]:
+            raise self._lost(answer)
         if answer.answer in ("moved", "sealed") and (answer.cursor, answer.digest) != self._end:
             raise BatchConflict(
                 f"batch {batch_id} was submitted from a different file: this one ends at line "
                 f"{self._end[0]}, the batch has {answer.cursor}; use another --batch-id"
             )
         after = self._store.batch(batch_id)
-        if answer.answer == "gone" or after is None:
-            raise BatchConflict(f"batch {batch_id} was deleted while it was submitted")
+        if answer.answer == "gone" or after is None or after.created != summary.batch.created:
+            raise self._deleted()
         summary.batch = after
         return summary
 

@@ -5,52 +5,31 @@ from __future__ import annotations
 import json
 import random
 import signal
+import subprocess
 import time
 from collections import Counter
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import campaign_faults
 import psutil
+from campaign_report import Report
 from lessee import chat
 from mutations import BrokenPromise
 from observer import Writes, read_writes
-from settled import assert_batch_settled, leftovers
+from owners import ownerless
+from proxy import Proxy
+from settled import assert_batch_settled, assert_nothing_left
 from stage import Stage
 from support import producer_command, producer_env, write_lines
 
 from contract import keys
 from contract.results import outcome_of
+from contract.scripts import source
 from demo.stack import ROOT, Worker, eventually
 
-
-@dataclass
-class Report:
-    """What a campaign did and found."""
-
-    seed: int
-    engine: str
-    requests: int = 0
-    batches: int = 0
-    faults: Counter[str] = field(default_factory=Counter)
-    computations: int = 0
-    computed_again: int = 0
-    deliveries: int = 0
-    commits: int = 0
-    poisons: int = 0
-    #: Requests that were blamed for deaths that others had caused, run again by `dead retry`.
-    blamed_innocents: int = 0
-    engine_deaths: int = 0
-    #: Workers that lost leases although nobody had paused them; a starved machine can do that.
-    robbed: int = 0
-    lost: int = 0
-    committed_twice: int = 0
-    seconds: float = 0
-
-    def text(self) -> str:
-        """Return it as JSON for people."""
-        return json.dumps(vars(self) | {"faults": dict(sorted(self.faults.items()))}, indent=2)
+#: What large prompts begin with, in bytes 1 MB.
+LARGE = "A text that many questions share. " * 30_000
 
 
 class Campaign:
@@ -64,49 +43,75 @@ class Campaign:
     hang_s = 90.0
     #: Most progress between two faults.
     step = 180
+    #: How many batches have large prompts, one in ten.
+    large_batches = 0.05
 
     def __init__(self, on: Stage, seed: int, faults: int, requests: int, root: Path = ROOT) -> None:
         self.on = on
         self.root = root
         self.random = random.Random(seed)
-        self.report = Report(seed, "simulated")
+        self.report = Report(seed, "simulated", clock_steps=on.clock is not None)
         self.workers: list[Worker] = []
+        #: One of the workers reaches Redis through this.
+        self.proxy = Proxy(on.server.port)
+        self.behind_proxy: Worker | None = None
         #: Workers that a fault kept from renewing their leases.
         self.paused: list[Worker] = []
         self._faults = faults
         self._requests = requests
         self.failing: dict[str, dict[str, str]] = {}
+        self.poisons: set[str] = set()
         self.may_compute_again = 0
 
     # -- what faults use ------------------------------------------------------------
 
-    def add_worker(self) -> Worker:
-        """Start one more worker."""
-        worker = self.on.worker(
+    def start_worker(self, **settings: object) -> Worker:
+        """Start a worker; these settings are added to those of all."""
+        return self.on.worker(
             self.root, simulated_process=True, simulated_latency_s=0.15, stall_timeout_s=2,
-            drain_timeout_s=5,
+            drain_timeout_s=5, **settings,
         )  # fmt: skip
+
+    def add_worker(self) -> None:
+        """Start one more worker, behind the proxy if none is."""
+        proxied = self.behind_proxy is None
+        worker = self.start_worker(**({"redis_url": self.proxy.url} if proxied else {}))
+        if proxied:
+            self.behind_proxy = worker
         self.workers.append(worker)
-        return worker
 
     def replace(self, worker: Worker) -> None:
         """Put a new worker in the place of one that ended."""
         self.workers.remove(worker)
+        if worker is self.behind_proxy:
+            self.behind_proxy = None
         self.add_worker()
+
+    def mark(self, script: str) -> bytes:
+        """Return what a call of a script has in it: its SHA."""
+        return self.on.store.redis.script_load(source(script)).encode()
 
     def victim(self) -> Worker:
         """Return a worker that has something in flight."""
 
         def busy() -> Worker | None:
+            self.feed()
             found = [w for w in self.workers if self.on.announced(w).get("in_flight", 0)
                      and self.on.announced(w)["state"] == "ready"]  # fmt: skip
             return self.random.choice(found) if found else None
 
         return eventually(busy, self.hang_s, "a worker at work")
 
-    def engine_parts(self, worker: Worker) -> list[psutil.Process]:
-        """Return the processes of a worker's engine, EngineCore or its stand-in first."""
-        return [self.on.engine_process(worker)]
+    def feed(self) -> None:
+        """Keep the queue filled."""
+        while sum(self.on.store.queue_lengths(keys.DEFAULT_QUEUE).values()) < self.waiting:
+            batch_id, bodies = self.new_batch()
+            self.on.submit(bodies, batch_id)
+
+    def engine_parts_now(self, worker: Worker) -> list[psutil.Process]:
+        """Return the processes of a worker's engine, EngineCore or its stand-in first; [] if
+        they are not all there."""
+        return [p for p in psutil.Process(worker.pid).children() if p.name() == "cat"]
 
     def progress(self) -> int:
         """Return a number that grows with the work done."""
@@ -116,7 +121,12 @@ class Campaign:
         """Make up a batch: mostly good requests, some that fail, seldom a poison."""
         batch_id = f"b{self.report.batches}"
         count = self.random.randint(60, 500)
-        bodies = [chat(f"question {n} of {batch_id}") for n in range(count)]
+        large = self.random.random() < self.large_batches
+        if large:
+            count = min(count, 120)
+        bodies = [chat(f"{LARGE * (large and n % 10 == 0)}question {n} of {batch_id}")
+                  for n in range(count)]  # fmt: skip
+        self.report.large_requests += large * len(bodies[::10])
         failing = self.failing[batch_id] = {}
         for n in range(count):
             if self.random.random() < 0.01:
@@ -126,6 +136,7 @@ class Campaign:
         if self.random.random() < 0.15:
             n = self.random.randrange(count)
             bodies[n]["user"], failing[f"c{n + 1}"] = "simulate:die", "poison"
+            self.poisons.add(keys.request_id(batch_id, f"c{n + 1}"))
         self.report.poisons += list(failing.values()).count("poison")
         self.on.bodies[batch_id] = {f"c{n}": body for n, body in enumerate(bodies, 1)}
         self.report.batches += 1
@@ -152,12 +163,23 @@ class Campaign:
                 to look after each; it takes long, for they read the whole history.
         """
         began = time.monotonic()
-        kinds = campaign_faults.kinds(simulated=self.simulated)
+        with self.proxy:
+            try:
+                self._do_all(look_after_each=look_after_each)
+            except (TimeoutError, subprocess.TimeoutExpired):
+                self.report.hangs += 1
+                raise
+            finally:
+                self.report.seconds = round(time.monotonic() - began, 1)
+        return self.report
+
+    def _do_all(self, *, look_after_each: bool) -> None:
+        kinds = campaign_faults.kinds(simulated=self.simulated, clock=self.on.clock is not None)
         for _ in range(self.workers_wanted):
             self.add_worker()
         deck: list[str] = []
         while self.report.faults.total() < self._faults or self.report.requests < self._requests:
-            self._feed()
+            self.feed()
             self._advance()
             if self.report.faults.total() < self._faults:
                 # Drawn like cards, so that each kind has its turn.
@@ -170,17 +192,10 @@ class Campaign:
         for number in range(self.report.batches):
             self._finish(f"b{number}")
         self._retry_innocents()
+        self._await_retirement()
         for worker in self.workers:
             assert worker.stop() == 0, worker.log_path
         self._judge()
-        self.report.seconds = round(time.monotonic() - began, 1)
-        return self.report
-
-    def _feed(self) -> None:
-        """Keep the queue filled."""
-        while sum(self.on.store.queue_lengths(keys.DEFAULT_QUEUE).values()) < self.waiting:
-            batch_id, bodies = self.new_batch()
-            self.on.submit(bodies, batch_id)
 
     def _advance(self) -> None:
         """Let some more work begin: the next fault's moment."""
@@ -196,21 +211,24 @@ class Campaign:
                 return
             if batch.terminal != last:
                 last, since = batch.terminal, time.monotonic()
-            assert time.monotonic() - since < self.hang_s, f"{batch_id} hangs at {last}"
+            if time.monotonic() - since > self.hang_s:
+                raise TimeoutError(f"{batch_id} hangs at {last} of {batch.number('total')}")
             time.sleep(0.1)
 
     def _retry_innocents(self) -> None:
         """Requests that were alone in an engine when somebody else killed it get another go."""
-        letters = []
-        for letter in self.on.store.dead_letters():
-            headers = json.loads(letter["message"])["headers"]["warmq"]
-            if self.failing[headers["batch"]].get(headers["custom_id"]) != "poison":
-                letters.append((letter["id"], headers["batch"]))
+        letters = [(letter["id"], letter["batch_id"]) for letter in self.on.store.dead_letters()
+                   if letter["request_id"] not in self.poisons]  # fmt: skip
         self.report.blamed_innocents = len(letters)
         if letters:
             assert self.on.store.retry_dead([number for number, _ in letters]) == len(letters)
         for _, batch_id in letters:
             self._finish(batch_id)
+
+    def _await_retirement(self) -> None:
+        """Wait until every batch has got its end; then nothing of them needs an owner."""
+        redis = self.on.store.redis
+        eventually(lambda: not redis.zcard(keys.RETIRING), self.hang_s, "all batches retired")
 
     # -- the verdict ------------------------------------------------------------------
 
@@ -250,7 +268,8 @@ class Campaign:
         assert writes.usurped == []
         assert set(writes.commits) == ids
         assert report.commits == len(ids) + report.blamed_innocents
-        assert leftovers(on.store) == {}
+        report.orphan_keys = len(ownerless(on.store.redis))
+        assert_nothing_left(on.store)
         if self.simulated:
             computed = on.computed()
             report.computations, report.computed_again = computed.starts.total(), computed.again

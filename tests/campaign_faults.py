@@ -6,11 +6,22 @@ import os
 import signal
 import subprocess
 import threading
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import psutil
+from campaign_redis import (
+    delay_replies,
+    drop_connections,
+    flush_scripts,
+    kill_redis,
+    lose_replies,
+    pause_redis,
+    restart_redis,
+    step_clock,
+)
+from snapshot import suspects_leased
 
 from contract import keys
 from demo.stack import Worker, eventually
@@ -28,25 +39,68 @@ def ended(worker: Worker, code: int) -> None:
     assert worker.process.wait(90) == code, worker.log_path
 
 
+@contextmanager
+def frozen(c: Campaign, *, every: bool = False, engine: bool = False) -> Iterator[list[Worker]]:
+    """Yield a worker, or every one, that is stopped and may be struck; with its engine if need be.
+
+    A request that was alone in an engine that was killed must not meet that again: nothing
+    tells it from a poison. While a worker is stopped, what it holds stays what it is.
+    """
+
+    def stop() -> list[Worker]:
+        victims = list(c.workers) if every else [c.victim()]
+        for worker in victims:
+            os.kill(worker.pid, signal.SIGSTOP)
+        blames = any(_would_blame(c, worker) for worker in victims)
+        if not blames and (not engine or all(c.engine_parts_now(w) for w in victims)):
+            return victims
+        _go_on(victims)
+        return []
+
+    victims = eventually(stop, c.hang_s, "a worker whose end blames nobody")
+    try:
+        yield victims
+    finally:
+        _go_on(victims)
+
+
+def _go_on(workers: list[Worker]) -> None:
+    for worker in workers:
+        with suppress(ProcessLookupError):
+            os.kill(worker.pid, signal.SIGCONT)
+
+
+def _would_blame(c: Campaign, worker: Worker) -> bool:
+    """Whether an innocent is alone in this worker's engine that was alone in a dead one before."""
+    redis = c.on.store.redis
+    redis.ping()  # what the worker had sent before it was stopped comes first
+    alone = suspects_leased(redis, c.on.id_of(worker))
+    if len(alone) != 1 or alone[0] in c.poisons:
+        return False
+    return bool(redis.hexists(keys.DEATHS, f"{alone[0]}\0alone"))
+
+
 def kill_worker(c: Campaign) -> int:
-    victim = c.victim()
-    c.on.kill(victim)
+    with frozen(c) as (victim,):
+        c.on.kill(victim)
     c.replace(victim)
     return HELD
 
 
 def kill_process_group(c: Campaign) -> int:
-    victim = c.victim()
-    c.on.kill_group(victim)
+    with frozen(c) as (victim,):
+        c.on.kill_group(victim)
     c.replace(victim)
     return HELD
 
 
 def kill_all_workers(c: Campaign) -> int:
-    for victim in list(c.workers):
-        c.on.kill(victim)
+    with frozen(c, every=True) as victims:
+        for victim in victims:
+            c.on.kill(victim)
+    for victim in victims:
         c.replace(victim)
-    return HELD * len(c.workers)
+    return HELD * len(victims)
 
 
 def stop_worker(c: Campaign) -> int:
@@ -76,67 +130,39 @@ def quit_worker(c: Campaign) -> int:
 
 def pause_worker(c: Campaign) -> int:
     """Stop a worker until its leases are gone to others; then it goes on, with results."""
-    victim = c.victim()
-    held = keys.worker_key(c.on.id_of(victim))
-    c.paused.append(victim)
-    os.kill(victim.pid, signal.SIGSTOP)
-    try:
+    with frozen(c) as (victim,):
+        held = keys.worker_key(c.on.id_of(victim))
+        c.paused.append(victim)
         eventually(lambda: not c.on.store.redis.exists(held), 20, "its leases were swept")
-    finally:
-        os.kill(victim.pid, signal.SIGCONT)
     return HELD
 
 
 def kill_engine(c: Campaign) -> int:
-    c.engine_parts(c.victim())[0].kill()
+    with frozen(c, engine=True) as (victim,):
+        c.engine_parts_now(victim)[0].kill()
     return HELD
 
 
 def kill_engine_worker(c: Campaign) -> int:
-    c.engine_parts(c.victim())[-1].kill()
+    with frozen(c, engine=True) as (victim,):
+        c.engine_parts_now(victim)[-1].kill()
     return HELD
 
 
 def hang_engine(c: Campaign) -> int:
-    victim = c.engine_parts(c.victim())[0]
-    victim.suspend()
-    eventually(lambda: not psutil.pid_exists(victim.pid) or victim.status() == "zombie",
-               40, "the watchdog kills it")  # fmt: skip
+    with frozen(c, engine=True) as (victim,):
+        engine = c.engine_parts_now(victim)[0]
+        engine.suspend()
+
+    def killed() -> bool:
+        c.feed()  # it may have been at its last request: an engine with nothing in it does not hang
+        try:
+            return engine.status() == psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return True
+
+    eventually(killed, 40, "the watchdog kills it", 0.1)
     return HELD
-
-
-def drop_connections(c: Campaign) -> int:
-    for kind in ("normal", "pubsub"):
-        c.on.store.redis.client_kill_filter(_type=kind, skipme=True)
-    return 0
-
-
-def flush_scripts(c: Campaign) -> int:
-    c.on.store.redis.script_flush()
-    return 0
-
-
-def pause_redis(c: Campaign) -> int:
-    """Longer than the lease, at times: living workers must renew before anybody sweeps."""
-    server = c.on.server.process
-    assert server is not None
-    until = time.monotonic() + c.random.uniform(0.2, 3.5)
-    server.send_signal(signal.SIGSTOP)
-    eventually(lambda: time.monotonic() > until)
-    server.send_signal(signal.SIGCONT)
-    return 0
-
-
-def restart_redis(c: Campaign) -> int:
-    c.on.server.stop()
-    c.on.server.start()
-    return 0
-
-
-def kill_redis(c: Campaign) -> int:
-    c.on.server.stop(signal.SIGKILL)
-    c.on.server.start()
-    return 0
 
 
 def kill_submit(c: Campaign) -> int:
@@ -177,14 +203,15 @@ def two_submits_at_once(c: Campaign) -> int:
     return 0
 
 
-def kinds(*, simulated: bool) -> dict[str, Fault]:
-    """Return the faults that can be done, by name."""
+def kinds(*, simulated: bool, clock: bool) -> dict[str, Fault]:
+    """Return the faults that can be done, by name; `clock`: Redis's can be set wrong."""
     both = [
         kill_worker, kill_process_group, stop_worker, stop_worker_twice, quit_worker, kill_engine,
-        hang_engine, drop_connections, restart_redis,
+        hang_engine, drop_connections, restart_redis, lose_replies, delay_replies,
     ]  # fmt: skip
     only = [
         kill_all_workers, pause_worker, flush_scripts, pause_redis, kill_redis, kill_submit,
         two_submits_at_once,
     ] if simulated else [kill_engine_worker]  # fmt: skip
-    return {fault.__name__: fault for fault in (*both, *only)}
+    with_clock = [step_clock] if clock else []
+    return {fault.__name__: fault for fault in (*both, *only, *with_clock)}

@@ -26,11 +26,9 @@ class RealCampaign(Campaign):
         self.report.engine = "vllm"
         self.seen: set[psutil.Process] = set()
 
-    def add_worker(self) -> Worker:
-        """Start one more worker."""
-        worker = self.on.real_worker(drain_timeout_s=10)
-        self.workers.append(worker)
-        return worker
+    def start_worker(self, **settings: object) -> Worker:
+        """Start a worker; these settings are added to those of all."""
+        return self.on.real_worker(drain_timeout_s=10, **settings)
 
     def victim(self) -> Worker:
         """Return a worker that has something in flight; remember its engine's processes."""
@@ -38,16 +36,12 @@ class RealCampaign(Campaign):
         self.seen.update(psutil.Process(worker.pid).children(recursive=True))
         return worker
 
-    def engine_parts(self, worker: Worker) -> list[psutil.Process]:
+    def engine_parts_now(self, worker: Worker) -> list[psutil.Process]:
         """Return EngineCore and its workers; a rebuilt engine may not have them all yet."""
         titles = ("VLLM::EngineCore", "VLLM::Worker")
-
-        def look() -> list[psutil.Process]:
-            titled = [(_title(p), p) for p in psutil.Process(worker.pid).children(recursive=True)]
-            found = [p for title in titles for name, p in titled if name.startswith(title)]
-            return found if len(found) >= len(titles) else []
-
-        return eventually(look, self.hang_s, "EngineCore and its worker", 0.1)
+        titled = [(_title(p), p) for p in psutil.Process(worker.pid).children(recursive=True)]
+        found = [p for title in titles for name, p in titled if name.startswith(title)]
+        return found if len(found) >= len(titles) else []
 
     def progress(self) -> int:
         """Return how many requests have ended."""

@@ -64,7 +64,7 @@ class Draining:
 @asynccontextmanager
 async def draining(
     url: str,
-    engine: type[SimulatedEngine] = SimulatedEngine,
+    engine: Callable[[int, float], SimulatedEngine] = SimulatedEngine,
     upkeep: bool = True,
     **options: Any,
 ) -> AsyncIterator[Draining]:

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from observer import Writes
-from settled import assert_batch_settled, assert_committed_once, leftovers
+from settled import assert_batch_settled, assert_committed_once, assert_nothing_left
 
 from contract.store import BatchStore
-from demo.stack import eventually
 
 #: Tokens asked of every request whose tokens are compared.
 COUNT = 12
@@ -55,7 +54,7 @@ def assert_settled(
     bodies = {str(line["custom_id"]): line for line in lines}
     assert_batch_settled(store, name, bodies, failed=failed, simulated=False)
     # The last lease ends together with the last result, its bookkeeping a moment later.
-    eventually(lambda: not leftovers(store), 10, "nothing is left in Redis")
+    assert_nothing_left(store)
     return assert_committed_once(redis_folder, bodies, name)
 
 

@@ -45,9 +45,11 @@ class Submitted:
         return self.batch.id
 
 
-def writer(batch: Batch, queue: str = QUEUE, priority: int = 6) -> MessageWriter:
-    """Return the writer of a batch's messages."""
-    return MessageWriter(batch.id, int(batch.created), queue, priority)
+def writer(
+    batch: Batch, queue: str = QUEUE, priority: int = 6, deadline: float | None = None
+) -> MessageWriter:
+    """Return the writer of a batch's messages; `deadline` is in seconds since the epoch."""
+    return MessageWriter(batch.id, int(batch.created), batch.life, queue, priority, deadline)
 
 
 def submit_batch(
@@ -117,6 +119,7 @@ class Lessee:
         self.worker = worker
         self.queue = queue
         self.head: list[Any] = []
+        self.ttl_ms = 60_000
 
     def run(self, name: str, *args: Any) -> Any:
         """Run one script."""
@@ -132,15 +135,15 @@ class Lessee:
         lists: Sequence[str] = (),
         floor: int = 0,
     ) -> list[Lease]:
-        """Lease up to k messages; the reply's first four values stay in `head`."""
+        """Lease up to k messages; the reply's first five values stay in `head`."""
         reply = self.run(
-            "pop", self.worker, self.queue, k, max_bytes, lease_ms, slots, 60_000, DATE,
+            "pop", self.worker, self.queue, k, max_bytes, lease_ms, slots, self.ttl_ms, DATE,
             floor, *(lists or keys.priority_lists(self.queue)),
         )  # fmt: skip
-        self.head = reply[:4]
+        self.head = reply[:5]
         return [
             Lease(reply[i].decode(), int(reply[i + 1]), int(reply[i + 2]), reply[i + 3])
-            for i in range(4, len(reply), 4)
+            for i in range(5, len(reply), 4)
         ]
 
     def done(self, *leases: Lease, outcome: str = "completed", keep: bool = False) -> int:
@@ -149,23 +152,30 @@ class Lessee:
         for lease in leases:
             delivery = read_delivery(lease.id, lease.message)
             if outcome == "completed":
-                meta = success_meta(delivery, b'{"by":"%s"}' % self.worker.encode(), {})
+                body = b'{"by":"%s"}' % self.worker.encode()
+                meta = success_meta(delivery, body, {"life": delivery.life})
             else:
                 revoked = outcome in ("cancelled", "expired")
                 error = RequestFailed(f"by {self.worker}", code=outcome if revoked else None)
-                meta = failure_meta(delivery.request_id, error, revoked=revoked)
+                meta = failure_meta(
+                    delivery.request_id, error, batch=delivery.batch, revoked=revoked
+                )
             args += [
-                lease.id, delivery.request_id, delivery.batch, delivery.created, outcome,
+                lease.id, delivery.request_id, delivery.batch, delivery.life, outcome,
                 int(keep), 2, 3, meta,
             ]  # fmt: skip
-        return int(self.run("done", self.worker, 60_000, *args))
+        return int(self.run("done", self.worker, self.ttl_ms, *args))
 
     def release(self, *leases: Lease, died: Sequence[Lease] = (), max_deaths: int = 2) -> int:
         """Hand leases back; POP's order is oldest first, RELEASE wants newest first."""
         pairs: list[Any] = []
         for lease in reversed(leases):
             pairs += [lease.id, int(lease in died)]
-        return int(self.run("release", self.worker, max_deaths, 60_000, DATE, *pairs))
+        common = (self.worker, max_deaths, self.ttl_ms, DATE)
+        count, left = self.run("release", *common, *pairs)
+        while left:
+            _, left = self.run("release", *common)
+        return int(count)
 
     def renew(self, *lease_ids: str, lease_ms: int = 60_000) -> tuple[list[str], list[str]]:
         """Prolong leases; return (lost, unknown)."""
@@ -175,13 +185,12 @@ class Lessee:
     def sweep(self, *, lease_ms: int = 60_000, max_deaths: int = 2, limit: int = 500) -> int:
         """Put expired leases back."""
         announcement = orjson.dumps({"state": "ready", "queue": self.queue})
-        return int(
-            self.run("sweep", lease_ms, max_deaths, 60_000, DATE, limit, self.worker, announcement)
-        )
+        args = (lease_ms, max_deaths, self.ttl_ms, DATE, limit, self.worker, announcement)
+        return int(self.run("sweep", *args))
 
     def bury(self, lease: Lease, reason: str) -> int:
         """Make a leased message a dead letter."""
-        return int(self.run("bury", self.worker, lease.id, reason, 60_000, DATE))
+        return int(self.run("bury", self.worker, lease.id, reason, self.ttl_ms, DATE))
 
     def expire_leases(self, *leases: Lease) -> None:
         """Let leases run out now, and sweeping be allowed at once."""
@@ -194,6 +203,20 @@ class Lessee:
         seconds, micros = self.client.time()
         now = seconds * 1000 + micros // 1000
         self.client.hset(keys.SWEEP, mapping={"last": now, "hold": 0})
+
+
+def bury_alive(client: redis.Redis, message: bytes, reason: bytes = b"poison") -> str:
+    """Make a dead letter of a plain request's message; return its id."""
+    request_id = orjson.loads(message)["headers"]["id"].encode()
+    fields = (b"1", b"%d" % len(message), QUEUE.encode(), request_id, b"", b"", b"null", reason)
+    client.hset(keys.DEAD, "1", b"\0".join(fields))
+    client.lpush(keys.dead_key("1"), message)
+    return "1"
+
+
+def dead_messages(store: BatchStore) -> list[bytes]:
+    """Return the messages of all dead letters, oldest first."""
+    return [store.dead_message(letter["id"]) for letter in store.dead_letters()]
 
 
 def queued_ids(client: redis.Redis, list_key: str) -> list[str]:

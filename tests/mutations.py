@@ -11,8 +11,8 @@ Mutation = tuple[str, str, str]
 #: File, the guard, and what stands there without it.
 NX: Mutation = ("common.lua", "redis.call('SET', RESULT .. id, meta, 'NX')",
                 "redis.call('SET', RESULT .. id, meta)")  # fmt: skip
-OWNED: Mutation = ("done.lua", "redis.call('ZREM', 'warmq:leases', lease) == 1",
-                   "(redis.call('ZREM', 'warmq:leases', lease) == 1 or true)")  # fmt: skip
+OWNED: Mutation = ("done.lua", "redis.call('ZSCORE', 'warmq:leases', lease)",
+                   "true")  # fmt: skip
 GRACE: Mutation = ("sweep.lua", "hold = now + lease_ms end", "hold = 0 end")
 GUARDS = {"NX": NX, "the-lease": OWNED, "the-grace": GRACE}
 

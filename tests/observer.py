@@ -7,11 +7,13 @@ deaths of everybody else. So no commit can escape, and a refused `SET ... NX` is
 
 from __future__ import annotations
 
-import re
+import mmap
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from snapshot import request_of
 
 from contract import keys
 
@@ -21,7 +23,6 @@ WATCHED = (
 )  # fmt: skip
 _RESULT = keys.RESULT_PREFIX.encode()
 _WORKER = keys.worker_key("").encode()
-_ID = re.compile(rb'"headers":\{.*?[{,]"id":"([^"]+)"')
 #: What changes how long a result lives, not what it says.
 _LIFE = (b"EXPIRE", b"PEXPIRE", b"PEXPIREAT", b"EXPIREAT", b"PERSIST")
 _FAILED = b'{"status":"FAILURE"'
@@ -47,7 +48,11 @@ def commands(folder: Path) -> Iterator[list[bytes]]:
     single = folder / "appendonly.aof"
     files = [single] if single.exists() else sorted((folder / "appendonlydir").glob("*.incr.aof"))
     for file in files:
-        data = file.read_bytes()
+        if not file.stat().st_size:
+            continue
+        # A campaign with large messages writes gigabytes.
+        with file.open("rb") as opened:
+            data = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
         at = 0
         while at < len(data):
             end = data.find(b"\r\n", at)
@@ -79,6 +84,7 @@ class _Reader:
         self.writes = Writes()
         self._visible: set[str] = set()
         self._request_of: dict[bytes, str] = {}
+        self._returning: set[bytes] = set()
         self._script: list[list[bytes]] | None = None
 
     def take(self, words: list[bytes]) -> None:
@@ -102,8 +108,13 @@ class _Reader:
                  if words[0].upper() == b"ZREM" and words[1] == keys.LEASES.encode()
                  for lease in words[2:]]  # fmt: skip
         owned = {self._request_of.get(lease) for lease in ended}
+        # A negative score says that a lease is on its way back; the message may follow later.
+        scored = [words for words in script if words[:2] == [b"ZADD", keys.LEASES.encode()]]
+        sent = {words[3] for words in scored if words[2].startswith(b"-")}
         if (b"HSET", keys.SWEEP.encode()) in named:
-            self.writes.swept.update(lease.decode().rpartition("/")[0] for lease in ended)
+            taken = sent | (set(ended) - self._returning)
+            self.writes.swept.update(lease.decode().rpartition("/")[0] for lease in taken)
+        self._returning = (self._returning | sent) - set(ended)
         for words in script:
             self._command(words, owned, free)
 
@@ -121,8 +132,7 @@ class _Reader:
     def _lease(self, lease: bytes, record: bytes) -> None:
         if lease in self._request_of:
             return  # its record is only marked anew
-        found = _ID.search(record)
-        request = self._request_of[lease] = found[1].decode() if found else "?"
+        request = self._request_of[lease] = request_of(record)
         self.writes.leased[request] += 1
 
     def _result(self, words: list[bytes], owned: set[str | None], free: bool) -> None:

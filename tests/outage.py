@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 from celery import Celery
 from lessee import Submitted, chat, submit_batch
-from settled import assert_batch_settled, assert_committed_once, leftovers
+from settled import assert_batch_settled, assert_committed_once, assert_nothing_left
 
 from contract.batch import Batch
 from contract.errors import StoreUnavailable
@@ -97,7 +97,7 @@ def assert_settled(
     """The common verdict; where Redis keeps its append-only file whole, by that record too."""
     asked = {f"c{line}": body for line, body in enumerate(bodies, 1)}
     assert_batch_settled(store, submitted.id, asked)
-    eventually(lambda: not leftovers(store), 15, "queue and leases are empty")
+    assert_nothing_left(store, 15)
     if (folder := _whole_record(store)) is not None:
         assert_committed_once(folder, asked, submitted.id)
 

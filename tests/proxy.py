@@ -6,6 +6,7 @@ Faults are set from the test's thread and hold for every connection:
     proxy.fault = Fault(swallow=True)           half-open: accepted, read, never answered
     proxy.drop_reply(b"warmq:lease_seq")        the next command with that text is executed,
                                                 its reply lost, its connection reset
+    proxy.delay_reply(b"warmq:lease_seq", 1.5)  its reply comes so many seconds late
     proxy.reset()                               every open connection ends with RST
 """
 
@@ -22,6 +23,8 @@ from types import TracebackType
 from typing import Self
 
 READ = 2**16
+#: Bytes of the request before that a mark may have begun in.
+LONGEST_MARK = 64
 #: SO_LINGER on, 0 seconds: closing sends RST instead of FIN.
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
@@ -43,6 +46,7 @@ class _Link:
     def __init__(self, client: asyncio.StreamWriter, server: asyncio.StreamWriter) -> None:
         self.ends = (client, server)
         self.lose_replies = False
+        self.late_s = 0.0
         self.deaf = False
         self.replied = 0
 
@@ -60,9 +64,11 @@ class Proxy:
     def __init__(self, target_port: int) -> None:
         self.fault = Fault()
         self.dropped = threading.Event()
+        self.delayed = threading.Event()
         self.accepted = 0
         self._target_port = target_port
-        self._marks: list[bytes] = []
+        #: What to look for in requests, and how late their replies come; None: never.
+        self._marks: list[tuple[bytes, float | None]] = []
         self._links: set[_Link] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._ready = threading.Event()
@@ -79,7 +85,17 @@ class Proxy:
     def drop_reply(self, mark: bytes) -> None:
         """Lose the reply of the next command that contains `mark`; `dropped` is set then."""
         self.dropped.clear()
-        self._marks.append(mark)
+        self._marks.append((mark, None))
+
+    def delay_reply(self, mark: bytes, seconds: float) -> None:
+        """Let the reply of the next command that contains `mark` come late; `delayed` is set
+        when it has come."""
+        self.delayed.clear()
+        self._marks.append((mark, seconds))
+
+    def forget_marks(self) -> None:
+        """Look for nothing any more."""
+        self._marks.clear()
 
     def reset(self) -> None:
         """End every open connection with RST."""
@@ -159,17 +175,25 @@ class Proxy:
                 end.close()
 
     async def _requests(self, link: _Link, reader: asyncio.StreamReader) -> None:
-        seen = b""
+        before = b""
         while data := await reader.read(READ):
-            seen = (seen + data)[-2 * READ :]
-            for mark in [m for m in self._marks if m in seen]:
-                self._marks.remove(mark)
-                link.lose_replies = True
+            self._look_for_marks(link, before, data)
+            before = (before + data)[-LONGEST_MARK:]
             if self.fault.swallow:
                 link.deaf = True
             if not link.deaf:
                 link.ends[1].write(data)
                 await link.ends[1].drain()
+
+    def _look_for_marks(self, link: _Link, before: bytes, data: bytes) -> None:
+        """Do what the first mark says that ends in this data; equal ones wait for the next."""
+        for wanted in self._marks:
+            mark, late_s = wanted
+            if mark in before[1 - len(mark) :] + data:
+                self._marks.remove(wanted)
+                link.lose_replies = late_s is None
+                link.late_s = late_s or 0.0
+                return
 
     async def _replies(self, link: _Link, reader: asyncio.StreamReader) -> None:
         while data := await reader.read(READ):
@@ -177,6 +201,10 @@ class Proxy:
                 link.reset()
                 self.dropped.set()
                 return
+            if late_s := link.late_s:
+                link.late_s = 0.0
+                await asyncio.sleep(late_s)
+                self.delayed.set()
             fault = self.fault
             if fault.delay_s:
                 await asyncio.sleep(fault.delay_s)

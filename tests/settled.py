@@ -10,11 +10,13 @@ from typing import Any
 
 import orjson
 from observer import Writes, read_writes
+from owners import ownerless
 from support import producer_command, producer_env
 
 from contract import keys
 from contract.results import OUTCOMES, outcome_of
 from contract.store import BatchStore
+from demo.stack import eventually
 from worker.engine.simulated import digest
 
 
@@ -94,7 +96,7 @@ def _assert_lines(
 
 
 def leftovers(store: BatchStore) -> dict[str, Any]:
-    """Return what must not be there when nothing is queued and nothing runs."""
+    """Return what must not be there when nothing is queued and nothing runs: orphans too."""
     redis, queue = store.redis, keys.DEFAULT_QUEUE
     found: dict[str, Any] = {
         name: size for name, size in store.queue_lengths(queue).items() if size
@@ -107,7 +109,15 @@ def leftovers(store: BatchStore) -> dict[str, Any]:
     ):
         if size:
             found[name] = size
-    return found
+    return found | ownerless(redis)
+
+
+def assert_nothing_left(store: BatchStore, timeout_s: float = 10) -> None:
+    """Assert that nothing is left behind, soon: sweeps and retiring may still be under way."""
+    try:
+        eventually(lambda: not leftovers(store), timeout_s)
+    except TimeoutError:
+        raise AssertionError(f"left in Redis: {leftovers(store)}") from None
 
 
 def assert_committed_once(redis_folder: Path, bodies: Mapping[str, Any], batch_id: str) -> Writes:

@@ -14,7 +14,8 @@ from lessee import Submitted, chat, submit_batch
 from observer import WATCHED, Computed, EngineLog
 from redis.backoff import ExponentialBackoff
 from redis.retry import Retry
-from settled import assert_batch_settled, assert_committed_once, leftovers
+from settled import assert_batch_settled, assert_committed_once, assert_nothing_left
+from wrong_clock import WrongClock
 
 from contract import keys
 from contract.store import BatchStore
@@ -27,11 +28,13 @@ TTL_MS = 600_000
 class Stage:
     """One Redis, one engine log, workers by name. All that was started ends with the stage."""
 
-    def __init__(self, folder: Path, *redis_options: str) -> None:
+    def __init__(self, folder: Path, *redis_options: str, clock: WrongClock | None = None) -> None:
         self.folder = folder
+        self.clock = clock
         self.engine_log = folder / "engine.log"
         self._log = EngineLog(self.engine_log)
-        self.server = RedisServer(folder / "redis", *WATCHED, *redis_options)
+        binary = clock.binary if clock else None
+        self.server = RedisServer(folder / "redis", *WATCHED, *redis_options, binary=binary)
         self.workers: list[Worker] = []
         self.bodies: dict[str, dict[str, dict[str, Any]]] = {}
 
@@ -77,7 +80,8 @@ class Stage:
             "stall_timeout_s": 3,
         }
         log = self.folder / f"worker-{len(self.workers)}.log"
-        worker = Worker(self.server.url, log, root, env, **(defaults | settings)).start()
+        url = str(settings.pop("redis_url", self.server.url))  # a proxy's, for one
+        worker = Worker(url, log, root, env, **(defaults | settings)).start()
         self.workers.append(worker)
         return worker
 
@@ -87,7 +91,8 @@ class Stage:
         defaults: dict[str, object] = {
             "lease_s": LEASE_S, "drain_timeout_s": 30, "stall_timeout_s": 3, "look_ahead": 8,
         }  # fmt: skip
-        worker = tiny_model_worker(self.server.url, log, env=env, **(defaults | settings)).start()
+        url = str(settings.pop("redis_url", self.server.url))
+        worker = tiny_model_worker(url, log, env=env, **(defaults | settings)).start()
         self.workers.append(worker)
         return worker
 
@@ -110,6 +115,20 @@ class Stage:
         keys_of = self.store.redis.scan_iter(keys.worker_key("*"))
         found = [key.decode() for key in keys_of if key.split(b".")[-2] == str(worker.pid).encode()]
         return found[0].removeprefix(keys.worker_key("")) if found else "gone"
+
+    def picture(self) -> str:
+        """Return what Redis holds of ours, each value cut short, for people to look at."""
+        client = self.store.redis
+        reads = {
+            b"string": client.get, b"hash": client.hgetall,
+            b"list": lambda key: (client.llen(key), client.lrange(key, -1, -1)),
+            b"zset": lambda key: client.zrange(key, 0, 99, withscores=True),
+        }  # fmt: skip
+        found = [f"time {client.time()}"]
+        for key in sorted(client.scan_iter("warmq*")):
+            read = reads.get(client.type(key))
+            found.append(f"{key!r} pttl {client.pttl(key)}: {str(read and read(key))[:3000]}")
+        return "\n".join(found)
 
     def idle(self, worker: Worker, seconds: float) -> None:
         """Let a worker be for so long; it announces itself, with Redis's time, once a second."""
@@ -194,14 +213,14 @@ class Stage:
         assert_batch_settled(
             self.store, batch_id, bodies, failed=failed, simulated=simulated, lines_in=self.folder
         )
-        eventually(lambda: not leftovers(self.store), 10, f"left: {leftovers(self.store)}")
+        assert_nothing_left(self.store)
         assert_committed_once(self.server.folder, bodies, batch_id)
 
 
 @contextmanager
-def stage(folder: Path, *redis_options: str) -> Iterator[Stage]:
-    """Yield an empty stage; end everything that was started on it."""
-    on = Stage(folder, *redis_options)
+def stage(folder: Path, *redis_options: str, clock: WrongClock | None = None) -> Iterator[Stage]:
+    """Yield an empty stage, its Redis with a clock that can step; end all that it started."""
+    on = Stage(folder, *redis_options, clock=clock)
     on.open()
     try:
         yield on

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import orjson
 from lessee import Lease, Lessee
@@ -59,12 +59,13 @@ def producer_env(redis_url: str, **env: str) -> dict[str, str]:
 
 
 def run_producer(
-    *args: str | Path, redis_url: str, stdin: str | None = None, **env: str
+    *args: str | Path, redis_url: str, stdin: str | IO[str] | None = None, **env: str
 ) -> subprocess.CompletedProcess[str]:
     """Run the real command line to its end."""
+    given: Any = {"input": stdin} if isinstance(stdin, str) else {"stdin": stdin}
     return subprocess.run(
-        producer_command(*args), env=producer_env(redis_url, **env), input=stdin,
-        capture_output=True, text=True, timeout=50, check=False,
+        producer_command(*args), env=producer_env(redis_url, **env),
+        capture_output=True, text=True, timeout=50, check=False, **given,
     )  # fmt: skip
 
 
@@ -77,20 +78,25 @@ def queued(store: BatchStore, queue: str = keys.DEFAULT_QUEUE) -> list[dict[str,
     ]
 
 
-def finish(lessee: Lessee, leases: Iterable[Lease], error: WarmqError | None = None) -> int:
-    """DONE for leased messages: an answer that names the custom_id, or `error` for each."""
+def finish(
+    lessee: Lessee, leases: Iterable[Lease], error: WarmqError | None = None, text: str = ""
+) -> int:
+    """DONE for leased messages: an answer that names the custom_id, or `error` for each.
+
+    `text` is what each answer says besides.
+    """
     args: list[Any] = []
     for lease in leases:
         it = read_delivery(lease.id, lease.message)
         if error is None:
-            body = orjson.dumps(answer(f"answer to {it.custom_id}"))
+            body = orjson.dumps(answer(f"answer to {it.custom_id}{text}"))
             meta = success_meta(it, body, {"queued_ms": 1, "engine_ms": 2})
         else:
             meta = failure_meta(
                 it.request_id, error, batch=it.batch, custom_id=it.custom_id, line=it.line
             )
         args += [
-            lease.id, it.request_id, it.batch, it.created, "failed" if error else "completed",
+            lease.id, it.request_id, it.batch, it.life, "failed" if error else "completed",
             int(error is not None), 3, 2, meta,
         ]  # fmt: skip
     return int(lessee.run("done", lessee.worker, TTL_MS, *args))
@@ -113,11 +119,11 @@ def answer(text: str) -> dict[str, Any]:
     }
 
 
-def run_all(store: BatchStore, queue: str = keys.DEFAULT_QUEUE) -> int:
+def run_all(store: BatchStore, queue: str = keys.DEFAULT_QUEUE, text: str = "") -> int:
     """Answer everything that waits in a queue; return how many results were written."""
     lessee, count = Lessee(store.redis, queue=queue), 0
     while leases := lessee.pop(500):
-        count += finish(lessee, leases)
+        count += finish(lessee, leases, text=text)
     return count
 
 

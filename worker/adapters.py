@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 from worker.finding import Finding
 from worker.rbln_rules import wishes
+from worker.setting_types import engine_words
 
 #: vLLM's own --max-lora-rank where none is given.
 MAX_RANK = 16
@@ -22,11 +22,7 @@ def adapters(engine_args: str) -> dict[str, str]:
     """Return the folders of the adapters by name; what is no `name=path` is left to vLLM."""
     found: dict[str, str] = {}
     listing = False
-    try:
-        words = shlex.split(engine_args)
-    except ValueError:
-        return found  # another engine's worker never looks at them
-    for word in words:
+    for word in engine_words(engine_args):
         module = word
         if word.startswith("-"):
             option, _, module = word.partition("=")

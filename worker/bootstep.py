@@ -24,6 +24,7 @@ from worker.engine import make_engine
 from worker.leases import Leases
 from worker.settings import WorkerSettings
 from worker.status import describe
+from worker.stopping import STOP_S, LastResort
 from worker.supervisor import State, Supervisor
 from worker.upkeep import Upkeep
 
@@ -35,8 +36,8 @@ EXIT_FATAL = 1
 #: New objects after which Python's collector looks at the young ones, which here are those of some
 #: hundred requests. At its own 700 it took a tenth of the worker's time (docs/decisions/0009).
 YOUNG_OBJECTS = 10_000
-#: How long Celery may take to leave its loop after a fatal error, before we leave without it.
-FATAL_EXIT_S = 20.0
+#: How long the process may take to leave once its drain has ended.
+LEAVE_S = 20.0
 
 _current: list[EngineStep] = []
 
@@ -73,6 +74,7 @@ class EngineStep(bootsteps.StartStopStep):
         self._thread: threading.Thread | None = None
         self._begun = threading.Event()
         self._failed = False
+        self._last_resort = LastResort()
         _current[:] = [self]
 
     # -- Celery's side ----------------------------------------------------------
@@ -114,7 +116,11 @@ class EngineStep(bootsteps.StartStopStep):
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_s)
 
     def _call(self, name: str) -> None:
-        if self._loop is not None and self.drain is not None and not self._loop.is_closed():
+        if self._loop is None or self.drain is None or self.supervisor is None:
+            return
+        finish_s = self.settings.drain_timeout_s if name == "stop" else 0.0
+        self._last_resort.within(finish_s + self.supervisor.grace_s + STOP_S)
+        if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(getattr(self.drain, name))
 
     # -- the drain's thread -----------------------------------------------------
@@ -140,6 +146,7 @@ class EngineStep(bootsteps.StartStopStep):
         try:
             await self.drain.run(self.upkeep.tasks())
         finally:
+            self._last_resort.within(LEAVE_S)  # for what hangs may keep the loop from ending
             await leases.close()
 
     def _leave(self, worker: Any) -> None:
@@ -148,9 +155,7 @@ class EngineStep(bootsteps.StartStopStep):
         if self.supervisor is not None:
             self.supervisor.state = State.STOPPED
         celery_state.should_stop = EXIT_FATAL
-        timer = threading.Timer(FATAL_EXIT_S, os._exit, [EXIT_FATAL])
-        timer.daemon = True
-        timer.start()
+        self._last_resort.within(LEAVE_S)
         try:
             worker.consumer.call_soon(lambda: None)  # wakes the hub, which sees should_stop
         except AttributeError:

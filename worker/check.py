@@ -15,6 +15,7 @@ from contract.errors import StoreUnavailable
 from contract.settings import SettingsError, load
 from contract.store import BatchStore
 from worker import devices
+from worker.cpu_memory import applies, describe
 from worker.finding import Finding
 from worker.kv_cache import read_config
 from worker.packages import Packages, installed
@@ -58,6 +59,9 @@ class Check:
             if self.artefact is not None:
                 self._look_at_devices(self.artefact)
         self.rows.append(("capacity", capacity(self.settings, self.artefact)))
+        if self.settings.engine == "vllm" and self.artefact is None and applies(self.packages):
+            asked = wishes(self.settings.engine_args)
+            self.rows.append(("KV cache", describe(asked, self.settings.model)))
         self.rows.append(("answers", default_max_tokens(self.settings)))
         self.found += self._memory()
         self.found += self._redis()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from worker.leases import Ending, Leases
+from worker.endings import Ending
+from worker.leases import Leases
 
 #: Endings that come within this many seconds share one DONE. At 1,200 requests/s that is a tenth
 #: of a round trip a request; it costs a result 4 ms in the middle (docs/decisions/0009).
@@ -15,8 +16,8 @@ WORTH = 8
 #: At most so many share one: while Redis writes them the next are computed. With all that wait in
 #: one DONE each of the two waited for the other (docs/decisions/0009).
 GROUP = 64
-#: Redis drops a client whose query is larger than 1 GB; results are not all small.
-GROUP_BYTES = 32 * 2**20
+#: Redis serves nobody else while it writes them.
+GROUP_BYTES = 4 * 2**20
 
 
 class Committer:

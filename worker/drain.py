@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,18 +20,20 @@ from typing import Any
 from contract import keys
 from contract.errors import EngineDead, RequestFailed
 from worker.committer import Committer
+from worker.endings import Ending
+from worker.hand_over import hand_over
 from worker.in_flight import ABORTS, InFlight, Running
-from worker.leases import ERRORS, Ending, Leases, Popped, lease_number
+from worker.leases import Leases, Popped, lease_number
+from worker.scripts import ERRORS
 from worker.serve import failed, serve
 from worker.settings import WorkerSettings
+from worker.stopping import Stopping, end_tasks
 from worker.supervisor import State, Supervisor
 from worker.suspects import run_suspects
 
 log = logging.getLogger(__name__)
 
 REDIS_PAUSE_S = 0.25
-#: How long the last writes may wait for Redis once everything is to be handed back.
-HURRY_S = 5.0
 
 
 @dataclass(slots=True)
@@ -58,16 +59,14 @@ class Drain:
         self.supervisor = supervisor
         self.in_flight = InFlight()
         self.counts = Counts()
-        self.busy_since = 0.0
         self.limit = 0
         self.slots = 0
-        self.stopping = False
         self.holds_suspects_lock = False
         #: Told of endings that are in Redis; None, and no call, while nobody listens.
         self.on_committed: Callable[[Sequence[Ending]], None] | None = None
         self._low_water = 1
         self._crashed: list[Running] = []
-        self._hurry = asyncio.Event()
+        self._stop = Stopping(settings.drain_timeout_s, leases.give_up_in)
         self._changed = asyncio.Event()
         self._hungry = asyncio.Event()
         self._committer = Committer(leases, self._committed)
@@ -88,17 +87,19 @@ class Drain:
             self._committing = group.create_task(self._committer.run())
             side = [self._committing, *(group.create_task(c) for c in (*wakers, *upkeep))]
             try:
-                if await self._until_hurry(self.supervisor.start()):
+                if await self._stop.until_asked(self.supervisor.start()):
                     self._size()
-                    await self._refill()
+                    await self._stop.until_hurried(self._refill())
             finally:
                 self.supervisor.state = State.DRAINING
                 self.stop()
                 try:
-                    await self._hand_over()
+                    await hand_over(self, self._stop)
                 finally:  # Redis may be away, or a side task may have died meanwhile
-                    await self.supervisor.stop()
-                    await _end_tasks(side)
+                    try:
+                        await self.supervisor.stop()
+                    finally:
+                        await end_tasks(side)
 
     def _size(self) -> None:
         self.slots = self.supervisor.engine_capacity.max_num_seqs
@@ -162,12 +163,10 @@ class Drain:
 
     def admit(self, popped: Popped) -> None:
         """Start every delivery at once; the engine's own scheduler queues what is ahead."""
-        if popped.deliveries and not self.in_flight:
-            self.busy_since = time.monotonic()
         for delivery in popped.deliveries:
             self.counts.popped += 1
-            if twin := self.in_flight.unended(delivery.request_id):
-                # Its lease was swept although it runs here, or a client sent one id twice. The
+            if twin := self.in_flight.twin(delivery):
+                # Its lease was swept although it runs here, or a client sent it twice. The
                 # earlier lease may be lost, and with it the right to fail: the new one answers.
                 self._committer.put(Ending(self.in_flight.exchange(twin, delivery), ""))
                 continue
@@ -186,8 +185,10 @@ class Drain:
     async def _serve(self, running: Running, popped_at: float) -> None:
         try:
             engine = self.supervisor.engine
-            self._end(running, await serve(running.delivery, engine, self.settings, popped_at))
-            self.supervisor.survived()
+            ending = await serve(running, engine, self.settings, popped_at)
+            self._end(running, ending)
+            if ending.outcome == "completed":  # any other may never have been in the engine
+                self.supervisor.survived()
         except EngineDead as error:
             if not self._crashed:
                 log.error("engine died: %s", error, extra={"action": "engine_dead"})
@@ -242,27 +243,32 @@ class Drain:
         """
         if not self._crashed and not self.supervisor.dead():
             return
+        in_use = bool(self._crashed)
         await self.settle()
-        await self._hand_back_crashed()
+        await self.hand_back_crashed()
         if not self.stopping:
-            await self._until_hurry(self.supervisor.rebuild())
+            await self._stop.until_asked(self.supervisor.rebuild(in_use=in_use))
 
-    async def _hand_back_crashed(self) -> None:
+    async def hand_back_crashed(self) -> None:
+        """Hand back what ran when the engine died; what was inside counts a death."""
         crashed, self._crashed = self._crashed, []
         leases = [r.delivery.lease for r in crashed if r.died]
         # Engines admit in order: what is beyond the slots had not been in the engine. Whoever
         # stops us may have told the engine's processes, too: that is nobody's fault.
         inside = 0 if self.stopping else self.slots
         died = frozenset(sorted(leases, key=lease_number)[:inside])
-        await self._hand_back(crashed, died)
+        await self.hand_back(crashed, died)
 
     async def settle(self) -> None:
-        """Wait until nothing runs: every request ended, crashed or was aborted."""
-        while (tasks := self.in_flight.tasks()) and not self._hurry.is_set():
-            await self._until_hurry(asyncio.wait(tasks))
-        await self._until_hurry(self._flush())
+        """Wait until nothing runs: every request ended, crashed or was aborted.
 
-    async def _flush(self) -> None:
+        Not once the worker is to stop, for it may not wait that long.
+        """
+        while (tasks := self.in_flight.tasks()) and not self.stopping:
+            await self._stop.until_asked(asyncio.wait(tasks))
+        await self._stop.until_asked(self.flush())
+
+    async def flush(self) -> None:
         """Wait until every ending is in Redis, or cannot get there: the committer died."""
         flushing = asyncio.create_task(self._committer.flush())
         await asyncio.wait([flushing, self._committing], return_when=asyncio.FIRST_COMPLETED)
@@ -270,71 +276,25 @@ class Drain:
 
     # -- stopping ---------------------------------------------------------------------
 
+    @property
+    def stopping(self) -> bool:
+        """Whether the worker takes nothing more."""
+        return self._stop.asked.is_set()
+
     def stop(self) -> None:
         """Take nothing more; what runs may finish within the drain timeout."""
-        self.stopping = True
-        self.leases.give_up_in(self.settings.drain_timeout_s + HURRY_S)
+        self._stop.ask()
         self._changed.set()
-        if self.supervisor.state in (State.STARTING, State.DEGRADED):
-            self._hurry.set()  # nothing runs that could be waited for
 
     def hurry(self) -> None:
         """Hand everything back at once."""
         self.stop()
-        self.leases.give_up_in(HURRY_S)
-        self._hurry.set()
+        self._stop.hurry()
 
-    async def _until_hurry(
-        self, work: Coroutine[Any, Any, Any], timeout_s: float | None = None
-    ) -> bool:
-        """Await work, but give up on it when the worker must hurry; False then."""
-        task = asyncio.create_task(work)
-        hurried = asyncio.create_task(self._hurry.wait())
-        await asyncio.wait([task, hurried], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        hurried.cancel()
-        if not task.done():
-            task.cancel()
-            return False
-        task.result()
-        return True
-
-    async def _hand_over(self) -> None:
-        """Leave nothing behind: finish, or hand back."""
-        await self._give_up(list(self.in_flight)[self.slots :])
-        if tasks := self.in_flight.tasks():
-            await self._until_hurry(asyncio.wait(tasks), self.settings.drain_timeout_s)
-        await self._hand_back_crashed()
-        await self._give_up(list(self.in_flight))
-        await self._flush()
-        try:
-            await self.leases.leave()
-        except ERRORS as error:
-            log.debug("could not say goodbye: %s", error)
-
-    async def _give_up(self, which: Sequence[Running]) -> None:
-        """Abort what still runs and hand it back, not counted as a death."""
-        self.in_flight.abort(which, "released")
-        tasks = [r.task for r in which if r.task]
-        if tasks:
-            await asyncio.wait(tasks)
-        await self._hand_back([r for r in which if not r.ended], frozenset())
-
-    async def _hand_back(self, which: Sequence[Running], died: frozenset[str]) -> None:
+    async def hand_back(self, which: Sequence[Running], died: frozenset[str]) -> None:
+        """Release leases; `died` are those that were inside an engine when it died."""
         if which:
             self.counts.handed_back += len(which)
             await self.leases.release([r.delivery for r in which], died)
             for running in which:
                 self.in_flight.drop(running.delivery.lease)
-
-
-async def _end_tasks(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancel until all have ended.
-
-    Once is not enough: a cancellation that meets an expired socket timeout comes
-    out of redis-py as a TimeoutError, which these tasks rightly survive.
-    """
-    pending = {task for task in tasks if not task.done()}
-    while pending:
-        for task in pending:
-            task.cancel()
-        _, pending = await asyncio.wait(pending, timeout=0.1)

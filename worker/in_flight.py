@@ -17,9 +17,10 @@ ABORTS = {"cancelled": "cancelled by the user", "expired": "not finished before 
 @dataclass(slots=True, eq=False)
 class Running:
     """One request in flight; `abort` says why its task was cancelled, `died` that the
-    engine died with it inside."""
+    engine died with it inside. The engine knows it by `engine_id`."""
 
     delivery: Delivery
+    engine_id: str
     task: asyncio.Task[None] | None = None
     timer: asyncio.TimerHandle | None = None
     abort: str = ""
@@ -35,6 +36,8 @@ class InFlight:
         self._by_lease: dict[str, Running] = {}
         #: The latest delivery of each request.
         self._by_request: dict[str, Running] = {}
+        #: Leases of deliveries that a later one stands for, until Redis has dropped them.
+        self._exchanged: set[str] = set()
         #: The bytes of all messages in flight, as they stand in Redis.
         self.size = 0
 
@@ -48,7 +51,7 @@ class InFlight:
 
     def leases(self) -> list[str]:
         """Return all leases, in no order."""
-        return list(self._by_lease)
+        return [*self._by_lease, *self._exchanged]
 
     def get(self, lease: str) -> Running | None:
         """Return the request with that lease, if it is still in flight."""
@@ -56,13 +59,19 @@ class InFlight:
 
     def add(self, delivery: Delivery) -> Running:
         """Take a delivery in."""
-        running = self._by_lease[delivery.lease] = Running(delivery)
+        engine_id = delivery.request_id
+        if engine_id in self._by_request and self.unended(
+            engine_id
+        ):  # another request has that id: anybody may choose one
+            engine_id = f"{engine_id}#{lease_number(delivery.lease)}"
+        running = self._by_lease[delivery.lease] = Running(delivery, engine_id)
         self._by_request[delivery.request_id] = running
         self.size += delivery.size
         return running
 
     def drop(self, lease: str) -> None:
-        """Forget a request that is committed, handed back or lost."""
+        """Forget a lease that is committed, handed back or lost, and the request it was of."""
+        self._exchanged.discard(lease)
         running = self._by_lease.pop(lease, None)
         if running is None:
             return
@@ -73,10 +82,19 @@ class InFlight:
         if running.timer is not None:
             running.timer.cancel()  # it would hold the request until a deadline that may be far
 
+    def twin(self, delivery: Delivery) -> Running | None:
+        """Return the same request, if it is in flight by an earlier delivery."""
+        running = self.unended(delivery.request_id)
+        return running if running and running.delivery.same_request(delivery) else None
+
     def exchange(self, running: Running, delivery: Delivery) -> Delivery:
-        """Let a later delivery of the same request stand for it; return the earlier one."""
+        """Let a later delivery of the same request stand for it; return the earlier one.
+
+        The earlier lease is held until it is dropped.
+        """
         earlier, running.delivery = running.delivery, delivery
         del self._by_lease[earlier.lease]
+        self._exchanged.add(earlier.lease)
         self._by_lease[delivery.lease] = running
         self.size += delivery.size - earlier.size
         return earlier

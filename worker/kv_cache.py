@@ -65,16 +65,27 @@ class Cache:
         """Return the greatest length; vLLM keeps one block for itself."""
         return max(0, self.size // (self.block * self.token_bytes) - 1) * self.block
 
-    def needs(self) -> int:
-        """Return the size that holds one request of `length`."""
-        return (math.ceil(self.length / self.block) + 1) * self.block * self.token_bytes
+    def needs(self, requests: int = 1) -> int:
+        """Return the size that holds so many requests of `length`."""
+        blocks = requests * math.ceil(self.length / self.block) + 1
+        return blocks * self.block * self.token_bytes
+
+    def requests(self) -> int:
+        """Return how many requests of `length` it holds."""
+        blocks = self.size // (self.block * self.token_bytes) - 1
+        return max(0, blocks // math.ceil(self.length / self.block))
 
 
 def asked_cache(asked: Mapping[str, str], model: str | None, on_cpu: bool) -> Cache | None:
     """Return what the options and the model's config.json say; None where that is not enough."""
     size = size_of(asked.get("kv-cache-memory-bytes", ""))
+    return cache_of(asked, model, on_cpu, size) if size else None
+
+
+def cache_of(asked: Mapping[str, str], model: str | None, on_cpu: bool, size: int) -> Cache | None:
+    """Return a cache of `size` bytes for this model; None where its form cannot be told."""
     config = read_config(model)
-    if not size or config.get("model_type") not in PLAIN or config.get("sliding_window"):
+    if config.get("model_type") not in PLAIN or config.get("sliding_window"):
         return None
     try:
         token_bytes = _token_bytes(config, asked)
@@ -82,7 +93,7 @@ def asked_cache(asked: Mapping[str, str], model: str | None, on_cpu: bool) -> Ca
     except (KeyError, TypeError, ValueError, ZeroDivisionError):
         return None  # vLLM says what is wrong with that config.json
     block = size_of(asked.get("block-size", "")) or (CPU_BLOCK if on_cpu else GPU_BLOCK)
-    return Cache(size, length, block, token_bytes) if length else None
+    return Cache(size, length, block, token_bytes) if length and token_bytes > 0 else None
 
 
 def _token_bytes(config: Mapping[str, Any], asked: Mapping[str, str]) -> int:

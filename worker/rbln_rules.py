@@ -5,13 +5,13 @@ Sources: vllm-rbln's and optimum-rbln's wheels 0.8 to 0.12 (docs/rbln.md has the
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator
 from enum import Enum
 
 from worker.finding import Finding
 from worker.packages import Packages, Release, release_of, same_minor
 from worker.rbln import Artefact
+from worker.setting_types import engine_words
 from worker.settings import WorkerSettings
 
 INSTALL = (
@@ -70,7 +70,7 @@ def wishes(engine_args: str) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     name = ""
-    for word in shlex.split(engine_args):
+    for word in engine_words(engine_args):
         if word.startswith("-") and not word[1:2].isdigit():
             name, _, value = word.lstrip("-").partition("=")
             name = name.replace("_", "-")

@@ -9,8 +9,9 @@ from contract.message import Delivery, read_body
 from contract.results import failure_meta, success_meta
 from contract.schema import check_body, infer_url
 from worker.adapters import adapters
+from worker.endings import Ending
 from worker.engine import Engine, EngineRequest
-from worker.leases import Ending
+from worker.in_flight import Running
 from worker.settings import WorkerSettings
 
 
@@ -74,18 +75,19 @@ def failed(
 
 
 async def serve(
-    delivery: Delivery, engine: Engine, settings: WorkerSettings, popped_at: float
+    running: Running, engine: Engine, settings: WorkerSettings, popped_at: float
 ) -> Ending:
-    """Run one delivery to its ending.
+    """Run one request in flight to its ending.
 
     Raises:
         EngineDead: the request did not end; it must be handed back.
         asyncio.CancelledError: the drain aborted it and knows why.
     """
+    delivery = running.delivery
     timing = Timing(delivery, popped_at)
     try:
         request = read_request(delivery, settings)
-        completion = await engine.generate(request, delivery.request_id)
+        completion = await engine.generate(request, running.engine_id)
     except (RequestRejected, RequestFailed) as error:
         return failed(delivery, error, timing=timing)
     meta = success_meta(delivery, completion.body, timing.seconds())

@@ -18,7 +18,9 @@ from contract import streaming
 from contract.errors import EngineDead
 from contract.message import Delivery
 from worker.drain import Drain
-from worker.leases import ERRORS, Ending, Leases
+from worker.endings import Ending
+from worker.leases import Leases
+from worker.scripts import ERRORS
 
 log = logging.getLogger(__name__)
 
@@ -126,7 +128,7 @@ class Streaming:
         try:
             for request_id in self._until:
                 if running := self._drain.in_flight.unended(request_id):
-                    texts = self._drain.supervisor.engine.text_so_far(request_id)
+                    texts = self._drain.supervisor.engine.text_so_far(running.engine_id)
                     yield running.delivery, dict(enumerate(texts))
         except EngineDead:  # between two engines
             return

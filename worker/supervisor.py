@@ -18,10 +18,12 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 REBUILD_BACKOFF_S = 1.0
-#: A rebuilt engine that lived so long is healthy: the count of deaths starts anew.
-HEALTHY_AFTER_S = 300.0
+#: An engine that died so long after its start, with no request in it, is not counted.
+IDLE_S = 300.0
 #: How often an engine that is still being built is killed when the worker stops.
 KILL_EVERY_S = 0.5
+#: How long an engine's shutdown may take, beyond the grace of its processes.
+SHUTDOWN_S = 8.0
 
 
 class State(StrEnum):
@@ -45,6 +47,8 @@ class Supervisor:
         self.state = State.STARTING
         self.capacity: Capacity | None = None
         self.deaths = 0
+        #: What the latest engine's processes get between being asked to end and being killed.
+        self.grace_s = 0.0
         self._make = make
         self._tries = rebuild_tries
         self._max_deaths = max_deaths
@@ -53,6 +57,7 @@ class Supervisor:
         self._engine: Engine | None = None
         self._building: Engine | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
+        self._stuck = False
 
     @property
     def engine(self) -> Engine:
@@ -60,6 +65,11 @@ class Supervisor:
         if self._engine is None:
             raise EngineDead("the engine is not running", inside=False)
         return self._engine
+
+    @property
+    def running(self) -> bool:
+        """Whether there is an engine that has started, and is not being replaced or ended."""
+        return self._engine is not None
 
     def dead(self) -> bool:
         """Return whether the engine died, also one that died of itself with nothing in it."""
@@ -73,18 +83,21 @@ class Supervisor:
         return self.capacity
 
     async def _in_thread(self, call: Callable[[], T]) -> T:
+        if self._stuck:
+            raise EngineDead("the shutdown of the engine before has not ended")
         return await asyncio.get_running_loop().run_in_executor(self._thread, call)
 
     async def start(self) -> Capacity:
         """Build the engine. Any error here is final: a wrong setting does not heal."""
         began = time.monotonic()
         self._building = engine = await self._in_thread(self._make)
+        self.grace_s = engine.grace_s
         try:
             await self._in_thread(engine.build)
             self.capacity = await engine.start()
         except Exception:
             self._building = None
-            await self._in_thread(engine.shutdown)  # what was built must not keep the device
+            await self._shut_down(engine)  # what was built must not keep the device
             raise
         self._engine, self._building = engine, None
         self._ready_at = time.monotonic()
@@ -95,8 +108,8 @@ class Supervisor:
         )  # fmt: skip
         return self.capacity
 
-    async def rebuild(self) -> Capacity:
-        """Replace a dead engine.
+    async def rebuild(self, *, in_use: bool) -> Capacity:
+        """Replace a dead engine; `in_use` says that it died with requests in it.
 
         Raises:
             EngineDead: after `rebuild_tries` starts failed in a row, or if it dies again
@@ -104,10 +117,13 @@ class Supervisor:
         """
         self.deaths += 1
         self.state = State.DEGRADED
-        await self._discard()
-        if time.monotonic() - self._ready_at > HEALTHY_AFTER_S:
-            self._fruitless = 0
-        self._fruitless += 1
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            await self._shut_down(engine)
+        if self._stuck:
+            raise EngineDead("the dead engine's shutdown does not end, so none can be built")
+        if in_use or time.monotonic() - self._ready_at < IDLE_S:
+            self._fruitless += 1
         if self._fruitless > self._deaths_allowed():
             raise EngineDead(
                 f"the engine died {self._fruitless} times in a row without completing a request"
@@ -138,18 +154,53 @@ class Supervisor:
         slots = self.capacity.max_num_seqs if self.capacity else 1
         return self._tries + self._max_deaths + math.ceil(math.log2(slots)) + 2
 
-    async def _discard(self) -> None:
-        engine, self._engine = self._engine, None
-        if engine is not None:
-            await self._in_thread(engine.shutdown)
+    def kill(self) -> None:
+        """Kill an engine that hangs; what runs in it fails with EngineDead."""
+        if self._engine is not None:
+            _kill(self._engine)
 
     async def stop(self) -> None:
-        """Shut the engine down and free the device, also one that is only half built."""
+        """Shut the engine down and free the device, also one that is only half built.
+
+        It ends within `grace_s` + SHUTDOWN_S, and raises nothing: what goes wrong is logged.
+        """
         building, self._building = self._building, None
-        self._engine = building or self._engine
-        discarding = asyncio.create_task(self._discard())
-        while building and not discarding.done():
-            building.kill()  # again and again: it may be about to start a process
-            await asyncio.wait([discarding], timeout=KILL_EVERY_S)
-        await discarding
+        engine, self._engine = building or self._engine, None
+        if not self._stuck:  # also if there is none: a shutdown may still be under way
+            await self._shut_down(engine, kill=building is not None)
         self.state = State.STOPPED
+
+    async def _shut_down(self, engine: Engine | None, *, kill: bool = False) -> None:
+        """End an engine, whatever goes wrong: other things must be ended after it."""
+        deadline = time.monotonic() + self.grace_s + SHUTDOWN_S
+        ending = asyncio.create_task(self._in_thread(engine.shutdown if engine else _nothing))
+        ending.add_done_callback(_log_failure)
+        while not ending.done() and (left_s := deadline - time.monotonic()) > 0:
+            if kill and engine is not None:
+                _kill(engine)  # again and again: it may be about to start a process
+            await asyncio.wait([ending], timeout=min(left_s, KILL_EVERY_S))
+        if not ending.done():
+            self._stuck = True
+            log.error(
+                "the engine's shutdown has not ended after %g s; its processes end with this one",
+                self.grace_s + SHUTDOWN_S, extra={"action": "shutdown_hangs"},
+            )  # fmt: skip
+
+
+def _log_failure(ending: asyncio.Task[None]) -> None:
+    if not ending.cancelled() and (error := ending.exception()):
+        log.error(
+            "the engine's shutdown failed: %s", error,
+            exc_info=error, extra={"action": "shutdown_failed"},
+        )  # fmt: skip
+
+
+def _nothing() -> None:
+    """Be the last thing that the engine's thread does."""
+
+
+def _kill(engine: Engine) -> None:
+    try:
+        engine.kill()
+    except Exception:  # the stop, or the watch over the engine, must go on
+        log.exception("the engine could not be killed", extra={"action": "kill_failed"})

@@ -12,6 +12,7 @@ import math
 from typing import TYPE_CHECKING
 
 from contract import keys
+from worker.scripts import ERRORS
 
 if TYPE_CHECKING:
     from worker.drain import Drain
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
 async def run_suspects(drain: Drain, first: Popped) -> bool:
     """Run suspects until none is left; False if another worker does.
+
+    A worker that is told to stop keeps the lock until it has handed over: suspects may still run
+    in its engine.
 
     Raises:
         redis.RedisError, OSError: Redis went away; the lock ends by itself.
@@ -30,9 +34,12 @@ async def run_suspects(drain: Drain, first: Popped) -> bool:
     drain.holds_suspects_lock = True  # upkeep prolongs it together with the leases
     try:
         await _run_groups(drain, suspects, first)
-    finally:
+        if not drain.stopping:
+            drain.holds_suspects_lock = False
+            await drain.leases.drop_suspects_lock()
+    except ERRORS:
         drain.holds_suspects_lock = False
-    await drain.leases.drop_suspects_lock()
+        raise
     return True
 
 

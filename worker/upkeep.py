@@ -14,10 +14,11 @@ import orjson
 from contract import keys
 from worker.drain import Drain
 from worker.in_flight import Running
-from worker.leases import ERRORS, Leases
+from worker.leases import Leases
+from worker.retiring import retire_some
+from worker.scripts import ERRORS
 from worker.settings import WorkerSettings
 from worker.streaming import Streaming
-from worker.supervisor import State
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +72,7 @@ class Upkeep:
             await asyncio.sleep(pause)
             try:
                 count = await self._leases.sweep(self._announcement())
-                await self._leases.retire_some()
+                await retire_some(self._leases)
             except ERRORS as error:
                 if not away_since:  # an idle worker would say nothing else about it
                     away_since = time.monotonic()
@@ -147,34 +148,43 @@ class Upkeep:
         return (r for r in running if r.delivery.request_id in ids)
 
     async def _catch_up(self) -> None:
-        running = {r.delivery.request_id: r for r in self._drain.in_flight if not r.ended}
-        ended = await self._leases.ended(list(running))
-        self._drain.in_flight.abort([running[rid] for rid in ended], "cancelled")
+        running = [r for r in self._drain.in_flight if not r.ended]
+        flags = await self._leases.ended([r.delivery for r in running])
+        ended = [r for r, flag in zip(running, flags, strict=True) if flag]
+        self._drain.in_flight.abort(ended, "cancelled")
 
     async def _watch(self) -> None:
-        """Kill an engine that makes no step while requests are in it."""
-        limit = self._settings.stall_timeout_s
+        """Kill an engine that makes no step while requests are in it.
+
+        What counts is the time with requests in it and without a step, whichever requests these
+        are: in a hung engine they may expire or be cancelled one after the other. It is counted in
+        looks, not read from a clock: a worker that was stopped itself has seen no step either.
+        """
+        limit_s = self._settings.stall_timeout_s
+        pause_s = min(1.0, limit_s / 4)
+        latest = stalled_s = 0.0
         while True:
-            await asyncio.sleep(min(1.0, limit / 4))
+            await asyncio.sleep(pause_s)
             supervisor = self._drain.supervisor
-            waiting = self._drain.in_flight.tasks()
-            if supervisor.state is State.STARTING or supervisor.state is State.DEGRADED:
+            if not supervisor.running:
+                stalled_s = 0.0
                 continue
-            if not waiting:
-                self._drain.busy_since = time.monotonic()
+            if not self._drain.in_flight.tasks():
                 if supervisor.dead():
                     self._drain.poke()  # rebuilt now, not when the next request has come
                 continue
-            progress = max(supervisor.engine.last_progress(), self._drain.busy_since)
-            if time.monotonic() - progress > limit:
+            step = supervisor.engine.last_progress()
+            stalled_s = stalled_s + pause_s if step == latest else 0.0
+            latest = step
+            if stalled_s > limit_s:
+                stalled_s = 0.0
                 log.error(
                     "the engine made no step for %.0f s with requests in flight: killing it",
-                    limit, extra={"action": "engine_hung"},
+                    limit_s, extra={"action": "engine_hung"},
                 )  # fmt: skip
                 if supervisor.dead():  # killed before, and its library tells nobody
                     self._drain.in_flight.abort(self._drain.in_flight, "died")
-                supervisor.engine.kill()
-                self._drain.busy_since = time.monotonic()
+                supervisor.kill()
 
     async def revoke(self, request_ids: list[str]) -> None:
         """Celery's revoke: abort what runs here, remember the rest for POP."""

@@ -12,6 +12,7 @@ from typing import Any
 
 from contract.settings import SettingsError
 from worker.adapters import judge_adapters
+from worker.cpu_memory import judge_memory
 from worker.finding import Finding
 from worker.kv_cache import judge_cache, read_config
 from worker.packages import Packages, installed
@@ -59,6 +60,7 @@ def judge_options(engine_args: str, model: str | None, packages: Packages) -> It
         yield from _judge_speculation(number(asked, "pipeline-parallel-size"), packages)
     yield from judge_parallel(asked, packages.on_cpu)
     yield from judge_cache(asked, model, packages.on_cpu)
+    yield from judge_memory(asked, model, packages)
     yield from judge_adapters(engine_args)
 
 

@@ -1,20 +1,21 @@
 -- CREATE: make the batch if it does not exist, else tell what it is.
--- ARGV: batch, digest seed, deadline in ms ('' for none, `+n` counts from now), then field,
+-- ARGV: batch, random text, digest seed, deadline in ms ('' for none, `+n` counts from now), then field,
 --   value pairs
--- Touches: warmq:batch:<id>, warmq:batches
--- Returns: {created 0|1, created_at}; {-1} if a delete left results behind: finish it first
+-- Touches: warmq:batch:<id>, warmq:{batches,lease_seq}
+-- Returns: {created 0|1}; {-1} if a delete left results behind: finish it first
 local key = batch_key(ARGV[1])
-local found = redis.call('HGET', key, 'created_at')
-if found then return { 0, found } end
-if redis.call('EXISTS', key .. ':index') == 1 then return { -1 } end
+if redis.call('HEXISTS', key, 'deleting') == 1 then return { -1 } end
+if redis.call('EXISTS', key) == 1 then return { 0 } end
 local now = now_ms()
-local fields = { 'created_at', now, 'cursor', 0, 'digest', ARGV[2], 'total', 0, 'valid', 0 }
-for i = 4, #ARGV do fields[#fields + 1] = ARGV[i] end
-if ARGV[3] ~= '' then
-  local from = string.sub(ARGV[3], 1, 1) == '+' and now or 0
+-- A CREATE that comes again after a delete makes another batch.
+local life = ARGV[2] .. '.' .. string.format('%d', redis.call('INCR', 'warmq:lease_seq'))
+local fields = { 'created_at', now, 'life', life, 'cursor', 0, 'digest', ARGV[3], 'total', 0, 'valid', 0 }
+for i = 5, #ARGV do fields[#fields + 1] = ARGV[i] end
+if ARGV[4] ~= '' then
+  local from = string.sub(ARGV[4], 1, 1) == '+' and now or 0
   fields[#fields + 1] = 'deadline'
-  fields[#fields + 1] = from + tonumber(ARGV[3])
+  fields[#fields + 1] = from + tonumber(ARGV[4])
 end
 redis.call('HSET', key, unpack(fields))
 redis.call('ZADD', 'warmq:batches', now, ARGV[1])
-return { 1, tostring(now) }
+return { 1 }

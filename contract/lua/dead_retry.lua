@@ -1,33 +1,57 @@
 -- DEAD RETRY: give dead letters one more life at the end of their own queue. One that
--- another delivery answered meanwhile is only forgotten. Deadlines that have passed are
--- lifted, and Celery's `expires` too, which Lua cannot read.
+-- another delivery answered meanwhile, or whose batch is gone, is only forgotten. Deadlines
+-- that have passed are lifted, and Celery's `expires` too, which Lua cannot read.
 -- ARGV: dead letter ids
--- Touches: warmq:{dead,returns,deaths,retiring}, kombu's lists, celery-task-meta-<id>, warmq:batch:<id>
--- Returns: how many were queued again (unreadable ones stay).
-local EXPIRES = '("expires":%s*)"[^"\\]*"'
+-- Touches: warmq:{dead,returns,deaths,retiring,revoked}, warmq:dead:<n>, kombu's lists,
+--   celery-task-meta-<id>, warmq:batch:<id>
+-- Returns: how many were queued again (unreadable ones stay, and those of a batch that RETIRE has
+--   met: HOLD must come first).
 local count, now = 0, now_ms()
+
+local function forget(letter)
+  redis.call('HDEL', 'warmq:dead', letter)
+  redis.call('UNLINK', 'warmq:dead:' .. letter)
+end
+
+-- Whether a stored failure is this letter's request's: any client may use any id.
+local function is_own(id, batch)
+  local ok, meta = pcall(cjson.decode, redis.call('GET', RESULT .. id))
+  local ours = ok and type(meta) == 'table' and meta['warmq']
+  local named = type(ours) == 'table' and ours['batch']
+  return (type(named) == 'string' and named or '') == batch
+end
+
+local function undo_failure(id, batch)
+  redis.call('DEL', RESULT .. id)
+  if batch == '' then return end
+  local key = batch_key(batch)
+  redis.call('HINCRBY', key, 'failed', -1)
+  redis.call('HDEL', key, 'finished_at')
+  redis.call('HINCRBY', key, 'retried', 1)
+  redis.call('ZREM', 'warmq:retiring', batch)
+end
+
+-- Whether the request has its answer, or can have none any more.
+local function is_settled(id, batch, life, failed)
+  if batch == '' then return redis.call('EXISTS', RESULT .. id) == 1 and not failed end
+  if not batch_alive(batch, life) then return true end
+  return redis.call('EXISTS', RESULT .. id) == 1 and not failed and not foreign(id, batch_state(batch))
+end
+
 for i = 1, #ARGV do
   local record = redis.call('HGET', 'warmq:dead', ARGV[i])
-  if record then
-    local a = string.find(record, '\0', 1, true)
-    local b = string.find(record, '\0', a + 1, true)
-    local c = string.find(record, '\0', b + 1, true)
-    local list, message = string.sub(record, b + 1, c - 1), string.sub(record, c + 1)
-    local r = read_message(message)
-    local status = r and result_status(r.id)
-    if r and status ~= '' and status ~= FAILURE then
-      redis.call('HDEL', 'warmq:dead', ARGV[i])
-    elseif r and (r.batch == '' or batch_alive(r.batch, r.created)) then
-      message = string.gsub(without_past_deadline(message, now), EXPIRES, '%1null')
-      redis.call('LPUSH', without_suspects(list), message)
-      if redis.call('DEL', RESULT .. r.id) == 1 and r.batch ~= '' then
-        redis.call('HINCRBY', batch_key(r.batch), 'failed', -1)
-        redis.call('HDEL', batch_key(r.batch), 'finished_at')
-        redis.call('HINCRBY', batch_key(r.batch), 'retried', 1)
-        redis.call('ZREM', 'warmq:retiring', r.batch)
-      end
-      forget_counts(r.id)
-      redis.call('HDEL', 'warmq:dead', ARGV[i])
+  local home, id, batch, life = string.match(record or '', '^%d+%z%d+%z(%Z*)%z(%Z*)%z(%Z*)%z(%Z*)%z')
+  if id and id ~= '' then
+    local failed = result_status(id) == FAILURE and is_own(id, batch)
+    if is_settled(id, batch, life, failed) then
+      forget(ARGV[i])
+    elseif batch == '' or redis.call('HEXISTS', batch_key(batch), 'retiring') == 0 then
+      local message = redis.call('LINDEX', 'warmq:dead:' .. ARGV[i], 0)
+      redis.call('LPUSH', home, without_expires(without_past_deadline(message, now)))
+      if failed then undo_failure(id, batch) end
+      redis.call('ZREM', 'warmq:revoked', id)
+      forget_counts(id)
+      forget(ARGV[i])
       count = count + 1
     end
   end

@@ -1,12 +1,17 @@
--- DELETE, first step: forget the batch, so that no script touches it again. The
--- caller then removes results and index chunk by chunk (delete_chunk.lua).
--- ARGV: batch, created ('' if there was no batch)
--- Touches: warmq:batch:<id>, its :failed and :finished, warmq:{batches,retiring}
+-- DELETE, first step: no script touches the batch again. The caller then removes results and
+-- index chunk by chunk (delete_chunk.lua); should it die, a worker does (worker/leases.py).
+-- ARGV: batch, life, force 0|1
+--   force deletes a batch that is not finished; the caller has cancelled it
+-- Touches: warmq:batch:<id>, warmq:retiring, channel warmq:batch-cancel
 -- Returns: 1, or 0 if the batch is not finished, or another one than meant.
 local key = batch_key(ARGV[1])
-local created = redis.call('HGET', key, 'created_at')
-if created and (created ~= ARGV[2] or redis.call('HEXISTS', key, 'finished_at') == 0) then return 0 end
-redis.call('UNLINK', key, key .. ':failed', key .. ':finished')
-redis.call('ZREM', 'warmq:retiring', ARGV[1])
-redis.call('ZREM', 'warmq:batches', ARGV[1])
+if redis.call('HEXISTS', key, 'deleting') == 1 then return 1 end
+local b = batch_state(ARGV[1])
+if b.life ~= ARGV[2] or not b.finished and ARGV[3] ~= '1' then return 0 end
+unblock()
+redis.call('HSET', key, 'deleting', 1)
+redis.call('PERSIST', key) -- it must not expire before what it leads to
+redis.call('PERSIST', key .. ':index')
+redis.call('ZADD', 'warmq:retiring', now_ms(), ARGV[1])
+redis.call('PUBLISH', 'warmq:batch-cancel', ARGV[1])
 return 1

@@ -1,31 +1,56 @@
--- DONE: end leases and commit their results, many at a time.
+-- DONE: end leases and commit their results, many at a time; of each request all or nothing.
 -- A success may be committed by anyone, any other ending only by the lease's
--- holder. `keep` = 1 stores the message for `producer retry`.
--- ARGV: worker, ttl_ms, then for each: lease id, request id, batch, created,
+-- holder. `keep` = 1 keeps the message for `producer retry`.
+-- ARGV: worker, ttl_ms, then for each: lease id, request id, batch, life,
 --   outcome ('' commits nothing, 'ignored' ends without a result), keep, prompt tokens,
 --   completion tokens, meta
--- Touches: warmq:worker:<worker>, warmq:{leases,returns,deaths},
+-- Touches: warmq:worker:<worker>, warmq:leased:<lease>, warmq:{leases,returns,deaths},
 --   celery-task-meta-<id>, warmq:batch:<id>*
 -- Returns: the number of results that were written.
 local worker_hash, ttl_ms = 'warmq:worker:' .. ARGV[1], tonumber(ARGV[2])
-local written = 0
-for i = 3, #ARGV, 9 do
-  local lease, id, batch, created, outcome = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], ARGV[i + 4]
-  local owned = redis.call('ZREM', 'warmq:leases', lease) == 1
-  local record = owned and batch ~= '' and outcome ~= '' and redis.call('HGET', worker_hash, lease)
-  -- Cancelled while it ran: `producer retry` needs the message, whatever the engine made of it.
-  if record and batch_alive(batch, created)
-     and (ARGV[i + 5] == '1' or result_status(id) == REVOKED) then
-    local _, list, message = split_record(record)
-    keep_message(batch, id, list, message)
-  end
-  redis.call('HDEL', worker_hash, lease)
-  if outcome == 'completed' or (owned and outcome ~= '') then
-    if outcome ~= 'ignored' and commit(id, ARGV[i + 8], outcome, batch, created, ttl_ms, tonumber(ARGV[i + 6]), tonumber(ARGV[i + 7])) then
-      written = written + 1
-    end
-    forget_counts(id)
-  end
+local written, leases, messages, ids, alone_ids = 0, {}, {}, {}, {}
+unblock()
+
+local function keep(lease, id, batch, outcome)
+  local l = unpack_lease(redis.call('HGET', worker_hash, lease))
+  redis.call('RENAME', leased_key(lease), kept_key(batch, id))
+  note_ended(batch, id, outcome, l.size, l.home)
 end
-complete_touched(now_ms())
+
+local function finish(i)
+  local lease, id, batch, life, outcome = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], ARGV[i + 4]
+  local owned = redis.call('ZSCORE', 'warmq:leases', lease)
+  if outcome == 'completed' or (owned and outcome ~= '') then
+    local wrote = outcome ~= 'ignored' and commit(id, ARGV[i + 8], outcome, batch, life, ttl_ms,
+                                                  tonumber(ARGV[i + 6]) or 0, tonumber(ARGV[i + 7]) or 0)
+    if wrote then written = written + 1 end
+    if owned and batch ~= '' and batch_alive(batch, life) then
+      if wrote then
+        if ARGV[i + 5] == '1' then keep(lease, id, batch, outcome) end
+      else
+        -- Cancelled while it ran: `producer retry` needs the message, whatever came of it.
+        local noted, home = noted_ending(batch, id)
+        if noted and home == '' then keep(lease, id, batch, noted) end
+      end
+    end
+    ids[#ids + 1], alone_ids[#alone_ids + 1] = id, alone(id)
+  end
+  leases[#leases + 1], messages[#messages + 1] = lease, leased_key(lease)
+end
+
+local finished, problem = true, nil
+for i = 3, #ARGV, 9 do
+  finished, problem = pcall(finish, i)
+  if not finished then break end
+end
+call_many('ZREM', 'warmq:leases', leases)
+call_many('HDEL', worker_hash, leases)
+for i = 1, #messages, 1000 do
+  redis.call('UNLINK', unpack(messages, i, math.min(i + 999, #messages)))
+end
+call_many('HDEL', 'warmq:returns', ids)
+call_many('HDEL', 'warmq:deaths', ids)
+call_many('HDEL', 'warmq:deaths', alone_ids)
+apply_to_batches(now_ms())
+if not finished then error(problem, 0) end
 return written

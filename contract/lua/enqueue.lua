@@ -1,16 +1,16 @@
 -- ENQUEUE: append one chunk of a batch, if it is the chunk the batch waits for.
--- ARGV: batch, created, list key, cursor before, digest before, cursor after, digest after,
+-- ARGV: batch, life, list key, cursor before, digest before, cursor after, digest after,
 --   index chunk, high water count, high water fraction, messages joined by newlines (JSON has
 --   none; one argument costs the producer a tenth of 500), then pairs (request id, meta) of
 --   rejected lines
 -- Touches: warmq:batch:<id>, its :index and :finished, the list key, celery-task-meta-<id>
 -- Returns: {'ok'} | {'gone'} | {'sealed'} | {'moved', cursor, digest} | {'full', text}
-local batch, created, list = ARGV[1], ARGV[2], ARGV[3]
+local batch, life, list = ARGV[1], ARGV[2], ARGV[3]
 local key = batch_key(batch)
-local state = redis.call('HMGET', key, 'created_at', 'sealed', 'cursor', 'digest', 'cancelling')
-if state[1] ~= created then return { 'gone' } end
-if state[2] or state[5] then return { 'sealed' } end
-if state[3] ~= ARGV[4] or state[4] ~= ARGV[5] then return { 'moved', state[3], state[4] } end
+if not batch_alive(batch, life) then return { 'gone' } end
+local state = redis.call('HMGET', key, 'sealed', 'cursor', 'digest', 'cancelling')
+if state[1] or state[4] then return { 'sealed' } end
+if state[2] ~= ARGV[4] or state[3] ~= ARGV[5] then return { 'moved', state[2], state[3] } end
 local memory = redis.call('INFO', 'memory')
 local used = tonumber(string.match(memory, 'used_memory:(%d+)'))
 local limit = tonumber(string.match(memory, 'maxmemory:(%d+)'))
@@ -37,6 +37,8 @@ redis.call('HSET', key, 'cursor', ARGV[6], 'digest', ARGV[7])
 redis.call('HINCRBY', key, 'total', messages + (#ARGV - 11) / 2)
 redis.call('HINCRBY', key, 'valid', messages)
 for i = 12, #ARGV, 2 do
-  commit(ARGV[i], ARGV[i + 1], 'failed', batch, created, 0, 0, 0)
+  commit(ARGV[i], ARGV[i + 1], 'failed', batch, life, 0, 0, 0)
 end
+apply_to_batches(now_ms())
+if #ARGV[11] > 1024 * 1024 then collectgarbage() end -- else its copies stay in Lua's memory
 return { 'ok' }

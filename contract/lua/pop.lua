@@ -1,62 +1,91 @@
 -- POP: lease up to k messages, and look at no more than max_bytes of them (but at one).
--- Peeks, writes leases and dead letters, then trims,
+-- Each message leaves its list only after its lease or its dead letter is written,
 -- so that an error anywhere loses nothing.
 -- ARGV: worker, queue, k, max_bytes, lease_ms, slots, ttl_ms, date, floor, list keys...
 --   floor is the highest lease number this worker knows: a Redis that lost its last
 --   writes must not give a number twice, or one request's DONE would drop another's lease
--- Touches: the list keys, warmq:{lease_seq,leases,dead,returns,deaths,revoked},
---   warmq:worker:<worker>, warmq:batch:<id>*, celery-task-meta-<id>
--- Returns: {now_ms, suspects, group, more, then for each lease: id, returns, deaths, message}
+-- Touches: the list keys, warmq:{lease_seq,leases,dead,returns,deaths,revoked}, warmq:dead:<n>,
+--   warmq:worker:<worker>, warmq:leased:<lease>, warmq:batch:<id>*, celery-task-meta-<id>
+-- Returns: {now_ms, suspects, group, more, highest lease number so far, then for each lease: id,
+--   returns, deaths, message}
 local worker, queue, k = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local max_bytes, lease_ms, slots = tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6]
 local ttl_ms, date = tonumber(ARGV[7]), ARGV[8]
 local EXAMINE = 1000 -- messages looked at in one call, dropped ones included
 local now = now_ms()
 unblock()
-if tonumber(redis.call('GET', 'warmq:lease_seq') or 0) < tonumber(ARGV[9]) then
+local highest = tonumber(redis.call('GET', 'warmq:lease_seq') or 0)
+if highest < tonumber(ARGV[9]) then
+  highest = tonumber(ARGV[9])
   redis.call('SET', 'warmq:lease_seq', ARGV[9])
 end
-local batches, out = {}, {}
-local leased, examined, bytes = 0, 0, 0
+local out, leased, examined, bytes, free_numbers = {}, 0, 0, 0, 0
 local any_returns = redis.call('EXISTS', 'warmq:returns') == 1
 local any_revoked = redis.call('EXISTS', 'warmq:revoked') == 1
 local worker_hash = 'warmq:worker:' .. worker
 
-local function batch_state(r)
-  local state = batches[r.batch]
-  if not state then
-    state = redis.call('HMGET', batch_key(r.batch), 'created_at', 'cancelling')
-    batches[r.batch] = state
-  end
-  return state
+local function is_revoked(id)
+  local until_s = any_revoked and redis.call('ZSCORE', 'warmq:revoked', id)
+  return until_s and tonumber(until_s) * 1000 > now
 end
 
--- Ends a message that must not run; returns true if it did.
-local function dispose(list, message, r)
-  local result = result_status(r.id)
-  local in_batch = r.batch ~= ''
-  if in_batch and batch_state(r)[1] ~= r.created then return true end
-  if result ~= '' then
-    if in_batch and result == REVOKED then keep_message(r.batch, r.id, list, message) end
+local function keep(list, message, r, outcome)
+  local kept = kept_key(r.batch, r.id)
+  redis.call('DEL', kept)
+  redis.call('LMOVE', list, kept, 'RIGHT', 'LEFT')
+  note_ended(r.batch, r.id, outcome, #message, home_of(list, r))
+end
+
+-- Takes a message that must not run from its list, with an ending if it has none; returns
+-- whether it did.
+local function end_unrun(list, message, r)
+  local b = r.batch ~= '' and batch_state(r.batch)
+  if b and not batch_alive(r.batch, r.life) then
+    redis.call('LTRIM', list, 0, -2)
+    if not b.life then forget_counts(r.id) end -- else they are those of a batch of the same name
     return true
   end
-  local code, text
-  if in_batch and batch_state(r)[2] or any_revoked and redis.call('ZSCORE', 'warmq:revoked', r.id) then
-    code, text = 'cancelled', 'cancelled by the user'
-  elseif r.deadline and r.deadline * 1000 < now then
-    code, text = 'expired', 'not started before its deadline'
+  local result = result_status(r.id)
+  if result ~= '' and not (b and foreign(r.id, b)) then
+    local outcome, home
+    if b then outcome, home = noted_ending(r.batch, r.id) end
+    if outcome and home == '' then
+      keep(list, message, r, outcome)
+    else
+      redis.call('LTRIM', list, 0, -2)
+    end
   else
-    return false
+    local code, text
+    if b and b.cancelling or is_revoked(r.id) then
+      code, text = 'cancelled', 'cancelled by the user'
+    elseif r.deadline and r.deadline * 1000 < now then
+      code, text = 'expired', 'not started before its deadline'
+    else
+      return false
+    end
+    commit_ending(r, revoked_meta(r, code, text, date), code, ttl_ms)
+    if b then keep(list, message, r, code) else redis.call('LTRIM', list, 0, -2) end
   end
-  if in_batch then keep_message(r.batch, r.id, list, message) end
-  commit_ending(r, revoked_meta(r, code, text, date), code, ttl_ms)
+  if any_returns then forget_counts(r.id) end
   return true
 end
 
+local function next_number()
+  if free_numbers == 0 then
+    free_numbers = math.min(k - leased, EXAMINE)
+    highest = redis.call('INCRBY', 'warmq:lease_seq', free_numbers)
+  end
+  free_numbers = free_numbers - 1
+  return highest - free_numbers
+end
+
 local function lease(list, message, r)
-  local id = worker .. '/' .. redis.call('INCR', 'warmq:lease_seq')
-  redis.call('HSET', worker_hash, id, slots .. '\0' .. list .. '\0' .. message)
+  local id = worker .. '/' .. string.format('%d', next_number())
+  redis.call('HSET', worker_hash, id, pack_lease({
+    slots = slots, size = #message, list = list, home = home_of(list, r), id = r.id,
+    batch = r.batch, life = r.life }))
   redis.call('ZADD', 'warmq:leases', now + lease_ms, id)
+  redis.call('LMOVE', list, leased_key(id), 'RIGHT', 'LEFT')
   local returns, deaths = '0', '0'
   if any_returns then
     returns = redis.call('HGET', 'warmq:returns', r.id) or '0'
@@ -69,33 +98,32 @@ end
 
 local full = k <= 0
 for i = 10, #ARGV do
-  local list, taken = ARGV[i], 0
+  local list = ARGV[i]
   while not full do
     -- One at a time: a range of the list could be gigabytes.
-    local message = redis.call('LINDEX', list, -(taken + 1))
+    local message = redis.call('LINDEX', list, -1)
     if not message then break end
     if examined > 0 and bytes + #message > max_bytes or examined >= EXAMINE then full = true break end
     local r, reason = read_message(message)
-    local readable, disposed = r and true, nil
+    local usable, ended = r and true, nil
     -- An id that names a key of another type must not stop the queue.
-    if r then readable, disposed = pcall(dispose, list, message, r) end
-    if not readable then
-      dead_letter(list, message, reason or 'its ids name keys that are something else', now)
-    elseif not disposed then
+    if r then usable, ended = pcall(end_unrun, list, message, r) end
+    if not usable then
+      dead_letter(list, { size = #message, home = list, id = '', batch = '', life = '' }, r,
+                  reason or 'its id names a key that is no result', now)
+    elseif not ended then
       lease(list, message, r)
-    elseif any_returns then
-      forget_counts(r.id)
     end
-    taken = taken + 1
     examined = examined + 1
     bytes = bytes + #message
     if leased >= k then full = true end
   end
-  if taken > 0 then redis.call('LTRIM', list, 0, -(taken + 1)) end
   if full then break end
 end
-complete_touched(now)
+apply_to_batches(now)
+if bytes > 1024 * 1024 then collectgarbage() end
 local suspects = suspects_of(queue)
-local head = { now, redis.call('LLEN', suspects), redis.call('GET', suspects .. ':group') or '0', full and 1 or 0 }
-for i = 1, #out do head[4 + i] = out[i] end
+local head = { now, redis.call('LLEN', suspects), redis.call('GET', suspects .. ':group') or '0',
+               full and 1 or 0, highest }
+for i = 1, #out do head[5 + i] = out[i] end
 return head

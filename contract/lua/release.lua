@@ -1,15 +1,21 @@
 -- RELEASE: hand unfinished deliveries back to the head of their own lists, at once.
 -- ARGV: worker, max_deaths, ttl_ms, date, then pairs (lease id, died 0|1), newest first
--- Touches: warmq:worker:<worker>, warmq:{leases,returns,deaths,dead,lease_seq},
---   kombu's lists, <queue>:suspects*, and what commit() touches for a culprit
--- Returns: how many were handed back.
+-- Touches: warmq:worker:<worker>, warmq:leased:<lease>, warmq:{leases,returns,deaths,dead,
+--   lease_seq}, kombu's lists, <queue>:suspects*, and what commit() touches for a culprit
+-- Returns: {handed back, left}; left is 1 if messages have yet to be moved: call it again,
+--   without pairs.
 local worker, max_deaths, ttl_ms, date = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
 local now, leases = now_ms(), {}
 unblock()
 for i = 5, #ARGV, 2 do
   local record = redis.call('HGET', 'warmq:worker:' .. worker, ARGV[i])
-  if record then leases[#leases + 1] = { id = ARGV[i], record = record, died = ARGV[i + 1] == '1' } end
+  local expiry = redis.call('ZSCORE', 'warmq:leases', ARGV[i])
+  if record and expiry and tonumber(expiry) >= 0 then
+    local l = unpack_lease(record)
+    l.lease, l.died = ARGV[i], ARGV[i + 1] == '1'
+    leases[#leases + 1] = l
+  end
 end
-hand_back(worker, leases, max_deaths, now, date, ttl_ms)
-complete_touched(now)
-return #leases
+if #leases > 0 then hand_back(worker, leases, max_deaths, now, date, ttl_ms) end
+apply_to_batches(now)
+return { #leases, move_back() }

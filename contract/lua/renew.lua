@@ -1,20 +1,24 @@
 -- RENEW: prolong the leases this worker names.
 -- ARGV: worker, lease_ms, lease ids...
 -- Touches: warmq:leases, warmq:worker:<worker>
--- Returns: {lost ids, unknown ids}: lost are no longer ours; unknown are ours in
---   Redis although the worker does not know them (a POP whose reply was lost).
+-- Returns: {lost ids, unnamed ids}: lost are no longer ours; unnamed are ours in Redis
+--   although the worker did not name them (a POP whose reply was lost, or is on its way).
 local worker_hash, expiry = 'warmq:worker:' .. ARGV[1], now_ms() + tonumber(ARGV[2])
 unblock()
-local lost, unknown, known = {}, {}, {}
+local function held(lease)
+  local score = redis.call('ZSCORE', 'warmq:leases', lease)
+  return score and tonumber(score) >= 0
+end
+local lost, unnamed, named = {}, {}, {}
 for i = 3, #ARGV do
-  known[ARGV[i]] = true
-  if redis.call('HEXISTS', worker_hash, ARGV[i]) == 1 then
+  named[ARGV[i]] = true
+  if held(ARGV[i]) then
     redis.call('ZADD', 'warmq:leases', 'XX', expiry, ARGV[i])
   else
     lost[#lost + 1] = ARGV[i]
   end
 end
-for _, id in ipairs(redis.call('HKEYS', worker_hash)) do
-  if not known[id] then unknown[#unknown + 1] = id end
+for _, lease in ipairs(redis.call('HKEYS', worker_hash)) do
+  if not named[lease] and held(lease) then unnamed[#unnamed + 1] = lease end
 end
-return { lost, unknown }
+return { lost, unnamed }

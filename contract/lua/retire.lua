@@ -1,18 +1,32 @@
 -- RETIRE: give results of a finished batch their expiry, a chunk at a time; with
 -- the last call the batch's own keys get theirs, so they outlive the results.
--- ARGV: batch, ttl_ms, last 0|1, request ids...
+-- ARGV: batch, life, ttl_ms, last 0|1, request ids...
 -- Touches: warmq:batch:<id>*, warmq:retiring, celery-task-meta-<id>
--- Returns: 1, or 0 if the batch is not finished (any more): RETRY was faster.
-local key = batch_key(ARGV[1])
-if redis.call('HEXISTS', key, 'finished_at') == 0 then
-  redis.call('ZREM', 'warmq:retiring', ARGV[1])
+-- Returns: 1; 0 if the batch is not finished (any more), another one, or RETRY holds it; -1 if it
+--   is to be deleted.
+local batch, life, ttl_ms = ARGV[1], ARGV[2], ARGV[3]
+local key = batch_key(batch)
+local state = redis.call('HMGET', key, 'finished_at', 'deleting', 'life')
+if state[2] then return -1 end
+if not state[1] then
+  redis.call('ZREM', 'warmq:retiring', batch)
   return 0
 end
-for i = 4, #ARGV do redis.call('PEXPIRE', RESULT .. ARGV[i], ARGV[2]) end
-if ARGV[3] == '1' then
+if state[3] ~= life then return 0 end
+-- HOLD puts it off for a minute; more is left of one only when Redis' clock has stepped back.
+local held_ms = tonumber(redis.call('ZSCORE', 'warmq:retiring', batch) or 0) - now_ms()
+if held_ms > 0 and held_ms <= 60000 then return 0 end
+-- RETRY must not open the batch again before HOLD has taken back what follows.
+redis.call('HSET', key, 'retiring', ttl_ms)
+local any_kept = redis.call('EXISTS', key .. ':failed') == 1
+for i = 5, #ARGV do
+  redis.call('PEXPIRE', RESULT .. ARGV[i], ttl_ms)
+  if any_kept then redis.call('PEXPIRE', kept_key(batch, ARGV[i]), ttl_ms) end
+end
+if ARGV[4] == '1' then
   for _, part in ipairs({ ':index', ':finished', ':failed', '' }) do
-    redis.call('PEXPIRE', key .. part, ARGV[2])
+    redis.call('PEXPIRE', key .. part, ttl_ms)
   end
-  redis.call('ZREM', 'warmq:retiring', ARGV[1])
+  redis.call('ZREM', 'warmq:retiring', batch)
 end
 return 1

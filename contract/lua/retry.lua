@@ -1,28 +1,30 @@
 -- RETRY: run ended requests of a batch again. A request whose message is still
 -- queued (cancelled, not yet met by POP) only loses its result. A deadline that has
 -- passed is lifted, from the messages and from the batch.
--- ARGV: batch, created, then pairs (request id, outcome that is undone)
--- Touches: warmq:batch:<id>*, celery-task-meta-<id>, kombu's lists, warmq:{returns,deaths,retiring}
--- Returns: how many will run again; -1 if the batch is gone.
-local batch, created = ARGV[1], ARGV[2]
+-- ARGV: batch, life, then pairs (request id, outcome that is undone)
+-- Touches: warmq:batch:<id>*, celery-task-meta-<id>, kombu's lists,
+--   warmq:{returns,deaths,retiring,revoked}
+-- Returns: how many will run again; -1 if the batch is gone, -2 if HOLD must come first (again).
+local batch, life = ARGV[1], ARGV[2]
 local key = batch_key(batch)
-if not batch_alive(batch, created) then return -1 end
+if not batch_alive(batch, life) then return -1 end
+if redis.call('HEXISTS', key, 'retiring') == 1 then return -2 end
 local count, now = 0, now_ms()
 for i = 3, #ARGV, 2 do
   local id, outcome = ARGV[i], ARGV[i + 1]
-  local stored = redis.call('HGET', key .. ':failed', id)
-  local status = result_status(id)
+  local noted, home = noted_ending(batch, id)
   -- Another retry may have been faster: what it undid is not undone twice.
-  if stored and status == FAILURE and outcome == 'failed'
-     or status == REVOKED and (outcome == 'cancelled' or stored and outcome == 'expired') then
-    if stored then
-      local at = string.find(stored, '\0', 1, true)
-      local message = without_past_deadline(string.sub(stored, at + 1), now)
-      redis.call('LPUSH', without_suspects(string.sub(stored, 1, at - 1)), message)
-      redis.call('HDEL', key .. ':failed', id)
+  if noted == outcome then
+    if home ~= '' then
+      -- To the end of its list, as what is submitted now.
+      local message = redis.call('LMOVE', kept_key(batch, id), home, 'LEFT', 'LEFT')
+      local lifted = message and without_past_deadline(message, now)
+      if lifted ~= message then redis.call('LSET', home, 0, lifted) end
     end
+    redis.call('HDEL', key .. ':failed', id)
     redis.call('DEL', RESULT .. id)
     redis.call('HINCRBY', key, outcome, -1)
+    redis.call('ZREM', 'warmq:revoked', id)
     forget_counts(id)
     count = count + 1
   end

@@ -2,11 +2,12 @@
 -- a third of the lease (Redis was down, paused, failed over, or nobody swept) it
 -- waits one whole lease, so that living workers renew first.
 -- Only the oldest `slots` leases of a worker can have been inside its engine
--- (engines admit in order), so only those count a death.
+-- (engines admit in order), so only those count a death; and none of a worker that has
+-- just renewed others: it lives, and never had these (the reply of their POP was lost).
 -- It also announces the worker that sweeps, forgets those silent for a minute, and
--- batches whose keys have expired.
+-- registry entries that have outlived what they stand for.
 -- ARGV: lease_ms, max_deaths, ttl_ms, date, limit, worker, announcement (JSON)
--- Touches: warmq:{sweep,workers,batches} and what RELEASE touches
+-- Touches: warmq:{sweep,workers,batches,revoked,dead}, warmq:dead:<n> and what RELEASE touches
 -- Returns: how many leases were put back; -1 while holding.
 local lease_ms, max_deaths, ttl_ms, date = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
 local limit, now = tonumber(ARGV[5]), now_ms()
@@ -14,45 +15,61 @@ unblock()
 local announced = redis.call('HGETALL', 'warmq:workers')
 for i = 1, #announced, 2 do
   local at = tonumber(string.match(announced[i + 1], '^(%d+)'))
-  if at and now - at > 60000 then redis.call('HDEL', 'warmq:workers', announced[i]) end
+  -- One from the future was written before Redis' clock stepped back.
+  if at and math.abs(now - at) > 60000 then redis.call('HDEL', 'warmq:workers', announced[i]) end
 end
 redis.call('HSET', 'warmq:workers', ARGV[6], now .. '\0' .. ARGV[7])
 for _, batch in ipairs(redis.call('ZRANDMEMBER', 'warmq:batches', 20)) do
   if redis.call('EXISTS', batch_key(batch)) == 0 then redis.call('ZREM', 'warmq:batches', batch) end
 end
+local letters = redis.call('HRANDFIELD', 'warmq:dead', 20, 'WITHVALUES')
+for i = 1, #letters, 2 do
+  local at, batch, life = string.match(letters[i + 1], '^(%d+)%z%d+%z%Z*%z%Z*%z(%Z*)%z(%Z*)%z')
+  local gone = batch ~= '' and not batch_alive(batch, life)
+  if gone or batch == '' and now - tonumber(at) > ttl_ms then
+    redis.call('HDEL', 'warmq:dead', letters[i])
+    redis.call('UNLINK', 'warmq:dead:' .. letters[i])
+  end
+end
+redis.call('ZREMRANGEBYSCORE', 'warmq:revoked', '-inf', math.floor(now / 1000))
+
 local state = redis.call('HMGET', 'warmq:sweep', 'last', 'hold')
-local hold = tonumber(state[2] or 0)
-if not state[1] or now - tonumber(state[1]) > lease_ms / 3 then hold = now + lease_ms end
+local last, hold = tonumber(state[1] or 0), tonumber(state[2] or 0)
+local stepped = last - now > lease_ms / 3
+if stepped then
+  -- Redis' clock has stepped back. What the leases had left when it did, they have left now; those
+  -- that ended while nobody might sweep have ended. Renewed since are the ones nearer to now.
+  for _, lease in ipairs(redis.call('ZRANGEBYSCORE', 'warmq:leases', (now + last) / 2, '+inf')) do
+    redis.call('ZINCRBY', 'warmq:leases', now - last, lease)
+  end
+end
+if now - last > lease_ms / 3 or stepped then hold = now + lease_ms end
 redis.call('HSET', 'warmq:sweep', 'last', now, 'hold', hold)
 if hold > now then return -1 end
 
--- Every lease of a worker, the newest first: the rank of a lease is its place among
--- all of them, whenever they expire.
+-- The leases a worker holds, the newest first: the rank of a lease is its place among
+-- all of them, whenever they expire. And whether the worker lives.
 local function leases_of(hash)
-  local all = {}
+  local all, alive = {}, false
   for _, id in ipairs(redis.call('HKEYS', hash)) do
-    local expiry = redis.call('ZSCORE', 'warmq:leases', id)
-    all[#all + 1] = { id = id, seq = tonumber(string.match(id, '/(%d+)$')) or 0,
-                      expired = not expiry or tonumber(expiry) <= now }
+    local expiry = tonumber(redis.call('ZSCORE', 'warmq:leases', id) or 0)
+    if expiry >= 0 then
+      all[#all + 1] = { id = id, seq = lease_number(id), expired = expiry <= now }
+      alive = alive or expiry > now + lease_ms / 2
+    end
   end
   table.sort(all, function(a, b) return a.seq > b.seq end)
-  return all
+  return all, alive
 end
 
-local function sweep_worker(worker, room)
+local function sweep_worker(worker)
   local hash = 'warmq:worker:' .. worker
   local back, left, died = {}, {}, false
-  local all = leases_of(hash)
-  for _, l in ipairs(all) do
-    l.record = redis.call('HGET', hash, l.id)
-    local _, list = split_record(l.record)
-    -- Suspects go back together: the last of them, on its own, would be taken for the culprit.
-    if list == suspects_of(list) then room = #all end
-  end
-  -- The newest first, also across calls: so the oldest ends at the head of its list.
-  for i, l in ipairs(all) do
-    l.died = #all - i < split_record(l.record)
-    if l.expired and #back < room then
+  local all, alive = leases_of(hash)
+  for i, found in ipairs(all) do
+    local l = unpack_lease(redis.call('HGET', hash, found.id))
+    l.lease, l.died = found.id, not alive and #all - i < l.slots
+    if found.expired then
       back[#back + 1] = l
       died = died or l.died
     elseif not l.died then
@@ -61,15 +78,15 @@ local function sweep_worker(worker, room)
   end
   -- What was not in the engine keeps that mark when the ones before it are gone.
   for _, l in ipairs(died and left or {}) do
-    local _, list, message = split_record(l.record)
-    redis.call('HSET', hash, l.id, '0\0' .. list .. '\0' .. message)
+    l.slots = 0
+    redis.call('HSET', hash, l.lease, pack_lease(l))
   end
   hand_back(worker, back, max_deaths, now, date, ttl_ms)
   return #back
 end
 
 local workers, count = {}, 0
-for _, id in ipairs(redis.call('ZRANGEBYSCORE', 'warmq:leases', '-inf', now, 'LIMIT', 0, limit)) do
+for _, id in ipairs(redis.call('ZRANGEBYSCORE', 'warmq:leases', 0, now, 'LIMIT', 0, limit)) do
   local worker = string.match(id, '^(.*)/%d+$')
   if worker and redis.call('HEXISTS', 'warmq:worker:' .. worker, id) == 1 then
     workers[worker] = true
@@ -78,7 +95,8 @@ for _, id in ipairs(redis.call('ZRANGEBYSCORE', 'warmq:leases', '-inf', now, 'LI
   end
 end
 for worker in pairs(workers) do
-  if count < limit then count = count + sweep_worker(worker, limit - count) end
+  if count < limit then count = count + sweep_worker(worker) end
 end
-complete_touched(now)
+apply_to_batches(now)
+move_back()
 return count

@@ -70,7 +70,7 @@ def hold(
     """Queue `count` requests under a held key, as the producer would, and seal the batch."""
     store = BatchStore(client, ttl_ms=TTL_MS)
     _, batch = store.create(batch_id, "", {"queue": keys.DEFAULT_QUEUE})
-    writer = MessageWriter(batch.id, int(batch.created), keys.DEFAULT_QUEUE, priority)
+    writer = MessageWriter(batch.id, int(batch.created), batch.life, keys.DEFAULT_QUEUE, priority)
     end, ids = (0, ""), []
     for start in range(0, count, CHUNK):
         numbers = range(start + 1, min(start + CHUNK, count) + 1)

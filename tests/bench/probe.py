@@ -27,9 +27,10 @@ from report import percentile
 
 from contract.settings import load
 from worker.drain import Drain
+from worker.endings import Ending
 from worker.engine import Completion, EngineRequest
 from worker.engine.simulated import SimulatedEngine
-from worker.leases import Ending, Leases, Popped
+from worker.leases import Leases, Popped
 from worker.settings import WorkerSettings
 from worker.supervisor import Supervisor
 from worker.upkeep import Upkeep

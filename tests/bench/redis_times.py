@@ -38,7 +38,7 @@ EXPECTED = {
 def scripts() -> dict[str, str]:
     """Return the scripts' names by the digest that EVALSHA takes."""
     names = (path.name.partition(".")[0] for path in (files("contract") / "lua").iterdir())
-    return {hashlib.sha1(source(n).encode()).hexdigest(): n for n in names if n != "common"}
+    return {hashlib.sha1(source(n).encode()).hexdigest(): n for n in names}
 
 
 class Watch:

@@ -27,6 +27,7 @@ PARTS = {
     "admission": "admission",
     "instructions": "instructions",
     "redis": "redis_times",
+    "large": "large_messages",
     "alternatives": "alternatives",
     "queues": "queues",
     "scale": "scale",

@@ -19,7 +19,8 @@ from contract import keys
 from contract.message import Delivery
 from contract.results import success_meta
 from contract.settings import load
-from worker.leases import Ending, Leases
+from worker.endings import Ending
+from worker.leases import Leases
 from worker.settings import WorkerSettings
 
 ANSWER = (

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,17 +53,21 @@ def write_file(path: Path, lines: int) -> None:
 
 
 def timed(
-    command: list[str], redis_url: str, look: Callable[[int], object] = lambda pid: None
+    command: list[str],
+    redis_url: str,
+    look: Callable[[int], object] = lambda pid: None,
+    env: Mapping[str, str] | None = None,
 ) -> dict[str, float]:
     """Run a command; return its wall seconds, CPU seconds and peak memory in MB.
 
-    `look` is called with its process id again and again while it runs. The peak is VmHWM, read
+    `look` is called with its process id again and again while it runs; `env` is added to its
+    environment. The peak is VmHWM, read
     until the process ends: ru_maxrss would count what this process had in memory when it forked.
     """
-    env = os.environ | {"WARMQ_REDIS_URL": redis_url}
+    whole = os.environ | {"WARMQ_REDIS_URL": redis_url} | dict(env or {})
     began = time.monotonic()
     process = subprocess.Popen(
-        command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        command, env=whole, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
     peak_kb = 0
     while not os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):

@@ -191,7 +191,7 @@ def failing_start(stack: Stack, **settings: str) -> subprocess.CompletedProcess[
         (str(MODEL), "--no-such-option 1", "WARMQ_ENGINE_ARGS: unrecognized arguments"),
         (str(MODEL), "--max-num-seqs many", "WARMQ_ENGINE_ARGS: argument --max-num-seqs"),
         ("/no/such/model", "", "/no/such/model"),
-        (str(MODEL), "--max-model-len 999999", "max_model_len"),
+        (str(MODEL), "--max-model-len 9999", "max_model_len"),
     ],
     ids=["option", "value", "model", "length"],
 )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import secrets
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -21,6 +22,7 @@ from campaign import Campaign  # noqa: E402
 from campaign_real import RealCampaign  # noqa: E402
 from mutations import GUARDS, BrokenPromise, root_with  # noqa: E402
 from stage import Stage, stage  # noqa: E402
+from wrong_clock import steppable_clock  # noqa: E402
 
 RESULTS = HERE / "results"
 MUTATIONS = RESULTS / "campaign-mutations.json"
@@ -37,21 +39,31 @@ def main() -> int:
     parser.add_argument("--save", action="store_true", help="write tests/faults/results/*.json")
     options = parser.parse_args()
     sys.stderr.write(f"seed {options.seed}\n")
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        stage(Path(folder), "--appendfsync", "always") as on,
-    ):
-        return mutated(on, options) if options.without else whole(on, options)
+    folder = Path(tempfile.mkdtemp(prefix="warmq-campaign-"))
+    with stage(folder, "--appendfsync", "always", clock=steppable_clock(str(folder))) as on:
+        try:
+            status = mutated(on, options) if options.without else whole(on, options)
+        except BaseException:
+            (folder / "redis.txt").write_text(on.picture())
+            sys.stderr.write(f"logs, Redis' file and what it held are in {folder}\n")
+            raise
+    shutil.rmtree(folder)
+    return status
 
 
 def whole(on: Stage, options: argparse.Namespace) -> int:
     """Run the campaign with the code as it is; it raises where the promise breaks."""
     kind, faults, requests = (RealCampaign, 20, 500) if options.real else (Campaign, 200, 20_000)
-    report = kind(on, options.seed, options.faults or faults, options.requests or requests).run()
-    sys.stdout.write(report.text() + "\n")
-    assert report.robbed == 0, "workers that could renew their leases lost them"
+    campaign = kind(on, options.seed, options.faults or faults, options.requests or requests)
+    try:
+        report = campaign.run()
+    finally:
+        sys.stdout.write(campaign.report.text() + "\n")
     if options.save:
         (RESULTS / f"campaign-{report.engine}.json").write_text(report.text() + "\n")
+    if broken := report.broken():
+        sys.stderr.write(f"broken: {broken}\n")
+        return 1
     return 0
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,14 @@ from support import chat_line, producer_command, producer_env, run_producer, wri
 
 from contract import keys
 from contract.store import BatchStore
-from demo.stack import ROOT, RedisServer, eventually
+from demo.stack import (
+    ROOT,
+    RedisServer,
+    bundled_redis,
+    chosen_redis,
+    eventually,
+    redis_binary,
+)
 
 pytestmark = pytest.mark.timeout(150)
 
@@ -32,17 +38,17 @@ def documented() -> dict[str, list[str]]:
     return {user: rules.split() for user, rules in found}
 
 
-def bundled_redis() -> str:
-    """Return the 6.2 of the environment, whatever the system has."""
-    return str(Path(sys.executable).parent / "redis-server")
-
-
-@pytest.fixture(
-    params=[
+def servers() -> list[Any]:
+    """Return the one chosen for this test run, else the two that are at hand."""
+    if chosen_redis():
+        return [pytest.param(redis_binary, id="chosen")]
+    return [
         pytest.param(bundled_redis, id="bundled", marks=pytest.mark.slow),
         pytest.param(debian_redis, id="distribution"),
     ]
-)
+
+
+@pytest.fixture(params=servers())
 def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RedisServer]:
     """Return a Redis that lets in the documented users only, and the test's administrator."""
     choose: Callable[[], str] = request.param
@@ -108,6 +114,8 @@ def test_everything_runs_under_the_documented_users(server: RedisServer, tmp_pat
             producer("cancel", "b2")
             assert watching.wait(20) == 1
         producer("delete", "b2")
+        good = write_lines(tmp_path / "good.jsonl", lines[:1])
+        producer("run", good, tmp_path / "answers.jsonl")
         client.lpush(keys.DEFAULT_QUEUE, b"junk", celery_message("t1", chat("plain")))
         eventually(lambda: client.exists(keys.result_key("t1")), 20, "a plain Celery request")
         for words in (("stats",), ("active",)):

@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 import pytest
 import redis
-from lessee import QUEUE, Lessee, celery_message, chat, stored
+from lessee import QUEUE, Lessee, bury_alive, celery_message, chat, stored
 from support import batch_file, chat_line, finish, queued, run_producer, state, write_lines
 
 from contract import keys
@@ -156,8 +156,7 @@ def test_a_dead_letter_that_is_queued_again_is_not_held_to_its_past_deadline(
     redis_client: redis.Redis, redis_url: str, store: BatchStore
 ):
     message = celery_message("late", expires="2020-01-01T00:00:00+00:00", warmq={"deadline": 1.5})
-    redis_client.hset(keys.DEAD, "1", b"poison\x001\x00" + QUEUE.encode() + b"\x00" + message)
-    assert store.retry_dead(["1"]) == 1
+    assert store.retry_dead([bury_alive(redis_client, message)]) == 1
     (lease,) = Lessee(redis_client).pop()
     headers = orjson.loads(lease.message)["headers"]
     assert (headers["expires"], headers["warmq"]["deadline"]) == (None, None)

@@ -10,7 +10,7 @@ import orjson
 import pytest
 import redis
 from hostile import pickled
-from lessee import QUEUE, Lessee, celery_message, stored, submit_batch
+from lessee import Lessee, bury_alive, celery_message, stored, submit_batch
 from support import (
     batch_file,
     chat_line,
@@ -124,7 +124,7 @@ def test_control_characters_do_not_reach_the_terminal(
     file = write_lines(tmp_path / "in", [chat_line(evil), bad])
     shown = [run_producer("submit", file, "--batch-id", "b1", redis_url=redis_url)]
     message = celery_message("d", warmq={"custom_id": evil, "batch": evil})
-    redis_client.hset(keys.DEAD, "1", b"\x1b[2Jwhy\x001\x00" + QUEUE.encode() + b"\x00" + message)
+    bury_alive(redis_client, message, reason=b"\x1b[2Jwhy")
     shown += [
         run_producer(*args, redis_url=redis_url)
         for args in (("dead", "list"), ("status", "b1"), ("status", "b1", "--request", evil))

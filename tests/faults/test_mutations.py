@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from lessee import chat
+from lessee import chat, now
 from mutations import GRACE, NX, OWNED, BrokenPromise, Mutation, root_with
 from observer import read_writes
 from stage import Stage, stage
@@ -44,14 +44,17 @@ def two_answers_to_one_request(on: Stage, root: Path) -> None:
     """A worker is stopped with results almost there; another one answers; it goes on."""
     paused = on.worker(root=root)
     on.ready(paused)
-    on.submit([chat(f"q{n}", user="simulate:sleep=2") for n in range(16)])
+    # Not sealed: a finished batch takes no further answer, whatever the first guard lets pass.
+    bodies = [chat(f"q{n}", user="simulate:sleep=2") for n in range(16)]
+    submitted = on.submit(bodies, seal=False)
     on.running(16)
     other = on.worker(root=root)
     for _ in swept_while_paused(on, paused):
-        on.finish()
+        eventually(lambda: now(on.store).terminal == 16, 30, "all are answered")
     # A later request through both: then the first one has told all that it knew
     eventually(lambda: on.computed().ends.total() >= 32, 20, "both have answered")
     assert [paused.stop(), other.stop()] == [0, 0]
+    assert on.store.seal(submitted.batch, submitted.end).answer == "ok"
     judge(on)
 
 

@@ -36,7 +36,7 @@ FULL = r"OOM|maxmemory"
 def fill(client: redis.Redis) -> None:
     """Fill Redis beyond its limit, so that it stays full whatever is freed meanwhile."""
     for n in range(64):
-        client.set(f"ballast:{n}", b"x" * 2**17)
+        client.set(f"ballast:{n}", b"x" * 2**17, ex=3600)
     client.config_set("maxmemory", "4mb")
     with pytest.raises(redis.ResponseError, match=FULL):
         client.set("more", b"x")
@@ -130,7 +130,7 @@ def test_a_redis_that_still_loads_its_data_is_waited_for(
     # 250 us a command while loading, so that it answers LOADING for about 3 s.
     pipe = client.pipeline(transaction=False)
     for n in range(12000):
-        pipe.set(f"ballast:{n}", "x" * 100)
+        pipe.set(f"ballast:{n}", "x" * 100, ex=3600)
     pipe.execute()
     with simulated(server.url, tmp_path) as worker:
         submitted, bodies = submit_sleepers(store, spread(64, 1, 4))

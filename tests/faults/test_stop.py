@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from lessee import chat
+from lessee import QUEUE, celery_message, chat
 from stage import Stage, stage
 
 from contract import keys
 from demo.stack import Worker, eventually
+from worker.stopping import STOP_S
 
 
 def loaded(on: Stage, seconds: float, **settings: object) -> Worker:
@@ -103,3 +104,35 @@ def test_stopping_while_the_engine_is_built_or_rebuilt_takes_nothing_along(tmp_p
         on.finish()
         assert last.stop() == 0
         on.settled()
+
+
+def test_a_worker_that_waits_for_its_own_work_before_it_runs_suspects_ends_in_time(
+    tmp_path: Path,
+) -> None:
+    lock = keys.suspects_list(QUEUE) + ":lock"
+    with stage(tmp_path) as on:
+        worker = on.worker(lease_s=60, drain_timeout_s=1)
+        on.ready(worker)
+        on.submit([chat(f"q{n}", user="simulate:sleep=600") for n in range(16)])
+        on.running(16)
+        on.store.redis.lpush(keys.suspects_list(QUEUE), celery_message("suspect"))
+        eventually(lambda: on.store.redis.exists(lock), 10, "it has seen the suspect")
+        began = time.monotonic()
+        assert send(on, worker, [signal.SIGTERM]) == 0
+        assert time.monotonic() - began <= 1 + 3
+        assert on.store.redis.zcard(keys.LEASES) == 0
+        assert on.store.redis.hlen(keys.DEATHS) == 0
+        assert not on.store.redis.exists(lock)
+
+
+def test_a_redis_that_accepts_and_never_answers_does_not_keep_a_busy_worker(
+    tmp_path: Path,
+) -> None:
+    with stage(tmp_path) as on:
+        worker = loaded(on, 600, lease_s=60, drain_timeout_s=1)
+        assert on.server.process is not None
+        on.server.process.send_signal(signal.SIGSTOP)
+        os.kill(worker.pid, signal.SIGTERM)
+        assert worker.process is not None
+        assert worker.process.wait(1 + STOP_S + 5) == 1
+        assert "Redis is away while stopping" in worker.log_path.read_text()

@@ -17,7 +17,7 @@ from worker.serve import failed, read_request
 from worker.settings import WorkerSettings
 
 _SEED = "00" * 32
-_WRITER = MessageWriter("b", 1, "warmq", 6, 2.5)
+_WRITER = MessageWriter("b", 1, "life", "warmq", 6, 2.5)
 _SETTINGS = WorkerSettings(engine="simulated", served_model_name="m")
 
 

@@ -80,7 +80,7 @@ async def test_a_result_is_collected_with_few_calls_and_commands(
         await soon(lambda: now(store).finished, 30)
     for order, bound in (("input", 22), ("completion", 33)):
         redis_client.config_resetstat()
-        collector = Collector(store, "b1", follow=False)
+        collector = Collector(store, now(store), follow=False)
         lines: list[ResultLine] = []
         calls = calls_per(1, lambda c=collector, o=order, ls=lines: ls.extend(c.lines(o)))
         assert len(lines) == REQUESTS
@@ -104,7 +104,7 @@ def test_a_line_is_checked_and_written_with_few_calls() -> None:
     line = orjson.dumps({"custom_id": "c1", "method": "POST", "url": CHAT_URL,
                          "body": chat("How are you?", max_tokens=64)})  # fmt: skip
     request = parse_line(line, {})
-    writer = MessageWriter("b1", 1, "warmq", 6)
+    writer = MessageWriter("b1", 1, "life", "warmq", 6)
     message = writer.write("rid", "c1", 1, request.url, request.body)
     assert calls_per(100, lambda: parse_line(line, {})) < 29
     assert calls_per(100, lambda: writer.write("rid", "c1", 1, request.url, request.body)) < 9

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 import redis
@@ -20,6 +21,7 @@ from lessee import (
 
 from contract import keys
 from contract.store import BatchStore
+from worker.endings import Ending
 from worker.engine import Completion, EngineRequest
 from worker.engine.simulated import SimulatedEngine
 from worker.leases import Leases
@@ -121,3 +123,125 @@ async def test_renew_hands_nothing_back_while_a_pop_is_under_way(
         assert len(held) == leased(redis_client) == 400
     finally:
         await leases.close()
+
+
+@pytest.fixture
+async def pair(redis_url: str) -> AsyncIterator[Leases]:
+    leases = Leases(WorkerSettings(redis_url=redis_url, engine="simulated"), "w1")
+    yield leases
+    await leases.close()
+
+
+async def lose_a_pop(leases: Leases, k: int) -> None:
+    """Let Redis hand out leases of which this worker never hears."""
+    known = leases._highest
+    await leases.pop(k, 4)
+    leases._highest = known
+
+
+async def test_a_busy_worker_hands_a_lost_pop_back_with_its_next_renewal(
+    redis_client: redis.Redis, store: BatchStore, pair: Leases
+) -> None:
+    submitted = submit_batch(store, 30)
+    held = [d.lease for d in (await pair.pop(10, 4)).deliveries]
+    await lose_a_pop(pair, 10)
+    held += [d.lease for d in (await pair.pop(5, 4)).deliveries]
+    # A POP is under way whenever this worker renews
+    popped, lost = await asyncio.gather(pair.pop(5, 4), pair.renew(held))
+    held += [d.lease for d in popped.deliveries]
+    assert lost == []
+    assert leased(redis_client) == len(held) == 20
+    assert queued_ids(redis_client, submitted.list_key) == submitted.ids[10:20]
+    assert redis_client.hlen(keys.DEATHS) == 0
+
+
+async def test_a_pop_without_a_message_is_enough_to_tell_that_an_earlier_one_is_lost(
+    redis_client: redis.Redis, store: BatchStore, pair: Leases
+) -> None:
+    submit_batch(store, 10)
+    await lose_a_pop(pair, 10)
+    await pair.pop(5, 4)
+    await asyncio.gather(pair.pop(5, 4), pair.renew([]))
+    assert leased(redis_client) <= 5
+
+
+async def test_renew_takes_no_lease_for_lost_while_its_pop_buries_another(
+    redis_client: redis.Redis, pair: Leases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reply is here, its deliveries are not known to the drain yet."""
+    good = celery_message("good")
+    redis_client.lpush(QUEUE, good, good.replace(b"[[", b"[[\xff").replace(b"good", b"evil"))
+    bury = pair._bury
+
+    async def renew_first(lease: str, reason: str) -> None:
+        assert await pair.renew([]) == []
+        await bury(lease, reason)
+
+    monkeypatch.setattr(pair, "_bury", renew_first)
+    (delivery,) = (await pair.pop(5, 4)).deliveries
+    assert await pair.renew([delivery.lease]) == []
+    assert redis_client.llen(QUEUE) == 0
+
+
+async def test_the_lease_of_an_exchanged_delivery_is_not_taken_for_lost(
+    redis_client: redis.Redis, redis_url: str
+) -> None:
+    redis_client.lpush(QUEUE, celery_message("same", chat(user=LONG)))
+    async with draining(redis_url) as running:
+        await soon(lambda: running.engines and running.engine.running == 1)
+        done, open_again = running.leases.done, asyncio.Event()
+
+        async def slow(endings: Sequence[Ending]) -> int:
+            await open_again.wait()
+            return await done(endings)
+
+        running.leases.done = slow  # type: ignore[method-assign]
+        redis_client.lpush(QUEUE, celery_message("same", chat(user=LONG)))
+        await soon(lambda: running.drain.counts.popped == 2)
+        # Given two leases of one request, of which one is to be dropped
+        assert leased(redis_client) == 2
+        assert await running.leases.renew(running.drain.in_flight.leases()) == []
+        assert redis_client.llen(QUEUE) == 0
+        open_again.set()
+        await soon(lambda: leased(redis_client) == 1)
+
+
+def test_a_living_workers_lost_pop_counts_no_death_when_it_is_swept(
+    redis_client: redis.Redis,
+) -> None:
+    worker, other = Lessee(redis_client, "w1"), Lessee(redis_client, "w2")
+    redis_client.lpush(QUEUE, celery_message("lost"), celery_message("held"))
+    (lost,) = worker.pop(1)
+    (held,) = worker.pop(1)
+    worker.renew(held.id)
+    other.expire_leases(lost)
+    assert other.sweep() == 1
+    assert redis_client.hlen(keys.DEATHS) == 0
+    # While a dead one's leases do, though the last were popped after its last renewal
+    redis_client.zadd(keys.LEASES, {held.id: 1})
+    other.allow_sweep()
+    assert other.sweep() == 1
+    assert redis_client.hlen(keys.DEATHS) == 1
+
+
+async def test_the_suspects_lock_is_never_prolonged_or_dropped_for_its_next_owner(
+    redis_client: redis.Redis, redis_url: str
+) -> None:
+    lock = keys.suspects_list(QUEUE) + ":lock"
+    first, second = (
+        Leases(WorkerSettings(redis_url=redis_url, engine="simulated"), name)
+        for name in ("w1", "w2")
+    )
+    try:
+        assert await first.take_suspects_lock()
+        assert not await second.take_suspects_lock()
+        redis_client.delete(lock)  # it expired
+        assert await second.take_suspects_lock()
+        assert not await first.take_suspects_lock()
+        await first.drop_suspects_lock()
+        assert redis_client.get(lock) == b"w2"
+        await second.drop_suspects_lock()
+        assert not redis_client.exists(lock)
+    finally:
+        await first.close()
+        await second.close()

@@ -36,10 +36,16 @@ BAD: list[tuple[str, dict[str, Any] | bytes, str, str, str]] = [
     ("wrong type of text", completion(prompt=5), "invalid_request", "body.prompt", "give a text"),
     ("unknown url", chat_line("bad") | {"url": "/v1/responses"}, "unknown_url", "url",
      f"use one of {CHAT}, {COMPLETION}"),
-    ("wrong method", chat_line("bad") | {"method": "GET"}, "unknown_url", "method", "must be POST"),
+    ("wrong method", chat_line("bad") | {"method": "GET"}, "unknown_url", "method",
+     "'GET' is not served; write POST"),
     ("no url", {"custom_id": "bad", "method": "POST", "body": {"prompt": "x"}}, "unknown_url",
-     "url", "use"),
-    ("no body", {"custom_id": "bad", "url": CHAT}, "invalid_request", "body", "JSON object"),
+     "url", f"field url: is missing; give one of {CHAT}, {COMPLETION}"),
+    ("no body", {"custom_id": "bad", "url": CHAT}, "invalid_request", "body",
+     "field body: is missing; give the request's fields as a JSON object, such as "
+     '{"messages": [{"role": "user", "content": "Hello"}]}'),
+    ("a body in quotes", {"custom_id": "bad", "url": COMPLETION, "body": '{"prompt": "x"}'},
+     "invalid_request", "body", 'is a text; give the request\'s fields as a JSON object, such as '
+     '{"prompt":"x"}'),
     ("no prompt", completion(max_tokens=5), "invalid_request", "body.prompt", "is missing"),
     ("neither prompt nor messages", {"custom_id": "bad", "max_tokens": 5}, "invalid_request",
      "prompt", "give one of them"),
@@ -126,7 +132,7 @@ def error_lines(store: BatchStore):
     from producer.results import Collector
 
     def read() -> list[dict[str, Any]]:
-        lines = Collector(store, "b1", follow=False).lines("input")
+        lines = Collector(store, state(store, "b1"), follow=False, partial=True).lines("input")
         return [orjson.loads(line.json) for line in lines if line.failed]
 
     return read

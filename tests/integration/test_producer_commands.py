@@ -230,7 +230,7 @@ def test_watching_a_completed_batch_ends_with_0_and_its_state(redis_url: str, st
 def test_a_batch_that_nobody_serves_says_so(redis_url: str, store: BatchStore, tmp_path: Path):
     path = batch_file(tmp_path / "in", 2)
     alone = run_producer("submit", path, "--model", "tiny", redis_url=redis_url)
-    assert "no worker serves queue warmq.tiny yet" in alone.stderr
+    assert "no worker serves queue warmq.tiny; the requests wait there" in alone.stderr
 
     Lessee(store.redis, queue="warmq.tiny").sweep()  # a worker announces itself
     served = run_producer("submit", path, "--model", "tiny", redis_url=redis_url)

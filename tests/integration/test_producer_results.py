@@ -19,11 +19,15 @@ from contract.errors import RequestFailed
 from contract.store import BatchStore
 from demo.stack import eventually
 from producer.results import Collector, errors_beside
+from producer.same_batch import BatchChanged
 
 
 def collect(store: BatchStore, order: str = "input", batch_id: str = "b1") -> list[dict[str, Any]]:
     """Return what a batch has now."""
-    return [orjson.loads(r.json) for r in Collector(store, batch_id, follow=False).lines(order)]
+    return [
+        orjson.loads(r.json)
+        for r in Collector(store, state(store, batch_id), follow=False).lines(order)
+    ]
 
 
 def custom_ids(lines: list[dict[str, Any]]) -> list[str]:
@@ -112,7 +116,7 @@ def following(store: BatchStore, order: str) -> Iterator[str]:
         patience -= 1
         assert patience, "it waits for something that will not come"
 
-    for line in Collector(store, "b1", follow=True, sleep=no_sleep).lines(order):
+    for line in Collector(store, state(store, "b1"), follow=True, sleep=no_sleep).lines(order):
         yield orjson.loads(line.json)["custom_id"]
 
 
@@ -156,8 +160,6 @@ def test_following_goes_on_while_lines_are_still_submitted(store: BatchStore):
 
 
 def test_a_batch_that_is_deleted_meanwhile_ends_the_following(store: BatchStore):
-    from contract.errors import BatchConflict
-
     submit_batch(store, 2)
     lessee = Lessee(store.redis)
     leases = lessee.pop()
@@ -166,7 +168,7 @@ def test_a_batch_that_is_deleted_meanwhile_ends_the_following(store: BatchStore)
     next(followed)
     finish(lessee, leases[1:])
     assert store.delete("b1")
-    with pytest.raises(BatchConflict, match="deleted"):
+    with pytest.raises(BatchChanged, match="deleted"):
         next(followed)
 
 

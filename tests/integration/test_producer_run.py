@@ -4,52 +4,18 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import redis
 from lessee import Lessee
-from support import (
-    batch_file,
-    chat_line,
-    finish,
-    producer_command,
-    producer_env,
-    run_all,
-    run_producer,
-    write_lines,
-)
+from runs import custom_ids, done_windows, running
+from support import batch_file, chat_line, finish, run_all, run_producer, write_lines
 
 from contract.store import BatchStore
 from demo.stack import eventually
 
 pytestmark = pytest.mark.timeout(120)
-
-
-@contextmanager
-def running(redis_url: str, *args: str | Path) -> Iterator[subprocess.Popen[str]]:
-    """Start the real command."""
-    with subprocess.Popen(
-        producer_command("run", *args), env=producer_env(redis_url), text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    ) as process:  # fmt: skip
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-def done_windows(out: Path) -> int:
-    """Return how many windows the journal says are in the output."""
-    windows: int = json.loads(out.with_name(f"{out.name}.progress").read_text())["windows"]
-    return windows
-
-
-def custom_ids(path: Path) -> list[str]:
-    return [json.loads(line)["custom_id"] for line in path.read_text().splitlines()]
 
 
 def test_a_file_comes_out_in_order_and_redis_holds_two_windows_of_it(
@@ -100,7 +66,7 @@ def test_a_killed_run_goes_on_where_its_output_ends_and_computes_nothing_twice(
         process.send_signal(signal.SIGKILL)
     # And a half-written line of it
     with out.open("a") as file:
-        file.write('{"custom_id": "hal')
+        file.write('{"id":"batch_req_12')
     # When the same command runs again
     with running(redis_url, source, out, "--window", "500") as process:
 
@@ -110,8 +76,9 @@ def test_a_killed_run_goes_on_where_its_output_ends_and_computes_nothing_twice(
             return process.poll() is not None
 
         eventually(served, 60)
+        assert process.stderr is not None
+        assert process.returncode == 0, process.stderr.read()
     # Then the output is whole, and nothing was computed twice
-    assert process.returncode == 0, process.stderr and process.stderr.read()
     assert custom_ids(out) == [f"r{n}" for n in range(2200)]
     assert answered == 2200
     assert store.batches() == []
@@ -138,8 +105,8 @@ def test_what_a_run_cannot_go_on_with_is_refused(
     other = batch_file(tmp_path / "other.jsonl", 1200, prefix="x")
     changed = run_producer("run", other, out, redis_url=redis_url)
     assert changed.returncode == 2
-    assert "differ from those of the run that was stopped after line 500" in changed.stderr
-    assert "use the same ones, or remove the output" in changed.stderr
+    assert "another input" in changed.stderr
+    assert "give the same one, or remove" in changed.stderr
     # An output that no run has left is not overwritten
     (tmp_path / "mine.jsonl").write_text("{}\n")
     mine = run_producer("run", source, tmp_path / "mine.jsonl", redis_url=redis_url)

@@ -267,7 +267,7 @@ def test_a_retry_that_comes_late_undoes_nothing_that_ran_since(
     late = [submitted.ids[0], "failed", submitted.ids[1], "cancelled"]
     assert store.retry(submitted.batch, ["failed", "cancelled"]) == 2
     worker.done(*worker.pop())
-    assert worker.run("retry", "b1", submitted.batch.created, *late) == 0
+    assert worker.run("retry", "b1", submitted.batch.life, *late) == 0
     assert counts(now(store)) == {"completed": 2}
     assert now(store).finished
 

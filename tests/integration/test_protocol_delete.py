@@ -91,7 +91,7 @@ def test_an_interrupted_delete_does_not_swallow_the_next_batch_of_that_id(
     submit_batch(store, 3)
     worker.done(*worker.pop())
     # Given a delete that was killed after its first step
-    assert worker.run("delete", "b1", now(store).created) == 1
+    assert worker.run("delete", "b1", now(store).life, 0) == 1
     # When the same id is submitted again
     new = submit_batch(store, 3)
     leases = worker.pop()

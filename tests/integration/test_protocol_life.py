@@ -28,6 +28,7 @@ from contract.errors import StoreUnavailable
 from contract.index import IndexChunk
 from contract.store import BatchStore
 from worker.leases import Leases
+from worker.retiring import retire_some
 from worker.settings import WorkerSettings
 
 
@@ -79,8 +80,8 @@ def test_an_unreadable_dead_letter_stays(
 def test_a_dead_letter_that_was_answered_elsewhere_undoes_nothing(
     redis_client: redis.Redis, store: BatchStore, worker: Lessee
 ) -> None:
-    submitted = submit_batch(store, 1)
-    (lease,) = worker.pop()
+    submitted = submit_batch(store, 2)
+    lease, _ = worker.pop()  # of a finished batch nothing is committed any more
     worker.bury(lease, "unreadable")
     redis_client.delete(keys.result_key(submitted.ids[0]))
     worker.done(lease)  # a stale holder's success
@@ -112,7 +113,7 @@ async def retire(url: str) -> int:
     """Run the worker's retirement step once."""
     leases = Leases(WorkerSettings(redis_url=url, engine="simulated", result_ttl_s=60), "w1")
     try:
-        return await leases.retire_some()
+        return await retire_some(leases)
     finally:
         await leases.close()
 

@@ -9,7 +9,15 @@ from typing import Any
 import orjson
 import pytest
 import redis
-from lessee import QUEUE, Lessee, celery_message, queued_ids, stored, submit_batch
+from lessee import (
+    QUEUE,
+    Lessee,
+    celery_message,
+    dead_messages,
+    queued_ids,
+    stored,
+    submit_batch,
+)
 
 from contract import keys
 from contract.store import BatchStore
@@ -65,7 +73,7 @@ def test_garbage_among_good_messages_becomes_a_dead_letter_and_the_rest_is_lease
     leases = worker.pop()
     assert [lease.request_id for lease in leases] == ["before", "after"]
     (letter,) = store.dead_letters()
-    assert letter["message"] == garbage
+    assert dead_messages(store) == [garbage]
     assert letter["list"] == QUEUE
     assert letter["reason"]
     assert redis_client.llen(QUEUE) == 0
@@ -78,7 +86,7 @@ def test_pop_meets_only_garbage_and_says_there_is_nothing(
     push(redis_client, b"one", b"two")
     assert worker.pop() == []
     assert worker.head[3] == 0
-    assert [letter["message"] for letter in store.dead_letters()] == [b"one", b"two"]
+    assert dead_messages(store) == [b"one", b"two"]
 
 
 @pytest.mark.parametrize(
@@ -92,7 +100,7 @@ def test_a_message_whose_batch_names_another_kind_of_key_blocks_nothing(
     submitted = submit_batch(store, 2, priority=0)
     redis_client.hset(keys.batch_key("b1", "failed"), "x", "y")
     redis_client.rpush(keys.batch_key("b1", "finished"), "x")
-    hostile = celery_message("hostile", warmq={"batch": batch, "created": submitted.batch.created})
+    hostile = celery_message("hostile", warmq={"batch": batch, "life": submitted.batch.life})
     redis_client.rpush(QUEUE, hostile)  # the next to be popped
     leases = worker.pop()
     assert [lease.request_id for lease in leases] == submitted.ids
@@ -209,7 +217,7 @@ def test_requests_of_a_cancelled_batch_end_when_pop_meets_them(
     worker: Lessee, redis_client: redis.Redis, store: BatchStore
 ) -> None:
     submitted = submit_batch(store, 3)
-    worker.run("cancel", submitted.id, submitted.batch.created, 1, 60_000)
+    worker.run("cancel", submitted.id, submitted.batch.life, 1, 60_000)
     push(redis_client, b"garbage", list_key=submitted.list_key)
     assert worker.pop() == []
     batch = store.batch(submitted.id)
@@ -278,7 +286,7 @@ def test_pop_looks_at_a_bounded_number_of_messages_in_one_call(
     worker: Lessee, redis_client: redis.Redis, store: BatchStore
 ) -> None:
     submitted = submit_batch(store, 2500)
-    worker.run("cancel", submitted.id, submitted.batch.created, 1, 60_000)
+    worker.run("cancel", submitted.id, submitted.batch.life, 1, 60_000)
     rounds = 0
     while worker.pop(8) or worker.head[3]:
         rounds += 1

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from celery_side import client_app, send, simulated, stats
 from lessee import chat
+from setting_bounds import BOUNDS
 
 from demo.stack import ROOT, RedisServer, eventually, free_port, procfile_command
 
@@ -51,6 +52,8 @@ def test_another_pool_is_refused_with_the_remedy(redis_url: str) -> None:
             "WARMQ_ENGINE: Input should be 'vllm', 'openai', 'triton' or 'simulated'",
         ),
         ("engine", "vllm", "WARMQ_MODEL=models/tiny"),
+        ("engine_args", "--dtype 'float32", "WARMQ_ENGINE_ARGS: No closing quotation"),
+        ("result_ttl_s", "inf", "WARMQ_RESULT_TTL_S: Input should be a finite number"),
         ("redis_url", "http://localhost", "WARMQ_REDIS_URL"),
     ],
 )
@@ -61,6 +64,22 @@ def test_wrong_settings_end_the_worker_with_the_remedy_and_no_traceback(
     assert run.returncode != 0
     assert part in run.stdout
     assert "Traceback" not in run.stdout
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["least", "greatest"])
+def test_the_extremes_of_every_number_start_a_worker_that_answers(
+    redis_url: str, tmp_path: Path, which: int
+) -> None:
+    extremes = {name: values[which] for name, values in BOUNDS.items()}
+    # Times that a request or the start would really take.
+    for name in ("simulated_latency_s", "simulated_build_s", "simulated_step_s"):
+        del extremes[name]
+    app = client_app(redis_url)
+    with simulated(redis_url, tmp_path / "worker.log", **extremes) as worker:
+        assert send(app, chat()).get(timeout=30)["object"] == "chat.completion"
+        assert worker.stop() == 0
+    assert "Traceback" not in worker.log_path.read_text()
+    app.close()
 
 
 def test_a_redis_that_comes_later_is_waited_for(tmp_path: Path) -> None:

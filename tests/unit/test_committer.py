@@ -10,7 +10,7 @@ import pytest
 from contract.message import Delivery
 from worker import committer
 from worker.committer import Committer
-from worker.leases import Ending
+from worker.endings import Ending
 
 
 class Redis:
@@ -42,7 +42,7 @@ async def writes(redis: Redis) -> AsyncIterator[Committer]:
 
 def ending(meta: bytes = b"{}") -> Ending:
     delivery = Delivery(
-        "w/1", "id", "warmq.generate", "", "", None, None, None, None, False, {}, {}
+        "w/1", "id", "warmq.generate", "", "", "", 0, None, None, None, None, False, {}, {}
     )
     return Ending(delivery, "completed", meta)
 

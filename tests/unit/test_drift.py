@@ -110,14 +110,6 @@ def test_a_wrong_engine_option_is_a_settings_error_in_vllms_words(words: str, pa
     assert part in caught.value.message
 
 
-@pytest.mark.parametrize("words", ["--max-num-seqs '7", '--served-model-name "x'])
-def test_unbalanced_quotes_in_engine_options_are_a_settings_error(words: str) -> None:
-    from worker.engine.vllm import parse_engine_args
-
-    with pytest.raises(SettingsError, match="WARMQ_ENGINE_ARGS: No closing quotation"):
-        parse_engine_args(WorkerSettings(model="models/tiny", engine_args=words))
-
-
 def test_engine_options_are_vllms_own() -> None:
     from worker.engine.vllm import parse_engine_args
 

@@ -51,7 +51,7 @@ def test_any_line_is_a_request_or_an_error_that_says_why(raw: bytes):
         assert result_line("id", "c", 1, meta).failed
         return
     # What is accepted comes out of the message as it went in.
-    message = MessageWriter("b", 1, "warmq", 6).write(
+    message = MessageWriter("b", 1, "life", "warmq", 6).write(
         "id", result.custom_id, 1, result.url, result.body
     )
     delivery = read_delivery("w/1", message)
@@ -161,7 +161,8 @@ def test_a_text_is_shown_short_and_printable(text: str):
 
 @examples(200)
 @given(spoilt(st.just(
-    MessageWriter("b", 1, "warmq", 6).write("id", "c", 1, "/v1/completions", b'{"prompt":"x"}')
+    MessageWriter("b", 1, "life", "warmq", 6).write(
+        "id", "c", 1, "/v1/completions", b'{"prompt":"x"}')
 )))  # fmt: skip
 def test_a_spoilt_message_is_read_or_refused(raw: bytes):
     try:

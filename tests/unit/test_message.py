@@ -29,7 +29,7 @@ json_values = st.recursive(
 def test_what_is_written_is_read(
     body: dict[str, Any], custom_id: str | None, line: int, deadline: float | None
 ) -> None:
-    write = MessageWriter("b1", 1234567890123, "warmq.größe", 9, deadline)
+    write = MessageWriter("b1", 1234567890123, "life", "warmq.größe", 9, deadline)
     raw = write.write("id-1", custom_id, line, CHAT_URL, orjson.dumps(body))
     delivery = read_delivery("w/7", raw, returns=2, deaths=1)
     assert read_body(delivery) == body
@@ -43,7 +43,7 @@ def test_what_is_written_is_read(
 
 
 def test_the_envelope_is_celerys_protocol_2() -> None:
-    raw = MessageWriter("b1", 5, "warmq", 6).write("id-1", "c", 1, CHAT_URL, b"{}")
+    raw = MessageWriter("b1", 5, "life", "warmq", 6).write("id-1", "c", 1, CHAT_URL, b"{}")
     message = orjson.loads(raw)
     assert message["content-type"] == "application/json"
     assert message["headers"]["task"] == "warmq.generate"
@@ -58,7 +58,7 @@ def test_the_envelope_is_celerys_protocol_2() -> None:
 
 @pytest.mark.parametrize(("priority", "key"), [(0, "q"), (6, "q\x06\x166"), (9, "q\x06\x169")])
 def test_the_writer_knows_its_list(priority: int, key: str) -> None:
-    assert MessageWriter("b1", 5, "q", priority).list_key == key
+    assert MessageWriter("b1", 5, "life", "q", priority).list_key == key
 
 
 @pytest.mark.parametrize("encoding", ["base64", "BASE64", "utf-8", "UTF-8", None])

@@ -16,6 +16,10 @@ PYTHON = sorted(path for side in ("contract", "worker", "producer")
                 for path in (ROOT / side).rglob("*.py"))  # fmt: skip
 
 
+#: What stands in front of every script.
+SHARED = ("common", "message", "leases")
+
+
 def table() -> str:
     assert keys.__doc__ is not None
     return keys.__doc__
@@ -28,8 +32,10 @@ def test_the_key_table_names_every_constant() -> None:
     assert not [value for value in named if f"`{value}`" not in table()]
     assert f"`{keys.result_key('<id>')}`" in table()
     assert f"`{keys.worker_key('<worker>')}`" in table()
-    for part in ("", "index", "finished", "failed"):
+    for part in ("", "index", "finished", "failed", "kept:<request>"):
         assert f"`{keys.batch_key('<id>', part)}`" in table()
+    assert f"`{keys.leased_key('<worker>/<seq>')}`" in table()
+    assert f"`{keys.dead_key('<id>')}`" in table()
 
 
 def test_the_key_table_and_the_architecture_name_every_key_of_the_scripts() -> None:
@@ -45,7 +51,7 @@ def test_the_key_table_and_the_architecture_name_every_key_of_the_scripts() -> N
 
 def test_every_script_tells_what_it_touches_and_returns() -> None:
     for path in LUA:
-        if path.stem == "common":
+        if path.stem in SHARED:
             continue
         text = source(path.stem)
         assert text.startswith("-- Shared by every script")

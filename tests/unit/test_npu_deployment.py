@@ -6,6 +6,7 @@ import yaml
 
 from demo.stack import ROOT, procfile_command
 from worker.rbln_start import RBLN_KILL_GRACE_S
+from worker.stopping import STOP_S
 
 COMPOSE = yaml.safe_load((ROOT / "compose" / "compose.npu.yaml").read_text())
 DEPLOYMENT = yaml.safe_load((ROOT / "compose" / "kubernetes" / "worker-npu.yaml").read_text())
@@ -16,8 +17,9 @@ def test_an_engine_is_never_killed_before_its_grace_is_over() -> None:
     pod = DEPLOYMENT["spec"]["template"]["spec"]
     for worker in WORKERS:
         drain_s = float(worker["environment"]["WARMQ_DRAIN_TIMEOUT_S"])
-        assert int(worker["stop_grace_period"].removesuffix("s")) > drain_s + RBLN_KILL_GRACE_S
-        assert pod["terminationGracePeriodSeconds"] > drain_s + RBLN_KILL_GRACE_S
+        bound_s = drain_s + RBLN_KILL_GRACE_S + STOP_S
+        assert int(worker["stop_grace_period"].removesuffix("s")) > bound_s
+        assert pod["terminationGracePeriodSeconds"] > bound_s
 
 
 def test_workers_are_started_as_the_procfile_says_and_without_privileges() -> None:

@@ -7,6 +7,7 @@ import yaml
 from contract.settings import load
 from demo.stack import ROOT
 from worker.settings import WorkerSettings
+from worker.stopping import STOP_S
 
 TEXT = (ROOT / "compose" / "compose.openai.yaml").read_text()
 SERVICES = yaml.safe_load(TEXT)["services"]
@@ -32,7 +33,7 @@ def test_the_worker_runs_the_procfiles_line_with_settings_that_load() -> None:
     loaded = load(WorkerSettings, **settings)
     assert loaded.base_urls == ["http://vllm:8000/v1"]
     grace = int(worker["stop_grace_period"].removesuffix("s"))
-    assert grace >= loaded.drain_timeout_s + 20
+    assert grace > loaded.drain_timeout_s + STOP_S
 
 
 def test_the_image_needs_no_engine() -> None:

@@ -6,7 +6,8 @@ import pytest
 
 from contract.batch import Batch
 from producer import progress
-from producer.progress import Meter, Rates, clock_text, describe
+from producer.progress import Meter, Quiet, Rates, describe
+from producer.standing import clock_text
 
 
 def batch(**counters: int) -> Batch:
@@ -44,6 +45,22 @@ def test_no_time_is_promised_where_nothing_moves():
 def test_a_batch_still_being_submitted_says_so():
     unsealed = Batch("b1", {"created_at": "1", "total": "10", "cursor": "10"})
     assert "still being submitted (10 lines read)" in describe(unsealed, 5.0, 0.0)
+
+
+def test_a_batch_that_gets_no_more_lines_says_since_when_and_what_completes_it():
+    now = 0.0
+    quiet = Quiet(clock=lambda: now)
+    fields = {"created_at": "1", "total": "10", "cursor": "10", "completed": "10"}
+    assert quiet.look(Batch("b1", fields)) == 0
+    now = 8.0
+    assert quiet.look(Batch("b1", fields | {"cursor": "20"})) == 0
+    now = 43.0
+    text = describe(
+        Batch("b1", fields), 0.0, 0.0, quiet.look(Batch("b1", fields | {"cursor": "20"}))
+    )
+    assert "10/10 done" in text
+    assert "not submitted to its end (10 lines read, no more for 0:00:35)" in text
+    assert "the same command with --batch-id b1 completes it" in text
 
 
 @pytest.mark.parametrize(

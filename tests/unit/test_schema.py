@@ -72,7 +72,6 @@ BAD: dict[str, tuple[dict[str, Any] | bytes, str, str | None, str]] = {
     "a chat field in a completion": (text(tools=[]), "unknown_field", "tools", COMPLETION_URL),
     "an unknown url": (
         batch_line(url="/v1/responses"), "unknown_url", "url", "use one of /v1/chat/completions"),
-    "no url": ({"body": chat()}, "unknown_url", "url", "use one of /v1/chat/completions"),
     "embeddings of nothing": (
         pooling("/v1/embeddings"), "invalid_request", "body.input", "or `messages`"),
     "embeddings of numbers": (
@@ -88,16 +87,25 @@ BAD: dict[str, tuple[dict[str, Any] | bytes, str, str | None, str]] = {
         "`queries` and `items`"),
     "a rerank without a query": (
         pooling("/rerank", documents=["x"]), "invalid_request", "body.query", "is missing"),
-    "a url of a number": (batch_line(url=5), "unknown_url", "url", "is not served"),
-    "GET": (batch_line(method="GET"), "unknown_url", "method", "must be POST"),
-    "no body": ({"url": CHAT_URL}, "invalid_request", "body", "must be a JSON object"),
-    "a body of text": (batch_line(body="x"), "invalid_request", "body", "must be a JSON object"),
+    "no url": ({"body": {}}, "unknown_url", "url", "is missing; give one of /v1/chat/completions"),
+    "a url of null": (batch_line(url=None), "unknown_url", "url", "is null; use one of"),
+    "a url of a number": (batch_line(url=5), "unknown_url", "url", "is a number; use one of"),
+    "a url of a list": (batch_line(url=[]), "unknown_url", "url", "is a list; use one of"),
+    "GET": (batch_line(method="GET"), "unknown_url", "method", "'GET' is not served; write POST"),
+    "a method of null": (batch_line(method=None), "unknown_url", "method", "null is not served"),
+    "no body": ({"url": CHAT_URL}, "invalid_request", "body", "is missing; give the request's"),
+    "a body of null": (batch_line(body=None), "invalid_request", "body", "is null; give"),
+    "a body of text": (batch_line(body="x"), "invalid_request", "body", "is a text; give"),
+    "a custom_id of an object": (batch_line(custom_id={}), "invalid_request", "custom_id",
+                                 "is an object; give a text of 1 to 512"),
     "a field beside the body": (
         batch_line(max_tokens=5), "unknown_field", "max_tokens", "belong inside `body`"),
     "a bad field in the body": (
         batch_line(body=chat(n=0)), "invalid_request", "body.n", "1 to 128"),
-    "a custom_id of a number": (chat(custom_id=5), "invalid_request", "custom_id", "a text"),
-    "an empty custom_id": (chat(custom_id=""), "invalid_request", "custom_id", "1 to 512"),
+    "a custom_id of a number": (chat(custom_id=5), "invalid_request", "custom_id",
+                                "is a number; give a text of 1 to 512 characters, in quotes"),
+    "an empty custom_id": (chat(custom_id=""), "invalid_request", "custom_id",
+                           "has 0 characters; give a text of 1 to 512"),
     "a custom_id too long": (chat(custom_id="x" * 513), "invalid_request", "custom_id", "512"),
 }  # fmt: skip
 

@@ -10,21 +10,33 @@ import pytest
 from contract.settings import Settings, SettingsError, load
 from worker.settings import WorkerSettings
 
-BAD = {
-    "redis_url": ("http://localhost", "must start with one of redis://"),
-    "result_ttl_s": ("0", "default 604800"),
-    "high_water": ("1.5", "share of Redis' maxmemory"),
-    "max_line_bytes": ("-1", "longest input line"),
-    "engine": ("gpu", "'triton' or 'simulated'"),
-    "default_max_tokens": ("0", "never unlimited"),
-    "look_ahead": ("-1", "requests held above max_num_seqs"),
-    "max_in_flight": ("none", "valid integer"),
-    "lease_s": ("1", "default 60"),
-    "max_deaths": ("0", "engine deaths after which"),
-    "drain_timeout_s": ("-5", "how long SIGTERM waits"),
-    "stall_timeout_s": ("0", "means it hangs"),
-    "rebuild_tries": ("x", "default 3"),
-}
+BAD = [
+    ("redis_url", "http://localhost", "must start with one of redis://"),
+    ("redis_url", "http://localhost", "default redis://127.0.0.1:6379/0"),
+    ("simulated_step_s", "-1", "default 0)"),
+    ("served_model_name", "-", "default none)"),
+    ("redis_url", "redis://host:99999/0", "Write redis://user:password@host:6379/0"),
+    ("redis_url", "sentinel://host/0", "not a Redis URL"),
+    ("queue", "warmq:leases", "names of other keys"),
+    ("queue", "a\x06b", "printable characters only"),
+    ("result_ttl_s", "0", "default 604800"),
+    ("result_ttl_s", "inf", "should be a finite number"),
+    ("result_ttl_s", "1e300", "less than or equal to 315360000"),
+    ("engine_args", "--max-num-seqs '7", "No closing quotation; write it as in a shell"),
+    ("engine_args", "--max-num-seqs 7\\", "No escaped character"),
+    ("served_model_name", "-x", "must not begin with -"),
+    ("high_water", "1.5", "share of Redis' maxmemory"),
+    ("max_line_bytes", "-1", "longest input line"),
+    ("engine", "gpu", "'triton' or 'simulated'"),
+    ("default_max_tokens", "0", "never unlimited"),
+    ("look_ahead", "-1", "requests held above max_num_seqs"),
+    ("max_in_flight", "none", "valid integer"),
+    ("lease_s", "1", "default 60"),
+    ("max_deaths", "0", "engine deaths after which"),
+    ("drain_timeout_s", "-5", "how long SIGTERM waits"),
+    ("stall_timeout_s", "0", "means it hangs"),
+    ("rebuild_tries", "x", "default 3"),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -37,11 +49,10 @@ def nothing_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("WARMQ_ENGINE", "simulated")
 
 
-@pytest.mark.parametrize("name", BAD)
+@pytest.mark.parametrize(("name", "value", "part"), BAD)
 def test_a_wrong_value_names_the_variable_and_the_remedy(
-    monkeypatch: pytest.MonkeyPatch, name: str
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, part: str
 ) -> None:
-    value, part = BAD[name]
     monkeypatch.setenv(f"WARMQ_{name.upper()}", value)
     with pytest.raises(SettingsError) as caught:
         load(WorkerSettings)

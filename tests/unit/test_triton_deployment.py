@@ -6,6 +6,7 @@ import yaml
 
 from demo.stack import ROOT, procfile_command
 from worker.settings import WorkerSettings
+from worker.stopping import STOP_S
 
 SERVICES = yaml.safe_load((ROOT / "compose" / "compose.triton.yaml").read_text())["services"]
 WORKER, TRITON = SERVICES["worker"], SERVICES["triton"]
@@ -24,7 +25,7 @@ def test_the_worker_asks_the_server_that_is_started_for_the_model_that_is_loaded
 def test_the_worker_is_started_as_the_procfile_says_and_may_finish_its_drain() -> None:
     assert WORKER["command"].split()[1:] == procfile_command()[1:]
     drain_s = float(WORKER["environment"]["WARMQ_DRAIN_TIMEOUT_S"])
-    assert int(WORKER["stop_grace_period"].removesuffix("s")) > drain_s
+    assert int(WORKER["stop_grace_period"].removesuffix("s")) > drain_s + STOP_S
 
 
 def test_triton_is_reached_from_the_workers_network_only() -> None:

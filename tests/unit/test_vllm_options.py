@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from demo.stack import MODEL, ROOT
-from worker import devices
+from worker import devices, node_memory
 from worker.adapters import adapters
 from worker.devices import Gpus
 from worker.finding import Finding
@@ -18,8 +18,10 @@ from worker.vllm_options import GONE, SPECULATION, judge_options
 
 @pytest.fixture(autouse=True)
 def unknown_devices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing tells how many GPUs there are, unless a test does."""
+    """Nothing tells how many GPUs there are, unless a test does; memory is plenty."""
     monkeypatch.setattr(devices, "visible_gpus", lambda: None)
+    plenty = [node_memory.Memory(2**40, 2**40)]
+    monkeypatch.setattr(node_memory, "visible_nodes", lambda: plenty)
 
 
 def judged(

@@ -47,7 +47,12 @@ class Completion:
 
 
 class Engine(Protocol):
-    """An engine that runs many requests at once."""
+    """An engine that runs many requests at once.
+
+    `grace_s` is what its processes get between being asked to end and being killed, in seconds.
+    """
+
+    grace_s: float
 
     def build(self) -> None:
         """Load the model; blocking, called in the engine's own thread."""
@@ -74,7 +79,10 @@ class Engine(Protocol):
         """Make a hung engine die, so that everything in flight fails with EngineDead."""
 
     def shutdown(self) -> None:
-        """Stop and free the device; blocking, called in the engine's own thread."""
+        """Stop and free the device; blocking, called in the engine's own thread.
+
+        It ends within `grace_s` and a few seconds more. What it raises is logged.
+        """
 
 
 def make_engine(settings: WorkerSettings) -> Engine:

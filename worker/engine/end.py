@@ -1,15 +1,39 @@
-"""Ends an engine's processes: they are asked first, and killed if they do not."""
+"""Ends an engine: its processes are asked first, and killed if they do not end; its connections
+are closed, and given up if that takes long."""
 
 from __future__ import annotations
 
+import asyncio
 import multiprocessing
 import threading
+from collections.abc import Coroutine
+from typing import Any
 
+#: Between SIGTERM and SIGKILL where no setting says else; vLLM's own patience.
 KILL_GRACE_S = 5.0
+#: How long connections may take to close.
+CLOSE_S = 5.0
 
 
-def end_children(grace_s: float | None) -> None:
-    """Send SIGTERM to this process' children at once, SIGKILL after `grace_s` (None is 5 s)."""
+def close_on(loop: asyncio.AbstractEventLoop, closing: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine on a loop from another thread and wait for its end, but not for ever.
+
+    Raises:
+        TimeoutError: it has not ended in time, and was cancelled.
+    """
+    if not loop.is_running():  # nothing can be closed in an orderly way any more
+        closing.close()
+        return
+    future = asyncio.run_coroutine_threadsafe(closing, loop)
+    try:
+        future.result(CLOSE_S)
+    except TimeoutError:
+        future.cancel()
+        raise TimeoutError(f"its connections were not closed within {CLOSE_S:g} s") from None
+
+
+def end_children(grace_s: float) -> None:
+    """Send SIGTERM to this process' children at once, SIGKILL after `grace_s`."""
     children = multiprocessing.active_children()
     for child in children:
         child.terminate()
@@ -18,6 +42,6 @@ def end_children(grace_s: float | None) -> None:
         for child in children:
             child.kill()
 
-    timer = threading.Timer(KILL_GRACE_S if grace_s is None else grace_s, insist)
+    timer = threading.Timer(grace_s, insist)
     timer.daemon = True
     timer.start()

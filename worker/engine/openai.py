@@ -21,6 +21,7 @@ from contract.body import CHAT_URL, GENERATING
 from contract.errors import EngineDead, RequestFailed
 from contract.settings import SettingsError
 from worker.engine import Capacity, Completion, EngineRequest
+from worker.engine.end import close_on
 from worker.engine.exchange import exchange, prompt_tokens
 from worker.engine.reassembly import Reassembly
 from worker.engine.retries import (
@@ -58,6 +59,8 @@ class _Tries:
 
 class OpenAIEngine:
     """Requests in flight at one or more servers."""
+
+    grace_s = 0.0
 
     def __init__(self, settings: WorkerSettings) -> None:
         self._settings = settings
@@ -150,8 +153,8 @@ class OpenAIEngine:
 
     def shutdown(self) -> None:
         """Close every connection; called in the engine's thread."""
-        if self._loop is not None and not self._loop.is_closed():
-            asyncio.run_coroutine_threadsafe(self._close(), self._loop).result()
+        if self._loop is not None:
+            close_on(self._loop, self._close())
 
     async def _close(self) -> None:
         for watch in self._watches:

@@ -48,6 +48,8 @@ class SimulatedEngine:
     vLLM hands them out; else each by itself.
     """
 
+    grace_s = 0.0
+
     def __init__(
         self,
         slots: int,

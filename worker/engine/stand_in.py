@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable
 
 STEP_S = 0.05
+#: What the kernel may need to end a killed process.
+KILLED_S = 5.0
 
 
 class StandIn:
@@ -71,9 +73,13 @@ class StandIn:
         self._process.kill()
 
     def shutdown(self) -> None:
-        """End it and wait; called in the engine's thread."""
+        """End it and wait; called in the engine's thread.
+
+        Raises:
+            subprocess.TimeoutExpired: it was killed, and is still there.
+        """
         self._process.kill()
-        self._process.wait()
+        self._process.wait(KILLED_S)
         if hasattr(self, "_loop"):
             self._loop.call_soon_threadsafe(self._forget)
 

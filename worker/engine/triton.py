@@ -20,6 +20,7 @@ from contract.body import GENERATING
 from contract.errors import EngineDead, RequestFailed, RequestRejected
 from contract.settings import SettingsError
 from worker.engine import Capacity, Completion, EngineRequest
+from worker.engine.end import close_on
 from worker.engine.triton_request import (
     ELSEWHERE,
     Answer,
@@ -45,7 +46,6 @@ DEFAULT_SLOTS = 64
 ASK_EVERY_S = 0.5
 #: A request is not moved for ever from server to server.
 MOST_SERVERS = 8
-CLOSE_S = 5.0
 #: What vLLM says of a prompt that does not fit, and the backend of parameters it cannot read.
 TOO_LONG = ("maximum model length", "maximum context length", "longer than the maximum")
 UNREADABLE = "'NoneType' object has no attribute 'lora_name'"
@@ -53,6 +53,8 @@ UNREADABLE = "'NoneType' object has no attribute 'lora_name'"
 
 class TritonEngine:
     """Any number of Triton servers that serve one model."""
+
+    grace_s = 0.0
 
     def __init__(self, settings: WorkerSettings) -> None:
         self._model = str(settings.model)
@@ -223,14 +225,13 @@ class TritonEngine:
     def shutdown(self) -> None:
         """Close the connections, which cancels what runs in the servers."""
         self._templating.shutdown(wait=False, cancel_futures=True)
-        if self._loop is not None and self._loop.is_running():
-            asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(CLOSE_S)
+        if self._loop is not None:
+            close_on(self._loop, self._close())
 
     async def _close(self) -> None:
         if self._watching is not None:
             self._watching.cancel()
-        for server in self._servers:
-            await server.close()
+        await asyncio.gather(*(server.close() for server in self._servers))
 
 
 def _number(parameters: dict[str, str], name: str) -> int | None:

@@ -14,7 +14,6 @@ import logging
 import multiprocessing
 import os
 import re
-import shlex
 import shutil
 import time
 from dataclasses import replace
@@ -27,11 +26,12 @@ from contract.pooling import EMBEDDINGS_URL, POOLING_TYPES, RERANK_URLS, SCORE_U
 from contract.settings import SettingsError
 from worker.engine import Capacity, Completion, EngineRequest
 from worker.engine.detokenized import Detokenized
-from worker.engine.end import end_children
+from worker.engine.end import KILL_GRACE_S, end_children
 from worker.engine.media import MAX_DOWNLOAD_MB, guard, unguard
 from worker.engine.pooled import pooled
 from worker.engine.root_cause import RootCause
 from worker.engine.stats import log_stats
+from worker.engine.vllm_args import parsed
 from worker.kv_cache import explain
 from worker.settings import WorkerSettings
 
@@ -57,6 +57,7 @@ from vllm.entrypoints.openai.api_server import init_app_state
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.exceptions import VLLMValidationError
+from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.loggers import StatLoggerBase
@@ -117,15 +118,8 @@ def parse_engine_args(settings: WorkerSettings) -> Any:
     Raises:
         SettingsError: in the words of vLLM's parser.
     """
-    try:
-        words = shlex.split(settings.engine_args)
-    except ValueError as error:
-        raise SettingsError(f"WARMQ_ENGINE_ARGS: {error}") from None
-    quiet = [] if settings.engine_stats_s else ["--disable-log-stats"]
-    argv = [*quiet, *words, "--model", settings.model]
-    if settings.served_model_name:
-        argv += ["--served-model-name", settings.served_model_name]
-    return make_arg_parser(_Parser()).parse_args(argv)
+    parser = make_arg_parser(_Parser(add_help=False))
+    return parsed(parser, settings, on_cpu=current_platform.is_cpu())
 
 
 class VllmEngine:
@@ -139,7 +133,8 @@ class VllmEngine:
         self._engine: AsyncLLMEngine | None = None
         self._names: set[str] = set()
         self._stats_s = settings.engine_stats_s
-        self._kill_grace_s = settings.kill_grace_s
+        grace_s = settings.kill_grace_s
+        self.grace_s = KILL_GRACE_S if grace_s is None else grace_s
         self._default_max_tokens = settings.default_max_tokens
         self._private_networks = settings.media_private_networks
         self._fixed_name = settings.served_model_name is not None
@@ -154,6 +149,10 @@ class VllmEngine:
                 AsyncEngineArgs.from_cli_args(self._args),
                 stat_loggers=[lambda config, index=0: self._progress],
             )
+        except pydantic.ValidationError as error:
+            raise SettingsError(
+                f"WARMQ_MODEL, WARMQ_ENGINE_ARGS: vLLM refuses them: {error.errors()[0]['msg']}"
+            ) from None
         except Exception as error:
             raise self._died(error) from error
         self._cause.processes = multiprocessing.active_children()
@@ -287,7 +286,7 @@ class VllmEngine:
     def kill(self) -> None:
         """Ask the engine's processes to end, and kill what has not ended after a grace."""
         self._killed = True
-        end_children(self._kill_grace_s)
+        end_children(self.grace_s)
 
     def shutdown(self) -> None:
         """Stop the engine's processes; blocks for seconds."""
@@ -295,8 +294,7 @@ class VllmEngine:
         self._serving = {}
         unguard(global_http_connection)
         if engine is not None:
-            # SIGTERM first, and SIGKILL after so long; None is vLLM's own patience, 5 s.
-            engine.shutdown(timeout=self._kill_grace_s)
+            engine.shutdown(timeout=self.grace_s)  # SIGTERM first, and SIGKILL after so long
         self._cause.forget()
 
 

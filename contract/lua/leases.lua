@@ -1,0 +1,132 @@
+-- Leases, and the way back from them. A leased message lies in a list of its own,
+-- warmq:leased:<lease>, and moves from key to key without being decoded.
+-- The score of a lease in warmq:leases is when it ends; a negative one says that it is on its
+-- way back to a queue, the newest lease lowest.
+
+-- Bytes that one script moves, and messages: Redis serves nobody else meanwhile.
+local MOVE_BYTES, MOVE_COUNT = 4 * 1024 * 1024, 500
+
+local function leased_key(lease) return 'warmq:leased:' .. lease end
+
+-- <slots> NUL <size> NUL <list> NUL <home> NUL <request id> NUL <batch> NUL <life>: where the
+-- message goes back to, where it is retried, the slots of the engine that holds it.
+local function pack_lease(l)
+  return table.concat({ l.slots, l.size, l.list, l.home, l.id, l.batch, l.life }, '\0')
+end
+
+local function unpack_lease(record)
+  local slots, size, list, home, id, batch, life =
+    string.match(record, '^(%d+)%z(%d+)%z(%Z*)%z(%Z*)%z(%Z*)%z(%Z*)%z(.*)$')
+  return { slots = tonumber(slots), size = tonumber(size), list = list, home = home, id = id,
+           batch = batch, life = life }
+end
+
+local function lease_number(lease) return tonumber(string.match(lease, '/(%d+)$')) or 0 end
+
+local function suspects_of(list)
+  local queue = string.gsub(string.match(list, '^(.-)\6') or list, ':suspects$', '')
+  return queue .. ':suspects'
+end
+
+-- The list of a message's own priority, from whichever list of the queue it was taken.
+local function home_of(list, r)
+  if list ~= suspects_of(list) then return list end
+  return string.gsub(list, ':suspects$', '') .. r.step
+end
+
+-- Moves the last message in `from` to the dead letters. `l` tells size, home, request id, batch
+-- and life, `r` what its message says (nil if it cannot be read).
+local function dead_letter(from, l, r, reason, now)
+  local letter = redis.call('INCR', 'warmq:lease_seq')
+  redis.call('LMOVE', from, 'warmq:dead:' .. letter, 'RIGHT', 'LEFT')
+  redis.call('HSET', 'warmq:dead', letter,
+             table.concat({ now, l.size, l.home, l.id, l.batch, l.life,
+                            cjson.encode(r and r.custom_id or cjson.null), (string.gsub(reason, '%z', '?')) }, '\0'))
+end
+
+local function drop_lease(worker, lease)
+  redis.call('ZREM', 'warmq:leases', lease)
+  redis.call('HDEL', 'warmq:worker:' .. worker, lease)
+  redis.call('UNLINK', leased_key(lease))
+end
+
+-- Gives a leased message up, as a dead letter with an ending of its own. One that was cancelled
+-- meanwhile has its ending: it is kept for RETRY, as if it had not run.
+local function give_up(lease, l, reason, now, ending, ttl_ms)
+  local from, outcome, home = leased_key(lease), nil, nil
+  if l.batch ~= '' and batch_alive(l.batch, l.life) then outcome, home = noted_ending(l.batch, l.id) end
+  if outcome and home == '' then
+    redis.call('RENAME', from, kept_key(l.batch, l.id))
+    note_ended(l.batch, l.id, outcome, l.size, l.home)
+  elseif not outcome then
+    local r = read_message(redis.call('LINDEX', from, 0) or '')
+    dead_letter(from, l, r, reason, now)
+    if r then commit_ending(r, ending(r), 'failed', ttl_ms) end
+  end
+  forget_counts(l.id)
+end
+
+-- Moves messages on their way back, as many as MOVE_BYTES allow. The newest go first, so that
+-- the oldest is at the head of its list in the end. Returns whether any are left.
+local function move_back()
+  local moved, left = 0, 0
+  local found = redis.call('ZRANGEBYSCORE', 'warmq:leases', '-inf', '(0', 'LIMIT', 0, MOVE_COUNT + 1)
+  for i, lease in ipairs(found) do
+    local worker = string.match(lease, '^(.*)/%d+$')
+    local record = redis.call('HGET', 'warmq:worker:' .. worker, lease)
+    local l = record and unpack_lease(record)
+    if i > MOVE_COUNT or l and i > 1 and moved + l.size > MOVE_BYTES then
+      left = 1
+      break
+    end
+    local answer = l and redis.pcall('LMOVE', leased_key(lease), l.list, 'RIGHT', 'RIGHT')
+    -- A list that is not a list must not stop the others; its messages wait until it is one.
+    if type(answer) ~= 'table' then drop_lease(worker, lease) end
+    moved = moved + (l and l.size or 0)
+  end
+  -- What LMOVE answers is in Lua's memory, which maxmemory does not count.
+  if moved > 1024 * 1024 then collectgarbage() end
+  return left
+end
+
+-- Sends leases back to the head of their own lists; move_back() then moves the messages.
+-- `leases` is a list of {lease, died, and the record's fields}, newest first.
+-- A death inside the suspects' list halves the group; who dies alone a second time is
+-- the culprit: one death somebody else may have caused, from outside.
+local function hand_back(worker, leases, max_deaths, now, date, ttl_ms)
+  local died_suspects, groups = {}, {}
+  for _, l in ipairs(leases) do
+    if l.died and l.list == suspects_of(l.list) then
+      died_suspects[l.list] = (died_suspects[l.list] or 0) + 1
+    end
+  end
+  for _, l in ipairs(leases) do
+    local target, deaths = l.list, died_suspects[l.list]
+    if l.batch ~= '' and not batch_alive(l.batch, l.life) then
+      drop_lease(worker, l.lease) -- its batch was deleted
+      if not batch_state(l.batch).life then forget_counts(l.id) end
+    else
+      redis.call('HINCRBY', 'warmq:returns', l.id, 1)
+      if l.died and redis.call('HINCRBY', 'warmq:deaths', l.id, 1) >= max_deaths then
+        target = suspects_of(l.list)
+      end
+      if deaths == 1 and l.died and redis.call('HINCRBY', 'warmq:deaths', alone(l.id), 1) == 2 then
+        local text = 'the engine died each time it ran this request'
+        give_up(l.lease, l, 'poison: ' .. text, now, function(r)
+          return ending_meta(r, 'FAILURE', 'RequestFailed', 'null', 'poison', text, date)
+        end, ttl_ms)
+        redis.call('DEL', l.list .. ':group')
+        drop_lease(worker, l.lease)
+      else
+        if deaths and l.died then groups[l.list] = math.ceil(deaths / 2) end
+        l.list = target
+        redis.call('HSET', 'warmq:worker:' .. worker, l.lease, pack_lease(l))
+        redis.call('ZADD', 'warmq:leases', -lease_number(l.lease), l.lease)
+      end
+    end
+  end
+  for list, size in pairs(groups) do redis.call('SET', list .. ':group', size, 'PX', ttl_ms) end
+  -- Nothing ends the counts of a request whose queue somebody empties.
+  redis.call('PEXPIRE', 'warmq:returns', ttl_ms)
+  redis.call('PEXPIRE', 'warmq:deaths', ttl_ms)
+end

@@ -1,0 +1,102 @@
+-- Reading Celery protocol-2 messages. A message may be megabytes, nearly all of it the body,
+-- which no script needs: only what follows the body is decoded.
+
+-- Whether a text is UTF-8: what is not cannot be written into a result that a client reads.
+local CONTINUED = '[\128-\191]'
+local function is_utf8(text)
+  if not string.find(text, '[\128-\255]') then return true end
+  for _, sequence in ipairs({
+    '[\194-\223]', '\224[\160-\191]', '[\225-\236\238\239]' .. CONTINUED, '\237[\128-\159]',
+    '\240[\144-\191]' .. CONTINUED, '[\241-\243]' .. CONTINUED .. CONTINUED,
+    '\244[\128-\143]' .. CONTINUED,
+  }) do
+    text = string.gsub(text, sequence .. CONTINUED, '?')
+  end
+  return not string.find(text, '[\128-\255]')
+end
+
+-- Where the body's closing quote is in a message as kombu and `producer` write it, body first;
+-- nil in any other. An unescaped quote stands behind an even number of backslashes.
+local function body_end(message)
+  local at = select(2, string.find(message, '^{"body":%s?"'))
+  while at do
+    at = string.find(message, '",', at + 1, true)
+    if at then
+      local before = at - 1
+      while string.byte(message, before) == 92 do before = before - 1 end
+      if (at - 1 - before) % 2 == 0 then
+        return string.find(message, '^",%s?"content%-', at) and at
+      end
+    end
+  end
+end
+
+-- What warmq needs of a Celery protocol-2 message; nil and the reason if it is not one.
+-- `step` is the suffix of the priority's list.
+local function read_message(message)
+  local stop = body_end(message)
+  local ok, m = pcall(cjson.decode, stop and '{"body":"' .. string.sub(message, stop) or message)
+  if not ok or type(m) ~= 'table' then return nil, 'not a JSON object' end
+  local h = m['headers']
+  if type(h) ~= 'table' then return nil, 'no headers: not a Celery protocol-2 message' end
+  if type(h['id']) ~= 'string' or #h['id'] == 0 or #h['id'] > 255 or string.find(h['id'], '%c')
+     or not is_utf8(h['id']) then
+    return nil, 'headers.id is not a usable task id'
+  end
+  if type(m['body']) ~= 'string' or type(m['properties']) ~= 'table' then
+    return nil, 'no body or no properties'
+  end
+  local out = { id = h['id'], batch = '', life = '', custom_id = cjson.null, line = cjson.null, step = '' }
+  out.ignored = h['ignore_result'] == true
+  local priority = tonumber(m['properties']['priority'])
+  for _, step in ipairs({ 9, 6, 3 }) do
+    if priority and priority >= step then out.step = '\6\22' .. step break end
+  end
+  local w = h['warmq']
+  if type(w) == 'table' then
+    if type(w['batch']) == 'string' and w['batch'] ~= '' then
+      -- A message that only claims to be of a batch belongs to none that lives.
+      out.batch, out.life = w['batch'], type(w['life']) == 'string' and w['life'] or ''
+    end
+    if type(w['custom_id']) == 'string' and is_utf8(w['custom_id']) then out.custom_id = w['custom_id'] end
+    if type(w['line']) == 'number' then out.line = w['line'] end
+    if type(w['deadline']) == 'number' then out.deadline = w['deadline'] end
+  end
+  return out
+end
+
+-- A request that is run again is not held to a deadline that has passed, `now` in ms. The message
+-- is changed as text: cjson would turn its empty lists into {}. Within a string the quotes would
+-- be escaped, so these patterns meet nothing but the fields.
+local DEADLINE = '("deadline":%s*)(%-?%d[%d.eE+-]*)'
+local function without_past_deadline(message, now)
+  local stop = body_end(message) or 1
+  local body, rest = string.sub(message, 1, stop - 1), string.sub(message, stop)
+  local _, deadline = string.match(rest, DEADLINE)
+  if not deadline or (tonumber(deadline) or 0) * 1000 > now then return message end
+  return body .. string.gsub(rest, DEADLINE, '%1null')
+end
+
+-- The same for Celery's `expires`, which Lua cannot read: whenever it is.
+local EXPIRES = '("expires":%s*)"[^"\\]*"'
+local function without_expires(message)
+  local stop = body_end(message) or 1
+  return string.sub(message, 1, stop - 1) .. string.gsub(string.sub(message, stop), EXPIRES, '%1null')
+end
+
+-- Celery's meta for an ending that no worker computed. Strings only through
+-- cjson: it never sees a result body, whose empty lists it would turn into {}.
+local function ending_meta(r, status, exc_type, exc_module, code, text, date)
+  local function s(v) return cjson.encode(v) end
+  local batch = r.batch == '' and 'null' or s(r.batch)
+  return '{"status":"' .. status .. '","result":{"exc_type":"' .. exc_type ..
+    '","exc_message":[' .. s(text) .. '],"exc_module":' .. exc_module ..
+    '},"traceback":null,"children":[],"date_done":' .. s(date) .. ',"task_id":' .. s(r.id) ..
+    ',"warmq":{"batch":' .. batch .. ',"custom_id":' .. s(r.custom_id) ..
+    ',"line":' .. (type(r.line) == 'number' and string.format('%d', r.line) or 'null') ..
+    ',"error":{"code":"' .. code .. '","message":' .. s(text) .. '}}}'
+end
+
+local function revoked_meta(r, code, text, date)
+  return ending_meta(r, 'REVOKED', 'TaskRevokedError', '"celery.exceptions"', code, text, date)
+end
