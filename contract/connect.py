@@ -23,7 +23,7 @@ from redis.exceptions import (
 )
 from redis.retry import Retry
 
-from contract.errors import StoreUnavailable
+from contract.errors import StoreFull, StoreUnavailable
 from contract.settings import Settings, load
 
 CONNECT_TIMEOUT_S = 5.0
@@ -167,11 +167,12 @@ def translated() -> Iterator[None]:
         text = str(error) or type(error).__name__
         if inner := _IN_SCRIPT.search(text):  # Redis 6 wraps what a script met
             text = inner[1]
-        remedy = "is Redis running, and is WARMQ_REDIS_URL right?"
+        kind, remedy = StoreUnavailable, "is Redis running, and is WARMQ_REDIS_URL right?"
         if text.startswith("OOM") or "maxmemory" in text:
+            kind = StoreFull
             remedy = "Redis is full: collect and delete finished batches, or raise maxmemory"
         elif is_read_only(error):
             remedy = "this server is a replica: point WARMQ_REDIS_URL at the primary"
         elif isinstance(error, AuthenticationError | NoPermissionError) or "NOPERM" in text:
             remedy = "check user, password and ACL in WARMQ_REDIS_URL"
-        raise StoreUnavailable(f"Redis: {text} ({remedy})") from error
+        raise kind(f"Redis: {text} ({remedy})") from error

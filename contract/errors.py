@@ -52,6 +52,10 @@ class StoreUnavailable(WarmqError):
     code = "store_unavailable"
 
 
+class StoreFull(StoreUnavailable):
+    """Redis has no memory for this write: it fits once results are collected."""
+
+
 class StoreRefused(WarmqError):
     """Redis refuses this write whenever it is sent: sending it again does not help."""
 

@@ -14,14 +14,14 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 
 from contract import keys
 from contract.batch import Batch
-from contract.errors import BatchConflict, RequestRejected
+from contract.errors import BatchConflict, RequestRejected, StoreFull
 from contract.schema import parse_line
 from contract.settings import Settings
 from contract.store import BatchStore
@@ -48,7 +48,7 @@ class _Window:
     Up to line `stored` it was queued before; if `sealed`, it ends there.
     """
 
-    batch_id: str
+    submitter: Submitter
     digest: str
     stored: int
     sealed: bool
@@ -148,10 +148,13 @@ class Run:
             while len(waiting) < AHEAD:
                 digest = waiting[-1][0].digest if waiting else files.done.digest
                 number = files.done.windows + len(waiting)
-                window = self._begin(raws, window_id(files.done.name, number), digest)
-                if window is None:
-                    break
-                waiting.append((window, self._queue(window, raws, input_name, files)))
+                batch_id = window_id(files.done.name, number)
+                with _same_run(files):
+                    window = self._begin(raws, batch_id, digest, input_name, files.done.name)
+                    if window is None:
+                        break
+                    batch = window.submitter.run(self._take(window, raws)).batch
+                waiting.append((window, batch))
             if waiting:
                 window, batch = waiting.popleft()
                 self._collect(window, batch, files)
@@ -160,7 +163,9 @@ class Run:
             elif raws.peek() is not None:
                 self._wait(ROOM_EVERY_S, files.done, self._why_full)
 
-    def _begin(self, raws: _Chunks, batch_id: str, digest: str) -> _Window | None:
+    def _begin(
+        self, raws: _Chunks, batch_id: str, digest: str, input_name: str, run_name: str
+    ) -> _Window | None:
         """Return the next window; None if there is no line left, or no room for one."""
         if raws.peek() is None:
             return None
@@ -168,7 +173,15 @@ class Run:
         stored = batch.number("cursor") if batch is not None else 0
         if not stored and self._why_full():
             return None
-        return _Window(batch_id, digest, stored, sealed=batch is not None and batch.sealed)
+        submitter = Submitter(
+            self._store, self._settings.model_copy(update=_NO_MARK),
+            replace(self._submission, batch_id=batch_id), part=Part(digest, self._seen, run_name),
+        )  # fmt: skip
+        try:
+            submitter.create(input_name)
+        except StoreFull:
+            return None  # results have filled it since the look
+        return _Window(submitter, digest, stored, sealed=batch is not None and batch.sealed)
 
     def _why_full(self, coming: int = 0) -> str:
         settings = self._settings
@@ -176,21 +189,6 @@ class Run:
             self._list_key, coming, high_water=settings.high_water,
             high_water_requests=settings.high_water_requests,
         )  # fmt: skip
-
-    def _queue(self, window: _Window, raws: _Chunks, input_name: str, files: RunFiles) -> Batch:
-        part = Part(window.digest, self._seen, files.done.name)
-        submission = replace(self._submission, batch_id=window.batch_id)
-        settings = self._settings.model_copy(update=_NO_MARK)
-        submitter = Submitter(self._store, settings, submission, part=part)
-        try:
-            submitter.create(input_name)
-            return submitter.run(self._take(window, raws)).batch
-        except BatchConflict as error:
-            problem, _, _ = error.message.rpartition(";")
-            raise BatchConflict(
-                f"{problem or error.message}; use the same input and options, or "
-                f"{files.journal.start_anew}"
-            ) from None
 
     def _take(self, window: _Window, raws: _Chunks) -> Iterator[RawChunk]:
         """Pass a window's chunks on, numbered anew."""
@@ -241,6 +239,19 @@ class Run:
             self._tell_at = now + TELL_EVERY_S
             self._report(done, what())
         time.sleep(wait_s)
+
+
+@contextmanager
+def _same_run(files: RunFiles) -> Iterator[None]:
+    """Say of a window that differs what to do with a run."""
+    try:
+        yield
+    except BatchConflict as error:
+        problem, _, _ = error.message.rpartition(";")
+        raise BatchConflict(
+            f"{problem or error.message}; use the same input and options, or "
+            f"{files.journal.start_anew}"
+        ) from None
 
 
 def _custom_id(line: bytes) -> str | None:

@@ -1,8 +1,8 @@
 -- Shared by every script (contract/scripts.py puts it, message.lua and leases.lua in front).
 -- Keys are listed in contract/keys.py. Time is always Redis TIME, in ms.
 -- Under maxmemory Redis refuses a script whose FIRST write may grow memory, and
--- lets every later write pass; so scripts that must run then (all but ENQUEUE
--- and RETRY) begin with a write that only frees. That is what unblock() is for.
+-- lets every later write pass; so scripts that must run then (all but CREATE and
+-- RETRY) begin with a write that only frees. That is what unblock() is for.
 
 local RESULT = 'celery-task-meta-'
 

@@ -20,6 +20,7 @@ end
 if limit == 0 and redis.call('LLEN', list) >= tonumber(ARGV[9]) then
   return { 'full', string.format('%d requests wait in the queue', redis.call('LLEN', list)) }
 end
+unblock() -- the caller's mark decides what is too much
 local messages, found, at = 0, {}, 1
 local function push()
   redis.call('LPUSH', list, unpack(found))

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from runs import custom_ids, done_windows, running, served
+from submitting import LIMITS
 from support import TTL_MS, chat_line, run_all, write_lines
 
+from contract import keys
+from contract.batch import Batch
 from contract.connect import connect
 from contract.store import BatchStore
 from demo.stack import RedisServer, eventually
+from producer.options import Submission
+from producer.reader import Input
+from producer.run import Run
 
 pytestmark = pytest.mark.timeout(120)
 MIB = 2**20
@@ -102,6 +110,34 @@ def test_a_redis_that_others_have_filled_is_waited_for_aloud(
         small_store.redis.delete(*others)
         eventually(lambda: run_all(small_store) == 3, 20)
         assert process.wait(20) == 0
+
+
+class FilledOnce(BatchStore):
+    """Results fill Redis after the first look for room, and are collected at the second."""
+
+    looks = 0
+
+    def why_full(self, *args: Any, **marks: Any) -> str:
+        self.looks += 1
+        self.redis.config_set("maxmemory", 1 if self.looks == 1 else 0)
+        return ""
+
+    def batch(self, batch_id: str) -> Batch | None:
+        run_all(BatchStore(self.redis, ttl_ms=TTL_MS))
+        return super().batch(batch_id)
+
+
+def test_a_redis_that_results_fill_while_a_window_begins_is_waited_for(
+    small_redis: RedisServer, tmp_path: Path
+) -> None:
+    source, out = large_file(tmp_path / "in.jsonl", 3, 10), tmp_path / "out.jsonl"
+    submission = Submission("run", keys.DEFAULT_QUEUE, 6)
+    with connect(small_redis.url, "test") as client, closing(Input(str(source))) as lines:
+        store = FilledOnce(client, ttl_ms=TTL_MS)
+        run = Run(store, LIMITS, submission, 500, lambda done, waiting: None)
+        done = run.run(lines, out, tmp_path / "out.errors.jsonl")
+    assert done.completed == 3
+    assert store.looks >= 2
 
 
 def test_a_run_without_a_worker_says_what_it_waits_for(

@@ -210,6 +210,21 @@ def test_a_full_redis_refuses_enqueue_and_serves_everything_that_ends_work(
     assert store.delete("b1")
 
 
+def test_a_full_redis_takes_a_chunk_whose_room_was_looked_for_before(
+    store: BatchStore, worker: Lessee, fill
+) -> None:
+    # As in `producer run`, which looks before it reads a chunk; results may fill Redis meanwhile
+    other = submit_batch(store, 1, batch_id="open", seal=False)
+    chunk, messages = one_more(other, 2)
+    fill()
+    answer = store.enqueue(
+        other.batch, other.list_key, other.end, chunk, messages, [],
+        high_water=1e9, high_water_requests=1_000_000,
+    )  # fmt: skip
+    assert answer.answer == "ok"
+    assert len(worker.pop()) == 2
+
+
 def test_a_full_redis_refuses_a_new_batch_and_a_retry_with_a_remedy(
     redis_client: redis.Redis, store: BatchStore, worker: Lessee, fill
 ) -> None:
