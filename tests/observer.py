@@ -110,7 +110,12 @@ class _Reader:
         owned = {self._request_of.get(lease) for lease in ended}
         # A negative score says that a lease is on its way back; the message may follow later.
         scored = [words for words in script if words[:2] == [b"ZADD", keys.LEASES.encode()]]
-        sent = {words[3] for words in scored if words[2].startswith(b"-")}
+        sent = {
+            lease
+            for words in scored
+            for score, lease in zip(words[2::2], words[3::2], strict=True)
+            if score.startswith(b"-")
+        }
         if (b"HSET", keys.SWEEP.encode()) in named:
             taken = sent | (set(ended) - self._returning)
             self.writes.swept.update(lease.decode().rpartition("/")[0] for lease in taken)
@@ -123,7 +128,8 @@ class _Reader:
         if name in (b"DEL", b"UNLINK"):
             self._visible -= {_request(key) for key in words[1:] if key.startswith(_RESULT)}
         elif name in (b"HSET", b"HMSET") and words[1].startswith(_WORKER):
-            self._lease(words[2], words[3])
+            for lease, record in zip(words[2::2], words[3::2], strict=True):
+                self._lease(lease, record)
         elif name in _LIFE:
             return
         elif len(words) > 1 and words[1].startswith(_RESULT):

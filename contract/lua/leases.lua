@@ -11,7 +11,8 @@ local function leased_key(lease) return 'warmq:leased:' .. lease end
 -- <slots> NUL <size> NUL <list> NUL <home> NUL <request id> NUL <batch> NUL <life>: where the
 -- message goes back to, where it is retried, the slots of the engine that holds it.
 local function pack_lease(l)
-  return table.concat({ l.slots, l.size, l.list, l.home, l.id, l.batch, l.life }, '\0')
+  return l.slots .. '\0' .. l.size .. '\0' .. l.list .. '\0' .. l.home .. '\0' .. l.id ..
+    '\0' .. l.batch .. '\0' .. l.life
 end
 
 local function unpack_lease(record)
@@ -26,12 +27,6 @@ local function lease_number(lease) return tonumber(string.match(lease, '/(%d+)$'
 local function suspects_of(list)
   local queue = string.gsub(string.match(list, '^(.-)\6') or list, ':suspects$', '')
   return queue .. ':suspects'
-end
-
--- The list of a message's own priority, from whichever list of the queue it was taken.
-local function home_of(list, r)
-  if list ~= suspects_of(list) then return list end
-  return string.gsub(list, ':suspects$', '') .. r.step
 end
 
 -- Moves the last message in `from` to the dead letters. `l` tells size, home, request id, batch

@@ -31,27 +31,64 @@ local function body_end(message)
   end
 end
 
+-- The suffix of the list of a priority.
+local function step_of(priority)
+  for _, step in ipairs({ 9, 6, 3 }) do
+    if priority and priority >= step then return '\6\22' .. step end
+  end
+  return ''
+end
+
+local function usable_id(id)
+  return #id > 0 and #id <= 255 and not string.find(id, '%c') and is_utf8(id)
+end
+
+-- What follows the body in a message as contract/message.py writes it, whole: two texts that are
+-- the same in all, and what stands between them. It is read in half the time that decoding takes;
+-- a message that differs from it in anything is decoded.
+local HEAD = '","content-encoding":"utf-8","content-type":"application/json","headers":{"lang":"py",' ..
+  '"task":"warmq.generate","argsrepr":"","kwargsrepr":"","origin":"warmq","eta":null,' ..
+  '"expires":null,"group":null,"parent_id":null,"retries":0,"timelimit":[null,null],"id":"'
+local FIELDS = string.gsub(
+  '^(TEXT)","root_id":"TEXT","warmq":{"line":(%d+),"url":"TEXT","custom_id":"(TEXT)",' ..
+  '"batch":"(TEXT)","created":"%d+","life":"(TEXT)","deadline":([%w.]+),"v":1}},' ..
+  '"properties":{"delivery_mode":2,"priority":(%d+),"delivery_info":{"exchange":"",' ..
+  '"routing_key":"TEXT()"', 'TEXT', '[^"\\%%c]+')
+local TAIL = '"},"body_encoding":"utf-8","reply_to":"","correlation_id":"'
+
+local function read_written(message, stop)
+  if string.find(message, HEAD, stop, true) ~= stop then return nil end
+  local id, line, custom_id, batch, life, deadline, priority, at =
+    string.match(message, FIELDS, stop + #HEAD)
+  local tail = id and TAIL .. id .. '","delivery_tag":"' .. id .. '"}}'
+  if not id or #message ~= at + #tail - 1 or string.find(message, tail, at, true) ~= at
+     or not usable_id(id) or not is_utf8(custom_id) then
+    return nil
+  end
+  if deadline ~= 'null' and not string.find(deadline, '^%d+%.?%d*$') then return nil end
+  return { id = id, batch = batch, life = life, custom_id = custom_id, line = tonumber(line),
+           deadline = tonumber(deadline), step = step_of(tonumber(priority)), ignored = false }
+end
+
 -- What warmq needs of a Celery protocol-2 message; nil and the reason if it is not one.
 -- `step` is the suffix of the priority's list.
 local function read_message(message)
   local stop = body_end(message)
+  local written = stop and read_written(message, stop)
+  if written then return written end
   local ok, m = pcall(cjson.decode, stop and '{"body":"' .. string.sub(message, stop) or message)
   if not ok or type(m) ~= 'table' then return nil, 'not a JSON object' end
   local h = m['headers']
   if type(h) ~= 'table' then return nil, 'no headers: not a Celery protocol-2 message' end
-  if type(h['id']) ~= 'string' or #h['id'] == 0 or #h['id'] > 255 or string.find(h['id'], '%c')
-     or not is_utf8(h['id']) then
+  if type(h['id']) ~= 'string' or not usable_id(h['id']) then
     return nil, 'headers.id is not a usable task id'
   end
   if type(m['body']) ~= 'string' or type(m['properties']) ~= 'table' then
     return nil, 'no body or no properties'
   end
-  local out = { id = h['id'], batch = '', life = '', custom_id = cjson.null, line = cjson.null, step = '' }
+  local out = { id = h['id'], batch = '', life = '', custom_id = cjson.null, line = cjson.null }
   out.ignored = h['ignore_result'] == true
-  local priority = tonumber(m['properties']['priority'])
-  for _, step in ipairs({ 9, 6, 3 }) do
-    if priority and priority >= step then out.step = '\6\22' .. step break end
-  end
+  out.step = step_of(tonumber(m['properties']['priority']))
   local w = h['warmq']
   if type(w) == 'table' then
     if type(w['batch']) == 'string' and w['batch'] ~= '' then

@@ -1,6 +1,5 @@
 -- POP: lease up to k messages, and look at no more than max_bytes of them (but at one).
--- Each message leaves its list only after its lease or its dead letter is written,
--- so that an error anywhere loses nothing.
+-- The leases are written at the end, also after an error, so that it loses nothing.
 -- ARGV: worker, queue, k, max_bytes, lease_ms, slots, ttl_ms, date, floor, list keys...
 --   floor is the highest lease number this worker knows: a Redis that lost its last
 --   writes must not give a number twice, or one request's DONE would drop another's lease
@@ -22,11 +21,17 @@ end
 local out, leased, examined, bytes, free_numbers = {}, 0, 0, 0, 0
 local any_returns = redis.call('EXISTS', 'warmq:returns') == 1
 local any_revoked = redis.call('EXISTS', 'warmq:revoked') == 1
-local worker_hash = 'warmq:worker:' .. worker
+local records, ends = {}, {} -- of the leases: (id, record) and (when it ends, id)
 
 local function is_revoked(id)
   local until_s = any_revoked and redis.call('ZSCORE', 'warmq:revoked', id)
   return until_s and tonumber(until_s) * 1000 > now
+end
+
+-- The list of a message's own priority, from whichever list of the queue it was taken.
+local suspects = suspects_of(queue)
+local function home_of(list, r)
+  return list == suspects and queue .. r.step or list
 end
 
 local function keep(list, message, r, outcome)
@@ -81,11 +86,11 @@ end
 
 local function lease(list, message, r)
   local id = worker .. '/' .. string.format('%d', next_number())
-  redis.call('HSET', worker_hash, id, pack_lease({
-    slots = slots, size = #message, list = list, home = home_of(list, r), id = r.id,
-    batch = r.batch, life = r.life }))
-  redis.call('ZADD', 'warmq:leases', now + lease_ms, id)
+  local record = pack_lease({ slots = slots, size = #message, list = list,
+                              home = home_of(list, r), id = r.id, batch = r.batch, life = r.life })
   redis.call('LMOVE', list, leased_key(id), 'RIGHT', 'LEFT')
+  local at = #records
+  records[at + 1], records[at + 2], ends[at + 1], ends[at + 2] = id, record, now + lease_ms, id
   local returns, deaths = '0', '0'
   if any_returns then
     returns = redis.call('HGET', 'warmq:returns', r.id) or '0'
@@ -97,8 +102,7 @@ local function lease(list, message, r)
 end
 
 local full = k <= 0
-for i = 10, #ARGV do
-  local list = ARGV[i]
+local function take_from(list)
   while not full do
     -- One at a time: a range of the list could be gigabytes.
     local message = redis.call('LINDEX', list, -1)
@@ -118,11 +122,18 @@ for i = 10, #ARGV do
     bytes = bytes + #message
     if leased >= k then full = true end
   end
-  if full then break end
 end
+
+local finished, problem = true, nil
+for i = 10, #ARGV do
+  finished, problem = pcall(take_from, ARGV[i])
+  if full or not finished then break end
+end
+call_many('HSET', 'warmq:worker:' .. worker, records)
+call_many('ZADD', 'warmq:leases', ends)
 apply_to_batches(now)
+if not finished then error(problem, 0) end
 if bytes > 1024 * 1024 then collectgarbage() end
-local suspects = suspects_of(queue)
 local head = { now, redis.call('LLEN', suspects), redis.call('GET', suspects .. ':group') or '0',
                full and 1 or 0, highest }
 for i = 1, #out do head[5 + i] = out[i] end
