@@ -27,7 +27,7 @@ from contract.settings import Settings
 from contract.store import BatchStore
 from producer.journal import Done, RunFiles, window_id
 from producer.options import Submission
-from producer.reader import CHUNK_LINES, Input, RawChunk, chunks
+from producer.reader import Input, RawChunk, chunks
 from producer.results import Collector
 from producer.seen import SeenIds
 from producer.standing import Standing
@@ -53,6 +53,7 @@ class _Window:
     stored: int
     sealed: bool
     line: int = 0
+    lines: int = 0
     #: Sizes in bytes of the chunks that may still be on their way.
     coming: deque[int] = field(default_factory=lambda: deque(maxlen=UNDER_WAY))
 
@@ -91,7 +92,7 @@ class Run:
         self._settings = settings
         self._submission = submission
         self._list_key = keys.priority_list(submission.queue, submission.priority)
-        self._chunks = max(1, window // CHUNK_LINES)
+        self._lines = window
         self._report = report
         self._tell_at = 0.0
         self._seen = SeenIds()
@@ -193,19 +194,20 @@ class Run:
     def _take(self, window: _Window, raws: _Chunks) -> Iterator[RawChunk]:
         """Pass a window's chunks on, numbered anew."""
         for ordinal in count():
-            if ordinal and self._ends(window, ordinal):
+            if ordinal and self._ends(window, raws.peek()):
                 return
             raw = raws.take()
             if raw is None:
                 return
+            window.lines += len(raw.lines)
             window.line, window.digest, raw.ordinal = raw.cursor, raw.digest, ordinal
             window.coming.append(raw.size)
             yield raw
 
-    def _ends(self, window: _Window, chunks_taken: int) -> bool:
+    def _ends(self, window: _Window, following: RawChunk | None) -> bool:
         if window.line < window.stored:
             return False
-        if window.sealed or chunks_taken >= self._chunks:
+        if window.sealed or following is None or window.lines + len(following.lines) > self._lines:
             return True
         return bool(self._why_full(sum(window.coming)))
 

@@ -57,7 +57,7 @@ class WorkerSettings(Settings):
     max_in_flight_bytes: Bytes = Field(
         256 * 2**20, description="message bytes in flight above which no more are taken"
     )
-    pop_bytes: Bytes = Field(4 * 2**20, description="most message bytes taken in one POP")
+    pop_bytes: Bytes = Field(2 * 2**20, description="most message bytes taken in one POP")
     lease_s: Seconds = Field(
         60, ge=2, description="how long a dead worker's requests stay unavailable"
     )

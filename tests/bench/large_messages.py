@@ -42,7 +42,7 @@ def submit(store: BatchStore, batch_id: str, count: int) -> None:
     """Queue a batch in chunks as large as `producer submit` sends."""
     _, batch = store.create(batch_id, SEED, {"queue": "warmq"})
     write, end = writer(batch), (0, SEED)
-    step = CHUNK_BYTES // SIZE
+    step = -(-CHUNK_BYTES // SIZE)
     for first in range(1, count + 1, step):
         lines = range(first, min(first + step, count + 1))
         chunk = IndexChunk(lines[-1], f"{lines[-1]:040x}", [(n, f"c{n}", False) for n in lines])

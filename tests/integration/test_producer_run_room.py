@@ -59,7 +59,7 @@ def test_a_finished_window_is_collected_before_the_next_one_asks_for_room(
             lambda: any(batch.sealed for batch in small_store.batches()), 20, "one is queued"
         )
         process.send_signal(signal.SIGKILL)
-    run_all(small_store, text="y" * 40_000)
+    run_all(small_store, text="y" * 150_000)
     assert len(small_store.batches()) == 1
     assert small_store.redis.info("memory")["used_memory"] > 12 * MIB
     # When the same command runs again: it is the first to make room
