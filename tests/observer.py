@@ -7,6 +7,7 @@ deaths of everybody else. So no commit can escape, and a refused `SET ... NX` is
 
 from __future__ import annotations
 
+import itertools
 import mmap
 from collections import Counter
 from collections.abc import Iterator
@@ -113,7 +114,7 @@ class _Reader:
         sent = {
             lease
             for words in scored
-            for score, lease in zip(words[2::2], words[3::2], strict=True)
+            for score, lease in itertools.pairwise(words[2:])
             if score.startswith(b"-")
         }
         if (b"HSET", keys.SWEEP.encode()) in named:
