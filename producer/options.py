@@ -15,7 +15,7 @@ from contract.errors import RequestRejected, WarmqError
 from contract.schema import check_body
 
 #: Part of every digest; a change of chunk boundaries or of the message's form changes it.
-_FORMAT = 1
+_FORMAT = 2
 _BATCH_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
