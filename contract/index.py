@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import orjson
 
-from contract import keys
+from contract.redis import keys
 
 #: A line's number, its custom_id, and whether its request id is derived from the number.
 IndexEntry = tuple[int, str, bool]

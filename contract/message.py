@@ -16,9 +16,9 @@ from typing import Any
 
 import orjson
 
-from contract.decode import decode, shown
 from contract.errors import RequestRejected
-from contract.keys import TASK_NAME, priority_list
+from contract.openai.decode import decode, shown
+from contract.redis.keys import TASK_NAME, priority_list
 
 _EMBED = b',{},{"callbacks":null,"errbacks":null,"chain":null,"chord":null}]'
 

@@ -19,8 +19,8 @@ from pydantic_settings import (
 )
 
 from contract.errors import WarmqError
-from contract.keys import DEFAULT_QUEUE, RESULT_PREFIX
-from contract.redis_url import LONGEST_S, redis_url
+from contract.redis.keys import DEFAULT_QUEUE, RESULT_PREFIX
+from contract.redis.url import LONGEST_S, redis_url
 
 S = TypeVar("S", bound="Settings")
 

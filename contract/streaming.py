@@ -21,8 +21,8 @@ from typing import Any
 
 import orjson
 
-from contract import keys
-from contract.connect import translated
+from contract.redis import keys
+from contract.redis.connect import translated
 
 #: How long a worker writes after it heard of a listener, in seconds.
 LISTEN_S = 15.0

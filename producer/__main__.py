@@ -1,5 +1,5 @@
 """`python -m producer`, the same as the `producer` command."""
 
-from producer.cli import main
+from producer.cli.main import main
 
 main()

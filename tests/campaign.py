@@ -23,9 +23,9 @@ from settled import assert_batch_settled, assert_nothing_left
 from stage import Stage
 from support import producer_command, producer_env, write_lines
 
-from contract import keys
+from contract.redis import keys
+from contract.redis.scripts import source
 from contract.results import outcome_of
-from contract.scripts import source
 from demo.stack import ROOT, Worker, eventually
 
 #: What large prompts begin with, in bytes 1 MB.

@@ -23,7 +23,7 @@ from campaign_redis import (
 )
 from snapshot import suspects_leased
 
-from contract import keys
+from contract.redis import keys
 from demo.stack import Worker, eventually
 
 if TYPE_CHECKING:

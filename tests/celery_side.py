@@ -9,7 +9,7 @@ from celery import Celery
 from celery.result import AsyncResult
 from lessee import QUEUE
 
-from contract import keys
+from contract.redis import keys
 from demo.stack import Worker
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from demo.stack import ROOT
-from worker.rbln import CONFIG_NAME, Artefact, read_artefact
+from worker.engine.rbln.model import CONFIG_NAME, Artefact, read_artefact
 
 WRITTEN_BY_0_12 = ROOT / "tests" / "rbln" / "data"
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import redis
 
-from contract.store import BatchStore
+from contract.redis.batches import BatchStore
 from demo.stack import RedisServer
 
 RESULT_TTL_MS = 60_000

@@ -16,13 +16,13 @@ from lessee import (
     stored,
 )
 
-from contract import keys
-from worker.drain import Drain
-from worker.engine.simulated import SimulatedEngine
-from worker.leases import Leases
+from contract.redis import keys
+from worker.drain.leases import Leases
+from worker.drain.loop import Drain
+from worker.drain.supervisor import Supervisor
+from worker.drain.upkeep import Upkeep
+from worker.engine.simulated.engine import SimulatedEngine
 from worker.settings import WorkerSettings
-from worker.supervisor import Supervisor
-from worker.upkeep import Upkeep
 
 T = TypeVar("T")
 LONG = "simulate:sleep=600"

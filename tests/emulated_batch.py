@@ -12,7 +12,7 @@ from typing import Any
 from observer import Writes
 from settled import assert_batch_settled, assert_committed_once, assert_nothing_left
 
-from contract.store import BatchStore
+from contract.redis.batches import BatchStore
 
 #: Tokens asked of every request whose tokens are compared.
 COUNT = 12

@@ -15,8 +15,8 @@ import psutil
 from emulated_batch import Run
 from support import producer_command, producer_env
 
-from contract import keys
-from contract.store import BatchStore
+from contract.redis import keys
+from contract.redis.batches import BatchStore
 from demo.stack import ROOT, RedisServer, Worker, eventually
 
 STAND_IN = ROOT / "tests" / "rbln" / "stand_in"

@@ -11,8 +11,8 @@ from typing import Any
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from contract import keys
-from contract.body import CHAT_URL, COMPLETION_URL, field_names
+from contract.openai.body import CHAT_URL, COMPLETION_URL, field_names
+from contract.redis import keys
 
 #: `make fuzz-full` sets it: other examples each time, and so many times more of them.
 TIMES = int(os.environ.get("FUZZ_TIMES", "0"))

@@ -9,15 +9,15 @@ from typing import Any
 import orjson
 import redis
 
-from contract import keys
 from contract.batch import Batch
-from contract.body import CHAT_URL
 from contract.errors import RequestFailed
 from contract.index import IndexChunk
 from contract.message import MessageWriter, read_delivery
+from contract.openai.body import CHAT_URL
+from contract.redis import keys
+from contract.redis.batches import BatchStore
+from contract.redis.scripts import source
 from contract.results import failure_meta, success_meta
-from contract.scripts import source
-from contract.store import BatchStore
 
 QUEUE = keys.DEFAULT_QUEUE
 SEED = "00" * 20

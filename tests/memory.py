@@ -6,7 +6,7 @@ import time
 
 import psutil
 
-from contract.store import BatchStore
+from contract.redis.batches import BatchStore
 from demo.stack import Worker
 
 Sample = tuple[int, float]

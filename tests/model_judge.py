@@ -25,7 +25,7 @@ from model_world import Sent, World
 from owners import outlived_in, ownerless_in
 from snapshot import Message, Snapshot
 
-from contract import keys
+from contract.redis import keys
 from contract.results import OUTCOMES, outcome_of
 
 #: What a reply may have besides POP's messages: ids of a handful of leases.

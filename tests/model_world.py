@@ -15,12 +15,12 @@ from lessee import LIMITS, QUEUE, SEED, Lease, celery_message, writer
 from snapshot import Snapshot
 from wire import AtOnce, Cut, Fate, Wire, WiredStore, WiredWorker
 
-from contract import keys
-from contract.body import CHAT_URL
 from contract.errors import RequestFailed, WarmqError
 from contract.index import IndexChunk
+from contract.openai.body import CHAT_URL
+from contract.redis import keys
 from contract.results import failure_meta
-from worker.retiring import retire_some
+from worker.drain.retiring import retire_some
 
 SCRIPTS = (
     "create", "enqueue", "seal", "pop", "done", "release", "renew", "sweep", "bury", "cancel",
@@ -152,7 +152,7 @@ class World:
         self.client.lpush(QUEUE, message)
 
     def revoke(self, batch_id: str, line: int) -> None:
-        """Revoke a request through Celery, as worker.leases does."""
+        """Revoke a request through Celery, as worker.drain.leases does."""
         self.wire.run("revoke", 10_800, keys.request_id(batch_id, f"c{line}"))
 
     # -- workers ----------------------------------------------------------------------

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from snapshot import request_of
 
-from contract import keys
+from contract.redis import keys
 
 #: Options of a Redis whose append-only file is to be read: one plain file, never rewritten.
 WATCHED = (

@@ -19,7 +19,7 @@ from settled import assert_batch_settled, assert_committed_once, assert_nothing_
 
 from contract.batch import Batch
 from contract.errors import StoreUnavailable
-from contract.store import BatchStore
+from contract.redis.batches import BatchStore
 from demo.stack import RedisServer, Worker, eventually
 
 TTL_MS = 600_000

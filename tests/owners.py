@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import redis
 from snapshot import Snapshot
 
-from contract import keys
+from contract.redis import keys
 
 #: One key each, whatever happens. The entries of some are looked at one by one.
 REGISTRIES = {

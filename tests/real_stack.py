@@ -17,9 +17,9 @@ from typing import Any
 import redis
 from celery import Celery
 
-from contract import keys
 from contract.batch import Batch
-from contract.store import BatchStore
+from contract.redis import keys
+from contract.redis.batches import BatchStore
 from demo.stack import ROOT, Worker, eventually
 
 # The generator of the questions that the shipped model was trained for.

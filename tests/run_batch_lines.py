@@ -12,7 +12,7 @@ from typing import Any
 
 from pictures import data_url, part, png
 
-from contract.body import CHAT_URL
+from contract.openai.body import CHAT_URL
 
 NAME = "tiny"
 PARSERS = (

@@ -12,7 +12,7 @@ from pathlib import Path
 from lessee import Lessee
 from support import finish, producer_command, producer_env, run_all
 
-from contract.store import BatchStore
+from contract.redis.batches import BatchStore
 from demo.stack import eventually
 
 

@@ -13,11 +13,11 @@ from observer import Writes, read_writes
 from owners import ownerless
 from support import producer_command, producer_env
 
-from contract import keys
+from contract.redis import keys
+from contract.redis.batches import BatchStore
 from contract.results import OUTCOMES, outcome_of
-from contract.store import BatchStore
 from demo.stack import eventually
-from worker.engine.simulated import digest
+from worker.engine.simulated.engine import digest
 
 
 def assert_batch_settled(

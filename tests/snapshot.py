@@ -13,8 +13,8 @@ from typing import Any
 import orjson
 import redis
 
-from contract import keys
 from contract.index import IndexChunk
+from contract.redis import keys
 
 #: Every key with its type, its time to live in ms (-1: none) and what it holds, in one step, so
 #: that no worker moves anything meanwhile. ARGV: where to cut texts off (-1: nowhere).

@@ -17,8 +17,8 @@ from redis.retry import Retry
 from settled import assert_batch_settled, assert_committed_once, assert_nothing_left
 from wrong_clock import WrongClock
 
-from contract import keys
-from contract.store import BatchStore
+from contract.redis import keys
+from contract.redis.batches import BatchStore
 from demo.stack import ROOT, RedisServer, Worker, eventually, tiny_model_worker
 
 LEASE_S = 2.0

@@ -24,9 +24,9 @@ from aiohttp import web
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from contract.body import GENERATING
+from contract.openai.body import GENERATING
 from demo.stack import eventually, free_port
-from worker.engine.simulated import digest
+from worker.engine.simulated.engine import digest
 
 CHUNKS = 4
 

@@ -10,11 +10,11 @@ from support import (
     state,
 )
 
+from contract.redis.batches import BatchStore
 from contract.settings import Settings
-from contract.store import BatchStore
-from producer.options import Submission
-from producer.reader import Input, RawChunk, chunks
-from producer.submit import Submitter, Summary
+from producer.core.reader import Input, RawChunk, chunks
+from producer.core.submission import Submission
+from producer.core.submit import Submitter, Summary
 
 LIMITS = Settings(_env_file=None)
 ONCE = Submission("b1", "warmq", 6)

@@ -12,12 +12,12 @@ from typing import IO, Any
 import orjson
 from lessee import Lease, Lessee
 
-from contract import keys
 from contract.batch import Batch
 from contract.errors import WarmqError
 from contract.message import read_delivery
+from contract.redis import keys
+from contract.redis.batches import BatchStore
 from contract.results import failure_meta, success_meta
-from contract.store import BatchStore
 from demo.stack import ROOT
 
 TTL_MS = 60_000

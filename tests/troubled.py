@@ -15,12 +15,12 @@ from draining import LONG, Draining, draining, send, soon
 from lessee import QUEUE, celery_message, chat, queued_ids, stored
 from snapshot import request_of
 
-from contract import keys
 from contract.errors import StoreUnavailable
+from contract.redis import keys
 from demo.stack import RedisServer
+from worker.drain.supervisor import State
 from worker.engine import Capacity, Completion, EngineRequest
-from worker.engine.simulated import SimulatedEngine
-from worker.supervisor import State
+from worker.engine.simulated.engine import SimulatedEngine
 
 #: A request that does not end when its engine dies.
 NEVER = "never"

@@ -11,8 +11,8 @@ from typing import Any
 import redis
 from lessee import Lessee
 
-from contract.scripts import source
-from contract.store import BatchStore
+from contract.redis.batches import BatchStore
+from contract.redis.scripts import source
 
 
 class Fate(Enum):
@@ -106,7 +106,7 @@ class WiredWorker(Lessee):
 
 
 class AtOnce:
-    """What a worker's side tasks use (worker/scripts.py), with every answer at once."""
+    """What a worker's side tasks use (worker/drain/scripts.py), with every answer at once."""
 
     def __init__(self, wire: Wire, ttl_ms: int) -> None:
         self.settings = SimpleNamespace(result_ttl_ms=ttl_ms)

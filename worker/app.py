@@ -1,7 +1,7 @@
 """The Celery application: `celery -A worker.app worker --pool=solo`.
 
 Celery gives us the process, signals and control commands. Requests do not pass
-through its consumer: worker/bootstep.py starts the drain, which does.
+through its consumer: worker/process/bootstep.py starts the drain, which does.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from celery import Celery
 from kombu import Queue
 
 from contract.settings import Settings, SettingsError, load
-from worker.bootstep import CONTROL_QUEUE, EngineStep, PatienceStep
-from worker.broker import celery_settings
+from worker.process.bootstep import CONTROL_QUEUE, EngineStep, PatienceStep
+from worker.process.broker import celery_settings
 
 try:
     # The worker's own settings are checked when a worker starts: `inspect` needs only Redis.
@@ -26,7 +26,7 @@ _redis = celery_settings(_settings.redis_url.get_secret_value())
 app = Celery("warmq")
 app.conf.update(_redis)
 app.conf.update(
-    # Celery's own consumer reads only this; -Q is refused (worker/bootstep.py).
+    # Celery's own consumer reads only this; -Q is refused (worker/process/bootstep.py).
     task_queues=[Queue(CONTROL_QUEUE)],
     task_default_queue=CONTROL_QUEUE,
     # JSON only: a pickled body is code from whoever can write to Redis.
@@ -62,4 +62,4 @@ app.conf.update(
 app.steps["worker"].add(EngineStep)
 app.steps["consumer"].add(PatienceStep)
 
-import worker.control  # noqa: E402, F401 - registers the control commands
+import worker.process.control  # noqa: E402, F401 - registers the control commands

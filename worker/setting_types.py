@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, SecretStr
 
-from contract.redis_url import is_address
+from contract.redis.url import is_address
 from contract.settings import Line, Seconds
 
 

@@ -6,8 +6,8 @@ from typing import Literal
 
 from pydantic import Field, SecretStr, model_validator
 
-from contract.connect import SOCKET_TIMEOUT_S
-from contract.keys import queue_name
+from contract.redis.connect import SOCKET_TIMEOUT_S
+from contract.redis.keys import queue_name
 from contract.settings import Bytes, Count, Line, Seconds, Settings
 from worker.setting_types import (
     Addresses,

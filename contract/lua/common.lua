@@ -1,5 +1,5 @@
--- Shared by every script (contract/scripts.py puts it, message.lua and leases.lua in front).
--- Keys are listed in contract/keys.py. Time is always Redis TIME, in ms.
+-- Shared by every script (contract/redis/scripts.py puts it, message.lua and leases.lua in front).
+-- Keys are listed in contract/redis/keys.py. Time is always Redis TIME, in ms.
 -- Under maxmemory Redis refuses a script whose FIRST write may grow memory, and
 -- lets every later write pass; so scripts that must run then (all but CREATE and
 -- RETRY) begin with a write that only frees. That is what unblock() is for.

@@ -19,12 +19,12 @@ from load import hold, wait_ready
 from npu_model import Cost, NpuModelEngine, request
 
 from demo.stack import RedisServer
-from worker.drain import Drain
+from worker.drain.leases import Leases
+from worker.drain.loop import Drain
+from worker.drain.supervisor import Supervisor
+from worker.drain.upkeep import Upkeep
 from worker.engine import EngineRequest
-from worker.leases import Leases
 from worker.settings import WorkerSettings
-from worker.supervisor import Supervisor
-from worker.upkeep import Upkeep
 
 #: Shapes of cost, not measurements: what a prefill chunk costs beside a decode step, and whether
 #: decoding pays for its bucket's rows or for the step alone.

@@ -23,9 +23,9 @@ import orjson
 import report
 from stub_server import StubProcess
 
-from contract.body import CHAT_URL
+from contract.openai.body import CHAT_URL
 from worker.engine import EngineRequest
-from worker.engine.openai import OpenAIEngine
+from worker.engine.openai.engine import OpenAIEngine
 from worker.settings import WorkerSettings
 
 IN_FLIGHT = 256

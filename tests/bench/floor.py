@@ -21,11 +21,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
 import orjson
 
-from contract import keys
-from contract.connect import connect_async
-from worker.committer import LINGER_S, WORTH
+from contract.redis import keys
+from contract.redis.connect import connect_async
+from worker.drain.committer import LINGER_S, WORTH
 from worker.engine import EngineRequest
-from worker.engine.simulated import SimulatedEngine
+from worker.engine.simulated.engine import SimulatedEngine
 
 
 class Floor:

@@ -18,15 +18,16 @@ from typing import Any
 
 from load import Held, cpu_s, hold
 
-from contract.body import COMPLETION_URL
+from contract.openai.body import COMPLETION_URL
 from contract.settings import load
 from demo.stack import CPU_ENGINE_ARGS, RedisServer, eventually
-from worker.drain import Drain
-from worker.engine import EngineRequest, make_engine
-from worker.leases import Leases
+from worker.drain.leases import Leases
+from worker.drain.loop import Drain
+from worker.drain.supervisor import State, Supervisor
+from worker.drain.upkeep import Upkeep
+from worker.engine import EngineRequest
+from worker.engine.catalogue import make_engine
 from worker.settings import WorkerSettings
-from worker.supervisor import State, Supervisor
-from worker.upkeep import Upkeep
 
 TOKENS = 64
 FORMS = ("bare", "classes", "queue")
@@ -127,7 +128,7 @@ class Forms:
 
 @asynccontextmanager
 async def warm_engine(model: Path) -> AsyncIterator[Forms]:
-    """Start Redis, the engine and the drain over it, as worker/bootstep.py does."""
+    """Start Redis, the engine and the drain over it, as worker/process/bootstep.py does."""
     with (
         tempfile.TemporaryDirectory(prefix="warmq-bench-") as folder,
         RedisServer(Path(folder)) as server,

@@ -20,12 +20,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from lessee import LIMITS, SEED, Lease, Lessee, chat, writer
 
-from contract.body import CHAT_URL
 from contract.index import IndexChunk
-from contract.store import BatchStore
+from contract.openai.body import CHAT_URL
+from contract.redis.batches import BatchStore
 from demo.stack import RedisServer
-from producer.reader import CHUNK_BYTES
-from worker.committer import GROUP
+from producer.core.reader import CHUNK_BYTES
+from worker.drain.committer import GROUP
 from worker.settings import WorkerSettings
 
 WORKERS, SIZE = 4, 1_000_000

@@ -19,7 +19,7 @@ import report
 from load import Held, hold, wait_ready
 from probe import Probe
 
-from contract import keys
+from contract.redis import keys
 from demo.stack import RedisServer, Worker
 
 EXPECTED = {

@@ -10,12 +10,12 @@ from typing import Any
 import orjson
 import redis
 
-from contract import keys
 from contract.batch import Batch
-from contract.body import COMPLETION_URL
 from contract.index import IndexChunk
 from contract.message import MessageWriter
-from contract.store import BatchStore
+from contract.openai.body import COMPLETION_URL
+from contract.redis import keys
+from contract.redis.batches import BatchStore
 from demo.stack import eventually
 
 TTL_MS = 3_600_000

@@ -15,7 +15,7 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 
-from contract.body import COMPLETION_URL
+from contract.openai.body import COMPLETION_URL
 from worker.engine import Capacity, Completion, EngineRequest
 
 PREFILL_CHUNK = 128

@@ -21,10 +21,10 @@ import report
 from load import cpu_s, hold, redis_calls, redis_cpu_s, simulated_body, wait_ready
 from probe import Probe
 
-from contract.body import COMPLETION_URL
+from contract.openai.body import COMPLETION_URL
 from demo.stack import RedisServer, Worker, eventually
 from worker.engine import EngineRequest
-from worker.engine.simulated import SimulatedEngine
+from worker.engine.simulated.engine import SimulatedEngine
 
 #: Mean latency of the simulated engine in seconds; lognormal with sigma 0.5.
 LATENCY_S = 0.2

@@ -10,7 +10,7 @@ import psutil
 import redis
 from load import Held, cpu_s, redis_calls
 
-from contract import keys
+from contract.redis import keys
 from demo.stack import eventually
 
 LOOK_S = 0.01

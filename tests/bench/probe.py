@@ -26,14 +26,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 from report import percentile
 
 from contract.settings import load
-from worker.drain import Drain
-from worker.endings import Ending
+from worker.drain.endings import Ending
+from worker.drain.leases import Leases, Popped
+from worker.drain.loop import Drain
+from worker.drain.supervisor import Supervisor
+from worker.drain.upkeep import Upkeep
 from worker.engine import Completion, EngineRequest
-from worker.engine.simulated import SimulatedEngine
-from worker.leases import Leases, Popped
+from worker.engine.simulated.engine import SimulatedEngine
 from worker.settings import WorkerSettings
-from worker.supervisor import Supervisor
-from worker.upkeep import Upkeep
 
 #: Above so many requests only the distribution is written, not each request's times.
 EACH = 2000

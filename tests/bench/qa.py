@@ -47,8 +47,8 @@ from process import Process, well
 from prompt_forms import chat_messages
 from questions import held_out_reading
 
-from contract import keys
-from contract.body import CHAT_URL
+from contract.openai.body import CHAT_URL
+from contract.redis import keys
 from demo.stack import CPU_ENGINE_ARGS, MODEL, RedisServer, eventually, free_port, procfile_command
 
 GPU_TOKENS, CPU_TOKENS = 64, 24

@@ -19,7 +19,7 @@ from load import wait_ready
 from probe import Probe
 from submission import PRODUCER, timed, write_file
 
-from contract.scripts import source
+from contract.redis.scripts import source
 from demo.stack import RedisServer
 
 #: Commands that take longer are logged, in us.

@@ -15,12 +15,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
-from contract import keys
 from contract.message import Delivery
+from contract.redis import keys
 from contract.results import success_meta
 from contract.settings import load
-from worker.endings import Ending
-from worker.leases import Leases
+from worker.drain.endings import Ending
+from worker.drain.leases import Leases
 from worker.settings import WorkerSettings
 
 ANSWER = (

@@ -22,8 +22,8 @@ from overhead import STEP_S
 from pace import follow
 from probe import Probe
 
-from contract import keys
-from contract.store import BatchStore
+from contract.redis import keys
+from contract.redis.batches import BatchStore
 from demo.stack import RedisServer, eventually
 
 SLOTS, LATENCY_S = 256, 0.2

@@ -25,8 +25,8 @@ from memory import growth
 from submission import PRODUCER, peak_kb_of, timed, write_file
 from windows import check_order, windowed
 
-from contract import keys
-from contract.store import BatchStore
+from contract.redis import keys
+from contract.redis.batches import BatchStore
 from demo.stack import RedisServer, Worker
 
 BATCH = "size"

@@ -21,8 +21,8 @@ import redis
 import report
 from forms import TOKENS, Forms, warm_engine
 
-from contract import keys
-from contract.store import BatchStore
+from contract.redis import keys
+from contract.redis.batches import BatchStore
 from contract.streaming import Listener, Transcript
 from demo.stack import CPU_ENGINE_ARGS, MODEL
 

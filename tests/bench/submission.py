@@ -15,7 +15,7 @@ import orjson
 import report
 from load import redis_cpu_s
 
-from contract.schema import parse_line
+from contract.openai.lines import parse_line
 from demo.stack import RedisServer
 
 #: About 0.5 KB of prompt, words so that compression or caching could not help.

@@ -27,11 +27,11 @@ import report
 from load import cpu_s
 from vllm_server import KEY, VllmServer
 
-from contract.body import CHAT_URL
+from contract.openai.body import CHAT_URL
 from demo.stack import CPU_ENGINE_ARGS, MODEL
 from worker.engine import EngineRequest
-from worker.engine.exchange import STREAM_INTERVAL
-from worker.engine.openai import OpenAIEngine
+from worker.engine.openai.engine import OpenAIEngine
+from worker.engine.openai.exchange import STREAM_INTERVAL
 from worker.settings import WorkerSettings
 
 BAR = 0.98

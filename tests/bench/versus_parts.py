@@ -20,7 +20,7 @@ from load import HELD, cpu_s
 from overhead import LATENCY_S, STEP_S
 from submission import PRODUCER, timed, write_file
 
-from contract import keys
+from contract.redis import keys
 from demo.stack import RedisServer, Worker, eventually
 
 BATCH = "versus"

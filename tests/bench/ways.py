@@ -23,7 +23,7 @@ import aiohttp
 from progress_bar import span_drawn
 from vllm_server import KEY, VllmServer
 
-from contract.body import CHAT_URL
+from contract.openai.body import CHAT_URL
 from demo.stack import CPU_ENGINE_ARGS, MODEL, ROOT
 
 TOKENS = 64

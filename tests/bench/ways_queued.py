@@ -14,7 +14,7 @@ from celery import Celery
 from load import hold, wait_ready
 from ways import ENGINE_ARGS, ENGINE_ENV, TOKENS, Found, body, check_file, end, write_file
 
-from contract.body import CHAT_URL
+from contract.openai.body import CHAT_URL
 from demo.stack import MODEL, ROOT, RedisServer, eventually, tiny_model_worker
 
 HERE = Path(__file__).resolve().parent

@@ -9,7 +9,7 @@ import pytest
 from celery import Celery
 from real_stack import Stack
 
-from contract.store import BatchStore
+from contract.redis.batches import BatchStore
 from demo.stack import RedisServer, Worker, tiny_model_worker
 
 

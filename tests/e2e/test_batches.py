@@ -20,7 +20,7 @@ from real_stack import (
     write_jsonl,
 )
 
-from contract import keys
+from contract.redis import keys
 from demo.stack import Worker, eventually
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.usefixtures("worker")]

@@ -12,7 +12,7 @@ from celery.exceptions import TaskRevokedError
 from celery.result import AsyncResult
 from real_stack import Stack, asked, frozen, listed_questions, text_of
 
-from contract import keys
+from contract.redis import keys
 from demo.stack import Worker, eventually
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("worker")]

@@ -22,7 +22,7 @@ from real_stack import (
     write_jsonl,
 )
 
-from contract import keys
+from contract.redis import keys
 from demo.stack import MODEL, ROOT, Worker, eventually, procfile_command, tiny_model_worker
 
 pytestmark = pytest.mark.timeout(300)

@@ -13,11 +13,11 @@ from celery import Celery
 from real_stack import Stack, asked, frozen, listed_questions, read_jsonl, write_jsonl
 from vllm_server import KEY, VllmServer
 
-from contract.body import CHAT_URL, COMPLETION_URL
-from contract.store import BatchStore
+from contract.openai.body import CHAT_URL, COMPLETION_URL
+from contract.redis.batches import BatchStore
 from demo.stack import RedisServer, Worker, eventually, tiny_model_worker
 from worker.engine import EngineRequest
-from worker.engine.openai import OpenAIEngine
+from worker.engine.openai.engine import OpenAIEngine
 from worker.settings import WorkerSettings
 
 pytestmark = pytest.mark.timeout(300)

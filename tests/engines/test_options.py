@@ -22,7 +22,7 @@ from real_stack import (
     write_jsonl,
 )
 
-from contract.store import BatchStore
+from contract.redis.batches import BatchStore
 from demo.stack import CPU_ENGINE_ARGS, RedisServer, Worker, eventually, tiny_model_worker
 
 pytestmark = pytest.mark.timeout(300)

@@ -31,7 +31,7 @@ from run_batch_lines import (
     seeing,
 )
 
-from contract.store import BatchStore
+from contract.redis.batches import BatchStore
 from demo.stack import CPU_ENGINE_ARGS, MODEL, ROOT, RedisServer, tiny_model_worker
 
 pytestmark = pytest.mark.timeout(300)

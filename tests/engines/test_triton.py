@@ -16,7 +16,7 @@ from stage import Stage, stage
 from support import producer_command, producer_env
 from triton_stack import TritonServer, triton_worker
 
-from contract import keys
+from contract.redis import keys
 from demo.stack import Worker, eventually
 
 pytestmark = pytest.mark.timeout(240)

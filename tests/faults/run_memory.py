@@ -21,7 +21,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 from memory import Sample, Watched, growth  # noqa: E402
 from support import batch_file, run_producer  # noqa: E402
 
-from contract.store import BatchStore  # noqa: E402
+from contract.redis.batches import BatchStore  # noqa: E402
 from demo.stack import RedisServer, Worker  # noqa: E402
 
 #: Allowed by issue 3: growth after the first 10,000 requests.

@@ -15,8 +15,8 @@ from lessee import celery_message, chat
 from outage import celery_inspect, finished, in_flight, simulated, starts
 from support import chat_line, producer_command, producer_env, run_producer, write_lines
 
-from contract import keys
-from contract.store import BatchStore
+from contract.redis import keys
+from contract.redis.batches import BatchStore
 from demo.stack import (
     ROOT,
     RedisServer,

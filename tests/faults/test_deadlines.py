@@ -12,9 +12,9 @@ import redis
 from lessee import QUEUE, Lessee, bury_alive, celery_message, chat, stored
 from support import batch_file, chat_line, finish, queued, run_producer, state, write_lines
 
-from contract import keys
 from contract.errors import RequestFailed
-from contract.store import BatchStore
+from contract.redis import keys
+from contract.redis.batches import BatchStore
 from demo.stack import Worker, eventually
 
 #: Shared machines are slow at times; what waits here has deadlines of its own.

@@ -9,7 +9,7 @@ from pathlib import Path
 from lessee import chat
 from stage import stage
 
-from contract import keys
+from contract.redis import keys
 from demo.stack import eventually
 
 

@@ -27,17 +27,17 @@ from lessee import (
     submit_batch,
 )
 
-from contract import keys
 from contract.errors import RequestRejected
 from contract.message import read_delivery
-from contract.store import BatchStore
+from contract.redis import keys
+from contract.redis.batches import BatchStore
 from demo.stack import RedisServer, eventually
-from worker.drain import Drain
-from worker.engine.simulated import SimulatedEngine
-from worker.leases import Leases
+from worker.drain.leases import Leases
+from worker.drain.loop import Drain
+from worker.drain.supervisor import Supervisor
+from worker.drain.upkeep import Upkeep
+from worker.engine.simulated.engine import SimulatedEngine
 from worker.settings import WorkerSettings
-from worker.supervisor import Supervisor
-from worker.upkeep import Upkeep
 
 #: Shared machines are slow at times; what waits here has deadlines of its own.
 pytestmark = pytest.mark.timeout(200)

@@ -22,8 +22,8 @@ from support import (
     write_lines,
 )
 
-from contract import keys
-from contract.store import BatchStore
+from contract.redis import keys
+from contract.redis.batches import BatchStore
 
 #: Shared machines are slow at times; what waits here has deadlines of its own.
 pytestmark = pytest.mark.timeout(200)

@@ -18,7 +18,7 @@ from mutations import GRACE, NX, OWNED, BrokenPromise, Mutation, root_with
 from observer import read_writes
 from stage import Stage, stage
 
-from contract import keys
+from contract.redis import keys
 from demo.stack import ROOT, Worker, eventually
 
 

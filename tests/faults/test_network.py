@@ -24,9 +24,9 @@ from outage import (
 from proxy import Fault, Proxy
 from support import batch_file, producer_command, producer_env
 
-from contract import keys
-from contract.scripts import source
-from contract.store import BatchStore
+from contract.redis import keys
+from contract.redis.batches import BatchStore
+from contract.redis.scripts import source
 from demo.stack import RedisServer, eventually
 
 pytestmark = pytest.mark.timeout(150)

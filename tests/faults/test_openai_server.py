@@ -12,7 +12,7 @@ from lessee import chat
 from stage import Stage, stage
 from stub_server import StubProcess
 
-from contract import keys
+from contract.redis import keys
 from demo.stack import Worker, eventually
 
 

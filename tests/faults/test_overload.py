@@ -26,8 +26,8 @@ from support import (
     write_lines,
 )
 
-from contract import keys
-from contract.store import BatchStore
+from contract.redis import keys
+from contract.redis.batches import BatchStore
 from demo.stack import RedisServer, Worker, eventually
 
 #: Shared machines are slow at times; what waits here has deadlines of its own.

@@ -13,7 +13,7 @@ from lessee import chat
 from stage import Stage, stage
 from support import run_producer
 
-from contract import keys
+from contract.redis import keys
 from demo.stack import eventually
 
 

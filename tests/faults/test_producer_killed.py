@@ -10,7 +10,7 @@ from lessee import chat
 from stage import Stage, stage
 from support import producer_command, producer_env, run_producer, write_lines
 
-from contract.store import BatchStore
+from contract.redis.batches import BatchStore
 from demo.stack import eventually
 
 LINES = 6_000

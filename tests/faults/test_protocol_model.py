@@ -30,7 +30,7 @@ from model_world import ENDINGS, SCRIPTS, World
 from wire import Fate, load
 from wrong_clock import WrongClock, steppable_clock
 
-from contract import keys
+from contract.redis import keys
 from demo.stack import RedisServer
 
 RESULTS = Path(__file__).parent / "results" / "protocol-model.json"

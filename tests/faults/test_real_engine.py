@@ -11,7 +11,7 @@ import pytest
 from lessee import chat
 from stage import Stage, stage
 
-from contract import keys
+from contract.redis import keys
 from demo.stack import MODEL, Worker, eventually
 
 READY_S = 150

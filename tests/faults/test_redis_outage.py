@@ -25,7 +25,7 @@ from outage import (
 )
 from support import batch_file, producer_command, producer_env
 
-from contract import keys
+from contract.redis import keys
 from demo.stack import RedisServer, eventually
 
 pytestmark = pytest.mark.timeout(150)

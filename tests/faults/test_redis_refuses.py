@@ -25,7 +25,7 @@ from outage import (
 )
 from support import batch_file, run_producer
 
-from contract import keys
+from contract.redis import keys
 from demo.stack import RedisServer, eventually
 
 pytestmark = pytest.mark.timeout(150)

@@ -16,9 +16,9 @@ from lessee import celery_message, chat, stored
 from outage import celery_inspect, finished, inspect, simulated, store_of, submit_sleepers
 from support import batch_file, producer_command, producer_env, run_producer
 
-from contract import keys
+from contract.redis import keys
 from demo.stack import ROOT, RedisServer, Worker, eventually
-from worker.bootstep import CONTROL_QUEUE
+from worker.process.bootstep import CONTROL_QUEUE
 from worker.settings import WorkerSettings
 
 pytestmark = pytest.mark.timeout(120)
@@ -158,7 +158,7 @@ def test_a_worker_with_a_wrong_url_says_so_without_showing_it(tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_remote_code_is_trusted_only_on_request() -> None:
-    from worker.engine.vllm import parse_engine_args
+    from worker.engine.vllm.engine import parse_engine_args
 
     def trusts(words: str) -> object:
         settings = WorkerSettings(model=str(ROOT / "models" / "tiny"), engine_args=words)

@@ -23,8 +23,8 @@ from outage import (
 )
 from support import batch_file, producer_env, run_producer
 
-from contract import keys
-from contract.store import BatchStore
+from contract.redis import keys
+from contract.redis.batches import BatchStore
 from demo.stack import RedisServer, Worker, eventually, free_port, redis_binary
 
 pytestmark = pytest.mark.timeout(150)

@@ -12,9 +12,9 @@ import pytest
 from lessee import QUEUE, celery_message, chat
 from stage import Stage, stage
 
-from contract import keys
+from contract.redis import keys
 from demo.stack import Worker, eventually
-from worker.stopping import STOP_S
+from worker.drain.stopping import STOP_S
 
 
 def loaded(on: Stage, seconds: float, **settings: object) -> Worker:

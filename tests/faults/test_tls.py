@@ -10,7 +10,7 @@ from debian_redis import Authority, TlsRedis
 from outage import assert_settled, celery_inspect, finished, simulated, submit_sleepers
 from support import batch_file, producer_env, run_producer
 
-from contract.store import BatchStore
+from contract.redis.batches import BatchStore
 from demo.stack import eventually
 
 pytestmark = pytest.mark.timeout(150)

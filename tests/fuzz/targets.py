@@ -8,12 +8,12 @@ from collections.abc import Callable
 import orjson
 
 from contract.errors import CODES, RequestRejected
-from contract.keys import request_id
 from contract.message import MessageWriter, read_body, read_delivery
+from contract.openai.lines import parse_line
+from contract.redis.keys import request_id
 from contract.results import failure_meta, result_line, success_meta
-from contract.schema import parse_line
-from producer.reader import chunks
-from worker.serve import failed, read_request
+from producer.core.reader import chunks
+from worker.drain.serve import failed, read_request
 from worker.settings import WorkerSettings
 
 _SEED = "00" * 32

@@ -18,12 +18,12 @@ import redis
 from draining import draining, soon
 from lessee import chat, now, submit_batch
 
-from contract.body import CHAT_URL
 from contract.message import MessageWriter, read_delivery
+from contract.openai.body import CHAT_URL
+from contract.openai.lines import parse_line
+from contract.redis.batches import BatchStore
 from contract.results import ResultLine
-from contract.schema import parse_line
-from contract.store import BatchStore
-from producer.results import Collector
+from producer.core.collect import Collector
 
 REQUESTS = 2_000
 

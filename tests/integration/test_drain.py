@@ -20,11 +20,11 @@ from lessee import (
     submit_batch,
 )
 
-from contract import keys
-from contract.store import BatchStore
+from contract.redis import keys
+from contract.redis.batches import BatchStore
+from worker.drain.supervisor import State
 from worker.engine import Completion, EngineRequest
-from worker.engine.simulated import SimulatedEngine, digest
-from worker.supervisor import State
+from worker.engine.simulated.engine import SimulatedEngine, digest
 
 # -- the ordinary course ---------------------------------------------------------------------
 

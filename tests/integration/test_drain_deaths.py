@@ -18,14 +18,14 @@ from lessee import (
 )
 from troubled import scene
 
-from contract import keys
 from contract.errors import EngineDead, RequestRejected
-from contract.store import BatchStore
+from contract.redis import keys
+from contract.redis.batches import BatchStore
 from demo.stack import RedisServer
-from worker import supervisor
+from worker.drain import supervisor
+from worker.drain.supervisor import State
 from worker.engine import Capacity, Completion, EngineRequest
-from worker.engine.simulated import SimulatedEngine
-from worker.supervisor import State
+from worker.engine.simulated.engine import SimulatedEngine
 
 
 async def test_an_engines_death_hands_back_and_rebuilds(

@@ -11,9 +11,9 @@ from draining import LONG, draining, send, soon
 from lessee import QUEUE, celery_message, chat, now, stored, submit_batch
 
 from contract.errors import EngineDead
-from contract.store import BatchStore
+from contract.redis.batches import BatchStore
 from worker.engine import Capacity, Completion, EngineRequest
-from worker.engine.simulated import SimulatedEngine
+from worker.engine.simulated.engine import SimulatedEngine
 
 
 class HangingEngine(SimulatedEngine):

@@ -19,12 +19,12 @@ from lessee import (
     submit_batch,
 )
 
-from contract import keys
-from contract.store import BatchStore
-from worker.endings import Ending
+from contract.redis import keys
+from contract.redis.batches import BatchStore
+from worker.drain.endings import Ending
+from worker.drain.leases import Leases
 from worker.engine import Completion, EngineRequest
-from worker.engine.simulated import SimulatedEngine
-from worker.leases import Leases
+from worker.engine.simulated.engine import SimulatedEngine
 from worker.settings import WorkerSettings
 
 

@@ -15,13 +15,13 @@ from lessee import (
     submit_batch,
 )
 
-from contract import keys
 from contract.errors import WarmqError
-from contract.store import BatchStore
+from contract.redis import keys
+from contract.redis.batches import BatchStore
 from demo.stack import RedisServer
+from worker.drain.supervisor import State
 from worker.engine import Capacity
-from worker.engine.simulated import SimulatedEngine
-from worker.supervisor import State
+from worker.engine.simulated.engine import SimulatedEngine
 
 # -- stopping --------------------------------------------------------------------------------
 

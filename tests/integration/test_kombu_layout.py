@@ -19,9 +19,9 @@ import redis
 from celery import Celery
 from lessee import QUEUE, Lessee, chat, queued_ids, submit_batch
 
-from contract import keys
 from contract.message import read_body, read_delivery
-from contract.store import BatchStore
+from contract.redis import keys
+from contract.redis.batches import BatchStore
 
 PRIORITIES = {None: QUEUE, 0: QUEUE, 2: QUEUE, 3: "warmq\x06\x163", 5: "warmq\x06\x163",
               6: "warmq\x06\x166", 8: "warmq\x06\x166", 9: "warmq\x06\x169"}  # fmt: skip

@@ -23,16 +23,16 @@ from support import (
     state,
 )
 
-from contract import keys
 from contract.batch import Batch
-from contract.store import BatchStore, Enqueued
+from contract.redis import keys
+from contract.redis.batches import BatchStore, Enqueued
 from demo.stack import eventually
-from producer.options import Submission
-from producer.reader import Input
-from producer.results import Collector
-from producer.resume import ResumingSubmit
-from producer.run import Run
-from producer.same_batch import WritesLost
+from producer.cli.resume import ResumingSubmit
+from producer.core.collect import Collector
+from producer.core.reader import Input
+from producer.core.same_batch import WritesLost
+from producer.core.submission import Submission
+from producer.core.windows import Run
 
 
 class ForgetfulStore(BatchStore):

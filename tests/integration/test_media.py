@@ -15,7 +15,7 @@ import pytest
 from aiohttp import web
 
 from demo.stack import free_port
-from worker.engine import media
+from worker.engine.vllm import media
 
 pytestmark = pytest.mark.timeout(180)  # importing vLLM takes seconds
 
@@ -121,7 +121,7 @@ async def test_vllm_fetches_through_the_guard_within_its_limits(
     from vllm.exceptions import VLLMClientError, VLLMValidationError
     from vllm.multimodal.media import MEDIA_CONNECTOR_REGISTRY
 
-    import worker.engine.vllm  # noqa: F401 - sets the limit on sizes
+    import worker.engine.vllm.engine  # noqa: F401 - sets the limit on sizes
 
     connector = MEDIA_CONNECTOR_REGISTRY.load("http")
     data = f"data:image/png;base64,{base64.b64encode(picture()).decode()}"

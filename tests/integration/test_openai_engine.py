@@ -11,12 +11,12 @@ import orjson
 import pytest
 from stub_server import StubServer
 
-from contract.body import CHAT_URL, COMPLETION_URL
 from contract.errors import EngineDead, RequestFailed, RequestRejected
+from contract.openai.body import CHAT_URL, COMPLETION_URL
 from contract.settings import SettingsError
 from worker.engine import Completion, EngineRequest
-from worker.engine.openai import OpenAIEngine
-from worker.engine.simulated import digest
+from worker.engine.openai.engine import OpenAIEngine
+from worker.engine.simulated.engine import digest
 from worker.settings import WorkerSettings
 
 

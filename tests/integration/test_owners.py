@@ -10,8 +10,8 @@ from lessee import Lessee, celery_message, submit_batch
 from owners import ownerless
 from snapshot import lease_record, letter_record
 
-from contract import keys
-from contract.store import BatchStore
+from contract.redis import keys
+from contract.redis.batches import BatchStore
 
 
 def test_a_batch_at_work_owns_what_it_has(

@@ -17,7 +17,7 @@ from support import (
 )
 
 from contract.errors import RequestFailed
-from contract.store import BatchStore
+from contract.redis.batches import BatchStore
 
 
 def test_a_queued_batch_is_cancelled_without_a_worker(redis_url: str, store: BatchStore):

@@ -20,9 +20,9 @@ from support import (
     run_producer,
 )
 
-from contract import keys
 from contract.errors import RequestFailed
-from contract.store import BatchStore
+from contract.redis import keys
+from contract.redis.batches import BatchStore
 from demo.stack import eventually, free_port
 
 
@@ -47,7 +47,7 @@ def test_help_answers_quickly_and_names_every_command():
 def test_every_command_has_help(command: tuple[str, ...]):
     from click.testing import CliRunner
 
-    from producer.cli import cli
+    from producer.cli.main import cli
 
     done = CliRunner().invoke(cli, [*command, "--help"])
     assert done.exit_code == 0

@@ -21,7 +21,7 @@ from support import (
 )
 
 from contract.errors import RequestFailed
-from contract.store import BatchStore
+from contract.redis.batches import BatchStore
 from demo.stack import eventually
 
 pytestmark = pytest.mark.timeout(120)

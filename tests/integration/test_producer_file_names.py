@@ -9,7 +9,7 @@ import pytest
 from lessee import Lessee, submit_batch
 from support import batch_file, finish, run_producer
 
-from contract.store import BatchStore
+from contract.redis.batches import BatchStore
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -14,12 +14,12 @@ import pytest
 from lessee import Lessee, submit_batch
 from support import batch_file, finish, producer_command, producer_env, run_producer, state
 
-from contract import keys
 from contract.errors import RequestFailed
-from contract.store import BatchStore
+from contract.redis import keys
+from contract.redis.batches import BatchStore
 from demo.stack import eventually
-from producer.results import Collector, errors_beside
-from producer.same_batch import BatchChanged
+from producer.core.collect import Collector, errors_beside
+from producer.core.same_batch import BatchChanged
 
 
 def collect(store: BatchStore, order: str = "input", batch_id: str = "b1") -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ from lessee import Lessee
 from runs import custom_ids, done_windows, running
 from support import batch_file, chat_line, finish, run_all, run_producer, write_lines
 
-from contract.store import BatchStore
+from contract.redis.batches import BatchStore
 from demo.stack import eventually
 
 pytestmark = pytest.mark.timeout(120)

@@ -13,14 +13,14 @@ from runs import custom_ids, done_windows, running, served
 from submitting import LIMITS
 from support import TTL_MS, chat_line, run_all, write_lines
 
-from contract import keys
 from contract.batch import Batch
-from contract.connect import connect
-from contract.store import BatchStore
+from contract.redis import keys
+from contract.redis.batches import BatchStore
+from contract.redis.connect import connect
 from demo.stack import RedisServer, eventually
-from producer.options import Submission
-from producer.reader import Input
-from producer.run import Run
+from producer.core.reader import Input
+from producer.core.submission import Submission
+from producer.core.windows import Run
 
 pytestmark = pytest.mark.timeout(120)
 MIB = 2**20

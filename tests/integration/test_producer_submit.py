@@ -24,13 +24,13 @@ from support import (
     write_lines,
 )
 
-from contract import keys
 from contract.errors import BatchConflict, StoreUnavailable
-from contract.store import BatchStore, Enqueued
+from contract.redis import keys
+from contract.redis.batches import BatchStore, Enqueued
 from demo.stack import eventually
-from producer.options import Submission
-from producer.reader import CHUNK_LINES, InputUnreadable, RawChunk
-from producer.same_batch import BatchChanged
+from producer.core.reader import CHUNK_LINES, InputUnreadable, RawChunk
+from producer.core.same_batch import BatchChanged
+from producer.core.submission import Submission
 
 
 def test_messages_are_what_celery_would_write(store: BatchStore, tmp_path: Path):

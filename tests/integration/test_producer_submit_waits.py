@@ -20,11 +20,11 @@ from support import (
     state,
 )
 
-from contract.connect import connect
+from contract.redis.batches import BatchStore
+from contract.redis.connect import connect
 from contract.settings import Settings
-from contract.store import BatchStore
 from demo.stack import RedisServer, eventually
-from producer.submit import Summary
+from producer.core.submit import Summary
 
 
 @pytest.fixture

@@ -19,12 +19,12 @@ from lessee import (
     writer,
 )
 
-from contract import keys
-from contract.body import CHAT_URL
 from contract.errors import RequestRejected
 from contract.index import IndexChunk
+from contract.openai.body import CHAT_URL
+from contract.redis import keys
+from contract.redis.batches import BatchStore
 from contract.results import failure_meta
-from contract.store import BatchStore
 
 
 def one_more(submitted: Submitted, line: int) -> tuple[IndexChunk, list[bytes]]:

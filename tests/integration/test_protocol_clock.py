@@ -6,7 +6,7 @@ import pytest
 import redis
 from lessee import QUEUE, Lessee, celery_message, queued_ids
 
-from contract import keys
+from contract.redis import keys
 
 LEASE_MS = 6_000
 

@@ -16,8 +16,8 @@ from lessee import (
     submit_batch,
 )
 
-from contract import keys
-from contract.store import BatchStore
+from contract.redis import keys
+from contract.redis.batches import BatchStore
 
 SUSPECTS = keys.suspects_list(QUEUE)
 

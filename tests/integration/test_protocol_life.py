@@ -22,13 +22,13 @@ from lessee import (
     writer,
 )
 
-from contract import keys
-from contract.body import CHAT_URL
 from contract.errors import StoreUnavailable
 from contract.index import IndexChunk
-from contract.store import BatchStore
-from worker.leases import Leases
-from worker.retiring import retire_some
+from contract.openai.body import CHAT_URL
+from contract.redis import keys
+from contract.redis.batches import BatchStore
+from worker.drain.leases import Leases
+from worker.drain.retiring import retire_some
 from worker.settings import WorkerSettings
 
 

@@ -22,10 +22,10 @@ from lessee import (
     submit_batch,
 )
 
-from contract import keys
-from contract.store import BatchStore
+from contract.redis import keys
+from contract.redis.batches import BatchStore
 from worker.engine import Completion, EngineRequest
-from worker.engine.simulated import SimulatedEngine, digest
+from worker.engine.simulated.engine import SimulatedEngine, digest
 
 
 def forged(request_id: str, **ours: object) -> bytes:

@@ -18,10 +18,10 @@ from lessee import (
     submit_batch,
 )
 
-from contract import keys
-from contract.store import BatchStore
-from worker.leases import Leases
-from worker.retiring import retire_some
+from contract.redis import keys
+from contract.redis.batches import BatchStore
+from worker.drain.leases import Leases
+from worker.drain.retiring import retire_some
 from worker.settings import WorkerSettings
 
 SUSPECTS = keys.suspects_list(QUEUE)

@@ -23,10 +23,10 @@ from lessee import (
     submit_batch,
 )
 
-from contract import keys
-from contract.body import CHAT_URL
 from contract.message import MessageWriter
-from contract.store import BatchStore
+from contract.openai.body import CHAT_URL
+from contract.redis import keys
+from contract.redis.batches import BatchStore
 
 
 @pytest.fixture

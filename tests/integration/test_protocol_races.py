@@ -9,12 +9,12 @@ from model_world import SCRIPTS
 from owners import ownerless
 from wire import AtOnce, Cut, Fate, Wire, load
 
-from contract import keys
 from contract.errors import RequestFailed
 from contract.index import IndexChunk
+from contract.redis import keys
+from contract.redis.batches import BatchStore
 from contract.results import failure_meta
-from contract.store import BatchStore
-from worker.retiring import retire_some
+from worker.drain.retiring import retire_some
 
 TTL_MS = 60_000
 LIMITS = {"high_water": 0.6, "high_water_requests": 1_000}

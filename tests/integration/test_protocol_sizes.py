@@ -19,10 +19,10 @@ from lessee import (
     submit_batch,
 )
 
-from contract import keys
-from contract.store import BatchStore
+from contract.redis import keys
+from contract.redis.batches import BatchStore
 from worker.engine import Completion, EngineRequest
-from worker.engine.simulated import SimulatedEngine
+from worker.engine.simulated.engine import SimulatedEngine
 
 MB = 1_000_000
 #: What one script may move, and one message more.
@@ -158,7 +158,7 @@ async def test_a_result_on_which_redis_cuts_the_connection_ends_too(
     async def usual(_: object) -> int:
         return 512 * 2**20
 
-    monkeypatch.setattr("worker.scripts.Scripts.most_bytes", usual)
+    monkeypatch.setattr("worker.drain.scripts.Scripts.most_bytes", usual)
     redis_client.config_set("proto-max-bulk-len", 2 * 2**20)
     ids = send(redis_client, chat(n=3), chat())
     try:

@@ -10,11 +10,11 @@ import redis
 from lessee import Lessee, submit_batch
 from support import finish
 
-from contract import keys
-from contract.ahead import ResultsAhead
-from contract.connect import connect
 from contract.errors import StoreUnavailable
-from contract.store import BatchStore
+from contract.redis import keys
+from contract.redis.ahead import ResultsAhead
+from contract.redis.batches import BatchStore
+from contract.redis.connect import connect
 from demo.stack import RedisServer
 
 

@@ -16,10 +16,10 @@ from support import batch_file, finish, producer_command, producer_env, run_all,
 
 from contract.batch import Batch
 from contract.errors import RequestFailed, WarmqError
+from contract.redis.batches import BatchStore
 from contract.results import ResultLine
-from contract.store import BatchStore
 from demo.stack import eventually
-from producer.results import Collector, write
+from producer.core.collect import Collector, write
 
 #: More than are read from the index at once, which are 4,000.
 REQUESTS = 4600

@@ -18,8 +18,8 @@ from lessee import chat
 from settled import assert_batch_settled, leftovers
 from support import batch_file, producer_env, run_producer
 
-from contract import keys
-from contract.store import BatchStore
+from contract.redis import keys
+from contract.redis.batches import BatchStore
 from demo.stack import ROOT, RedisServer
 
 pytestmark = pytest.mark.timeout(120)

@@ -9,10 +9,10 @@ import pytest
 from lessee import submit_batch
 from support import producer_command, producer_env, run_producer
 
-from contract import keys
-from contract.store import BatchStore
-from producer import standing
-from producer.standing import Standing
+from contract.redis import keys
+from contract.redis.batches import BatchStore
+from producer.core import standing
+from producer.core.standing import Standing
 
 
 def announce(store: BatchStore, worker: str, state: str, silent_s: float = 0) -> None:

@@ -11,11 +11,11 @@ import pytest
 from draining import LONG, leased, soon
 from troubled import NEVER, Scene, scene
 
-from contract import keys
 from contract.errors import StoreUnavailable
+from contract.redis import keys
 from demo.stack import RedisServer
-from worker import stopping, supervisor
-from worker.supervisor import State
+from worker.drain import stopping, supervisor
+from worker.drain.supervisor import State
 
 DRAIN_TIMEOUT_S = 0.4
 #: What a starved machine may add.

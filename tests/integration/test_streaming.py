@@ -13,12 +13,13 @@ from draining import LONG, Draining, draining, error_of, send, soon
 from lessee import QUEUE, celery_message, chat, now, stored, submit_batch
 from support import producer_env
 
-from contract import keys, streaming
+from contract import streaming
 from contract.errors import RequestFailed
-from contract.store import BatchStore
+from contract.redis import keys
+from contract.redis.batches import BatchStore
 from contract.streaming import Entry, Listener, Transcript, texts_of
 from worker.engine import Completion, EngineRequest
-from worker.engine.simulated import SimulatedEngine
+from worker.engine.simulated.engine import SimulatedEngine
 
 
 class Writer(SimulatedEngine):

@@ -18,10 +18,10 @@ from celery.result import AsyncResult
 from celery_side import client_app, in_flight, send, simulated, stats
 from lessee import QUEUE, chat, queued_ids, stored, submit_batch
 
-from contract import keys
-from contract.store import BatchStore
+from contract.redis import keys
+from contract.redis.batches import BatchStore
 from demo.stack import ROOT, RedisServer, Worker, eventually, procfile_command
-from worker.engine.simulated import digest
+from worker.engine.simulated.engine import digest
 
 LONG = "simulate:sleep=600"
 

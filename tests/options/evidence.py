@@ -23,7 +23,7 @@ from real_stack import (
 )
 
 from demo.stack import MODEL, Worker, eventually
-from worker.packages import installed
+from worker.machine.packages import installed
 
 SHORT, LONG = 32, 8
 START_S = 300

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from worker.packages import Release
+from worker.machine.packages import Release
 
 #: The release of vLLM in the locked environment, which rows are of unless they name another.
 LOCKED: Release = (0, 30)

@@ -30,7 +30,7 @@ from options.rows import ROWS
 from options.table import RESULTS, write_docs
 from real_stack import Stack
 
-from contract.store import BatchStore
+from contract.redis.batches import BatchStore
 from demo.stack import RedisServer
 
 

@@ -33,7 +33,7 @@ ARTEFACTS = {
 CARDS = {"buckets": "2", "flash": "3", "devices": "4,5"}
 #: The compiler's command with several command lines: its imports take longer than compiling.
 COMPILE_ALL = (
-    "import json, sys; from worker.compile import main; "
+    "import json, sys; from worker.tools.compile import main; "
     "sys.exit(max(main(words) for words in json.load(sys.stdin)))"
 )
 

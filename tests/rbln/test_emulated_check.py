@@ -14,7 +14,7 @@ from emulated_npu import STAND_IN, emulated_env
 from support import producer_env
 
 from demo.stack import ROOT, RedisServer
-from worker.rbln import CONFIG_NAME
+from worker.engine.rbln.model import CONFIG_NAME
 
 pytestmark = pytest.mark.timeout(300)
 

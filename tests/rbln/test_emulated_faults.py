@@ -12,7 +12,7 @@ import pytest
 from emulated_batch import assert_settled, lines_of, prompts
 from emulated_npu import Emulated
 
-from contract import keys
+from contract.redis import keys
 from demo.stack import eventually
 
 # The other forms' workers start meanwhile: nothing takes longer, and here a core is often idle.

@@ -10,7 +10,7 @@ from emulated_batch import assert_settled, lines_of, prompts
 from emulated_npu import Emulated
 
 from demo.stack import eventually
-from worker.rbln import read_artefact
+from worker.engine.rbln.model import read_artefact
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -13,11 +13,11 @@ from compiled_folder import compiled
 from support import producer_env
 
 from demo.stack import MODEL, ROOT, free_port
-from worker import devices, node_memory
-from worker.check import Check, busy, report
-from worker.devices import Cards
-from worker.packages import Packages
+from worker.machine import devices, node_memory
+from worker.machine.devices import Cards
+from worker.machine.packages import Packages
 from worker.settings import WorkerSettings
+from worker.tools.check import Check, busy, report
 
 SDK = {
     "vllm": "0.30.0+cpu", "vllm-rbln": "0.12.0", "optimum-rbln": "0.12.0",

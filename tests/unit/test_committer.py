@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 
 from contract.message import Delivery
-from worker import committer
-from worker.committer import Committer
-from worker.endings import Ending
+from worker.drain import committer
+from worker.drain.committer import Committer
+from worker.drain.endings import Ending
 
 
 class Redis:

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from demo.stack import MODEL
-from worker import compile as compile_module
-from worker.compile import describe, main, parse
-from worker.compile_plan import Plan, judge_plan
-from worker.packages import Packages
+from worker.machine.packages import Packages
+from worker.tools import compile as compile_module
+from worker.tools.compile import describe, main, parse
+from worker.tools.compile_plan import Plan, judge_plan
 
 SDK = {"optimum-rbln": "0.12.0", "vllm-rbln": "0.12.0", "rebel-compiler": "0.12.0"}
 LLAMA = {"architectures": ["LlamaForCausalLM"], "max_position_embeddings": 131_072}
@@ -73,7 +73,7 @@ def test_refused_plans(tmp_path: Path, plan: dict[str, Any], words: str) -> None
 def test_no_space_and_a_folder_that_exists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ((fatal, text),) = judged(tmp_path, output=tmp_path)
     assert fatal and "--overwrite" in text
-    monkeypatch.setattr("worker.compile_plan.folder_size", lambda folder: 2**60)
+    monkeypatch.setattr("worker.tools.compile_plan.folder_size", lambda folder: 2**60)
     ((fatal, text),) = judged(tmp_path, model=str(MODEL))
     assert fatal and "GiB free" in text
 

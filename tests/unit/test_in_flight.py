@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from contract.message import MessageWriter, read_delivery
-from worker.in_flight import InFlight
+from worker.drain.in_flight import InFlight
 
 
 async def test_an_abort_reaches_a_request_whose_task_has_not_begun() -> None:

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lessee import celery_message, chat
 
-from contract.body import CHAT_URL
 from contract.errors import RequestRejected
 from contract.message import MessageWriter, read_body, read_delivery
+from contract.openai.body import CHAT_URL
 
 text = st.text(st.characters(codec="utf-8"), max_size=30)
 json_values = st.recursive(

@@ -6,9 +6,9 @@ import re
 import uuid
 from pathlib import Path
 
-from contract import keys
 from contract.errors import CODES, RequestFailed, RequestRejected
-from contract.scripts import source
+from contract.redis import keys
+from contract.redis.scripts import source
 from demo.stack import ROOT
 
 LUA = sorted((ROOT / "contract" / "lua").glob("*.lua"))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import yaml
 
 from demo.stack import ROOT, procfile_command
-from worker.rbln_start import RBLN_KILL_GRACE_S
-from worker.stopping import STOP_S
+from worker.drain.stopping import STOP_S
+from worker.engine.rbln.start import RBLN_KILL_GRACE_S
 
 COMPOSE = yaml.safe_load((ROOT / "compose" / "compose.npu.yaml").read_text())
 DEPLOYMENT = yaml.safe_load((ROOT / "compose" / "kubernetes" / "worker-npu.yaml").read_text())

@@ -6,8 +6,8 @@ import yaml
 
 from contract.settings import load
 from demo.stack import ROOT
+from worker.drain.stopping import STOP_S
 from worker.settings import WorkerSettings
-from worker.stopping import STOP_S
 
 TEXT = (ROOT / "compose" / "compose.openai.yaml").read_text()
 SERVICES = yaml.safe_load(TEXT)["services"]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from worker.engine import reassembly
+from worker.engine.openai import reassembly
 
 pytestmark = pytest.mark.timeout(180)  # importing vLLM takes seconds
 

@@ -10,12 +10,12 @@ from typing import Any
 import orjson
 import pytest
 
-from contract.body import CHAT_URL, COMPLETION_URL
+from contract.openai.body import CHAT_URL, COMPLETION_URL
 from contract.settings import SettingsError, load
 from demo.stack import ROOT
-from worker.engine.limits import Metrics, next_limit, read_metrics, waiting_room
-from worker.engine.reassembly import Reassembly, streamable
-from worker.engine.retries import (
+from worker.engine.openai.limits import Metrics, next_limit, read_metrics, waiting_room
+from worker.engine.openai.reassembly import Reassembly, streamable
+from worker.engine.openai.retries import (
     LONGEST_RETRY_AFTER_S,
     TABLE,
     Action,
@@ -82,7 +82,7 @@ def test_the_page_has_the_table_of_the_code() -> None:
 
 
 def test_every_field_that_stops_streaming_is_on_the_page() -> None:
-    from worker.engine.reassembly import UNSTREAMED
+    from worker.engine.openai.reassembly import UNSTREAMED
 
     page = PAGE.read_text()
     assert not [name for name in UNSTREAMED if f"`{name}`" not in page]

@@ -8,7 +8,7 @@ from drafts import counted
 from options.rows import ROWS
 from options.table import PAGE, RESULTS, filled
 
-from worker.packages import release_of
+from worker.machine.packages import release_of
 
 
 def test_the_page_has_the_table_of_the_results() -> None:

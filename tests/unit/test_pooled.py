@@ -6,7 +6,7 @@ import orjson
 import pytest
 
 from contract.errors import EngineDead
-from worker.engine.pooled import pooled
+from worker.engine.vllm.pooled import pooled
 
 ANSWER = {
     "model": "/models/x", "data": [{"index": 0, "embedding": [0.25]}],

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from producer.deadline import parse_deadline
-from producer.options import BadOption, Submission
+from producer.cli.deadline import parse_deadline
+from producer.core.submission import BadOption, Submission
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from producer.options import BadOption, Submission, parse_overrides
+from producer.core.submission import BadOption, Submission, parse_overrides
 
 
 def submission(**changes) -> Submission:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from contract.batch import Batch
-from producer import progress
-from producer.progress import Meter, Quiet, Rates, describe
-from producer.standing import clock_text
+from producer.cli import progress
+from producer.cli.progress import Meter, Quiet, Rates, describe
+from producer.core.standing import clock_text
 
 
 def batch(**counters: int) -> Batch:

@@ -9,7 +9,7 @@ import pytest
 from compiled_folder import WRITTEN_BY_0_12, compiled, read
 
 from contract.settings import SettingsError
-from worker.rbln import CONFIG_NAME, read_artefact
+from worker.engine.rbln.model import CONFIG_NAME, read_artefact
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,10 @@ import pytest
 from compiled_folder import compiled, read
 
 from contract.settings import SettingsError
-from worker import rbln_start
-from worker.engine import make_engine
-from worker.packages import Packages, release_of
-from worker.rbln_rules import Line, by_hand, line_of, wishes
+from worker.engine.catalogue import make_engine
+from worker.engine.rbln import start as rbln_start
+from worker.engine.rbln.rules import Line, by_hand, line_of, wishes
+from worker.machine.packages import Packages, release_of
 from worker.settings import ASK_FIRST_ENV, WorkerSettings
 
 SDK_0_12 = {"vllm-rbln": "0.12.0", "optimum-rbln": "0.12.0", "rebel-compiler": "0.12.0.post1"}

@@ -8,9 +8,9 @@ from typing import Any
 import orjson
 import pytest
 
-from contract.body import CHAT_URL, COMPLETION_URL
 from contract.errors import CODES, RequestRejected
-from contract.schema import parse_line
+from contract.openai.body import CHAT_URL, COMPLETION_URL
+from contract.openai.lines import parse_line
 
 MESSAGES = [{"role": "user", "content": "Hello"}]
 

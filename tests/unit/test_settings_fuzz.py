@@ -15,13 +15,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from setting_bounds import BOUNDS
 
-from contract.connect import connect, connect_async
+from contract.redis.connect import connect, connect_async
 from contract.settings import Settings, SettingsError, load
-from worker.adapters import adapters
-from worker.broker import celery_settings
-from worker.engine import make_engine
-from worker.engine.openai import OpenAIEngine
-from worker.rbln_rules import wishes
+from worker.engine.catalogue import make_engine
+from worker.engine.openai.engine import OpenAIEngine
+from worker.engine.rbln.rules import wishes
+from worker.engine.vllm.adapters import adapters
+from worker.process.broker import celery_settings
 from worker.setting_types import engine_words
 from worker.settings import WorkerSettings
 

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from contract.body import COMPLETION_URL
+from contract.openai.body import COMPLETION_URL
 from worker.engine import EngineRequest
-from worker.engine.simulated import SimulatedEngine
+from worker.engine.simulated.engine import SimulatedEngine
 
 
 async def passes_of_ends(monkeypatch: pytest.MonkeyPatch, step_s: float) -> list[int]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import yaml
 
 from demo.stack import ROOT, procfile_command
+from worker.drain.stopping import STOP_S
 from worker.settings import WorkerSettings
-from worker.stopping import STOP_S
 
 SERVICES = yaml.safe_load((ROOT / "compose" / "compose.triton.yaml").read_text())["services"]
 WORKER, TRITON = SERVICES["worker"], SERVICES["triton"]

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from contract.body import CHAT_URL
 from contract.errors import EngineDead, RequestFailed, RequestRejected
+from contract.openai.body import CHAT_URL
 from contract.settings import SettingsError
 from demo.stack import MODEL
 from worker.engine import EngineRequest
-from worker.engine.triton import MOST_SERVERS, TritonEngine
-from worker.engine.triton_request import Answer, Prompts, ServerAway, ServerRefused
+from worker.engine.triton.engine import MOST_SERVERS, TritonEngine
+from worker.engine.triton.request import Answer, Prompts, ServerAway, ServerRefused
 from worker.settings import WorkerSettings
 
 ASKED = EngineRequest(CHAT_URL, {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2})
@@ -154,13 +154,13 @@ async def test_no_server_within_the_wait_is_a_dead_engine_that_says_why() -> Non
 def test_what_is_not_installed_or_no_tokenizer_is_a_setting_to_mend(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
-    monkeypatch.delitem(sys.modules, "worker.engine.triton_server", raising=False)
+    monkeypatch.delitem(sys.modules, "worker.engine.triton.server", raising=False)
     monkeypatch.setitem(sys.modules, "tritonclient.grpc", None)
     engine = TritonEngine(WorkerSettings(engine="triton", model=str(MODEL)))
     with pytest.raises(SettingsError, match="scripts/setup base build triton"):
         engine.build()
-    monkeypatch.setitem(sys.modules, "worker.engine.triton_server", type(sys)("fake"))
-    sys.modules["worker.engine.triton_server"].Server = FakeServer  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "worker.engine.triton.server", type(sys)("fake"))
+    sys.modules["worker.engine.triton.server"].Server = FakeServer  # type: ignore[attr-defined]
     engine = TritonEngine(WorkerSettings(engine="triton", model=str(tmp_path)))
     with pytest.raises(SettingsError, match="WARMQ_MODEL: no tokenizer in"):
         engine.build()

@@ -11,15 +11,15 @@ import pytest
 from compiled_folder import compiled
 
 from demo.stack import MODEL, ROOT
-from worker.finding import Finding
-from worker.triton import main, parse
-from worker.triton_rules import (
+from worker.engine.triton.rules import (
     STALE,
     engine_arguments,
     judge_arguments,
     judge_repository,
     parameters_of,
 )
+from worker.machine.finding import Finding
+from worker.tools.triton import main, parse
 
 #: Of the vendor's tutorial for Llama3-8B, vllm-rbln 0.8 and older.
 TUTORIAL = {

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from contract.body import CHAT_URL, COMPLETION_URL
 from contract.errors import RequestRejected
+from contract.openai.body import CHAT_URL, COMPLETION_URL
 from demo.stack import MODEL
 from worker.engine import EngineRequest
-from worker.engine.triton_request import PASSED, Prompts, check_fields, respond, sampling
+from worker.engine.triton.request import PASSED, Prompts, check_fields, respond, sampling
 
 
 @cache

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from worker.engine.triton_request import ServerAway
+from worker.engine.triton.request import ServerAway
 
-MODULE = "worker.engine.triton_server"
+MODULE = "worker.engine.triton.server"
 
 
 @pytest.fixture

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from demo.stack import MODEL, ROOT
-from worker import devices, node_memory
-from worker.adapters import adapters
-from worker.devices import Gpus
-from worker.finding import Finding
-from worker.packages import Packages
-from worker.vllm_options import GONE, SPECULATION, judge_options
+from worker.engine.vllm.adapters import adapters
+from worker.engine.vllm.options import GONE, SPECULATION, judge_options
+from worker.machine import devices, node_memory
+from worker.machine.devices import Gpus
+from worker.machine.finding import Finding
+from worker.machine.packages import Packages
 
 
 @pytest.fixture(autouse=True)

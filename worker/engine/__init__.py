@@ -10,10 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from worker.rbln_start import prepare
-from worker.settings import WorkerSettings
-from worker.vllm_options import check_options
-
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
@@ -83,32 +79,3 @@ class Engine(Protocol):
 
         It ends within `grace_s` and a few seconds more. What it raises is logged.
         """
-
-
-def make_engine(settings: WorkerSettings) -> Engine:
-    """Return the engine the settings name, not built yet."""
-    if settings.engine == "simulated":
-        from worker.engine.simulated import SimulatedEngine
-
-        return SimulatedEngine(
-            settings.simulated_slots,
-            settings.simulated_latency_s,
-            step_s=settings.simulated_step_s,
-            log=settings.simulated_log,
-            build_s=settings.simulated_build_s,
-            process=settings.simulated_process,
-            fate=settings.simulated_fate,
-        )
-    if settings.engine == "triton":
-        from worker.engine.triton import TritonEngine
-
-        return TritonEngine(settings)
-    if settings.engine == "openai":
-        from worker.engine.openai import OpenAIEngine
-
-        return OpenAIEngine(settings)
-    settings = prepare(settings)  # first: vLLM reads the environment when it is imported
-    check_options(settings)
-    from worker.engine.vllm import VllmEngine
-
-    return VllmEngine(settings)

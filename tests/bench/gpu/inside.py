@@ -24,11 +24,11 @@ import workload
 from celery import signals
 from load import cpu_s
 
-from contract.body import COMPLETION_URL
+from contract.openai.body import COMPLETION_URL
 from demo.stack import eventually
-from worker.bootstep import current
+from worker.drain.supervisor import State
 from worker.engine import EngineRequest
-from worker.supervisor import State
+from worker.process.bootstep import current
 
 One = Callable[[tuple[str, int], str], Awaitable[None]]
 

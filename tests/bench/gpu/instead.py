@@ -40,8 +40,8 @@ from load import hold, is_ready
 from process import Process, well
 from progress_bar import span_drawn
 
-from contract import keys
-from contract.body import CHAT_URL
+from contract.openai.body import CHAT_URL
+from contract.redis import keys
 from demo.stack import RedisServer, eventually, free_port, procfile_command
 
 THREADS = 320

@@ -36,7 +36,7 @@ import report
 import workload
 from load import hold
 
-from contract import keys
+from contract.redis import keys
 from demo.stack import RedisServer, procfile_command
 
 HERE = Path(__file__).resolve().parent

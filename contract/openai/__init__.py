@@ -1,0 +1,1 @@
+"""What OpenAI clients and vLLM agree on: request bodies, batch lines, strict JSON."""

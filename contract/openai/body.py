@@ -1,0 +1,142 @@
+"""Shape of a request body: vLLM's chat and completion fields with their ranges.
+
+Field names are vLLM's (tests/unit/test_drift.py compares them with the
+installed release); values are checked here without vLLM so that a bad line
+fails in the producer, by name. What only the engine can know (model length,
+tokens, schema compilation) is checked by vLLM's own classes in the worker.
+Left out on purpose: `stream*`, because a batch has no open connection, and
+`request_id`, which warmq derives.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from contract.openai.pooling import FORMS, POOLING_TYPES
+
+#: Token ids and counts are 32-bit numbers in every engine; a larger one is a slip or an attack.
+INT32_MAX = 2**31 - 1
+INT64 = Meta(ge=-(2**63), le=2**63 - 1)
+Int64 = Annotated[int, INT64]
+Count = Annotated[int, Meta(ge=1, le=INT32_MAX)]
+NonNegative = Annotated[int, Meta(ge=0, le=INT32_MAX)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Text = Annotated[str, Meta(min_length=1)]
+Tokens = list[NonNegative]
+JsonObject = dict[str, Any]
+
+
+class Sampling(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Fields that chat and completion requests share."""
+
+    model: Text | None = None
+    max_tokens: Count | None = None
+    n: Annotated[int, Meta(ge=1, le=128)] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=INT32_MAX)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    seed: Int64 | None = None
+    stop: Text | list[Text] | None = None
+    stop_token_ids: Tokens | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    min_tokens: NonNegative | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0)] | None = None
+    length_penalty: float | None = None
+    logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None = None
+    prompt_logprobs: Annotated[int, Meta(ge=-1, le=INT32_MAX)] | None = None
+    logprob_token_ids: Tokens | None = None
+    allowed_token_ids: Tokens | None = None
+    bad_words: list[str] | None = None
+    use_beam_search: bool | None = None
+    watermarking: bool | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    add_special_tokens: bool | None = None
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=INT32_MAX)] | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    response_format: JsonObject | None = None
+    structured_outputs: JsonObject | None = None
+    repetition_detection: JsonObject | None = None
+    thinking_token_budget: Int64 | JsonObject | None = None
+    priority: Int64 | None = None
+    user: str | None = None
+    session_id: str | None = None
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
+    return_tokens_as_token_ids: bool | None = None
+    return_token_ids: bool | None = None
+    return_token_offsets: bool | None = None
+    routed_experts_prompt_start: NonNegative | None = None
+    kv_transfer_params: JsonObject | None = None
+    ec_transfer_params: JsonObject | None = None
+    vllm_xargs: JsonObject | None = None
+    echo: bool | None = None
+
+
+class Message(Struct, kw_only=True):
+    """One chat message; further fields (tool calls, names) are vLLM's to judge."""
+
+    role: Text
+    content: str | list[JsonObject] | None = None
+
+
+class ChatBody(Sampling, forbid_unknown_fields=True, kw_only=True):
+    """Body of `/v1/chat/completions`."""
+
+    messages: Annotated[list[Message], Meta(min_length=1)]
+    max_completion_tokens: Count | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=-1, le=INT32_MAX)] | None = None
+    tools: list[JsonObject] | None = None
+    tool_choice: str | JsonObject | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: Text | None = None
+    include_reasoning: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    documents: list[dict[str, str]] | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: JsonObject | None = None
+    media_io_kwargs: JsonObject | None = None
+    mm_processor_kwargs: JsonObject | None = None
+    return_prompt_text: bool | None = None
+    return_assistant_tokens_mask: bool | None = None
+
+
+class CompletionBody(Sampling, forbid_unknown_fields=True, kw_only=True):
+    """Body of `/v1/completions`; `prompt` is text, token ids, or a list of either."""
+
+    prompt: Text | Annotated[list[Text | NonNegative | Tokens], Meta(min_length=1)]
+    logprobs: NonNegative | None = None
+    suffix: str | None = None
+    prompt_embeds: str | list[str] | None = None
+
+
+CHAT_URL = "/v1/chat/completions"
+COMPLETION_URL = "/v1/completions"
+GENERATING = (CHAT_URL, COMPLETION_URL)
+BODY_TYPES: dict[str, type[Struct]] = {
+    CHAT_URL: ChatBody,
+    COMPLETION_URL: CompletionBody,
+    **POOLING_TYPES,
+}
+
+
+def smallest(url: str) -> dict[str, Any]:
+    """Return the smallest valid body for `url`."""
+    if url == CHAT_URL:
+        return {"messages": [{"role": "user"}]}
+    if url == COMPLETION_URL:
+        return {"prompt": "x"}
+    return dict.fromkeys(FORMS[BODY_TYPES[url]][0], "x")
+
+
+def field_names(url: str) -> set[str]:
+    """Return the field names a body for `url` may have."""
+    return {field.name for field in msgspec.structs.fields(BODY_TYPES[url])}

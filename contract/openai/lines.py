@@ -1,0 +1,279 @@
+"""Validation of input lines and bodies, with errors that name field and remedy.
+
+A line is an OpenAI batch line `{"custom_id", "method", "url", "body"}` or the
+short form: a body at top level with an optional `custom_id`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from contract.errors import RequestRejected
+from contract.openai.body import BODY_TYPES, CHAT_URL, COMPLETION_URL, smallest
+from contract.openai.decode import MAX_DEPTH, decode, encode, shown
+
+MAX_CUSTOM_ID = 512
+#: Beside custom_id, which is taken out first.
+_BATCH_FIELDS = frozenset(("method", "url", "body"))
+_STREAM_FIELDS = ("stream", "stream_options", "stream_interval")
+_PATH = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
+_UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>[^`]*)`")
+_MISSING = re.compile(r"Object missing required field `(?P<name>[^`]*)`")
+
+#: What to do about a bad field, where the expectation alone does not say it.
+REMEDIES = {
+    "max_tokens": "give a whole number of at least 1, or leave it out for the worker's default",
+    "max_completion_tokens": "give a whole number of at least 1, or leave it out",
+    "temperature": "give a number from 0 (greedy) to 2",
+    "top_p": "give a number above 0 and at most 1",
+    "n": "give a whole number from 1 to 128",
+    "stop": "give a text or a list of texts, none of them empty",
+    "seed": "give a whole number that fits 64 bits",
+    "messages": 'give at least one message such as {"role": "user", "content": "Hello"}',
+    "prompt": "give a text, a list of token ids, or a list of texts",
+    "input": "give `input` (a text, token ids, or a list of either), or `messages`",
+    "query": "give `query` and `documents`",
+    **dict.fromkeys(
+        ("queries", "documents", "items", "text_1", "text_2", "data_1", "data_2"),
+        "give `queries` and `documents`, `queries` and `items`, `text_1` and `text_2`, or `data_1` "
+        "and `data_2`; to rerank, `query` and `documents`",
+    ),
+}
+
+
+#: Bodies that show more than the least.
+_EXAMPLES = {CHAT_URL: '{"messages": [{"role": "user", "content": "Hello"}]}'}
+
+
+class Request(msgspec.Struct, frozen=True):
+    """One valid request: `body` is its JSON, checked against the url's schema.
+
+    `limited` says whether it names how many tokens may be written, or writes none.
+    """
+
+    custom_id: str | None
+    url: str
+    body: bytes
+    limited: bool
+
+
+def _parse(raw: bytes) -> dict[str, Any]:
+    value = decode(raw)
+    if not isinstance(value, dict):
+        raise RequestRejected("not a JSON object; write {...} on each line", code="invalid_json")
+    return value
+
+
+def check_body(url: str, body: dict[str, Any], where: str = "body.") -> None:
+    """Check a body's names, types and ranges.
+
+    Args:
+        url: one of contract/openai/body.py's; any other is refused.
+        body: the decoded JSON object.
+        where: prefix for field names in messages.
+
+    Raises:
+        RequestRejected: naming the first offending field and its remedy.
+    """
+    if url not in BODY_TYPES:
+        raise _unknown_url(url)
+    checked = body if body.keys().isdisjoint(_STREAM_FIELDS) else _not_streaming(body, where)
+    try:
+        msgspec.convert(checked, BODY_TYPES[url])
+    except msgspec.ValidationError as error:
+        raise _explain(str(error), url, where) from None
+
+
+def _not_streaming(body: dict[str, Any], where: str) -> dict[str, Any]:
+    """Return the body without `stream: false`; refuse what asks for a stream."""
+    for name in _STREAM_FIELDS:
+        if name in body and not (name == "stream" and body[name] is False):
+            raise RequestRejected(
+                f"field {where}{name}: a queued request cannot stream; remove it",
+                field=where + name,
+            )
+    return {name: value for name, value in body.items() if name != "stream"}
+
+
+def _explain(text: str, url: str, where: str) -> RequestRejected:
+    path_match = _PATH.search(text)
+    path = path_match["path"] if path_match else ""
+    if unknown := _UNKNOWN.search(text):
+        field = where + shown(unknown["name"])
+        return RequestRejected(
+            f"field {field}: unknown to {url}; remove it or correct its spelling",
+            code="unknown_field",
+            field=field,
+        )
+    if missing := _MISSING.search(text):
+        path = f"{path}.{missing['name']}" if path else missing["name"]
+        expectation = "is missing"
+    else:
+        expectation = _PATH.sub("", text)
+    top = re.split(r"[.\[]", path, maxsplit=1)[0]
+    remedy = REMEDIES.get(top)
+    field = where + shown(path)
+    message = f"field {field}: {shown(expectation, 200)}" + (f"; {remedy}" if remedy else "")
+    return RequestRejected(message, field=field)
+
+
+def _custom_id(value: object) -> str | None:
+    if value is None:
+        return None
+    if isinstance(value, str) and 0 < len(value) <= MAX_CUSTOM_ID:
+        return value
+    told = f"has {len(value)} characters" if isinstance(value, str) else f"is {_kind(value)}"
+    raise RequestRejected(
+        f"field custom_id: {told}; give a text of 1 to {MAX_CUSTOM_ID} characters, in quotes, or "
+        "leave it out for the line's number",
+        field="custom_id",
+    )
+
+
+def infer_url(body: dict[str, Any]) -> str:
+    """Return the endpoint of a body that comes without a url."""
+    if "messages" in body:
+        return CHAT_URL
+    if "prompt" in body:
+        return COMPLETION_URL
+    raise RequestRejected(
+        "field prompt: neither `messages` nor `prompt` is given; give one of them, or `url` and "
+        "`body` for another endpoint",
+        field="prompt",
+    )
+
+
+#: Endpoints whose requests write tokens.
+_WRITING = (CHAT_URL, COMPLETION_URL)
+
+
+class _Line(msgspec.Struct, forbid_unknown_fields=True):
+    """An OpenAI batch line as nearly all are."""
+
+    url: str
+    body: msgspec.Raw
+    custom_id: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_CUSTOM_ID)] | None = None
+    method: Literal["POST"] = "POST"
+
+
+_decode_line = msgspec.json.Decoder(_Line).decode
+_decode_body = {url: msgspec.json.Decoder(shape).decode for url, shape in BODY_TYPES.items()}
+#: Longer lines go the long way, which counts their values first.
+_SHORT = 65_536
+
+
+def _plain_line(raw: bytes) -> Request | None:
+    """Return the request of a good OpenAI batch line without building its values; None for any
+    other line, which the long way then accepts or explains."""
+    if len(raw) > _SHORT or raw.count(b"{") + raw.count(b"[") > MAX_DEPTH:
+        return None
+    try:
+        line = _decode_line(raw)
+        body: Any = _decode_body[line.url](line.body)
+        text = bytes(line.body)
+        text.decode()  # msgspec passes over fields it does not know, whatever their bytes
+    except (msgspec.DecodeError, UnicodeDecodeError, KeyError):
+        return None
+    limited = (
+        line.url not in _WRITING
+        or body.max_tokens is not None
+        or (line.url == CHAT_URL and body.max_completion_tokens is not None)
+    )
+    return Request(line.custom_id, line.url, text, limited)
+
+
+def parse_line(raw: bytes, overrides: dict[str, Any] | None = None) -> Request:
+    """Turn one input line into a checked request.
+
+    Args:
+        raw: the line's bytes, without its line end.
+        overrides: body fields that replace the line's own (`submit --set`).
+
+    Raises:
+        RequestRejected: saying field and remedy; the caller adds the line number.
+            Its `custom_id` attribute is the line's own where that is usable.
+    """
+    plain = None if overrides else _plain_line(raw)
+    return plain or _any_line(raw, overrides or {})
+
+
+def _any_line(raw: bytes, overrides: dict[str, Any]) -> Request:
+    value = _parse(raw)
+    try:
+        custom_id = _custom_id(value.pop("custom_id", None))
+    except RequestRejected as error:
+        raise _tag(error, None) from None
+    try:
+        url, body, where = _split_form(value)
+        body.update(overrides)
+        check_body(url, body, where)
+        limits = body.get("max_tokens"), body.get("max_completion_tokens")
+        limited = url not in _WRITING or limits != (None, None)
+        return Request(custom_id, url, encode(body), limited)
+    except RequestRejected as error:
+        raise _tag(error, custom_id) from None
+
+
+def _tag(error: RequestRejected, custom_id: str | None) -> RequestRejected:
+    error.custom_id = custom_id
+    return error
+
+
+def _split_form(value: dict[str, Any]) -> tuple[str, dict[str, Any], str]:
+    if value.keys().isdisjoint(_BATCH_FIELDS):
+        return infer_url(value), value, ""
+    if not value.keys() <= _BATCH_FIELDS:
+        name = min(map(shown, value.keys() - _BATCH_FIELDS))
+        raise RequestRejected(
+            f"field {name}: unknown in a batch line; body fields belong inside `body`",
+            code="unknown_field",
+            field=name,
+        )
+    method = value.get("method", "POST")
+    if method != "POST":
+        told = shown(repr(method)) if isinstance(method, str) else _kind(method)
+        raise RequestRejected(
+            f"field method: {told} is not served; write POST, or leave it out",
+            code="unknown_url",
+            field="method",
+        )
+    if "url" not in value:
+        raise RequestRejected(
+            f"field url: is missing; give one of {', '.join(BODY_TYPES)}, or write the fields of "
+            "`body` themselves on the line (the short form)",
+            code="unknown_url",
+            field="url",
+        )
+    url, body = value["url"], value.get("body")
+    if not isinstance(url, str) or url not in BODY_TYPES:
+        raise _unknown_url(url)
+    if not isinstance(body, dict):
+        problem = f"is {_kind(body)}" if "body" in value else "is missing"
+        raise RequestRejected(
+            f"field body: {problem}; give the request's fields as a JSON object, such as "
+            f"{_EXAMPLES.get(url) or encode(smallest(url)).decode()}",
+            field="body",
+        )
+    return url, body, "body."
+
+
+def _kind(value: object) -> str:
+    """Return a JSON value's kind in words; the value may be too large, or too deep, to show."""
+    if value is None:
+        return "null"
+    kinds = {bool: "true or false", int: "a number", float: "a number", str: "a text",
+             list: "a list", dict: "an object"}  # fmt: skip
+    return kinds[type(value)]
+
+
+def _unknown_url(url: object) -> RequestRejected:
+    # Not repr() of any value: of a deep list it exceeds Python's recursion limit.
+    told = f"{shown(repr(url))} is not served" if isinstance(url, str) else f"is {_kind(url)}"
+    return RequestRejected(
+        f"field url: {told}; use one of {', '.join(BODY_TYPES)}",
+        code="unknown_url",
+        field="url",
+    )

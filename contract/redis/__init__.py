@@ -1,0 +1,1 @@
+"""Redis as both sides see it: keys, connections, scripts, and the store of batches."""

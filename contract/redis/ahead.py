@@ -1,0 +1,63 @@
+"""Results that are asked for ahead: Redis looks them up while the ones before are used."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from redis.exceptions import RedisError
+
+from contract.redis import keys
+from contract.redis.batches import BatchStore
+
+
+class ResultsAhead:
+    """Asks for one set of results at a time, on a connection of its own.
+
+    Whatever goes wrong on it, the question is put again through the store, which rides out
+    a Redis that is away, and whose error the caller gets if that does not help.
+    """
+
+    def __init__(self, store: BatchStore) -> None:
+        self._store = store
+        self._asked: Sequence[str] = ()
+        self._connection: Any = None
+
+    def ask(self, request_ids: Sequence[str]) -> None:
+        """Send the question; the one before must have been answered."""
+        self._asked = request_ids
+        try:
+            if self._connection is None:
+                self._connection = self._store.redis.connection_pool.get_connection()
+            self._connection.send_command("MGET", *map(keys.result_key, request_ids))
+        except RedisError:
+            self._drop()
+
+    def answer(self) -> list[bytes | None]:
+        """Return the stored results, None where there is none (yet).
+
+        Raises:
+            StoreUnavailable: Redis cannot be used.
+        """
+        asked, self._asked = self._asked, ()
+        if self._connection is not None:
+            try:
+                found: list[bytes | None] = self._connection.read_response()
+                return found
+            except RedisError:
+                self._drop()
+        return self._store.results(asked)
+
+    def close(self) -> None:
+        """Give the connection back, without an answer that nobody reads."""
+        if self._asked:
+            self._drop()
+        elif self._connection is not None:
+            self._store.redis.connection_pool.release(self._connection)
+            self._connection = None
+
+    def _drop(self) -> None:
+        if self._connection is not None:
+            self._connection.disconnect()
+            self._store.redis.connection_pool.release(self._connection)
+            self._connection = None

@@ -1,0 +1,324 @@
+"""The producer's side of every Redis key: batches, results, dead letters.
+
+Every call is safe to repeat: a reply lost on the network costs nothing. Work
+that grows with the batch goes in chunks, so that no script stalls Redis.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+import redis
+
+from contract.batch import Batch
+from contract.errors import BatchConflict, RequestFailed, StoreUnavailable
+from contract.index import IndexChunk, IndexEntry
+from contract.redis import keys
+from contract.redis.connect import connect, masked, translated
+from contract.redis.dead_letters import DeadLetters, groups
+from contract.results import failure_meta
+
+#: Requests handled per round trip where a command walks a whole batch.
+CHUNK = 500
+#: Workers announce themselves every second; one silent for so long is not counted.
+WORKER_SILENT_S = 15.0
+#: RETRY's answer where RETIRE was faster.
+NOT_HELD = -2
+#: Above so many bytes of results the next question is for half as many.
+REPLY_BYTES = 16 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Enqueued:
+    """ENQUEUE's and SEAL's answer: ok, gone, sealed, moved or full."""
+
+    answer: str
+    cursor: int = 0
+    digest: str = ""
+    text: str = ""
+
+
+class BatchStore(DeadLetters):
+    """Batches in one Redis. Raises StoreUnavailable where Redis cannot be used."""
+
+    def __init__(self, client: redis.Redis, *, ttl_ms: int) -> None:
+        super().__init__(client)
+        self._ttl_ms = ttl_ms
+        #: How many results one MGET asks for: it halves where results are large.
+        self._results_at_once = CHUNK
+
+    @classmethod
+    def open(cls, url: str, name: str, *, ttl_ms: int) -> BatchStore:
+        """Return the store behind a URL, after one look whether Redis is there.
+
+        Raises:
+            StoreUnavailable: within seconds, naming the masked URL and the remedy.
+        """
+        try:
+            with translated():
+                connect(url, name, retries=0).ping()
+            return cls(connect(url, name), ttl_ms=ttl_ms)
+        except StoreUnavailable as error:
+            raise StoreUnavailable(f"{masked(url)}: {error.message}") from None
+        except ValueError:
+            # redis-py's text would quote a part of the URL, which may be the password's.
+            raise StoreUnavailable(
+                f"{masked(url)}: not a Redis URL; in WARMQ_REDIS_URL, percent-encode what is "
+                "special in the password"
+            ) from None
+
+    # -- submit ---------------------------------------------------------------
+
+    def create(
+        self, batch_id: str, seed: str, fields: dict[str, str | int], *, deadline: str = ""
+    ) -> tuple[bool, Batch]:
+        """Create the batch unless it exists; return whether it is new, and its state.
+
+        `deadline` is in ms: a moment, or `+n` after the creation.
+        """
+        flat = [part for pair in fields.items() for part in pair]
+        life = secrets.token_urlsafe(12)
+        while (new := self._run("create", batch_id, life, seed, deadline, *flat)[0]) < 0:
+            self._delete_chunks(batch_id)  # an interrupted delete left results behind
+        batch = self.batch(batch_id)
+        if batch is None:
+            raise BatchConflict(f"batch {batch_id} was deleted meanwhile")
+        return bool(new), batch
+
+    def enqueue(
+        self,
+        batch: Batch,
+        list_key: str,
+        before: tuple[int, str],
+        chunk: IndexChunk,
+        messages: Sequence[bytes],
+        rejects: Sequence[tuple[str, bytes]],
+        *,
+        high_water: float,
+        high_water_requests: int,
+    ) -> Enqueued:
+        """Append one chunk. `before` is the (cursor, digest) it follows."""
+        flat = [part for pair in rejects for part in pair]
+        reply = self._run(
+            "enqueue", batch.id, batch.life, list_key, *before, chunk.cursor, chunk.digest,
+            chunk.dump(), high_water_requests, high_water, b"\n".join(messages), *flat,
+        )  # fmt: skip
+        return _enqueued(reply)
+
+    def seal(self, batch: Batch, end: tuple[int, str], reason: str = "") -> Enqueued:
+        """Say that no more lines will come; `end` is the (cursor, digest) of the last chunk."""
+        return _enqueued(self._run("seal", batch.id, batch.life, *end, reason))
+
+    # -- look -----------------------------------------------------------------
+
+    def batch(self, batch_id: str) -> Batch | None:
+        """Return the state of a batch, or None if there is none."""
+        with translated():
+            raw = self.redis.hgetall(keys.batch_key(batch_id))
+        fields = {key.decode(): value.decode() for key, value in raw.items()}
+        return Batch(batch_id, fields) if fields else None
+
+    def batches(self) -> list[Batch]:
+        """Return all batches, newest first."""
+        with translated():
+            ids = self.redis.zrevrange(keys.BATCHES, 0, -1)
+        found = (self.batch(raw.decode()) for raw in ids)
+        return [batch for batch in found if batch is not None]
+
+    def queue_lengths(self, queue: str) -> dict[str, int]:
+        """Return how many messages wait in each list of a queue, suspects included."""
+        lists = [*keys.priority_lists(queue), keys.suspects_list(queue)]
+        with translated():
+            return {key: self.redis.llen(key) for key in lists}
+
+    def workers(self, queue: str) -> list[dict[str, Any]]:
+        """Return what the living workers of a queue say about themselves."""
+        return [w for w in self.announcements(queue) if w.pop("silent_s") < WORKER_SILENT_S]
+
+    def index(self, batch_id: str, start: int = 0) -> Iterator[IndexChunk]:
+        """Yield the batch's chunks in line order, those that exist now."""
+        key = keys.batch_key(batch_id, "index")
+        while True:
+            with translated():
+                raws = self.redis.lrange(key, start, start + 7)
+            yield from (IndexChunk.load(raw) for raw in raws)
+            if len(raws) < 8:
+                return
+            start += 8
+
+    def finished_ids(self, batch_id: str, start: int, count: int) -> list[str]:
+        """Return request ids in the order they finished; a retried one comes again."""
+        with translated():
+            raws = self.redis.lrange(keys.batch_key(batch_id, "finished"), start, start + count - 1)
+        return [raw.decode() for raw in raws]
+
+    def results(self, request_ids: Sequence[str]) -> list[bytes | None]:
+        """Return the stored results, None where there is none (yet)."""
+        found: list[bytes | None] = []
+        while len(found) < len(request_ids):
+            part = request_ids[len(found) : len(found) + self._results_at_once]
+            with translated():
+                raws: list[bytes | None] = self.redis.mget([keys.result_key(i) for i in part])
+            found += raws
+            if sum(len(raw) for raw in raws if raw) > REPLY_BYTES:
+                self._results_at_once = max(1, len(part) // 2)
+        return found
+
+    def find(self, batch: Batch, custom_id: str) -> tuple[IndexEntry, str]:
+        """Return index entry and request id of one request; the first, if a custom_id repeats.
+
+        Raises:
+            BatchConflict: if the batch has no such request.
+        """
+        for chunk in self.index(batch.id):
+            for position, entry in enumerate(chunk.entries):
+                if entry[1] == custom_id:
+                    return entry, chunk.request_ids(batch.id)[position]
+        raise BatchConflict(f"batch {batch.id} has no request {custom_id!r}")
+
+    def returns(self, request_id: str) -> int:
+        """Return how often an unfinished request was handed back to its queue."""
+        with translated():
+            return int(self.redis.hget(keys.RETURNS, request_id) or 0)
+
+    # -- change ---------------------------------------------------------------
+
+    def cancel(self, batch: Batch) -> int:
+        """Cancel what is not finished, queued or running; return how many requests."""
+        count = max(0, int(self._run("cancel", batch.id, batch.life, 1, self._ttl_ms)))
+        for chunk in self.index(batch.id):
+            count += self._cancel_entries(batch, chunk.entries, chunk.request_ids(batch.id))
+        return count
+
+    def cancel_request(self, batch: Batch, custom_id: str) -> int:
+        """Cancel one request; return 1, or 0 if it had already ended."""
+        entry, rid = self.find(batch, custom_id)
+        return self._cancel_entries(batch, [entry], [rid])
+
+    def _cancel_entries(
+        self, batch: Batch, entries: Sequence[IndexEntry], request_ids: Sequence[str]
+    ) -> int:
+        error = RequestFailed("cancelled by the user", code="cancelled")
+        args: list[str | bytes] = []
+        for (line, custom_id, _), rid in zip(entries, request_ids, strict=True):
+            args += [
+                rid,
+                failure_meta(
+                    rid, error, batch=batch.id, custom_id=custom_id, line=line, revoked=True
+                ),
+            ]
+        return max(0, int(self._run("cancel", batch.id, batch.life, 0, self._ttl_ms, *args)))
+
+    def retry(self, batch: Batch, outcomes: Sequence[str]) -> int:
+        """Queue ended requests again whose outcome is named; return how many."""
+        wanted = self._ended(batch, outcomes)
+        if not wanted:
+            return 0
+        self._hold(batch.id)
+        count = 0
+        for ids in groups((request_id, size) for request_id, (_, size) in wanted.items()):
+            pairs = [part for rid in ids for part in (rid, wanted[rid][0])]
+            while (done := self._run("retry", batch.id, batch.life, *pairs)) == NOT_HELD:
+                self._hold(batch.id)
+            count += max(0, int(done))
+        return count
+
+    def _ended(self, batch: Batch, outcomes: Sequence[str]) -> dict[str, tuple[str, int]]:
+        """Return requests that can be retried: id -> (outcome, bytes of the message)."""
+        found = {}
+        key = keys.batch_key(batch.id, "failed")
+        with translated():
+            for request_id, note in self.redis.hscan_iter(key, count=1000):
+                outcome, size, _ = note.decode().split("\0", 2)
+                if outcome in outcomes:
+                    found[request_id.decode()] = (outcome, int(size))
+        return found
+
+    def _hold(self, batch_id: str) -> None:
+        batch = self.batch(batch_id)
+        if batch is None or not self._run("hold", batch_id, batch.life):
+            return
+        for chunk in self.index(batch_id):
+            self._run("hold", batch_id, batch.life, *chunk.request_ids(batch_id))
+
+    def delete(self, batch_id: str, *, force: bool = False) -> bool:
+        """Remove a batch and its results; False if it is not finished and not `force`d.
+
+        Interrupted half-way it can be repeated, and a worker does it, too.
+        """
+        batch = self.batch(batch_id)
+        if batch is None:
+            return True
+        if not self._run("delete", batch_id, batch.life, int(force)):
+            return False
+        self._delete_chunks(batch_id)
+        return True
+
+    def _delete_chunks(self, batch_id: str) -> None:
+        """Remove what is left of a batch that is being deleted."""
+        index = keys.batch_key(batch_id, "index")
+        more = 1
+        while more:
+            with translated():
+                raw = self.redis.lindex(index, 0) or b""
+            ids = IndexChunk.load(raw).request_ids(batch_id) if raw else ()
+            more = self._run("delete_chunk", batch_id, raw, *ids)
+
+    # -- look again, for who follows a batch ------------------------------------
+
+    def expires_in_s(self, batch_id: str) -> float | None:
+        """Return in how many seconds a batch's state expires; None if it does not."""
+        with translated():
+            left_ms = int(self.redis.pttl(keys.batch_key(batch_id)))
+        return left_ms / 1000 if left_ms >= 0 else None
+
+    def left_of(self, batch_ids: Sequence[str]) -> list[str]:
+        """Return those of the batches of which Redis has a state or an index."""
+        found: list[str] = []
+        for at in range(0, len(batch_ids), CHUNK):
+            some = batch_ids[at : at + CHUNK]
+            with translated():
+                pipe = self.redis.pipeline(transaction=False)
+                for batch_id in some:
+                    pipe.exists(keys.batch_key(batch_id), keys.batch_key(batch_id, "index"))
+                found += [b for b, there in zip(some, pipe.execute(), strict=True) if there]
+        return found
+
+    def announcements(self, queue: str) -> list[dict[str, Any]]:
+        """Return what workers of a queue last said of themselves, `silent_s` ago; also dead ones.
+
+        An announcement is kept for a minute, or for as long as no worker lives.
+        """
+        with translated():
+            raw = self.redis.hgetall(keys.WORKERS)
+            now_s, _ = self.redis.time()
+        found = []
+        for name, record in raw.items():
+            at_ms, _, state = record.partition(b"\0")
+            silent_s = abs(now_s - int(at_ms) / 1000)  # the clock may have stepped back
+            found.append({"id": name.decode(), "silent_s": silent_s} | orjson.loads(state))
+        return [worker for worker in found if worker["queue"] == queue]
+
+    def why_full(
+        self, list_key: str, coming: int, *, high_water: float, high_water_requests: int
+    ) -> str:
+        """Say why ENQUEUE would refuse a chunk after `coming` more bytes, '' if it would not."""
+        with translated():
+            memory = self.redis.info("memory")
+            used, limit = memory["used_memory"], memory["maxmemory"]
+            if limit:
+                full = used + coming > limit * high_water
+                return f"Redis uses {used} of {limit} bytes" if full else ""
+            waiting = self.redis.llen(list_key)
+        return f"{waiting} requests wait in the queue" if waiting >= high_water_requests else ""
+
+
+def _enqueued(reply: list[bytes]) -> Enqueued:
+    answer = reply[0].decode()
+    if answer == "moved" or (answer == "sealed" and len(reply) > 1):
+        return Enqueued(answer, int(reply[1]), reply[2].decode())
+    return Enqueued(answer, text=reply[1].decode() if len(reply) > 1 else "")

@@ -1,0 +1,1 @@
+"""Submitting and collecting as a library; nothing here knows a terminal."""

@@ -1,0 +1,264 @@
+"""Collects a batch's results: in input or completion order, to files or stdout."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from contract.batch import Batch
+from contract.index import IndexEntry
+from contract.redis.ahead import ResultsAhead
+from contract.redis.batches import BatchStore
+from contract.results import ResultLine, own_line, result_line
+from producer.core.files import AtomicFile, errors_beside, write_failed
+from producer.core.same_batch import SameBatch
+from producer.core.seen import SeenIds
+
+#: Results fetched at once: the fewest to begin with, more where they turn out to be small.
+FETCH, MOST = 50, 250
+FETCH_BYTES = 2 * 2**20
+#: Chunks of the index read before the next look at the batch: as many as the store reads at once.
+_INDEX_CHUNKS = 8
+#: Between two looks for new results while following, in seconds.
+_SHORTEST_WAIT_S, _LONGEST_WAIT_S = 0.02, 0.5
+
+#: Request ids and their entries of the batch's index.
+_Window = tuple[list[str], list[IndexEntry]]
+
+
+class Collector:
+    """Reads one batch's results. With `follow` it waits for those that are not there yet.
+
+    It gives exactly one line for each of the batch's requests, whatever became of them, or
+    raises BatchChanged: also where the batch is deleted, expires, is submitted anew or is
+    retried meanwhile. With `partial` it gives what there is of an unfinished batch.
+    """
+
+    def __init__(
+        self,
+        store: BatchStore,
+        batch: Batch,
+        *,
+        follow: bool,
+        partial: bool = False,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._store = store
+        self._id = batch.id
+        self._same = SameBatch(store, batch, "its results were read")
+        self._follow = follow
+        self._partial = partial and not follow
+        self._sleep = sleep
+        self._wait_s = _SHORTEST_WAIT_S
+        self._fetch = FETCH
+        self._given = 0
+
+    @property
+    def batch(self) -> Batch:
+        """The batch as it was when it was last looked at."""
+        return self._same.last
+
+    def lines(self, order: str) -> Iterator[ResultLine]:
+        """Yield the result lines; `order` is input or completion.
+
+        Raises:
+            BatchChanged: at the latest after the last line, if there is not one for each request.
+        """
+        self._given = 0
+        self._same.state()
+        yield from self._in_input_order() if order == "input" else self._as_completed()
+        batch = self._same.state()
+        if not self._partial and not (batch.sealed and self._given == batch.number("total")):
+            raise self._same.incomplete(self._given)
+
+    def _results(self, request_ids: list[str]) -> list[bytes | None]:
+        return self._sized(self._store.results(request_ids))
+
+    def _sized(self, raws: list[bytes | None]) -> list[bytes | None]:
+        size = sum(len(raw) for raw in raws if raw is not None) + 1
+        self._fetch = max(1, min(MOST, FETCH_BYTES * len(raws) // size))
+        return raws
+
+    def _pause(self) -> None:
+        self._sleep(self._wait_s)
+        self._wait_s = min(self._wait_s * 2, _LONGEST_WAIT_S)
+
+    def _in_input_order(self) -> Iterator[ResultLine]:
+        for (request_ids, entries), raws in self._fetched(self._windows()):
+            if None in raws:
+                yield from self._with_gaps(request_ids, entries)
+                continue
+            self._wait_s = _SHORTEST_WAIT_S
+            self._given += len(raws)
+            for request_id, (line, custom_id, _), raw in zip(
+                request_ids, entries, raws, strict=True
+            ):
+                yield result_line(request_id, custom_id, line, raw)
+
+    def _as_completed(self) -> Iterator[ResultLine]:
+        with closing(SeenIds()) as seen:
+            for (request_ids, _), raws in self._fetched(self._finished_windows()):
+                for request_id, raw in zip(request_ids, raws, strict=True):
+                    # None: being retried, it will come again; or lost, see below.
+                    line = own_line(request_id, raw) if raw is not None else None
+                    if line is not None and seen.add(request_id):
+                        self._given += 1
+                        yield line
+            if self._same.state().finished or not self._partial:
+                yield from self._left_out(seen)
+
+    def _fetched(
+        self, windows: Iterator[_Window | None]
+    ) -> Iterator[tuple[_Window, list[bytes | None]]]:
+        """Yield windows with their results; Redis looks up the next ones meanwhile."""
+        with closing(ResultsAhead(self._store)) as ahead:
+            asked: _Window | None = None
+            for window in windows:
+                raws = self._sized(ahead.answer()) if asked else []
+                if window:
+                    ahead.ask(window[0])
+                if asked:
+                    yield asked, raws
+                asked = window
+
+    def _windows(self) -> Iterator[_Window | None]:
+        """Yield what is fetched together, and None before a wait for more, and at the end."""
+        batch, read = self._same.last, 0
+        while True:
+            sealed = batch.sealed  # before the index is read: so a sealed batch's index is whole
+            chunks = list(islice(self._store.index(self._id, read), _INDEX_CHUNKS))
+            batch = self._same.state()  # after it: so these chunks are this batch's
+            for chunk in chunks:
+                ids, start = chunk.request_ids(self._id), 0
+                while start < len(ids):
+                    end = start + self._fetch
+                    yield ids[start:end], chunk.entries[start:end]
+                    start = end
+            read += len(chunks)
+            if len(chunks) == _INDEX_CHUNKS:
+                continue
+            yield None
+            if sealed or not self._follow:
+                return
+            self._pause()
+
+    def _finished_windows(self) -> Iterator[_Window | None]:
+        """Yield the same of the requests that have ended, in that order and without entries."""
+        at, finished = 0, False
+        while True:
+            if ids := self._store.finished_ids(self._id, at, self._fetch):
+                at, finished = at + len(ids), False
+                self._wait_s = _SHORTEST_WAIT_S
+                yield ids, []
+                continue
+            yield None
+            if finished or not self._follow:
+                return
+            finished = self._same.state().finished  # if so, what came before is still to be read
+            if not finished:
+                self._pause()
+
+    def _with_gaps(self, request_ids: list[str], entries: list[IndexEntry]) -> Iterator[ResultLine]:
+        """Yield a window's lines where results are missing: not there yet, or lost."""
+        start = 0
+        while start < len(request_ids):
+            raws, lost = self._looked_up(request_ids[start : start + self._fetch])
+            for raw in raws:
+                if raw is None and not lost:
+                    if self._follow:
+                        self._pause()
+                        break
+                    if not self._partial:
+                        raise self._same.incomplete(self._given)
+                else:
+                    self._wait_s = _SHORTEST_WAIT_S
+                    line, custom_id, _ = entries[start]
+                    self._given += 1
+                    yield result_line(request_ids[start], custom_id, line, raw)
+                start += 1
+
+    def _looked_up(self, request_ids: list[str]) -> tuple[list[bytes | None], bool]:
+        """Return results, and whether those that are missing will never come."""
+        before = self._same.state()
+        raws = self._results(request_ids)
+        after = self._same.state()
+        retried = before.number("retried") != after.number("retried")
+        return raws, before.finished and after.finished and not retried
+
+    def _left_out(self, seen: SeenIds) -> Iterator[ResultLine]:
+        """Yield a line for each request that the list of finished ones did not give."""
+        for chunk in self._store.index(self._id):
+            pairs = zip(chunk.request_ids(self._id), chunk.entries, strict=True)
+            missing = [pair for pair in pairs if seen.add(pair[0])]
+            yield from self._with_gaps([rid for rid, _ in missing], [entry for _, entry in missing])
+
+
+@dataclass(slots=True)
+class Collected:
+    """How many lines went where. `errors_file` is where failed requests are, if in a file."""
+
+    completed: int = 0
+    failed: int = 0
+    errors_file: Path | None = None
+
+
+def write(
+    lines: Iterator[ResultLine],
+    output: str | None,
+    errors: str | None,
+    report: Callable[[Collected], None] = lambda collected: None,
+) -> Collected:
+    """Write result lines to their files, which appear when all lines are written.
+
+    Args:
+        lines: what to write.
+        output: file for results; None or `-` is stdout.
+        errors: file for failed requests. Without it they go to stdout where the
+            results do, else into a file beside `output`, made if there are any.
+        report: called after each line.
+
+    Raises:
+        OutputUnwritable: no file has appeared then, and none has changed.
+    """
+    collected = Collected()
+    to_stdout = output is None or output == "-"
+    with ExitStack() as files:
+        good = None if output is None or output == "-" else files.enter_context(AtomicFile(output))
+        bad = files.enter_context(AtomicFile(errors)) if errors else None
+        beside = None if to_stdout or errors else errors_beside(output or "")
+        if beside is not None and beside.exists():
+            bad = files.enter_context(
+                AtomicFile(beside)
+            )  # it is an earlier collection's: replace it
+        for line in lines:
+            if line.failed and bad is None and beside is not None:
+                bad = files.enter_context(AtomicFile(beside))
+            target = (bad or good) if line.failed else good
+            _put(target, line.json + b"\n")
+            collected.completed += not line.failed
+            collected.failed += line.failed
+            report(collected)
+        for file in (good, bad):
+            if file is not None:
+                file.sync()  # all of them before the first one appears
+        if collected.failed and bad is not None:
+            collected.errors_file = bad.path
+    return collected
+
+
+def _put(file: AtomicFile | None, data: bytes) -> None:
+    if file is not None:
+        file.write(data)
+        return
+    try:
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()  # who follows a batch wants each line as it comes
+    except BrokenPipeError:
+        raise  # who read it has seen enough: that ends the command without a word
+    except OSError as error:
+        raise write_failed("standard output", error) from None

@@ -1,0 +1,143 @@
+"""Output files that a run adds to: they grow by whole windows, and by nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from contract.errors import BatchConflict
+from producer.core.files import BUFFER_BYTES, OutputUnwritable, unwritable, write_failed
+
+
+def check_regular(path: Path) -> None:
+    """Refuse what is there and cannot be gone on with: a folder, a pipe, a device."""
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise unwritable(path, error) from None
+    if not stat.S_ISREG(mode):
+        raise OutputUnwritable(
+            f"cannot write {path}: it is no regular file, and a run goes on where its files end"
+        )
+
+
+class GrowingFile:
+    """A file that one process at a time may add to.
+
+    What was written since the last `sync` is cut off again when it is closed.
+    """
+
+    def __init__(self, path: Path, *, create: bool) -> None:
+        self.path = path
+        self._buffer = bytearray()
+        self._written = self._kept = 0  # ends of what is in the file, and of what is to stay
+        check_regular(path)
+        try:
+            flags = os.O_RDWR | os.O_APPEND | (os.O_CREAT if create else 0)
+            self._fd = os.open(path, flags, 0o666)
+        except OSError as error:
+            raise unwritable(path, error) from None
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._fd)
+            if isinstance(error, BlockingIOError):
+                raise BatchConflict(f"another `producer run` is writing {path}") from None
+            raise OutputUnwritable(f"cannot lock {path}: {error.strerror}") from None
+        self._written = self._kept = os.fstat(self._fd).st_size
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        with contextlib.suppress(OSError):  # what cannot be cut off now, the next run cuts off
+            if self._written > self._kept and not self._changed():
+                os.ftruncate(self._fd, self._kept)
+        os.close(self._fd)
+
+    def go_on_at(self, size: int, is_ours: Callable[[bytes], bool]) -> None:
+        """Cut off what was written after `size` bytes, and add to the file from there.
+
+        Args:
+            size: in bytes, what the journal says.
+            is_ours: whether the run has written a line, which may lack its end.
+
+        Raises:
+            BatchConflict: the file is shorter, or what would be cut off is not the run's.
+        """
+        if self._written < size:
+            raise BatchConflict(
+                f"results are missing: {self.path} has {self._written} bytes, and the run had "
+                f"written {size}"
+            )
+        try:
+            if self._written > size:
+                with os.fdopen(os.dup(self._fd), "rb") as file:
+                    file.seek(size)
+                    if not is_ours(file.readline()):
+                        raise BatchConflict(
+                            f"{self.path} has more than the run has written: what follows its "
+                            f"first {size} bytes it did not write"
+                        )
+                os.ftruncate(self._fd, size)
+        except OSError as error:
+            raise unwritable(self.path, error) from None
+        self._written = self._kept = size
+
+    def write(self, data: bytes) -> None:
+        """Append to the file."""
+        self._buffer += data
+        if len(self._buffer) >= BUFFER_BYTES:
+            self._flush()
+
+    def sync(self) -> int:
+        """Bring what was written to disk; return the file's size in bytes.
+
+        Raises:
+            WriteFailed: as on a full disk.
+            BatchConflict: the file was removed, replaced or changed by somebody else.
+        """
+        self._flush()
+        try:
+            os.fsync(self._fd)
+            changed = self._changed()
+        except OSError as error:
+            raise write_failed(self.path, error) from None
+        if changed:
+            raise BatchConflict(
+                f"{self.path} was changed or taken away while the run wrote it; put it back as "
+                "it was, or remove it"
+            )
+        self._kept = self._written
+        return self._kept
+
+    def _flush(self) -> None:
+        try:
+            while self._buffer:
+                count = os.write(self._fd, self._buffer)  # less than all where the disk gets full
+                self._written += count
+                del self._buffer[:count]
+        except OSError as error:
+            raise write_failed(self.path, error) from None
+
+    def _changed(self) -> bool:
+        """Whether this is no longer the file of that name, or of another size than written."""
+        state = os.fstat(self._fd)
+        return not (
+            state.st_size == self._written
+            and self.path.exists()
+            and os.path.samestat(state, self.path.stat())
+        )

@@ -1,0 +1,221 @@
+"""The files of a run: its output, its error file, and the journal that says what is in them."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import msgspec
+import orjson
+
+from contract.errors import BatchConflict
+from contract.redis import keys
+from contract.results import ResultLine
+from producer.core.files import AtomicFile, unwritable
+from producer.core.growing import GrowingFile, check_regular
+
+#: Of the journal. One of another format is refused.
+FORMAT = 2
+_LINE_BEGINS = b'{"id":"batch_req_'
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What the journal says: what is in the output, and where in the input that ends.
+
+    `fingerprint` is the input's, `errors_file` is seen from the output's folder. `line` is the
+    last physical line, `digest` that of the input up to there, `windows` counts what was
+    collected; `output` and `errors` are the files' sizes in bytes.
+    """
+
+    name: str
+    digest: str
+    input: str
+    fingerprint: str
+    errors_file: str
+    line: int = 0
+    windows: int = 0
+    output: int = 0
+    errors: int = 0
+    completed: int = 0
+    failed: int = 0
+    format: int = FORMAT
+
+
+class _Format(msgspec.Struct):
+    """What journals of all formats have."""
+
+    name: str
+    format: int = 1  # the first one did not say so
+
+
+def window_id(name: str, window: int) -> str:
+    """Return the batch id of a window, counted from 0, of the run of that name."""
+    return f"{name}.{window}"
+
+
+class Journal:
+    """The state of a run, in a file beside its output; it goes when the run is complete."""
+
+    def __init__(self, output: Path) -> None:
+        self.path = output.with_name(f"{output.name}.progress")
+        self._output = output
+
+    def read(self) -> Done | None:
+        """Return what an earlier run left, None if there was none."""
+        check_regular(self.path)
+        try:
+            raw = self.path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise unwritable(self.path, error) from None
+        try:
+            found = msgspec.json.decode(raw, type=_Format)
+            if found.format == FORMAT:
+                return msgspec.json.decode(raw, type=Done)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise BatchConflict(
+                f"{self.path} is no journal of `producer run` ({error}); move it away, or name "
+                "another output"
+            ) from None
+        raise BatchConflict(
+            f"{self.path} was written by another version of warmq (its format is {found.format}, "
+            f"this version's is {FORMAT}); go on with that version, or {self.start_anew}"
+        )
+
+    def write(self, done: Done) -> None:
+        """Replace it, on disk before this returns."""
+        with AtomicFile(self.path) as file:
+            file.write(orjson.dumps(asdict(done)))
+
+    @property
+    def start_anew(self) -> str:
+        """What to do where a run cannot go on."""
+        return f"remove {self._output}, its error file and {self.path.name} to start anew"
+
+
+class RunFiles:
+    """Opens the files of a run, and adds windows to them. It touches no other run's, nor anybody's.
+
+    Args:
+        output, errors: where results and failed requests go.
+        begin: what the journal says if there is none yet.
+
+    Entering raises:
+        BatchConflict: the files are not those of this run, or another process is writing them.
+        OutputUnwritable: they cannot be written.
+    """
+
+    def __init__(self, output: Path, errors: Path, begin: Done) -> None:
+        check_regular(output)
+        check_regular(errors)
+        self._output, self._errors = (Path(os.path.realpath(path)) for path in (output, errors))
+        beside = os.path.relpath(self._errors, self._output.parent)
+        self._begin = replace(begin, errors_file=_text(beside), input=_text(begin.input))
+        self._stack = ExitStack()
+        self.journal = Journal(self._output)
+        self.done = self._begin
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            self._open(stack)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        self._stack.__exit__(kind, error, at)
+
+    def _open(self, stack: ExitStack) -> None:
+        kept = self.journal.read()
+        if kept is None:
+            _check_none(self._output, "", may_be_empty=True)
+            _check_none(self._errors, " with --errors", may_be_empty=False)
+        else:
+            self._check_same(kept)
+            self._check_there(self._output, kept.output)
+            self._check_there(self._errors, kept.errors)
+        self._out = stack.enter_context(GrowingFile(self._output, create=True))
+        if self.journal.read() != kept:
+            raise BatchConflict(f"another `producer run` has just written {self._output}")
+        if kept is None:
+            self.journal.write(self._begin)
+        self.done = done = kept or self._begin
+        self._bad = stack.enter_context(GrowingFile(self._errors, create=True))
+        try:
+            for file, size in ((self._out, done.output), (self._bad, done.errors)):
+                file.go_on_at(size, self._is_next)
+        except BatchConflict as error:
+            raise self._refused(f"{error.message}; put it back as it was") from None
+
+    def _check_same(self, kept: Done) -> None:
+        """Refuse to go on with another input or another error file."""
+        if kept.errors_file != self._begin.errors_file:
+            where = os.path.normpath(self._output.parent / kept.errors_file)
+            raise self._refused(
+                f"the run that wrote {self._output} is not complete, and its failed requests are "
+                f"in {where}: give --errors {where}"
+            )
+        if kept.fingerprint != self._begin.fingerprint:
+            raise self._refused(
+                f"{self._output} is of a run of another input, or its input ({kept.input}) has "
+                "changed: give the same one"
+            )
+
+    def _check_there(self, path: Path, size: int) -> None:
+        if size and not path.exists():
+            raise self._refused(
+                f"results are missing: there is no {path} any more; put it back as it was"
+            )
+
+    def _refused(self, problem: str) -> BatchConflict:
+        return BatchConflict(f"{problem}, or {self.journal.start_anew}")
+
+    def _is_next(self, line: bytes) -> bool:
+        """Whether a line is a result of the window that is not in the journal yet."""
+        if not line.endswith(b"\n"):
+            return line[: len(_LINE_BEGINS)] == _LINE_BEGINS[: len(line)]
+        try:
+            result = orjson.loads(line)
+            number = (result["error"] or result["warmq"])["line"]
+            custom_id, own_id = str(result["custom_id"]), result["id"].removeprefix("batch_req_")
+        except (orjson.JSONDecodeError, LookupError, TypeError, AttributeError):
+            return False
+        batch = window_id(self.done.name, self.done.windows)
+        return own_id in (keys.request_id(batch, custom_id), keys.line_request_id(batch, number))
+
+    def add(self, line: ResultLine) -> None:
+        """Append a result to its file."""
+        (self._bad if line.failed else self._out).write(line.json + b"\n")
+
+    def commit(self, done: Done) -> None:
+        """Bring what was added to disk, and then say so in the journal."""
+        output, errors = self._out.sync(), self._bad.sync()
+        done = replace(done, output=output, errors=errors)
+        self.journal.write(done)
+        self.done = done
+
+    def finish(self) -> None:
+        """The run is complete: remove the journal, and an error file without a line."""
+        if not self.done.errors:
+            self._errors.unlink(missing_ok=True)
+        self.journal.path.unlink()
+
+
+def _check_none(path: Path, option: str, *, may_be_empty: bool) -> None:
+    """Refuse a file that no run has left."""
+    if path.exists() and not (may_be_empty and path.stat().st_size == 0):
+        raise BatchConflict(f"{path} exists; remove it, or name another{option}")
+
+
+def _text(name: str) -> str:
+    return os.fsencode(name).decode(errors="backslashreplace")

@@ -1,0 +1,126 @@
+"""Turns a file's lines into messages, and each bad one into its error result: no other is hurt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from contract.errors import RequestRejected
+from contract.index import IndexChunk, IndexEntry
+from contract.message import MessageWriter
+from contract.openai.lines import parse_line
+from contract.redis import keys
+from contract.results import failure_meta
+from producer.core.reader import RawChunk
+from producer.core.seen import SeenIds
+
+
+@dataclass(slots=True)
+class PreparedChunk:
+    """One chunk, ready to send: `before` is the cursor and digest it follows.
+
+    `without_limit` of its requests name no max_tokens; `first_error` is its first bad line's.
+    """
+
+    ordinal: int
+    first: int
+    before: tuple[int, str]
+    index: IndexChunk
+    messages: list[bytes] = field(default_factory=list)
+    rejects: list[tuple[str, bytes]] = field(default_factory=list)
+    without_limit: int = 0
+    first_error: str = ""
+
+
+class LinesToMessages:
+    """Checks the lines of one file and writes their messages.
+
+    custom_ids are remembered in `seen` as requests of this batch, or of the batch `whole`, of which
+    this one is a part.
+    """
+
+    def __init__(
+        self,
+        batch_id: str,
+        writer: MessageWriter,
+        overrides: dict[str, Any],
+        max_line_bytes: int,
+        seen: SeenIds,
+        whole: str = "",
+    ) -> None:
+        self._batch_id = batch_id
+        self._writer = writer
+        self._overrides = overrides
+        self._max_line_bytes = max_line_bytes
+        self._seen = seen
+        self._whole = whole
+
+    def first_use(self, custom_id: str, request_id: str) -> bool:
+        """Remember a custom_id; return whether no earlier line had it."""
+        whole = self._whole
+        return self._seen.add(keys.request_id(whole, custom_id) if whole else request_id)
+
+    def prepare(self, raw: RawChunk, before: tuple[int, str]) -> PreparedChunk:
+        """Validate a chunk's lines and write their messages; takes the lines out of it."""
+        batch_id, overrides = self._batch_id, self._overrides
+        entries: list[IndexEntry] = []
+        index = IndexChunk(raw.cursor, raw.digest, entries)
+        chunk = PreparedChunk(raw.ordinal, raw.first, before, index)
+        write, first_use = self._writer.write, self.first_use
+        raw.lines.reverse()
+        while raw.lines:
+            number, line = raw.lines.pop()  # a line's bytes go as soon as its message is there
+            try:
+                if number in raw.too_long:
+                    raise self._too_long(raw.too_long[number])
+                request = parse_line(line, overrides)
+                custom_id = request.custom_id
+                if custom_id is None:
+                    request_id, by_line = keys.line_request_id(batch_id, number), True
+                    custom_id = f"line-{number}"
+                else:
+                    request_id, by_line = keys.request_id(batch_id, custom_id), False
+                    if not first_use(custom_id, request_id):
+                        raise _duplicate(custom_id)
+            except RequestRejected as error:
+                self._reject(chunk, number, error)
+                continue
+            entries.append((number, custom_id, by_line))
+            chunk.without_limit += not request.limited
+            chunk.messages.append(write(request_id, custom_id, number, request.url, request.body))
+        return chunk
+
+    def _reject(self, chunk: PreparedChunk, number: int, error: RequestRejected) -> None:
+        """Give a bad line its error result."""
+        batch_id, custom_id = self._batch_id, error.custom_id
+        by_line, request_id = True, keys.line_request_id(batch_id, number)
+        if custom_id is None:
+            custom_id = f"line-{number}"
+        elif error.code != "duplicate_custom_id":
+            own = keys.request_id(batch_id, custom_id)
+            if self.first_use(custom_id, own):
+                by_line, request_id = False, own
+        told = RequestRejected(
+            f"line {number}, {error.message}", code=error.code, field=error.field
+        )
+        meta = failure_meta(request_id, told, batch=batch_id, custom_id=custom_id, line=number)
+        chunk.index.entries.append((number, custom_id, by_line))
+        chunk.rejects.append((request_id, meta))
+        chunk.first_error = chunk.first_error or told.message
+
+    def _too_long(self, size: int) -> RequestRejected:
+        limit = self._max_line_bytes
+        return RequestRejected(
+            f"longer than {limit} bytes (it has {size}); shorten it, or raise WARMQ_MAX_LINE_BYTES",
+            code="line_too_long",
+        )
+
+
+def _duplicate(custom_id: str) -> RequestRejected:
+    error = RequestRejected(
+        f"field custom_id: {custom_id!r} was used by an earlier line; make it unique",
+        code="duplicate_custom_id",
+        field="custom_id",
+    )
+    error.custom_id = custom_id
+    return error

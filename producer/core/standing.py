@@ -1,0 +1,62 @@
+"""What the workers of a queue do, for when nothing moves; who was heard last where none lives."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from contract.redis.batches import WORKER_SILENT_S, BatchStore
+
+#: Workers announce themselves every second; a living one that is silent for longer is told.
+_NOTABLE_S = 5.0
+
+
+class Standing:
+    """The workers of one queue, looked at again and again.
+
+    Redis keeps a dead worker's announcement for a minute where another worker lives, of
+    whatever queue; who looks on remembers it for longer.
+    """
+
+    def __init__(self, store: BatchStore, queue: str) -> None:
+        self._store = store
+        self._queue = queue
+        self._last: dict[str, Any] | None = None
+        self._last_at = 0.0
+
+    def text(self) -> str:
+        """Return one clause: their states, or that none is alive and where to look."""
+        heard = self._store.announcements(self._queue)
+        alive = [worker for worker in heard if worker["silent_s"] < WORKER_SILENT_S]
+        for worker in heard:
+            at = time.monotonic() - worker["silent_s"]
+            if self._last is None or at > self._last_at:
+                self._last, self._last_at = worker, at
+        if alive:
+            return f"workers: {', '.join(map(_state, alive))}"
+        if self._last is None:
+            return f"no worker serves queue {self._queue}"
+        silent = clock_text(time.monotonic() - self._last_at)
+        return (
+            f"no worker serves queue {self._queue} any more: the last one, {_name(self._last)}, "
+            f"was heard {silent} ago ({self._last.get('state', 'unknown')}); its log says why"
+        )
+
+
+def _state(worker: dict[str, Any]) -> str:
+    state = str(worker.get("state", "unknown"))
+    if worker["silent_s"] < _NOTABLE_S:
+        return state
+    return f"{state} ({_name(worker)} was last heard {clock_text(worker['silent_s'])} ago)"
+
+
+def _name(worker: dict[str, Any]) -> str:
+    """Return Celery's name of a worker and its process, which its id is made of."""
+    name, _, rest = str(worker["id"]).rpartition(".")[0].rpartition(".")
+    return f"{name} (process {rest})" if name else str(worker["id"])
+
+
+def clock_text(seconds: float) -> str:
+    """Return a duration as h:mm:ss."""
+    whole = round(seconds)
+    return f"{whole // 3600}:{whole % 3600 // 60:02}:{whole % 60:02}"

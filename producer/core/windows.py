@@ -1,0 +1,263 @@
+"""`producer run`: a file of any size through a Redis of any size, in windows of lines.
+
+Each window is a batch of its own. Two are in Redis at a time: the worker is at the one
+while the other waits, so it never runs dry; the older one is appended to the output in
+the order of the input, and deleted. A window ends early where Redis is full, for only a
+window that is complete can be collected, which makes room. The journal (journal.py) is
+written after the output is on disk, so after a crash the same command cuts the output
+back to the journal and goes on; what the worker has done meanwhile is not done again.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import count
+from pathlib import Path
+
+from contract.batch import Batch
+from contract.errors import BatchConflict, RequestRejected, StoreFull
+from contract.openai.lines import parse_line
+from contract.redis import keys
+from contract.redis.batches import BatchStore
+from contract.settings import Settings
+from producer.core.collect import Collector
+from producer.core.journal import Done, RunFiles, window_id
+from producer.core.reader import Input, RawChunk, chunks
+from producer.core.seen import SeenIds
+from producer.core.standing import Standing
+from producer.core.submission import Submission
+from producer.core.submit import UNDER_WAY, Part, Submitter
+
+#: Windows in Redis at a time.
+AHEAD = 2
+#: Between two looks for room, and between two reports while waiting, in seconds.
+ROOM_EVERY_S, TELL_EVERY_S = 0.5, 1.0
+#: The mark is looked at before a chunk is read, as the submitter would wait for ever.
+_NO_MARK = {"high_water": 1e9, "high_water_requests": 10**15}
+
+
+@dataclass(slots=True)
+class _Window:
+    """A batch of some chunks, and where in the input it ends.
+
+    Up to line `stored` it was queued before; if `sealed`, it ends there.
+    """
+
+    submitter: Submitter
+    digest: str
+    stored: int
+    sealed: bool
+    line: int = 0
+    lines: int = 0
+    #: Sizes in bytes of the chunks that may still be on their way.
+    coming: deque[int] = field(default_factory=lambda: deque(maxlen=UNDER_WAY))
+
+
+class _Chunks:
+    """The chunks that no window has taken yet."""
+
+    def __init__(self, raws: Iterator[RawChunk]) -> None:
+        self._raws = raws
+        self._next: RawChunk | None = None
+
+    def peek(self) -> RawChunk | None:
+        """Return the next one without taking it; None at the end."""
+        self._next = self._next or next(self._raws, None)
+        return self._next
+
+    def take(self) -> RawChunk | None:
+        """Take the next one; None at the end."""
+        raw, self._next = self.peek(), None
+        return raw
+
+
+class Run:
+    """One run of one file. `report` is called with what is done and what is waited for, '' after
+    each window."""
+
+    def __init__(
+        self,
+        store: BatchStore,
+        settings: Settings,
+        submission: Submission,
+        window: int,
+        report: Callable[[Done, str], None],
+    ) -> None:
+        self._store = store
+        self._settings = settings
+        self._submission = submission
+        self._list_key = keys.priority_list(submission.queue, submission.priority)
+        self._lines = window
+        self._report = report
+        self._tell_at = 0.0
+        self._seen = SeenIds()
+
+    def run(self, source: Input, output: Path, errors: Path) -> Done:
+        """Take the file through, or the rest of it.
+
+        Raises:
+            BatchConflict: the output is there and is not this run's, or the input has changed.
+            BatchChanged: a window was deleted, or Redis has lost a part of it: the same command
+                submits it again.
+            InputUnreadable, OutputUnwritable, StoreUnavailable: the same command goes on later.
+        """
+        name, seed = f"run_{secrets.token_hex(8)}", self._submission.seed
+        begin = Done(name, seed, source.name, source.fingerprint(), errors_file="")
+        with closing(self._seen), RunFiles(output, errors, begin) as files:
+            self._delete_done(files.done)  # it may have been stopped before it deleted the last one
+            raws = _Chunks(chunks(source.lines(), seed, self._settings.max_line_bytes))
+            self._skip(raws, files)
+            self._windows(raws, source.name, files)
+            if source.fingerprint() != begin.fingerprint:
+                raise BatchConflict(
+                    f"{source.name} has changed while it was read; {files.journal.start_anew}"
+                )
+            self._delete_done(files.done)
+            files.finish()
+            return files.done
+
+    def _delete_done(self, done: Done) -> None:
+        """Delete windows whose results are in the output; a failover of Redis brings some back."""
+        windows = [window_id(done.name, number) for number in range(done.windows)]
+        for batch_id in self._store.left_of(windows):
+            self._store.delete(batch_id, force=True)
+
+    def _skip(self, raws: _Chunks, files: RunFiles) -> None:
+        """Read the part of the input whose results are in the output."""
+        done, line, digest = files.done, 0, self._submission.seed
+        while line < done.line and (raw := raws.take()) is not None:
+            line, digest = raw.cursor, raw.digest
+            for _, text in raw.lines:
+                custom_id = _custom_id(text)
+                if custom_id is not None:
+                    self._seen.add(keys.request_id(done.name, custom_id))
+        if (line, digest) != (done.line, done.digest):
+            raise BatchConflict(
+                "the input or the options differ from those of the run that was stopped after "
+                f"line {done.line}; use the same ones, or {files.journal.start_anew}"
+            )
+
+    def _windows(self, raws: _Chunks, input_name: str, files: RunFiles) -> None:
+        """Queue windows and collect them, to the end of the input."""
+        waiting: deque[tuple[_Window, Batch]] = deque()
+        while waiting or raws.peek() is not None:
+            while len(waiting) < AHEAD:
+                digest = waiting[-1][0].digest if waiting else files.done.digest
+                number = files.done.windows + len(waiting)
+                batch_id = window_id(files.done.name, number)
+                with _same_run(files):
+                    window = self._begin(raws, batch_id, digest, input_name, files.done.name)
+                    if window is None:
+                        break
+                    batch = window.submitter.run(self._take(window, raws)).batch
+                waiting.append((window, batch))
+            if waiting:
+                window, batch = waiting.popleft()
+                self._collect(window, batch, files)
+                self._store.delete(batch.id)
+                self._report(files.done, "")
+            elif raws.peek() is not None:
+                self._wait(ROOM_EVERY_S, files.done, self._why_full)
+
+    def _begin(
+        self, raws: _Chunks, batch_id: str, digest: str, input_name: str, run_name: str
+    ) -> _Window | None:
+        """Return the next window; None if there is no line left, or no room for one."""
+        if raws.peek() is None:
+            return None
+        batch = self._store.batch(batch_id)
+        stored = batch.number("cursor") if batch is not None else 0
+        if not stored and self._why_full():
+            return None
+        submitter = Submitter(
+            self._store, self._settings.model_copy(update=_NO_MARK),
+            replace(self._submission, batch_id=batch_id), part=Part(digest, self._seen, run_name),
+        )  # fmt: skip
+        try:
+            submitter.create(input_name)
+        except StoreFull:
+            return None  # results have filled it since the look
+        return _Window(submitter, digest, stored, sealed=batch is not None and batch.sealed)
+
+    def _why_full(self, coming: int = 0) -> str:
+        settings = self._settings
+        return self._store.why_full(
+            self._list_key, coming, high_water=settings.high_water,
+            high_water_requests=settings.high_water_requests,
+        )  # fmt: skip
+
+    def _take(self, window: _Window, raws: _Chunks) -> Iterator[RawChunk]:
+        """Pass a window's chunks on, numbered anew."""
+        for ordinal in count():
+            if ordinal and self._ends(window, raws.peek()):
+                return
+            raw = raws.take()
+            if raw is None:
+                return
+            window.lines += len(raw.lines)
+            window.line, window.digest, raw.ordinal = raw.cursor, raw.digest, ordinal
+            window.coming.append(raw.size)
+            yield raw
+
+    def _ends(self, window: _Window, following: RawChunk | None) -> bool:
+        if window.line < window.stored:
+            return False
+        if window.sealed or following is None or window.lines + len(following.lines) > self._lines:
+            return True
+        return bool(self._why_full(sum(window.coming)))
+
+    def _collect(self, window: _Window, batch: Batch, files: RunFiles) -> None:
+        """Add a window's results to the files, on disk and in the journal when this returns."""
+        done, failed, completed = files.done, 0, 0
+        workers = Standing(self._store, self._submission.queue)
+
+        def pause(wait_s: float) -> None:
+            self._wait(wait_s, done, lambda: self._standing(batch, workers))
+
+        collector = Collector(self._store, batch, follow=True, sleep=pause)
+        for line in collector.lines("input"):
+            files.add(line)
+            failed += line.failed
+            completed += not line.failed
+        files.commit(replace(
+            done, line=window.line, digest=window.digest, windows=done.windows + 1,
+            completed=done.completed + completed, failed=done.failed + failed,
+        ))  # fmt: skip
+
+    def _standing(self, submitted: Batch, workers: Standing) -> str:
+        batch = self._store.batch(submitted.id) or submitted  # what collects it says if it is gone
+        told = f"{batch.terminal} of the next {batch.number('total')} requests"
+        return f"{told}, {workers.text()}"
+
+    def _wait(self, wait_s: float, done: Done, what: Callable[[], str]) -> None:
+        """Sleep, and report every now and then what for."""
+        now = time.monotonic()
+        if now >= self._tell_at:
+            self._tell_at = now + TELL_EVERY_S
+            self._report(done, what())
+        time.sleep(wait_s)
+
+
+@contextmanager
+def _same_run(files: RunFiles) -> Iterator[None]:
+    """Say of a window that differs what to do with a run."""
+    try:
+        yield
+    except BatchConflict as error:
+        problem, _, _ = error.message.rpartition(";")
+        raise BatchConflict(
+            f"{problem or error.message}; use the same input and options, or "
+            f"{files.journal.start_anew}"
+        ) from None
+
+
+def _custom_id(line: bytes) -> str | None:
+    try:
+        return parse_line(line, {}).custom_id
+    except RequestRejected as error:
+        return error.custom_id

@@ -1,0 +1,1 @@
+"""From the queue into the engine and back: leases, slots, commits, deaths."""

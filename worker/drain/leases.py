@@ -1,0 +1,266 @@
+"""The worker's side of the lease protocol: POP, DONE, RELEASE, RENEW, SWEEP.
+
+Writes are retried for as long as it takes: a result that was computed is kept
+until Redis is back, never computed again. Only POP gives up at once, because
+the drain has other things to look at.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from contract.errors import RequestRejected, StoreRefused
+from contract.message import Delivery, read_delivery
+from contract.redis import keys
+from contract.streaming import STREAM_ENTRIES, STREAM_TTL_MS, Entry
+from worker.drain.endings import Ending, arguments, with_error
+from worker.drain.scripts import ALWAYS_TAKEN_BYTES, Scripts
+from worker.settings import WorkerSettings
+
+log = logging.getLogger(__name__)
+
+#: Seconds a BLMOVE blocks; a wake-up comes at once, this only bounds a dead socket.
+WAKE_BLOCK_S = 5
+#: Leases put back in one SWEEP call, so that the script stays short.
+SWEEP_LIMIT = 500
+
+
+@dataclass(slots=True)
+class Popped:
+    """What POP brought. `now` is Redis time in seconds; `more` says the lists hold more."""
+
+    now: float
+    deliveries: list[Delivery] = field(default_factory=list)
+    more: bool = False
+    suspects: int = 0
+    group: int = 0
+
+
+def _date() -> str:
+    return dt.datetime.now(dt.UTC).isoformat()
+
+
+class Leases(Scripts):
+    """Leases of one worker in one Redis."""
+
+    def __init__(self, settings: WorkerSettings, worker_id: str) -> None:
+        super().__init__(settings, worker_id)
+        self._pops = 0
+        #: The highest lease number heard of, and what it was when each open POP was sent.
+        self._highest = 0
+        self._open_pops: list[int] = []
+
+    async def pop(
+        self, k: int, slots: int, lists: Sequence[str] | None = None, max_bytes: float = math.inf
+    ) -> Popped:
+        """Lease up to k requests. Raises RedisError or OSError if Redis does not answer.
+
+        The caller must know the deliveries as its own before it awaits anything else: `renew`
+        takes those that it does not name for lost.
+        """
+        s = self.settings
+        self._pops += 1
+        began = self._highest
+        self._open_pops.append(began)
+        try:
+            reply = await self.run(
+                "pop", self.worker_id, self.queue, k, min(s.pop_bytes, max_bytes), s.lease_ms,
+                slots, s.result_ttl_ms, _date(), self._highest,
+                *(lists or keys.priority_lists(self.queue)),
+            )  # fmt: skip
+            self._highest = max(self._highest, reply[4])
+            return await self._read(reply)
+        finally:
+            self._open_pops.remove(began)
+
+    async def _read(self, reply: list[Any]) -> Popped:
+        popped = Popped(reply[0] / 1000, more=reply[3] == 1, suspects=reply[1], group=int(reply[2]))
+        for i in range(5, len(reply), 4):
+            lease, returns, deaths, message = reply[i : i + 4]
+            try:
+                delivery = read_delivery(lease.decode(), message, int(returns), int(deaths))
+            except RequestRejected as error:
+                await self._bury(lease.decode(), error.message)
+            else:
+                popped.deliveries.append(delivery)
+        return popped
+
+    async def _bury(self, lease: str, reason: str) -> None:
+        """Move a leased message that cannot be read to the dead letters."""
+        log.warning("dead letter: %s", reason, extra={"action": "dead_letter"})
+        ttl_ms = self.settings.result_ttl_ms
+        await self.until_done("bury", self.worker_id, lease, reason, ttl_ms, _date())
+
+    async def done(self, endings: Sequence[Ending]) -> int:
+        """Commit endings; returns how many results were written (the rest existed).
+
+        A result that Redis does not take becomes its request's own error.
+        """
+        fitting = [
+            ending if len(ending.meta) <= ALWAYS_TAKEN_BYTES else await self._fitting(ending)
+            for ending in endings
+        ]
+        try:
+            return await self._done(fitting)
+        except StoreRefused as error:
+            if len(fitting) > 1:
+                return sum([await self.done([ending]) for ending in fitting])
+            size = len(fitting[0].meta)
+            return await self._fail(
+                fitting[0], f"Redis refuses the result of {size} bytes: {error.message}",
+                "result_refused",
+            )  # fmt: skip
+
+    async def _done(self, endings: Sequence[Ending]) -> int:
+        ttl_ms, args = self.settings.result_ttl_ms, arguments(endings)
+        return int(await self.until_done("done", self.worker_id, ttl_ms, *args))
+
+    async def _fitting(self, ending: Ending) -> Ending:
+        """Return the ending, or the error that stands for a result larger than Redis takes."""
+        size, limit = len(ending.meta), await self.most_bytes()
+        if size <= limit:
+            return ending
+        text = (
+            f"the result has {size} bytes, and Redis takes {limit} in one value "
+            "(proto-max-bulk-len): ask for less, or raise it"
+        )
+        return with_error(ending, text, "result_too_large")
+
+    async def _fail(self, ending: Ending, text: str, code: str) -> int:
+        try:
+            return await self._done([with_error(ending, text, code)])
+        except StoreRefused as error:
+            log.error(
+                "request %s has no result, its lease will end: %s", ending.delivery.request_id,
+                error, extra={"action": "result_refused"},
+            )  # fmt: skip
+            return 0
+
+    async def release(self, deliveries: Sequence[Delivery], died: frozenset[str]) -> None:
+        """Hand deliveries back; `died` names the leases that were inside a dead engine."""
+        newest_first = sorted(deliveries, key=lambda d: -lease_number(d.lease))
+        await self._release_ids(
+            [d.lease for d in newest_first], {d.lease for d in newest_first if d.lease in died}
+        )
+
+    async def _release_ids(self, leases: Sequence[str], died: set[str]) -> None:
+        s = self.settings
+        common = (self.worker_id, s.max_deaths, s.result_ttl_ms)
+        pairs = [part for lease in leases for part in (lease, int(lease in died))]
+        try:
+            _, left = await self.until_done("release", *common, _date(), *pairs)
+            while left:  # messages go back a few megabytes at a time
+                _, left = await self.until_done("release", *common, _date())
+        except StoreRefused as error:
+            log.error(
+                "%d requests return when their leases end: %s", len(leases), error,
+                extra={"action": "release_refused"},
+            )  # fmt: skip
+
+    async def renew(self, leases: Sequence[str]) -> list[str]:
+        """Prolong leases; returns those that are lost. Hands back what we do not know of.
+
+        A lease is unknown when the reply of its POP was lost. One that is numbered above what
+        was known when the oldest open POP was sent may just be arriving.
+        """
+        pops, known = self._pops, min(self._open_pops, default=self._highest)
+        quiet = not self._open_pops
+        lost, unnamed = await self.run("renew", self.worker_id, self.settings.lease_ms, *leases)
+        quiet = quiet and pops == self._pops
+        numbered = {raw.decode(): lease_number(raw.decode()) for raw in unnamed}
+        unknown = [lease for lease, number in numbered.items() if quiet or number <= known]
+        if unknown:
+            log.warning(
+                "handing back %d leases whose POP reply was lost", len(unknown),
+                extra={"action": "lost_pop"},
+            )  # fmt: skip
+            await self._release_ids(sorted(unknown, key=numbered.__getitem__, reverse=True), set())
+        return [raw.decode() for raw in lost]
+
+    async def sweep(self, announcement: bytes) -> int:
+        """Put expired leases of dead workers back; returns how many, -1 while holding.
+
+        `announcement` is what producers are told about this worker, as JSON.
+        """
+        s = self.settings
+        count = await self.run(
+            "sweep", s.lease_ms, s.max_deaths, s.result_ttl_ms, _date(), SWEEP_LIMIT,
+            self.worker_id, announcement,
+        )  # fmt: skip
+        return int(count)
+
+    async def leave(self) -> None:
+        """Take this worker's announcement back."""
+        await self.redis.hdel(keys.WORKERS, self.worker_id)
+
+    async def wait_for_message(self, list_key: str) -> bool:
+        """Block until the list is not empty; False after a few seconds of nothing."""
+        block_s = min(WAKE_BLOCK_S, self.settings.redis_timeout_s / 2)
+        moved = await self.redis.blmove(list_key, list_key, block_s, "RIGHT", "RIGHT")
+        return moved is not None
+
+    async def ended(self, deliveries: Sequence[Delivery]) -> list[bool]:
+        """Return of each request whether it has its terminal result already.
+
+        While a batch is unfinished its results have no expiry: one that has an expiry is of a
+        plain Celery request that uses the same id.
+        """
+        if not deliveries:
+            return []
+        pipe = self.redis.pipeline(transaction=False)
+        for delivery in deliveries:
+            pipe.pttl(keys.result_key(delivery.request_id))
+        batches = sorted({d.batch for d in deliveries if d.batch})
+        for batch in batches:
+            pipe.hmget(keys.batch_key(batch), "life", "finished_at")
+        replies = await pipe.execute()
+        states = dict(zip(batches, replies[len(deliveries) :], strict=True))
+        open_lives = {b: life.decode() for b, (life, finished) in states.items()
+                      if life and not finished}  # fmt: skip
+        return [
+            pttl == -1 or (open_lives.get(d.batch) != d.life if d.batch else pttl != -2)
+            for pttl, d in zip(replies, deliveries, strict=False)
+        ]
+
+    async def revoke(self, request_ids: Sequence[str], keep_s: float) -> None:
+        """Remember Celery's revocations, so that POP drops these requests wherever they wait."""
+        await self.run("revoke", int(keep_s), *request_ids)
+
+    def subscribe(self) -> Any:
+        """Return a pub/sub connection, not subscribed yet."""
+        return self.redis.pubsub()
+
+    async def stream(self, writes: Iterable[tuple[str, list[Entry], bool]]) -> None:
+        """Append entries to requests' streams, each (request id, entries, whether from nothing).
+
+        All or nothing, so that a write may be repeated; a key that is no stream is passed over.
+        """
+        pipe = self.redis.pipeline(transaction=True)
+        for request_id, entries, anew in writes:
+            key = keys.stream_key(request_id)
+            if anew:
+                pipe.delete(key)
+            for entry in entries:
+                pipe.xadd(key, entry, maxlen=STREAM_ENTRIES)
+            pipe.pexpire(key, STREAM_TTL_MS)
+        await pipe.execute(raise_on_error=False)
+
+    async def take_suspects_lock(self) -> bool:
+        """Become, or stay, the one worker that runs suspects of this queue."""
+        suspects = keys.suspects_list(self.queue)
+        ttl_ms = self.settings.lease_ms
+        return bool(await self.run("suspects_lock", suspects, self.worker_id, ttl_ms))
+
+    async def drop_suspects_lock(self) -> None:
+        """Let another worker run suspects; with none left the next ones are halved anew."""
+        await self.run("suspects_lock", keys.suspects_list(self.queue), self.worker_id, 0)
+
+
+def lease_number(lease: str) -> int:
+    """Return the counter in a lease id: later leases have higher numbers."""
+    return int(lease.rpartition("/")[2])

@@ -1,0 +1,206 @@
+"""Keeps one engine: builds it, watches it, rebuilds it a bounded number of times."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from enum import StrEnum
+from typing import TypeVar
+
+from contract.errors import EngineDead
+from worker.engine import Capacity, Engine
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+REBUILD_BACKOFF_S = 1.0
+#: An engine that died so long after its start, with no request in it, is not counted.
+IDLE_S = 300.0
+#: How often an engine that is still being built is killed when the worker stops.
+KILL_EVERY_S = 0.5
+#: How long an engine's shutdown may take, beyond the grace of its processes.
+SHUTDOWN_S = 8.0
+
+
+class State(StrEnum):
+    """What the worker is doing, as `inspect stats` shows it."""
+
+    STARTING = "starting"
+    READY = "ready"
+    DEGRADED = "degraded"
+    DRAINING = "draining"
+    STOPPED = "stopped"
+
+
+class Supervisor:
+    """Owns the engine and the one thread that builds it.
+
+    The thread lives as long as the process: PDEATHSIG of the engine's
+    processes follows the thread that created them (worker/engine/vllm/pdeath.py).
+    """
+
+    def __init__(self, make: Callable[[], Engine], rebuild_tries: int, max_deaths: int = 2) -> None:
+        self.state = State.STARTING
+        self.capacity: Capacity | None = None
+        self.deaths = 0
+        #: What the latest engine's processes get between being asked to end and being killed.
+        self.grace_s = 0.0
+        self._make = make
+        self._tries = rebuild_tries
+        self._max_deaths = max_deaths
+        self._fruitless = 0
+        self._ready_at = 0.0
+        self._engine: Engine | None = None
+        self._building: Engine | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
+        self._stuck = False
+
+    @property
+    def engine(self) -> Engine:
+        """The running engine."""
+        if self._engine is None:
+            raise EngineDead("the engine is not running", inside=False)
+        return self._engine
+
+    @property
+    def running(self) -> bool:
+        """Whether there is an engine that has started, and is not being replaced or ended."""
+        return self._engine is not None
+
+    def dead(self) -> bool:
+        """Return whether the engine died, also one that died of itself with nothing in it."""
+        return self._engine is not None and self._engine.dead()
+
+    @property
+    def engine_capacity(self) -> Capacity:
+        """What the engine can take; known once it has started."""
+        if self.capacity is None:
+            raise EngineDead("the engine has not started")
+        return self.capacity
+
+    async def _in_thread(self, call: Callable[[], T]) -> T:
+        if self._stuck:
+            raise EngineDead("the shutdown of the engine before has not ended")
+        return await asyncio.get_running_loop().run_in_executor(self._thread, call)
+
+    async def start(self) -> Capacity:
+        """Build the engine. Any error here is final: a wrong setting does not heal."""
+        began = time.monotonic()
+        self._building = engine = await self._in_thread(self._make)
+        self.grace_s = engine.grace_s
+        try:
+            await self._in_thread(engine.build)
+            self.capacity = await engine.start()
+        except Exception:
+            self._building = None
+            await self._shut_down(engine)  # what was built must not keep the device
+            raise
+        self._engine, self._building = engine, None
+        self._ready_at = time.monotonic()
+        self.state = State.READY
+        log.info(
+            "engine ready in %.1f s: %s", self._ready_at - began, self.capacity,
+            extra={"action": "engine_ready"},
+        )  # fmt: skip
+        return self.capacity
+
+    async def rebuild(self, *, in_use: bool) -> Capacity:
+        """Replace a dead engine; `in_use` says that it died with requests in it.
+
+        Raises:
+            EngineDead: after `rebuild_tries` starts failed in a row, or if it dies again
+                and again without completing a request.
+        """
+        self.deaths += 1
+        self.state = State.DEGRADED
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            await self._shut_down(engine)
+        if self._stuck:
+            raise EngineDead("the dead engine's shutdown does not end, so none can be built")
+        if in_use or time.monotonic() - self._ready_at < IDLE_S:
+            self._fruitless += 1
+        if self._fruitless > self._deaths_allowed():
+            raise EngineDead(
+                f"the engine died {self._fruitless} times in a row without completing a request"
+            )
+        last: Exception | None = None
+        for tried in range(self._tries):
+            await asyncio.sleep(REBUILD_BACKOFF_S * 2**tried if tried else 0)
+            log.warning(
+                "rebuilding the engine, try %d of %d", tried + 1, self._tries,
+                extra={"action": "engine_rebuild"},
+            )  # fmt: skip
+            try:
+                return await self.start()
+            except Exception as error:  # whatever a library raises, the next try may succeed
+                log.exception("the engine could not be rebuilt", extra={"action": "engine_failed"})
+                last = error
+        raise EngineDead(
+            f"the engine could not be rebuilt in {self._tries} tries: {last}"
+        ) from last
+
+    def survived(self) -> None:
+        """A request completed: the rebuilt engine works, so the count starts anew."""
+        self._fruitless = 0
+
+    def _deaths_allowed(self) -> int:
+        # Halving a full engine of suspects down to one poison, which then runs alone once more,
+        # may complete nothing on the way.
+        slots = self.capacity.max_num_seqs if self.capacity else 1
+        return self._tries + self._max_deaths + math.ceil(math.log2(slots)) + 2
+
+    def kill(self) -> None:
+        """Kill an engine that hangs; what runs in it fails with EngineDead."""
+        if self._engine is not None:
+            _kill(self._engine)
+
+    async def stop(self) -> None:
+        """Shut the engine down and free the device, also one that is only half built.
+
+        It ends within `grace_s` + SHUTDOWN_S, and raises nothing: what goes wrong is logged.
+        """
+        building, self._building = self._building, None
+        engine, self._engine = building or self._engine, None
+        if not self._stuck:  # also if there is none: a shutdown may still be under way
+            await self._shut_down(engine, kill=building is not None)
+        self.state = State.STOPPED
+
+    async def _shut_down(self, engine: Engine | None, *, kill: bool = False) -> None:
+        """End an engine, whatever goes wrong: other things must be ended after it."""
+        deadline = time.monotonic() + self.grace_s + SHUTDOWN_S
+        ending = asyncio.create_task(self._in_thread(engine.shutdown if engine else _nothing))
+        ending.add_done_callback(_log_failure)
+        while not ending.done() and (left_s := deadline - time.monotonic()) > 0:
+            if kill and engine is not None:
+                _kill(engine)  # again and again: it may be about to start a process
+            await asyncio.wait([ending], timeout=min(left_s, KILL_EVERY_S))
+        if not ending.done():
+            self._stuck = True
+            log.error(
+                "the engine's shutdown has not ended after %g s; its processes end with this one",
+                self.grace_s + SHUTDOWN_S, extra={"action": "shutdown_hangs"},
+            )  # fmt: skip
+
+
+def _log_failure(ending: asyncio.Task[None]) -> None:
+    if not ending.cancelled() and (error := ending.exception()):
+        log.error(
+            "the engine's shutdown failed: %s", error,
+            exc_info=error, extra={"action": "shutdown_failed"},
+        )  # fmt: skip
+
+
+def _nothing() -> None:
+    """Be the last thing that the engine's thread does."""
+
+
+def _kill(engine: Engine) -> None:
+    try:
+        engine.kill()
+    except Exception:  # the stop, or the watch over the engine, must go on
+        log.exception("the engine could not be killed", extra={"action": "kill_failed"})

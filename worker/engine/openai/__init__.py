@@ -1,0 +1,1 @@
+"""Servers that speak the OpenAI API, as an engine."""

@@ -1,0 +1,1 @@
+"""What a compiled RBLN model and its NPUs ask of vLLM."""

@@ -1,0 +1,226 @@
+"""What may be asked of an RBLN engine: options refused, overridden or passed by hand.
+
+Sources: vllm-rbln's and optimum-rbln's wheels 0.8 to 0.12 (docs/rbln.md has the table).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import Enum
+
+from worker.engine.rbln.model import Artefact
+from worker.machine.finding import Finding
+from worker.machine.packages import Packages, Release, release_of, same_minor
+from worker.setting_types import engine_words
+from worker.settings import WorkerSettings
+
+INSTALL = (
+    "pip install --extra-index-url https://pypi.rbln.ai/simple rebel-compiler=={0}.* "
+    "(needs an account of Rebellions' portal)"
+)
+RECOMPILE = "Recompile the model: python -m worker.compile MODEL -o DIR"
+#: Models compiled before Transformers 5 do not load in optimum-rbln 0.11 and later.
+TRANSFORMERS_5: Release = (0, 11)
+
+
+class Line(Enum):
+    """How a release line of vllm-rbln gets its limits."""
+
+    FORK = "ships its own fork of vLLM"
+    BY_HAND = "takes the four values from the command line and believes them"
+    READS_FILE = "reads rbln_config.json, on a vLLM this worker was not written for"
+    SUPPORTED = "reads rbln_config.json"
+
+
+#: First release of each line, newest first.
+LINES: tuple[tuple[Release, Line], ...] = (
+    ((0, 12), Line.SUPPORTED),
+    ((0, 9, 3), Line.READS_FILE),
+    ((0, 8, 1), Line.BY_HAND),
+    ((0,), Line.FORK),
+)
+
+#: Options of the tutorial's time, or of other platforms; with what does it now.
+REFUSED = {
+    "device": "Leave it out: where vllm-rbln is installed the platform is found by itself",
+    "compiled-model-dir": "WARMQ_MODEL names the compiled folder",
+    "tensor-parallel-size": "Compile for N devices: python -m worker.compile --num-devices N",
+    "pipeline-parallel-size": "Compile for N devices: python -m worker.compile --num-devices N",
+    "speculative-config": "Leave it out: compiled models decode without speculation",
+    "speculative-model": "Leave it out: compiled models decode without speculation",
+    "num-speculative-tokens": "Leave it out: compiled models decode without speculation",
+}
+PARALLEL = {"tensor-parallel-size", "pipeline-parallel-size"}
+SHORT = {
+    "tp": "tensor-parallel-size", "pp": "pipeline-parallel-size", "dp": "data-parallel-size",
+    "dpl": "data-parallel-size-local", "sc": "speculative-config",
+}  # fmt: skip
+
+
+def line_of(version: str) -> Line:
+    """Return how this release of vllm-rbln has to be treated."""
+    release = release_of(version)
+    return next(line for since, line in LINES if release >= since)
+
+
+def wishes(engine_args: str) -> dict[str, str]:
+    """Return the options of WARMQ_ENGINE_ARGS by long name; flags are ''.
+
+    Only a glance: vLLM's own parser judges later, and cannot be imported yet.
+    """
+    found: dict[str, str] = {}
+    name = ""
+    for word in engine_words(engine_args):
+        if word.startswith("-") and not word[1:2].isdigit():
+            name, _, value = word.lstrip("-").partition("=")
+            name = name.replace("_", "-")
+            name = SHORT.get(name, name)
+            found[name] = value
+        elif name:
+            found[name] = word
+    return found
+
+
+def by_hand(artefact: Artefact, version: str) -> list[str]:
+    """Return the options that this release of vllm-rbln needs to be told; none since 0.9.3."""
+    if line_of(version) is not Line.BY_HAND:
+        return []
+    return [
+        "--max-num-seqs", str(artefact.batch_size),
+        "--max-model-len", str(artefact.max_seq_len),
+        "--max-num-batched-tokens", str(artefact.max_seq_len),
+        "--block-size", str(artefact.block_size),
+    ]  # fmt: skip
+
+
+def judge_packages(packages: Packages) -> Iterator[Finding]:
+    """Say what is wrong with the vendor's packages, whatever the model."""
+    plugin = packages.versions.get("vllm-rbln")
+    if plugin is None:
+        return
+    minor = ".".join(plugin.split(".")[:2])
+    if not packages.rebel:
+        yield Finding(
+            f"vllm-rbln {plugin} is installed and rebel-compiler is not, so even `import vllm` "
+            "fails with `No module named 'rebel'`",
+            INSTALL.format(minor) + ", or uninstall vllm-rbln",
+        )
+    if packages.emulated:
+        yield Finding(
+            "the module `rebel` is not the vendor's: this engine is emulated on the CPU",
+            "Nothing of its speed holds for an NPU",
+            fatal=False,
+        )
+    for name in ("optimum-rbln", "rebel-compiler"):
+        other = packages.versions.get(name)
+        if other is not None and not same_minor(plugin, other):
+            yield Finding(
+                f"vllm-rbln {plugin} and {name} {other} are of different releases",
+                f"Install one minor version of all three: pip install {name}=={minor}.*",
+            )
+    yield from _judge_line(plugin)
+
+
+def _judge_line(plugin: str) -> Iterator[Finding]:
+    line = line_of(plugin)
+    if line is Line.FORK:
+        yield Finding(
+            f"vllm-rbln {plugin} {line.value} and cannot be driven",
+            "Install vllm-rbln 0.12 and recompile the model",
+        )
+    elif line is not Line.SUPPORTED:
+        yield Finding(
+            f"vllm-rbln {plugin} {line.value}; never tried with this worker, made for 0.12",
+            "Install vllm-rbln 0.12 and recompile the model",
+            fatal=False,
+        )
+
+
+def judge_artefact(artefact: Artefact, packages: Packages) -> Iterator[Finding]:
+    """Say what is wrong with a compiled folder in this environment."""
+    folder = artefact.folder
+    if not packages.rbln:
+        yield Finding(
+            f"{folder} was compiled for RBLN and vllm-rbln is not installed",
+            "Install the vendor's packages: docs/rbln.md",
+        )
+    if artefact.missing:
+        yield Finding(
+            f"{folder} lacks {', '.join(artefact.missing)}",
+            "Copy the whole folder again, or recompile it",
+        )
+    if artefact.batch_size == 1:
+        yield Finding(
+            f"{folder} was compiled for batch size 1: one request at a time",
+            RECOMPILE + " --batch-size 4",
+            fatal=False,
+        )
+    yield from _judge_version(artefact, packages)
+
+
+def _judge_version(artefact: Artefact, packages: Packages) -> Iterator[Finding]:
+    made, have = artefact.optimum_version, packages.versions.get("optimum-rbln")
+    if artefact.legacy:
+        yield Finding(
+            f"{artefact.folder} was compiled by optimum-rbln {made or '0.7 or older'}, whose "
+            "layout is not read any more",
+            RECOMPILE,
+        )
+    elif made and have and not same_minor(made, have):
+        yield Finding(
+            f"{artefact.folder} was compiled by optimum-rbln {made}; {have} is installed",
+            RECOMPILE,
+            fatal=(release_of(made) < TRANSFORMERS_5) is not (release_of(have) < TRANSFORMERS_5),
+        )
+
+
+def judge_wishes(settings: WorkerSettings, artefact: Artefact) -> Iterator[Finding]:
+    """Name every difference between what was asked for and what the artefact dictates."""
+    asked = wishes(settings.engine_args)
+    for name, replacement in REFUSED.items():
+        if name in asked and not (name in PARALLEL and asked[name] == "1"):
+            yield Finding(f"WARMQ_ENGINE_ARGS: --{name} is refused on RBLN", replacement)
+    chunk = asked.get("max-num-batched-tokens")
+    if chunk is not None and chunk != str(artefact.prefill_chunk):
+        yield Finding(
+            f"WARMQ_ENGINE_ARGS: --max-num-batched-tokens {chunk} conflicts with the compiled "
+            f"prefill chunk of {artefact.prefill_chunk} tokens",
+            "Leave it out",
+        )
+    yield from _judge_overridden(asked, artefact)
+    cap = settings.max_in_flight or artefact.batch_size
+    if cap < artefact.batch_size and (paid := artefact.bucket(cap)) != cap:
+        yield Finding(
+            f"WARMQ_MAX_IN_FLIGHT={cap} is no compiled decode bucket: each step is paid for {paid}",
+            f"Set it to {paid}, or leave it out",
+            fatal=False,
+        )
+    if settings.stall_timeout_s <= settings.rbln_timeout_s:
+        yield Finding(
+            f"WARMQ_STALL_TIMEOUT_S={settings.stall_timeout_s:g} is not longer than the RBLN "
+            f"runtime's own time limit of {settings.rbln_timeout_s:g} s",
+            "A step may take that long: raise it, or tell a lower limit in WARMQ_RBLN_TIMEOUT_S",
+        )
+
+
+def _judge_overridden(asked: dict[str, str], artefact: Artefact) -> Iterator[Finding]:
+    compiled = {
+        "max-num-seqs": (artefact.batch_size, "batch size", "--batch-size"),
+        "max-model-len": (artefact.max_seq_len, "context length", "--max-seq-len"),
+        "block-size": (artefact.block_size, "KV block size", "--partition-len"),
+    }
+    for name, (value, what, option) in compiled.items():
+        if name in asked and asked[name] != str(value):
+            yield Finding(
+                f"WARMQ_ENGINE_ARGS: --{name} {asked[name]} has no effect: the compiled {what} "
+                f"is {value}",
+                f"Leave it out, or recompile with {option} {asked[name]}",
+                fatal=False,
+            )
+    for name in ("dtype", "enforce-eager"):
+        if name in asked:
+            yield Finding(
+                f"WARMQ_ENGINE_ARGS: --{name} has no effect on a compiled model",
+                "Leave it out",
+                fatal=False,
+            )

@@ -1,0 +1,73 @@
+"""Makes an RBLN engine's start right: called before anything of vLLM is imported."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shlex
+from collections.abc import Iterator
+
+from contract.settings import SettingsError
+from worker.engine.rbln.model import Artefact, read_artefact
+from worker.engine.rbln.rules import by_hand, judge_artefact, judge_packages, judge_wishes
+from worker.machine.finding import Finding
+from worker.machine.packages import Packages, installed
+from worker.settings import ASK_FIRST_ENV, WorkerSettings
+
+log = logging.getLogger(__name__)
+
+VISIBLE = "RBLN_VISIBLE_DEVICES"
+#: Its name before 0.12, still read there with a warning.
+OLD_VISIBLE = "RBLN_DEVICES"
+#: A killed engine may leave its card unusable, so a hung one is asked for long.
+RBLN_KILL_GRACE_S = 120.0
+
+
+def findings(
+    settings: WorkerSettings, artefact: Artefact | None, packages: Packages
+) -> Iterator[Finding]:
+    """Name everything that is wrong, or to be known, before this engine is started."""
+    yield from judge_packages(packages)
+    if artefact is not None:
+        yield from judge_artefact(artefact, packages)
+        yield from judge_wishes(settings, artefact)
+        yield Finding(
+            "requests that set `seed` are sampled unseeded: RBLN does not support it",
+            "Use temperature 0 where answers must repeat",
+            fatal=False,
+        )
+
+
+def prepare(settings: WorkerSettings) -> WorkerSettings:
+    """Return the settings as the engine needs them, and choose the devices.
+
+    Changes the environment, which the vendor's packages read when they are imported.
+
+    Raises:
+        SettingsError: naming every fatal problem and its remedy.
+    """
+    packages = installed()
+    artefact = read_artefact(settings.model)
+    if artefact is None and not packages.rbln:
+        return settings
+    found = list(findings(settings, artefact, packages))
+    if fatal := [str(f) for f in found if f.fatal]:
+        raise SettingsError("\n".join(fatal))
+    for finding in found:
+        log.warning("%s", finding, extra={"action": "rbln_warning"})
+    choose_devices(settings.rbln_devices, packages)
+    grace = RBLN_KILL_GRACE_S if settings.kill_grace_s is None else settings.kill_grace_s
+    os.environ[ASK_FIRST_ENV] = f"{grace:g}"
+    words = by_hand(artefact, packages.versions["vllm-rbln"]) if artefact else []
+    args = " ".join(filter(None, [settings.engine_args, shlex.join(words)]))
+    return settings.model_copy(update={"engine_args": args, "kill_grace_s": grace})
+
+
+def choose_devices(wanted: str | None, packages: Packages) -> None:
+    """Set the one variable that this release reads, and only it; nothing wanted: leave all."""
+    devices = wanted or os.environ.get(VISIBLE) or os.environ.get(OLD_VISIBLE)
+    if devices is None:
+        return
+    old = (packages.release("vllm-rbln") or (0, 12)) < (0, 12)
+    os.environ.pop(VISIBLE if old else OLD_VISIBLE, None)
+    os.environ[OLD_VISIBLE if old else VISIBLE] = devices

@@ -1,0 +1,234 @@
+"""A simulated engine: slots and latencies without a model. For tests and benchmarks.
+
+Every answer says `simulated` and carries a digest of its request, so that a
+test can check that it belongs to its prompt. A body may script its own fate
+through `user`: `simulate:die` kills the engine (`simulate:die=SECONDS` after so
+long), `simulate:kill-worker` the whole process, `simulate:fail` fails the attempt
+(also `=SECONDS`), `simulate:sleep=SECONDS` takes that long. With a child process
+(worker/engine/simulated/stand_in.py) it dies and hangs as EngineCore does. With a log file
+every start and end of a computation is appended there, for an observer that trusts
+nobody's counters.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import math
+import os
+import random
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from contract.errors import EngineDead, RequestFailed, RequestRejected
+from contract.openai.body import CHAT_URL, GENERATING
+from worker.engine import Capacity, Completion, EngineRequest
+from worker.engine.simulated.stand_in import StandIn
+
+#: Spread of the lognormal latency; mean is the setting.
+SIGMA = 0.5
+FIRST_WORD = ("simulated ",)
+
+
+def digest(body: dict[str, Any]) -> str:
+    """Return the digest a simulated answer to `body` carries."""
+    prompt = body.get("messages") or body.get("prompt")
+    return hashlib.sha256(orjson.dumps(prompt)).hexdigest()[:16]
+
+
+class SimulatedEngine:
+    """`slots` requests at once, each for a lognormal time of the given mean in seconds.
+
+    With `step_s` they end at the nearest multiple of so many seconds, those of a step together, as
+    vLLM hands them out; else each by itself.
+    """
+
+    grace_s = 0.0
+
+    def __init__(
+        self,
+        slots: int,
+        latency_s: float,
+        seed: int = 7,
+        step_s: float = 0.0,
+        log: Path | None = None,
+        build_s: float = 0.0,
+        process: bool = False,
+        fate: str = "",
+    ) -> None:
+        self.slots = slots
+        self.latency_s = latency_s
+        self._step_s = step_s
+        self._ends: dict[int, list[asyncio.Future[bool]]] = {}
+        self.running = 0
+        self.occupied_s = 0.0
+        self.steps = 0
+        self._random = random.Random(seed)  # noqa: S311 - a load model, not a secret
+        self._log = log
+        self._build_s = build_s
+        self._fate = fate
+        self._with_process = process
+        self._process: StandIn | None = None
+        self._mark = 0.0
+        self._free = asyncio.Semaphore(slots)
+        self._dead = asyncio.Event()
+        self._sleeping: set[asyncio.Future[bool]] = set()
+        self._texts: dict[str, Sequence[str]] = {}
+
+    def build(self) -> None:
+        """Take as long as a model would; start the process if there is to be one."""
+        time.sleep(self._build_s)
+        self._process = StandIn() if self._with_process else None
+
+    async def start(self) -> Capacity:
+        """Return the configured capacity."""
+        self._mark = time.monotonic()
+        if self._process is not None:
+            self._process.watch(self._die)
+        return Capacity(self.slots, 4096, "simulated", {"engine": "simulated"})
+
+    async def generate(self, request: EngineRequest, request_id: str) -> Completion:
+        """Wait for a slot and the drawn latency, then answer with the prompt's digest."""
+        if request.url not in GENERATING:
+            raise RequestRejected(
+                f"field url: the simulated engine has no answer for {request.url}",
+                code="unknown_url",
+                field="url",
+            )
+        async with self._free:
+            if self._dead.is_set():
+                raise EngineDead("the simulated engine is dead", inside=False)
+            self._account(+1)
+            self._note("start", request_id)
+            self._texts[request_id] = FIRST_WORD
+            try:
+                await self._work(request.body)
+                self._note("end", request_id)
+            finally:
+                self._account(-1)
+                del self._texts[request_id]
+        return _answer(request, request_id)
+
+    def text_so_far(self, request_id: str) -> Sequence[str]:
+        """Return the first word of a request that runs; the other comes with its end."""
+        return self._texts.get(request_id, ())
+
+    async def _work(self, body: dict[str, Any]) -> None:
+        fate = str(body.get("user") or self._fate)
+        if fate.startswith("simulate:fail"):
+            await asyncio.sleep(float(fate.partition("=")[2] or 0))
+            raise RequestFailed("simulated failure of this attempt")
+        if fate.startswith("simulate:die"):
+            await asyncio.sleep(float(fate.partition("=")[2] or 0))
+            self._die()
+            raise EngineDead("the simulated engine died")
+        if fate == "simulate:kill-worker":
+            os.kill(os.getpid(), signal.SIGKILL)
+        delay = self._latency(fate)
+        if delay == 0:
+            await asyncio.sleep(0)
+            return
+        if not await self._dies_within(delay) and (
+            self._process is None or await self._process.step(self._dead)
+        ):
+            return
+        raise EngineDead("the simulated engine died")
+
+    async def _dies_within(self, delay: float) -> bool:
+        """Sleep, unless the engine dies meanwhile; a task a request would cost the benchmarks more
+        than what they measure."""
+        loop = asyncio.get_running_loop()
+        over: asyncio.Future[bool] = loop.create_future()
+        timer = None
+        if self._step_s:
+            self._end_with_step(over, delay)
+        else:
+            timer = loop.call_later(delay, _settle, (over,))
+        self._sleeping.add(over)
+        try:
+            return await over
+        finally:
+            self._sleeping.discard(over)
+            if timer is not None:
+                timer.cancel()
+
+    def _end_with_step(self, over: asyncio.Future[bool], delay: float) -> None:
+        loop = asyncio.get_running_loop()
+        step = round((loop.time() + delay) / self._step_s)
+        if step not in self._ends:
+            self._ends[step] = []
+            loop.call_at(step * self._step_s, lambda: _settle(self._ends.pop(step)))
+        self._ends[step].append(over)
+
+    def _die(self) -> None:
+        self._dead.set()
+        for sleeping in self._sleeping:
+            if not sleeping.done():
+                sleeping.set_result(True)
+
+    def _latency(self, fate: str) -> float:
+        if fate.startswith("simulate:sleep="):
+            return float(fate.partition("=")[2])
+        if self.latency_s == 0:
+            return 0.0
+        return self._random.lognormvariate(math.log(self.latency_s) - SIGMA**2 / 2, SIGMA)
+
+    def _account(self, change: int) -> None:
+        now = time.monotonic()
+        self.occupied_s += self.running * (now - self._mark)
+        self._mark = now
+        self.running += change
+        self.steps += 1
+
+    def _note(self, what: str, request_id: str) -> None:
+        """Append `start|end <request id> <pid>` in one write: workers may share the file."""
+        if self._log is not None:
+            line = f"{what} {request_id} {os.getpid()}\n".encode()
+            file = os.open(self._log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+            os.write(file, line)
+            os.close(file)
+
+    def dead(self) -> bool:
+        """Whether it died."""
+        return self._dead.is_set()
+
+    def last_progress(self) -> float:
+        """Return when its process last made a step; without one it never hangs."""
+        return self._process.stepped_at if self._process is not None else time.monotonic()
+
+    def kill(self) -> None:
+        """Die as a real engine does: everything running fails."""
+        if self._process is not None:
+            self._process.kill()
+        else:
+            self._die()
+
+    def shutdown(self) -> None:
+        """End the process."""
+        if self._process is not None:
+            self._process.shutdown()
+
+
+def _settle(ends: Sequence[asyncio.Future[bool]]) -> None:
+    for over in ends:
+        if not over.done():
+            over.set_result(False)
+
+
+def _answer(request: EngineRequest, request_id: str) -> Completion:
+    text = FIRST_WORD[0] + digest(request.body)
+    chat = request.url == CHAT_URL
+    content = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
+    body = {
+        "id": request_id,
+        "object": "chat.completion" if chat else "text_completion",
+        "model": request.body.get("model") or "simulated",
+        "choices": [{"index": 0, "finish_reason": "stop", **content}],
+        "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
+    }
+    return Completion(orjson.dumps(body), 1, 1)

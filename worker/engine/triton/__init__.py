@@ -1,0 +1,1 @@
+"""Triton's vLLM backend, as an engine."""

@@ -1,0 +1,261 @@
+"""What the vLLM backend of Triton can be asked for, and the answer in OpenAI's form.
+
+The backend takes text and vLLM's SamplingParams. Everything that vLLM's own server does around
+these, chat templates, defaults and length checks, is done here with the model's tokenizer.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from contract.errors import RequestRejected
+from contract.openai.body import CHAT_URL
+from worker.engine import EngineRequest
+
+#: Fields that are SamplingParams of the same name in every release the backend sits on.
+PASSED = frozenset(
+    "temperature top_p top_k min_p seed stop stop_token_ids include_stop_str_in_output ignore_eos "
+    "min_tokens frequency_penalty presence_penalty repetition_penalty bad_words allowed_token_ids "
+    "skip_special_tokens spaces_between_special_tokens".split()
+)
+#: Fields that are used here, or that change nothing.
+USED = frozenset(
+    "model messages prompt max_tokens max_completion_tokens user session_id add_generation_prompt "
+    "continue_final_message documents chat_template_kwargs structured_outputs response_format "
+    "include_reasoning parallel_tool_calls".split()
+)
+#: Values that ask for nothing, beside null and false.
+NEUTRAL = {"n": 1, "tool_choice": "none", "tools": [], "priority": 0, "add_special_tokens": True}
+ELSEWHERE = "leave it out, or serve the model with WARMQ_ENGINE=vllm or openai"
+REMEDIES = {
+    "n": "send one line for each answer, with different seeds",
+    "logit_bias": "use allowed_token_ids or bad_words, or leave it out",
+    "tools": "describe them in a message and read the answer's text, or " + ELSEWHERE,
+}
+#: What a model's generation_config.json changes where a request is silent, as in vLLM's server.
+DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """The text to send, and how many tokens the server makes of it."""
+
+    text: str
+    tokens: int
+
+
+class ServerAway(Exception):
+    """The server cannot answer, or broke off; the request may run anywhere else."""
+
+
+class ServerRefused(Exception):
+    """The server lives and answered a request with an error, in its words."""
+
+
+@dataclass(slots=True)
+class Answer:
+    """Text and, where the backend tells, its ending and the numbers of tokens."""
+
+    text: str = ""
+    finish_reason: str | None = None
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+
+
+def _refuse(field: str, remedy: str | None = None) -> RequestRejected:
+    remedy = remedy or REMEDIES.get(field, ELSEWHERE)
+    return RequestRejected(
+        f"field body.{field}: Triton's vLLM backend cannot express it; {remedy}",
+        field=f"body.{field}",
+    )
+
+
+def check_fields(body: dict[str, Any]) -> None:
+    """Refuse what the backend has no word for.
+
+    Raises:
+        RequestRejected: naming the field and what to do instead.
+    """
+    for name, value in body.items():
+        if name in PASSED or name in USED or value is None or value is False:
+            continue
+        if name not in NEUTRAL or NEUTRAL[name] != value:
+            raise _refuse(name)
+    if body.get("add_special_tokens") is False and "prompt" in body:
+        raise _refuse("add_special_tokens")
+
+
+def sampling(
+    body: dict[str, Any],
+    prompt_tokens: int,
+    defaults: dict[str, Any],
+    default_max_tokens: int,
+    max_model_len: int | None,
+) -> dict[str, Any]:
+    """Return vLLM's SamplingParams as the backend reads them; lengths are in tokens.
+
+    Raises:
+        RequestRejected: the request does not fit into the context.
+    """
+    params = dict(defaults)
+    params |= {k: v for k, v in body.items() if k in PASSED and v is not None}
+    asked = body.get("max_completion_tokens") or body.get("max_tokens")
+    params["max_tokens"] = asked or default_max_tokens
+    if max_model_len is not None:
+        room = max_model_len - prompt_tokens
+        if room < 1 or (asked and asked > room):
+            raise RequestRejected(
+                f"the model's context length is {max_model_len} tokens; the prompt has "
+                f"{prompt_tokens} and max_tokens is {params['max_tokens']}: shorten one of them",
+                code="context_length_exceeded",
+            )
+        params["max_tokens"] = min(params["max_tokens"], room)
+    if (structure := _structure(body)) is not None:
+        # The backend decodes this value once more: it must be JSON inside the JSON.
+        params["structured_outputs"] = json.dumps(structure)
+    return params
+
+
+def _structure(body: dict[str, Any]) -> dict[str, Any] | None:
+    asked: dict[str, Any] | None = body.get("structured_outputs")
+    if asked is not None:
+        return asked
+    wanted = body.get("response_format") or {"type": "text"}
+    kind = wanted.get("type")
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return {"json_object": True}
+    schema = (wanted.get("json_schema") or {}).get("schema")
+    if kind != "json_schema" or schema is None:
+        raise _refuse("response_format", "name text, json_object or json_schema with a schema")
+    return {"json": schema}
+
+
+class Prompts:
+    """Turns bodies into text with the tokenizer of `model`, a folder or a hub name.
+
+    Raises:
+        OSError, ValueError: there is no tokenizer (from transformers).
+    """
+
+    def __init__(self, model: str) -> None:
+        from transformers import AutoTokenizer
+
+        self._tokenizer = AutoTokenizer.from_pretrained(model)
+        self._own = set(inspect.signature(self._tokenizer.apply_chat_template).parameters)
+        self.defaults = _generation_defaults(Path(model))
+
+    def prompt_of(self, request: EngineRequest) -> Prompt:
+        """Return the text to send for a request.
+
+        Raises:
+            RequestRejected: it has none that the backend could take.
+        """
+        if request.url == CHAT_URL:
+            return self._as_the_server_reads_it(self._chat(request.body))
+        text = request.body["prompt"]
+        if isinstance(text, list) and len(text) == 1:
+            text = text[0]
+        if not isinstance(text, str):
+            raise _refuse("prompt", "send one text a line, not token ids or several prompts")
+        return Prompt(text, len(self._ids(text, add_special_tokens=True)))
+
+    def count(self, text: str) -> int:
+        """Return how many tokens a text is, without special ones around it."""
+        return len(self._ids(text, add_special_tokens=False))
+
+    def _ids(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        ids: list[int] = self._tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"]
+        return ids
+
+    def _chat(self, body: dict[str, Any]) -> str:
+        options = body.get("chat_template_kwargs") or {}
+        if taken := sorted(self._own & options.keys()):
+            raise _refuse(f"chat_template_kwargs.{taken[0]}", "leave it out")
+        going_on = bool(body.get("continue_final_message"))
+        generate = body.get("add_generation_prompt")
+        messages = [_message(n, one) for n, one in enumerate(body["messages"])]
+        try:
+            text: str = self._tokenizer.apply_chat_template(
+                messages,
+                documents=body.get("documents"),
+                tokenize=False,
+                continue_final_message=going_on,
+                add_generation_prompt=not going_on if generate is None else generate,
+                **options,
+            )
+        except Exception as error:  # templates are programs of the model's author
+            raise RequestRejected(
+                f"the model's chat template refuses these messages: {error}", field="body.messages"
+            ) from error
+        return text
+
+    def _as_the_server_reads_it(self, text: str) -> Prompt:
+        """Return the text that yields the chat's own tokens.
+
+        The server adds special tokens to every text; a template has written them already.
+        """
+        wanted = self._ids(text, add_special_tokens=False)
+        candidates = [text]
+        start = self._tokenizer.bos_token
+        if start and text.startswith(start):
+            candidates.insert(0, text[len(start) :])
+        for candidate in candidates:
+            if self._ids(candidate, add_special_tokens=True) == wanted:
+                return Prompt(candidate, len(wanted))
+        raise _refuse(
+            "messages",
+            "its tokenizer would add special tokens to the chat: send a prompt, or " + ELSEWHERE,
+        )
+
+
+def _message(number: int, message: dict[str, Any]) -> dict[str, Any]:
+    where = f"messages.{number}"
+    if message.get("tool_calls"):
+        raise _refuse(f"{where}.tool_calls", REMEDIES["tools"])
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    for part in content:
+        if part.get("type") != "text" or not isinstance(part.get("text"), str):
+            raise _refuse(f"{where}.content", "send text parts only, or " + ELSEWHERE)
+    return message | {"content": "\n".join(part["text"] for part in content)}
+
+
+def _generation_defaults(folder: Path) -> dict[str, Any]:
+    try:
+        config = json.loads((folder / "generation_config.json").read_text())
+    except (OSError, ValueError):  # none, or a hub name: vLLM's own defaults then
+        return {}
+    return {name: config[name] for name in DEFAULTS if config.get(name) is not None}
+
+
+def respond(
+    request: EngineRequest, request_id: str, model: str, text: str, ending: tuple[str, int, int]
+) -> bytes:
+    """Return the endpoint's JSON; `ending` is finish_reason, prompt and completion tokens."""
+    reason, prompt_tokens, completion_tokens = ending
+    chat = request.url == CHAT_URL
+    content: dict[str, Any] = (
+        {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
+    )
+    return orjson.dumps({
+        "id": f"{'chatcmpl' if chat else 'cmpl'}-{request_id}",
+        "object": "chat.completion" if chat else "text_completion",
+        "created": int(time.time()),
+        "model": request.body.get("model") or model,
+        "choices": [{"index": 0, **content, "logprobs": None, "finish_reason": reason}],
+        "usage": {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": completion_tokens,
+            "total_tokens": prompt_tokens + completion_tokens,
+        },
+    })  # fmt: skip

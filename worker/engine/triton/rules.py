@@ -1,0 +1,247 @@
+"""What is wrong with a Triton model repository for the vLLM backend, and what to write instead.
+
+`1/model.json` goes word for word into vLLM's AsyncEngineArgs, which refuse a name they do not
+know: files from old tutorials end the server with a TypeError. config.pbtxt is Triton's.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterator
+from difflib import get_close_matches
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from contract.settings import SettingsError
+from worker.engine.rbln.model import Artefact, read_artefact
+from worker.engine.rbln.rules import REFUSED
+from worker.engine.triton.engine import LENGTH_PARAMETER as LENGTH
+from worker.engine.triton.engine import SLOTS_PARAMETER as SLOTS
+from worker.machine.finding import Finding
+
+ARGS_FILE, CONFIG_FILE, LORA_FILE = "model.json", "config.pbtxt", "multi_lora.json"
+HEALTH = "ENABLE_VLLM_HEALTH_CHECK"
+
+#: Names that vLLM's engine had in the tutorials' time, and what does it now.
+SPECULATION = 'Write "speculative_config": {"method": "ngram", "num_speculative_tokens": 5, ...}'
+STALE = {
+    "device": "Leave it out: the platform is found by itself",
+    "compiled_model_dir": '"model" names the compiled folder',
+    "disable_log_requests": 'Leave it out: "enable_log_requests" is off by default',
+    "use_v2_block_manager": "Leave it out: there is one block manager",
+    "num_lookahead_slots": "Leave it out: speculation finds its own",
+    "num_scheduler_steps": "Leave it out: scheduling is asynchronous by itself",
+    "multi_step_stream_outputs": "Leave it out: scheduling is asynchronous by itself",
+    "swap_space": 'Leave it out, or write "kv_offloading_size" (GiB)',
+    "preemption_mode": "Leave it out: what is preempted is computed again",
+    "max_seq_len_to_capture": "Leave it out, or write max_cudagraph_capture_size",
+    "max_context_len_to_capture": "Leave it out, or write max_cudagraph_capture_size",
+    "cuda_graph_sizes": 'Write "cudagraph_capture_sizes"',
+    "engine_use_ray": "Leave it out",
+    "worker_use_ray": 'Write "distributed_executor_backend": "ray"',
+    "tokenizer_pool_size": "Leave it out",
+    "guided_decoding_backend": 'Write "structured_outputs_config": {"backend": "auto"}',
+    "enable_prompt_adapter": "Leave it out: prompt adapters are gone",
+    "task": 'Write "runner": "generate"',
+    "max_seq_len": 'Write "max_model_len"',
+    **dict.fromkeys((
+        "speculative_model", "num_speculative_tokens", "speculative_max_model_len",
+        "ngram_prompt_lookup_max", "ngram_prompt_lookup_min",
+    ), SPECULATION),
+}  # fmt: skip
+
+
+@cache
+def engine_arguments() -> frozenset[str]:
+    """Return the names AsyncEngineArgs of the installed vLLM take; empty where there is none.
+
+    Read from its source: importing vLLM takes seconds, and this needs no engine.
+    """
+    found = find_spec("vllm")
+    if found is None or found.origin is None:
+        return frozenset()
+    source = Path(found.origin).parent / "engine" / "arg_utils.py"
+    classes = (n for n in ast.parse(source.read_text()).body if isinstance(n, ast.ClassDef))
+    return frozenset(
+        line.target.id
+        for one in classes
+        if one.name in ("EngineArgs", "AsyncEngineArgs")
+        for line in one.body
+        if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name)
+    )
+
+
+def judge_repository(folder: Path) -> Iterator[Finding]:
+    """Say what is wrong with every model of a repository."""
+    models = sorted(one.parent for one in folder.glob(f"*/{CONFIG_FILE}"))
+    if not models:
+        yield Finding(
+            f"{folder} has no */{CONFIG_FILE}",
+            "Name the folder that tritonserver's --model-repository names, or write one: "
+            "python -m worker.triton MODEL_DIR -o REPO",
+        )
+    for model in models:
+        yield from judge_model(model)
+
+
+def judge_model(folder: Path) -> Iterator[Finding]:
+    """Say what is wrong with one model, `folder` being `<repository>/<name>`."""
+    config = re.sub(r"#.*", "", (folder / CONFIG_FILE).read_text())
+    backend = re.search(r'^\s*backend\s*:\s*"([^"]*)"', config, re.MULTILINE)
+    if backend is None or backend[1] != "vllm":
+        named = backend[1] if backend else "none"
+        yield Finding(
+            f"{folder.name}/{CONFIG_FILE}: the backend is {named}, not vllm",
+            'Write: backend: "vllm"; only that one has text_input and sampling_parameters',
+        )
+        return
+    versions = [one for one in folder.iterdir() if one.is_dir() and one.name.isdecimal()]
+    if not versions:
+        yield Finding(f"{folder.name} has no version folder", f"Put {ARGS_FILE} into {folder}/1")
+    for version in versions:
+        path = version / ARGS_FILE
+        where = f"{folder.name}/{version.name}/{ARGS_FILE}"
+        try:
+            arguments = json.loads(path.read_text())
+        except (OSError, ValueError) as error:
+            yield Finding(f"{where}: {error}", "Write vLLM's engine arguments as one JSON object")
+            continue
+        if not isinstance(arguments, dict):
+            yield Finding(f"{where} is no JSON object", 'Write {"model": "/path/of/the/model"}')
+            continue
+        yield from judge_arguments(arguments, where)
+        yield from _judge_config(config, arguments, folder.name)
+        if _true(arguments.get("enable_lora")) and not (version / LORA_FILE).is_file():
+            yield Finding(
+                f"{where}: enable_lora without {LORA_FILE} beside it",
+                f'Write {LORA_FILE}: {{"<name>": "/path/of/the/adapter"}}',
+            )
+
+
+def judge_arguments(arguments: dict[str, Any], where: str = ARGS_FILE) -> Iterator[Finding]:
+    """Say which keys and values of a model.json are stale, unknown or refused."""
+    model = arguments.get("model")
+    if not isinstance(model, str) or not model:
+        yield Finding(f"{where} names no model", '"model": an absolute folder, or a hub name')
+        model = ""
+    artefact = None
+    try:
+        artefact = read_artefact(model) if model else None
+    except SettingsError as error:
+        yield Finding(f"{where}: {error}", "Recompile the model, or copy it again")
+    rbln = artefact is not None or str(arguments.get("device")) == "rbln"
+    known = engine_arguments()
+    for name, value in arguments.items():
+        refused = rbln and _refused_on_rbln(name, value)
+        if refused:
+            yield Finding(f'{where}: "{name}" is refused on RBLN', refused)
+        elif name in STALE and name not in known:
+            yield Finding(f'{where}: vLLM knows "{name}" no more', STALE[name])
+        elif known and name not in known:
+            near = get_close_matches(name, known, 1)
+            yield Finding(
+                f'{where}: vLLM has no engine argument "{name}"',
+                f'Write "{near[0]}"' if near else "Leave it out",
+            )
+    if artefact is not None:
+        yield from _judge_artefact(arguments, artefact, where)
+    elif rbln:
+        yield from _judge_by_hand(arguments, where)
+
+
+def _refused_on_rbln(name: str, value: object) -> str | None:
+    option = name.replace("_", "-")
+    return None if option.endswith("parallel-size") and value == 1 else REFUSED.get(option)
+
+
+def _judge_artefact(arguments: dict[str, Any], artefact: Artefact, where: str) -> Iterator[Finding]:
+    chunk = arguments.get("max_num_batched_tokens")
+    if chunk is not None and chunk != artefact.prefill_chunk:
+        yield Finding(
+            f'{where}: "max_num_batched_tokens": {chunk} conflicts with the compiled prefill '
+            f"chunk of {artefact.prefill_chunk} tokens",
+            "Leave it out: it is read from the compiled folder",
+        )
+    compiled = {
+        "max_num_seqs": artefact.batch_size,
+        "max_model_len": artefact.max_seq_len,
+        "block_size": artefact.block_size,
+    }
+    for name, value in compiled.items():
+        if arguments.get(name, value) != value:
+            yield Finding(
+                f'{where}: "{name}": {arguments[name]} has no effect: {value} is compiled in',
+                "Leave it out, or recompile the model",
+                fatal=False,
+            )
+
+
+def _judge_by_hand(arguments: dict[str, Any], where: str) -> Iterator[Finding]:
+    """The compiled folder cannot be looked into from here; these came from its limits."""
+    length = arguments.get("max_model_len")
+    for name in ("max_num_batched_tokens", "block_size"):
+        if name in arguments and arguments[name] == length:
+            yield Finding(
+                f'{where}: "{name}" equal to max_model_len is how RBLN was served before '
+                "vllm-rbln 0.9.3",
+                "Leave it out: all limits are read from the compiled folder",
+            )
+
+
+def _judge_config(config: str, arguments: dict[str, Any], name: str) -> Iterator[Finding]:
+    where = f"{name}/{CONFIG_FILE}"
+    named = re.search(r'^\s*name\s*:\s*"([^"]*)"', config, re.MULTILINE)
+    if named and named[1] != name:
+        yield Finding(f"{where}: the name {named[1]} is not its folder's", f'Write: name: "{name}"')
+    if re.search(r"decoupled\s*:\s*false", config, re.IGNORECASE):
+        yield Finding(f"{where}: decoupled is false", "Leave model_transaction_policy out")
+    devices = _size(arguments, "tensor_parallel_size") * _size(arguments, "pipeline_parallel_size")
+    if devices > 1 and "KIND_GPU" in config:
+        yield Finding(
+            f"{where}: KIND_GPU is for one GPU, and {devices} are asked for",
+            "Write: instance_group [ { count: 1 kind: KIND_MODEL } ]",
+        )
+    told = parameters_of(config)
+    for parameter, key in ((SLOTS, "max_num_seqs"), (LENGTH, "max_model_len")):
+        if key in arguments and parameter in told and told[parameter] != str(arguments[key]):
+            yield Finding(
+                f"{where}: {parameter} is {told[parameter]} and model.json says {arguments[key]}",
+                f"Write {arguments[key]} in both: workers see the former, vLLM the latter",
+            )
+    if SLOTS not in told:
+        yield Finding(
+            f"{where} does not tell the workers how many requests run at once",
+            f"Add: {parameter_line(SLOTS, '<max_num_seqs>')}, or set WARMQ_TRITON_SLOTS",
+            fatal=False,
+        )
+    if _true(told.get(HEALTH)) is False:
+        yield Finding(
+            f"{where}: a model whose vLLM died stays ready",
+            f"Add: {parameter_line(HEALTH, 'true')} and start tritonserver with "
+            f"--model-control-mode=explicit --load-model={name}",
+            fatal=False,
+        )
+
+
+def parameter_line(key: str, value: object) -> str:
+    """Return a parameter as config.pbtxt writes it."""
+    return f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}'
+
+
+def parameters_of(config: str) -> dict[str, str]:
+    """Return the parameters of a config.pbtxt."""
+    pair = r'key\s*:\s*"([^"]*)"\s*,?\s*value\s*:?\s*\{\s*string_value\s*:\s*"([^"]*)"'
+    return dict(re.findall(pair, config))
+
+
+def _size(arguments: dict[str, Any], name: str) -> int:
+    value = arguments.get(name, 1)
+    return value if isinstance(value, int) and value > 0 else 1
+
+
+def _true(value: object) -> bool:
+    return str(value).lower() == "true"

@@ -1,0 +1,1 @@
+"""vLLM's own serving classes, in process."""

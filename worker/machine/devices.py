@@ -1,0 +1,112 @@
+"""The NPUs, GPUs and NUMA nodes of this machine, and what vendors' variables show of them.
+
+The NPU vendor's runtime is asked in a process of its own: it stays out of ours.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from worker.engine.rbln.start import VISIBLE
+
+ASK_S = 60.0
+_QUESTION = (
+    "import json, rebel; "
+    "print(json.dumps([rebel.get_npu_name(i) for i in range(rebel.device_count())]))"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Cards:
+    """Names of the visible NPUs in order; `trouble` says why they could not be asked for."""
+
+    names: tuple[str, ...] = ()
+    trouble: str | None = None
+
+
+def visible_cards(devices: str | None) -> Cards:
+    """Ask the vendor's runtime for its NPUs; seconds."""
+    env = os.environ | ({VISIBLE: devices} if devices else {})
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _QUESTION],
+            env=env, capture_output=True, text=True, timeout=ASK_S, check=True,
+        )  # fmt: skip
+        return Cards(tuple(str(name) for name in json.loads(done.stdout.splitlines()[-1])))
+    except subprocess.TimeoutExpired:
+        return Cards(trouble=f"the runtime did not answer within {ASK_S:g} s")
+    except (subprocess.CalledProcessError, ValueError, IndexError, OSError) as error:
+        text = getattr(error, "stderr", None) or str(error)
+        return Cards(trouble=text.strip().splitlines()[-1])
+
+
+@dataclass(frozen=True, slots=True)
+class Gpus:
+    """How many GPUs vLLM can use; `told` says who says so."""
+
+    count: int
+    told: str
+
+
+def visible_gpus(dev: Path = Path("/dev")) -> Gpus | None:
+    """Count NVIDIA GPUs without their driver's library; None where nothing tells."""
+    there = len(list(dev.glob("nvidia[0-9]*")))
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is None:
+        return Gpus(there, f"this machine shows {there}") if there else None
+    names = [name.strip() for name in chosen.split(",")]
+    # The driver reads the list up to the first that is none.
+    count = next((n for n, name in enumerate(names) if name in ("", "-1")), len(names))
+    told = f"CUDA_VISIBLE_DEVICES={chosen} names {count}"
+    if 0 < there < count and not chosen.startswith("MIG"):
+        return Gpus(there, f"{told} of which this machine shows {there}")
+    return Gpus(count, told)
+
+
+def numa_nodes(folder: Path = Path("/sys/devices/system/node")) -> int:
+    """Return how many NUMA nodes this machine has, at least 1."""
+    return max(1, len(list(folder.glob("node[0-9]*"))))
+
+
+def binds_by_itself() -> bool:
+    """Whether vLLM is left to choose the cores of its CPU processes."""
+    simulated = os.environ.get("VLLM_CPU_SIM_MULTI_NUMA", "0") != "0"
+    return os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "auto") == "auto" and not simulated
+
+
+def cpu_cache_by_variable() -> bool:
+    """Whether vLLM's variable sets the KV cache on the CPU; it wins over the option."""
+    return bool(os.environ.get("VLLM_CPU_KVCACHE_SPACE"))
+
+
+def holders(proc: Path = Path("/proc")) -> dict[int, set[int]]:
+    """Return the processes that have an NPU open, by its number; only those we may look at."""
+    found: dict[int, set[int]] = {}
+    for link in proc.glob("[0-9]*/fd/*"):
+        try:
+            target = str(link.readlink())
+        except OSError:
+            continue  # it has ended, or is another user's
+        number = target.removeprefix("/dev/rbln")
+        if number != target and number.isdigit():
+            found.setdefault(int(number), set()).add(int(link.parts[-3]))
+    return found
+
+
+def available_memory(meminfo: Path = Path("/proc/meminfo")) -> int:
+    """Return the machine's available memory in bytes, 0 if it is not told."""
+    try:
+        lines = meminfo.read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(x.split()[1]) * 1024 for x in lines if x.startswith("MemAvailable:")), 0)
+
+
+def folder_size(folder: Path) -> int:
+    """Return the size in bytes of the files directly in a folder."""
+    return sum(file.stat().st_size for file in folder.iterdir() if file.is_file())

@@ -1,0 +1,1 @@
+"""The Celery process around the drain: boot step, control commands, status."""

@@ -1,0 +1,185 @@
+"""The Celery bootstep that owns the drain: one thread, one event loop, one engine."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import signal
+import sys
+import threading
+import uuid
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from celery import bootsteps, signals
+from celery.exceptions import ImproperlyConfigured
+from celery.worker import state as celery_state
+
+from contract.errors import StoreUnavailable
+from contract.settings import SettingsError, load
+from worker.drain.leases import Leases
+from worker.drain.loop import Drain
+from worker.drain.stopping import STOP_S, LastResort
+from worker.drain.supervisor import State, Supervisor
+from worker.drain.upkeep import Upkeep
+from worker.engine.catalogue import make_engine
+from worker.process.status import describe
+from worker.settings import WorkerSettings
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+CONTROL_QUEUE = "warmq-control"
+EXIT_FATAL = 1
+#: New objects after which Python's collector looks at the young ones, which here are those of some
+#: hundred requests. At its own 700 it took a tenth of the worker's time (docs/decisions/0009).
+YOUNG_OBJECTS = 10_000
+#: How long the process may take to leave once its drain has ended.
+LEAVE_S = 20.0
+
+_current: list[EngineStep] = []
+
+
+def current() -> EngineStep:
+    """Return the step of this process, for control commands."""
+    return _current[0]
+
+
+class EngineStep(bootsteps.StartStopStep):
+    """Runs the drain beside Celery's own consumer, which serves only control commands."""
+
+    requires = ("celery.worker.components:Pool",)
+
+    def __init__(self, worker: Any, **options: Any) -> None:
+        super().__init__(worker, **options)
+        consumed = set(worker.app.amqp.queues.consume_from)
+        if consumed != {CONTROL_QUEUE}:
+            raise ImproperlyConfigured(
+                "do not use -Q: the drain takes its queue from WARMQ_QUEUE and "
+                "WARMQ_SERVED_MODEL_NAME; Celery's own consumer serves control commands only"
+            )
+        if "solo" not in str(getattr(worker, "pool_cls", "")):
+            raise ImproperlyConfigured("start the worker with --pool=solo: one engine, one process")
+        try:
+            self.settings = load(WorkerSettings)
+        except SettingsError as error:
+            sys.exit(str(error))
+        self.worker_id = f"{worker.hostname}.{os.getpid()}.{uuid.uuid4().hex[:8]}"
+        self.supervisor: Supervisor | None = None
+        self.drain: Drain | None = None
+        self.upkeep: Upkeep | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._begun = threading.Event()
+        self._failed = False
+        self._last_resort = LastResort()
+        _current[:] = [self]
+
+    # -- Celery's side ----------------------------------------------------------
+
+    def start(self, worker: Any) -> None:
+        """Start the drain's thread; returns at once, so that `inspect ping` answers."""
+        gc.set_threshold(YOUNG_OBJECTS)
+        signals.worker_shutting_down.connect(self._on_signal, weak=False)
+        self._thread = threading.Thread(target=self._main, args=(worker,), name="drain")
+        self._thread.start()
+        self._begun.wait()
+
+    def stop(self, worker: Any) -> None:
+        """Drain and wait for the thread; a second signal makes it hand back at once."""
+        if self._thread is not None:
+            self._call("stop")
+            self._thread.join()
+            if self._failed:  # Celery has settled on 0 when it was told to stop
+                worker.exitcode = EXIT_FATAL
+
+    def terminate(self, worker: Any) -> None:
+        """Hand everything back at once."""
+        self._call("hurry")
+        self.stop(worker)
+
+    def info(self, worker: Any) -> dict[str, Any]:
+        """Return what `celery inspect stats` shows about us."""
+        return {"warmq": describe(self.settings, self.drain, self.supervisor)}
+
+    def _on_signal(self, how: str = "", **_: Any) -> None:
+        # Second SIGTERM or SIGINT, or SIGQUIT (Celery calls that cold).
+        self._call("hurry" if how == "Cold" or celery_state.should_stop is not None else "stop")
+
+    def run_on_loop(self, work: Coroutine[Any, Any, T], timeout_s: float) -> T | None:
+        """Run a coroutine on the drain's loop for a control command; None before it started."""
+        if self._loop is None:
+            work.close()
+            return None
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_s)
+
+    def _call(self, name: str) -> None:
+        if self._loop is None or self.drain is None or self.supervisor is None:
+            return
+        finish_s = self.settings.drain_timeout_s if name == "stop" else 0.0
+        self._last_resort.within(finish_s + self.supervisor.grace_s + STOP_S)
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(getattr(self.drain, name))
+
+    # -- the drain's thread -----------------------------------------------------
+
+    def _main(self, worker: Any) -> None:
+        try:
+            asyncio.run(self._run())
+        except BaseException as error:  # the process must not live on without its drain
+            self._failed = True
+            _log_fatal(error)
+            self._leave(worker)
+
+    async def _run(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        settings = self.settings
+        leases = Leases(settings, self.worker_id)
+        self.supervisor = Supervisor(
+            lambda: make_engine(settings), settings.rebuild_tries, settings.max_deaths
+        )
+        self.drain = Drain(settings, leases, self.supervisor)
+        self.upkeep = Upkeep(settings, leases, self.drain)
+        self._begun.set()
+        try:
+            await self.drain.run(self.upkeep.tasks())
+        finally:
+            self._last_resort.within(LEAVE_S)  # for what hangs may keep the loop from ending
+            await leases.close()
+
+    def _leave(self, worker: Any) -> None:
+        """Make the whole process exit non-zero, through Celery if it listens."""
+        self._begun.set()
+        if self.supervisor is not None:
+            self.supervisor.state = State.STOPPED
+        celery_state.should_stop = EXIT_FATAL
+        self._last_resort.within(LEAVE_S)
+        try:
+            worker.consumer.call_soon(lambda: None)  # wakes the hub, which sees should_stop
+        except AttributeError:
+            os.kill(os.getpid(), signal.SIGTERM)  # not consuming yet
+
+
+class PatienceStep(bootsteps.Step):
+    """Lets Celery's consumer reconnect after an item that is no message; else it ends the process.
+
+    Whoever can write to Redis could stop every worker with one byte in the control queue.
+    """
+
+    def __init__(self, consumer: Any, **options: Any) -> None:
+        super().__init__(consumer, **options)
+        consumer.connection_errors = (
+            *consumer.connection_errors, ValueError, TypeError, AttributeError, LookupError
+        )  # fmt: skip
+
+
+def _log_fatal(error: BaseException) -> None:
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            _log_fatal(inner)
+        return
+    # A wrong setting says all in its message; anything else needs its traceback.
+    trace = None if isinstance(error, SettingsError | StoreUnavailable) else error
+    log.critical("the drain ended: %s", error, exc_info=trace, extra={"action": "fatal"})

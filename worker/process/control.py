@@ -1,0 +1,63 @@
+"""Celery's control commands, answered for the drain: active and revoke (stats: bootstep)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery.worker.control import Panel, control_command, inspect_command
+from celery.worker.state import revoked
+
+from contract.redis.keys import TASK_NAME
+from worker.process.bootstep import current
+
+REPLY_S = 5.0
+
+
+def active(state: Any, **_: Any) -> list[dict[str, Any]]:
+    """Return the requests in flight, as Celery lists tasks."""
+    step = current()
+    drain = step.drain
+    if drain is None:
+        return []
+    return [
+        {
+            "id": r.delivery.request_id,
+            "name": TASK_NAME,
+            "hostname": state.hostname,
+            "worker_pid": step.worker_id.split(".")[-2],
+            "batch": r.delivery.batch or None,
+            "custom_id": r.delivery.custom_id,
+            "attempt": r.delivery.attempt,
+        }
+        for r in drain.in_flight
+    ]
+
+
+def revoke(state: Any, task_id: Any, **_: Any) -> dict[str, str]:
+    """Cancel requests wherever they are: queued ones when they are met, running ones now.
+
+    Celery's own command would write the result itself: over one that is there, and
+    without counting it in its batch.
+    """
+    ids = [task_id] if isinstance(task_id, str) else list(task_id)
+    revoked.update(ids)  # what `inspect revoked` shows
+    step = current()
+    if step.upkeep is not None:
+        step.run_on_loop(step.upkeep.revoke(ids), REPLY_S)
+    return {"ok": f"tasks {ids} flagged as revoked"}
+
+
+def terminate(state: Any, signal: Any, task_id: Any, **_: Any) -> dict[str, str]:
+    """Cancel requests; there is no process of theirs that could get a signal."""
+    return revoke(state, task_id)
+
+
+def install() -> None:
+    """Put our answers in the place of Celery's, which only know its own pool."""
+    inspect_command(name="active", alias="dump_active")(active)
+    control_command(name="revoke", args=[("task_id", str)], variadic="task_id")(revoke)
+    control_command(name="terminate", args=[("signal", str)], variadic="task_id")(terminate)
+    Panel.data["dump_active"] = active
+
+
+install()

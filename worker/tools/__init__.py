@@ -1,0 +1,1 @@
+"""Commands beside the worker: check, compile, triton."""
