@@ -16,7 +16,7 @@ import redis
 import report
 from redis_times import Watch
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "kit"))
 
 from lessee import LIMITS, SEED, Lease, Lessee, chat, writer
 

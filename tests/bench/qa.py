@@ -34,7 +34,7 @@ from typing import Any
 
 sys.path.insert(1, str(Path(__file__).resolve().parent / "gpu"))
 sys.path.insert(1, str(Path(__file__).resolve().parents[2]))
-sys.path.append(str(Path(__file__).resolve().parents[1]))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "kit"))
 sys.path.append(str(Path(__file__).resolve().parents[2] / "models" / "training"))
 
 import aiohttp

@@ -17,7 +17,7 @@ from operator import mul, truediv
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "kit"))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
 import aiohttp

@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parent.parent), str(HERE.parent)]
+sys.path[:0] = [str(HERE.parent.parent), str(HERE.parent / "kit")]
 
 from campaign import Campaign  # noqa: E402
 from campaign_real import RealCampaign  # noqa: E402

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "kit")]
 
 from memory import Sample, Watched, growth  # noqa: E402
 from support import batch_file, run_producer  # noqa: E402

@@ -23,7 +23,7 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
-sys.path[:0] = [str(ROOT), str(HERE.parent)]
+sys.path[:0] = [str(ROOT), str(HERE.parent / "kit")]
 
 from debian_packages import Packaged  # noqa: E402
 from servers_seen import version_of  # noqa: E402
@@ -91,7 +91,7 @@ def run_on(server: Server) -> dict[str, Any]:
         words = ["-q", "-m", "not slow", "-p", "servers_seen", "--seen", str(seen), *paths]
         env = os.environ | {
             "WARMQ_TEST_REDIS_SERVER": program,
-            "PYTHONPATH": f"{ROOT}:{HERE.parent}",
+            "PYTHONPATH": f"{ROOT}:{HERE.parent}/kit",
         }
         began = time.monotonic()
         done = subprocess.run(

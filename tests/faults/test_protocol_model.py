@@ -1,7 +1,7 @@
 """The Lua scripts against a model: any order of steps, replies lost at any of them.
 
 Three workers, three batches, plain clients and hostile ones draw their steps from hypothesis;
-after each, all of Redis is looked at (tests/model_judge.py says what must be true).
+after each, all of Redis is looked at (tests/kit/model_judge.py says what must be true).
 """
 
 from __future__ import annotations

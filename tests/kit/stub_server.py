@@ -22,7 +22,7 @@ from typing import Any, Self
 import orjson
 from aiohttp import web
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from contract.openai.body import GENERATING
 from demo.stack import eventually, free_port
