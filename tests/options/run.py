@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parent.parent), str(HERE.parent / "kit")]
+sys.path[:0] = [str(HERE.parent.parent), str(HERE.parent), str(HERE.parent / "kit")]
 
 from celery import Celery
 from options.evidence import Evidence
