@@ -9,9 +9,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import orjson
 import redis
 
 from contract.batch import Batch
@@ -20,12 +18,11 @@ from contract.index import IndexChunk, IndexEntry
 from contract.redis import keys
 from contract.redis.connect import connect, masked, translated
 from contract.redis.dead_letters import DeadLetters, groups
+from contract.redis.queues import Queues
 from contract.results import failure_meta
 
 #: Requests handled per round trip where a command walks a whole batch.
 CHUNK = 500
-#: Workers announce themselves every second; one silent for so long is not counted.
-WORKER_SILENT_S = 15.0
 #: RETRY's answer where RETIRE was faster.
 NOT_HELD = -2
 #: Above so many bytes of results the next question is for half as many.
@@ -42,7 +39,7 @@ class Enqueued:
     text: str = ""
 
 
-class BatchStore(DeadLetters):
+class BatchStore(Queues, DeadLetters):
     """Batches in one Redis. Raises StoreUnavailable where Redis cannot be used."""
 
     def __init__(self, client: redis.Redis, *, ttl_ms: int) -> None:
@@ -128,16 +125,6 @@ class BatchStore(DeadLetters):
             ids = self.redis.zrevrange(keys.BATCHES, 0, -1)
         found = (self.batch(raw.decode()) for raw in ids)
         return [batch for batch in found if batch is not None]
-
-    def queue_lengths(self, queue: str) -> dict[str, int]:
-        """Return how many messages wait in each list of a queue, suspects included."""
-        lists = [*keys.priority_lists(queue), keys.suspects_list(queue)]
-        with translated():
-            return {key: self.redis.llen(key) for key in lists}
-
-    def workers(self, queue: str) -> list[dict[str, Any]]:
-        """Return what the living workers of a queue say about themselves."""
-        return [w for w in self.announcements(queue) if w.pop("silent_s") < WORKER_SILENT_S]
 
     def index(self, batch_id: str, start: int = 0) -> Iterator[IndexChunk]:
         """Yield the batch's chunks in line order, those that exist now."""
@@ -287,34 +274,6 @@ class BatchStore(DeadLetters):
                     pipe.exists(keys.batch_key(batch_id), keys.batch_key(batch_id, "index"))
                 found += [b for b, there in zip(some, pipe.execute(), strict=True) if there]
         return found
-
-    def announcements(self, queue: str) -> list[dict[str, Any]]:
-        """Return what workers of a queue last said of themselves, `silent_s` ago; also dead ones.
-
-        An announcement is kept for a minute, or for as long as no worker lives.
-        """
-        with translated():
-            raw = self.redis.hgetall(keys.WORKERS)
-            now_s, _ = self.redis.time()
-        found = []
-        for name, record in raw.items():
-            at_ms, _, state = record.partition(b"\0")
-            silent_s = abs(now_s - int(at_ms) / 1000)  # the clock may have stepped back
-            found.append({"id": name.decode(), "silent_s": silent_s} | orjson.loads(state))
-        return [worker for worker in found if worker["queue"] == queue]
-
-    def why_full(
-        self, list_key: str, coming: int, *, high_water: float, high_water_requests: int
-    ) -> str:
-        """Say why ENQUEUE would refuse a chunk after `coming` more bytes, '' if it would not."""
-        with translated():
-            memory = self.redis.info("memory")
-            used, limit = memory["used_memory"], memory["maxmemory"]
-            if limit:
-                full = used + coming > limit * high_water
-                return f"Redis uses {used} of {limit} bytes" if full else ""
-            waiting = self.redis.llen(list_key)
-        return f"{waiting} requests wait in the queue" if waiting >= high_water_requests else ""
 
 
 def _enqueued(reply: list[bytes]) -> Enqueued:

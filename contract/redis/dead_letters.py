@@ -6,31 +6,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import orjson
-import redis
 
 from contract.redis import keys
 from contract.redis.connect import translated
-from contract.redis.scripts import source
+from contract.redis.scripts import ScriptClient
 
 #: Messages moved by one script, and their bytes: Redis serves nobody else meanwhile.
 CHUNK = 500
 CHUNK_BYTES = 4 * 2**20
 
 
-class DeadLetters:
+class DeadLetters(ScriptClient):
     """The dead letters of one Redis. Raises StoreUnavailable where it cannot be used."""
-
-    def __init__(self, client: redis.Redis) -> None:
-        # redis-py types every reply as bytes or str or more; these clients never decode.
-        self.redis: Any = client
-        self._scripts: dict[str, Any] = {}
-
-    def _run(self, name: str, *args: Any) -> Any:
-        script = self._scripts.get(name)
-        if script is None:
-            script = self._scripts[name] = self.redis.register_script(source(name))
-        with translated():
-            return script(args=args)
 
     def _hold(self, batch_id: str) -> None:
         """Keep a batch's results from expiring: it is to be opened again (batches.py)."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from contract.redis.batches import WORKER_SILENT_S, BatchStore
+from contract.redis.batches import BatchStore
+from contract.redis.queues import WORKER_SILENT_S
 
 #: Workers announce themselves every second; a living one that is silent for longer is told.
 _NOTABLE_S = 5.0

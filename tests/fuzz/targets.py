@@ -57,7 +57,7 @@ def messages(data: bytes) -> None:
     if not isinstance(delivery.request_id, str):
         return  # POP lets only usable ids through
     try:
-        read_request(delivery, _SETTINGS)
+        read_request(delivery, ["m"])
     except RequestRejected as error:
         refused(error)
         meta = failed(delivery, error).meta

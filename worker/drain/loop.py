@@ -14,12 +14,13 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from contract.errors import EngineDead, RequestFailed
 from contract.redis import keys
 from worker.drain.committer import Committer
+from worker.drain.counts import Counts
 from worker.drain.endings import Ending
 from worker.drain.hand_over import hand_over
 from worker.drain.in_flight import ABORTS, InFlight, Running
@@ -36,20 +37,6 @@ log = logging.getLogger(__name__)
 REDIS_PAUSE_S = 0.25
 
 
-@dataclass(slots=True)
-class Counts:
-    """Totals since the worker started, by outcome."""
-
-    popped: int = 0
-    completed: int = 0
-    failed: int = 0
-    cancelled: int = 0
-    expired: int = 0
-    handed_back: int = 0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-
-
 class Drain:
     """Drains one queue into one engine until told to stop."""
 
@@ -64,6 +51,8 @@ class Drain:
         self.holds_suspects_lock = False
         #: Told of endings that are in Redis; None, and no call, while nobody listens.
         self.on_committed: Callable[[Sequence[Ending]], None] | None = None
+        #: Names of the models and adapters served; empty where any will do.
+        self._served: tuple[str, ...] = ()
         self._low_water = 1
         self._crashed: list[Running] = []
         self._stop = Stopping(settings.drain_timeout_s, leases.give_up_in)
@@ -102,7 +91,10 @@ class Drain:
                         await end_tasks(side)
 
     def _size(self) -> None:
-        self.slots = self.supervisor.engine_capacity.max_num_seqs
+        capacity = self.supervisor.engine_capacity
+        self.slots = capacity.max_num_seqs
+        if name := self.settings.served_model_name:
+            self._served = (name, *capacity.adapters)
         look = self.settings.look_ahead
         look = max(8, self.slots // 4) if look is None else look
         self.limit = min(self.slots + look, self.settings.max_in_flight or self.slots + look)
@@ -185,7 +177,7 @@ class Drain:
     async def _serve(self, running: Running, popped_at: float) -> None:
         try:
             engine = self.supervisor.engine
-            ending = await serve(running, engine, self.settings, popped_at)
+            ending = await serve(running, engine, self._served, popped_at)
             self._end(running, ending)
             if ending.outcome == "completed":  # any other may never have been in the engine
                 self.supervisor.survived()
@@ -221,10 +213,7 @@ class Drain:
     def _committed(self, endings: Sequence[Ending]) -> None:
         for ending in endings:
             self.in_flight.drop(ending.delivery.lease)
-            if ending.outcome:
-                setattr(self.counts, ending.outcome, getattr(self.counts, ending.outcome) + 1)
-            self.counts.prompt_tokens += ending.prompt_tokens
-            self.counts.completion_tokens += ending.completion_tokens
+            self.counts.committed(ending)
         if self.on_committed is not None:
             self.on_committed(endings)
         self._changed.set()

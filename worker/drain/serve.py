@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from contract.errors import RequestFailed, RequestRejected, WarmqError
 from contract.message import Delivery, read_body
@@ -11,12 +12,10 @@ from contract.results import failure_meta, success_meta
 from worker.drain.endings import Ending
 from worker.drain.in_flight import Running
 from worker.engine import Engine, EngineRequest
-from worker.engine.vllm.adapters import adapters
-from worker.settings import WorkerSettings
 
 
-def read_request(delivery: Delivery, settings: WorkerSettings) -> EngineRequest:
-    """Check what a message asks for.
+def read_request(delivery: Delivery, served: Sequence[str]) -> EngineRequest:
+    """Check what a message asks for, of models with these names; none: of any.
 
     Raises:
         RequestRejected: saying what its author must change.
@@ -25,12 +24,10 @@ def read_request(delivery: Delivery, settings: WorkerSettings) -> EngineRequest:
     delivery.message = {}  # it may be megabytes, and is decoded now
     url = delivery.url or infer_url(body)
     check_body(url, body)
-    served = settings.served_model_name
     model = body.get("model")
-    if served and model and model not in (served, *adapters(settings.engine_args)):
-        names = ", ".join(map(repr, [served, *adapters(settings.engine_args)]))
+    if served and model and model not in served:
         raise RequestRejected(
-            f"field body.model: this worker serves {names}, not {model!r}; "
+            f"field body.model: this worker serves {', '.join(map(repr, served))}, not {model!r}; "
             f"submit with --model {model} to the worker that serves it",
             code="model_not_found",
             field="body.model",
@@ -75,7 +72,7 @@ def failed(
 
 
 async def serve(
-    running: Running, engine: Engine, settings: WorkerSettings, popped_at: float
+    running: Running, engine: Engine, served: Sequence[str], popped_at: float
 ) -> Ending:
     """Run one request in flight to its ending.
 
@@ -86,7 +83,7 @@ async def serve(
     delivery = running.delivery
     timing = Timing(delivery, popped_at)
     try:
-        request = read_request(delivery, settings)
+        request = read_request(delivery, served)
         completion = await engine.generate(request, running.engine_id)
     except (RequestRejected, RequestFailed) as error:
         return failed(delivery, error, timing=timing)

@@ -16,12 +16,14 @@ class Capacity:
     """What the running engine can really take, read back from it after start.
 
     `max_num_seqs` counts all data-parallel replicas; `max_model_len` is in
-    tokens; `details` is shown by `inspect stats`.
+    tokens; `adapters` are names that a line's `model` may have besides the
+    model's own; `details` is shown by `inspect stats`.
     """
 
     max_num_seqs: int
     max_model_len: int
     model: str
+    adapters: tuple[str, ...] = ()
     details: dict[str, Any] = field(default_factory=dict)
 
 

@@ -12,9 +12,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from worker.engine.rbln.start import VISIBLE
-
 ASK_S = 60.0
+#: Which NPUs the vendor's runtime is to see.
+VISIBLE = "RBLN_VISIBLE_DEVICES"
 _QUESTION = (
     "import json, rebel; "
     "print(json.dumps([rebel.get_npu_name(i) for i in range(rebel.device_count())]))"

@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from contract.settings import SettingsError
 from worker.engine.rbln.model import Artefact, read_artefact
 from worker.engine.rbln.rules import by_hand, judge_artefact, judge_packages, judge_wishes
+from worker.machine.devices import VISIBLE
 from worker.machine.finding import Finding
 from worker.machine.packages import Packages, installed
 from worker.settings import ASK_FIRST_ENV, WorkerSettings
 
 log = logging.getLogger(__name__)
 
-VISIBLE = "RBLN_VISIBLE_DEVICES"
 #: Its name before 0.12, still read there with a warning.
 OLD_VISIBLE = "RBLN_DEVICES"
 #: A killed engine may leave its card unusable, so a hung one is asked for long.

@@ -90,7 +90,7 @@ class SimulatedEngine:
         self._mark = time.monotonic()
         if self._process is not None:
             self._process.watch(self._die)
-        return Capacity(self.slots, 4096, "simulated", {"engine": "simulated"})
+        return Capacity(self.slots, 4096, "simulated", details={"engine": "simulated"})
 
     async def generate(self, request: EngineRequest, request_id: str) -> Completion:
         """Wait for a slot and the drawn latency, then answer with the prompt's digest."""

@@ -1,4 +1,4 @@
-"""The vLLM adapter: the only file that knows vLLM.
+"""The vLLM adapter; it and serving.py are the only files that know vLLM.
 
 An AsyncLLMEngine in this process, with the serving classes of vLLM's own
 OpenAI server over it: they template chats, check lengths, build sampling
@@ -13,16 +13,14 @@ import gc
 import logging
 import multiprocessing
 import os
-import re
 import shutil
 import time
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from contract.errors import EngineDead, RequestFailed, RequestRejected
-from contract.openai.body import CHAT_URL, COMPLETION_URL
-from contract.openai.pooling import EMBEDDINGS_URL, POOLING_TYPES, RERANK_URLS, SCORE_URLS
+from contract.openai.body import COMPLETION_URL
+from contract.openai.pooling import POOLING_TYPES
 from contract.settings import SettingsError
 from worker.engine import Capacity, Completion, EngineRequest
 from worker.engine.end import KILL_GRACE_S, end_children
@@ -49,13 +47,10 @@ os.environ.setdefault("VLLM_MAX_MEDIA_DOWNLOAD_SIZE_MB", str(MAX_DOWNLOAD_MB))
 os.environ.setdefault("SAGEMAKER_CONTAINER_LOG_LEVEL", str(logging.root.level))
 
 import pydantic
-from jinja2 import TemplateError
 from starlette.datastructures import State
 from vllm import AsyncEngineArgs, AsyncLLMEngine
 from vllm.connections import global_http_connection
 from vllm.entrypoints.openai.api_server import init_app_state
-from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
-from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.exceptions import VLLMValidationError
 from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
@@ -65,22 +60,13 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 try:
     from vllm.entrypoints.launchers.cli_args import make_arg_parser
     from vllm.entrypoints.serve.engine.protocol import ErrorResponse
-    from vllm.exceptions import VLLMClientError
 except ImportError:  # vLLM 0.26, the newest for the PyTorch of some GPU images
     from vllm.entrypoints.openai.cli_args import make_arg_parser
     from vllm.entrypoints.openai.engine.protocol import ErrorResponse
 
-    VLLMClientError = ValueError
+from worker.engine.vllm.serving import CLIENT_ERRORS, AsLongAsItFits, rejected, serving_by_url
 
 log = logging.getLogger(__name__)
-
-#: What vLLM's server answers with 400 (entrypoints/serve/exception_handling).
-CLIENT_ERRORS = (
-    VLLMClientError, pydantic.ValidationError, ValueError, TypeError, OverflowError,
-    NotImplementedError, TemplateError,
-)  # fmt: skip
-#: Parameters that vLLM names when a prompt does not fit.
-LENGTH_PARAMETERS = {"input_tokens", "input_text", "max_tokens", "max_completion_tokens"}
 
 
 class _Parser(FlexibleArgumentParser):
@@ -102,14 +88,6 @@ class _Progress(StatLoggerBase):
 
     def log_engine_initialized(self) -> None:
         self.at = time.monotonic()
-
-
-class _AsLongAsItFits(CompletionRequest):
-    """A completion whose max_tokens is a default: it is cut to what the prompt leaves of the
-    context, and no reason to refuse the prompt."""
-
-    def build_tok_params(self, model_config: Any) -> Any:
-        return replace(super().build_tok_params(model_config), max_output_tokens=0)
 
 
 def parse_engine_args(settings: WorkerSettings) -> Any:
@@ -171,7 +149,7 @@ class VllmEngine:
         await init_app_state(engine, state, self._args, await engine.get_supported_tasks())
         if not self._private_networks:
             guard(global_http_connection, partial(VLLMValidationError, parameter="image_url"))
-        self._serving = _serving_by_url(state, self._default_max_tokens)
+        self._serving = serving_by_url(state, self._default_max_tokens)
         models = state.openai_serving_models
         self._names = {m.name for m in models.base_model_paths} | set(models.lora_requests)
         self._fixed_name |= bool(models.lora_requests)  # with adapters the name chooses
@@ -182,6 +160,7 @@ class VllmEngine:
             max_num_seqs=config.scheduler_config.max_num_seqs * parallel.data_parallel_size,
             max_model_len=config.model_config.max_model_len,
             model=str(self._args.model),
+            adapters=tuple(sorted(models.lora_requests)),
             details={
                 "engine": "vllm", "device": str(config.device_config.device_type),
                 "dtype": str(config.model_config.dtype),
@@ -204,7 +183,7 @@ class VllmEngine:
         except EngineDeadError as error:
             raise self._died(error) from error
         except CLIENT_ERRORS as error:
-            raise _rejected(error) from error
+            raise rejected(error) from error
         except Exception as error:
             if self.dead():
                 raise self._died(error) from error
@@ -256,7 +235,7 @@ class VllmEngine:
         if url == COMPLETION_URL and body.get("max_tokens") is None:
             # vLLM would fill in OpenAI's old 16; chat has no such default.
             body["max_tokens"] = serve.__self__.default_sampling_params["max_tokens"]
-            return await serve(_AsLongAsItFits(**body))
+            return await serve(AsLongAsItFits(**body))
         return await serve(form.validate_python(body))
 
     def _refused(self, response: ErrorResponse) -> Exception:
@@ -296,41 +275,3 @@ class VllmEngine:
         if engine is not None:
             engine.shutdown(timeout=self.grace_s)  # SIGTERM first, and SIGKILL after so long
         self._cause.forget()
-
-
-def _serving_by_url(state: State, default_max_tokens: int) -> dict[str, tuple[Any, Any]]:
-    """Return what vLLM has made for the model's task: it generates, or it pools."""
-    serving: dict[str, tuple[Any, Any]] = {}
-    if chat := getattr(state, "openai_serving_chat", None):
-        completion = state.openai_serving_completion
-        for generating in (chat, completion):
-            # Used where a request names no limit, and cut to what the context leaves;
-            # a model's own generation_config wins.
-            generating.default_sampling_params.setdefault("max_tokens", default_max_tokens)
-        serving[CHAT_URL] = ChatCompletionRequest, chat.create_chat_completion
-        serving[COMPLETION_URL] = CompletionRequest, completion.create_completion
-    if embedding := getattr(state, "serving_embedding", None):
-        from vllm.entrypoints.pooling.embed.protocol import EmbeddingRequest
-
-        serving[EMBEDDINGS_URL] = EmbeddingRequest, embedding
-    if scores := getattr(state, "serving_scores", None):
-        from vllm.entrypoints.pooling.scoring.protocol import RerankRequest, ScoreRequest
-
-        serving |= dict.fromkeys(SCORE_URLS, (ScoreRequest, scores))
-        serving |= dict.fromkeys(RERANK_URLS, (RerankRequest, scores))
-    return {url: (pydantic.TypeAdapter(form), call) for url, (form, call) in serving.items()}
-
-
-def _rejected(error: Exception) -> RequestRejected:
-    if isinstance(error, pydantic.ValidationError):
-        problem = error.errors(include_url=False, include_input=False)[0]
-        # Where vLLM has several forms of a request, its path names their classes, too.
-        path = [str(part) for part in problem["loc"]]
-        field = ".".join(part for part in path if not part[:1].isupper() and "[" not in part)
-        return RequestRejected(f"field body.{field}: {problem['msg']}", field=f"body.{field}")
-    parameter = error.parameter if isinstance(error, VLLMValidationError) else None
-    too_long = parameter in LENGTH_PARAMETERS or "context length" in str(error)
-    code = "context_length_exceeded" if too_long else "invalid_request"
-    # Where an object lies in memory is of use to an attacker only; vLLM's server hides it, too.
-    message = re.sub(r" at 0x[0-9a-f]+>", ">", str(error))
-    return RequestRejected(message or type(error).__name__, code=code, field=parameter)
