@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 def eventually(
-    look: Callable[[], T], timeout_s: float = 10.0, what: str = "", every_s: float = 0.02
+    look: Callable[[], T], timeout_s: float = 30.0, what: str = "", every_s: float = 0.02
 ) -> T:
     """Return the first truthy value of `look`, asked again and again until the deadline."""
     deadline = time.monotonic() + timeout_s

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import time
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -23,7 +24,7 @@ from lessee import (
 from contract.redis import keys
 from contract.redis.batches import BatchStore
 from worker.drain.supervisor import State
-from worker.engine import Completion, EngineRequest
+from worker.engine import Capacity, Completion, EngineRequest
 from worker.engine.simulated.engine import SimulatedEngine, digest
 
 # -- the ordinary course ---------------------------------------------------------------------
@@ -206,14 +207,18 @@ async def test_a_base64_body_is_read(redis_client: redis.Redis, redis_url: str) 
     assert "unreadable message body" in error_of(redis_client, "t1")["message"]
 
 
+class WithAdapter(SimulatedEngine):
+    async def start(self) -> Capacity:
+        return replace(await super().start(), adapters=("adapter",))
+
+
 async def test_another_model_than_the_served_one_is_refused_by_name(
     redis_client: redis.Redis, redis_url: str
 ) -> None:
     for rid, model in (("t0", "big"), ("t1", "tiny"), ("t2", None), ("t3", "adapter")):
         body = chat() if model is None else chat(model=model)
         redis_client.lpush("warmq.tiny", celery_message(rid, body))
-    modules = "--lora-modules adapter=/somewhere"
-    async with draining(redis_url, served_model_name="tiny", engine_args=modules):
+    async with draining(redis_url, WithAdapter, served_model_name="tiny"):
         await soon(lambda: all(stored(redis_client, rid) for rid in ("t0", "t1", "t2", "t3")))
     assert not error_of(redis_client, "t3")
     assert error_of(redis_client, "t0")["code"] == "model_not_found"

@@ -28,7 +28,7 @@ T = TypeVar("T")
 LONG = "simulate:sleep=600"
 
 
-async def soon(look: Callable[[], T], timeout_s: float = 10, what: str = "") -> T:
+async def soon(look: Callable[[], T], timeout_s: float = 30, what: str = "") -> T:
     """Return the first truthy value of `look`; the loop runs on meanwhile."""
     deadline = time.monotonic() + timeout_s
     while not (value := look()):
@@ -55,7 +55,7 @@ class Draining:
         """The engine that was built last."""
         return self.engines[-1]
 
-    async def ended(self, timeout_s: float = 10) -> None:
+    async def ended(self, timeout_s: float = 30) -> None:
         """Wait until the drain has ended."""
         assert self.task is not None
         await asyncio.wait_for(asyncio.shield(self.task), timeout_s)

@@ -92,6 +92,8 @@ class Stage:
             "lease_s": LEASE_S, "drain_timeout_s": 30, "stall_timeout_s": 3, "look_ahead": 8,
         }  # fmt: skip
         url = str(settings.pop("redis_url", self.server.url))
+        # Several engines on one machine: bound to cores, all would be bound to the same one.
+        env = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"} | dict(env or {})
         worker = tiny_model_worker(url, log, env=env, **(defaults | settings)).start()
         self.workers.append(worker)
         return worker
