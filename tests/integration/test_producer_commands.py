@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import time
 from pathlib import Path
@@ -24,6 +25,7 @@ from contract.errors import RequestFailed
 from contract.redis import keys
 from contract.redis.batches import BatchStore
 from demo.stack import eventually, free_port
+from producer.cli.main import COMMANDS, cli
 
 
 def test_help_answers_quickly_and_names_every_command():
@@ -39,6 +41,13 @@ def test_help_answers_quickly_and_names_every_command():
     assert min(took) < 0.4
 
 
+@pytest.mark.parametrize("name", list(COMMANDS))
+def test_help_says_of_a_command_what_its_own_help_begins_with(name: str):
+    command = importlib.import_module(f"producer.cli.commands.{name}").command
+    assert command.name == name
+    assert command.help.startswith(COMMANDS[name])
+
+
 @pytest.mark.parametrize(
     "command",
     [("submit",), ("status",), ("watch",), ("list",), ("results",), ("cancel",), ("retry",),
@@ -46,8 +55,6 @@ def test_help_answers_quickly_and_names_every_command():
 )  # fmt: skip
 def test_every_command_has_help(command: tuple[str, ...]):
     from click.testing import CliRunner
-
-    from producer.cli.main import cli
 
     done = CliRunner().invoke(cli, [*command, "--help"])
     assert done.exit_code == 0

@@ -1,0 +1,1 @@
+"""The commands, a file each; main.py imports the one that runs."""

@@ -1,0 +1,25 @@
+"""`producer cancel`."""
+
+from __future__ import annotations
+
+import click
+
+from producer.cli import options
+from producer.cli.context import Context, hint, pass_context
+from producer.cli.endings import changed
+
+
+@click.command("cancel")
+@options.batch_id
+@click.option("--request", "custom_id", metavar="CUSTOM_ID", help="Cancel only this request.")
+@options.as_json
+@pass_context
+def command(context: Context, *, batch_id: str, custom_id: str | None, as_json: bool) -> int:
+    """Cancel what is not finished, queued or running."""
+    store, batch = context.store, context.batch(batch_id)
+    if custom_id is not None:
+        return changed(
+            batch_id, "cancelled", store.cancel_request(batch, custom_id), as_json=as_json
+        )
+    with hint(f"`producer cancel {batch_id}` again ends it"):
+        return changed(batch_id, "cancelled", store.cancel(batch), as_json=as_json)

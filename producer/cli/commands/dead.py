@@ -1,0 +1,92 @@
+"""`producer dead`."""
+
+from __future__ import annotations
+
+import click
+
+from contract.errors import BatchConflict
+from contract.redis.batches import BatchStore
+from producer.cli import options
+from producer.cli.context import ALL_WELL, Context, pass_context
+from producer.cli.progress import tell
+from producer.cli.show import letter_json, letter_list, put_json
+
+_letter_ids = click.argument("letter_ids", metavar="ID...", nargs=-1)
+_every = click.option("--all", "every", is_flag=True, help="All dead letters.")
+
+
+@click.group("dead")
+def command() -> None:
+    """Look at dead letters: messages that could not be read, or that killed the engine."""
+
+
+@command.command("list")
+@options.as_json
+@pass_context
+def list_letters(context: Context, *, as_json: bool) -> int:
+    """List the dead letters, oldest first, without their content."""
+    letters = context.store.dead_letters()
+    if as_json:
+        put_json(letters)
+    else:
+        letter_list(letters)
+    return ALL_WELL
+
+
+@command.command("show")
+@click.argument("letter_id", metavar="ID")
+@pass_context
+def show_letter(context: Context, *, letter_id: str) -> int:
+    """Print one dead letter with its message, as JSON."""
+    for letter in context.store.dead_letters():
+        if letter["id"] == letter_id:
+            put_json(letter_json(letter, context.store.dead_message(letter_id)))
+            return ALL_WELL
+    raise _no_letter(letter_id)
+
+
+@command.command("retry")
+@_letter_ids
+@_every
+@options.as_json
+@pass_context
+def retry(context: Context, *, letter_ids: tuple[str, ...], every: bool, as_json: bool) -> int:
+    """Queue dead letters again. Unreadable ones stay."""
+    store, wanted = _letters(context, letter_ids, every)
+    return _changed("queued again", store.retry_dead(wanted), as_json)
+
+
+@command.command("delete")
+@_letter_ids
+@_every
+@options.as_json
+@pass_context
+def delete(context: Context, *, letter_ids: tuple[str, ...], every: bool, as_json: bool) -> int:
+    """Forget dead letters with their messages. Results stay."""
+    store, wanted = _letters(context, letter_ids, every)
+    return _changed("deleted", store.delete_dead(wanted), as_json)
+
+
+def _letters(
+    context: Context, letter_ids: tuple[str, ...], every: bool
+) -> tuple[BatchStore, list[str]]:
+    """Return the store and the dead letters that a command means."""
+    if every == bool(letter_ids):
+        raise click.UsageError("name dead letters by their ID, or give --all")
+    store = context.store
+    known = [letter["id"] for letter in store.dead_letters()]
+    unknown = sorted(set(letter_ids) - set(known))
+    if unknown:
+        raise _no_letter(", ".join(unknown))
+    return store, known if every else list(letter_ids)
+
+
+def _no_letter(letter_id: str) -> BatchConflict:
+    return BatchConflict(f"there is no dead letter {letter_id}; see `producer dead list`")
+
+
+def _changed(what: str, count: int, as_json: bool) -> int:
+    tell(f"{count} dead letters {what}")
+    if as_json:
+        put_json({"requests": count})
+    return ALL_WELL

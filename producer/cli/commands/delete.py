@@ -1,0 +1,28 @@
+"""`producer delete`."""
+
+from __future__ import annotations
+
+import click
+
+from contract.errors import BatchConflict
+from producer.cli import options, show
+from producer.cli.context import ALL_WELL, Context, pass_context
+from producer.cli.progress import tell
+
+
+@click.command("delete")
+@options.batch_id
+@click.option("--force", is_flag=True, help="Cancel the batch first, if it is not finished.")
+@options.as_json
+@pass_context
+def command(context: Context, *, batch_id: str, force: bool, as_json: bool) -> int:
+    """Delete a finished batch and its results."""
+    store, batch = context.store, context.batch(batch_id)
+    if force and not batch.finished:
+        store.cancel(batch)
+    if not store.delete(batch_id, force=force):
+        raise BatchConflict(f"batch {batch_id} is still {batch.status}; --force cancels it first")
+    tell(f"{batch_id}: deleted")
+    if as_json:
+        show.put_json({"id": batch_id, "object": "batch", "deleted": True})
+    return ALL_WELL

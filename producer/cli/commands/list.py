@@ -1,0 +1,21 @@
+"""`producer list`."""
+
+from __future__ import annotations
+
+import click
+
+from producer.cli import options, show
+from producer.cli.context import ALL_WELL, Context, pass_context
+
+
+@click.command("list")
+@options.as_json
+@pass_context
+def command(context: Context, *, as_json: bool) -> int:
+    """List all batches, newest first."""
+    batches = context.store.batches()
+    if as_json:
+        show.put_json([batch.as_json() for batch in batches])
+    else:
+        show.batch_list(batches)
+    return ALL_WELL

@@ -1,0 +1,28 @@
+"""`producer retry`."""
+
+from __future__ import annotations
+
+import click
+
+from producer.cli import options
+from producer.cli.context import Context, hint, pass_context
+from producer.cli.endings import changed
+
+
+@click.command("retry")
+@options.batch_id
+@click.option("--include", default="", metavar="LIST", help="Also: cancelled,expired.")
+@options.as_json
+@pass_context
+def command(context: Context, *, batch_id: str, include: str, as_json: bool) -> int:
+    """Run a batch's failed requests again. Bad lines stay as they are.
+
+    A deadline that has passed no longer counts for what is retried.
+    """
+    wanted = [word.strip() for word in include.split(",") if word.strip()]
+    if set(wanted) - {"cancelled", "expired"}:
+        raise click.UsageError("--include takes cancelled, expired, or both with a comma")
+    store, batch = context.store, context.batch(batch_id)
+    with hint(f"`producer retry {batch_id}` again goes on"):
+        count = store.retry(batch, ["failed", *wanted])
+    return changed(batch_id, "queued again", count, as_json=as_json)

@@ -1,0 +1,28 @@
+"""`producer status`."""
+
+from __future__ import annotations
+
+import click
+
+from producer.cli import options, show
+from producer.cli.context import ALL_WELL, Context, pass_context
+from producer.core.standing import Standing
+
+
+@click.command("status")
+@options.batch_id
+@click.option("--request", "custom_id", metavar="CUSTOM_ID", help="Show one request of the batch.")
+@options.as_json
+@pass_context
+def command(context: Context, *, batch_id: str, custom_id: str | None, as_json: bool) -> int:
+    """Show how far a batch, or one request of it, is."""
+    store, batch = context.store, context.batch(batch_id)
+    if custom_id is not None:
+        state = show.request_state(store, batch, custom_id)
+        show.put_json(state) if as_json else show.request_table(state)
+    elif as_json:
+        show.put_json(batch.as_json())
+    else:
+        workers = Standing(store, batch.fields.get("queue", "")).text()
+        show.batch_table(batch, None if batch.finished else workers)
+    return ALL_WELL

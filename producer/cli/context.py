@@ -1,0 +1,70 @@
+"""What every command starts from: the settings, the store, a batch that must exist."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from functools import cached_property
+
+import click
+
+from contract.batch import Batch
+from contract.errors import BatchConflict, StoreUnavailable
+from contract.redis.batches import BatchStore
+from contract.redis.connect import masked
+from contract.settings import Settings, load
+from producer.cli.progress import tell
+from producer.core.files import WriteFailed
+from producer.core.reader import InputUnreadable
+from producer.core.same_batch import BatchChanged
+
+ALL_WELL, SOME_FAILED, BAD_INPUT = 0, 1, 2
+
+
+class Context:
+    """Settings and store of one command line, each read when it is first asked for."""
+
+    @cached_property
+    def settings(self) -> Settings:
+        """The settings; SettingsError says what is wrong with them."""
+        return load(Settings)
+
+    @cached_property
+    def store(self) -> BatchStore:
+        """The store; StoreUnavailable if Redis does not answer."""
+        url = self.settings.redis_url.get_secret_value()
+        return BatchStore.open(url, "warmq-producer", ttl_ms=self.settings.result_ttl_ms)
+
+    def batch(self, batch_id: str) -> Batch:
+        """Return a batch.
+
+        Raises:
+            BatchConflict: there is none of that name.
+        """
+        batch = self.store.batch(batch_id)
+        if batch is None:
+            where = masked(self.settings.redis_url.get_secret_value())
+            raise BatchConflict(
+                f"there is no batch {batch_id} (any more) in {where}; see `producer list`"
+            )
+        return batch
+
+
+pass_context = click.make_pass_decorator(Context, ensure=True)
+
+
+@contextlib.contextmanager
+def hint(text: str, *, changed: str = "") -> Iterator[None]:
+    """Say how to go on if the work inside is cut short; `changed` where a batch was changed."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        tell(f"interrupted; {text}")
+        raise
+    except (StoreUnavailable, InputUnreadable, WriteFailed) as error:
+        error.message += f"\n{text}"
+        raise
+    except BatchChanged as error:
+        if not changed:
+            raise
+        raise BatchChanged(error.happened, changed) from None
