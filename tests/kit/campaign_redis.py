@@ -77,10 +77,16 @@ def delay_replies(c: Campaign) -> int:
 
 
 def _await_call(c: Campaign, done: threading.Event) -> None:
-    """Wait until the worker behind the proxy has made the call; it may have to start first."""
+    """Wait until the worker behind the proxy has made the call.
+
+    It may have to start first: the others get nothing new meanwhile, for a machine of few cores
+    that they keep busy builds no engine.
+    """
+    worker = c.behind_proxy
 
     def called() -> bool:
-        c.feed()
+        if worker is None or c.on.announced(worker).get("state") == "ready":
+            c.feed()
         return done.wait(0.1)
 
     eventually(called, c.hang_s, "a call by the worker behind the proxy")
