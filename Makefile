@@ -60,7 +60,7 @@ memory-full: $(STAMP) ## a worker's memory over a queue of 1,000,000 requests; k
 faults: $(STAMP) ## really kill, hang and cut things; the short form (minutes)
 	$(PYTEST) tests/faults -m "not slow"
 
-faults-full: $(STAMP) ## the long form: 200 random faults over 20,000 requests, 20 with vLLM
+faults-full: $(STAMP) ## the long form: 200 random faults over 20,000 requests, 40 with vLLM
 	$(PYTEST) tests/faults -m slow
 	$(PY) tests/faults/run_campaign.py --save $(if $(SEED),--seed $(SEED))
 	$(PY) tests/faults/run_campaign.py --save --real $(if $(SEED),--seed $(SEED))

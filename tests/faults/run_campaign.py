@@ -34,8 +34,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=secrets.randbelow(2**31))
     parser.add_argument("--real", action="store_true", help="with vLLM, not the simulated engine")
     parser.add_argument("--without", choices=GUARDS, help="take this guard out of the workers")
-    parser.add_argument("--faults", type=int, help="default 200; 20 with vLLM")
-    parser.add_argument("--requests", type=int, help="default 20000; 500 with vLLM")
+    parser.add_argument("--faults", type=int, help="default 200; 40 with vLLM")
+    parser.add_argument("--requests", type=int, help="default 20000; 1000 with vLLM")
     parser.add_argument("--save", action="store_true", help="write tests/faults/results/*.json")
     options = parser.parse_args()
     sys.stderr.write(f"seed {options.seed}\n")
@@ -53,7 +53,7 @@ def main() -> int:
 
 def whole(on: Stage, options: argparse.Namespace) -> int:
     """Run the campaign with the code as it is; it raises where the promise breaks."""
-    kind, faults, requests = (RealCampaign, 20, 500) if options.real else (Campaign, 200, 20_000)
+    kind, faults, requests = (RealCampaign, 40, 1000) if options.real else (Campaign, 200, 20_000)
     campaign = kind(on, options.seed, options.faults or faults, options.requests or requests)
     try:
         report = campaign.run()
