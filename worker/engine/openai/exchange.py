@@ -132,7 +132,7 @@ def _read(raw: bytes) -> Json:
 
 
 def _garbled(raw: bytes) -> Unanswered:
-    return Unanswered(Condition.GARBLED, f"an answer that is none: {raw[:80]!r}")
+    return Unanswered(Condition.GARBLED, f"a response that cannot be read: {raw[:80]!r}")
 
 
 async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:

@@ -42,7 +42,7 @@ class Condition(StrEnum):
     CONNECT = "no connection"
     LOST = "connection lost, or the answer ends early"
     STALLED = "no step for WARMQ_STALL_TIMEOUT_S"
-    GARBLED = "an answer that is none"
+    GARBLED = "a response that cannot be read"
     ENDED = "finish_reason `abort`: the server was told to end"
 
 
