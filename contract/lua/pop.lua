@@ -13,6 +13,9 @@ local ttl_ms, date = tonumber(ARGV[7]), ARGV[8]
 local EXAMINE = 1000 -- messages looked at in one call, dropped ones included
 local now = now_ms()
 unblock()
+-- Leases are written last: a key of another type must be found before a message is moved.
+redis.call('HDEL', 'warmq:worker:' .. worker, '')
+redis.call('ZREM', 'warmq:leases', '')
 local highest = tonumber(redis.call('GET', 'warmq:lease_seq') or 0)
 if highest < tonumber(ARGV[9]) then
   highest = tonumber(ARGV[9])

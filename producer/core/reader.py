@@ -21,10 +21,10 @@ import zstandard
 
 from contract.errors import WarmqError
 
-#: A chunk ends after this many requests or, if that comes first, this many bytes: ENQUEUE takes
-#: 5 to 15 ms a MiB, three times that while Redis rewrites its log (docs/architecture.md).
+#: A chunk ends after this many requests or, if that comes first, this many bytes: Redis
+#: serves nobody while ENQUEUE takes them in (docs/architecture.md says how long).
 CHUNK_LINES = 500
-CHUNK_BYTES = 1 * 2**20
+CHUNK_BYTES = 2**20
 
 #: Bytes at the end of a file that its fingerprint covers.
 _TAIL_BYTES = 2**20

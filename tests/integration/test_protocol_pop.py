@@ -4,27 +4,21 @@ from __future__ import annotations
 
 import base64
 import pickle
-from importlib.resources import files
 from typing import Any
 
 import orjson
 import pytest
 import redis
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from lessee import (
     QUEUE,
     Lessee,
     celery_message,
-    chat,
     dead_messages,
     queued_ids,
     stored,
     submit_batch,
 )
 
-from contract.message import MessageWriter
-from contract.openai.body import CHAT_URL
 from contract.redis import keys
 from contract.redis.batches import BatchStore
 
@@ -32,18 +26,6 @@ from contract.redis.batches import BatchStore
 @pytest.fixture
 def worker(redis_client: redis.Redis) -> Lessee:
     return Lessee(redis_client)
-
-
-#: Whether POP's script reads a message like one that it has to decode; the header it found.
-READ = (
-    "\n".join(
-        (files("contract") / "lua" / f"{name}.lua").read_text() for name in ("common", "message")
-    )
-    + """
-local r, reason = read_message(ARGV[1])
-return r and cjson.encode(r) or reason
-"""
-)
 
 
 def push(client: redis.Redis, *messages: bytes, list_key: str = QUEUE) -> None:
@@ -337,60 +319,11 @@ def test_a_redis_that_lost_its_last_writes_gives_no_lease_number_twice(
     assert lessee.done(*known, *again) == 4
 
 
-# -- the short way to read what `producer` writes -------------------------------------------------
-
-TEXTS = st.text(st.characters(codec="utf-8"), min_size=1, max_size=40)
-
-
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    batch=TEXTS, custom_id=st.none() | TEXTS, queue=TEXTS, line=st.integers(0, 2**60),
-    deadline=st.none() | st.floats(0, 4e12) | st.integers(0, 2**53), priority=st.integers(0, 9),
-    text=TEXTS,
-)  # fmt: skip
-def test_what_the_producer_writes_is_read_as_if_it_were_decoded(
-    redis_client: redis.Redis, batch: str, custom_id: str | None, queue: str, line: int,
-    deadline: float | None, priority: int, text: str,
-) -> None:  # fmt: skip
-    write = MessageWriter(batch, 1, "mark.1", queue, priority, deadline)
-    message = write.write("an-id", custom_id, line, CHAT_URL, orjson.dumps(chat(text)))
-    # A space more, and it is not what the producer writes
-    other = b'"v": 1}}'.join(message.rsplit(b'"v":1}}', 1))
-    short, decoded = (redis_client.eval(READ, 0, raw) for raw in (message, other))
-    assert orjson.loads(short) == orjson.loads(decoded)
-    assert orjson.loads(short)["id"] == "an-id"
-    assert orjson.loads(short)["batch"] == batch
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        (b'"id":"an-id"', b'"id":"an\nid"'),
-        (b'"id":"an-id"', b'"id":""'),
-        (b'"id":"an-id"', b'"id":"an\xffid"'),
-        (b'"id":"an-id"', b'"id":"' + b"i" * 256 + b'"'),
-        (b'"c1"', b'"c\xff1"'),
-        (b'"c1"', b'"c1","custom_id":"c2"'),
-        (b'"deadline":null', b'"deadline":0x10'),
-        (b'"deadline":null', b'"deadline":1.2.3'),
-        (b'"origin":"warmq"', b'"origin":"warmq","ignore_result":true'),
-        (b'"batch":"b1"', b'"batch":""'),
-        (b'"batch":"b1"', b'"batch":7'),
-        (b'"priority":6', b'"priority":-6'),
-        (b'"priority":6', b'"priority":6.5'),
-        (b'"}}', b'"}},"headers":{"id":"other"}}'),
-        (b'"}}', b'"}} '),
-        (b'"}}', b'"}}}'),
-    ],
-)
-def test_what_looks_almost_like_it_is_judged_as_if_it_were_decoded(
-    redis_client: redis.Redis, old: bytes, new: bytes
+def test_a_worker_key_that_is_no_hash_loses_nothing(
+    worker: Lessee, redis_client: redis.Redis
 ) -> None:
-    write = MessageWriter("b1", 1, "mark.1", QUEUE, 6)
-    message = write.write("an-id", "c1", 1, CHAT_URL, orjson.dumps(chat()))
-    head, _, rest = message.rpartition(old)
-    changed = head + new + rest
-    other = b'"v": 1}}'.join(changed.rsplit(b'"v":1}}', 1))
-    short, decoded = (redis_client.eval(READ, 0, raw) for raw in (changed, other))
-    assert changed not in (message, other)
-    assert short == decoded or orjson.loads(short) == orjson.loads(decoded)
+    push(redis_client, celery_message("t1"))
+    redis_client.set(keys.worker_key("w1"), "odd")
+    with pytest.raises(redis.exceptions.ResponseError, match="WRONGTYPE"):
+        worker.pop()
+    assert queued_ids(redis_client, QUEUE) == ["t1"]
