@@ -32,18 +32,17 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(1, str(Path(__file__).resolve().parent / "gpu"))
+sys.path.insert(1, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(1, str(Path(__file__).resolve().parents[2]))
 sys.path.append(str(Path(__file__).resolve().parents[1] / "kit"))
 sys.path.append(str(Path(__file__).resolve().parents[2] / "models" / "training"))
 
 import aiohttp
-import pairs
-import report
-import workload
+from bench.common import report
+from bench.common.load import hold, is_ready
+from bench.gpu import pairs, workload
+from bench.gpu.process import Process, well
 from drafts import settled
-from load import hold, is_ready
-from process import Process, well
 from prompt_forms import chat_messages
 from questions import held_out_reading
 

@@ -16,32 +16,34 @@ import subprocess
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "kit"))
 
-#: Each part's module, in the order they run.
+#: Each part's module in its room (README.md), in the order they run.
 PARTS = {
-    "overhead": "overhead",
-    "latency": "latency",
-    "submit": "submission",
-    "results": "collection",
-    "admission": "admission",
-    "instructions": "instructions",
-    "redis": "redis_times",
-    "large": "large_messages",
-    "alternatives": "alternatives",
-    "queues": "queues",
-    "scale": "scale",
-    "size": "size",
-    "clients": "clients",
-    "upstream": "upstream",
-    "throughput": "throughput",
-    "streaming": "streaming",
+    "overhead": "worker_cost.overhead",
+    "latency": "worker_cost.latency",
+    "submit": "producer_cost.submission",
+    "results": "producer_cost.collection",
+    "admission": "worker_cost.admission",
+    "instructions": "worker_cost.instructions",
+    "redis": "redis_cost.redis_times",
+    "large": "redis_cost.large_messages",
+    "alternatives": "peers.alternatives",
+    "queues": "peers.queues",
+    "scale": "worker_cost.scale",
+    "size": "producer_cost.size",
+    "clients": "openai_servers.clients",
+    "upstream": "openai_servers.upstream",
+    "throughput": "beside_vllm.throughput",
+    "streaming": "beside_vllm.streaming",
 }
 
 
 def run_part(part: str, *, quick: bool, model: Path) -> None:
     """Run one part here."""
-    run = importlib.import_module(PARTS[part]).run
+    run = importlib.import_module(f"bench.{PARTS[part]}").run
     if part in ("throughput", "streaming"):
         run(quick, model)
     else:
@@ -61,7 +63,7 @@ def main() -> int:
     )
     chosen = parser.parse_args()
     if chosen.write_docs:
-        import tables
+        from bench.pages import tables
 
         tables.write()
         return 0

@@ -20,10 +20,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import report
-from versus_parts import PARTS, Side
+from bench.common import report
+from bench.revisions.versus_parts import PARTS, Side
 
 from demo.stack import ROOT
 

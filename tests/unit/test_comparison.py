@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Any
 
 import pytest
+from bench.pages import comparison
 
 from demo.stack import ROOT
-
-
-@pytest.fixture
-def comparison(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The benchmark's module; its own folder is where it finds the others."""
-    monkeypatch.syspath_prepend(str(ROOT / "tests" / "bench"))
-    import comparison
-
-    return comparison
 
 
 def spread(value: float) -> dict[str, Any]:
@@ -45,7 +36,7 @@ QUEUES: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_a_way_that_is_ahead_of_warmq_is_shown_as_a_missed_bar(comparison: ModuleType) -> None:
+def test_a_way_that_is_ahead_of_warmq_is_shown_as_a_missed_bar() -> None:
     text = "\n".join(comparison.ways_table(WAYS))
     assert (
         "| Ray Data LLM | 100 (100 to 100, n=1) | 60 (60 to 60, n=1), 50 chats | in the wall "
@@ -55,16 +46,14 @@ def test_a_way_that_is_ahead_of_warmq_is_shown_as_a_missed_bar(comparison: Modul
     assert "Could not run: llmq: pip says no" in text
 
 
-def test_queues_stand_in_columns_and_only_those_that_ran(comparison: ModuleType) -> None:
+def test_queues_stand_in_columns_and_only_those_that_ran() -> None:
     lines = comparison.queues_table(QUEUES)
     assert lines[0] == "| simulated engine, mean 200 ms | warmq | arq==0.28.0 |"
     assert "| slots full, N = 512 | 0.98 (0.98 to 0.98, n=1), bar ≥ 0.99 **missed** |  |" in lines
     assert "Could not run: taskiq: not within 120 s\n" in lines
 
 
-def test_the_page_takes_the_tables_between_its_marks(
-    comparison: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_page_takes_the_tables_between_its_marks(monkeypatch: pytest.MonkeyPatch) -> None:
     page = f"before\n{comparison.BEGIN}\nold\n{comparison.END}\nafter\n"
     monkeypatch.setattr(comparison.report, "load", lambda _: None)
     assert comparison.put_in(page) == page
@@ -75,6 +64,6 @@ def test_the_page_takes_the_tables_between_its_marks(
     assert "old" not in written
 
 
-def test_the_documents_have_the_marks(comparison: ModuleType) -> None:
+def test_the_documents_have_the_marks() -> None:
     page = (ROOT / "docs" / "performance.md").read_text()
     assert page.index(comparison.BEGIN) < page.index(comparison.END)

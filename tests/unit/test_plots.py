@@ -5,26 +5,15 @@ from __future__ import annotations
 import re
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+from bench.pages import plots
 
 from demo.stack import ROOT
 
 
-@pytest.fixture
-def plots(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The benchmark's module; its own folder is where it finds the others."""
-    monkeypatch.syspath_prepend(str(ROOT / "tests" / "bench"))
-    import plots
-
-    return plots
-
-
-def test_the_plots_of_the_docs_are_those_of_the_committed_results(
-    plots: ModuleType, tmp_path: Path
-) -> None:
+def test_the_plots_of_the_docs_are_those_of_the_committed_results(tmp_path: Path) -> None:
     written = {name for name, _ in plots.write(tmp_path)}
     assert "gpu.svg" in written
     stale = "out of date: run tests/bench/run.py --write-docs"
@@ -37,9 +26,7 @@ def test_the_plots_of_the_docs_are_those_of_the_committed_results(
         assert f"](plots/{name})" in page, stale
 
 
-def test_a_plot_has_its_labels_as_text_and_no_colour_that_a_page_may_have(
-    plots: ModuleType, tmp_path: Path
-) -> None:
+def test_a_plot_has_its_labels_as_text_and_no_colour_that_a_page_may_have(tmp_path: Path) -> None:
     plots.write(tmp_path)
     for path in tmp_path.glob("*.svg"):
         root = ElementTree.fromstring(path.read_bytes())
@@ -93,9 +80,7 @@ SMALL: dict[str, dict[str, Any]] = {
      ("scale", ("ideal", "2,560", "all 2 cores")), ("size", ("Redis' data, MB", "results")),
      ("qa", ("0.31", "57", "one by one"))],
 )  # fmt: skip
-def test_small_results_are_drawn(
-    plots: ModuleType, tmp_path: Path, name: str, texts: tuple[str, ...]
-) -> None:
+def test_small_results_are_drawn(tmp_path: Path, name: str, texts: tuple[str, ...]) -> None:
     (draw,) = (draw for known, draw, _, _ in plots.PLOTS if known == name)
     plots.save(draw, SMALL, tmp_path / "plot.svg")
     root = ElementTree.fromstring((tmp_path / "plot.svg").read_bytes())

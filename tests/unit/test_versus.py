@@ -4,20 +4,9 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
-from types import ModuleType
 
 import pytest
-
-from demo.stack import ROOT
-
-
-@pytest.fixture
-def versus(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The benchmark's module; its own folder is where it finds the others."""
-    monkeypatch.syspath_prepend(str(ROOT / "tests" / "bench"))
-    import versus
-
-    return versus
+from bench import versus
 
 
 def git(root: Path, *words: str) -> str:
@@ -26,12 +15,12 @@ def git(root: Path, *words: str) -> str:
     return subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout
 
 
-def test_the_sides_take_turns_in_going_first(versus: ModuleType) -> None:
+def test_the_sides_take_turns_in_going_first() -> None:
     a, b = (versus.Side(name, Path(name)) for name in "ab")
     assert [side.name for pair in versus.turns((a, b), 3) for side in pair] == list("abbaab")
 
 
-def test_the_ratio_is_of_runs_next_to_each_other(versus: ModuleType) -> None:
+def test_the_ratio_is_of_runs_next_to_each_other() -> None:
     # The machine became slower after the first pair: no pair says that either side did.
     pairs = [({"per_s": 100.0}, {"per_s": 110.0}), ({"per_s": 50.0}, {"per_s": 45.0})]
     found = versus.summary(pairs)["per_s"]
@@ -42,7 +31,7 @@ def test_the_ratio_is_of_runs_next_to_each_other(versus: ModuleType) -> None:
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_the_other_revision_is_removed_again(
-    versus: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
 ) -> None:
     git(tmp_path, "init", "--quiet")
     (tmp_path / "a").write_text("old")

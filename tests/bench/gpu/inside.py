@@ -20,9 +20,9 @@ from collections.abc import Awaitable, Callable
 from multiprocessing.connection import Client, Connection
 from typing import Any
 
-import workload
+from bench.common.load import cpu_s
+from bench.gpu import workload
 from celery import signals
-from load import cpu_s
 
 from contract.openai.body import COMPLETION_URL
 from demo.stack import eventually

@@ -28,17 +28,16 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(1, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(1, str(Path(__file__).resolve().parents[2]))
 sys.path.insert(1, str(Path(__file__).resolve().parents[3]))
 
 import aiohttp
-import pairs
-import report
-import workload
+from bench.common import report
+from bench.common.load import hold, is_ready
+from bench.gpu import pairs, workload
+from bench.gpu.process import Process, well
+from bench.peers.progress_bar import span_drawn
 from celery import Celery
-from load import hold, is_ready
-from process import Process, well
-from progress_bar import span_drawn
 
 from contract.openai.body import CHAT_URL
 from contract.redis import keys
@@ -72,7 +71,9 @@ class Field:
     def start(self, stack: ExitStack) -> None:
         """Start the warm ones at once and wait for all; compile caches apart."""
         python, model = sys.executable, str(self.model)
-        path = os.pathsep.join([str(pairs.HERE.parent), os.environ.get("PYTHONPATH", "")])
+        path = os.pathsep.join(
+            [str(pairs.HERE.parent / "peers" / "programs"), os.environ.get("PYTHONPATH", "")]
+        )
         cache = os.environ.get("VLLM_CACHE_ROOT", str(self.folder / "cache"))
         self.worker = Process(
             self.folder / "worker.log", procfile_command(), WARMQ_REDIS_URL=self.redis.url,

@@ -8,7 +8,7 @@ import time
 from multiprocessing.connection import Client
 from typing import Any
 
-import workload
+from bench.gpu import workload
 
 
 def main() -> None:

@@ -29,12 +29,12 @@ from multiprocessing.connection import Connection, Listener
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(1, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(1, str(Path(__file__).resolve().parents[2]))
 sys.path.insert(1, str(Path(__file__).resolve().parents[3]))
 
-import report
-import workload
-from load import hold
+from bench.common import report
+from bench.common.load import hold
+from bench.gpu import workload
 
 from contract.redis import keys
 from demo.stack import RedisServer, procfile_command
@@ -221,20 +221,21 @@ def started(chosen: argparse.Namespace, forms: Sequence[str]) -> Iterator[Bench]
         server = stack.enter_context(RedisServer(folder))
         model = chosen.model or workload.write_model(folder / f"llama-{chosen.shape}", chosen.shape)
         options = engine_of(chosen)
+        path = [str(ROOT / "tests"), str(ROOT), os.environ.get("PYTHONPATH", "")]
+        python_path = os.pathsep.join(path).rstrip(os.pathsep)
         peers: dict[str, Peer] = {}
         if "offline" in forms:
             cache = os.environ.get("VLLM_CACHE_ROOT", str(folder / "cache")) + "-offline"
             command = [sys.executable, str(HERE / "offline.py"), "ADDRESS"]
             engine = json.dumps({"model": str(model), "disable_log_stats": True} | options)
             peers["offline"] = Peer("offline", folder, [*command, engine], {
-                "VLLM_CACHE_ROOT": cache,
+                "VLLM_CACHE_ROOT": cache, "PYTHONPATH": python_path,
             })  # fmt: skip
-        path = [str(HERE), str(HERE.parent), str(ROOT), os.environ.get("PYTHONPATH", "")]
         peers["worker"] = Peer(
-            "worker", folder, [*procfile_command(), "--include=inside"], {
+            "worker", folder, [*procfile_command(), "--include=bench.gpu.inside"], {
                 "WARMQ_REDIS_URL": server.url, "WARMQ_MODEL": str(model),
                 "WARMQ_ENGINE_ARGS": as_options(options),
-                "PYTHONPATH": os.pathsep.join(path).rstrip(os.pathsep),
+                "PYTHONPATH": python_path,
             },
         )  # fmt: skip
         for peer in peers.values():

@@ -1,0 +1,137 @@
+"""Tokens per second through the queue while 0, 1 or 16 listeners read the text of what runs.
+
+One process with a real vLLM engine (forms.py); the listeners are threads of another process, each
+following one request after another through the batch. Rounds take turns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import orjson
+import redis
+from bench.beside_vllm.forms import TOKENS, Forms, warm_engine
+from bench.common import report
+
+from contract.redis import keys
+from contract.redis.batches import BatchStore
+from contract.streaming import Listener, Transcript
+from demo.stack import CPU_ENGINE_ARGS, MODEL
+
+LISTENERS = (0, 1, 16)
+EXPECTED = {
+    "written": "before the first run",
+    "1_to_0": 1.0,
+    "16_to_0": 0.98,
+    "why": "a tick every 50 ms reads 16 texts and sends 32 commands in one round trip, about 1 ms",
+}
+BARS = {"1_to_0": 0.98, "16_to_0": 0.95}
+
+
+def follow(url: str, request_ids: list[str], heard: list[int]) -> None:
+    """Read the text of one request after another; append how many characters came."""
+    client = redis.Redis.from_url(url)
+    store = BatchStore(client, ttl_ms=1000)
+    for request_id in request_ids:
+        listener, transcript = Listener(client, request_id), Transcript()
+        listener.announce()
+        # Without batches the measurement has ended.
+        while (
+            not transcript.ended
+            and store.results([request_id]) == [None]
+            and client.exists(keys.BATCHES)
+        ):
+            for entry in listener.read(0.2):
+                transcript.add(entry)
+        heard.append(len(transcript.texts.get(0, "")))
+
+
+def listeners(url: str, count: int, request_ids: list[str]) -> None:
+    """Follow with so many threads; print how many requests' text came."""
+    heard: list[int] = []
+    threads = [
+        threading.Thread(target=follow, args=(url, request_ids[n::count], heard))
+        for n in range(count)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    print(sum(characters > 0 for characters in heard))
+
+
+async def timed(forms: Forms, count: int, readers: int) -> dict[str, Any]:
+    """Run `count` requests through the queue with so many readers."""
+    process: subprocess.Popen[bytes] | None = None
+
+    def begin(url: str, request_ids: list[str]) -> None:
+        nonlocal process
+        process = subprocess.Popen(
+            [sys.executable, __file__, "--listeners", url, str(readers)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
+        assert process.stdin is not None
+        process.stdin.write(orjson.dumps(request_ids))
+        process.stdin.close()
+
+    found = await forms.time("queue", count, beside=begin if readers else None)
+    text_of = 0
+    if process is not None:
+        assert process.stdout is not None
+        text_of = int(await asyncio.to_thread(process.stdout.read))
+        await asyncio.to_thread(process.wait)
+    return found | {"listeners": readers, "requests_with_text": text_of}
+
+
+async def measure(quick: bool, model: Path) -> dict[str, Any]:
+    """Run all rounds; return the part's figures."""
+    count, rounds = (150, 2) if quick else (500, 7)
+    runs: list[list[dict[str, Any]]] = []
+    loads = [report.load_now()]
+    async with warm_engine(model) as forms:
+        await forms.time("queue", count)  # warms caches and the first compilations
+        for number in range(rounds):
+            turn = number % len(LISTENERS)
+            order = LISTENERS[turn:] + LISTENERS[:turn]
+            runs.append([await timed(forms, count, readers) for readers in order])
+            loads.append(report.load_now())
+    by_readers = [{run["listeners"]: run["tokens_per_s"] for run in turn} for turn in runs]
+    return {
+        "quick": quick, "model": model.name, "requests": count, "tokens_each": TOKENS,
+        "engine_args": CPU_ENGINE_ARGS, "expected": EXPECTED, "bars": BARS, "load_average": loads,
+        "reached": {
+            f"{n}_to_0": report.spread([turn[n] / turn[0] for turn in by_readers])
+            for n in LISTENERS[1:]
+        },
+        "runs": runs,
+    }  # fmt: skip
+
+
+def run(quick: bool, model: Path) -> None:
+    """Measure, save and print."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    data = asyncio.run(measure(quick, model))
+    if not quick:
+        report.save("streaming", data)
+    report.figures(
+        f"tokens/s with listeners over tokens/s without, {data['requests']} requests",
+        data,
+    )
+    texts = [run["requests_with_text"] for turn in data["runs"] for run in turn]
+    print(f"requests whose text was read, by run: {texts}")
+
+
+if __name__ == "__main__":
+    if "--listeners" in sys.argv:
+        listeners(sys.argv[2], int(sys.argv[3]), orjson.loads(sys.stdin.buffer.read()))
+    else:
+        run("--quick" in sys.argv, MODEL)
