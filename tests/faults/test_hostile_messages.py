@@ -34,8 +34,7 @@ from contract.redis.batches import BatchStore
 from demo.stack import RedisServer, eventually
 from worker.drain.leases import Leases
 from worker.drain.loop import Drain
-from worker.drain.supervisor import Supervisor
-from worker.drain.upkeep import Upkeep
+from worker.drain.side_tasks import SideTasks
 from worker.engine.simulated.engine import SimulatedEngine
 from worker.settings import WorkerSettings
 
@@ -59,12 +58,10 @@ class DrainThread:
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()
         leases = Leases(self.settings, "hostile")
-        supervisor = Supervisor(lambda: SimulatedEngine(8, 0.0), 3)
-        self.drain = Drain(self.settings, leases, supervisor)
-        upkeep = Upkeep(self.settings, leases, self.drain)
+        self.drain = Drain(self.settings, leases, lambda: SimulatedEngine(8, 0.0))
         self._begun.set()
         try:
-            await self.drain.run(upkeep.tasks())
+            await self.drain.run(SideTasks(drain).tasks())
         finally:
             await leases.close()
 

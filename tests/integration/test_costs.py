@@ -44,8 +44,8 @@ async def test_redis_is_asked_once_for_many_requests(
 ) -> None:
     submit_batch(store, REQUESTS)
     redis_client.config_resetstat()
-    # Without upkeep: a slow machine has time for more sweeps.
-    async with draining(redis_url, upkeep=False, simulated_slots=64) as running:
+    # Without side tasks: a slow machine has time for more sweeps.
+    async with draining(redis_url, side_tasks=False, simulated_slots=64) as running:
         await soon(lambda: now(store).finished, 30)
         popped = running.drain.counts.popped
     calls = {name.decode() if isinstance(name, bytes) else name: figures["calls"]

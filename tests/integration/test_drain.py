@@ -23,7 +23,7 @@ from lessee import (
 
 from contract.redis import keys
 from contract.redis.batches import BatchStore
-from worker.drain.supervisor import State
+from worker.drain.lifecycle import State
 from worker.engine import Capacity, Completion, EngineRequest
 from worker.engine.simulated.engine import SimulatedEngine, digest
 
@@ -71,7 +71,7 @@ async def test_every_slot_is_used_whatever_the_look_ahead(
     submit_batch(store, 60)
     async with draining(redis_url, look_ahead=look_ahead, simulated_latency_s=0.002) as running:
         await soon(lambda: now(store).finished)
-        assert running.drain.limit == 4 + look_ahead
+        assert running.drain.room.limit == 4 + look_ahead
 
 
 async def test_a_high_priority_overtakes_what_waits_in_the_queue(
@@ -88,11 +88,11 @@ async def test_a_high_priority_overtakes_what_waits_in_the_queue(
 
 
 async def test_an_idle_drain_wakes_up_at_once(redis_client: redis.Redis, redis_url: str) -> None:
-    # Without upkeep nothing but the blocked connections can wake it.
-    async with draining(redis_url, upkeep=False) as running:
-        await soon(lambda: running.supervisor.state is State.READY)
+    # Without side tasks nothing but the blocked connections can wake it.
+    async with draining(redis_url, side_tasks=False) as running:
+        await soon(lambda: running.state is State.READY)
         for n, priority in enumerate((0, 3, 6, 9, 0, 6)):
-            await soon(running.drain._hungry.is_set)
+            await soon(running.drain.wakeup.queue_empty.is_set)
             began = time.monotonic()
             key = keys.priority_list(QUEUE, priority)
             redis_client.lpush(key, celery_message(f"wake{n}"))
@@ -130,7 +130,7 @@ async def test_a_far_deadline_holds_nothing_when_its_request_has_ended(
     redis_client: redis.Redis, redis_url: str
 ) -> None:
     send(redis_client, *[chat()] * 20, expires=4e9)
-    async with draining(redis_url, upkeep=False) as running:
+    async with draining(redis_url, side_tasks=False) as running:
         await soon(lambda: stored(redis_client, "t19"))
         await soon(lambda: not running.drain.in_flight)
         timers = asyncio.get_running_loop()._scheduled  # type: ignore[attr-defined]
@@ -183,7 +183,7 @@ async def test_what_is_not_supported_fails_with_a_clear_text(
     headers, fields, code, text = REFUSED[name]
     message = orjson.loads(celery_message("t0", **headers)) | fields
     redis_client.lpush(QUEUE, celery_message("good"), orjson.dumps(message))
-    async with draining(redis_url, upkeep=False):
+    async with draining(redis_url, side_tasks=False):
         await soon(lambda: stored(redis_client, "t0") and stored(redis_client, "good"))
     error = error_of(redis_client, "t0")
     assert error["code"] == code
@@ -201,7 +201,7 @@ async def test_a_base64_body_is_read(redis_client: redis.Redis, redis_url: str) 
     bad = orjson.loads(celery_message("t1"))
     bad["properties"]["body_encoding"] = "base64"
     redis_client.lpush(QUEUE, orjson.dumps(message), orjson.dumps(bad))
-    async with draining(redis_url, upkeep=False):
+    async with draining(redis_url, side_tasks=False):
         await soon(lambda: stored(redis_client, "t0") and stored(redis_client, "t1"))
     assert stored(redis_client, "t0")["status"] == "SUCCESS"  # type: ignore[index]
     assert "unreadable message body" in error_of(redis_client, "t1")["message"]
@@ -237,7 +237,7 @@ async def test_what_only_pythons_decoder_refuses_becomes_a_dead_letter_with_an_a
 ) -> None:
     odd = celery_message("odd").replace(b'"headers":{', b'"headers":{' + header + b",", 1)
     redis_client.lpush(QUEUE, celery_message("before"), odd, celery_message("after"))
-    async with draining(redis_url, upkeep=False):
+    async with draining(redis_url, side_tasks=False):
         await soon(lambda: all(stored(redis_client, rid) for rid in ("before", "odd", "after")))
         await soon(lambda: leased(redis_client) == 0)
     if store.dead_letters():
@@ -267,7 +267,7 @@ async def test_an_unknown_fault_fails_one_request_only(
 ) -> None:
     bodies = [chat(), chat(user=fate), chat()]
     submitted = submit_batch(store, bodies=bodies)
-    async with draining(redis_url, FaultyEngine, upkeep=False) as running:
+    async with draining(redis_url, FaultyEngine, side_tasks=False) as running:
         await soon(lambda: now(store).finished)
         await soon(lambda: not running.drain.in_flight)
         assert running.supervisor.deaths == 0
@@ -316,9 +316,9 @@ async def test_revoke_ends_running_and_queued_requests(
     send(redis_client, *[chat(f"{n}", user=LONG) for n in range(10)])
     async with draining(redis_url, look_ahead=0) as running:
         await soon(lambda: running.engines and running.engine.running == 4)
-        await running.upkeep.revoke(["t0", "t9"])
+        await running.side_tasks.cancels.revoke(["t0", "t9"])
         await soon(lambda: error_of(redis_client, "t0").get("code") == "cancelled")
-        await running.upkeep.revoke(["t1", "t2", "t3", *(f"t{n}" for n in range(4, 9))])
+        await running.side_tasks.cancels.revoke(["t1", "t2", "t3", *(f"t{n}" for n in range(4, 9))])
         await soon(lambda: error_of(redis_client, "t9").get("code") == "cancelled")
         await soon(lambda: leased(redis_client) == 0)
     assert redis_client.llen(QUEUE) == 0

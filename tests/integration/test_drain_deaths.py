@@ -23,7 +23,7 @@ from contract.redis import keys
 from contract.redis.batches import BatchStore
 from demo.stack import RedisServer
 from worker.drain import supervisor
-from worker.drain.supervisor import State
+from worker.drain.lifecycle import State
 from worker.engine import Capacity, Completion, EngineRequest
 from worker.engine.simulated.engine import SimulatedEngine
 
@@ -228,6 +228,6 @@ async def test_stop_while_the_engine_is_rebuilt_ends_at_once(
     async with draining(redis_url, OnceEngine, rebuild_tries=20) as running:
         await soon(lambda: running.engines and running.engine.running == 2)
         running.engine.kill()
-        await soon(lambda: running.supervisor.state is State.DEGRADED and OnceEngine.built > 1)
+        await soon(lambda: running.state is State.DEGRADED and OnceEngine.built > 1)
         running.drain.stop()
         await running.ended(3)

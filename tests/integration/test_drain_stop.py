@@ -19,7 +19,7 @@ from contract.errors import WarmqError
 from contract.redis import keys
 from contract.redis.batches import BatchStore
 from demo.stack import RedisServer
-from worker.drain.supervisor import State
+from worker.drain.lifecycle import State
 from worker.engine import Capacity
 from worker.engine.simulated.engine import SimulatedEngine
 
@@ -44,7 +44,7 @@ async def test_a_graceful_stop_hands_the_look_ahead_back_at_once_and_finishes_th
     assert leased(redis_client) == 0
     assert redis_client.hlen(keys.DEATHS) == 0
     assert not redis_client.hlen(keys.WORKERS)
-    assert running.supervisor.state is State.STOPPED
+    assert running.state is State.STOPPED
 
 
 async def test_hurry_hands_back_everything_without_a_death(
@@ -80,7 +80,7 @@ async def test_an_engine_that_dies_while_draining_blames_nobody(
     async with draining(redis_url) as running:
         await soon(lambda: running.engines and running.engine.running == 2)
         running.drain.stop()
-        await soon(lambda: running.supervisor.state is State.DRAINING)
+        await soon(lambda: running.state is State.DRAINING)
         running.engine.kill()
         await running.ended()
     assert queued_ids(redis_client, submitted.list_key) == submitted.ids
@@ -126,7 +126,7 @@ async def test_a_stop_without_redis_ends_within_bounds(own_redis: RedisServer) -
             running.drain.stop()
             await running.ended(30)
     assert "Redis is away" in str(caught.value.subgroup(WarmqError).exceptions)  # type: ignore[union-attr]
-    assert running.supervisor.state is State.STOPPED
+    assert running.state is State.STOPPED
 
 
 async def test_a_second_signal_without_redis_gets_out_soon(own_redis: RedisServer) -> None:

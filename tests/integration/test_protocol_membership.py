@@ -123,8 +123,8 @@ async def test_an_answer_to_an_old_prompt_is_not_given_to_a_new_batch_of_the_sam
     redis_client: redis.Redis, redis_url: str, store: BatchStore
 ) -> None:
     old = submit_batch(store, bodies=[chat(f"old {n}") for n in range(4)])
-    # Without upkeep: the worker never hears of the cancel
-    async with draining(redis_url, Waiting, upkeep=False, simulated_slots=8) as running:
+    # Without side tasks: the worker never hears of the cancel
+    async with draining(redis_url, Waiting, side_tasks=False, simulated_slots=8) as running:
         await soon(lambda: running.engines and len(getattr(running.engine, "begun", {})) == 4)
         store.cancel(old.batch)
         assert store.delete("b1")

@@ -15,7 +15,7 @@ from contract.errors import StoreUnavailable
 from contract.redis import keys
 from demo.stack import RedisServer
 from worker.drain import stopping, supervisor
-from worker.drain.supervisor import State
+from worker.drain.lifecycle import State
 
 DRAIN_TIMEOUT_S = 0.4
 #: What a starved machine may add.
@@ -53,7 +53,7 @@ async def waiting_for_its_own_work(on: Scene) -> None:
     on.send(*[LONG] * 10)  # before the suspect: who finds it alone runs it at once
     on.send_suspect()
     await soon(lambda: on.running.engines and on.engine.running >= 4)
-    await soon(lambda: on.running.drain.holds_suspects_lock)
+    await soon(lambda: on.running.drain.suspects.holds_lock)
 
 
 async def recovering(on: Scene) -> None:
@@ -178,7 +178,7 @@ async def stop(on: Scene, how: str) -> None:
         _, others = group.split(StoreUnavailable)
         assert others is None
     assert time.monotonic() - began <= bound_s
-    assert on.running.supervisor.state is State.STOPPED
+    assert on.running.state is State.STOPPED
 
 
 @pytest.mark.parametrize("how", ["stop", "hurry"])

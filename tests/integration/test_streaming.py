@@ -18,6 +18,7 @@ from contract.errors import RequestFailed
 from contract.redis import keys
 from contract.redis.batches import BatchStore
 from contract.streaming import Entry, Listener, Transcript, texts_of
+from worker.drain.events import Committed
 from worker.engine import Completion, EngineRequest
 from worker.engine.simulated.engine import SimulatedEngine
 
@@ -64,6 +65,12 @@ class Reader:
     @property
     def events(self) -> list[str]:
         return [entry["event"] for entry in self.entries]
+
+
+def listening(running: Draining) -> list[object]:
+    """Return who is told of endings besides the counters."""
+    listeners = [one.__self__ for one in running.drain.events.listeners(Committed)]  # type: ignore[attr-defined]
+    return [one for one in listeners if one is not running.drain.counts]
 
 
 async def hears(running: Draining, client: redis.Redis) -> None:
@@ -173,7 +180,7 @@ async def test_requests_nobody_listens_to_cost_no_command_and_no_call(
         send(redis_client, *[chat(f"{n}", user="at once") for n in range(300)])
         await soon(lambda: running.drain.counts.completed == 300)
         assert "cmdstat_xadd" not in redis_client.info("commandstats")
-        assert running.drain.on_committed is None
+        assert listening(running) == []
         # Nor do they while another one is listened to
         for rid, body in [("heard", chat())] + [(f"u{n}", chat(user="at once")) for n in range(99)]:
             redis_client.lpush(QUEUE, celery_message(rid, body))
@@ -195,8 +202,8 @@ async def test_a_listener_that_is_gone_costs_nothing_more(
         reader = Reader(redis_client, rid)
         running.engine.texts = ["Once"]
         await soon(lambda: reader.read().texts)
-        running.upkeep._streaming._until[rid] = 0.0  # as if LISTEN_S had gone by
-        await soon(lambda: running.drain.on_committed is None)
+        running.side_tasks.streaming._until[rid] = 0.0  # as if LISTEN_S had gone by
+        await soon(lambda: not listening(running))
         written = redis_client.xlen(keys.stream_key(rid))
         running.engine.texts = ["Once upon"]
         running.engine.go.set()

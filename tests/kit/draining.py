@@ -18,9 +18,10 @@ from lessee import (
 
 from contract.redis import keys
 from worker.drain.leases import Leases
+from worker.drain.lifecycle import State
 from worker.drain.loop import Drain
+from worker.drain.side_tasks import SideTasks
 from worker.drain.supervisor import Supervisor
-from worker.drain.upkeep import Upkeep
 from worker.engine.simulated.engine import SimulatedEngine
 from worker.settings import WorkerSettings
 
@@ -44,11 +45,20 @@ class Draining:
 
     settings: WorkerSettings
     leases: Leases
-    supervisor: Supervisor
     drain: Drain
-    upkeep: Upkeep
+    side_tasks: SideTasks
     engines: list[SimulatedEngine] = field(default_factory=list)
     task: asyncio.Task[None] | None = None
+
+    @property
+    def supervisor(self) -> Supervisor:
+        """The drain's keeper of the engine."""
+        return self.drain.supervisor
+
+    @property
+    def state(self) -> State:
+        """What the worker is doing."""
+        return self.drain.lifecycle.state
 
     @property
     def engine(self) -> SimulatedEngine:
@@ -65,7 +75,7 @@ class Draining:
 async def draining(
     url: str,
     engine: Callable[[int, float], SimulatedEngine] = SimulatedEngine,
-    upkeep: bool = True,
+    side_tasks: bool = True,
     **options: Any,
 ) -> AsyncIterator[Draining]:
     """Run a drain for the block; it is told to hurry at the end, if it still runs."""
@@ -78,12 +88,9 @@ async def draining(
         engines.append(engine(settings.simulated_slots, settings.simulated_latency_s))
         return engines[-1]
 
-    supervisor = Supervisor(make, settings.rebuild_tries, settings.max_deaths)
-    drain = Drain(settings, leases, supervisor)
-    running = Draining(
-        settings, leases, supervisor, drain, Upkeep(settings, leases, drain), engines
-    )
-    side = running.upkeep.tasks() if upkeep else []
+    drain = Drain(settings, leases, make)
+    running = Draining(settings, leases, drain, SideTasks(drain), engines)
+    side = running.side_tasks.tasks() if side_tasks else []
     running.task = asyncio.create_task(drain.run(side))
     try:
         yield running

@@ -18,7 +18,7 @@ from snapshot import request_of
 from contract.errors import StoreUnavailable
 from contract.redis import keys
 from demo.stack import RedisServer
-from worker.drain.supervisor import State
+from worker.drain.lifecycle import State
 from worker.engine import Capacity, Completion, EngineRequest
 from worker.engine.simulated.engine import SimulatedEngine
 
@@ -116,7 +116,7 @@ class Scene:
 
     async def ready(self) -> None:
         """Wait until the engine is ready."""
-        await soon(lambda: self.running.supervisor.state is State.READY)
+        await soon(lambda: self.running.state is State.READY)
 
     async def full(self, *fates: str) -> None:
         """Queue requests, by default ten long ones, and wait until four run."""

@@ -62,7 +62,7 @@ async def test_the_last_ones_in_flight_do_not_linger(
     redis: Redis, writes: Committer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(committer, "LINGER_S", 3600)
-    writes.enough = lambda: 2
+    writes._enough = lambda: 2
     writes.put(ending())
     writes.put(ending())
     await asyncio.wait_for(writes.flush(), 5)
@@ -73,10 +73,10 @@ async def test_endings_of_one_step_of_the_engine_do_not_linger_if_they_are_enoug
     redis: Redis, writes: Committer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(committer, "LINGER_S", 3600)
-    for _ in range(committer.WORTH):
+    for _ in range(committer.STEP_GROUP):
         writes.put(ending())
     await asyncio.wait_for(writes.flush(), 5)
-    assert [len(group) for group in redis.groups] == [committer.WORTH]
+    assert [len(group) for group in redis.groups] == [committer.STEP_GROUP]
 
 
 async def test_many_endings_go_in_groups_so_that_redis_and_the_loop_work_side_by_side(
@@ -94,7 +94,7 @@ async def test_a_group_ends_at_its_bytes_and_the_rest_follows_at_once(
 ) -> None:
     monkeypatch.setattr(committer, "LINGER_S", 3600)
     monkeypatch.setattr(committer, "GROUP_BYTES", 100)
-    writes.enough = lambda: 5
+    writes._enough = lambda: 5
     for _ in range(5):
         writes.put(ending(b"x" * 60))
     await asyncio.wait_for(writes.flush(), 5)

@@ -11,8 +11,8 @@ from worker.drain.leases import Leases
 #: Endings that come within this many seconds share one DONE. At 1,200 requests/s that is a tenth
 #: of a round trip a request; it costs a result 4 ms in the middle (docs/decisions/0009).
 LINGER_S = 0.008
-#: So many that come at once, from one step of the engine, are worth a DONE of their own.
-WORTH = 8
+#: If one step of the engine ends so many, they do not wait for others.
+STEP_GROUP = 8
 #: At most so many share one: while Redis writes them the next are computed. With all that wait in
 #: one DONE each of the two waited for the other (docs/decisions/0009).
 GROUP = 64
@@ -23,29 +23,34 @@ GROUP_BYTES = 4 * 2**20
 class Committer:
     """Collects endings and commits them; `committed` is told of each group that is in Redis."""
 
-    def __init__(self, leases: Leases, committed: Callable[[Sequence[Ending]], None]) -> None:
+    def __init__(
+        self,
+        leases: Leases,
+        committed: Callable[[Sequence[Ending]], None],
+        enough: Callable[[], int] = lambda: GROUP,
+    ) -> None:
+        """Prepare to write; `enough` endings wait for no others: all that are in flight, or so
+        many that slots would stay empty meanwhile."""
         self._leases = leases
         self._committed = committed
+        self._enough = enough
         self._waiting: list[Ending] = []
         self._due = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
-        #: How many endings it does not pay to linger for: all that are in flight, or so many that
-        #: slots would stay empty meanwhile.
-        self.enough: Callable[[], int] = lambda: GROUP
 
     def put(self, ending: Ending) -> None:
         """Take an ending; returns at once."""
         self._waiting.append(ending)
         self._idle.clear()
-        if len(self._waiting) >= min(GROUP, self.enough()):
+        if len(self._waiting) >= min(GROUP, self._enough()):
             self._due.set()
         elif len(self._waiting) == 1:
             asyncio.get_running_loop().call_soon(self._linger)
 
     def _linger(self) -> None:
         """Commit what ended with the first one, if it is worth it; else wait for more."""
-        if len(self._waiting) >= WORTH:
+        if len(self._waiting) >= STEP_GROUP:
             self._due.set()
         elif self._waiting:
             asyncio.get_running_loop().call_later(LINGER_S, self._due.set)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from contract.errors import RequestFailed
@@ -19,7 +19,10 @@ MOST_TOKENS = 2**40
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How one delivery ended; an empty outcome only drops the lease."""
+    """How one delivery ended; an empty outcome only drops the lease.
+
+    `times` is the result's `warmq.timing`; empty for what was never given to an engine.
+    """
 
     delivery: Delivery
     outcome: str
@@ -27,6 +30,7 @@ class Ending:
     keep: bool = False
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    times: Mapping[str, float | int] = field(default_factory=dict)
 
 
 def arguments(endings: Sequence[Ending]) -> list[Any]:

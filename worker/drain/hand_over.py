@@ -5,66 +5,63 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from contract.errors import StoreUnavailable
 from worker.drain import stopping
 from worker.drain.in_flight import Running
 from worker.drain.scripts import ERRORS
-from worker.drain.stopping import Stopping, end_tasks
-
-if TYPE_CHECKING:
-    from worker.drain.loop import Drain
+from worker.drain.serving import Serving
+from worker.drain.stopping import end_tasks
+from worker.drain.suspects import Suspects
 
 log = logging.getLogger(__name__)
 
 
-async def hand_over(drain: Drain, stop: Stopping) -> None:
+async def hand_over(serving: Serving, suspects: Suspects) -> None:
     """Leave nothing behind: finish until the drain timeout is over, then hand back.
 
     Raises:
         StoreUnavailable: Redis does not answer, and something is left.
     """
-    await stop.until_hurried(_finish(drain))
-    leaving = asyncio.create_task(_leave(drain))
+    await serving.lifecycle.until_hurried(_finish(serving))
+    leaving = asyncio.create_task(_leave(serving, suspects))
     # A little longer than its writes are tried, for they say what is wrong with Redis.
     await asyncio.wait([leaving], timeout=stopping.HURRY_S + stopping.CANCEL_S)
     if leaving.done():
         leaving.result()
         return
     await end_tasks([leaving], stopping.CANCEL_S)
-    if drain.in_flight:
+    if serving.in_flight:
         raise StoreUnavailable(
             f"Redis is away while stopping (no answer for {stopping.HURRY_S:g} s); what is leased "
             "returns to the queue when its lease ends"
         )
 
 
-async def _finish(drain: Drain) -> None:
+async def _finish(serving: Serving) -> None:
     """Let what is in the engine come to its end."""
-    await _give_up(drain, list(drain.in_flight)[drain.slots :])
-    if tasks := drain.in_flight.tasks():
+    await _give_up(serving, list(serving.in_flight)[serving.room.slots :])
+    if tasks := serving.in_flight.tasks():
         await asyncio.wait(tasks)
-    await drain.hand_back_crashed()
-    await drain.flush()
+    await serving.hand_back_crashed()
+    await serving.flush()
 
 
-async def _leave(drain: Drain) -> None:
+async def _leave(serving: Serving, suspects: Suspects) -> None:
     """Hand the rest back, also what a POP has leased whose reply was lost; say goodbye."""
-    await _give_up(drain, list(drain.in_flight))
-    await drain.flush()
+    await _give_up(serving, list(serving.in_flight))
+    await serving.flush()
     try:
-        await drain.leases.renew(drain.in_flight.leases())
-        if drain.holds_suspects_lock:
-            await drain.leases.drop_suspects_lock()
-        await drain.leases.leave()
+        await serving.leases.renew(serving.in_flight.leases())
+        await suspects.drop_lock()
+        await serving.leases.leave()
     except ERRORS as error:
         log.debug("could not say goodbye: %s", error)
 
 
-async def _give_up(drain: Drain, which: Sequence[Running]) -> None:
+async def _give_up(serving: Serving, which: Sequence[Running]) -> None:
     """Abort what still runs and hand it back, not counted as a death."""
-    drain.in_flight.abort(which, "released")
+    serving.in_flight.abort(which, "released")
     if tasks := [r.task for r in which if r.task]:
         _, deaf = await asyncio.wait(tasks, timeout=stopping.ABORT_S)
         if deaf:
@@ -72,4 +69,4 @@ async def _give_up(drain: Drain, which: Sequence[Running]) -> None:
                 "%d requests have not ended %g s after they were aborted", len(deaf),
                 stopping.ABORT_S, extra={"action": "abort_hangs"},
             )  # fmt: skip
-    await drain.hand_back([r for r in which if not r.ended], frozenset())
+    await serving.hand_back([r for r in which if not r.ended], frozenset())

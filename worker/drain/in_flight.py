@@ -17,7 +17,8 @@ ABORTS = {"cancelled": "cancelled by the user", "expired": "not finished before 
 @dataclass(slots=True, eq=False)
 class Running:
     """One request in flight; `abort` says why its task was cancelled, `died` that the
-    engine died with it inside. The engine knows it by `engine_id`."""
+    engine died with it inside. The engine knows it by `engine_id`; `since` is the
+    time.monotonic() at which its task began."""
 
     delivery: Delivery
     engine_id: str
@@ -26,6 +27,7 @@ class Running:
     abort: str = ""
     ended: bool = False
     died: bool = False
+    since: float = 0.0
 
 
 class InFlight:

@@ -10,6 +10,7 @@ from contract.message import Delivery, read_body
 from contract.openai.lines import check_body, infer_url
 from contract.results import failure_meta, success_meta
 from worker.drain.endings import Ending
+from worker.drain.events import Events, Started
 from worker.drain.in_flight import Running
 from worker.engine import Engine, EngineRequest
 
@@ -35,27 +36,24 @@ def read_request(delivery: Delivery, served: Sequence[str]) -> EngineRequest:
     return EngineRequest(url, body)
 
 
-class Timing:
-    """Clocks of one delivery; seconds in the result's `warmq.timing`."""
-
-    def __init__(self, delivery: Delivery, popped_at: float) -> None:
-        self._delivery = delivery
-        self._start = time.monotonic()
-        self._queued = popped_at - int(delivery.created) / 1000 if delivery.batch else None
-
-    def seconds(self) -> dict[str, float | int]:
-        """Return queued_s (since the batch was created), engine_s and attempts so far."""
-        seconds: dict[str, float | int] = {
-            "engine_s": round(time.monotonic() - self._start, 4),
-            "attempts": self._delivery.attempt,
-        }
-        if self._queued is not None:
-            seconds["queued_s"] = round(self._queued, 3)
-        return seconds
+def times(running: Running, popped_at: float) -> dict[str, float | int]:
+    """Return the result's `warmq.timing`: engine_s, queued_s since the batch was created, both
+    seconds, and the attempts so far."""
+    delivery = running.delivery
+    found: dict[str, float | int] = {
+        "engine_s": round(time.monotonic() - running.since, 4),
+        "attempts": delivery.attempt,
+    }
+    if delivery.batch:
+        found["queued_s"] = round(popped_at - int(delivery.created) / 1000, 3)
+    return found
 
 
 def failed(
-    delivery: Delivery, error: WarmqError, outcome: str = "failed", timing: Timing | None = None
+    delivery: Delivery,
+    error: WarmqError,
+    outcome: str = "failed",
+    timing: dict[str, float | int] | None = None,
 ) -> Ending:
     """Return the ending of a request that has no response."""
     meta = failure_meta(
@@ -64,15 +62,15 @@ def failed(
         batch=delivery.batch,
         custom_id=delivery.custom_id,
         line=delivery.line,
-        timing=timing.seconds() if timing else None,
+        timing=timing,
         revoked=outcome != "failed",
     )
     keep = not isinstance(error, RequestRejected)
-    return Ending(delivery, outcome, meta, keep)
+    return Ending(delivery, outcome, meta, keep, times=timing or {})
 
 
 async def serve(
-    running: Running, engine: Engine, served: Sequence[str], popped_at: float
+    running: Running, engine: Engine, served: Sequence[str], popped_at: float, events: Events
 ) -> Ending:
     """Run one request in flight to its ending.
 
@@ -81,17 +79,20 @@ async def serve(
         asyncio.CancelledError: the drain aborted it and knows why.
     """
     delivery = running.delivery
-    timing = Timing(delivery, popped_at)
+    running.since = time.monotonic()
     try:
         request = read_request(delivery, served)
+        if events.listeners(Started):
+            events.publish(Started(delivery))
         completion = await engine.generate(request, running.engine_id)
     except (RequestRejected, RequestFailed) as error:
-        return failed(delivery, error, timing=timing)
-    meta = success_meta(delivery, completion.body, timing.seconds())
+        return failed(delivery, error, timing=times(running, popped_at))
+    timing = times(running, popped_at)
     return Ending(
         delivery,
         "completed",
-        meta,
+        success_meta(delivery, completion.body, timing),
         prompt_tokens=completion.prompt_tokens,
         completion_tokens=completion.completion_tokens,
+        times=timing,
     )

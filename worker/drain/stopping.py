@@ -1,8 +1,5 @@
-"""How a worker stops: what it was told and when, and how long each part of the stop may take.
-
-From the signal on, a stop ends within WARMQ_DRAIN_TIMEOUT_S, plus the grace that the engine's
-processes get between SIGTERM and SIGKILL, plus STOP_S. All times are seconds.
-"""
+"""How long each part of a worker's stop may take, in seconds, and how tasks and the process are
+ended in time (worker/drain/lifecycle.py says when)."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ import faulthandler
 import logging
 import math
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Coroutine, Iterable
 from typing import Any
 
 log = logging.getLogger(__name__)
@@ -28,45 +25,14 @@ STOP_S = 25.0
 _STDERR = 2
 
 
-class Stopping:
-    """One worker's stop: first asked for, in a hurry once the drain timeout is over."""
-
-    def __init__(self, drain_timeout_s: float, give_up_in: Callable[[float], None]) -> None:
-        self.asked = asyncio.Event()
-        self._hurried = asyncio.Event()
-        self._drain_timeout_s = drain_timeout_s
-        #: Tells the writes to Redis for how long they may still be tried.
-        self._give_up_in = give_up_in
-
-    def ask(self) -> None:
-        """Begin to stop; the drain timeout counts from the first call."""
-        if not self.asked.is_set():
-            self.asked.set()
-            self._give_up_in(self._drain_timeout_s + HURRY_S)
-            asyncio.get_running_loop().call_later(self._drain_timeout_s, self.hurry)
-
-    def hurry(self) -> None:
-        """Wait for nothing any more."""
-        if not self._hurried.is_set():
-            self._hurried.set()
-            self._give_up_in(HURRY_S)
-
-    async def until_asked(self, work: Coroutine[Any, Any, Any]) -> bool:
-        """Await work, but end it when a stop is asked for; False then."""
-        return await _until(self.asked, work)
-
-    async def until_hurried(self, work: Coroutine[Any, Any, Any]) -> bool:
-        """Await work, but end it when the worker must hurry; False then."""
-        return await _until(self._hurried, work)
-
-
-async def _until(event: asyncio.Event, work: Coroutine[Any, Any, Any]) -> bool:
+async def until(event: asyncio.Event, work: Coroutine[Any, Any, Any]) -> bool:
+    """Await work, but end it when the event is set; False then."""
     task = asyncio.create_task(work)
-    told = asyncio.create_task(event.wait())
+    event_set = asyncio.create_task(event.wait())
     try:
-        await asyncio.wait([task, told], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([task, event_set], return_when=asyncio.FIRST_COMPLETED)
     finally:
-        told.cancel()
+        event_set.cancel()
         over = task.done()
         await end_tasks([task], CANCEL_S)
     if over:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import orjson
@@ -18,7 +18,7 @@ from contract import streaming
 from contract.errors import EngineDead
 from contract.message import Delivery
 from worker.drain.endings import Ending
-from worker.drain.leases import Leases
+from worker.drain.events import Committed, FirstText
 from worker.drain.loop import Drain
 from worker.drain.scripts import ERRORS
 
@@ -54,8 +54,7 @@ class _Write:
 class Streaming:
     """Streams of one worker."""
 
-    def __init__(self, leases: Leases, drain: Drain) -> None:
-        self._leases = leases
+    def __init__(self, drain: Drain) -> None:
         self._drain = drain
         self._until: dict[str, float] = {}
         self._written: dict[str, _Written] = {}
@@ -73,12 +72,14 @@ class Streaming:
         for request_id in map(str, orjson.loads(data)):
             if request_id in self._until or len(self._until) < MOST:
                 self._until[request_id] = until
-        if self._until:
-            self._drain.on_committed = self._committed
+        if self._until and not self._awake.is_set():
+            self._drain.events.subscribe(Committed, self._committed)
             self._awake.set()
 
-    def _committed(self, endings: Sequence[Ending]) -> None:
-        self._ended += [e for e in endings if e.outcome and e.delivery.request_id in self._until]
+    def _committed(self, event: Committed) -> None:
+        self._ended += [
+            e for e in event.endings if e.outcome and e.delivery.request_id in self._until
+        ]
 
     async def run(self) -> None:
         """Write until cancelled."""
@@ -94,7 +95,7 @@ class Streaming:
                     self._said = str(error)
                     log.warning("no text for listeners: %s", error, extra={"action": "no_stream"})
                 pause = RETRY_S
-            except Exception:  # text on the way is a courtesy: the drain must not end of it
+            except Exception:  # results do not depend on it: the drain must not end because of it
                 log.exception("no text for listeners", extra={"action": "no_stream"})
                 self._ended.clear()
                 pause = RETRY_S
@@ -107,7 +108,7 @@ class Streaming:
             self._written.pop(request_id, None)
         if not self._until:
             self._ended.clear()
-            self._drain.on_committed = None
+            self._drain.events.unsubscribe(Committed, self._committed)
             self._awake.clear()
 
     async def _tick(self) -> None:
@@ -116,12 +117,21 @@ class Streaming:
         writes += [self._news(*running) for running in self._running()]
         writes = [write for write in writes if write.entries]
         if writes:
-            await self._leases.stream((w.request_id, w.entries, w.anew) for w in writes)
+            await self._drain.leases.stream((w.request_id, w.entries, w.anew) for w in writes)
         for write in writes:  # only now: what did not get there is written by the next tick
+            self._tell_first(write)
             self._written[write.request_id] = write.after
         for request_id in ended:  # a retry of it begins anew
             self._written.pop(request_id, None)
         self._ended = [e for e in self._ended if ended.get(e.delivery.request_id) is not e]
+
+    def _tell_first(self, write: _Write) -> None:
+        before = self._written.get(write.request_id, _Written())
+        known = before.texts if before.attempt == write.after.attempt else {}
+        running = self._drain.in_flight.unended(write.request_id)
+        if running and write.after.texts and not known:
+            after_s = time.monotonic() - running.since
+            self._drain.events.publish(FirstText(running.delivery, after_s))
 
     def _running(self) -> Iterator[tuple[Delivery, dict[int, str]]]:
         """Yield what runs here of the requests listened to, with each choice's text."""

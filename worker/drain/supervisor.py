@@ -8,10 +8,11 @@ import math
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from enum import StrEnum
 from typing import TypeVar
 
 from contract.errors import EngineDead
+from worker.drain.events import EngineReady, Events
+from worker.drain.lifecycle import Lifecycle
 from worker.engine import Capacity, Engine
 
 log = logging.getLogger(__name__)
@@ -26,16 +27,6 @@ KILL_EVERY_S = 0.5
 SHUTDOWN_S = 8.0
 
 
-class State(StrEnum):
-    """What the worker is doing, as `inspect stats` shows it."""
-
-    STARTING = "starting"
-    READY = "ready"
-    DEGRADED = "degraded"
-    DRAINING = "draining"
-    STOPPED = "stopped"
-
-
 class Supervisor:
     """Owns the engine and the one thread that builds it.
 
@@ -43,8 +34,14 @@ class Supervisor:
     processes follows the thread that created them (worker/engine/vllm/pdeath.py).
     """
 
-    def __init__(self, make: Callable[[], Engine], rebuild_tries: int, max_deaths: int = 2) -> None:
-        self.state = State.STARTING
+    def __init__(
+        self,
+        make: Callable[[], Engine],
+        rebuild_tries: int,
+        max_deaths: int,
+        lifecycle: Lifecycle,
+        events: Events,
+    ) -> None:
         self.capacity: Capacity | None = None
         self.deaths = 0
         #: What the latest engine's processes get between being asked to end and being killed.
@@ -52,6 +49,8 @@ class Supervisor:
         self._make = make
         self._tries = rebuild_tries
         self._max_deaths = max_deaths
+        self._lifecycle = lifecycle
+        self._events = events
         self._fruitless = 0
         self._ready_at = 0.0
         self._engine: Engine | None = None
@@ -101,11 +100,9 @@ class Supervisor:
             raise
         self._engine, self._building = engine, None
         self._ready_at = time.monotonic()
-        self.state = State.READY
-        log.info(
-            "engine ready in %.1f s: %s", self._ready_at - began, self.capacity,
-            extra={"action": "engine_ready"},
-        )  # fmt: skip
+        self._lifecycle.engine_ready()
+        seconds = self._ready_at - began
+        self._events.publish(EngineReady(seconds, self.capacity, rebuilt=self.deaths > 0))
         return self.capacity
 
     async def rebuild(self, *, in_use: bool) -> Capacity:
@@ -116,7 +113,7 @@ class Supervisor:
                 and again without completing a request.
         """
         self.deaths += 1
-        self.state = State.DEGRADED
+        self._lifecycle.engine_dead()
         engine, self._engine = self._engine, None
         if engine is not None:
             await self._shut_down(engine)
@@ -168,7 +165,7 @@ class Supervisor:
         engine, self._engine = building or self._engine, None
         if not self._stuck:  # also if there is none: a shutdown may still be under way
             await self._shut_down(engine, kill=building is not None)
-        self.state = State.STOPPED
+        self._lifecycle.stopped()
 
     async def _shut_down(self, engine: Engine | None, *, kill: bool = False) -> None:
         """End an engine, whatever goes wrong: other things must be ended after it."""

@@ -9,49 +9,63 @@ poison among n suspects costs at most log2(n) + 2 further deaths.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from contract.redis import keys
+from worker.drain.leases import Popped
 from worker.drain.scripts import ERRORS
-
-if TYPE_CHECKING:
-    from worker.drain.leases import Popped
-    from worker.drain.loop import Drain
+from worker.drain.serving import Serving
 
 
-async def run_suspects(drain: Drain, first: Popped) -> bool:
-    """Run suspects until none is left; False if another worker does.
+class Suspects:
+    """One worker's part in running the suspects of its queue; owns this worker's lock on them."""
 
-    A worker that is told to stop keeps the lock until it has handed over: suspects may still run
-    in its engine.
+    def __init__(self, serving: Serving) -> None:
+        self._serving = serving
+        self._list = keys.suspects_list(serving.leases.queue)
+        self.holds_lock = False
 
-    Raises:
-        redis.RedisError, OSError: Redis went away; the lock ends by itself.
-    """
-    if not await drain.leases.take_suspects_lock():
-        return False
-    suspects = [keys.suspects_list(drain.leases.queue)]
-    drain.holds_suspects_lock = True  # upkeep prolongs it together with the leases
-    try:
-        await _run_groups(drain, suspects, first)
-        if not drain.stopping:
-            drain.holds_suspects_lock = False
-            await drain.leases.drop_suspects_lock()
-    except ERRORS:
-        drain.holds_suspects_lock = False
-        raise
-    return True
+    async def run(self, first: Popped) -> bool:
+        """Run suspects until none is left; False if another worker does.
 
+        A worker that is told to stop keeps the lock until it has handed over: suspects may still
+        run in its engine.
 
-async def _run_groups(drain: Drain, suspects: list[str], first: Popped) -> None:
-    await drain.settle()
-    await drain.recover()  # the queue's own requests may have killed the engine just now
-    found: Popped | None = first
-    while found and found.suspects and not drain.stopping:
-        group = found.group or math.ceil(found.suspects / 2)
-        found = await drain.pop(min(group, drain.slots), suspects)
-        if found and found.deliveries:
-            drain.admit(found)
-            await drain.settle()
-            await drain.recover()
-            found = await drain.pop(0)
+        Raises:
+            redis.RedisError, OSError: Redis went away; the lock ends by itself.
+        """
+        if not await self._serving.leases.take_suspects_lock():
+            return False
+        self.holds_lock = True
+        try:
+            await self._run_groups(first)
+            if not self._serving.lifecycle.stopping:
+                await self.drop_lock()
+        except ERRORS:
+            self.holds_lock = False
+            raise
+        return True
+
+    async def _run_groups(self, first: Popped) -> None:
+        serving = self._serving
+        await serving.settle()
+        await serving.recover()  # the queue's own requests may have killed the engine just now
+        found: Popped | None = first
+        while found and found.suspects and not serving.lifecycle.stopping:
+            group = found.group or math.ceil(found.suspects / 2)
+            found = await serving.pop(min(group, serving.room.slots), [self._list])
+            if found and found.deliveries:
+                serving.admit(found)
+                await serving.settle()
+                await serving.recover()
+                found = await serving.pop(0)
+
+    async def renew_lock(self) -> None:
+        """Prolong the lock, if this worker holds it."""
+        if self.holds_lock:
+            await self._serving.leases.take_suspects_lock()
+
+    async def drop_lock(self) -> None:
+        """Let another worker run suspects, if this one held the lock."""
+        if self.holds_lock:
+            self.holds_lock = False
+            await self._serving.leases.drop_suspects_lock()

@@ -21,9 +21,8 @@ from contract.errors import StoreUnavailable
 from contract.settings import SettingsError, load
 from worker.drain.leases import Leases
 from worker.drain.loop import Drain
+from worker.drain.side_tasks import SideTasks
 from worker.drain.stopping import STOP_S, LastResort
-from worker.drain.supervisor import State, Supervisor
-from worker.drain.upkeep import Upkeep
 from worker.engine.catalogue import make_engine
 from worker.process.status import describe
 from worker.settings import WorkerSettings
@@ -67,9 +66,8 @@ class EngineStep(bootsteps.StartStopStep):
         except SettingsError as error:
             sys.exit(str(error))
         self.worker_id = f"{worker.hostname}.{os.getpid()}.{uuid.uuid4().hex[:8]}"
-        self.supervisor: Supervisor | None = None
         self.drain: Drain | None = None
-        self.upkeep: Upkeep | None = None
+        self.side_tasks: SideTasks | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._begun = threading.Event()
@@ -102,7 +100,7 @@ class EngineStep(bootsteps.StartStopStep):
 
     def info(self, worker: Any) -> dict[str, Any]:
         """Return what `celery inspect stats` shows about us."""
-        return {"warmq": describe(self.settings, self.drain, self.supervisor)}
+        return {"warmq": describe(self.settings, self.drain)}
 
     def _on_signal(self, how: str = "", **_: Any) -> None:
         # Second SIGTERM or SIGINT, or SIGQUIT (Celery calls that cold).
@@ -116,10 +114,10 @@ class EngineStep(bootsteps.StartStopStep):
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_s)
 
     def _call(self, name: str) -> None:
-        if self._loop is None or self.drain is None or self.supervisor is None:
+        if self._loop is None or self.drain is None:
             return
         finish_s = self.settings.drain_timeout_s if name == "stop" else 0.0
-        self._last_resort.within(finish_s + self.supervisor.grace_s + STOP_S)
+        self._last_resort.within(finish_s + self.drain.supervisor.grace_s + STOP_S)
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(getattr(self.drain, name))
 
@@ -137,14 +135,11 @@ class EngineStep(bootsteps.StartStopStep):
         self._loop = asyncio.get_running_loop()
         settings = self.settings
         leases = Leases(settings, self.worker_id)
-        self.supervisor = Supervisor(
-            lambda: make_engine(settings), settings.rebuild_tries, settings.max_deaths
-        )
-        self.drain = Drain(settings, leases, self.supervisor)
-        self.upkeep = Upkeep(settings, leases, self.drain)
+        self.drain = Drain(settings, leases, lambda: make_engine(settings))
+        self.side_tasks = SideTasks(self.drain)
         self._begun.set()
         try:
-            await self.drain.run(self.upkeep.tasks())
+            await self.drain.run(self.side_tasks.tasks())
         finally:
             self._last_resort.within(LEAVE_S)  # for what hangs may keep the loop from ending
             await leases.close()
@@ -152,8 +147,8 @@ class EngineStep(bootsteps.StartStopStep):
     def _leave(self, worker: Any) -> None:
         """Make the whole process exit non-zero, through Celery if it listens."""
         self._begun.set()
-        if self.supervisor is not None:
-            self.supervisor.state = State.STOPPED
+        if self.drain is not None:
+            self.drain.lifecycle.stopped()
         celery_state.should_stop = EXIT_FATAL
         self._last_resort.within(LEAVE_S)
         try:

@@ -42,8 +42,8 @@ def revoke(state: Any, task_id: Any, **_: Any) -> dict[str, str]:
     ids = [task_id] if isinstance(task_id, str) else list(task_id)
     revoked.update(ids)  # what `inspect revoked` shows
     step = current()
-    if step.upkeep is not None:
-        step.run_on_loop(step.upkeep.revoke(ids), REPLY_S)
+    if step.side_tasks is not None:
+        step.run_on_loop(step.side_tasks.cancels.revoke(ids), REPLY_S)
     return {"ok": f"tasks {ids} flagged as revoked"}
 
 

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
+from worker.drain.lifecycle import State
 from worker.drain.loop import Drain
-from worker.drain.supervisor import Supervisor
 from worker.settings import WorkerSettings
 
 
-def describe(
-    settings: WorkerSettings, drain: Drain | None, supervisor: Supervisor | None
-) -> dict[str, Any]:
+def describe(settings: WorkerSettings, drain: Drain | None) -> dict[str, Any]:
     """Return state, capacity and what is in flight; JSON can carry it."""
-    if drain is None or supervisor is None:
-        return {"state": "starting"}
-    capacity = supervisor.capacity
+    if drain is None:
+        return {"state": State.STARTING.value}
+    capacity = drain.supervisor.capacity
     return {
-        "state": supervisor.state.value,
+        "state": drain.lifecycle.state.value,
         "queue": settings.queue_to_drain,
         "engine": settings.engine,
         "model": capacity.model if capacity else settings.model,
@@ -26,10 +23,10 @@ def describe(
         "max_num_seqs": capacity.max_num_seqs if capacity else None,
         "max_model_len": capacity.max_model_len if capacity else None,
         "in_flight": len(drain.in_flight),
-        "in_flight_limit": drain.limit,
+        "in_flight_limit": drain.room.limit,
         "lease_s": settings.lease_s,
-        "engine_deaths": supervisor.deaths,
+        "engine_deaths": drain.supervisor.deaths,
         "redis_errors": drain.leases.errors,
-        "counts": asdict(drain.counts),
+        "counts": drain.counts.as_json(),
         "details": capacity.details if capacity else {},
     }

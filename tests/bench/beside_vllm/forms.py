@@ -22,9 +22,9 @@ from contract.openai.body import COMPLETION_URL
 from contract.settings import load
 from demo.stack import CPU_ENGINE_ARGS, RedisServer, eventually
 from worker.drain.leases import Leases
+from worker.drain.lifecycle import State
 from worker.drain.loop import Drain
-from worker.drain.supervisor import State, Supervisor
-from worker.drain.upkeep import Upkeep
+from worker.drain.side_tasks import SideTasks
 from worker.engine import EngineRequest
 from worker.engine.catalogue import make_engine
 from worker.settings import WorkerSettings
@@ -80,7 +80,7 @@ class Forms:
         cpu = cpu_s(os.getpid()) - cpu
         return {
             "form": form,
-            "limit": self.drain.limit,
+            "limit": self.drain.room.limit,
             "tokens_per_s": count * TOKENS / seconds,
             "cpu_us_per_request": 1e6 * cpu / count,
         }
@@ -104,7 +104,7 @@ class Forms:
                 await one(number, f"direct{self._runs}-{number}")
 
         began = time.perf_counter()
-        await asyncio.gather(*(keep_going() for _ in range(self.drain.limit)))
+        await asyncio.gather(*(keep_going() for _ in range(self.drain.room.limit)))
         return time.perf_counter() - began
 
     async def _bare(self, number: int, request_id: str) -> None:
@@ -138,11 +138,11 @@ async def warm_engine(model: Path) -> AsyncIterator[Forms]:
             engine_args=CPU_ENGINE_ARGS, look_ahead=None, max_in_flight=None,
         )  # fmt: skip
         leases = Leases(settings, f"bench.{os.getpid()}")
-        supervisor = Supervisor(lambda: make_engine(settings), 0)
-        drain = Drain(settings, leases, supervisor)
-        running = asyncio.create_task(drain.run(Upkeep(settings, leases, drain).tasks()))
+        drain = Drain(settings, leases, lambda: make_engine(settings))
+        running = asyncio.create_task(drain.run(SideTasks(drain).tasks()))
+        lifecycle = drain.lifecycle
         await asyncio.to_thread(
-            eventually, lambda: supervisor.state is State.READY or running.done(), 300, "the engine"
+            eventually, lambda: lifecycle.state is State.READY or running.done(), 300, "the engine"
         )
         if not running.done():
             yield Forms(drain, server)

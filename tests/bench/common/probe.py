@@ -30,8 +30,7 @@ from contract.settings import load
 from worker.drain.endings import Ending
 from worker.drain.leases import Leases, Popped
 from worker.drain.loop import Drain
-from worker.drain.supervisor import Supervisor
-from worker.drain.upkeep import Upkeep
+from worker.drain.side_tasks import SideTasks
 from worker.engine import Completion, EngineRequest
 from worker.engine.simulated.engine import SimulatedEngine
 from worker.settings import WorkerSettings
@@ -125,10 +124,9 @@ async def main(seed: int) -> dict[str, Any]:
     settings = load(WorkerSettings)
     engine = TimedEngine(settings, seed)
     leases = TimedLeases(settings, f"probe.{os.getpid()}", engine)
-    drain = Drain(settings, leases, Supervisor(lambda: engine, 0))
-    upkeep = Upkeep(settings, leases, drain)
+    drain = Drain(settings, leases, lambda: engine)
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, drain.stop)
-    await drain.run(upkeep.tasks())
+    await drain.run(SideTasks(drain).tasks())
     await leases.close()
     return leases.seen()
 

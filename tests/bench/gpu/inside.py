@@ -26,7 +26,7 @@ from celery import signals
 
 from contract.openai.body import COMPLETION_URL
 from demo.stack import eventually
-from worker.drain.supervisor import State
+from worker.drain.lifecycle import State
 from worker.engine import EngineRequest
 from worker.process.bootstep import current
 
@@ -83,12 +83,11 @@ class Inside:
 
     def serve(self) -> None:
         """Answer until told to end."""
-        eventually(lambda: self.step.supervisor is not None, 60, "the drain", 0.1)
+        eventually(lambda: self.step.drain is not None, 60, "the drain", 0.1)
         self.drain: Any = self.step.drain
-        supervisor: Any = self.step.supervisor
-        eventually(lambda: supervisor.state is State.READY, 900, "the engine", 0.1)
-        eventually(lambda: self.drain.limit, 60, "the drain's size", 0.1)
-        self.adapter = supervisor.engine
+        eventually(lambda: self.drain.lifecycle.state is State.READY, 900, "the engine", 0.1)
+        eventually(lambda: self.drain.room.limit, 60, "the drain's size", 0.1)
+        self.adapter = self.drain.supervisor.engine
         progress = self.adapter._progress
         self.steps = progress.record = Steps(progress.record)
         with Client(os.environ["BENCH_ADDRESS"]) as line:
@@ -107,7 +106,7 @@ class Inside:
         settings = self.drain.settings
         self.drain.settings = settings.model_copy(update={"look_ahead": ask["look_ahead"]})
         self.step.run_on_loop(self._size(), 10)
-        return {"limit": self.drain.limit, "slots": self.drain.slots}
+        return {"limit": self.drain.room.limit, "slots": self.drain.room.slots}
 
     async def _size(self) -> None:
         self.drain._size()
@@ -115,7 +114,7 @@ class Inside:
     def watch(self, ask: dict[str, Any]) -> dict[str, Any]:
         """Count the steps of what the queue is about to bring."""
         last = self.drain.counts.popped + ask["count"]
-        self.steps.begin(self.drain.slots, lambda _: self.drain.counts.popped < last)
+        self.steps.begin(self.drain.room.slots, lambda _: self.drain.counts.popped < last)
         self.cpu = cpu_s(os.getpid())
         return {}
 
@@ -134,9 +133,9 @@ class Inside:
         form, count = ask["form"], ask["count"]
         left = list(enumerate(workload.requests(count, ask["tokens"])))[::-1]
         one: One = self._classes if form == "classes" else self._bare
-        flight = count if form == "all" else self.drain.limit
+        flight = count if form == "all" else self.drain.room.limit
         self.steps.begin(
-            self.drain.slots, lambda waiting: waiting > 0 if form == "all" else bool(left)
+            self.drain.room.slots, lambda waiting: waiting > 0 if form == "all" else bool(left)
         )
 
         async def keep_going() -> None:

@@ -21,8 +21,7 @@ from bench.worker_cost.npu_model import Cost, NpuModelEngine, request
 from demo.stack import RedisServer
 from worker.drain.leases import Leases
 from worker.drain.loop import Drain
-from worker.drain.supervisor import Supervisor
-from worker.drain.upkeep import Upkeep
+from worker.drain.side_tasks import SideTasks
 from worker.engine import EngineRequest
 from worker.settings import WorkerSettings
 
@@ -100,8 +99,8 @@ async def _ours(cost: Cost, folder: Path, requests: list[EngineRequest]) -> dict
         settings = WorkerSettings(redis_url=server.url, engine="simulated")
         engine = NpuModelEngine(cost)
         leases = Leases(settings, "admission.1.bench")
-        drain = Drain(settings, leases, Supervisor(lambda: engine, 0))
-        running = asyncio.create_task(drain.run(Upkeep(settings, leases, drain).tasks()))
+        drain = Drain(settings, leases, lambda: engine)
+        running = asyncio.create_task(drain.run(SideTasks(drain).tasks()))
         await asyncio.to_thread(wait_ready, client)
         began = held.release()
         ended = await asyncio.to_thread(held.wait)

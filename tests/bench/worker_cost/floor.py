@@ -24,7 +24,7 @@ import orjson
 
 from contract.redis import keys
 from contract.redis.connect import connect_async
-from worker.drain.committer import LINGER_S, WORTH
+from worker.drain.committer import LINGER_S, STEP_GROUP
 from worker.engine import EngineRequest
 from worker.engine.simulated.engine import SimulatedEngine
 
@@ -76,7 +76,7 @@ class Floor:
 
     def linger(self) -> None:
         """Write what ended with the first one, or wait for more: the worker's rule."""
-        if len(self.ended) >= WORTH:
+        if len(self.ended) >= STEP_GROUP:
             self.due.set()
         else:
             asyncio.get_running_loop().call_later(LINGER_S, self.due.set)

@@ -1,0 +1,90 @@
+"""Hears what is cancelled, and who listens to text, over Redis' pub/sub."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import orjson
+
+from contract.redis import keys
+from worker.drain.in_flight import Running
+from worker.drain.loop import Drain
+from worker.drain.scripts import ERRORS
+from worker.drain.streaming import Streaming
+
+log = logging.getLogger(__name__)
+
+RECONNECT_S = 0.5
+#: Celery forgets a revocation after three hours too (celery.worker.state.REVOKE_EXPIRES).
+REVOKE_KEEP_S = 10800.0
+
+
+class Cancels:
+    """Aborts what is cancelled while it runs here."""
+
+    def __init__(self, drain: Drain, streaming: Streaming) -> None:
+        self._leases = drain.leases
+        self._in_flight = drain.in_flight
+        self._streaming = streaming
+        self._timeout_s = drain.settings.redis_timeout_s
+
+    async def run(self) -> None:
+        """Listen until cancelled; after a lost connection ask for what was missed."""
+        while True:
+            pubsub = self._leases.subscribe()
+            try:
+                await pubsub.subscribe(
+                    keys.CANCEL_CHANNEL, keys.BATCH_CANCEL_CHANNEL, keys.LISTEN_CHANNEL
+                )
+                await self._catch_up()
+                await self._hear(pubsub)
+            except ERRORS as error:
+                log.debug("cancel channel: %s", error)
+                await asyncio.sleep(RECONNECT_S)
+            finally:
+                await pubsub.aclose()
+
+    async def revoke(self, request_ids: list[str]) -> None:
+        """Celery's revoke: abort what runs here, remember the rest for POP."""
+        await self._leases.revoke(request_ids, REVOKE_KEEP_S)
+        self._in_flight.abort(self._running(set(request_ids)), "cancelled")
+
+    async def _hear(self, pubsub: Any) -> None:
+        """Act on messages; a connection on which not even a PING is answered is given up."""
+        pinged = False
+        while True:
+            message = await pubsub.get_message(timeout=self._timeout_s)
+            if message is not None:
+                pinged = False
+                if message["type"] == "message":
+                    self._act_on(message["channel"].decode(), message["data"])
+            elif pinged:
+                raise ConnectionError("no answer to a PING")
+            else:
+                pinged = True
+                await pubsub.ping()
+
+    def _act_on(self, channel: str, data: bytes) -> None:
+        try:
+            if channel == keys.LISTEN_CHANNEL:
+                self._streaming.heard(data)
+            elif channel == keys.BATCH_CANCEL_CHANNEL:
+                batch = data.decode()
+                of_batch = [r for r in self._in_flight if r.delivery.batch == batch]
+                self._in_flight.abort(of_batch, "cancelled")
+            else:
+                self._in_flight.abort(self._running({*map(str, orjson.loads(data))}), "cancelled")
+        except (ValueError, TypeError):  # anybody may publish anything; no worker dies of it
+            log.warning("ignored what came on %s", channel, extra={"action": "bad_message"})
+
+    def _running(self, request_ids: set[str]) -> Iterator[Running]:
+        return (r for r in self._in_flight if r.delivery.request_id in request_ids)
+
+    async def _catch_up(self) -> None:
+        running = [r for r in self._in_flight if not r.ended]
+        flags = await self._leases.ended([r.delivery for r in running])
+        ended = [r for r, flag in zip(running, flags, strict=True) if flag]
+        self._in_flight.abort(ended, "cancelled")

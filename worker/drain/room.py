@@ -1,0 +1,28 @@
+"""How much one worker takes at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from worker.engine import Capacity
+from worker.settings import WorkerSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Requests: `slots` run in the engine, `limit` are in flight at most, and the loop asks Redis
+    for more once `low_water` of them are free."""
+
+    slots: int = 0
+    limit: int = 0
+    low_water: int = 1
+
+    @classmethod
+    def of(cls, capacity: Capacity, settings: WorkerSettings) -> Room:
+        """Return the room of an engine under these settings."""
+        slots, look_ahead = capacity.max_num_seqs, settings.look_ahead
+        if look_ahead is None:
+            look_ahead = max(8, slots // 4)
+        limit = min(slots + look_ahead, settings.max_in_flight or slots + look_ahead)
+        # Refilling in groups of half the look-ahead halves the POPs at no loss of occupancy.
+        return cls(slots, limit, max(1, min(look_ahead // 2, limit)))

@@ -1,0 +1,32 @@
+"""What runs beside the drain's loop; each of these survives Redis being away."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from typing import Any
+
+from worker.drain.cancels import Cancels
+from worker.drain.lease_keeper import keep_leases
+from worker.drain.loop import Drain
+from worker.drain.streaming import Streaming
+from worker.drain.sweeper import sweep
+from worker.drain.watchdog import Watchdog
+
+
+class SideTasks:
+    """The side tasks of one drain."""
+
+    def __init__(self, drain: Drain) -> None:
+        self._drain = drain
+        self.streaming = Streaming(drain)
+        self.cancels = Cancels(drain, self.streaming)
+
+    def tasks(self) -> list[Coroutine[Any, Any, None]]:
+        """Return the coroutines to run."""
+        return [
+            keep_leases(self._drain),
+            sweep(self._drain),
+            Watchdog(self._drain).run(),
+            self.cancels.run(),
+            self.streaming.run(),
+        ]
