@@ -1,0 +1,31 @@
+"""Modules and functions stay short enough to be read at once."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCES = [
+    path
+    for room in ("contract", "producer", "worker")
+    for path in sorted((ROOT / room).rglob("*"))
+    if path.suffix in (".py", ".lua")
+]
+MODULE_LINES = 300
+FUNCTION_LINES = 45
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_module_is_longer_than_300_lines_and_no_function_longer_than_45(path: Path) -> None:
+    text = path.read_text()
+    assert text.count("\n") <= MODULE_LINES
+    if path.suffix == ".py":
+        functions = (
+            node for node in ast.walk(ast.parse(text))
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        )  # fmt: skip
+        lengths = {f.name: f.end_lineno - f.lineno + 1 for f in functions if f.end_lineno}
+        assert {name: lines for name, lines in lengths.items() if lines > FUNCTION_LINES} == {}
