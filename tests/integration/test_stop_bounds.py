@@ -81,7 +81,7 @@ async def ending_a_dead_engine(on: Scene) -> None:
 async def redis_hangs_in_a_pop(on: Scene) -> None:
     await on.full(LONG, LONG, LONG, LONG)
     on.hang_redis()
-    on.running.drain.poke()
+    on.running.drain.wakeup.poke()
     await soon(lambda: on.running.leases._open_pops)
 
 
