@@ -1,5 +1,5 @@
 # The worker with vLLM's CPU build. Built from the project's root: see compose.yaml.
-# Debian 13 (trixie), because vLLM's own wheel wants glibc 2.39.
+# Debian 13 (trixie), because vLLM's own wheel needs glibc 2.39.
 FROM python:3.11-slim-trixie
 
 # libnuma1: vLLM's CPU kernels link to it.
@@ -10,7 +10,7 @@ RUN apt-get update \
 WORKDIR /app
 ENV PATH=/app/.venv/bin:$PATH PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1
 
-# The locked packages first: they change seldom and are most of the image.
+# The locked packages first: they rarely change and are most of the image.
 COPY scripts/setup scripts/setup
 COPY requirements requirements
 RUN scripts/setup base engine
@@ -20,7 +20,7 @@ COPY contract contract
 COPY worker worker
 RUN scripts/setup base build
 
-# No root, and nothing fetched from or reported to anybody at run time.
+# No root; at run time nothing is downloaded and nothing is reported.
 RUN useradd --create-home warmq
 USER warmq
 # TORCHDYNAMO_DISABLE: vLLM's CPU sampler would be compiled at its first use, and there is no compiler.

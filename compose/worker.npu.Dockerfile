@@ -1,6 +1,6 @@
 # The worker for Rebellions NPUs. Built from the project's root: see compose.npu.yaml. The card's
-# driver is the host's; what is installed here must be of the release that driver wants.
-# Debian 13 (trixie), because vLLM's own wheel wants glibc 2.39. Written, not built here: the
+# driver is the host's; the packages installed here must be of the release that fits that driver.
+# Debian 13 (trixie), because vLLM's own wheel needs glibc 2.39. Never built: the
 # vendor's index needs an account.
 FROM python:3.11-slim-trixie
 
@@ -12,13 +12,13 @@ RUN apt-get update \
 WORKDIR /app
 ENV PATH=/app/.venv/bin:$PATH PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1
 
-# Python packages of warmq itself, by hash.
+# warmq's own dependencies, checked by hash.
 COPY scripts/setup scripts/setup
 COPY requirements requirements
 RUN scripts/setup base
 
-# The vendor's three, of one minor version; they bring their vLLM, torch and transformers. The
-# secret is an index URL with the account in it; without one the public index is tried.
+# The vendor's three packages, of the same minor version; they install their vLLM, torch and
+# transformers. The secret is an index URL with the account in it; without it the public index is tried.
 RUN --mount=type=secret,id=rbln_index \
     index=$(cat /run/secrets/rbln_index 2>/dev/null || true); \
     .venv/bin/python -m pip install --extra-index-url "${index:-https://pypi.rbln.ai/simple}" "rebel-compiler==0.12.*" \

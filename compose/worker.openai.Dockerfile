@@ -5,7 +5,7 @@ FROM python:3.11-slim-trixie
 WORKDIR /app
 ENV PATH=/app/.venv/bin:$PATH PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1
 
-# The locked packages first: they change seldom and are most of the image.
+# The locked packages first: they rarely change and are most of the image.
 COPY scripts/setup scripts/setup
 COPY requirements requirements
 RUN scripts/setup base openai

@@ -5,7 +5,7 @@ FROM python:3.11-slim-trixie
 WORKDIR /app
 ENV PATH=/app/.venv/bin:$PATH PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1
 
-# The locked packages first: they change seldom and are most of the image.
+# The locked packages first: they rarely change and are most of the image.
 COPY scripts/setup scripts/setup
 COPY requirements requirements
 RUN scripts/setup base triton
@@ -15,7 +15,7 @@ COPY contract contract
 COPY worker worker
 RUN scripts/setup base build
 
-# No root, and nothing fetched from or reported to anybody at run time.
+# No root; at run time nothing is downloaded and nothing is reported.
 RUN useradd --create-home warmq
 USER warmq
 ENV HF_HUB_OFFLINE=1
