@@ -52,11 +52,15 @@ class StoreUnavailable(WarmqError):
     code = "store_unavailable"
 
 
+class StoreUnreachable(StoreUnavailable):
+    """There is no connection to Redis, or it broke: what was sent may have been done."""
+
+
 class StoreFull(StoreUnavailable):
     """Redis has no memory for this write: it fits once results are collected."""
 
 
-class StoreRefused(WarmqError):
+class StoreRefused(StoreUnavailable):
     """Redis refuses this write whenever it is sent: sending it again does not help."""
 
     code = "result_refused"

@@ -22,7 +22,6 @@ from typing import Any
 import orjson
 
 from contract.redis import keys
-from contract.redis.connect import translated
 
 #: How long a worker writes after it heard of a listener, in seconds.
 LISTEN_S = 15.0
@@ -98,20 +97,18 @@ class Listener:
     """Reads one request's stream; raises StoreUnavailable where Redis cannot be used."""
 
     def __init__(self, client: Any, request_id: str) -> None:
-        self._redis = client
+        self._client = client
         self._request_id = request_id
         self._last: bytes | str = "0-0"
 
     def announce(self) -> None:
         """Tell all workers that somebody listens; to be repeated every LISTEN_S / 3."""
-        with translated():
-            self._redis.publish(keys.LISTEN_CHANNEL, orjson.dumps([self._request_id]))
+        self._client.publish(keys.LISTEN_CHANNEL, orjson.dumps([self._request_id]))
 
     def read(self, wait_s: float) -> Iterable[Entry]:
         """Return the entries that are new, after waiting for one; those written before count."""
         key = keys.stream_key(self._request_id)
-        with translated():
-            found = self._redis.xread({key: self._last}, block=int(wait_s * 1000) or None)
+        found = self._client.xread({key: self._last}, block=int(wait_s * 1000) or None)
         entries = [pair for _, pairs in _streams(found) for pair in pairs]
         if entries:
             self._last = entries[-1][0]

@@ -20,6 +20,7 @@ class ResultsAhead:
 
     def __init__(self, store: BatchStore) -> None:
         self._store = store
+        self._pool = store._client.connection_pool
         self._asked: Sequence[str] = ()
         self._connection: Any = None
 
@@ -28,7 +29,7 @@ class ResultsAhead:
         self._asked = request_ids
         try:
             if self._connection is None:
-                self._connection = self._store.redis.connection_pool.get_connection()
+                self._connection = self._pool.get_connection()
             self._connection.send_command("MGET", *map(keys.result_key, request_ids))
         except RedisError:
             self._drop()
@@ -53,11 +54,11 @@ class ResultsAhead:
         if self._asked:
             self._drop()
         elif self._connection is not None:
-            self._store.redis.connection_pool.release(self._connection)
+            self._pool.release(self._connection)
             self._connection = None
 
     def _drop(self) -> None:
         if self._connection is not None:
             self._connection.disconnect()
-            self._store.redis.connection_pool.release(self._connection)
+            self._pool.release(self._connection)
             self._connection = None

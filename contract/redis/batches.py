@@ -1,4 +1,4 @@
-"""The producer's side of every Redis key: batches, results, dead letters.
+"""The producer's store: batches in Redis, submitted, walked and changed.
 
 Every call is safe to repeat: a reply lost on the network costs nothing. Work
 that grows with the batch goes in chunks, so that no script stalls Redis.
@@ -16,16 +16,15 @@ from contract.batch import Batch
 from contract.errors import BatchConflict, RequestFailed, StoreUnavailable
 from contract.index import IndexChunk, IndexEntry
 from contract.redis import keys
-from contract.redis.connect import connect, masked, translated
+from contract.redis.connect import connect, masked
 from contract.redis.dead_letters import DeadLetters, groups
-from contract.redis.queues import Queues
 from contract.results import failure_meta
 
 #: Requests handled per round trip where a command walks a whole batch.
 CHUNK = 500
-#: RETRY's answer where RETIRE was faster.
+#: RETRY's answer where RETIRE has given the results their expiry: HOLD has to come first.
 NOT_HELD = -2
-#: Above so many bytes of results the next question is for half as many.
+#: After a reply of more bytes of results the next MGET asks for half as many.
 REPLY_BYTES = 16 * 2**20
 
 
@@ -39,7 +38,7 @@ class Enqueued:
     text: str = ""
 
 
-class BatchStore(Queues, DeadLetters):
+class BatchStore(DeadLetters):
     """Batches in one Redis. Raises StoreUnavailable where Redis cannot be used."""
 
     def __init__(self, client: redis.Redis, *, ttl_ms: int) -> None:
@@ -50,14 +49,13 @@ class BatchStore(Queues, DeadLetters):
 
     @classmethod
     def open(cls, url: str, name: str, *, ttl_ms: int) -> BatchStore:
-        """Return the store behind a URL, after one look whether Redis is there.
+        """Return the store behind a URL, after a PING.
 
         Raises:
             StoreUnavailable: within seconds, naming the masked URL and the remedy.
         """
         try:
-            with translated():
-                connect(url, name, retries=0).ping()
+            cls(connect(url, name, retries=0), ttl_ms=ttl_ms).ping()
             return cls(connect(url, name), ttl_ms=ttl_ms)
         except StoreUnavailable as error:
             raise StoreUnavailable(f"{masked(url)}: {error.message}") from None
@@ -110,28 +108,13 @@ class BatchStore(Queues, DeadLetters):
         """Say that no more lines will come; `end` is the (cursor, digest) of the last chunk."""
         return _enqueued(self._run("seal", batch.id, batch.life, *end, reason))
 
-    # -- look -----------------------------------------------------------------
-
-    def batch(self, batch_id: str) -> Batch | None:
-        """Return the state of a batch, or None if there is none."""
-        with translated():
-            raw = self.redis.hgetall(keys.batch_key(batch_id))
-        fields = {key.decode(): value.decode() for key, value in raw.items()}
-        return Batch(batch_id, fields) if fields else None
-
-    def batches(self) -> list[Batch]:
-        """Return all batches, newest first."""
-        with translated():
-            ids = self.redis.zrevrange(keys.BATCHES, 0, -1)
-        found = (self.batch(raw.decode()) for raw in ids)
-        return [batch for batch in found if batch is not None]
+    # -- read from first to last line -------------------------------------------
 
     def index(self, batch_id: str, start: int = 0) -> Iterator[IndexChunk]:
         """Yield the batch's chunks in line order, those that exist now."""
         key = keys.batch_key(batch_id, "index")
         while True:
-            with translated():
-                raws = self.redis.lrange(key, start, start + 7)
+            raws = self._client.lrange(key, start, start + 7)
             yield from (IndexChunk.load(raw) for raw in raws)
             if len(raws) < 8:
                 return
@@ -139,8 +122,7 @@ class BatchStore(Queues, DeadLetters):
 
     def finished_ids(self, batch_id: str, start: int, count: int) -> list[str]:
         """Return request ids in the order they finished; a retried one comes again."""
-        with translated():
-            raws = self.redis.lrange(keys.batch_key(batch_id, "finished"), start, start + count - 1)
+        raws = self._client.lrange(keys.batch_key(batch_id, "finished"), start, start + count - 1)
         return [raw.decode() for raw in raws]
 
     def results(self, request_ids: Sequence[str]) -> list[bytes | None]:
@@ -148,8 +130,7 @@ class BatchStore(Queues, DeadLetters):
         found: list[bytes | None] = []
         while len(found) < len(request_ids):
             part = request_ids[len(found) : len(found) + self._results_at_once]
-            with translated():
-                raws: list[bytes | None] = self.redis.mget([keys.result_key(i) for i in part])
+            raws: list[bytes | None] = self._client.mget([keys.result_key(i) for i in part])
             found += raws
             if sum(len(raw) for raw in raws if raw) > REPLY_BYTES:
                 self._results_at_once = max(1, len(part) // 2)
@@ -166,11 +147,6 @@ class BatchStore(Queues, DeadLetters):
                 if entry[1] == custom_id:
                     return entry, chunk.request_ids(batch.id)[position]
         raise BatchConflict(f"batch {batch.id} has no request {custom_id!r}")
-
-    def returns(self, request_id: str) -> int:
-        """Return how often an unfinished request was handed back to its queue."""
-        with translated():
-            return int(self.redis.hget(keys.RETURNS, request_id) or 0)
 
     # -- change ---------------------------------------------------------------
 
@@ -218,11 +194,10 @@ class BatchStore(Queues, DeadLetters):
         """Return requests that can be retried: id -> (outcome, bytes of the message)."""
         found = {}
         key = keys.batch_key(batch.id, "failed")
-        with translated():
-            for request_id, note in self.redis.hscan_iter(key, count=1000):
-                outcome, size, _ = note.decode().split("\0", 2)
-                if outcome in outcomes:
-                    found[request_id.decode()] = (outcome, int(size))
+        for request_id, note in self._client.hscan_iter(key, count=1000):
+            outcome, size, _ = note.decode().split("\0", 2)
+            if outcome in outcomes:
+                found[request_id.decode()] = (outcome, int(size))
         return found
 
     def _hold(self, batch_id: str) -> None:
@@ -250,30 +225,9 @@ class BatchStore(Queues, DeadLetters):
         index = keys.batch_key(batch_id, "index")
         more = 1
         while more:
-            with translated():
-                raw = self.redis.lindex(index, 0) or b""
+            raw = self._client.lindex(index, 0) or b""
             ids = IndexChunk.load(raw).request_ids(batch_id) if raw else ()
             more = self._run("delete_chunk", batch_id, raw, *ids)
-
-    # -- look again, for who follows a batch ------------------------------------
-
-    def expires_in_s(self, batch_id: str) -> float | None:
-        """Return in how many seconds a batch's state expires; None if it does not."""
-        with translated():
-            left_ms = int(self.redis.pttl(keys.batch_key(batch_id)))
-        return left_ms / 1000 if left_ms >= 0 else None
-
-    def left_of(self, batch_ids: Sequence[str]) -> list[str]:
-        """Return those of the batches of which Redis has a state or an index."""
-        found: list[str] = []
-        for at in range(0, len(batch_ids), CHUNK):
-            some = batch_ids[at : at + CHUNK]
-            with translated():
-                pipe = self.redis.pipeline(transaction=False)
-                for batch_id in some:
-                    pipe.exists(keys.batch_key(batch_id), keys.batch_key(batch_id, "index"))
-                found += [b for b, there in zip(some, pipe.execute(), strict=True) if there]
-        return found
 
 
 def _enqueued(reply: list[bytes]) -> Enqueued:

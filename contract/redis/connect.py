@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -14,28 +11,14 @@ import redis.asyncio
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import ExponentialBackoff, NoBackoff
 from redis.connection import HiredisRespSerializer
-from redis.exceptions import (
-    AuthenticationError,
-    NoPermissionError,
-    ReadOnlyError,
-    RedisError,
-    ResponseError,
-)
 from redis.retry import Retry
 
-from contract.errors import StoreFull, StoreUnavailable
+from contract.redis.client import AsyncClient
 from contract.settings import Settings, load
 
 CONNECT_TIMEOUT_S = 5.0
 #: A half-open socket must not block for ever; scripts themselves take milliseconds.
 SOCKET_TIMEOUT_S = 20.0
-#: How Redis begins, with or without its error code, what no other moment will mend.
-_FINAL = tuple(
-    code + text
-    for code in ("", "ERR ")
-    for text in ("string exceeds", "value is not", "hash value is not", "increment or decrement")
-)
-_IN_SCRIPT = re.compile(r"Error running script .*: -([A-Z]+ .*)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +98,8 @@ class PackedConnection(redis.asyncio.Connection):
         return HiredisRespSerializer().pack(*args)  # type: ignore[no-any-return]
 
 
-def connect_async(url: str, name: str, timeout_s: float = SOCKET_TIMEOUT_S) -> redis.asyncio.Redis:
-    """Return an async client that never retries by itself: the drain decides."""
+def connect_async(url: str, name: str, timeout_s: float = SOCKET_TIMEOUT_S) -> AsyncClient:
+    """Return an asyncio client that never retries by itself: the drain decides."""
     options: dict[str, Any] = {
         "socket_connect_timeout": CONNECT_TIMEOUT_S,
         "socket_timeout": timeout_s,
@@ -126,9 +109,12 @@ def connect_async(url: str, name: str, timeout_s: float = SOCKET_TIMEOUT_S) -> r
     if url.startswith("sentinel://"):
         where = SentinelUrl.parse(url)
         watch: Any = redis.asyncio.Sentinel(where.addresses, socket_timeout=CONNECT_TIMEOUT_S)  # type: ignore[no-untyped-call]
-        return cast(redis.asyncio.Redis, watch.master_for(where.master, **options, **where.options))
+        options |= where.options
+        return cast(AsyncClient, watch.master_for(where.master, AsyncClient, **options))
     # A URL with TLS or of a socket brings a class of its own.
-    return redis.asyncio.Redis.from_url(url, connection_class=PackedConnection, **options)
+    return cast(
+        AsyncClient, AsyncClient.from_url(url, connection_class=PackedConnection, **options)
+    )
 
 
 def masked(url: str) -> str:
@@ -141,38 +127,3 @@ def masked(url: str) -> str:
     user = credentials.partition(":")[0] if ":" in credentials else ""
     address = address.partition("?")[0]
     return f"{scheme}{separator}{user}:***@{address}" if at else scheme + separator + address
-
-
-def is_read_only(error: Exception) -> bool:
-    """Say whether a replica refused a write. Redis 6 wraps what a script met, 7 does not."""
-    return isinstance(error, ReadOnlyError) or "READONLY" in str(error)
-
-
-def is_final(error: Exception) -> bool:
-    """Say whether Redis would refuse the same command again: it lies in what was sent."""
-    text = str(error)
-    if inner := _IN_SCRIPT.search(text):
-        text = inner[1]
-    # What a script met is told with the script's name, by Redis 6 and 7 each in its way.
-    met = "WRONGTYPE" in text or (("script" in str(error)) and text.startswith(_FINAL))
-    return isinstance(error, ResponseError) and (met or "Protocol error" in text)
-
-
-@contextmanager
-def translated() -> Iterator[None]:
-    """Turn redis-py's errors into StoreUnavailable, with what the operator can do."""
-    try:
-        yield
-    except RedisError as error:
-        text = str(error) or type(error).__name__
-        if inner := _IN_SCRIPT.search(text):  # Redis 6 wraps what a script met
-            text = inner[1]
-        kind, remedy = StoreUnavailable, "is Redis running, and is WARMQ_REDIS_URL right?"
-        if text.startswith("OOM") or "maxmemory" in text:
-            kind = StoreFull
-            remedy = "Redis is full: collect and delete finished batches, or raise maxmemory"
-        elif is_read_only(error):
-            remedy = "this server is a replica: point WARMQ_REDIS_URL at the primary"
-        elif isinstance(error, AuthenticationError | NoPermissionError) or "NOPERM" in text:
-            remedy = "check user, password and ACL in WARMQ_REDIS_URL"
-        raise kind(f"Redis: {text} ({remedy})") from error

@@ -2,54 +2,79 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import TypedDict
 
 import orjson
 
 from contract.redis import keys
-from contract.redis.connect import translated
-from contract.redis.scripts import ScriptClient
+from contract.redis.reads import Reads
 
 #: Messages moved by one script, and their bytes: Redis serves nobody else meanwhile.
 CHUNK = 500
 CHUNK_BYTES = 4 * 2**20
 
 
-class DeadLetters(ScriptClient):
+class DeadLetter(TypedDict):
+    """A dead letter without its message. `at` is when it died, in ms; `bytes` its message's size.
+
+    A message that could not be read has no request_id, one of no batch no batch_id.
+    """
+
+    id: str
+    reason: str
+    at: int
+    bytes: int
+    list: str
+    request_id: str | None
+    batch_id: str | None
+    custom_id: str | None
+
+
+class DeadLetters(Reads):
     """The dead letters of one Redis. Raises StoreUnavailable where it cannot be used."""
 
     def _hold(self, batch_id: str) -> None:
         """Keep a batch's results from expiring: it is to be opened again (batches.py)."""
         raise NotImplementedError
 
-    def dead_letters(self) -> list[dict[str, Any]]:
-        """Return all dead letters without their messages, oldest first.
+    def dead_letters(self, letter_ids: Iterable[str] | None = None) -> Iterator[DeadLetter]:
+        """Yield the dead letters, or those that are named and exist; oldest first.
 
-        Each has id, reason, at (ms), bytes, list, request_id, batch_id and custom_id (None
-        where there is none).
+        Redis is asked for CHUNK of them at a time; of the others only the ids are held.
         """
-        with translated():
-            found = dict(self.redis.hscan_iter(keys.DEAD, count=1000))  # it may name one twice
-        return [_letter(letter_id, found[letter_id]) for letter_id in sorted(found, key=int)]
+        ids = iter(self._dead_ids(letter_ids))
+        while page := list(islice(ids, CHUNK)):
+            records = self._client.hmget(keys.DEAD, page)
+            yield from (
+                _letter(i, record) for i, record in zip(page, records, strict=True) if record
+            )
+
+    def _dead_ids(self, named: Iterable[str] | None) -> list[str]:
+        """Return the ids that are named, or all; they are numbers, and the oldest is the lowest."""
+        if named is None:
+            named = (name.decode() for name, _ in self._client.hscan_iter(keys.DEAD, count=CHUNK))
+        return sorted(set(named), key=lambda letter_id: (len(letter_id), letter_id))
 
     def dead_message(self, letter_id: str) -> bytes:
         """Return the message of a dead letter; empty if it is gone."""
-        with translated():
-            return self.redis.lindex(keys.dead_key(letter_id), 0) or b""
+        return self._client.lindex(keys.dead_key(letter_id), 0) or b""
 
-    def retry_dead(self, letter_ids: Sequence[str]) -> int:
-        """Queue dead letters again; return how many could be read and were."""
-        wanted = set(letter_ids)
-        letters = [letter for letter in self.dead_letters() if letter["id"] in wanted]
-        for batch_id in {letter["batch_id"] for letter in letters} - {None}:
-            self._hold(batch_id)
-        sizes = [(letter["id"], letter["bytes"]) for letter in letters]
-        return sum(int(self._run("dead_retry", *ids)) for ids in groups(sizes))
+    def retry_dead(self, letter_ids: Iterable[str] | None = None) -> int:
+        """Queue dead letters again, by default all; return how many could be read and were."""
+        letters, held, count = self.dead_letters(letter_ids), set[str](), 0
+        while page := list(islice(letters, CHUNK)):
+            for batch_id in {letter["batch_id"] or "" for letter in page} - held - {""}:
+                self._hold(batch_id)
+                held.add(batch_id)
+            sizes = ((letter["id"], letter["bytes"]) for letter in page)
+            count += sum(int(self._run("dead_retry", *ids)) for ids in groups(sizes))
+        return count
 
-    def delete_dead(self, letter_ids: Sequence[str]) -> int:
-        """Forget dead letters; return how many there were."""
-        sizes = [(letter_id, 0) for letter_id in letter_ids]
+    def delete_dead(self, letter_ids: Iterable[str] | None = None) -> int:
+        """Forget dead letters, by default all; return how many there were."""
+        sizes = ((letter_id, 0) for letter_id in self._dead_ids(letter_ids))
         return sum(int(self._run("dead_delete", *ids)) for ids in groups(sizes))
 
 
@@ -67,10 +92,10 @@ def groups(sizes: Iterable[tuple[str, int]]) -> Iterator[list[str]]:
         yield group
 
 
-def _letter(letter_id: bytes, record: bytes) -> dict[str, Any]:
+def _letter(letter_id: str, record: bytes) -> DeadLetter:
     at, size, home, request_id, batch_id, _, custom_id, reason = record.split(b"\0", 7)
     return {
-        "id": letter_id.decode(),
+        "id": letter_id,
         "reason": reason.decode(errors="replace"),
         "at": int(at),
         "bytes": int(size),

@@ -10,7 +10,7 @@ from contract.batch import Batch
 from contract.errors import BatchConflict
 from contract.redis.batches import BatchStore
 from contract.results import outcome_of, read_meta
-from contract.streaming import LISTEN_S, Entry, Listener, Transcript, texts_of
+from contract.streaming import LISTEN_S, Entry, Transcript, texts_of
 from producer.cli.progress import tell
 from producer.core.same_batch import SameBatch
 from producer.core.standing import Standing
@@ -38,7 +38,7 @@ def listen(
     """
     _, request_id = store.find(batch, custom_id)
     same = SameBatch(store, batch, "a request of it was watched", may_reopen=True)
-    listener, transcript = Listener(store.redis, request_id), Transcript()
+    listener, transcript = store.listener(request_id), Transcript()
     workers = Standing(store, batch.fields.get("queue", ""))
     announce_at = tell_at = 0.0
     while True:

@@ -11,7 +11,11 @@ import orjson
 from contract.batch import Batch
 from contract.redis import keys
 from contract.redis.batches import BatchStore
+from contract.redis.dead_letters import DeadLetter
 from contract.results import outcome_of, read_meta, result_line
+
+#: Lines of a long table that are aligned with each other.
+PAGE = 500
 
 
 def json_text(value: Any) -> str:
@@ -22,6 +26,15 @@ def json_text(value: Any) -> str:
 def put_json(value: Any) -> None:
     """Print one JSON document on a line of its own."""
     click.echo(json_text(value))
+
+
+def put_json_list(values: Iterable[Any]) -> None:
+    """Print a JSON list on one line, each value as it comes."""
+    separator = "["
+    for value in values:
+        click.echo(separator + json_text(value), nl=False)
+        separator = ","
+    click.echo("]" if separator == "," else "[]")
 
 
 def batch_table(batch: Batch, workers: str | None = None) -> None:
@@ -113,21 +126,24 @@ def _harmless(value: object) -> str:
 
 def _columns(rows: Iterable[Sequence[str]]) -> None:
     rows = [[_harmless(cell) for cell in row] for row in rows]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
     for row in rows:
         cells = (f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
         click.echo("  ".join(cells).rstrip())
 
 
-def letter_json(letter: dict[str, Any], message: bytes) -> dict[str, Any]:
+def letter_json(letter: DeadLetter, message: bytes) -> dict[str, Any]:
     """Return a dead letter with its message, which holds the prompt."""
-    return letter | {"message": message.decode(errors="replace")}
+    return {**letter, "message": message.decode(errors="replace")}
 
 
-def letter_list(letters: Sequence[dict[str, Any]]) -> None:
-    """Print dead letters, one a line."""
+def letter_list(letters: Iterable[DeadLetter]) -> None:
+    """Print dead letters, one a line, as they come; columns are aligned within a page."""
     rows = [("ID", "BATCH", "CUSTOM_ID", "REASON")]
     for letter in letters:
-        names = (letter[name] or "-" for name in ("id", "batch_id", "custom_id"))
-        rows.append((*names, letter["reason"]))
+        custom_id = letter["custom_id"] or "-"
+        rows.append((letter["id"], letter["batch_id"] or "-", custom_id, letter["reason"]))
+        if len(rows) > PAGE:
+            _columns(rows)
+            rows.clear()
     _columns(rows)

@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from contract.redis.batches import BatchStore
-from contract.redis.queues import WORKER_SILENT_S
+from contract.redis.reads import WORKER_SILENT_S
 
 #: Workers announce themselves every second; a living one that is silent for longer is told.
 _NOTABLE_S = 5.0

@@ -124,7 +124,7 @@ class Run:
     def _delete_done(self, done: Done) -> None:
         """Delete windows whose results are in the output; a failover of Redis brings some back."""
         windows = [window_id(done.name, number) for number in range(done.windows)]
-        for batch_id in self._store.left_of(windows):
+        for batch_id in self._store.existing(windows):
             self._store.delete(batch_id, force=True)
 
     def _skip(self, raws: _Chunks, files: RunFiles) -> None:

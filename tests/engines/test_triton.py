@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lessee import chat
+from lessee import chat, client_of
 from questions import held_out_reading
 from real_stack import asked, listed_questions, read_jsonl, text_of, write_jsonl
 from stage import Stage, stage
@@ -113,8 +113,8 @@ def test_a_server_killed_and_restarted_twice_mid_batch_loses_and_doubles_nothing
             on.finish(timeout_s=120)
             # Then all 500 are answered, each once, and no request is under suspicion
             on.settled(simulated=False)
-            assert on.store.redis.llen(keys.suspects_list(keys.DEFAULT_QUEUE)) == 0
-            assert on.store.redis.hlen(keys.DEAD) == 0
+            assert client_of(on.store).llen(keys.suspects_list(keys.DEFAULT_QUEUE)) == 0
+            assert client_of(on.store).hlen(keys.DEAD) == 0
             assert worker.stop() == 0
         finally:
             server.kill()

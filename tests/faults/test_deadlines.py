@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 import pytest
 import redis
-from lessee import QUEUE, Lessee, bury_alive, celery_message, chat, stored
+from lessee import QUEUE, Lessee, bury_alive, celery_message, chat, client_of, stored
 from support import batch_file, chat_line, finish, queued, run_producer, state, write_lines
 
 from contract.errors import RequestFailed
@@ -53,7 +53,7 @@ def submit(path: Path, *options: str, redis_url: str) -> dict[str, Any]:
 
 def expire_all(store: BatchStore) -> None:
     """Let POP meet everything that waits; nothing of it may be leased."""
-    lessee = Lessee(store.redis)
+    lessee = Lessee(client_of(store))
     assert lessee.pop() == []
     while lessee.head[3]:
         assert lessee.pop() == []
@@ -97,7 +97,7 @@ def test_running_requests_are_aborted_at_the_deadline_and_their_slots_freed(
 
     assert state(store, "b1").status == "expired"
     assert after.returncode == 0, after.stderr
-    assert store.redis.zcard(keys.LEASES) == 0
+    assert client_of(store).zcard(keys.LEASES) == 0
 
 
 def test_expired_requests_get_a_new_life_without_the_old_deadline(
@@ -123,7 +123,7 @@ def test_failed_requests_that_are_retried_keep_a_deadline_that_lies_ahead(
     redis_url: str, store: BatchStore, tmp_path: Path
 ):
     shown = submit(batch_file(tmp_path / "in", 3), "--deadline", "3d", redis_url=redis_url)
-    lessee = Lessee(store.redis)
+    lessee = Lessee(client_of(store))
     finish(lessee, lessee.pop(), RequestFailed("once"))
 
     retry(redis_url=redis_url)

@@ -7,7 +7,7 @@ import shutil
 import signal
 from pathlib import Path
 
-from lessee import chat
+from lessee import chat, client_of
 from stage import Stage, stage
 
 from contract.redis import keys
@@ -15,7 +15,7 @@ from demo.stack import eventually
 
 
 def deaths(on: Stage) -> dict[bytes, bytes]:
-    return on.store.redis.hgetall(keys.DEATHS)
+    return client_of(on.store).hgetall(keys.DEATHS)
 
 
 def test_a_dead_engine_is_rebuilt_in_place_and_the_worker_is_degraded_meanwhile(
@@ -93,7 +93,7 @@ def test_an_engine_that_cannot_be_rebuilt_ends_the_worker_and_another_one_goes_o
         assert "could not be rebuilt in 2 tries" in log
         assert "No such file or directory: 'cat'" in log
         # It left nothing leased: the next worker need not wait
-        assert on.store.redis.zcard(keys.LEASES) == 0
+        assert client_of(on.store).zcard(keys.LEASES) == 0
         other = on.worker(simulated_process=True)
         on.finish()
         assert other.stop() == 0
@@ -114,5 +114,5 @@ def test_an_engine_that_dies_while_its_worker_drains_is_not_rebuilt(tmp_path: Pa
         assert "rebuilding" not in worker.log_path.read_text()
         assert deaths(on) == {}  # whoever stopped the worker may have told its engine, too
         on.submit(10, "b2")
-        assert on.store.redis.zcard(keys.LEASES) == 0
+        assert client_of(on.store).zcard(keys.LEASES) == 0
         assert sum(on.store.queue_lengths(keys.DEFAULT_QUEUE).values()) == 40

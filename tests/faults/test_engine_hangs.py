@@ -6,7 +6,7 @@ import os
 import signal
 from pathlib import Path
 
-from lessee import chat
+from lessee import chat, client_of
 from stage import stage
 
 from contract.redis import keys
@@ -58,8 +58,8 @@ def test_a_worker_with_a_hung_engine_can_be_stopped(tmp_path: Path) -> None:
         assert worker.process is not None
         assert worker.process.wait(10) == 0
         # Handed back, not counted as a death
-        assert on.store.redis.zcard(keys.LEASES) == 0
-        assert on.store.redis.hlen(keys.DEATHS) == 0
+        assert client_of(on.store).zcard(keys.LEASES) == 0
+        assert client_of(on.store).hlen(keys.DEATHS) == 0
         other = on.worker()
         on.finish()
         assert other.stop() == 0

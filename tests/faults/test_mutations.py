@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from lessee import chat, now
+from lessee import chat, client_of, now
 from mutations import GRACE, NX, OWNED, BrokenPromise, Mutation, root_with
 from observer import read_writes
 from stage import Stage, stage
@@ -34,7 +34,7 @@ def swept_while_paused(on: Stage, paused: Worker) -> Iterator[None]:
     held = on.computed().began_on(paused.pid)
     lease_hash = keys.worker_key(on.id_of(paused))
     os.kill(paused.pid, signal.SIGSTOP)
-    eventually(lambda: not on.store.redis.exists(lease_hash), 20, "its leases were swept")
+    eventually(lambda: not client_of(on.store).exists(lease_hash), 20, "its leases were swept")
     eventually(lambda: any(on.computed().starts[rid] > 1 for rid in held), 20, "begun elsewhere")
     yield
     os.kill(paused.pid, signal.SIGCONT)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from lessee import chat
+from lessee import chat, client_of
 from stage import Stage, stage
 from stub_server import StubProcess
 
@@ -85,7 +85,7 @@ def test_a_server_that_is_away_for_long_blames_nobody_and_stops_no_worker(tmp_pa
         worker = remote_worker(on, server, rebuild_tries=1)
         on.submit(60)
         eventually(lambda: "waiting for a server" in worker.log_path.read_text(), 20, "waits")
-        assert on.store.redis.zcard(keys.LEASES) == 0
+        assert client_of(on.store).zcard(keys.LEASES) == 0
         with server:
             on.ready(worker)
             on.finish()
@@ -93,7 +93,7 @@ def test_a_server_that_is_away_for_long_blames_nobody_and_stops_no_worker(tmp_pa
         on.submit(30, "b2")
         # A Redis clock that passes shows that it waits on, however long the server is away
         on.idle(worker, 3)
-        assert on.store.redis.hlen(keys.DEATHS) == 0
+        assert client_of(on.store).hlen(keys.DEATHS) == 0
         with server:
             on.finish("b2")
             assert worker.stop() == 0
@@ -113,7 +113,7 @@ def test_one_of_two_servers_dies_and_the_other_does_the_work(tmp_path: Path) -> 
             one.kill()
             on.finish()
             assert "degraded" not in worker.log_path.read_text()
-            assert on.store.redis.hlen(keys.DEATHS) == 0
+            assert client_of(on.store).hlen(keys.DEATHS) == 0
             assert worker.stop() == 0
             on.settled()
 

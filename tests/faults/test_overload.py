@@ -14,7 +14,7 @@ import orjson
 import psutil
 import pytest
 import redis
-from lessee import QUEUE, Lessee, celery_message, chat, stored, submit_batch
+from lessee import QUEUE, Lessee, celery_message, chat, client_of, stored, submit_batch
 from memory import Watched, growth
 from support import (
     batch_file,
@@ -91,11 +91,11 @@ def test_submit_waits_visibly_for_a_full_redis_and_a_worker_drains_it_to_the_end
             submit.kill()
             submit.wait()
         assert state(store, "b1").number("completed") == 9000
-        assert store.redis.info("memory")["used_memory"] < 20 * MB
+        assert client_of(store).info("memory")["used_memory"] < 20 * MB
         done = run_producer("results", "b1", "-o", tmp_path / "out", redis_url=server.url)
         assert done.returncode == 0, done.stderr
         assert len((tmp_path / "out").read_bytes().splitlines()) == 9000
-        store.redis.close()
+        store.close()
 
 
 def test_a_worker_stays_the_same_size_whatever_waits_in_the_queue(
@@ -134,7 +134,7 @@ def test_many_small_batches_at_once_all_end_and_all_get_their_time_to_live(
         eventually(lambda: redis_client.zcard(keys.RETIRING) == 0, patience_s, "all retire", 0.2)
         assert all(redis_client.pttl(keys.batch_key(batch)) > 0 for batch in ids)
     for used in stores:
-        used.redis.close()
+        used.close()
 
 
 def test_batches_whose_keys_expired_are_forgotten(redis_client: redis.Redis, store: BatchStore):

@@ -9,7 +9,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from lessee import chat
+from lessee import chat, client_of
 from stage import Stage, stage
 from support import run_producer
 
@@ -101,10 +101,10 @@ def test_a_graceful_hand_back_costs_nobody_a_count(tmp_path: Path) -> None:
             os.kill(worker.pid, signal.SIGTERM)
             assert worker.process is not None
             worker.process.wait(10)
-            assert on.store.redis.hlen(keys.DEATHS) == 0
-            assert on.store.redis.zcard(keys.LEASES) == 0
+            assert client_of(on.store).hlen(keys.DEATHS) == 0
+            assert client_of(on.store).zcard(keys.LEASES) == 0
         last = on.worker()
         on.finish()
         assert last.stop() == 0
-        assert on.store.redis.llen(keys.suspects_list(keys.DEFAULT_QUEUE)) == 0
+        assert client_of(on.store).llen(keys.suspects_list(keys.DEFAULT_QUEUE)) == 0
         on.settled()

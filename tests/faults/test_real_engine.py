@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from lessee import chat
+from lessee import chat, client_of
 from stage import Stage, stage
 
 from contract.redis import keys
@@ -131,7 +131,7 @@ def test_a_long_prefill_is_no_stall_an_orderly_end_no_answer_and_a_lost_model_th
         assert "could not be rebuilt in 1 tries" in fatal
         assert "SafetensorError" in fatal or "safetensors" in fatal
         eventually(lambda: all(gone(p) for p in children), 10, "no orphans", 0.1)
-        assert on.store.redis.zcard(keys.LEASES) == 0
+        assert client_of(on.store).zcard(keys.LEASES) == 0
 
 
 @pytest.mark.slow

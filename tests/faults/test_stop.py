@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from lessee import QUEUE, celery_message, chat
+from lessee import QUEUE, celery_message, chat, client_of
 from stage import Stage, stage
 
 from contract.redis import keys
@@ -59,14 +59,14 @@ def test_another_worker_has_the_rest_within_a_second_of_the_exit(
         os.kill(second.pid, signal.SIGCONT)
         assert send(on, first, signals) == code
         left = time.monotonic()
-        assert on.store.redis.hlen(keys.worker_key(on.id_of(first))) == 0
+        assert client_of(on.store).hlen(keys.worker_key(on.id_of(first))) == 0
         rest = {rid for rid in on.ids() if on.store.results([rid])[0] is None}
         eventually(lambda: rest <= on.computed().began_on(second.pid), 5, "the rest runs")
         assert time.monotonic() - left <= 1
         on.finish()
         hurried = len(signals) > 1 or signals[0] == signal.SIGQUIT
         assert on.computed().again == (16 if hurried else 0)
-        assert on.store.redis.hlen(keys.DEATHS) == 0
+        assert client_of(on.store).hlen(keys.DEATHS) == 0
         assert second.stop() == 0
         on.settled()
 
@@ -79,7 +79,7 @@ def test_what_does_not_finish_in_the_drain_timeout_is_handed_back(tmp_path: Path
         assert time.monotonic() - began <= 1 + 3
         second = on.worker(lease_s=60, simulated_slots=32)
         on.running(16 + 30)
-        assert on.store.redis.hlen(keys.DEATHS) == 0
+        assert client_of(on.store).hlen(keys.DEATHS) == 0
         on.finish()
         assert second.stop() == 0
         on.settled()
@@ -98,7 +98,7 @@ def test_stopping_while_the_engine_is_built_or_rebuilt_takes_nothing_along(tmp_p
         on.engine_process(degraded).kill()
         eventually(lambda: on.announced(degraded)["state"] == "degraded", 5, "degraded")
         assert send(on, degraded, [signal.SIGTERM]) == 0
-        assert on.store.redis.zcard(keys.LEASES) == 0
+        assert client_of(on.store).zcard(keys.LEASES) == 0
 
         last = on.worker()
         on.finish()
@@ -115,14 +115,14 @@ def test_a_worker_that_waits_for_its_own_work_before_it_runs_suspects_ends_in_ti
         on.ready(worker)
         on.submit([chat(f"q{n}", user="simulate:sleep=600") for n in range(16)])
         on.running(16)
-        on.store.redis.lpush(keys.suspects_list(QUEUE), celery_message("suspect"))
-        eventually(lambda: on.store.redis.exists(lock), 10, "it has seen the suspect")
+        client_of(on.store).lpush(keys.suspects_list(QUEUE), celery_message("suspect"))
+        eventually(lambda: client_of(on.store).exists(lock), 10, "it has seen the suspect")
         began = time.monotonic()
         assert send(on, worker, [signal.SIGTERM]) == 0
         assert time.monotonic() - began <= 1 + 3
-        assert on.store.redis.zcard(keys.LEASES) == 0
-        assert on.store.redis.hlen(keys.DEATHS) == 0
-        assert not on.store.redis.exists(lock)
+        assert client_of(on.store).zcard(keys.LEASES) == 0
+        assert client_of(on.store).hlen(keys.DEATHS) == 0
+        assert not client_of(on.store).exists(lock)
 
 
 def test_a_redis_that_accepts_and_never_answers_does_not_keep_a_busy_worker(

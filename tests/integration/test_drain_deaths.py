@@ -124,10 +124,10 @@ async def test_an_engine_that_dies_at_everything_ends_the_worker_before_the_queu
         async with draining(redis_url, BrokenEngine, simulated_slots=8) as running:
             await running.ended(20)
     assert caught.value.subgroup(EngineDead)
-    assert len(store.dead_letters()) <= 2
+    assert len(list(store.dead_letters())) <= 2
     waiting = sum(redis_client.llen(key) for key in keys.priority_lists(QUEUE))
     waiting += redis_client.llen(keys.suspects_list(QUEUE))
-    assert waiting + len(store.dead_letters()) == 64
+    assert waiting + len(list(store.dead_letters())) == 64
     assert leased(redis_client) == 0
 
 
@@ -149,7 +149,7 @@ async def test_rejected_requests_in_between_do_not_prove_a_broken_engine(
             await running.ended(20)
     assert caught.value.subgroup(EngineDead)
     assert "without completing a request" in str(caught.value.subgroup(EngineDead).exceptions)  # type: ignore[union-attr]
-    assert len(store.dead_letters()) <= 2
+    assert len(list(store.dead_letters())) <= 2
     assert leased(redis_client) == 0
 
 

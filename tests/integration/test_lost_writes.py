@@ -10,6 +10,7 @@ from typing import Any
 
 import orjson
 import pytest
+from lessee import client_of
 from lost_writes import Snapshot
 from submitting import LIMITS, ONCE, assert_queued_once, submit
 from support import (
@@ -39,7 +40,7 @@ class ForgetfulStore(BatchStore):
     """Runs `before` and `after` around the nth call of ENQUEUE or SEAL."""
 
     def __init__(self, whole: BatchStore) -> None:
-        super().__init__(whole.redis, ttl_ms=TTL_MS)
+        super().__init__(client_of(whole), ttl_ms=TTL_MS)
         self.before: dict[str, Callable[[], None]] = {}
         self.after: dict[str, Callable[[], None]] = {}
         self._calls = {"enqueue": 0, "seal": 0}
@@ -65,7 +66,7 @@ class Memory:
     """What a store has at one moment, to be put back at a later one."""
 
     def __init__(self, store: BatchStore) -> None:
-        self._redis = store.redis
+        self._redis = client_of(store)
         self._snapshot: Snapshot | None = None
 
     def keep(self) -> None:
@@ -170,7 +171,7 @@ def test_the_command_seals_again_what_came_from_a_pipe(
 
 def _polls(store: BatchStore) -> bool:
     # Only who watches asks Redis for its time (who is alive?).
-    clients = store.redis.client_list()
+    clients = client_of(store).client_list()
     return any(c["name"] == "warmq-producer" and c["cmd"] == "time" for c in clients)
 
 
@@ -233,8 +234,8 @@ def assert_whole(folder: Path, store: BatchStore) -> None:
     lines = (folder / "out.jsonl").read_bytes().splitlines()
     assert [orjson.loads(line)["custom_id"] for line in lines] == [f"r{n}" for n in range(1700)]
     assert queued(store) == []
-    assert list(store.redis.scan_iter("warmq:batch:*")) == []
-    assert list(store.redis.scan_iter("celery-task-meta-*")) == []
+    assert list(client_of(store).scan_iter("warmq:batch:*")) == []
+    assert list(client_of(store).scan_iter("celery-task-meta-*")) == []
     assert store.batches() == []
 
 
@@ -290,13 +291,15 @@ def test_windows_that_come_back_after_they_were_deleted_are_deleted_again(
     batch_file(tmp_path / "in.jsonl", 1700)
     served, kept = ServedStore(store), []
     served.look = lambda: run_all(store)
-    served.before["seal 2"] = lambda: kept.append(Snapshot(store.redis, "warmq:batch:run_*.1*"))
+    served.before["seal 2"] = lambda: kept.append(
+        Snapshot(client_of(store), "warmq:batch:run_*.1*")
+    )
 
     def come_back(batch_id: str) -> None:
         if batch_id.endswith(".1"):
             served.deleted = lambda batch_id: None
-            kept[0].restore(store.redis, alone=False)
-            store.redis.zadd(keys.BATCHES, {batch_id: 1})
+            kept[0].restore(client_of(store), alone=False)
+            client_of(store).zadd(keys.BATCHES, {batch_id: 1})
             assert not state(store, batch_id).finished
 
     served.deleted = come_back
@@ -310,7 +313,9 @@ def test_a_run_that_goes_on_deletes_windows_that_came_back(store: BatchStore, tm
     batch_file(tmp_path / "in.jsonl", 1700)
     served, kept = ServedStore(store), []
     served.look = lambda: run_all(store)
-    served.before["seal 2"] = lambda: kept.append(Snapshot(store.redis, "warmq:batch:run_*.0*"))
+    served.before["seal 2"] = lambda: kept.append(
+        Snapshot(client_of(store), "warmq:batch:run_*.0*")
+    )
 
     def stop(batch_id: str) -> None:
         if batch_id.endswith(".1"):
@@ -320,8 +325,8 @@ def test_a_run_that_goes_on_deletes_windows_that_came_back(store: BatchStore, tm
     with pytest.raises(KeyboardInterrupt):
         run(served, tmp_path)
     # And a failover that brings the first one back
-    kept[0].restore(store.redis, alone=False)
-    assert len(store.redis.keys("warmq:batch:run_*.0")) == 1
+    kept[0].restore(client_of(store), alone=False)
+    assert len(client_of(store).keys("warmq:batch:run_*.0")) == 1
     # When the same command goes on
     served.deleted = lambda batch_id: None
     run(served, tmp_path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import orjson
-from lessee import Lessee, celery_message, submit_batch
+from lessee import Lessee, celery_message, client_of, submit_batch
 from support import (
     as_json,
     batch_file,
@@ -53,7 +53,7 @@ def test_failed_requests_are_retried_and_bad_lines_are_not(
     with path.open("ab") as file:
         file.write(b"{\n")
     run_producer("submit", path, "--batch-id", "b1", redis_url=redis_url)
-    lessee = Lessee(store.redis)
+    lessee = Lessee(client_of(store))
     finish(lessee, lessee.pop(), RequestFailed("no"))
     assert state(store, "b1").number("failed") == 3
 
@@ -79,7 +79,7 @@ def test_cancelled_requests_are_retried_only_if_asked_for(redis_url: str, store:
 
 def test_an_unfinished_batch_is_deleted_only_by_force(redis_url: str, store: BatchStore):
     submitted = submit_batch(store, 2)
-    lessee = Lessee(store.redis)
+    lessee = Lessee(client_of(store))
     finish(lessee, lessee.pop()[:1])
 
     refused = run_producer("delete", "b1", redis_url=redis_url)
@@ -90,12 +90,12 @@ def test_an_unfinished_batch_is_deleted_only_by_force(redis_url: str, store: Bat
 
     assert store.batch("b1") is None
     assert store.results(submitted.ids) == [None, None]
-    assert list(store.redis.scan_iter("warmq:batch:*")) == []
+    assert list(client_of(store).scan_iter("warmq:batch:*")) == []
 
 
 def test_dead_letters_are_listed_shown_and_queued_again(redis_url: str, store: BatchStore):
-    store.redis.lpush("warmq", b"garbage", celery_message("t1"))
-    lessee = Lessee(store.redis)
+    client_of(store).lpush("warmq", b"garbage", celery_message("t1"))
+    lessee = Lessee(client_of(store))
     (lease,) = lessee.pop()
     lessee.bury(lease, "poison")
 

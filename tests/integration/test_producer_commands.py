@@ -9,7 +9,7 @@ from pathlib import Path
 
 import orjson
 import pytest
-from lessee import Lessee, submit_batch
+from lessee import Lessee, client_of, submit_batch
 from support import (
     as_json,
     batch_file,
@@ -116,7 +116,7 @@ def test_a_wrong_setting_is_told_with_its_name_and_ends_with_2(redis_url: str):
 
 def test_status_json_is_openais_batch_object(redis_url: str, store: BatchStore):
     submit_batch(store, 3)
-    lessee = Lessee(store.redis)
+    lessee = Lessee(client_of(store))
     one, two, _ = lessee.pop()
     finish(lessee, [one])
     finish(lessee, [two], RequestFailed("no"))
@@ -152,7 +152,7 @@ def test_status_of_one_request_names_its_key_and_shows_its_result(
     redis_url: str, store: BatchStore
 ):
     submit_batch(store, 2)
-    lessee = Lessee(store.redis)
+    lessee = Lessee(client_of(store))
     one, two = lessee.pop()
     finish(lessee, [one])
     lessee.release(two)
@@ -179,7 +179,7 @@ def test_status_of_one_request_names_its_key_and_shows_its_result(
 
 def test_list_shows_the_newest_first(redis_url: str, store: BatchStore):
     submit_batch(store, 1, batch_id="first")
-    store.redis.zincrby(keys.BATCHES, -1000, "first")  # a second earlier
+    client_of(store).zincrby(keys.BATCHES, -1000, "first")  # a second earlier
     submit_batch(store, 2, batch_id="second")
 
     shown = as_json(run_producer("list", "--json", redis_url=redis_url))
@@ -215,7 +215,7 @@ def test_waiting_for_a_batch_with_failures_ends_with_1(
         producer_command("submit", path, "--batch-id", "b1", "--wait"),
         env=producer_env(redis_url), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     ) as process:  # fmt: skip
-        lessee = Lessee(store.redis)
+        lessee = Lessee(client_of(store))
         one, two, three = eventually(lambda: (found := lessee.pop()) and found, 30)
         finish(lessee, [one, three])
         finish(lessee, [two], RequestFailed("no"))
@@ -239,7 +239,7 @@ def test_a_batch_that_nobody_serves_says_so(redis_url: str, store: BatchStore, t
     alone = run_producer("submit", path, "--model", "tiny", redis_url=redis_url)
     assert "no worker serves queue warmq.tiny; the requests wait there" in alone.stderr
 
-    Lessee(store.redis, queue="warmq.tiny").sweep()  # a worker announces itself
+    Lessee(client_of(store), queue="warmq.tiny").sweep()  # a worker announces itself
     served = run_producer("submit", path, "--model", "tiny", redis_url=redis_url)
     assert "no worker" not in served.stderr
 
@@ -262,5 +262,5 @@ def test_an_interrupted_watch_says_that_the_batch_goes_on(redis_url: str, store:
 
 def _polls(store: BatchStore) -> bool:
     # Only a watch that sees nothing move asks Redis for its time (who is alive?).
-    clients = store.redis.client_list()
+    clients = client_of(store).client_list()
     return any(c["name"] == "warmq-producer" and c["cmd"] == "time" for c in clients)

@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from lessee import Lessee, submit_batch
+from lessee import Lessee, client_of, submit_batch
 from runs import custom_ids, journal_of, running, served
 from support import (
     batch_file,
@@ -51,7 +51,7 @@ def assert_told(status: int | None, told: str, *words: str) -> None:
 def answered(store: BatchStore, count: int, failed: int = 0) -> None:
     """Leave a finished batch b1 of so many results, the first of them failed."""
     submit_batch(store, count)
-    lessee = Lessee(store.redis)
+    lessee = Lessee(client_of(store))
     leases = lessee.pop(count)
     finish(lessee, leases[:failed], RequestFailed("broken"))
     finish(lessee, leases[failed:])

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from lessee import Lessee, submit_batch
+from lessee import Lessee, client_of, submit_batch
 from support import batch_file, finish, run_producer
 
 from contract.redis.batches import BatchStore
@@ -56,7 +56,7 @@ def test_the_files_that_a_command_names_by_itself_are_none_of_the_others_either(
     progress = batch_file(tmp_path / "out.jsonl.progress", 3)
     out = tmp_path / "out.jsonl"
     submit_batch(store, 2)
-    finish(lessee := Lessee(store.redis), lessee.pop())
+    finish(lessee := Lessee(client_of(store)), lessee.pop())
     (tmp_path / "twin.errors.jsonl").symlink_to(tmp_path / "twin.jsonl")
     before = {path: path.read_bytes() for path in (errors, progress)}
     for command in (
@@ -79,7 +79,7 @@ def test_results_and_errors_may_both_go_to_a_device(
     redis_url: str, store: BatchStore, tmp_path: Path
 ) -> None:
     submit_batch(store, 2)
-    finish(lessee := Lessee(store.redis), lessee.pop())
+    finish(lessee := Lessee(client_of(store)), lessee.pop())
     done = run_producer(
         "results", "b1", "-o", "/dev/null", "--errors", "/dev/null", redis_url=redis_url
     )

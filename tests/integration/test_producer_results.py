@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 import pytest
-from lessee import Lessee, submit_batch
+from lessee import Lessee, client_of, submit_batch
 from support import batch_file, finish, producer_command, producer_env, run_producer, state
 
 from contract.errors import RequestFailed
@@ -37,7 +37,7 @@ def custom_ids(lines: list[dict[str, Any]]) -> list[str]:
 def finish_out_of_order(store: BatchStore) -> None:
     """Finish b1 with c1, c2, c3: c3 first, then c1 as a failure, then c2."""
     submit_batch(store, 3)
-    lessee = Lessee(store.redis)
+    lessee = Lessee(client_of(store))
     one, two, three = lessee.pop()
     finish(lessee, [three])
     finish(lessee, [one], RequestFailed("the engine choked"))
@@ -69,7 +69,7 @@ def test_a_result_is_an_openai_batch_output_line(store: BatchStore):
 @pytest.mark.parametrize("order", ["input", "completion"])
 def test_lost_results_are_lines_so_that_none_is_missing(store: BatchStore, order: str):
     finish_out_of_order(store)
-    store.redis.delete(keys.result_key(keys.request_id("b1", "c2")))
+    client_of(store).delete(keys.result_key(keys.request_id("b1", "c2")))
     lines = collect(store, order)
     assert sorted(custom_ids(lines)) == ["c1", "c2", "c3"]
     (lost,) = [line for line in lines if line["custom_id"] == "c2"]
@@ -79,7 +79,7 @@ def test_lost_results_are_lines_so_that_none_is_missing(store: BatchStore, order
 def test_a_retried_request_is_given_once_in_completion_order(store: BatchStore):
     finish_out_of_order(store)
     assert store.retry(state(store, "b1"), ["failed"]) == 1
-    lessee = Lessee(store.redis)
+    lessee = Lessee(client_of(store))
     finish(lessee, lessee.pop())
 
     lines = collect(store, "completion")
@@ -93,7 +93,7 @@ def test_of_an_unfinished_batch_partial_gives_what_is_there(
     redis_url: str, store: BatchStore, order: str
 ):
     submit_batch(store, 3)
-    lessee = Lessee(store.redis)
+    lessee = Lessee(client_of(store))
     finish(lessee, lessee.pop()[1:])
 
     refused = run_producer("results", "b1", "--order", order, redis_url=redis_url)
@@ -122,7 +122,7 @@ def following(store: BatchStore, order: str) -> Iterator[str]:
 
 def test_followed_results_come_as_soon_as_they_are_there(store: BatchStore):
     submit_batch(store, 3)
-    lessee = Lessee(store.redis)
+    lessee = Lessee(client_of(store))
     one, two, three = lessee.pop()
 
     completion = following(store, "completion")
@@ -136,7 +136,7 @@ def test_followed_results_come_as_soon_as_they_are_there(store: BatchStore):
 
 def test_followed_results_in_input_order_wait_for_the_next_in_order(store: BatchStore):
     submit_batch(store, 3)
-    lessee = Lessee(store.redis)
+    lessee = Lessee(client_of(store))
     one, two, three = lessee.pop()
 
     in_order = following(store, "input")
@@ -151,7 +151,7 @@ def test_followed_results_in_input_order_wait_for_the_next_in_order(store: Batch
 
 def test_following_goes_on_while_lines_are_still_submitted(store: BatchStore):
     submitted = submit_batch(store, 2, seal=False)
-    lessee = Lessee(store.redis)
+    lessee = Lessee(client_of(store))
     followed = following(store, "input")
     finish(lessee, lessee.pop())
     assert [next(followed), next(followed)] == ["c1", "c2"]
@@ -161,7 +161,7 @@ def test_following_goes_on_while_lines_are_still_submitted(store: BatchStore):
 
 def test_a_batch_that_is_deleted_meanwhile_ends_the_following(store: BatchStore):
     submit_batch(store, 2)
-    lessee = Lessee(store.redis)
+    lessee = Lessee(client_of(store))
     leases = lessee.pop()
     followed = following(store, "completion")
     finish(lessee, leases[:1])
@@ -198,7 +198,7 @@ def test_without_failures_there_is_no_error_file_and_an_old_one_is_emptied(
     redis_url: str, store: BatchStore, tmp_path: Path
 ):
     submit_batch(store, 2)
-    lessee = Lessee(store.redis)
+    lessee = Lessee(client_of(store))
     finish(lessee, lessee.pop())
     out, old = tmp_path / "out.jsonl", tmp_path / "other.errors.jsonl"
     old.write_text("stale\n")
@@ -235,7 +235,7 @@ def test_an_interrupted_collection_leaves_no_half_file(
     redis_url: str, store: BatchStore, tmp_path: Path, sig: signal.Signals, status: int
 ):
     submit_batch(store, 3)
-    lessee = Lessee(store.redis)
+    lessee = Lessee(client_of(store))
     finish(lessee, lessee.pop()[:2])
     out = tmp_path / "out.jsonl"
     out.write_text("an earlier collection\n")
@@ -263,7 +263,7 @@ def test_results_of_a_real_submit_can_be_followed_to_a_file(
         producer_command("submit", path, "--batch-id", "b1", "-o", out),
         env=producer_env(redis_url), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     ) as process:  # fmt: skip
-        lessee = Lessee(store.redis)
+        lessee = Lessee(client_of(store))
         eventually(lambda: (b := store.batch("b1")) and b.sealed, 30)
         while leases := lessee.pop(500):
             finish(lessee, leases)

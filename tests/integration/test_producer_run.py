@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import redis
-from lessee import Lessee
+from lessee import Lessee, client_of
 from runs import custom_ids, done_windows, running
 from support import batch_file, chat_line, finish, run_all, run_producer, write_lines
 
@@ -57,7 +57,7 @@ def test_a_killed_run_goes_on_where_its_output_ends_and_computes_nothing_twice(
 ) -> None:
     source, out = batch_file(tmp_path / "in.jsonl", 2200), tmp_path / "out.jsonl"
     journal = tmp_path / "out.jsonl.progress"
-    lessee, answered = Lessee(store.redis), 0
+    lessee, answered = Lessee(client_of(store)), 0
     # Given a run that is killed after its first window, while it waits for the next one
     with running(redis_url, source, out, "--window", "500") as process:
         eventually(lambda: len(store.batches()) == 2, 20)
@@ -94,7 +94,7 @@ def test_what_a_run_cannot_go_on_with_is_refused(
         # While one writes the output, no other may
         second = run_producer("run", source, out, redis_url=redis_url)
         assert (second.returncode, "another `producer run`" in second.stderr) == (2, True)
-        lessee = Lessee(store.redis)
+        lessee = Lessee(client_of(store))
         finish(lessee, lessee.pop(600))
         eventually(lambda: done_windows(out) == 1, 20)
         process.send_signal(signal.SIGINT)

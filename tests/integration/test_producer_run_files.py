@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from lessee import Lessee
+from lessee import Lessee, client_of
 from runs import custom_ids, done_windows, journal_of, running, served, stopped_after_one_window
 from support import batch_file, chat_line, finish, run_all, run_producer, write_lines
 
@@ -223,7 +223,7 @@ def test_an_output_that_is_taken_away_meanwhile_ends_the_run(
     source, out = batch_file(tmp_path / "in.jsonl", 1200), tmp_path / "out.jsonl"
     with running(redis_url, source, out, "--window", "500") as process:
         eventually(lambda: len(store.batches()) == 2, 20)
-        lessee = Lessee(store.redis)
+        lessee = Lessee(client_of(store))
         finish(lessee, lessee.pop(500))
         eventually(lambda: done_windows(out) == 1, 20)
         harm(out)
@@ -241,7 +241,7 @@ def test_an_interruption_leaves_whole_windows_only(
     source, out = batch_file(tmp_path / "in.jsonl", 1200), tmp_path / "out.jsonl"
     with running(redis_url, source, out, "--window", "500") as process:
         eventually(lambda: len(store.batches()) == 2, 20)
-        lessee = Lessee(store.redis)
+        lessee = Lessee(client_of(store))
         finish(lessee, lessee.pop(700))  # one window and a part of the next
         eventually(lambda: done_windows(out) == 1, 20)
         process.send_signal(signal.SIGTERM)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lessee import client_of
 from runs import custom_ids, done_windows, running, served
 from submitting import LIMITS
 from support import TTL_MS, chat_line, run_all, write_lines
@@ -61,7 +62,7 @@ def test_a_finished_window_is_collected_before_the_next_one_asks_for_room(
         process.send_signal(signal.SIGKILL)
     run_all(small_store, text="y" * 150_000)
     assert len(small_store.batches()) == 1
-    assert small_store.redis.info("memory")["used_memory"] > 12 * MIB
+    assert client_of(small_store).info("memory")["used_memory"] > 12 * MIB
     # When the same command runs again: it is the first to make room
     status, told = served(
         small_redis.url, small_store, source, out, "--window", "500", text="y" * 40_000
@@ -103,11 +104,11 @@ def test_a_redis_that_others_have_filled_is_waited_for_aloud(
     source, out = large_file(tmp_path / "in.jsonl", 3, 10), tmp_path / "out.jsonl"
     others = [f"somebody:{n}" for n in range(30)]
     for key in others:
-        small_store.redis.set(key, b"x" * (MIB // 2))
+        client_of(small_store).set(key, b"x" * (MIB // 2))
     with running(small_redis.url, source, out) as process:
         assert process.stderr is not None
         assert "0 lines done, 0 failed, waiting: Redis uses " in process.stderr.readline()
-        small_store.redis.delete(*others)
+        client_of(small_store).delete(*others)
         eventually(lambda: run_all(small_store) == 3, 20)
         assert process.wait(20) == 0
 
@@ -119,11 +120,11 @@ class FilledOnce(BatchStore):
 
     def why_full(self, *args: Any, **marks: Any) -> str:
         self.looks += 1
-        self.redis.config_set("maxmemory", 1 if self.looks == 1 else 0)
+        client_of(self).config_set("maxmemory", 1 if self.looks == 1 else 0)
         return ""
 
     def batch(self, batch_id: str) -> Batch | None:
-        run_all(BatchStore(self.redis, ttl_ms=TTL_MS))
+        run_all(BatchStore(client_of(self), ttl_ms=TTL_MS))
         return super().batch(batch_id)
 
 

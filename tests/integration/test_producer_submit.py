@@ -10,6 +10,7 @@ from typing import Any
 
 import orjson
 import pytest
+from lessee import client_of
 from submitting import assert_queued_once, submit
 from support import (
     TTL_MS,
@@ -39,7 +40,7 @@ def test_messages_are_what_celery_would_write(store: BatchStore, tmp_path: Path)
 
     submit(store, write_lines(tmp_path / "in", [line]), submission)
 
-    raw = store.redis.lindex(keys.priority_list("warmq.tiny", 3), 0)
+    raw = client_of(store).lindex(keys.priority_list("warmq.tiny", 3), 0)
     message = orjson.loads(raw)
     assert orjson.loads(message["body"])[0] == [
         {"prompt": "Hi é", "max_tokens": 7, "temperature": 0.5}
@@ -139,7 +140,7 @@ class BrokenStore(BatchStore):
     """Fails the nth ENQUEUE, before or after Redis has done it."""
 
     def __init__(self, whole: BatchStore, fail_at: int, *, done: bool) -> None:
-        super().__init__(whole.redis, ttl_ms=TTL_MS)
+        super().__init__(client_of(whole), ttl_ms=TTL_MS)
         self._left, self._done = fail_at, done
 
     def enqueue(self, *args: Any, **kwargs: Any) -> Enqueued:
@@ -177,7 +178,7 @@ class StutteringStore(BatchStore):
 def test_an_enqueue_repeated_after_a_lost_reply_queues_nothing_twice(
     store: BatchStore, tmp_path: Path
 ):
-    submit(StutteringStore(store.redis, ttl_ms=TTL_MS), batch_file(tmp_path / "in", 1700))
+    submit(StutteringStore(client_of(store), ttl_ms=TTL_MS), batch_file(tmp_path / "in", 1700))
     assert_queued_once(store, 1700)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from lessee import client_of
 from submitting import assert_queued_once, submit
 from support import (
     TTL_MS,
@@ -43,7 +44,7 @@ def small_store(small_redis: RedisServer) -> Iterator[BatchStore]:
 def test_a_full_redis_makes_submit_wait_until_there_is_room(
     small_store: BatchStore, tmp_path: Path
 ):
-    redis = small_store.redis
+    redis = client_of(small_store)
     used = redis.info("memory")["used_memory"]
     redis.config_set("maxmemory", used + 1_500_000)
     waits: list[str] = []
@@ -137,11 +138,11 @@ def test_a_redis_that_dies_in_the_middle_is_told_and_the_batch_resumed(
         process.stdin.write(data[:half])
         process.stdin.flush()
         eventually(lambda: (b := small_store.batch("b1")) and b.number("cursor") == 500, 30)
-        small_store.redis.config_set("min-replicas-to-write", 1)  # no write is taken any more
+        client_of(small_store).config_set("min-replicas-to-write", 1)  # no write is taken any more
         _, told = process.communicate(data[half:])
     assert process.returncode == 3
     assert b"--batch-id b1 goes on where it stopped" in told
-    small_store.redis.config_set("min-replicas-to-write", 0)
+    client_of(small_store).config_set("min-replicas-to-write", 0)
 
     submit(small_store, path)
 

@@ -7,6 +7,7 @@ import redis
 from lessee import (
     Lessee,
     Submitted,
+    client_of,
     counts,
     now,
     stored,
@@ -42,7 +43,7 @@ def submit_later(store: BatchStore, old: Submitted, count: int) -> Submitted:
     """Submit again under the same id; batches are told apart by the ms of their creation."""
 
     def later() -> bool:
-        seconds, micros = store.redis.time()
+        seconds, micros = client_of(store).time()
         return seconds * 1000 + micros // 1000 > int(old.batch.created)
 
     eventually(later, 5, "the next millisecond", every_s=0.001)

@@ -114,10 +114,10 @@ def test_dead_letters_of_a_deleted_batch_go_with_the_next_sweeps(
     submit_batch(store, 1)
     worker.bury(*worker.pop(), "unreadable")
     worker.sweep()
-    assert len(store.dead_letters()) == 1
+    assert len(list(store.dead_letters())) == 1
     store.delete("b1")
     worker.sweep()
-    assert store.dead_letters() == []
+    assert not list(store.dead_letters())
     assert redis_client.keys(f"{keys.DEAD}*") == []
 
 

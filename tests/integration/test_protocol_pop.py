@@ -114,7 +114,7 @@ def test_a_result_key_of_another_type_blocks_nothing(
     redis_client.hset(keys.result_key("odd"), "not", "ours")
     push(redis_client, celery_message("good"), celery_message("odd"), celery_message("last"))
     assert [lease.request_id for lease in worker.pop()] == ["good", "last"]
-    assert len(store.dead_letters()) == 1
+    assert len(list(store.dead_letters())) == 1
     assert redis_client.llen(QUEUE) == 0
 
 
@@ -229,7 +229,7 @@ def test_requests_of_a_cancelled_batch_end_when_pop_meets_them(
     assert meta["status"] == "REVOKED"
     assert meta["warmq"]["error"]["code"] == "cancelled"
     assert meta["warmq"]["custom_id"] == "c1"
-    assert len(store.dead_letters()) == 1
+    assert len(list(store.dead_letters())) == 1
 
 
 def test_requests_past_their_deadline_end_as_expired(

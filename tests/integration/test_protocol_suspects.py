@@ -84,7 +84,7 @@ def test_one_death_alone_is_not_enough_to_be_blamed(
     make_suspects(worker)
     (once,) = worker.pop(lists=[SUSPECTS])
     worker.release(once, died=[once])
-    assert store.dead_letters() == []
+    assert not list(store.dead_letters())
     (again,) = worker.pop(lists=[SUSPECTS])
     assert worker.done(again) == 1
     assert redis_client.hlen(keys.DEATHS) == 0
@@ -100,7 +100,7 @@ def test_two_poisons_are_both_found(
     assert len(completed) == 30
     assert counts(now(store, submitted.id)) == {"completed": 30, "failed": 2}
     assert now(store, submitted.id).finished
-    assert len(store.dead_letters()) == 2
+    assert len(list(store.dead_letters())) == 2
 
 
 def test_a_poison_in_a_worker_that_is_killed_is_found_by_sweep(
@@ -112,7 +112,7 @@ def test_a_poison_in_a_worker_that_is_killed_is_found_by_sweep(
         assert [lease.request_id for lease in taken] == ["bad"]
         other.expire_leases(*taken)
         assert other.sweep() == 1
-    assert len(store.dead_letters()) == 1
+    assert len(list(store.dead_letters())) == 1
     assert stored(redis_client, "bad")
     assert redis_client.llen(SUSPECTS) == 0
 
@@ -124,7 +124,7 @@ def test_a_poison_whose_result_nobody_wants_gets_none(
     make_suspects(worker)
     assert run_suspects(worker, {"bad"}) == (2, [])
     assert stored(redis_client, "bad") is None
-    assert len(store.dead_letters()) == 1
+    assert len(list(store.dead_letters())) == 1
 
 
 def test_a_group_larger_than_one_sweep_takes_is_swept_as_one(

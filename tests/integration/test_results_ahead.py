@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import redis
-from lessee import Lessee, submit_batch
+from lessee import Lessee, client_of, submit_batch
 from support import finish
 
 from contract.errors import StoreUnavailable
@@ -22,7 +22,7 @@ from demo.stack import RedisServer
 def ids(store: BatchStore) -> list[str]:
     """A finished batch's request ids."""
     submit_batch(store, 3)
-    lessee = Lessee(store.redis)
+    lessee = Lessee(client_of(store))
     finish(lessee, lessee.pop())
     return [keys.request_id("b1", f"c{n}") for n in (1, 2, 3)]
 
@@ -51,7 +51,7 @@ def test_a_connection_that_breaks_before_the_answer_costs_nothing(
 def test_an_answer_that_nobody_read_is_not_the_next_one(store: BatchStore, ids: list[str]) -> None:
     with closing(ResultsAhead(store)) as ahead:
         ahead.ask(ids)
-    assert store.redis.ping() is True
+    assert client_of(store).ping() is True
     with closing(ResultsAhead(store)) as ahead:
         ahead.ask(ids[:1])
         assert len(ahead.answer()) == 1

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import orjson
 import pytest
-from lessee import Lessee, now
+from lessee import Lessee, client_of, now
 from lost_writes import Snapshot
 from submitting import submit
 from support import batch_file, finish, producer_command, producer_env, run_all, run_producer, state
@@ -40,16 +40,16 @@ def ended(store: BatchStore, tmp_path: Path, kept: dict[str, Snapshot]) -> Batch
     """A batch of which all requests have ended, some of them failed."""
     path = batch_file(tmp_path / "in.jsonl", REQUESTS)
     if "ended" in kept:
-        kept["ended"].restore(store.redis)
+        kept["ended"].restore(client_of(store))
         return store
     submit(store, path)
-    lessee = Lessee(store.redis)
+    lessee = Lessee(client_of(store))
     for start in range(0, FAILED.start, 500):
         finish(lessee, lessee.pop(min(500, FAILED.start - start)))
     finish(lessee, lessee.pop(len(FAILED)), RequestFailed("the engine choked"))
     run_all(store)
     assert state(store, "b1").finished
-    kept["ended"] = Snapshot(store.redis)
+    kept["ended"] = Snapshot(client_of(store))
     return store
 
 
@@ -107,7 +107,10 @@ def submit_anew(store: BatchStore, folder: Path) -> None:
     ("happens", "told"),
     [
         (lambda store, folder: delete(store), "batch b1 was deleted while its results were read"),
-        (lambda store, folder: store.redis.flushall(), "or Redis was emptied; submit the file"),
+        (
+            lambda store, folder: client_of(store).flushall(),
+            "or Redis was emptied; submit the file",
+        ),
         (submit_anew, "batch b1 was deleted, and submitted anew, while its results were read"),
     ],
     ids=["deleted", "emptied", "submitted anew"],
@@ -127,7 +130,7 @@ def test_a_batch_that_expires_is_told_so_and_no_file_appears(
 ):
     # Given a batch whose results a worker has given two seconds more
     ids = [rid for chunk in ended.index("b1") for rid in chunk.request_ids("b1")]
-    Lessee(ended.redis).run("retire", "b1", now(ended).life, 2_000, 1, *ids)
+    Lessee(client_of(ended)).run("retire", "b1", now(ended).life, 2_000, 1, *ids)
 
     def wait() -> None:
         eventually(lambda: ended.batch("b1") is None, 10)
@@ -177,7 +180,7 @@ def test_a_result_that_is_retried_is_not_told_to_be_lost(ended: BatchStore):
         if not armed:
             return real(batch_id)
         armed = False
-        lessee = Lessee(ended.redis)
+        lessee = Lessee(client_of(ended))
         finish(lessee, lessee.pop(500), RequestFailed("the engine choked"))
         found = real(batch_id)
         assert found is not None and found.finished
@@ -222,7 +225,7 @@ def test_partial_results_say_how_many_of_how_many(
     redis_url: str, store: BatchStore, tmp_path: Path
 ):
     submit(store, batch_file(tmp_path / "in.jsonl", 700))
-    lessee = Lessee(store.redis)
+    lessee = Lessee(client_of(store))
     finish(lessee, lessee.pop(300))
     finish(lessee, lessee.pop(20), RequestFailed("the engine choked"))
     out = tmp_path / "out.jsonl"

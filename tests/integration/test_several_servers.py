@@ -14,7 +14,7 @@ import orjson
 import pytest
 from celery import Celery
 from celery_side import client_app, simulated
-from lessee import chat
+from lessee import chat, client_of
 from settled import assert_batch_settled, leftovers
 from support import batch_file, producer_env, run_producer
 
@@ -83,7 +83,9 @@ def test_a_file_split_over_two_servers_is_answered_once_and_in_order(
         lines = (tmp_path / f"part-0{n}.jsonl").read_bytes().splitlines()
         part = {orjson.loads(line)["custom_id"] for line in lines}
         assert_batch_settled(site.store, f"monday-0{n}", {name: asked.pop(name) for name in part})
-        results = sum(1 for _ in site.store.redis.scan_iter(keys.RESULT_PREFIX + "*", count=1000))
+        results = sum(
+            1 for _ in client_of(site.store).scan_iter(keys.RESULT_PREFIX + "*", count=1000)
+        )
         assert results == len(part)
         assert [batch.id for batch in site.store.batches()] == [f"monday-0{n}"]
         assert leftovers(site.store) == {}
@@ -101,5 +103,5 @@ def test_a_celery_client_has_its_answer_where_it_sent_the_request(sites: list[Si
     ]
     for n, (site, answer) in enumerate(zip(sites, sent, strict=True)):
         assert answer.get(timeout=20)["object"] == "chat.completion"
-        assert site.store.redis.exists(keys.result_key(answer.id))
-        assert not sites[1 - n].store.redis.exists(keys.result_key(answer.id))
+        assert client_of(site.store).exists(keys.result_key(answer.id))
+        assert not client_of(sites[1 - n].store).exists(keys.result_key(answer.id))

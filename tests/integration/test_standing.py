@@ -6,7 +6,7 @@ import subprocess
 
 import orjson
 import pytest
-from lessee import submit_batch
+from lessee import client_of, submit_batch
 from support import producer_command, producer_env, run_producer
 
 from contract.redis import keys
@@ -17,9 +17,9 @@ from producer.core.standing import Standing
 
 def announce(store: BatchStore, worker: str, state: str, silent_s: float = 0) -> None:
     """Leave what a worker said of itself so many seconds ago."""
-    seconds, _ = store.redis.time()
+    seconds, _ = client_of(store).time()
     record = b"%d\0" % ((seconds - silent_s) * 1000)
-    store.redis.hset(
+    client_of(store).hset(
         keys.WORKERS, worker, record + orjson.dumps({"state": state, "queue": "warmq"})
     )
 
@@ -63,7 +63,7 @@ def test_a_worker_whose_announcement_was_swept_is_remembered(
     monkeypatch.setattr(standing.time, "monotonic", lambda: now)
     announce(store, "celery@a.12.0a1b2c3d", "starting")
     workers.text()
-    store.redis.delete(keys.WORKERS)
+    client_of(store).delete(keys.WORKERS)
     now += 75
     text = workers.text()
     assert "celery@a (process 12), was heard 0:01:1" in text

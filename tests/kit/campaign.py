@@ -14,7 +14,7 @@ from typing import Any
 import campaign_faults
 import psutil
 from campaign_report import Report
-from lessee import chat
+from lessee import chat, client_of
 from mutations import BrokenPromise
 from observer import Writes, read_writes
 from owners import ownerless
@@ -89,7 +89,7 @@ class Campaign:
 
     def mark(self, script: str) -> bytes:
         """Return what a call of a script has in it: its SHA."""
-        return self.on.store.redis.script_load(source(script)).encode()
+        return client_of(self.on.store).script_load(source(script)).encode()
 
     def victim(self) -> Worker:
         """Return a worker that has something in flight."""
@@ -227,7 +227,7 @@ class Campaign:
 
     def _await_retirement(self) -> None:
         """Wait until every batch has got its end; then nothing of them needs an owner."""
-        redis = self.on.store.redis
+        redis = client_of(self.on.store)
         eventually(lambda: not redis.zcard(keys.RETIRING), self.hang_s, "all batches retired")
 
     # -- the verdict ------------------------------------------------------------------
@@ -268,7 +268,7 @@ class Campaign:
         assert writes.usurped == []
         assert set(writes.commits) == ids
         assert report.commits == len(ids) + report.blamed_innocents
-        report.orphan_keys = len(ownerless(on.store.redis))
+        report.orphan_keys = len(ownerless(client_of(on.store)))
         assert_nothing_left(on.store)
         if self.simulated:
             computed = on.computed()

@@ -21,6 +21,7 @@ from campaign_redis import (
     restart_redis,
     step_clock,
 )
+from lessee import client_of
 from snapshot import suspects_leased
 
 from contract.redis import keys
@@ -72,7 +73,7 @@ def _go_on(workers: list[Worker]) -> None:
 
 def _would_blame(c: Campaign, worker: Worker) -> bool:
     """Whether an innocent is alone in this worker's engine that was alone in a dead one before."""
-    redis = c.on.store.redis
+    redis = client_of(c.on.store)
     redis.ping()  # what the worker had sent before it was stopped comes first
     alone = suspects_leased(redis, c.on.id_of(worker))
     if len(alone) != 1 or alone[0] in c.poisons:
@@ -133,7 +134,7 @@ def pause_worker(c: Campaign) -> int:
     with frozen(c) as (victim,):
         held = keys.worker_key(c.on.id_of(victim))
         c.paused.append(victim)
-        eventually(lambda: not c.on.store.redis.exists(held), 20, "its leases were swept")
+        eventually(lambda: not client_of(c.on.store).exists(held), 20, "its leases were swept")
     return HELD
 
 

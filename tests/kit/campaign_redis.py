@@ -7,6 +7,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from lessee import client_of
 from stage import LEASE_S
 
 from demo.stack import eventually
@@ -26,12 +27,12 @@ FURTHEST_S = 1800.0
 
 def drop_connections(c: Campaign) -> int:
     for kind in ("normal", "pubsub"):
-        c.on.store.redis.client_kill_filter(_type=kind, skipme=True)
+        client_of(c.on.store).client_kill_filter(_type=kind, skipme=True)
     return 0
 
 
 def flush_scripts(c: Campaign) -> int:
-    c.on.store.redis.script_flush()
+    client_of(c.on.store).script_flush()
     return 0
 
 

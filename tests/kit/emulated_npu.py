@@ -169,4 +169,4 @@ class Emulated:
         """End the worker, whatever state it is in."""
         if self.worker is not None:
             self.worker.kill()
-        self.store.redis.close()
+        self.store.close()

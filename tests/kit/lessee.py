@@ -214,6 +214,11 @@ def bury_alive(client: redis.Redis, message: bytes, reason: bytes = b"poison") -
     return "1"
 
 
+def client_of(store: BatchStore) -> redis.Redis:
+    """Return redis-py's own client of a store, to look at any key and at Redis itself."""
+    return store._raw_client
+
+
 def dead_messages(store: BatchStore) -> list[bytes]:
     """Return the messages of all dead letters, oldest first."""
     return [store.dead_message(letter["id"]) for letter in store.dead_letters()]

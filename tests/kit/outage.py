@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 from celery import Celery
-from lessee import Submitted, chat, submit_batch
+from lessee import Submitted, chat, client_of, submit_batch
 from settled import assert_batch_settled, assert_committed_once, assert_nothing_left
 
 from contract.batch import Batch
@@ -104,8 +104,8 @@ def assert_settled(
 
 def _whole_record(store: BatchStore) -> Path | None:
     """Return the folder of an append-only file that was never written anew."""
-    kept: dict[str, str] = store.redis.config_get("*")
-    info: dict[str, Any] = store.redis.info("persistence")
+    kept: dict[str, str] = client_of(store).config_get("*")
+    info: dict[str, Any] = client_of(store).info("persistence")
     if kept["appendonly"] != "yes" or info["aof_base_size"] > 10_000:
         return None
     return Path(kept["dir"])

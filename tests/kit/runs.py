@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from lessee import Lessee
+from lessee import Lessee, client_of
 from support import finish, producer_command, producer_env, run_all
 
 from contract.redis.batches import BatchStore
@@ -49,7 +49,7 @@ def stopped_after_one_window(
     """Run a file of more than 1,000 lines in windows of 500 until one is in the output."""
     with running(redis_url, source, out, "--window", "500", *args) as process:
         eventually(lambda: len(store.batches()) == 2, 20)
-        lessee = Lessee(store.redis)
+        lessee = Lessee(client_of(store))
         finish(lessee, lessee.pop(500))
         eventually(lambda: done_windows(out) == 1, 20)
         process.send_signal(signal.SIGINT)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+from lessee import client_of
 from observer import Writes, read_writes
 from owners import ownerless
 from support import producer_command, producer_env
@@ -82,7 +83,7 @@ def _assert_lines(
 ) -> None:  # fmt: skip
     """The command's output has one line for each request, in the right file."""
     out, errors = folder / f"{batch_id}.out.jsonl", folder / f"{batch_id}.errors.jsonl"
-    options = store.redis.connection_pool.connection_kwargs
+    options = client_of(store).connection_pool.connection_kwargs
     ran = subprocess.run(
         producer_command("results", batch_id, "-o", out, "--errors", errors),
         env=producer_env(f"redis://127.0.0.1:{options['port']}/0"), capture_output=True, timeout=50,
@@ -97,7 +98,7 @@ def _assert_lines(
 
 def leftovers(store: BatchStore) -> dict[str, Any]:
     """Return what must not be there when nothing is queued and nothing runs: orphans too."""
-    redis, queue = store.redis, keys.DEFAULT_QUEUE
+    redis, queue = client_of(store), keys.DEFAULT_QUEUE
     found: dict[str, Any] = {
         name: size for name, size in store.queue_lengths(queue).items() if size
     }

@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 import redis
-from lessee import Submitted, chat, submit_batch
+from lessee import Submitted, chat, client_of, submit_batch
 from observer import WATCHED, Computed, EngineLog
 from redis.backoff import ExponentialBackoff
 from redis.retry import Retry
@@ -58,7 +58,7 @@ class Stage:
         """Kill what is left of the workers, stopped processes too, and Redis."""
         for worker in self.workers:
             self.kill_group(worker)
-        self._store.redis.close()
+        self._store.close()
         if self.server.process is not None:
             self.server.process.send_signal(signal.SIGCONT)
             self.server.stop()
@@ -114,13 +114,13 @@ class Stage:
 
     def id_of(self, worker: Worker) -> str:
         """Return the name under which a worker holds leases; it may have gone."""
-        keys_of = self.store.redis.scan_iter(keys.worker_key("*"))
+        keys_of = client_of(self.store).scan_iter(keys.worker_key("*"))
         found = [key.decode() for key in keys_of if key.split(b".")[-2] == str(worker.pid).encode()]
         return found[0].removeprefix(keys.worker_key("")) if found else "gone"
 
     def picture(self) -> str:
         """Return what Redis holds of ours, each value cut short, for people to look at."""
-        client = self.store.redis
+        client = client_of(self.store)
         reads = {
             b"string": client.get, b"hash": client.hgetall,
             b"list": lambda key: (client.llen(key), client.lrange(key, -1, -1)),
@@ -136,7 +136,7 @@ class Stage:
         """Let a worker be for so long; it announces itself, with Redis's time, once a second."""
 
         def announced_at() -> float:
-            records = self.store.redis.hgetall(keys.WORKERS)
+            records = client_of(self.store).hgetall(keys.WORKERS)
             at = [int(record.partition(b"\0")[0]) for name, record in records.items()
                   if name.decode().split(".")[-2] == str(worker.pid)]  # fmt: skip
             return max(at) / 1000

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import orjson
-from lessee import Lease, Lessee
+from lessee import Lease, Lessee, client_of
 
 from contract.batch import Batch
 from contract.errors import WarmqError
@@ -74,7 +74,7 @@ def queued(store: BatchStore, queue: str = keys.DEFAULT_QUEUE) -> list[dict[str,
     return [
         orjson.loads(raw)
         for key in keys.priority_lists(queue)
-        for raw in reversed(store.redis.lrange(key, 0, -1))
+        for raw in reversed(client_of(store).lrange(key, 0, -1))
     ]
 
 
@@ -121,7 +121,7 @@ def answer(text: str) -> dict[str, Any]:
 
 def run_all(store: BatchStore, queue: str = keys.DEFAULT_QUEUE, text: str = "") -> int:
     """Answer everything that waits in a queue; return how many results were written."""
-    lessee, count = Lessee(store.redis, queue=queue), 0
+    lessee, count = Lessee(client_of(store), queue=queue), 0
     while leases := lessee.pop(500):
         count += finish(lessee, leases, text=text)
     return count

@@ -13,6 +13,7 @@ from lessee import Lessee
 
 from contract.redis.batches import BatchStore
 from contract.redis.scripts import source
+from worker.drain.scripts import Scripts
 
 
 class Fate(Enum):
@@ -105,12 +106,12 @@ class WiredWorker(Lessee):
         return self._wire.run(name, *args)
 
 
-class AtOnce:
+class AtOnce(Scripts):
     """What a worker's side tasks use (worker/drain/scripts.py), with every answer at once."""
 
     def __init__(self, wire: Wire, ttl_ms: int) -> None:
         self.settings = SimpleNamespace(result_ttl_ms=ttl_ms)
-        self.redis = self
+        self._client = self
         self._wire = wire
 
     async def run(self, name: str, *args: Any) -> Any:

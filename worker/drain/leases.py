@@ -58,7 +58,7 @@ class Leases(Scripts):
     async def pop(
         self, k: int, slots: int, lists: Sequence[str] | None = None, max_bytes: float = math.inf
     ) -> Popped:
-        """Lease up to k requests. Raises RedisError or OSError if Redis does not answer.
+        """Lease up to k requests. Raises StoreUnavailable if Redis does not answer.
 
         The caller must know the deliveries as its own before it awaits anything else: `renew`
         takes those that it does not name for lost.
@@ -112,7 +112,7 @@ class Leases(Scripts):
                 return sum([await self.done([ending]) for ending in fitting])
             size = len(fitting[0].meta)
             return await self._fail(
-                fitting[0], f"Redis refuses the result of {size} bytes: {error.message}",
+                fitting[0], f"the result of {size} bytes was not stored. {error.message}",
                 "result_refused",
             )  # fmt: skip
 
@@ -196,12 +196,12 @@ class Leases(Scripts):
 
     async def leave(self) -> None:
         """Take this worker's announcement back."""
-        await self.redis.hdel(keys.WORKERS, self.worker_id)
+        await self._client.hdel(keys.WORKERS, self.worker_id)
 
     async def wait_for_message(self, list_key: str) -> bool:
         """Block until the list is not empty; False after a few seconds of nothing."""
         block_s = min(WAKE_BLOCK_S, self.settings.redis_timeout_s / 2)
-        moved = await self.redis.blmove(list_key, list_key, block_s, "RIGHT", "RIGHT")
+        moved = await self._client.blmove(list_key, list_key, block_s, "RIGHT", "RIGHT")
         return moved is not None
 
     async def ended(self, deliveries: Sequence[Delivery]) -> list[bool]:
@@ -212,7 +212,7 @@ class Leases(Scripts):
         """
         if not deliveries:
             return []
-        pipe = self.redis.pipeline(transaction=False)
+        pipe = self._client.pipeline(transaction=False)
         for delivery in deliveries:
             pipe.pttl(keys.result_key(delivery.request_id))
         batches = sorted({d.batch for d in deliveries if d.batch})
@@ -233,14 +233,14 @@ class Leases(Scripts):
 
     def subscribe(self) -> Any:
         """Return a pub/sub connection, not subscribed yet."""
-        return self.redis.pubsub()
+        return self._client.pubsub()
 
     async def stream(self, writes: Iterable[tuple[str, list[Entry], bool]]) -> None:
         """Append entries to requests' streams, each (request id, entries, whether from nothing).
 
         All or nothing, so that a write may be repeated; a key that is no stream is passed over.
         """
-        pipe = self.redis.pipeline(transaction=True)
+        pipe = self._client.pipeline(transaction=True)
         for request_id, entries, anew in writes:
             key = keys.stream_key(request_id)
             if anew:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contract.index import IndexChunk
-from contract.redis import keys
 from worker.drain.scripts import Scripts
 
 #: Batches and results handled between two sweeps; with thousands of small batches one at a
@@ -16,11 +15,11 @@ async def retire_some(scripts: Scripts) -> int:
     """Handle the batches that wait for their end; returns results handled.
 
     Raises:
-        redis.RedisError, OSError: Redis went away; what is left is done the next time.
+        StoreUnavailable: Redis went away; what is left is done the next time.
     """
     count = 0
-    for raw in await scripts.redis.zrange(keys.RETIRING, 0, BATCHES - 1):
-        count += await _retire(scripts, raw.decode())
+    for batch_id in await scripts.batches_to_end(BATCHES):
+        count += await _retire(scripts, batch_id)
         if count >= RESULTS:
             break
     return count
@@ -32,10 +31,9 @@ async def _retire(scripts: Scripts, batch_id: str) -> int:
     The index goes after the results, so that an interruption repeats work
     instead of losing the way to a result.
     """
-    ttl, index = scripts.settings.result_ttl_ms, keys.batch_key(batch_id, "index")
-    life = await scripts.redis.hget(keys.batch_key(batch_id), "life") or b""
+    ttl, life = scripts.settings.result_ttl_ms, await scripts.life_of(batch_id)
     count = start = 0
-    while raws := await scripts.redis.lrange(index, start, start + 1):
+    while raws := await scripts.index_chunks(batch_id, start, 2):
         ids = [rid for raw in raws for rid in IndexChunk.load(raw).request_ids(batch_id)]
         answer = await scripts.run("retire", batch_id, life, ttl, 0, *ids)
         if answer < 1:
@@ -51,8 +49,8 @@ async def _delete(scripts: Scripts, batch_id: str) -> int:
     """Go on with a delete that somebody has begun; returns results removed."""
     count, more = 0, 1
     while more and count < RESULTS:
-        raw = await scripts.redis.lindex(keys.batch_key(batch_id, "index"), 0) or b""
-        ids = IndexChunk.load(raw).request_ids(batch_id) if raw else []
-        more = await scripts.run("delete_chunk", batch_id, raw, *ids)
+        chunks = await scripts.index_chunks(batch_id, 0, 1)
+        ids = [rid for raw in chunks for rid in IndexChunk.load(raw).request_ids(batch_id)]
+        more = await scripts.run("delete_chunk", batch_id, *(chunks or [b""]), *ids)
         count += len(ids)
     return count

@@ -1,4 +1,4 @@
-"""The worker's connection to Redis, and how a script is run over it."""
+"""The worker's connection to Redis: scripts, run once or until Redis has taken them."""
 
 from __future__ import annotations
 
@@ -7,26 +7,23 @@ import logging
 import math
 import time
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
-from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError
-
-from contract.errors import StoreRefused, StoreUnavailable
-from contract.redis.connect import connect_async, is_final, is_read_only
-from contract.redis.scripts import source
+from contract.errors import StoreRefused, StoreUnavailable, StoreUnreachable
+from contract.redis import keys
+from contract.redis.connect import connect_async
 from worker.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
 
-ERRORS = (RedisError, OSError)
+#: What a drain survives: Redis cannot be used now (contract/redis/client.py), or a socket failed.
+ERRORS = (StoreUnavailable, OSError)
 #: Redis cannot be told to take less than this in one value (proto-max-bulk-len).
 ALWAYS_TAKEN_BYTES = 2**20
 #: What it takes if nobody has told it otherwise, and the worker may not ask.
 USUALLY_TAKEN_BYTES = 512 * 2**20
-#: So often a connection may break under the same large write, on a Redis that answers a PING,
-#: before Redis is taken to refuse it.
+#: If the connection breaks so often during the same large write although Redis answers a PING,
+#: Redis is closing it because of the write.
 BROKEN_TIMES = 3
 
 
@@ -40,8 +37,7 @@ class Scripts:
         self.settings = settings
         url = settings.redis_url.get_secret_value()
         # redis-py types every reply as bytes or str or more; this client never decodes.
-        self.redis: Any = connect_async(url, f"warmq-{worker_id}", settings.redis_timeout_s)
-        self._script = cache(lambda name: self.redis.register_script(source(name)))
+        self._client: Any = connect_async(url, f"warmq-{worker_id}", settings.redis_timeout_s)
         self._give_up_at = math.inf
 
     def give_up_in(self, seconds: float) -> None:
@@ -49,21 +45,15 @@ class Scripts:
         self._give_up_at = min(self._give_up_at, time.monotonic() + seconds)
 
     async def run(self, name: str, *args: Any) -> Any:
-        """Run a script once. Raises RedisError or OSError if Redis does not answer."""
-        try:
-            return await self._script(name)(args=args)
-        except ERRORS as error:
-            if is_read_only(error):
-                # This server has become a replica: a new connection may find the primary.
-                await self.redis.connection_pool.disconnect(inuse_connections=False)
-            raise
+        """Run a script once. Raises StoreUnavailable if Redis does not take it now."""
+        return await self._client.run_script(name, *args)
 
     async def until_done(self, name: str, *args: Any) -> Any:
         """Run a script, again and again while Redis is away.
 
         Raises:
             StoreRefused: Redis would refuse it at any time.
-            StoreUnavailable: the process wants to end.
+            StoreUnavailable: the process wants to end (`give_up_in`).
         """
         delay, broken = 0.05, 0
         while True:
@@ -71,14 +61,14 @@ class Scripts:
                 return await self.run(name, *args)
             except ERRORS as error:
                 self.errors += 1
-                if isinstance(error, RedisConnectionError) and _large(args):
+                if isinstance(error, StoreUnreachable) and _large(args):
                     broken += await self._answers()
-                if is_final(error) or broken == BROKEN_TIMES:
+                if isinstance(error, StoreRefused) or broken == BROKEN_TIMES:
                     raise StoreRefused(str(error)) from error
                 if time.monotonic() > self._give_up_at:
                     raise StoreUnavailable(
-                        f"Redis is away while stopping ({error}); what is leased returns to the "
-                        "queue when its lease ends"
+                        "Redis is away while stopping; what is leased returns to the queue when "
+                        f"its lease ends. {error}"
                     ) from error
                 log.warning(
                     "Redis refused %s, trying again: %s", name, error,
@@ -89,21 +79,34 @@ class Scripts:
 
     async def _answers(self) -> bool:
         try:
-            return bool(await self.redis.ping())
+            return bool(await self._client.ping())
         except ERRORS:
             return False
 
     async def most_bytes(self) -> int:
         """Return how many bytes Redis takes in one value."""
         try:
-            told = await self.redis.config_get("proto-max-bulk-len")
+            told = await self._client.config_get("proto-max-bulk-len")
         except ERRORS:  # users with the rights of docs/security.md may not ask
             return USUALLY_TAKEN_BYTES
         return int(told.get("proto-max-bulk-len", USUALLY_TAKEN_BYTES))
 
+    async def batches_to_end(self, count: int) -> list[str]:
+        """Return ids of batches whose results need their expiry, or whose delete was cut short."""
+        return [raw.decode() for raw in await self._client.zrange(keys.RETIRING, 0, count - 1)]
+
+    async def life_of(self, batch_id: str) -> bytes:
+        """Return the random mark of a batch, b'' if it is gone."""
+        return await self._client.hget(keys.batch_key(batch_id), "life") or b""
+
+    async def index_chunks(self, batch_id: str, start: int, count: int) -> list[bytes]:
+        """Return up to `count` chunks of a batch's index as they are stored."""
+        key = keys.batch_key(batch_id, "index")
+        return list(await self._client.lrange(key, start, start + count - 1))
+
     async def close(self) -> None:
         """Close all connections."""
-        await self.redis.aclose()
+        await self._client.aclose()
 
 
 def _large(args: Sequence[Any]) -> bool:

@@ -135,7 +135,7 @@ class Check:
             yield Finding(str(error), "Start Redis, or set WARMQ_REDIS_URL")
         finally:
             if store is not None:
-                store.redis.close()
+                store.close()
 
 
 def servers(settings: WorkerSettings) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import click
 
 from contract.errors import BatchConflict
@@ -9,7 +11,7 @@ from contract.redis.batches import BatchStore
 from producer.cli import options
 from producer.cli.context import ALL_WELL, Context, pass_context
 from producer.cli.progress import tell
-from producer.cli.show import letter_json, letter_list, put_json
+from producer.cli.show import letter_json, letter_list, put_json, put_json_list
 
 _letter_ids = click.argument("letter_ids", metavar="ID...", nargs=-1)
 _every = click.option("--all", "every", is_flag=True, help="All dead letters.")
@@ -27,7 +29,7 @@ def list_letters(context: Context, *, as_json: bool) -> int:
     """List the dead letters, oldest first, without their content."""
     letters = context.store.dead_letters()
     if as_json:
-        put_json(letters)
+        put_json_list(letters)
     else:
         letter_list(letters)
     return ALL_WELL
@@ -38,10 +40,9 @@ def list_letters(context: Context, *, as_json: bool) -> int:
 @pass_context
 def show_letter(context: Context, *, letter_id: str) -> int:
     """Print one dead letter with its message, as JSON."""
-    for letter in context.store.dead_letters():
-        if letter["id"] == letter_id:
-            put_json(letter_json(letter, context.store.dead_message(letter_id)))
-            return ALL_WELL
+    for letter in context.store.dead_letters([letter_id]):
+        put_json(letter_json(letter, context.store.dead_message(letter_id)))
+        return ALL_WELL
     raise _no_letter(letter_id)
 
 
@@ -69,16 +70,16 @@ def delete(context: Context, *, letter_ids: tuple[str, ...], every: bool, as_jso
 
 def _letters(
     context: Context, letter_ids: tuple[str, ...], every: bool
-) -> tuple[BatchStore, list[str]]:
-    """Return the store and the dead letters that a command means."""
+) -> tuple[BatchStore, Sequence[str] | None]:
+    """Return the store and the dead letters that a command means; None are all."""
     if every == bool(letter_ids):
         raise click.UsageError("name dead letters by their ID, or give --all")
     store = context.store
-    known = [letter["id"] for letter in store.dead_letters()]
-    unknown = sorted(set(letter_ids) - set(known))
-    if unknown:
+    if every:
+        return store, None
+    if unknown := sorted(set(letter_ids) - {x["id"] for x in store.dead_letters(letter_ids)}):
         raise _no_letter(", ".join(unknown))
-    return store, known if every else list(letter_ids)
+    return store, letter_ids
 
 
 def _no_letter(letter_id: str) -> BatchConflict:

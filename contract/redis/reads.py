@@ -1,0 +1,131 @@
+"""What may be asked of Redis again and again: each read is one or two round trips, however many
+requests a batch has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import orjson
+import redis
+
+from contract.batch import Batch
+from contract.redis import keys
+from contract.redis.client import Client
+from contract.streaming import Listener
+
+#: Workers announce themselves every second; one silent for so long is not counted.
+WORKER_SILENT_S = 15.0
+#: Batches read in one round trip: Redis serves nobody else meanwhile.
+PAGE = 250
+
+
+class Reads:
+    """Reads of one Redis. Each raises StoreUnavailable where it cannot be used.
+
+    Args:
+        client: whose connections are used; `close` closes it.
+    """
+
+    def __init__(self, client: redis.Redis) -> None:
+        self._raw_client = client
+        # redis-py types every reply as bytes or str or more; these clients never decode.
+        self._client: Any = Client(connection_pool=client.connection_pool)
+
+    def _run(self, name: str, *args: Any) -> Any:
+        """Run a script that writes."""
+        return self._client.run_script(name, *args)
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._raw_client.close()
+
+    def ping(self) -> None:
+        """Ask whether Redis is there."""
+        self._client.ping()
+
+    # -- batches ----------------------------------------------------------------
+
+    def batch(self, batch_id: str) -> Batch | None:
+        """Return the state of a batch, or None if there is none."""
+        raw = self._client.hgetall(keys.batch_key(batch_id))
+        return Batch(batch_id, _texts(raw.items())) if raw else None
+
+    def batches(self) -> list[Batch]:
+        """Return all batches, newest first: one round trip for the first PAGE, one for the next."""
+        names, states = self._client.run_script("list", PAGE)
+        ids = [name.decode() for name in names]
+        found = [_texts(zip(flat[::2], flat[1::2], strict=True)) for flat in states]
+        for start in range(PAGE, len(ids), PAGE):
+            pipe = self._client.pipeline(transaction=False)
+            for batch_id in ids[start : start + PAGE]:
+                pipe.hgetall(keys.batch_key(batch_id))
+            found += [_texts(raw.items()) for raw in pipe.execute()]
+        return [Batch(b, fields) for b, fields in zip(ids, found, strict=True) if fields]
+
+    def existing(self, batch_ids: Sequence[str]) -> list[str]:
+        """Return those of the batches of which Redis has a state or an index."""
+        pipe = self._client.pipeline(transaction=False)
+        for batch_id in batch_ids:
+            pipe.exists(keys.batch_key(batch_id), keys.batch_key(batch_id, "index"))
+        return [b for b, there in zip(batch_ids, pipe.execute(), strict=True) if there]
+
+    def expires_in_s(self, batch_id: str) -> float | None:
+        """Return in how many seconds a batch's state expires; None if it does not."""
+        left_ms = int(self._client.pttl(keys.batch_key(batch_id)))
+        return left_ms / 1000 if left_ms >= 0 else None
+
+    # -- requests -----------------------------------------------------------------
+
+    def returns(self, request_id: str) -> int:
+        """Return how often an unfinished request was handed back to its queue."""
+        return int(self._client.hget(keys.RETURNS, request_id) or 0)
+
+    def listener(self, request_id: str) -> Listener:
+        """Return a reader of the text of one request while it is written."""
+        return Listener(self._client, request_id)
+
+    # -- queues and workers ---------------------------------------------------------
+
+    def queue_lengths(self, queue: str) -> dict[str, int]:
+        """Return how many messages wait in each list of a queue, suspects included."""
+        lists = [*keys.priority_lists(queue), keys.suspects_list(queue)]
+        pipe = self._client.pipeline(transaction=False)
+        for key in lists:
+            pipe.llen(key)
+        return dict(zip(lists, pipe.execute(), strict=True))
+
+    def workers(self, queue: str) -> list[dict[str, Any]]:
+        """Return what the living workers of a queue say about themselves."""
+        return [w for w in self.announcements(queue) if w.pop("silent_s") < WORKER_SILENT_S]
+
+    def announcements(self, queue: str) -> list[dict[str, Any]]:
+        """Return what workers of a queue last said of themselves, `silent_s` ago; also dead ones.
+
+        An announcement is kept for a minute, or for as long as no worker lives.
+        """
+        pipe = self._client.pipeline(transaction=False)
+        raw, (now_s, _) = pipe.hgetall(keys.WORKERS).time().execute()
+        found = []
+        for name, record in raw.items():
+            at_ms, _, state = record.partition(b"\0")
+            silent_s = abs(now_s - int(at_ms) / 1000)  # the clock may have stepped back
+            found.append({"id": name.decode(), "silent_s": silent_s} | orjson.loads(state))
+        return [worker for worker in found if worker["queue"] == queue]
+
+    def why_full(
+        self, list_key: str, coming: int, *, high_water: float, high_water_requests: int
+    ) -> str:
+        """Say why ENQUEUE would refuse a chunk after `coming` more bytes, '' if it would not."""
+        memory = self._client.info("memory")
+        used, limit = memory["used_memory"], memory["maxmemory"]
+        if limit:
+            full = used + coming > limit * high_water
+            return f"Redis uses {used} of {limit} bytes" if full else ""
+        waiting = self._client.llen(list_key)
+        return f"{waiting} requests wait in the queue" if waiting >= high_water_requests else ""
+
+
+def _texts(pairs: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+    return {name.decode(): value.decode() for name, value in pairs}

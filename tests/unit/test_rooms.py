@@ -1,0 +1,52 @@
+"""What import-linter cannot see: who holds Redis' clients."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from demo.stack import ROOT
+
+#: Where a client of Redis may be touched: the store, and the worker's side of the protocol.
+STORE = (
+    "contract/redis/",
+    "contract/streaming.py",
+    "worker/drain/scripts.py",
+    "worker/drain/leases.py",
+)
+#: Names under which a client, or its connections, could be reached from outside.
+CLIENTS = {"redis", "_redis", "_client", "_raw_client", "connection_pool"}
+
+
+def touches(text: str) -> Iterator[str]:
+    """Yield the imports of redis-py, and where an object takes another one's client."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names if name.name.split(".")[0] == "redis")
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "redis":
+            yield str(node.module)
+        elif isinstance(node, ast.Attribute) and node.attr in CLIENTS:
+            if ast.unparse(node.value) != "self":
+                yield ast.unparse(node)
+
+
+def outside() -> Iterator[Path]:
+    for side in ("contract", "producer", "worker"):
+        for path in (ROOT / side).rglob("*.py"):
+            if not str(path.relative_to(ROOT)).startswith(STORE):
+                yield path
+
+
+def test_nobody_outside_the_store_touches_a_client_of_redis() -> None:
+    found = {str(path.relative_to(ROOT)): list(touches(path.read_text())) for path in outside()}
+    assert len(found) > 50
+    assert {path: names for path, names in found.items() if names} == {}
+
+
+@pytest.mark.parametrize("text", ["import redis.asyncio", "from redis import Redis",
+                                  "self._store.redis.close()", "store._client"])  # fmt: skip
+def test_a_touch_is_seen(text: str) -> None:
+    assert list(touches(text))
