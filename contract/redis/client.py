@@ -1,7 +1,5 @@
 """redis-py's clients with warmq's errors: every command, pipeline and subscription raises
-StoreUnavailable or one of its subclasses, and nothing else.
-
-Both clients run the scripts of contract/lua by name.
+StoreUnavailable or a subclass of it, nothing else. Both run the scripts of contract/lua by name.
 """
 
 from __future__ import annotations
@@ -13,30 +11,19 @@ from typing import Any
 
 import redis
 import redis.asyncio
+from redis import exceptions
 from redis.asyncio.client import Pipeline as AsyncPipeline
 from redis.asyncio.client import PubSub
 from redis.client import Pipeline
-from redis.exceptions import (
-    AuthenticationError,
-    NoPermissionError,
-    NoScriptError,
-    ReadOnlyError,
-    RedisError,
-    ResponseError,
-)
-from redis.exceptions import ConnectionError as RedisConnectionError
 
 from contract.errors import StoreFull, StoreRefused, StoreUnavailable, StoreUnreachable
 from contract.redis.scripts import sha, source
 
 _AsyncMethod = Callable[..., Coroutine[Any, Any, Any]]
-
-_ERRORS = (RedisError, OSError)
-#: What Redis answers, with or without its error code, to a write that it will never take.
-_NEVER_TAKEN = tuple(
-    code + text
-    for code in ("", "ERR ")
-    for text in ("string exceeds", "value is not", "hash value is not", "increment or decrement")
+_ERRORS = (exceptions.RedisError, OSError)
+#: How Redis begins its answer to a script that cannot write a value at any time.
+_NEVER_WRITTEN = re.compile(
+    "(ERR )?(string exceeds|value is not|hash value is not|increment or decrement)"
 )
 _IN_SCRIPT = re.compile(r"Error running script .*: -([A-Z]+ .*)")
 
@@ -46,31 +33,32 @@ def translated(error: Exception) -> StoreUnavailable:
     text = str(error) or type(error).__name__
     if inner := _IN_SCRIPT.search(text):  # Redis 6 wraps the error of a command in a script
         text = inner[1]
-    lost = isinstance(error, RedisConnectionError)
-    kind: type[StoreUnavailable] = StoreUnreachable if lost else StoreUnavailable
-    remedy = "is Redis running, and is WARMQ_REDIS_URL right?"
+    kind, remedy = StoreUnavailable, "is Redis running, and is WARMQ_REDIS_URL right?"
     if text.startswith("OOM") or "maxmemory" in text:
         kind = StoreFull
         remedy = "Redis is full: collect and delete finished batches, or raise maxmemory"
     elif _is_read_only(error):
         remedy = "this server is a replica: point WARMQ_REDIS_URL at the primary"
-    elif isinstance(error, AuthenticationError | NoPermissionError) or "NOPERM" in text:
-        remedy = "check user, password and ACL in WARMQ_REDIS_URL"
-    elif isinstance(error, ResponseError) and _is_final(text, in_script="script" in str(error)):
+    elif isinstance(error, exceptions.ResponseError) and _is_final(text, str(error)):
         kind, remedy = StoreRefused, "sending it again does not help"
+    elif isinstance(error, exceptions.NoPermissionError) or "NOPERM" in text:
+        remedy = "check user, password and ACL in WARMQ_REDIS_URL"
+    elif isinstance(error, exceptions.ConnectionError):
+        kind = StoreUnreachable
+        if isinstance(error, exceptions.AuthenticationError):
+            remedy = "check user, password and ACL in WARMQ_REDIS_URL"
     return kind(f"Redis: {text} ({remedy})")
 
 
 def _is_read_only(error: Exception) -> bool:
-    """Say whether a replica refused a write. Redis 6 wraps the error of a script, 7 does not."""
-    return isinstance(error, ReadOnlyError) or "READONLY" in str(error)
+    return isinstance(error, exceptions.ReadOnlyError) or "READONLY" in str(error)
 
 
-def _is_final(text: str, *, in_script: bool) -> bool:
+def _is_final(text: str, whole: str) -> bool:
     """Say whether Redis would answer the same command so again: the cause is what was sent."""
     if "WRONGTYPE" in text or "Protocol error" in text:
         return True
-    return in_script and text.startswith(_NEVER_TAKEN)
+    return "script" in whole and _NEVER_WRITTEN.match(text) is not None
 
 
 def _translates(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -98,9 +86,10 @@ def _async_translates(method: _AsyncMethod) -> _AsyncMethod:
     return call
 
 
-def _is_unknown_script(error: StoreUnavailable) -> bool:
-    """Say whether Redis does not know a script: it was started again since it was loaded."""
-    return isinstance(error.__cause__, NoScriptError)
+def _unless_unknown(error: StoreUnavailable) -> None:
+    """Raise the error, unless it says that Redis was started again and does not know a script."""
+    if not isinstance(error.__cause__, exceptions.NoScriptError):
+        raise error
 
 
 class _Pipeline(Pipeline):
@@ -113,7 +102,6 @@ class Client(redis.Redis):
     execute_command = _translates(redis.Redis.execute_command)
 
     def pipeline(self, transaction: bool = True, shard_hint: str | None = None) -> Pipeline:
-        """Return a pipeline."""
         return _Pipeline(self.connection_pool, self.response_callbacks, transaction, shard_hint)
 
     def run_script(self, name: str, *args: Any) -> Any:
@@ -121,8 +109,7 @@ class Client(redis.Redis):
         try:
             return self.execute_command("EVALSHA", sha(name), 0, *args)
         except StoreUnavailable as error:
-            if not _is_unknown_script(error):
-                raise
+            _unless_unknown(error)
         self.execute_command("SCRIPT LOAD", source(name))
         return self.execute_command("EVALSHA", sha(name), 0, *args)
 
@@ -142,13 +129,10 @@ class AsyncClient(redis.asyncio.Redis):
     execute_command = _async_translates(redis.asyncio.Redis.execute_command)
 
     def pipeline(self, transaction: bool = True, shard_hint: str | None = None) -> AsyncPipeline:
-        """Return a pipeline."""
-        return _AsyncPipeline(
-            self.connection_pool, self.response_callbacks, transaction, shard_hint
-        )
+        pool, callbacks = self.connection_pool, self.response_callbacks
+        return _AsyncPipeline(pool, callbacks, transaction, shard_hint)
 
     def pubsub(self, **options: Any) -> PubSub:
-        """Return a subscription to channels, none yet."""
         return _PubSub(self.connection_pool, **options)
 
     async def run_script(self, name: str, *args: Any) -> Any:
@@ -156,7 +140,6 @@ class AsyncClient(redis.asyncio.Redis):
         try:
             return await self.execute_command("EVALSHA", sha(name), 0, *args)
         except StoreUnavailable as error:
-            if not _is_unknown_script(error):
-                raise
+            _unless_unknown(error)
         await self.execute_command("SCRIPT LOAD", source(name))
         return await self.execute_command("EVALSHA", sha(name), 0, *args)

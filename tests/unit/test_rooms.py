@@ -28,9 +28,8 @@ def touches(text: str) -> Iterator[str]:
             yield from (name.name for name in node.names if name.name.split(".")[0] == "redis")
         elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "redis":
             yield str(node.module)
-        elif isinstance(node, ast.Attribute) and node.attr in CLIENTS:
-            if ast.unparse(node.value) != "self":
-                yield ast.unparse(node)
+        elif isinstance(node, ast.Attribute) and ast.unparse(node.value) != "self":
+            yield from [ast.unparse(node)] if node.attr in CLIENTS else []
 
 
 def outside() -> Iterator[Path]:
