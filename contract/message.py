@@ -154,7 +154,7 @@ def _deadline(ours: object, expires: object) -> float | None:
             when = dt.datetime.fromisoformat(expires)
             times.append(when.replace(tzinfo=when.tzinfo or dt.UTC).timestamp())
         except ValueError:
-            expires = None  # not a time: as if there were none
+            expires = None  # not a time: it is ignored
     return min((time for time in times if time is not None), default=None)
 
 

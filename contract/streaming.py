@@ -1,17 +1,17 @@
-"""Text while it runs: what a worker writes for those who listen, and how it is read.
+"""The text of running requests: how a worker writes it for listeners, and how they read it.
 
-Who wants a request's text publishes its id (JSON list) on `warmq:listen` and again every
+A client that wants a request's text publishes its id (JSON list) on `warmq:listen` and again every
 LISTEN_S / 3; a worker that holds the request then writes entries to `warmq:stream:<id>`, whose
 values are all text:
 
 | event | fields | means |
 |---|---|---|
-| begin | attempt | the text begins; what came before it is void |
+| begin | attempt | the text begins; earlier entries no longer count |
 | text | attempt, choice, at, text | goes to position `at` (in characters) of that choice |
 | end | attempt, outcome, whole | the result is stored; whole is 1 if it is what was streamed |
 
-An attempt lower than one seen is that of a worker that was taken for dead: no longer of interest.
-The result key stays the authority: a request that ends in no worker has no `end` here.
+Readers ignore entries of an older attempt than one seen: its worker was taken for dead. The stored
+result decides: a request that ended without a worker (cancelled, expired) has no `end` entry.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class Listener:
 
 
 def _streams(found: Any) -> Iterable[tuple[Any, Any]]:
-    """Redis 2 and 3 protocols give a list of pairs, or a dictionary of lists of lists."""
+    """RESP2 gives a list of pairs, RESP3 a dictionary of lists of lists."""
     if isinstance(found, dict):
         return [(key, pairs[0]) for key, pairs in found.items()]
     return found or ()

@@ -1,4 +1,4 @@
--- POP: lease up to k messages, and look at no more than max_bytes of them (but at one).
+-- POP: lease up to k messages; it looks at no more than max_bytes of them, but at least at one.
 -- The leases are written at the end, also after an error, so that it loses nothing.
 -- ARGV: worker, queue, k, max_bytes, lease_ms, slots, ttl_ms, date, floor, list keys...
 --   floor is the highest lease number this worker knows: a Redis that lost its last
@@ -113,11 +113,11 @@ local function take_from(list)
     if examined > 0 and bytes + #message > max_bytes or examined >= EXAMINE then full = true break end
     local r, reason = read_message(message)
     local usable, ended = r and true, nil
-    -- An id that names a key of another type must not stop the queue.
+    -- A request whose result key has another type must not stop the queue.
     if r then usable, ended = pcall(end_unrun, list, message, r) end
     if not usable then
       dead_letter(list, { size = #message, home = list, id = '', batch = '', life = '' }, r,
-                  reason or 'its id names a key that is no result', now)
+                  reason or 'the key of its result has another type', now)
     elseif not ended then
       lease(list, message, r)
     end

@@ -1,4 +1,4 @@
-"""Results that are asked for ahead: Redis looks them up while the ones before are used."""
+"""Reads results ahead: Redis looks the next ones up while the caller uses the last ones."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from contract.redis.batches import BatchStore
 class ResultsAhead:
     """Asks for one set of results at a time, on a connection of its own.
 
-    Whatever goes wrong on it, the question is put again through the store, which rides out
-    a Redis that is away, and whose error the caller gets if that does not help.
+    If that connection fails, the same results are read through the store, which waits a few
+    seconds for a Redis that is away and raises its errors.
     """
 
     def __init__(self, store: BatchStore) -> None:
@@ -25,7 +25,7 @@ class ResultsAhead:
         self._connection: Any = None
 
     def ask(self, request_ids: Sequence[str]) -> None:
-        """Send the question; the one before must have been answered."""
+        """Ask for the results of these requests; the `answer` before must have been taken."""
         self._asked = request_ids
         try:
             if self._connection is None:
@@ -50,7 +50,7 @@ class ResultsAhead:
         return self._store.results(asked)
 
     def close(self) -> None:
-        """Give the connection back, without an answer that nobody reads."""
+        """Give the connection back to the pool; one with an unread reply is closed first."""
         if self._asked:
             self._drop()
         elif self._connection is not None:

@@ -167,13 +167,9 @@ class BatchStore(DeadLetters):
     ) -> int:
         error = RequestFailed("cancelled by the user", code="cancelled")
         args: list[str | bytes] = []
-        for (line, custom_id, _), rid in zip(entries, request_ids, strict=True):
-            args += [
-                rid,
-                failure_meta(
-                    rid, error, batch=batch.id, custom_id=custom_id, line=line, revoked=True
-                ),
-            ]
+        for (line, name, _), rid in zip(entries, request_ids, strict=True):
+            meta = failure_meta(rid, error, batch=batch.id, custom_id=name, line=line, revoked=True)
+            args += (rid, meta)
         return max(0, int(self._run("cancel", batch.id, batch.life, 0, self._ttl_ms, *args)))
 
     def retry(self, batch: Batch, outcomes: Sequence[str]) -> int:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Coroutine
-from functools import wraps
 from typing import Any
 
 import redis
@@ -62,7 +61,6 @@ def _is_final(text: str, whole: str) -> bool:
 
 
 def _translates(method: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(method)
     def call(*args: Any, **options: Any) -> Any:
         try:
             return method(*args, **options)
@@ -73,7 +71,6 @@ def _translates(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _async_translates(method: _AsyncMethod) -> _AsyncMethod:
-    @wraps(method)
     async def call(self: Any, *args: Any, **options: Any) -> Any:
         try:
             return await method(self, *args, **options)

@@ -36,7 +36,7 @@ class SentinelUrl:
         """Read the URL.
 
         Raises:
-            ValueError: if it is none.
+            ValueError: if it is not such a URL.
         """
         parts = urlsplit(url)
         addresses = []
@@ -120,7 +120,7 @@ def connect_async(url: str, name: str, timeout_s: float = SOCKET_TIMEOUT_S) -> A
 def masked(url: str) -> str:
     """Return a Redis URL that is safe to log, even if it is not a valid one."""
     scheme, separator, rest = url.partition("://")
-    # The last @ counts: an unescaped @ or / in a password must not bring its rest to light.
+    # At the last @: a password with an unescaped @ or / must not be shown in part.
     credentials, at, address = rest.rpartition("@")
     if "?" in credentials:
         return f"{scheme}{separator}***"

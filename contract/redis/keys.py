@@ -82,24 +82,9 @@ def suspects_list(queue: str) -> str:
     return f"{queue}:suspects"
 
 
-def worker_key(worker_id: str) -> str:
-    """Return the hash that holds one worker's leased messages."""
-    return f"warmq:worker:{worker_id}"
-
-
 def batch_key(batch_id: str, part: str = "") -> str:
     """Return the batch hash, or one of its parts: index, finished, failed."""
     return f"warmq:batch:{batch_id}:{part}" if part else f"warmq:batch:{batch_id}"
-
-
-def leased_key(lease: str) -> str:
-    """Return the list that holds the message of a lease."""
-    return f"warmq:leased:{lease}"
-
-
-def kept_key(batch_id: str, request_id: str) -> str:
-    """Return the list that keeps an ended request's message for RETRY."""
-    return batch_key(batch_id, f"kept:{request_id}")
 
 
 def dead_key(letter_id: str) -> str:

@@ -97,13 +97,13 @@ class Reads:
         return dict(zip(lists, pipe.execute(), strict=True))
 
     def workers(self, queue: str) -> list[dict[str, Any]]:
-        """Return what the living workers of a queue say about themselves."""
+        """Return the announcements of the living workers of a queue, as dictionaries."""
         return [w for w in self.announcements(queue) if w.pop("silent_s") < WORKER_SILENT_S]
 
     def announcements(self, queue: str) -> list[dict[str, Any]]:
-        """Return what workers of a queue last said of themselves, `silent_s` ago; also dead ones.
+        """Return the last announcements of a queue's workers, `silent_s` old; also of dead ones.
 
-        An announcement is kept for a minute, or for as long as no worker lives.
+        One is kept for a minute, or for as long as no worker lives.
         """
         pipe = self._client.pipeline(transaction=False)
         raw, (now_s, _) = pipe.hgetall(keys.WORKERS).time().execute()

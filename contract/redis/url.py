@@ -1,4 +1,4 @@
-"""What is an address, and what a Redis URL: found out before anything is connected."""
+"""Checks of addresses and Redis URLs, made before anything is connected."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from urllib.parse import urlsplit
 
 from pydantic import SecretStr
 
-#: Ten years: more than anybody needs, and far from where the milliseconds of Redis' PEXPIRE,
-#: Lua's numbers and Python's timers end.
+#: Ten years: far below the limits of Redis' PEXPIRE (in ms), Lua's numbers and Python's timers.
 LONGEST_S = 10 * 365 * 86_400
 _SCHEMES = ("redis://", "rediss://", "unix://", "sentinel://")
 
@@ -17,12 +16,12 @@ def redis_url(url: SecretStr) -> SecretStr:
     """Return WARMQ_REDIS_URL.
 
     Raises:
-        ValueError: no connection can be made of it; says why, without the URL.
+        ValueError: redis-py cannot connect to it; the text says why, and does not quote it.
     """
     if not url.get_secret_value().startswith(_SCHEMES):
         raise ValueError(f"must start with one of {', '.join(_SCHEMES)}")
     if not (_readable(url.get_secret_value()) and _connects(url.get_secret_value())):
-        # Said here, without the URL: what libraries say of it may quote the password's pieces.
+        # The libraries' own messages may quote a part of the password.
         raise ValueError(
             "not a Redis URL; percent-encode what is special in the password. "
             "Write redis://user:password@host:6379/0"
@@ -31,7 +30,7 @@ def redis_url(url: SecretStr) -> SecretStr:
 
 
 def _readable(url: str) -> bool:
-    """Say whether every part is where it belongs: no `/`, `#` or `@` of a password has moved it."""
+    """Say whether it has the expected parts: a `/`, `#` or `@` in a password would shift them."""
     try:
         parts = urlsplit(url)
     except ValueError:
@@ -48,12 +47,12 @@ def _readable(url: str) -> bool:
 
 
 def is_address(address: str, with_port: bool = False) -> bool:
-    """Say whether this is `host:port` that can be looked up; `host`, `:port` and '' may do, too."""
+    """Say whether this is `host:port` with a valid name; both parts are needed if `with_port`."""
     host, colon, port = address.rpartition(":")
     if not colon or "]" in port:
         host, port = address, ""
     try:
-        host.encode("idna")  # as every look-up does, which fails outside of OSError if it cannot
+        host.encode("idna")  # as every DNS look-up does, which raises no OSError if it fails here
     except UnicodeError:
         return False
     if port == "":
@@ -71,6 +70,6 @@ def _connects(url: str) -> bool:
             for limit in (connection.socket_timeout, connection.socket_connect_timeout):
                 if limit is not None and not 0 < limit <= LONGEST_S:
                     return False
-    except Exception:  # whatever it raises, the URL is the cause
+    except Exception:  # of whatever type, it comes from the URL
         return False
     return True

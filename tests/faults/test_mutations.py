@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import script_keys
 from lessee import chat, client_of, now
 from mutations import GRACE, NX, OWNED, BrokenPromise, Mutation, root_with
 from observer import read_writes
 from stage import Stage, stage
 
-from contract.redis import keys
 from demo.stack import ROOT, Worker, eventually
 
 
@@ -32,7 +32,7 @@ def judge(on: Stage) -> None:
 def swept_while_paused(on: Stage, paused: Worker) -> Iterator[None]:
     """Stop a worker until another one runs what it held; let it go on when resumed."""
     held = on.computed().began_on(paused.pid)
-    lease_hash = keys.worker_key(on.id_of(paused))
+    lease_hash = script_keys.worker_key(on.id_of(paused))
     os.kill(paused.pid, signal.SIGSTOP)
     eventually(lambda: not client_of(on.store).exists(lease_hash), 20, "its leases were swept")
     eventually(lambda: any(on.computed().starts[rid] > 1 for rid in held), 20, "begun elsewhere")

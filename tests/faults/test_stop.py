@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import script_keys
 from lessee import QUEUE, celery_message, chat, client_of
 from stage import Stage, stage
 
@@ -59,7 +60,7 @@ def test_another_worker_has_the_rest_within_a_second_of_the_exit(
         os.kill(second.pid, signal.SIGCONT)
         assert send(on, first, signals) == code
         left = time.monotonic()
-        assert client_of(on.store).hlen(keys.worker_key(on.id_of(first))) == 0
+        assert client_of(on.store).hlen(script_keys.worker_key(on.id_of(first))) == 0
         rest = {rid for rid in on.ids() if on.store.results([rid])[0] is None}
         eventually(lambda: rest <= on.computed().began_on(second.pid), 5, "the rest runs")
         assert time.monotonic() - left <= 1

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import redis
+import script_keys
 from lessee import Lessee, celery_message, submit_batch
 from owners import ownerless
 from snapshot import lease_record, letter_record
@@ -42,11 +43,11 @@ def leave_lease(client: redis.Redis) -> None:
 
 
 def leave_record(client: redis.Redis) -> None:
-    client.hset(keys.worker_key("w9"), "w9/1", lease_record("r1"))
+    client.hset(script_keys.worker_key("w9"), "w9/1", lease_record("r1"))
 
 
 def leave_leased_message(client: redis.Redis) -> None:
-    client.lpush(keys.leased_key("w9/1"), celery_message("r1"))
+    client.lpush(script_keys.leased_key("w9/1"), celery_message("r1"))
 
 
 def leave_dead_message(client: redis.Redis) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import redis
+import script_keys
 from lessee import (
     QUEUE,
     Lessee,
@@ -101,9 +102,9 @@ def test_a_failure_that_may_be_retried_keeps_its_message(
     worker.done(second, outcome="failed", keep=False)
     kept = redis_client.hgetall(keys.batch_key("b1", "failed"))
     assert list(kept) == [submitted.ids[0].encode()]
-    kept_key = keys.kept_key("b1", submitted.ids[0])
+    kept_key = script_keys.kept_key("b1", submitted.ids[0])
     assert redis_client.lrange(kept_key, 0, -1) == [first.message]
-    assert not redis_client.exists(keys.kept_key("b1", submitted.ids[1]))
+    assert not redis_client.exists(script_keys.kept_key("b1", submitted.ids[1]))
 
 
 def test_a_batchless_result_lives_for_its_ttl_and_a_batch_result_does_not_expire(
@@ -177,7 +178,7 @@ def test_release_puts_messages_at_the_head_of_their_own_lists_in_their_old_order
     assert queued_ids(redis_client, high) == ["h0", "h1", "h2", "newer"]
     assert queued_ids(redis_client, low) == ["l0", "l1", "l2", "l3"]
     assert redis_client.zcard(keys.LEASES) == 0
-    assert redis_client.hlen(keys.worker_key("w1")) == 0
+    assert redis_client.hlen(script_keys.worker_key("w1")) == 0
 
 
 def test_release_twice_puts_nothing_back_twice(worker: Lessee, redis_client: redis.Redis) -> None:

@@ -7,6 +7,7 @@ import asyncio
 import orjson
 import pytest
 import redis
+import script_keys
 from lessee import (
     QUEUE,
     Lessee,
@@ -52,7 +53,7 @@ def test_what_is_kept_of_a_cancelled_batch_after_its_retirement_expires_with_it(
     retire(redis_url)
     assert worker.pop() == []  # meets the messages only now
     assert without_end(redis_client) == set()
-    assert redis_client.pttl(keys.kept_key("b1", submitted.ids[0])) <= redis_client.pttl(
+    assert redis_client.pttl(script_keys.kept_key("b1", submitted.ids[0])) <= redis_client.pttl(
         keys.batch_key("b1")
     )
 

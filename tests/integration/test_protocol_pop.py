@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 import pytest
 import redis
+import script_keys
 from lessee import (
     QUEUE,
     Lessee,
@@ -154,7 +155,7 @@ def test_one_task_id_twice_is_leased_twice_and_answered_once(
     assert worker.done(first) == 1
     assert worker.done(second) == 0
     assert redis_client.zcard(keys.LEASES) == 0
-    assert redis_client.hlen(keys.worker_key("w1")) == 0
+    assert redis_client.hlen(script_keys.worker_key("w1")) == 0
 
 
 def test_a_message_whose_result_exists_is_dropped(
@@ -323,7 +324,7 @@ def test_a_worker_key_that_is_no_hash_loses_nothing(
     worker: Lessee, redis_client: redis.Redis
 ) -> None:
     push(redis_client, celery_message("t1"))
-    redis_client.set(keys.worker_key("w1"), "odd")
+    redis_client.set(script_keys.worker_key("w1"), "odd")
     with pytest.raises(redis.exceptions.ResponseError, match="WRONGTYPE"):
         worker.pop()
     assert queued_ids(redis_client, QUEUE) == ["t1"]

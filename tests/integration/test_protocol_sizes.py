@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import redis
+import script_keys
 from draining import draining, error_of, send, soon
 from lessee import (
     QUEUE,
@@ -50,9 +51,11 @@ def handed_out(worker: Lessee, store: BatchStore) -> Iterator[list]:
 def test_a_lease_holds_no_copy_of_its_message(
     worker: Lessee, redis_client: redis.Redis, handed_out: list
 ) -> None:
-    record = redis_client.hget(keys.worker_key("w1"), handed_out[0].id)
+    record = redis_client.hget(script_keys.worker_key("w1"), handed_out[0].id)
     assert len(record) < 200
-    assert redis_client.lrange(keys.leased_key(handed_out[0].id), 0, -1) == [handed_out[0].message]
+    assert redis_client.lrange(script_keys.leased_key(handed_out[0].id), 0, -1) == [
+        handed_out[0].message
+    ]
 
 
 def test_release_moves_large_messages_a_few_at_a_time_in_their_old_order(
@@ -188,7 +191,9 @@ def test_a_done_that_fails_half_way_counts_what_it_wrote_and_is_ended_by_the_nex
 ) -> None:
     submit_batch(store, 3)
     first, second, third = worker.pop()
-    redis_client.delete(keys.leased_key(second.id))  # Redis lost the message that is to be kept
+    redis_client.delete(
+        script_keys.leased_key(second.id)
+    )  # Redis lost the message that is to be kept
     with pytest.raises(redis.ResponseError):
         worker.done(first, second, third, outcome="failed", keep=True)
     assert counts(now(store)) == {"failed": 2}

@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import psutil
+import script_keys
 from campaign_redis import (
     delay_replies,
     drop_connections,
@@ -132,7 +133,7 @@ def quit_worker(c: Campaign) -> int:
 def pause_worker(c: Campaign) -> int:
     """Stop a worker until its leases are gone to others; then it goes on, with results."""
     with frozen(c) as (victim,):
-        held = keys.worker_key(c.on.id_of(victim))
+        held = script_keys.worker_key(c.on.id_of(victim))
         c.paused.append(victim)
         eventually(lambda: not client_of(c.on.store).exists(held), 20, "its leases were swept")
     return HELD

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import script_keys
 from snapshot import request_of
 
 from contract.redis import keys
@@ -23,7 +24,7 @@ WATCHED = (
     "--appendonly", "yes", "--aof-use-rdb-preamble", "no", "--auto-aof-rewrite-percentage", "0",
 )  # fmt: skip
 _RESULT = keys.RESULT_PREFIX.encode()
-_WORKER = keys.worker_key("").encode()
+_WORKER = script_keys.worker_key("").encode()
 #: What changes how long a result lives, not what it says.
 _LIFE = (b"EXPIRE", b"PEXPIRE", b"PEXPIREAT", b"EXPIREAT", b"PERSIST")
 _FAILED = b'{"status":"FAILURE"'

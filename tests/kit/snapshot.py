@@ -12,6 +12,7 @@ from typing import Any
 
 import orjson
 import redis
+import script_keys
 
 from contract.index import IndexChunk
 from contract.redis import keys
@@ -33,7 +34,7 @@ return { time[1] * 1000 + math.floor(time[2] / 1000), found }
 """
 _RESULT = keys.RESULT_PREFIX.encode()
 _BATCH = keys.batch_key("").encode()
-_WORKER = keys.worker_key("").encode()
+_WORKER = script_keys.worker_key("").encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +131,7 @@ class Snapshot:
     def batch_keys(self, batch_id: str) -> set[str]:
         """Return the keys that belong to a batch, results aside."""
         parts = {keys.batch_key(batch_id, part) for part in ("", "index", "finished", "failed")}
-        kept = {keys.kept_key(batch_id, rid) for rid in self.kept(batch_id)}
+        kept = {script_keys.kept_key(batch_id, rid) for rid in self.kept(batch_id)}
         return parts | kept
 
     def retriable(self, batch_id: str) -> dict[str, str]:
@@ -145,7 +146,7 @@ class Snapshot:
 
     def kept_message(self, batch_id: str, request_id: str) -> Message | None:
         """Return the message that a batch keeps for a request."""
-        kept = self.list(keys.kept_key(batch_id, request_id))
+        kept = self.list(script_keys.kept_key(batch_id, request_id))
         return read_message(kept[0]) if len(kept) == 1 else None
 
     # -- messages -------------------------------------------------------------------
@@ -169,19 +170,21 @@ class Snapshot:
 
     def leases(self, worker: str) -> dict[str, Message]:
         """Return what a worker's records say that it holds, by lease."""
-        records = self.hash(keys.worker_key(worker))
+        records = self.hash(script_keys.worker_key(worker))
         return {lease: Message(*map(bytes.decode, raw.split(b"\0", 6)[4:]))
                 for lease, raw in records.items()}  # fmt: skip
 
     def leased(self, worker: str) -> dict[str, Message]:
         """Return the messages that a worker holds, by lease; none where there is not just one."""
-        held = {lease: self.list(keys.leased_key(lease)) for lease in self.leases(worker)}
+        held = {lease: self.list(script_keys.leased_key(lease)) for lease in self.leases(worker)}
         return {lease: read_message(messages[0]) if len(messages) == 1 else Message()
                 for lease, messages in held.items()}  # fmt: skip
 
     def lease_keys(self, worker: str) -> set[str]:
         """Return the keys that hold a worker's leases and their messages."""
-        return {keys.worker_key(worker)} | {keys.leased_key(lease) for lease in self.leases(worker)}
+        return {script_keys.worker_key(worker)} | {
+            script_keys.leased_key(lease) for lease in self.leases(worker)
+        }
 
     def dead(self) -> dict[str, Message]:
         """Return the dead letters by number, as their records have it."""
@@ -197,7 +200,7 @@ class Snapshot:
 
 def suspects_leased(client: redis.Redis, worker: str) -> list[str]:
     """Return the request ids that a worker holds from a list of suspects."""
-    records = [raw.split(b"\0") for raw in client.hvals(keys.worker_key(worker))]
+    records = [raw.split(b"\0") for raw in client.hvals(script_keys.worker_key(worker))]
     return [record[4].decode() for record in records if record[2].endswith(b":suspects")]
 
 

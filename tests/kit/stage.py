@@ -10,6 +10,7 @@ from typing import Any
 
 import psutil
 import redis
+import script_keys
 from lessee import Submitted, chat, client_of, submit_batch
 from observer import WATCHED, Computed, EngineLog
 from redis.backoff import ExponentialBackoff
@@ -114,9 +115,9 @@ class Stage:
 
     def id_of(self, worker: Worker) -> str:
         """Return the name under which a worker holds leases; it may have gone."""
-        keys_of = client_of(self.store).scan_iter(keys.worker_key("*"))
+        keys_of = client_of(self.store).scan_iter(script_keys.worker_key("*"))
         found = [key.decode() for key in keys_of if key.split(b".")[-2] == str(worker.pid).encode()]
-        return found[0].removeprefix(keys.worker_key("")) if found else "gone"
+        return found[0].removeprefix(script_keys.worker_key("")) if found else "gone"
 
     def picture(self) -> str:
         """Return what Redis holds of ours, each value cut short, for people to look at."""

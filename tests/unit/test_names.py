@@ -6,6 +6,8 @@ import re
 import uuid
 from pathlib import Path
 
+import script_keys
+
 from contract.errors import CODES, RequestFailed, RequestRejected
 from contract.redis import keys
 from contract.redis.scripts import source
@@ -31,10 +33,10 @@ def test_the_key_table_names_every_constant() -> None:
     assert named
     assert not [value for value in named if f"`{value}`" not in table()]
     assert f"`{keys.result_key('<id>')}`" in table()
-    assert f"`{keys.worker_key('<worker>')}`" in table()
+    assert f"`{script_keys.worker_key('<worker>')}`" in table()
     for part in ("", "index", "finished", "failed", "kept:<request>"):
         assert f"`{keys.batch_key('<id>', part)}`" in table()
-    assert f"`{keys.leased_key('<worker>/<seq>')}`" in table()
+    assert f"`{script_keys.leased_key('<worker>/<seq>')}`" in table()
     assert f"`{keys.dead_key('<id>')}`" in table()
 
 

@@ -60,8 +60,8 @@ class Leases(Scripts):
     ) -> Popped:
         """Lease up to k requests. Raises StoreUnavailable if Redis does not answer.
 
-        The caller must know the deliveries as its own before it awaits anything else: `renew`
-        takes those that it does not name for lost.
+        The caller must count the deliveries as its own before it awaits anything else: `renew`
+        hands back the leases that it is not told of.
         """
         s = self.settings
         self._pops += 1
@@ -143,15 +143,13 @@ class Leases(Scripts):
 
     async def release(self, deliveries: Sequence[Delivery], died: frozenset[str]) -> None:
         """Hand deliveries back; `died` names the leases that were inside a dead engine."""
-        newest_first = sorted(deliveries, key=lambda d: -lease_number(d.lease))
-        await self._release_ids(
-            [d.lease for d in newest_first], {d.lease for d in newest_first if d.lease in died}
-        )
+        await self._release([d.lease for d in deliveries], died)
 
-    async def _release_ids(self, leases: Sequence[str], died: set[str]) -> None:
+    async def _release(self, leases: Sequence[str], died: frozenset[str] = frozenset()) -> None:
         s = self.settings
         common = (self.worker_id, s.max_deaths, s.result_ttl_ms)
-        pairs = [part for lease in leases for part in (lease, int(lease in died))]
+        newest_first = sorted(leases, key=lease_number, reverse=True)
+        pairs = [part for lease in newest_first for part in (lease, int(lease in died))]
         try:
             _, left = await self.until_done("release", *common, _date(), *pairs)
             while left:  # messages go back a few megabytes at a time
@@ -163,23 +161,24 @@ class Leases(Scripts):
             )  # fmt: skip
 
     async def renew(self, leases: Sequence[str]) -> list[str]:
-        """Prolong leases; returns those that are lost. Hands back what we do not know of.
+        """Extend leases; return those that this worker has no longer.
 
-        A lease is unknown when the reply of its POP was lost. One that is numbered above what
-        was known when the oldest open POP was sent may just be arriving.
+        Leases that only Redis knows of, because the reply of their POP was lost, are handed back.
+        One with a higher number than was known when the oldest open POP was sent may be in its
+        reply, and is left alone.
         """
         pops, known = self._pops, min(self._open_pops, default=self._highest)
         quiet = not self._open_pops
         lost, unnamed = await self.run("renew", self.worker_id, self.settings.lease_ms, *leases)
         quiet = quiet and pops == self._pops
-        numbered = {raw.decode(): lease_number(raw.decode()) for raw in unnamed}
-        unknown = [lease for lease, number in numbered.items() if quiet or number <= known]
+        names = (raw.decode() for raw in unnamed)
+        unknown = [lease for lease in names if quiet or lease_number(lease) <= known]
         if unknown:
             log.warning(
                 "handing back %d leases whose POP reply was lost", len(unknown),
                 extra={"action": "lost_pop"},
             )  # fmt: skip
-            await self._release_ids(sorted(unknown, key=numbered.__getitem__, reverse=True), set())
+            await self._release(unknown)
         return [raw.decode() for raw in lost]
 
     async def sweep(self, announcement: bytes) -> int:
@@ -195,7 +194,7 @@ class Leases(Scripts):
         return int(count)
 
     async def leave(self) -> None:
-        """Take this worker's announcement back."""
+        """Remove this worker's announcement."""
         await self._client.hdel(keys.WORKERS, self.worker_id)
 
     async def wait_for_message(self, list_key: str) -> bool:
@@ -236,9 +235,9 @@ class Leases(Scripts):
         return self._client.pubsub()
 
     async def stream(self, writes: Iterable[tuple[str, list[Entry], bool]]) -> None:
-        """Append entries to requests' streams, each (request id, entries, whether from nothing).
+        """Append entries to requests' streams, each (request id, entries, whether to start anew).
 
-        All or nothing, so that a write may be repeated; a key that is no stream is passed over.
+        All or nothing, so that a write may be repeated; a key of another type is left out.
         """
         pipe = self._client.pipeline(transaction=True)
         for request_id, entries, anew in writes:

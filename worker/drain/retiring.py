@@ -1,4 +1,4 @@
-"""The end of batches: finished ones get their expiry, deletes that were cut short are ended."""
+"""Gives finished batches their expiry and completes deletes that were interrupted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ RESULTS = 10_000
 
 
 async def retire_some(scripts: Scripts) -> int:
-    """Handle the batches that wait for their end; returns results handled.
+    """Do so for the batches that wait for it; return how many results were handled.
 
     Raises:
         StoreUnavailable: Redis went away; what is left is done the next time.
@@ -46,7 +46,7 @@ async def _retire(scripts: Scripts, batch_id: str) -> int:
 
 
 async def _delete(scripts: Scripts, batch_id: str) -> int:
-    """Go on with a delete that somebody has begun; returns results removed."""
+    """Go on with a delete that was begun; return how many results were removed."""
     count, more = 0, 1
     while more and count < RESULTS:
         chunks = await scripts.index_chunks(batch_id, 0, 1)

@@ -18,9 +18,9 @@ log = logging.getLogger(__name__)
 
 #: What a drain survives: Redis cannot be used now (contract/redis/client.py), or a socket failed.
 ERRORS = (StoreUnavailable, OSError)
-#: Redis cannot be told to take less than this in one value (proto-max-bulk-len).
+#: The lowest proto-max-bulk-len that Redis can be given: no value up to it is too large.
 ALWAYS_TAKEN_BYTES = 2**20
-#: What it takes if nobody has told it otherwise, and the worker may not ask.
+#: The default of proto-max-bulk-len, for where the worker may not ask.
 USUALLY_TAKEN_BYTES = 512 * 2**20
 #: If the connection breaks so often during the same large write although Redis answers a PING,
 #: Redis is closing it because of the write.

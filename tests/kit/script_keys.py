@@ -1,0 +1,20 @@
+"""Keys that only the scripts name: contract/redis/keys.py has their table."""
+
+from __future__ import annotations
+
+from contract.redis.keys import batch_key
+
+
+def worker_key(worker_id: str) -> str:
+    """Return the hash that holds one worker's leased messages."""
+    return f"warmq:worker:{worker_id}"
+
+
+def leased_key(lease: str) -> str:
+    """Return the list that holds the message of a lease."""
+    return f"warmq:leased:{lease}"
+
+
+def kept_key(batch_id: str, request_id: str) -> str:
+    """Return the list that keeps an ended request's message for RETRY."""
+    return batch_key(batch_id, f"kept:{request_id}")
