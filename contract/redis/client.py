@@ -20,9 +20,10 @@ from contract.redis.scripts import sha, source
 
 _AsyncMethod = Callable[..., Coroutine[Any, Any, Any]]
 _ERRORS = (exceptions.RedisError, OSError)
-#: How Redis begins its answer to a script that cannot write a value at any time.
-_NEVER_WRITTEN = re.compile(
-    "(ERR )?(string exceeds|value is not|hash value is not|increment or decrement)"
+#: Redis would answer the same command so again: the cause is what was sent, or a key's type.
+_FINAL = re.compile(
+    "WRONGTYPE|Protocol error|"
+    "^(ERR )?(string exceeds|value is not|hash value is not|increment or decrement)"
 )
 _IN_SCRIPT = re.compile(r"Error running script .*: -([A-Z]+ .*)")
 
@@ -38,7 +39,7 @@ def translated(error: Exception) -> StoreUnavailable:
         remedy = "Redis is full: collect and delete finished batches, or raise maxmemory"
     elif _is_read_only(error):
         remedy = "this server is a replica: point WARMQ_REDIS_URL at the primary"
-    elif isinstance(error, exceptions.ResponseError) and _is_final(text, str(error)):
+    elif isinstance(error, exceptions.ResponseError) and _FINAL.search(text):
         kind, remedy = StoreRefused, "sending it again does not help"
     elif isinstance(error, exceptions.NoPermissionError) or "NOPERM" in text:
         remedy = "check user, password and ACL in WARMQ_REDIS_URL"
@@ -51,13 +52,6 @@ def translated(error: Exception) -> StoreUnavailable:
 
 def _is_read_only(error: Exception) -> bool:
     return isinstance(error, exceptions.ReadOnlyError) or "READONLY" in str(error)
-
-
-def _is_final(text: str, whole: str) -> bool:
-    """Say whether Redis would answer the same command so again: the cause is what was sent."""
-    if "WRONGTYPE" in text or "Protocol error" in text:
-        return True
-    return "script" in whole and _NEVER_WRITTEN.match(text) is not None
 
 
 def _translates(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -83,12 +77,6 @@ def _async_translates(method: _AsyncMethod) -> _AsyncMethod:
     return call
 
 
-def _unless_unknown(error: StoreUnavailable) -> None:
-    """Raise the error, unless it says that Redis was started again and does not know a script."""
-    if not isinstance(error.__cause__, exceptions.NoScriptError):
-        raise error
-
-
 class _Pipeline(Pipeline):
     execute = _translates(Pipeline.execute)
 
@@ -106,7 +94,8 @@ class Client(redis.Redis):
         try:
             return self.execute_command("EVALSHA", sha(name), 0, *args)
         except StoreUnavailable as error:
-            _unless_unknown(error)
+            if not isinstance(error.__cause__, exceptions.NoScriptError):
+                raise
         self.execute_command("SCRIPT LOAD", source(name))
         return self.execute_command("EVALSHA", sha(name), 0, *args)
 
@@ -137,6 +126,7 @@ class AsyncClient(redis.asyncio.Redis):
         try:
             return await self.execute_command("EVALSHA", sha(name), 0, *args)
         except StoreUnavailable as error:
-            _unless_unknown(error)
+            if not isinstance(error.__cause__, exceptions.NoScriptError):
+                raise
         await self.execute_command("SCRIPT LOAD", source(name))
         return await self.execute_command("EVALSHA", sha(name), 0, *args)

@@ -40,7 +40,7 @@ def _log(event: Event) -> None:
             text = "%d requests of a dead worker go back to the queue"
             _line(logging.WARNING, "swept", text, count)
         case RedisLost(reason):
-            _line(logging.WARNING, "redis_lost", "Redis: %s; waiting for it", reason)
+            _line(logging.WARNING, "redis_lost", "%s; waiting for it", reason)
         case RedisBack(away_s):
             _line(logging.INFO, "redis_back", "Redis is back after %.1f s", away_s)
 

@@ -110,11 +110,8 @@ class Leases(Scripts):
         except StoreRefused as error:
             if len(fitting) > 1:
                 return sum([await self.done([ending]) for ending in fitting])
-            size = len(fitting[0].meta)
-            return await self._fail(
-                fitting[0], f"the result of {size} bytes was not stored. {error.message}",
-                "result_refused",
-            )  # fmt: skip
+            text = f"the result of {len(fitting[0].meta)} bytes was not stored. {error.message}"
+            return await self._fail(with_error(fitting[0], text, "result_refused"))
 
     async def _done(self, endings: Sequence[Ending]) -> int:
         ttl_ms, args = self.settings.result_ttl_ms, arguments(endings)
@@ -131,9 +128,9 @@ class Leases(Scripts):
         )
         return with_error(ending, text, "result_too_large")
 
-    async def _fail(self, ending: Ending, text: str, code: str) -> int:
+    async def _fail(self, ending: Ending) -> int:
         try:
-            return await self._done([with_error(ending, text, code)])
+            return await self._done([ending])
         except StoreRefused as error:
             log.error(
                 "request %s has no result, its lease will end: %s", ending.delivery.request_id,

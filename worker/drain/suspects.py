@@ -31,7 +31,7 @@ class Suspects:
         run in its engine.
 
         Raises:
-            redis.RedisError, OSError: Redis went away; the lock ends by itself.
+            StoreUnavailable: Redis went away; the lock ends by itself.
         """
         if not await self._serving.leases.take_suspects_lock():
             return False
