@@ -29,6 +29,8 @@ class Writer(SimulatedEngine):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.texts: list[str] = []
+        #: What the result says where that is not the text so far.
+        self.answers: list[str] | None = None
         self.asked: set[str] = set()
         self.go = asyncio.Event()
         self.fails = False
@@ -39,7 +41,8 @@ class Writer(SimulatedEngine):
         await self.go.wait()
         if self.fails:
             raise RequestFailed("as told")
-        choices = [{"index": n, "message": {"content": text}} for n, text in enumerate(self.texts)]
+        texts = self.texts if self.answers is None else self.answers
+        choices = [{"index": n, "message": {"content": text}} for n, text in enumerate(texts)]
         return Completion(orjson.dumps({"choices": choices}), 1, 1)
 
     def text_so_far(self, request_id: str) -> Sequence[str]:
@@ -162,7 +165,7 @@ async def test_a_failure_and_a_result_of_other_words_are_told_as_such(
         running.engine.fails = False
         store.retry(now(store), ["failed"])
         await soon(lambda: reader.read().ended == "")
-        running.engine.texts = ["yes"]
+        running.engine.answers = ["yes"]
         running.engine.go.set()
         await soon(lambda: reader.read().ended)
     assert reader.entries[-1] == streaming.end(1, "completed", whole=False)
