@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 from celery import Celery
-from real_stack import Stack, asked, frozen, listed_questions, read_jsonl, write_jsonl
+from in_process import InProcess
+from real_stack import Stack, frozen, read_jsonl, write_jsonl
 from vllm_server import KEY, VllmServer
 
 from contract.openai.body import CHAT_URL, COMPLETION_URL
 from contract.redis.batches import BatchStore
-from demo.stack import RedisServer, Worker, eventually, tiny_model_worker
+from demo.stack import RedisServer, Worker, eventually
 from worker.engine import EngineRequest
 from worker.engine.openai.engine import OpenAIEngine
 from worker.settings import WorkerSettings
@@ -37,52 +36,14 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 
 @pytest.fixture(scope="module")
-def source(stack: Stack) -> Path:
-    """Return a file of questions with short answers, chats and completions mixed."""
-    return write_jsonl(stack.folder / "in.jsonl", [
-        {
-            "custom_id": f"q{n}", "method": "POST",
-            "url": CHAT_URL if n % 2 else COMPLETION_URL, "body": asked(question, bool(n % 2)),
-        }
-        for n, question in enumerate(listed_questions(LINES))
-    ])  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def in_process(stack: Stack, source: Path) -> dict[str, dict[str, Any]]:
-    """Return the bodies of vLLM in the worker's own process, by custom_id."""
-    with tiny_model_worker(stack.url, stack.folder / "in-process.log") as worker:
-        stack.ready(worker)
-        return answers(stack, source, "in-process")
-
-
-@pytest.fixture(scope="module")
-def server(stack: Stack, in_process: object) -> Iterator[VllmServer]:
-    """Return vLLM's server; it starts when the engine in process has gone, for want of cores."""
-    running = VllmServer(stack.folder / "vllm.log")
-    running.start()
-    try:
-        yield running
-    finally:
-        running.kill()
-
-
-@contextmanager
-def remote_worker(stack: Stack, server: VllmServer, **settings: object) -> Iterator[Worker]:
-    """Run a worker in front of the server."""
+def remote(stack: Stack, vllm_server: VllmServer) -> Iterator[Worker]:
+    """Return a worker in front of the server."""
     with Worker(
-        stack.url, stack.folder / "remote.log", engine="openai", openai_base_urls=server.url,
-        openai_api_key=KEY, **settings,
+        stack.url, stack.folder / "remote.log", engine="openai", openai_base_urls=vllm_server.url,
+        openai_api_key=KEY, lease_s=5,
     ) as worker:  # fmt: skip
         stack.ready(worker)
         yield worker
-
-
-def answers(stack: Stack, source: Path, batch_id: str) -> dict[str, dict[str, Any]]:
-    out = stack.folder / f"{batch_id}.jsonl"
-    run = stack.producer("submit", source, "--batch-id", batch_id, "--wait", "-o", out)
-    assert run.returncode == 0, run.stderr
-    return {line["custom_id"]: line["response"]["body"] for line in read_jsonl(out)}
 
 
 def bare(body: dict[str, Any]) -> dict[str, Any]:
@@ -110,29 +71,37 @@ def is_tie(server: VllmServer, line: dict[str, Any], one: str, other: str) -> bo
 
 
 def test_the_same_file_has_the_same_answers_in_process_and_through_a_vllm_server(
-    stack: Stack, source: Path, in_process: dict[str, dict[str, Any]], server: VllmServer
+    stack: Stack, in_process: InProcess, vllm_server: VllmServer, remote: Worker
 ) -> None:
-    with remote_worker(stack, server) as worker:
-        remote = answers(stack, source, "remote")
-        stats = stack.stats()
-        assert stats["engine"] == "openai"
-        assert stats["max_model_len"] == 1024
-    lines = {line["custom_id"]: line for line in read_jsonl(source)}
-    assert len(remote) == len(in_process) == LINES
-    differing = [cid for cid in lines if bare(remote[cid]) != bare(in_process[cid])]
+    lines = {cid: line for cid, line in in_process.lines.items() if cid.startswith("q")}
+    expected = in_process.bodies
+    source = write_jsonl(stack.folder / "in.jsonl", list(lines.values()))
+    out = stack.folder / "remote.jsonl"
+    run = stack.producer("submit", source, "--batch-id", "remote", "--wait", "-o", out)
+    assert run.returncode == 0, run.stderr
+    found = {line["custom_id"]: line["response"]["body"] for line in read_jsonl(out)}
+    stats = stack.stats()
+    assert stats["engine"] == "openai"
+    assert stats["max_model_len"] == 1024
+    assert len(found) == len(lines) == LINES
+    differing = [cid for cid in lines if bare(found[cid]) != bare(expected[cid])]
     for custom_id in differing:
         texts = [
             choice.get("text") or choice["message"]["content"]
-            for choice in (remote[custom_id]["choices"][0], in_process[custom_id]["choices"][0])
+            for choice in (found[custom_id]["choices"][0], expected[custom_id]["choices"][0])
         ]
-        assert is_tie(server, lines[custom_id], *texts), (remote[custom_id], in_process[custom_id])
+        assert is_tie(vllm_server, lines[custom_id], *texts), (found[custom_id], texts)
     assert len(differing) <= LINES // 100
-    assert KEY not in worker.log_path.read_text()
+    assert KEY not in remote.log_path.read_text()
     assert KEY not in json.dumps(stats)
 
 
 CHAT_BODY = {"messages": [{"role": "user", "content": "What is 2 + 3?"}], "max_tokens": 24}
 TEXT_BODY = {"prompt": "2 + 3 =", "max_tokens": 24, "ignore_eos": True}
+#: Without max_tokens; most of the context is the prompt's, which is faster than as many answers.
+MANY = "What is 2 + 3? " * 60
+LONG_CHAT = {"messages": [{"role": "user", "content": MANY}], "ignore_eos": True}
+LONG_TEXT = {"prompt": MANY, "ignore_eos": True}
 FORMS = {
     "chat": CHAT_BODY | {"temperature": 0},
     "logprobs": CHAT_BODY | {"temperature": 0, "logprobs": True, "top_logprobs": 3},
@@ -150,10 +119,12 @@ FORMS = {
 
 
 async def test_every_form_of_answer_equals_the_one_the_server_gives_at_once(
-    server: VllmServer,
+    vllm_server: VllmServer,
 ) -> None:
     engine = OpenAIEngine(
-        WorkerSettings(engine="openai", openai_base_urls=server.url, openai_api_key=KEY, model=None)
+        WorkerSettings(
+            engine="openai", openai_base_urls=vllm_server.url, openai_api_key=KEY, model=None
+        )
     )
     await engine.start()
     try:
@@ -161,14 +132,14 @@ async def test_every_form_of_answer_equals_the_one_the_server_gives_at_once(
             body: dict[str, Any] = {"seed": 7, **fields}
             url = CHAT_URL if "messages" in body else COMPLETION_URL
             answer = await engine.generate(EngineRequest(url, body), "same")
-            at_once = server.ask(url, body)
+            at_once = vllm_server.ask(url, body)
             assert rounded(bare(json.loads(answer.body))) == rounded(bare(at_once)), name
             assert json.loads(answer.body)["id"] == at_once["id"]
             assert answer.completion_tokens == at_once["usage"]["completion_tokens"]
-        for url, body in ((CHAT_URL, CHAT_BODY), (COMPLETION_URL, TEXT_BODY)):
+        for url, body in ((CHAT_URL, LONG_CHAT), (COMPLETION_URL, LONG_TEXT)):
             # Our default of 1024 does not fit: it becomes what the context leaves
-            short = {k: v for k, v in body.items() if k != "max_tokens"} | {"ignore_eos": True}
-            answer = await engine.generate(EngineRequest(url, short), "long")
+            answer = await engine.generate(EngineRequest(url, body), "long")
+            assert answer.completion_tokens > 0
             assert answer.prompt_tokens + answer.completion_tokens == 1024
     finally:
         await engine._close()
@@ -183,38 +154,38 @@ def rounded(value: Any) -> Any:
     return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
-def test_a_cancelled_batch_is_aborted_inside_the_server(stack: Stack, server: VllmServer) -> None:
+def test_a_cancelled_batch_is_aborted_inside_the_server(
+    stack: Stack, vllm_server: VllmServer, remote: Worker
+) -> None:
     source = write_jsonl(stack.folder / "long.jsonl", [
         {"prompt": f"{n} + 3 =", "max_tokens": 1000, "ignore_eos": True} for n in range(60)
     ])  # fmt: skip
-    ended = server.metric("vllm:request_success_total")
-    with remote_worker(stack, server) as worker:
-        with frozen(worker):
-            run = stack.producer("submit", source, "--batch-id", "long")
-            assert run.returncode == 0, run.stderr
-        eventually(lambda: server.metric("vllm:num_requests_running") >= 16, 30, "running")
-        stack.store.cancel(stack.batch("long"))  # at once: a command takes long to start
-        eventually(lambda: server.metric("vllm:num_requests_running") == 0, 30, "aborted")
-    assert server.metric("vllm:request_success_total") == ended  # none ran to its length
+    ended = vllm_server.metric("vllm:request_success_total")
+    with frozen(remote):
+        run = stack.producer("submit", source, "--batch-id", "long")
+        assert run.returncode == 0, run.stderr
+    eventually(lambda: vllm_server.metric("vllm:num_requests_running") >= 16, 30, "running")
+    stack.store.cancel(stack.batch("long"))  # at once: a command takes long to start
+    eventually(lambda: vllm_server.metric("vllm:num_requests_running") == 0, 30, "aborted")
+    assert vllm_server.metric("vllm:request_success_total") == ended  # none ran to its length
     assert stack.batch("long").number("cancelled") > 0
 
 
 def test_a_vllm_server_killed_in_a_batch_and_restarted_loses_nothing(
-    stack: Stack, server: VllmServer
+    stack: Stack, vllm_server: VllmServer, remote: Worker
 ) -> None:
     source = write_jsonl(stack.folder / "killed.jsonl", [
         {"prompt": f"{n} + 3 =", "max_tokens": 8 if n < 40 else 300, "ignore_eos": True}
         for n in range(80)
     ])  # fmt: skip
-    with remote_worker(stack, server, lease_s=5) as worker:
-        with frozen(worker):
-            run = stack.producer("submit", source, "--batch-id", "killed")
-            assert run.returncode == 0, run.stderr
-        eventually(lambda: stack.batch("killed").number("completed") >= 10, 30, "answers")
-        with frozen(worker):
-            assert stack.batch("killed").number("completed") < 80
-            server.kill()
-        eventually(lambda: "rebuilding the engine" in worker.log_path.read_text(), 60, "noticed")
-        server.start()
-        eventually(lambda: stack.batch("killed").finished, 120, "finished")
+    with frozen(remote):
+        run = stack.producer("submit", source, "--batch-id", "killed")
+        assert run.returncode == 0, run.stderr
+    eventually(lambda: stack.batch("killed").number("completed") >= 10, 30, "answers")
+    with frozen(remote):
+        assert stack.batch("killed").number("completed") < 80
+        vllm_server.kill()
+    eventually(lambda: "rebuilding the engine" in remote.log_path.read_text(), 60, "noticed")
+    vllm_server.start()
+    eventually(lambda: stack.batch("killed").finished, 120, "finished")
     assert stack.batch("killed").number("completed") == 80

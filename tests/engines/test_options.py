@@ -68,8 +68,24 @@ def test_two_shards_answer_as_one(stack: Stack) -> None:
 
 
 @pytest.fixture(scope="module")
-def adapted(stack: Stack) -> Iterator[Worker]:
-    """Return a worker with two adapters and prefix caching."""
+def too_small(stack: Stack) -> Iterator[Worker]:
+    """Return a worker that has just started, whose cache holds no request of full length."""
+    # Where the size comes from vLLM's own variable only the engine knows that it is too small.
+    with tiny_model_worker(
+        stack.url, stack.folder / "small.log", queue="small",
+        engine_args="--max-model-len 400000 --dtype float32 --enforce-eager "
+        "--gpu-memory-utilization 0.2",
+        env={"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"},
+    ) as worker:  # fmt: skip
+        yield worker
+
+
+@pytest.fixture(scope="module")
+def adapted(stack: Stack, too_small: Worker) -> Iterator[Worker]:
+    """Return a worker with two adapters and prefix caching.
+
+    The one that is too small starts beside it: the start of an engine keeps one core busy.
+    """
     folder = stack.folder
     noisy, silent = make_adapter(folder / "noisy"), make_adapter(folder / "silent", strength=0)
     args = f"--enable-lora --max-lora-rank 8 --lora-modules noisy={noisy} silent={silent} {CACHED}"
@@ -117,17 +133,9 @@ def test_a_common_beginning_is_computed_once(stack: Stack, adapted: Worker) -> N
     eventually(lambda: hits.search(adapted.log_path.read_text()), 20, "vLLM's own statistics")
 
 
-def test_a_cache_too_small_for_one_request_is_answered_with_settings(stack: Stack) -> None:
-    # Where the size comes from vLLM's own variable only the engine knows that it is too small.
-    worker = tiny_model_worker(
-        stack.url, stack.folder / "small.log",
-        engine_args="--max-model-len 400000 --dtype float32 --enforce-eager "
-        "--gpu-memory-utilization 0.2",
-        env={"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"},
-    )  # fmt: skip
-    with worker:
-        assert worker.process is not None
-        assert worker.process.wait(120) == 1
-    text = worker.log_path.read_text()
+def test_a_cache_too_small_for_one_request_is_answered_with_settings(too_small: Worker) -> None:
+    assert too_small.process is not None
+    assert too_small.process.wait(120) == 1
+    text = too_small.log_path.read_text()
     # 1 GiB less a block of 128 tokens, at 5,120 bytes a token.
     assert "holds 209536 tokens; --max-model-len is 400000. Write --max-model-len 209536" in text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -36,6 +37,8 @@ from demo.stack import CPU_ENGINE_ARGS, MODEL, ROOT, RedisServer, tiny_model_wor
 
 pytestmark = pytest.mark.timeout(300)
 QUEUE = f"warmq.{NAME}"
+#: Two engines run side by side: bound to cores, both would be bound to the same one.
+BESIDE = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture(scope="module")
@@ -48,18 +51,34 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         app.close()
 
 
-def run_batch(source: Path, words: str, model: Path = MODEL) -> tuple[int, list[dict[str, Any]]]:
-    """Return vLLM's exit status and output lines; its log is beside the source."""
-    out, log = source.with_suffix(".vllm.jsonl"), source.with_suffix(".vllm.log")
-    command = [
-        sys.executable, "-m", "vllm.entrypoints.openai.run_batch", "-i", str(source), "-o",
-        str(out), "--model", str(model), "--served-model-name", NAME,
-        *shlex.split(f"{CPU_ENGINE_ARGS} {words}"),
-    ]  # fmt: skip
-    env = os.environ | {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
-    with log.open("wb") as to:
-        status = subprocess.run(command, cwd=ROOT, env=env, stdout=to, stderr=to, check=False)
-    return status.returncode, read_jsonl(out) if out.exists() else []
+class RunBatch:
+    """vLLM's run-batch over a file, in a process; its log and output are beside the source."""
+
+    def __init__(self, source: Path, words: str, model: Path = MODEL) -> None:
+        self._out, log = source.with_suffix(".vllm.jsonl"), source.with_suffix(".vllm.log")
+        command = [
+            sys.executable, "-m", "vllm.entrypoints.openai.run_batch", "-i", str(source), "-o",
+            str(self._out), "--model", str(model), "--served-model-name", NAME,
+            *shlex.split(f"{CPU_ENGINE_ARGS} {words}"),
+        ]  # fmt: skip
+        env = os.environ | {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"} | BESIDE
+        with log.open("wb") as to:
+            self._process = subprocess.Popen(
+                command, cwd=ROOT, env=env, stdout=to, stderr=to, start_new_session=True
+            )
+
+    def lines(self) -> list[dict[str, Any]]:
+        """Return the output lines; run-batch must have ended well."""
+        assert self._process.wait(240) == 0, self._out
+        return read_jsonl(self._out)
+
+    def __enter__(self) -> RunBatch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait(20)
 
 
 def through_worker(
@@ -69,7 +88,7 @@ def through_worker(
     out, errors = source.with_suffix(".out.jsonl"), source.with_suffix(".err.jsonl")
     with tiny_model_worker(
         stack.url, stack.folder / f"{source.stem}.worker.log", served_model_name=NAME,
-        engine_args=f"{CPU_ENGINE_ARGS} {words}", **settings,
+        engine_args=f"{CPU_ENGINE_ARGS} {words}", env=BESIDE, **settings,
     ) as worker:  # fmt: skip
         stack.ready(worker, QUEUE)
         run = stack.producer("submit", source, "--model", NAME, "--wait", "-o", out,
@@ -108,14 +127,14 @@ def test_chats_have_the_answers_and_errors_of_run_batch(stack: Stack) -> None:
     model, folder = make_vision_model(stack.folder / "seeing"), stack.folder / "site"
     folder.mkdir()
     (folder / "red.png").write_bytes(RED)
-    with site(folder) as (address, came):
-        served = [*GENERATING, *seeing(address)]
-        source = write_jsonl(stack.folder / "all.jsonl", [*served, *ENDING])
-        ours = through_worker(stack, source, SERVING, model=model, media_private_networks=True)
-        fetched = list(came)
+    with site(folder) as (address, fetched), site(folder) as (their_address, fetched_by_theirs):
+        served = [*GENERATING, *seeing(their_address)]
         source = write_jsonl(stack.folder / "generating.jsonl", served)
-        status, theirs = run_batch(source, SERVING, model)
-    assert status == 0
+        with RunBatch(source, SERVING, model) as running:
+            served = [*GENERATING, *seeing(address)]
+            source = write_jsonl(stack.folder / "all.jsonl", [*served, *ENDING])
+            ours = through_worker(stack, source, SERVING, model=model, media_private_networks=True)
+            theirs = running.lines()
     # Of the lines that end run-batch only they themselves fail here
     from vllm.entrypoints.launchers.run_batch import BatchRequestInput
     from vllm.exceptions import VLLMClientError
@@ -144,9 +163,10 @@ def test_chats_have_the_answers_and_errors_of_run_batch(stack: Stack) -> None:
     check_images(bodies)
     messages = {found["custom_id"]: found["error"] for found in theirs}
     for refused in UNSEEN:
-        assert messages[refused]["error"]["message"] in ours[refused]["error"]["message"]
+        message = messages[refused]["error"]["message"].replace(their_address, address)
+        assert message in ours[refused]["error"]["message"]
     # Each side fetched for itself
-    assert sorted(fetched) == sorted(came[len(fetched) :]) == ["/none.png 404", "/red.png 200"]
+    assert sorted(fetched) == sorted(fetched_by_theirs) == ["/none.png 404", "/red.png 200"]
 
 
 def check_images(bodies: dict[str, Any]) -> None:
@@ -167,9 +187,9 @@ def check_images(bodies: dict[str, Any]) -> None:
 
 def test_embeddings_scores_and_rerankings_are_those_of_run_batch(stack: Stack) -> None:
     source = write_jsonl(stack.folder / "pooled.jsonl", POOLED)
-    ours = through_worker(stack, source, POOLING)
-    status, theirs = run_batch(source, POOLING)
-    assert status == 0
+    with RunBatch(source, POOLING) as running:
+        ours = through_worker(stack, source, POOLING)
+        theirs = running.lines()
     bodies = compare(theirs, ours, POOLED_FAILING)
     assert len(bodies["texts"]["data"]) == 2
     assert len(bodies["text"]["data"][0]["embedding"]) > 8

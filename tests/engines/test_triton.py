@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from in_process import InProcess
 from lessee import chat, client_of
-from questions import held_out_reading
-from real_stack import asked, listed_questions, read_jsonl, text_of, write_jsonl
+from real_stack import read_jsonl, text_of, write_jsonl
 from stage import Stage, stage
 from support import producer_command, producer_env
 from triton_stack import TritonServer, triton_worker
@@ -24,10 +23,9 @@ WORKER_READY_S = 60
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
-    """Return a running server; tests leave it as they found it."""
-    with TritonServer(tmp_path_factory.mktemp("triton")) as running:
-        yield running
+def mortal(tmp_path_factory: pytest.TempPathFactory) -> TritonServer:
+    """Return a server that was not started yet; tests start it, and end it."""
+    return TritonServer(tmp_path_factory.mktemp("mortal"))
 
 
 def started(on: Stage, *servers: TritonServer, **settings: object) -> Worker:
@@ -64,28 +62,22 @@ def answers_of(on: Stage, source: Path, name: str) -> list[dict[str, Any]]:
 
 
 def test_300_short_answers_are_those_of_vllm_in_process(
-    server: TritonServer, tmp_path: Path
+    in_process: InProcess, triton_server: TritonServer, tmp_path: Path
 ) -> None:
     # Given 300 questions, chat and completion mixed
-    questions = [*listed_questions(150), *held_out_reading(77, 150)]
-    lines = [
-        {"custom_id": f"q{n}", **asked(question, n % 2 == 0, max_tokens=24)}
-        for n, question in enumerate(questions)
-    ]
+    chosen = [f"{kind}{n}" for n in range(150) for kind in "qr"]
+    lines = [{"custom_id": cid, **in_process.lines[cid]["body"]} for cid in chosen]
     source = write_jsonl(tmp_path / "in.jsonl", lines)
+    expected = in_process.bodies
     with stage(tmp_path) as on:
-        # When vLLM answers them in process, and then the same file goes through Triton
-        worker = on.real_worker(stall_timeout_s=60)
-        on.ready(worker, timeout_s=150)
-        expected = answers_of(on, source, "vllm")
-        assert worker.stop() == 0
-        worker = started(on, server)
+        # When they go through Triton
+        worker = started(on, triton_server)
         on.ready(worker, timeout_s=WORKER_READY_S)
         found = answers_of(on, source, "triton")
-        # Then every text, ending and number of tokens is the same
-        assert [one["custom_id"] for one in found] == [f"q{n}" for n in range(300)]
-        for ours, theirs in zip(found, expected, strict=True):
-            mine, other = ours["response"]["body"], theirs["response"]["body"]
+        # Then every text, ending and number of tokens is that of vLLM in process
+        assert [one["custom_id"] for one in found] == chosen
+        for ours in found:
+            mine, other = ours["response"]["body"], expected[ours["custom_id"]]
             assert text_of(mine) == text_of(other), ours["custom_id"]
             assert mine["choices"][0]["finish_reason"] == other["choices"][0]["finish_reason"]
             for name in ("prompt_tokens", "completion_tokens", "total_tokens"):
@@ -94,22 +86,21 @@ def test_300_short_answers_are_those_of_vllm_in_process(
 
 
 def test_a_server_killed_and_restarted_twice_mid_batch_loses_and_doubles_nothing(
-    tmp_path: Path,
+    mortal: TritonServer, tmp_path: Path
 ) -> None:
-    server = TritonServer(tmp_path / "triton")
     with stage(tmp_path) as on:
         try:
             # Given a worker that was started before its server
-            worker = started(on, server)
+            worker = started(on, mortal)
             on.submit(long_bodies(500, 8))
-            server.start()
+            mortal.start()
             # When the server is killed and started again, and later told to end
-            for stop, done in ((server.kill, 100), (server.terminate, 300)):
+            for stop, done in ((mortal.kill, 100), (mortal.terminate, 300)):
                 eventually(lambda done=done: ended(on) >= done, 90, f"{done} ended", 0.01)
                 stop()
                 assert ended(on) < 500
                 eventually(lambda: on.announced(worker).get("state") == "degraded", 30, "noticed")
-                server.start()
+                mortal.start()
             on.finish(timeout_s=120)
             # Then all 500 are answered, each once, and no request is under suspicion
             on.settled(simulated=False)
@@ -117,21 +108,22 @@ def test_a_server_killed_and_restarted_twice_mid_batch_loses_and_doubles_nothing
             assert client_of(on.store).hlen(keys.DEAD) == 0
             assert worker.stop() == 0
         finally:
-            server.kill()
+            mortal.kill()
 
 
-def test_requests_of_a_server_that_dies_run_on_the_other_one(tmp_path: Path) -> None:
-    first, second = (TritonServer(tmp_path / name) for name in ("first", "second"))
+def test_requests_of_a_server_that_dies_run_on_the_other_one(
+    mortal: TritonServer, triton_server: TritonServer, tmp_path: Path
+) -> None:
+    first, second = mortal, triton_server
     with stage(tmp_path) as on:
         try:
-            first.start(wait=False)
-            second.start()
-            eventually(first.ready, WORKER_READY_S, "the first server", 0.1)
+            first.start()
             worker = started(on, first, second)
+            begun = first.started(), second.started()
             on.submit(long_bodies(200, 16))
             # When both have work and one is killed
             eventually(lambda: ended(on) >= 40, 60, "40 ended", 0.01)
-            assert first.started() > 0 and second.started() > 0
+            assert first.started() > begun[0] and second.started() > begun[1]
             first.kill()
             on.finish(timeout_s=90)
             # Then the batch is whole and the worker never stopped
@@ -150,32 +142,33 @@ def test_requests_of_a_server_that_dies_run_on_the_other_one(tmp_path: Path) -> 
             assert worker.stop() == 0
         finally:
             first.kill()
-            second.kill()
 
 
 def test_a_cancelled_batch_is_cancelled_inside_the_server(
-    server: TritonServer, tmp_path: Path
+    triton_server: TritonServer, tmp_path: Path
 ) -> None:
     with stage(tmp_path) as on:
-        worker = started(on, server)
-        before = server.cancelled(), server.started()
+        worker = started(on, triton_server)
+        before = triton_server.cancelled(), triton_server.started()
         batch = on.submit(long_bodies(16, 900)).batch
-        eventually(lambda: server.started() == before[1] + 16, WORKER_READY_S, "16 run", 0.05)
+        eventually(
+            lambda: triton_server.started() == before[1] + 16, WORKER_READY_S, "16 run", 0.05
+        )
         on.store.cancel(batch)
         on.finish()
-        eventually(lambda: server.cancelled() == before[0] + 16, 20, "16 cancelled", 0.05)
+        eventually(lambda: triton_server.cancelled() == before[0] + 16, 20, "16 cancelled", 0.05)
         assert on.store.batch("b1").number("cancelled") == 16  # type: ignore[union-attr]
         assert worker.stop() == 0
 
 
 def test_a_server_that_hangs_is_left_and_its_requests_end_when_it_goes_on(
-    server: TritonServer, tmp_path: Path
+    triton_server: TritonServer, tmp_path: Path
 ) -> None:
     with stage(tmp_path) as on:
-        worker = started(on, server, stall_timeout_s=2)
+        worker = started(on, triton_server, stall_timeout_s=2)
         on.submit(long_bodies(60, 80))
         eventually(lambda: ended(on) >= 10, WORKER_READY_S, "10 ended", 0.01)
-        with server.hanging():
+        with triton_server.hanging():
             eventually(
                 lambda: "made no step for 2 s" in worker.log_path.read_text(), 30, "it is seen"
             )
@@ -185,17 +178,17 @@ def test_a_server_that_hangs_is_left_and_its_requests_end_when_it_goes_on(
 
 
 def test_an_engine_that_dies_inside_a_server_costs_no_request(
-    server: TritonServer, tmp_path: Path
+    triton_server: TritonServer, tmp_path: Path
 ) -> None:
     with stage(tmp_path) as on:
-        worker = started(on, server)
+        worker = started(on, triton_server)
         on.submit(long_bodies(60, 80))
         eventually(lambda: ended(on) >= 10, WORKER_READY_S, "10 ended", 0.01)
-        server.kill_engine()
+        triton_server.kill_engine()
         # The server lives on, and says that the model is not ready
-        eventually(lambda: not server.ready(), 30, "the model was taken out", 0.05)
+        eventually(lambda: not triton_server.ready(), 30, "the model was taken out", 0.05)
         assert ended(on) < 60
-        server.load()
+        triton_server.load()
         on.finish(timeout_s=90)
         on.settled(simulated=False)
         assert "engine died: no Triton server is left" in worker.log_path.read_text()
@@ -219,7 +212,7 @@ def test_a_worker_that_waits_for_its_server_takes_nothing_and_stops_when_told(
 
 
 def test_what_the_backend_cannot_do_fails_one_line_by_name(
-    server: TritonServer, tmp_path: Path
+    triton_server: TritonServer, tmp_path: Path
 ) -> None:
     bodies = [
         chat("What is 3 plus 4?", temperature=0, max_tokens=8),
@@ -230,7 +223,7 @@ def test_what_the_backend_cannot_do_fails_one_line_by_name(
         chat("What is 3 plus 4?", frequency_penalty=0.5),  # the tiny backend knows it not
     ]
     with stage(tmp_path) as on:
-        worker = started(on, server)
+        worker = started(on, triton_server)
         on.submit(bodies)
         on.finish(timeout_s=WORKER_READY_S)
         metas = [json.loads(raw or b"{}") for raw in on.store.results(on.ids())]
