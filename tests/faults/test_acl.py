@@ -120,7 +120,7 @@ def test_everything_runs_under_the_documented_users(server: RedisServer, tmp_pat
         eventually(lambda: client.exists(keys.result_key("t1")), 20, "a plain Celery request")
         for words in (("stats",), ("active",)):
             env = producer_env(worker_url, WARMQ_ENGINE="simulated")
-            done = celery_inspect(env, *words, "--timeout", "3")
+            done = celery_inspect(env, *words, "--timeout", "10", of=worker)
             assert done.returncode == 0, (refused(client), done.stdout + done.stderr)
             assert PASSWORD not in done.stdout + done.stderr
         worker.kill()  # and its leases are swept

@@ -38,7 +38,7 @@ def test_a_slow_engine_an_idle_one_and_one_being_built_are_left_alone(tmp_path: 
         # Idle for longer than that
         on.idle(worker, 2.5)
         # Each request takes longer than that
-        on.submit([chat(f"q{n}", user="simulate:sleep=3") for n in range(20)])
+        on.submit([chat(f"q{n}", user="simulate:sleep=3") for n in range(16)])
         on.finish()
         assert engine.is_running()
         assert on.computed().again == 0

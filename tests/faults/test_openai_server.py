@@ -46,7 +46,7 @@ def test_500_requests_are_answered_once_each_by_a_server_killed_and_restarted_tw
     tmp_path: Path,
 ) -> None:
     with stage(tmp_path) as on:
-        server = StubProcess("--slots", 16, "--latency-s", 0.2, "--log", on.engine_log)
+        server = StubProcess("--slots", 16, "--latency-s", 0.1, "--log", on.engine_log)
         with server:
             worker = remote_worker(on, server, openai_concurrency=24)
             on.ready(worker)

@@ -108,7 +108,7 @@ def test_the_worker_shows_its_password_nowhere(guarded: RedisServer, tmp_path: P
     with simulated(guarded.url, tmp_path) as worker:
         inspect(guarded.url)
         for word in ("stats", "conf"):
-            done = celery_inspect(env, word, "--timeout", "5")
+            done = celery_inspect(env, word, "--timeout", "10", of=worker)
             assert done.returncode == 0, done.stderr
             assert_silent(done.stdout, done.stderr)
         assert worker.process is not None

@@ -114,7 +114,8 @@ def operator_env(cluster: Cluster) -> dict[str, str]:
 def answers(cluster: Cluster, worker: Worker) -> bool:
     """Say whether Celery's control commands reach the worker, and its secrets stay its own."""
     assert worker.process is not None and worker.process.poll() is None
-    done = celery_inspect(operator_env(cluster), "stats", "--timeout", "3", "--json")
+    env = operator_env(cluster)
+    done = celery_inspect(env, "stats", "--timeout", "3", "--json", of=worker)
     assert PASSWORD not in done.stdout + done.stderr
     assert PLAIN not in done.stdout + done.stderr
     return done.returncode == 0 and '"state": "ready"' in done.stdout

@@ -35,7 +35,10 @@ def test_worker_producer_and_control_commands_speak_tls(server: TlsRedis, tmp_pa
         assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 20
         env = producer_env(url, WARMQ_ENGINE="simulated")
         told = eventually(
-            lambda: (r := celery_inspect(env, "stats", "--timeout", "3")).returncode == 0 and r,
+            lambda: (
+                (r := celery_inspect(env, "stats", "--timeout", "3", of=worker)).returncode == 0
+                and r
+            ),
             30,
             "inspect answers",
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import threading
@@ -155,7 +156,7 @@ def inspect(url: str, method: str = "stats", timeout_s: float = 20, **conf: Any)
     app.conf.update(conf)
     try:
         replies = eventually(
-            getattr(app.control.inspect(timeout=1.0), method),
+            getattr(app.control.inspect(timeout=1.0, limit=1), method),
             timeout_s,
             f"inspect {method}",
         )
@@ -165,9 +166,18 @@ def inspect(url: str, method: str = "stats", timeout_s: float = 20, **conf: Any)
     return answer if isinstance(answer, dict) else {"answer": answer}
 
 
-def celery_inspect(env: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
-    """Run `celery -A worker.app inspect ...`, the operator's own command."""
+def celery_inspect(
+    env: dict[str, str], *words: str, of: Worker | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run `celery -A worker.app inspect ...`, the operator's own command.
+
+    Asked for one worker, by its name, it ends with that one's answer; else with its --timeout.
+    """
     celery = Path(sys.executable).parent / "celery"
+    if of is not None:
+        name = re.search(r"\] (w\d+@\S+) ready\.", of.log_path.read_text())
+        assert name is not None, of.log_path
+        words = (*words, "--destination", name[1])
     return subprocess.run(
         [celery, "-A", "worker.app", "inspect", *words], env=env, capture_output=True,
         text=True, timeout=50, check=False,
