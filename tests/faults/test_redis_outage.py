@@ -38,7 +38,7 @@ def test_a_restart_with_256_in_flight_computes_nothing_twice(
 ) -> None:
     store = store_of(server)
     with simulated(server.url, tmp_path) as worker:
-        submitted, bodies = submit_sleepers(store, spread(IN_FLIGHT, 2, 7))
+        submitted, bodies = submit_sleepers(store, spread(IN_FLIGHT, 1, 5))
         in_flight(tmp_path, IN_FLIGHT)
         with neither_hung_nor_spinning(worker):
             server.stop()
@@ -90,7 +90,7 @@ def test_a_redis_that_stands_still_for_longer_than_the_lease_costs_nothing(
     store = store_of(server)
     assert server.process is not None
     with simulated(server.url, tmp_path, lease_s=2) as worker:
-        submitted, bodies = submit_sleepers(store, spread(64, 1, 9))
+        submitted, bodies = submit_sleepers(store, spread(64, 1, 7))
         in_flight(tmp_path, 64)
         with neither_hung_nor_spinning(worker):
             os.kill(server.process.pid, signal.SIGSTOP)
@@ -117,7 +117,7 @@ def test_paused_clients_go_on_where_they_were(server: RedisServer, tmp_path: Pat
 def test_dropped_connections_are_opened_again_at_once(server: RedisServer, tmp_path: Path) -> None:
     store, client = store_of(server), server.client()
     with simulated(server.url, tmp_path):
-        submitted, bodies = submit_sleepers(store, spread(IN_FLIGHT, 1, 6))
+        submitted, bodies = submit_sleepers(store, spread(IN_FLIGHT, 1, 4))
         in_flight(tmp_path, IN_FLIGHT)
         stop = threading.Event()
 

@@ -22,9 +22,14 @@ def loaded(on: Stage, seconds: float, **settings: object) -> Worker:
     """Return a worker with its 16 slots full of requests that take so long."""
     worker = on.worker(**settings)
     on.ready(worker)
+    load(on, seconds)
+    return worker
+
+
+def load(on: Stage, seconds: float) -> None:
+    """Queue requests that take so long, until 16 of them run."""
     on.submit([chat(f"q{n}", user=f"simulate:sleep={seconds}") for n in range(30)])
     on.running(16)
-    return worker
 
 
 def send(on: Stage, worker: Worker, signals: Sequence[int]) -> int:
@@ -54,9 +59,10 @@ def test_another_worker_has_the_rest_within_a_second_of_the_exit(
     with stage(tmp_path) as on:
         # The other one has room, but a lease of a minute: nothing comes back by sweeping
         second = on.worker(lease_s=60, simulated_slots=32)
-        on.ready(second)
+        first = on.worker(lease_s=60)
+        on.ready(first, second)
         os.kill(second.pid, signal.SIGSTOP)  # it must not take the work that is for the first
-        first = loaded(on, 3, lease_s=60)
+        load(on, 3)
         os.kill(second.pid, signal.SIGCONT)
         assert send(on, first, signals) == code
         left = time.monotonic()

@@ -175,9 +175,9 @@ def celery_inspect(
     """
     celery = Path(sys.executable).parent / "celery"
     if of is not None:
-        name = re.search(r"\] (w\d+@\S+) ready\.", of.log_path.read_text())
-        assert name is not None, of.log_path
-        words = (*words, "--destination", name[1])
+        celery_is_ready = re.compile(r"\] (w\d+@\S+) ready\.")
+        found = eventually(lambda: celery_is_ready.search(of.log_path.read_text()), 20, "its name")
+        words = (*words, "--destination", found[1])
     return subprocess.run(
         [celery, "-A", "worker.app", "inspect", *words], env=env, capture_output=True,
         text=True, timeout=50, check=False,
