@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from dataclasses import dataclass
-from typing import Any
 
 from contract.results import OUTCOMES
-
-
-def _iso(ms: str | None) -> str | None:
-    return dt.datetime.fromtimestamp(int(ms) / 1000, dt.UTC).isoformat() if ms else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +27,6 @@ class Batch:
     def life(self) -> str:
         """A random text that its messages carry too: no other batch of this id has the same."""
         return self.fields["life"]
-
-    @property
-    def deadline(self) -> str | None:
-        """When what is unfinished expires, in ISO form; None if never."""
-        return _iso(self.fields.get("deadline"))
 
     @property
     def sealed(self) -> bool:
@@ -69,29 +58,3 @@ class Batch:
         if valid == 0:
             return "failed"
         return "expired" if self.number("expired") == valid else "completed"
-
-    def as_json(self) -> dict[str, Any]:
-        """Return what `status --json` prints."""
-        prompt, completion = self.number("prompt_tokens"), self.number("completion_tokens")
-        total = self.number("total")
-        return {
-            "id": self.id,
-            "object": "batch",
-            "status": self.status,
-            "model": self.fields.get("model") or None,
-            "queue": self.fields.get("queue"),
-            "input_file": self.fields.get("input"),
-            "created_at": _iso(self.created),
-            "expires_at": self.deadline,
-            "finished_at": _iso(self.fields.get("finished_at")),
-            "request_counts": {"total": total}
-            | {name: self.number(name) for name in OUTCOMES}
-            | {"in_progress": total - self.terminal},
-            "usage": {
-                "prompt_tokens": prompt,
-                "completion_tokens": completion,
-                "total_tokens": prompt + completion,
-            },
-            "lines_read": self.number("cursor"),
-            "reason": self.fields.get("reason"),
-        }

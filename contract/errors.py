@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
+#: What the user can do about an error, for each user interface to word in its own terms.
+Remedy = Literal[
+    "collect_earlier", "follow_results", "name_error_file", "new_batch_id", "read_new_batch",
+    "report", "resume_submit", "same_options", "submit_again", "submit_from_start",
+]  # fmt: skip
+
 
 class WarmqError(Exception):
-    """Base of every error warmq raises on purpose."""
+    """Base of every error warmq raises on purpose.
+
+    `message` says what is wrong. What to do about it is in the message too, or `remedy` is set:
+    then the user interface words it, with the `facts` that it names.
+    """
 
     code = "internal_error"
 
-    def __init__(self, message: str, *, code: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, code: str | None = None, remedy: Remedy | None = None, **facts: str
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.code = code or type(self).code
+        self.remedy = remedy
+        self.facts = facts
 
 
 class RequestRejected(WarmqError):
@@ -19,15 +35,18 @@ class RequestRejected(WarmqError):
 
     code = "invalid_request"
 
-    def __init__(self, message: str, *, code: str | None = None, field: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, code: str | None = None, field: str | None = None,
+        custom_id: str | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(message, code=code)
         self.field = field
         #: The request's own custom_id, where the line had a usable one.
-        self.custom_id: str | None = None
+        self.custom_id = custom_id
 
 
 class RequestFailed(WarmqError):
-    """This attempt failed while the engine lives: `producer retry` may help."""
+    """This attempt failed while the engine lives: a retry may help."""
 
     code = "request_failed"
 
@@ -87,7 +106,7 @@ CODES: dict[str, str] = {
     "request_failed": "the engine failed on this request; it may be retried",
     "result_too_large": "the result is larger than Redis takes (proto-max-bulk-len)",
     "result_refused": "Redis refused the result for a reason that will not pass",
-    "poison": "the engine died each time it ran this request; see `producer dead`",
+    "poison": "the engine died each time it ran this request; its message is a dead letter",
     "cancelled": "cancelled by the user",
     "expired": "not finished before its deadline",
     "result_expired": "the result was collected too late and is gone",

@@ -22,7 +22,7 @@ def success_meta(delivery: Delivery, body: bytes, timing: dict[str, float | int]
     return b"".join((
         b'{"status":"SUCCESS","result":', body, b',"traceback":null,"children":[],"date_done":',
         orjson.dumps(dt.datetime.now(dt.UTC)), b',"task_id":', rid, b',"warmq":',
-        orjson.dumps(_ours(delivery.batch, delivery.custom_id, delivery.line, None, timing)), b"}",
+        orjson.dumps(_warmq(delivery.batch, delivery.custom_id, delivery.line, None, timing)), b"}",
     ))  # fmt: skip
 
 
@@ -57,24 +57,14 @@ def failure_meta(
         "children": [],
         "date_done": dt.datetime.now(dt.UTC),
         "task_id": request_id,
-        "warmq": _ours(batch, custom_id, line, shown, timing),
+        "warmq": _warmq(batch, custom_id, line, shown, timing),
     })  # fmt: skip
 
 
-def _ours(
-    batch: str,
-    custom_id: str | None,
-    line: int | None,
-    error: dict[str, Any] | None,
-    timing: dict[str, float | int] | None,
+def _warmq(
+    batch: str, custom_id: str | None, line: int | None, error: object, timing: object
 ) -> dict[str, Any]:
-    return {
-        "batch": batch or None,
-        "custom_id": custom_id,
-        "line": line,
-        "error": error,
-        "timing": timing,
-    }
+    return dict(batch=batch or None, custom_id=custom_id, line=line, error=error, timing=timing)
 
 
 @dataclass(slots=True)
@@ -86,7 +76,7 @@ class ResultLine:
 
 
 def read_meta(raw: bytes) -> dict[str, Any]:
-    """Decode a stored result; what is none (somebody else's key) reads as a failure."""
+    """Decode a stored result; a value of another program reads as a failure."""
     try:
         meta = orjson.loads(raw)
     except orjson.JSONDecodeError:
@@ -104,7 +94,7 @@ def outcome_of(meta: dict[str, Any]) -> str:
     return code if code in ("cancelled", "expired") else "failed"
 
 
-class _Ours(msgspec.Struct):
+class _Warmq(msgspec.Struct):
     timing: msgspec.Raw
     custom_id: str | None = None
     line: int | None = None
@@ -115,7 +105,7 @@ class _Success(msgspec.Struct):
 
     status: Literal["SUCCESS"]
     result: msgspec.Raw
-    warmq: _Ours
+    warmq: _Warmq
 
 
 _decode_success = msgspec.json.Decoder(_Success).decode
@@ -124,9 +114,9 @@ _decode_success = msgspec.json.Decoder(_Success).decode
 def _plain_line(
     request_id: str, raw: bytes, custom_id: str | None = None, line: int | None = None
 ) -> ResultLine | None:
-    """Return the line of a success of ours without building its body; None for anything else.
+    """Return the line of a success that warmq wrote, without decoding its body; None for others.
 
-    Where they are not given, custom_id and line are the ones that the result names.
+    custom_id and line are the result's own if they are not given.
     """
     try:
         meta = _decode_success(raw)
@@ -153,7 +143,7 @@ def result_line(request_id: str, custom_id: str, line: int, raw: bytes | None) -
 
 
 def own_line(request_id: str, raw: bytes) -> ResultLine | None:
-    """Return the same by the custom_id and line that the result names; None if it names none."""
+    """Return the line with the result's own custom_id and number; None if it has none."""
     if plain := _plain_line(request_id, raw):
         return plain
     ours = read_meta(raw).get("warmq")
@@ -161,22 +151,16 @@ def own_line(request_id: str, raw: bytes) -> ResultLine | None:
 
 
 def _any_line(request_id: str, custom_id: str, line: int, raw: bytes | None) -> ResultLine:
-    meta = read_meta(raw) if raw is not None else None
     out: dict[str, Any] = {"id": f"batch_req_{request_id}", "custom_id": custom_id}
-    if meta is not None and meta["status"] == "SUCCESS":
-        body = meta.get("result")
-        timing = (meta.get("warmq") or {}).get("timing")
-        out["response"] = {"status_code": 200, "request_id": request_id, "body": body}
-        out["error"] = None
-        out["warmq"] = {"line": line, "timing": timing}
-        return ResultLine(orjson.dumps(out), False)
-    if meta is None:
-        error = {"code": "result_expired", "message": "the result was collected too late"}
-    else:
-        error = (meta.get("warmq") or {}).get("error") or {
-            "code": "request_failed",
-            "message": str(meta.get("result")),
-        }
-    out["response"] = None
+    out |= {"response": None, "error": None}
+    error = {"code": "result_expired", "message": "the result was collected too late"}
+    if raw is not None:
+        meta = read_meta(raw)
+        ours, body = meta.get("warmq") or {}, meta.get("result")
+        if meta["status"] == "SUCCESS":
+            out["response"] = {"status_code": 200, "request_id": request_id, "body": body}
+            out["warmq"] = {"line": line, "timing": ours.get("timing")}
+            return ResultLine(orjson.dumps(out), False)
+        error = ours.get("error") or {"code": "request_failed", "message": str(body)}
     out["error"] = {"line": line, **error}
     return ResultLine(orjson.dumps(out), True)

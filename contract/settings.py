@@ -26,7 +26,7 @@ S = TypeVar("S", bound="Settings")
 
 #: What Redis holds in one string; no line can be longer.
 LONGEST_LINE = 512 * 2**20
-#: Keys of warmq and of Celery begin like this, and Celery's control queue is called so.
+#: Other keys of warmq and Celery begin like this.
 _TAKEN = ("warmq:", "warmq-control", RESULT_PREFIX, "_kombu")
 
 
@@ -76,7 +76,7 @@ def _toml(settings_cls: type[BaseSettings]) -> TomlConfigSettingsSource:
     file = named or "warmq.toml"
     try:
         return TomlConfigSettingsSource(settings_cls, file)
-    except (OSError, ValueError, RecursionError) as error:  # also dates and numbers that are none
+    except (OSError, ValueError, RecursionError) as error:  # also invalid dates and numbers
         raise SettingsError(f"{file} cannot be read as TOML: {error}") from None
 
 
@@ -96,18 +96,11 @@ class Settings(BaseSettings):
     result_ttl_s: Seconds = Field(
         604800, ge=1, description="how long results live after their batch ended (7 days)"
     )
-    high_water: float = Field(
-        0.6,
-        gt=0,
-        le=1,
-        allow_inf_nan=False,
-        description="share of Redis' maxmemory above which submit waits",
+    high_water: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = Field(
+        0.6, description="share of Redis' maxmemory above which submit waits"
     )
-    high_water_requests: int = Field(
-        5_000_000,
-        gt=0,
-        le=10**12,
-        description="the same as a queue length, where maxmemory is not set",
+    high_water_requests: Annotated[int, Field(gt=0, le=10**12)] = Field(
+        5_000_000, description="the same as a queue length, where maxmemory is not set"
     )
     max_line_bytes: int = Field(
         10 * 2**20, gt=0, le=LONGEST_LINE, description="longest input line that is read, in bytes"
@@ -144,17 +137,14 @@ def load(cls: type[S], **overrides: Any) -> S:
     except ValidationError as error:
         lines = []
         for problem in error.errors(include_input=False, include_url=False):
+            told = problem["msg"].removeprefix("Value error, ")
             if not problem["loc"]:  # about several settings at once: the message names them
-                lines.append(_said(problem["msg"]))
+                lines.append(told)
                 continue
             name = str(problem["loc"][0])
             hint = _hint(cls.model_fields.get(name))
-            lines.append(f"WARMQ_{name.upper()}: {_said(problem['msg'])}{hint}")
+            lines.append(f"WARMQ_{name.upper()}: {told}{hint}")
         raise SettingsError("\n".join(lines)) from None
-
-
-def _said(message: str) -> str:
-    return message.removeprefix("Value error, ")
 
 
 def _hint(field: FieldInfo | None) -> str:

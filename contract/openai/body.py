@@ -15,18 +15,20 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from contract.openai.pooling import FORMS, POOLING_TYPES
+from contract.openai.pooling import (
+    FORMS,
+    POOLING_TYPES,
+    CacheSalt,
+    Count,
+    FromMinusOne,
+    Int64,
+    JsonObject,
+    NonNegative,
+    Text,
+)  # fmt: skip
 
-#: Token ids and counts are 32-bit numbers in every engine; a larger one is a slip or an attack.
-INT32_MAX = 2**31 - 1
-INT64 = Meta(ge=-(2**63), le=2**63 - 1)
-Int64 = Annotated[int, INT64]
-Count = Annotated[int, Meta(ge=1, le=INT32_MAX)]
-NonNegative = Annotated[int, Meta(ge=0, le=INT32_MAX)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
-Text = Annotated[str, Meta(min_length=1)]
 Tokens = list[NonNegative]
-JsonObject = dict[str, Any]
 
 
 class Sampling(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -37,7 +39,7 @@ class Sampling(Struct, forbid_unknown_fields=True, kw_only=True):
     n: Annotated[int, Meta(ge=1, le=128)] | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Meta(ge=-1, le=INT32_MAX)] | None = None
+    top_k: FromMinusOne | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     seed: Int64 | None = None
     stop: Text | list[Text] | None = None
@@ -50,7 +52,7 @@ class Sampling(Struct, forbid_unknown_fields=True, kw_only=True):
     repetition_penalty: Annotated[float, Meta(gt=0)] | None = None
     length_penalty: float | None = None
     logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None = None
-    prompt_logprobs: Annotated[int, Meta(ge=-1, le=INT32_MAX)] | None = None
+    prompt_logprobs: FromMinusOne | None = None
     logprob_token_ids: Tokens | None = None
     allowed_token_ids: Tokens | None = None
     bad_words: list[str] | None = None
@@ -59,7 +61,7 @@ class Sampling(Struct, forbid_unknown_fields=True, kw_only=True):
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
-    truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=INT32_MAX)] | None = None
+    truncate_prompt_tokens: FromMinusOne | None = None
     truncation_side: Literal["left", "right"] | None = None
     response_format: JsonObject | None = None
     structured_outputs: JsonObject | None = None
@@ -68,7 +70,7 @@ class Sampling(Struct, forbid_unknown_fields=True, kw_only=True):
     priority: Int64 | None = None
     user: str | None = None
     session_id: str | None = None
-    cache_salt: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
+    cache_salt: CacheSalt | None = None
     return_tokens_as_token_ids: bool | None = None
     return_token_ids: bool | None = None
     return_token_offsets: bool | None = None
@@ -92,7 +94,7 @@ class ChatBody(Sampling, forbid_unknown_fields=True, kw_only=True):
     messages: Annotated[list[Message], Meta(min_length=1)]
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Meta(ge=-1, le=INT32_MAX)] | None = None
+    top_logprobs: FromMinusOne | None = None
     tools: list[JsonObject] | None = None
     tool_choice: str | JsonObject | None = None
     parallel_tool_calls: bool | None = None
@@ -131,7 +133,7 @@ BODY_TYPES: dict[str, type[Struct]] = {
 def smallest(url: str) -> dict[str, Any]:
     """Return the smallest valid body for `url`."""
     if url == CHAT_URL:
-        return {"messages": [{"role": "user"}]}
+        return {"messages": [{"role": "user", "content": "Hello"}]}
     if url == COMPLETION_URL:
         return {"prompt": "x"}
     return dict.fromkeys(FORMS[BODY_TYPES[url]][0], "x")

@@ -1,8 +1,8 @@
-"""Decodes JSON that strangers wrote, within bounds of memory and depth.
+"""Decodes untrusted JSON within bounds of memory and depth.
 
 A line of nothing but brackets grows to 30 times its size when decoded (10 MB to
 350 MB), so the values are counted before. That costs nothing for lines under
-half a megabyte and 1 ms per MB above.
+half a megabyte and 1 ms per MB above that.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _marks(raw: bytes, start: int, end: int) -> int:
 
 
 def _too_many(raw: bytes) -> bool:
-    """Count again without what stands in strings: prose is full of commas."""
+    """Count again without the content of strings, which may be full of commas."""
     marks = at = 0
     for strings, found in enumerate(_STRING.finditer(raw)):
         marks += _marks(raw, at, found.start())
@@ -73,6 +73,6 @@ def _too_many(raw: bytes) -> bool:
 
 
 def shown(text: str, limit: int = 80) -> str:
-    """Return a stranger's text for a message: short, and harmless on a terminal."""
+    """Return untrusted text for a message: short, and without control characters."""
     short = text if len(text) <= limit else text[:limit] + "…"
     return short if short.isprintable() else repr(short)[1:-1]

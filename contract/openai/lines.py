@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from contract.errors import RequestRejected
-from contract.openai.body import BODY_TYPES, CHAT_URL, COMPLETION_URL, smallest
+from contract.openai.body import BODY_TYPES, CHAT_URL, COMPLETION_URL, GENERATING, smallest
 from contract.openai.decode import MAX_DEPTH, decode, encode, shown
 
 MAX_CUSTOM_ID = 512
@@ -44,10 +44,6 @@ REMEDIES = {
 }
 
 
-#: Bodies that show more than the least.
-_EXAMPLES = {CHAT_URL: '{"messages": [{"role": "user", "content": "Hello"}]}'}
-
-
 class Request(msgspec.Struct, frozen=True):
     """One valid request: `body` is its JSON, checked against the url's schema.
 
@@ -58,13 +54,6 @@ class Request(msgspec.Struct, frozen=True):
     url: str
     body: bytes
     limited: bool
-
-
-def _parse(raw: bytes) -> dict[str, Any]:
-    value = decode(raw)
-    if not isinstance(value, dict):
-        raise RequestRejected("not a JSON object; write {...} on each line", code="invalid_json")
-    return value
 
 
 def check_body(url: str, body: dict[str, Any], where: str = "body.") -> None:
@@ -146,10 +135,6 @@ def infer_url(body: dict[str, Any]) -> str:
     )
 
 
-#: Endpoints whose requests write tokens.
-_WRITING = (CHAT_URL, COMPLETION_URL)
-
-
 class _Line(msgspec.Struct, forbid_unknown_fields=True):
     """An OpenAI batch line as nearly all are."""
 
@@ -161,13 +146,13 @@ class _Line(msgspec.Struct, forbid_unknown_fields=True):
 
 _decode_line = msgspec.json.Decoder(_Line).decode
 _decode_body = {url: msgspec.json.Decoder(shape).decode for url, shape in BODY_TYPES.items()}
-#: Longer lines go the long way, which counts their values first.
+#: Longer lines go through `_any_line`, which counts their values first.
 _SHORT = 65_536
 
 
 def _plain_line(raw: bytes) -> Request | None:
-    """Return the request of a good OpenAI batch line without building its values; None for any
-    other line, which the long way then accepts or explains."""
+    """Return the request of a valid OpenAI batch line without decoding its body; None for any
+    other line, which `_any_line` then accepts or explains."""
     if len(raw) > _SHORT or raw.count(b"{") + raw.count(b"[") > MAX_DEPTH:
         return None
     try:
@@ -178,7 +163,7 @@ def _plain_line(raw: bytes) -> Request | None:
     except (msgspec.DecodeError, UnicodeDecodeError, KeyError):
         return None
     limited = (
-        line.url not in _WRITING
+        line.url not in GENERATING
         or body.max_tokens is not None
         or (line.url == CHAT_URL and body.max_completion_tokens is not None)
     )
@@ -190,7 +175,7 @@ def parse_line(raw: bytes, overrides: dict[str, Any] | None = None) -> Request:
 
     Args:
         raw: the line's bytes, without its line end.
-        overrides: body fields that replace the line's own (`submit --set`).
+        overrides: body fields that replace the line's own.
 
     Raises:
         RequestRejected: saying field and remedy; the caller adds the line number.
@@ -201,25 +186,20 @@ def parse_line(raw: bytes, overrides: dict[str, Any] | None = None) -> Request:
 
 
 def _any_line(raw: bytes, overrides: dict[str, Any]) -> Request:
-    value = _parse(raw)
-    try:
-        custom_id = _custom_id(value.pop("custom_id", None))
-    except RequestRejected as error:
-        raise _tag(error, None) from None
+    value = decode(raw)
+    if not isinstance(value, dict):
+        raise RequestRejected("not a JSON object; write {...} on each line", code="invalid_json")
+    custom_id = _custom_id(value.pop("custom_id", None))
     try:
         url, body, where = _split_form(value)
         body.update(overrides)
         check_body(url, body, where)
         limits = body.get("max_tokens"), body.get("max_completion_tokens")
-        limited = url not in _WRITING or limits != (None, None)
+        limited = url not in GENERATING or limits != (None, None)
         return Request(custom_id, url, encode(body), limited)
     except RequestRejected as error:
-        raise _tag(error, custom_id) from None
-
-
-def _tag(error: RequestRejected, custom_id: str | None) -> RequestRejected:
-    error.custom_id = custom_id
-    return error
+        error.custom_id = custom_id
+        raise
 
 
 def _split_form(value: dict[str, Any]) -> tuple[str, dict[str, Any], str]:
@@ -254,7 +234,7 @@ def _split_form(value: dict[str, Any]) -> tuple[str, dict[str, Any], str]:
         problem = f"is {_kind(body)}" if "body" in value else "is missing"
         raise RequestRejected(
             f"field body: {problem}; give the request's fields as a JSON object, such as "
-            f"{_EXAMPLES.get(url) or encode(smallest(url)).decode()}",
+            f"{encode(smallest(url)).decode()}",
             field="body",
         )
     return url, body, "body."
@@ -262,10 +242,8 @@ def _split_form(value: dict[str, Any]) -> tuple[str, dict[str, Any], str]:
 
 def _kind(value: object) -> str:
     """Return a JSON value's kind in words; the value may be too large, or too deep, to show."""
-    if value is None:
-        return "null"
-    kinds = {bool: "true or false", int: "a number", float: "a number", str: "a text",
-             list: "a list", dict: "an object"}  # fmt: skip
+    kinds = {type(None): "null", bool: "true or false", int: "a number", float: "a number",
+             str: "a text", list: "a list", dict: "an object"}  # fmt: skip
     return kinds[type(value)]
 
 

@@ -10,8 +10,13 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
+#: Token ids and counts are 32-bit numbers in every engine; a larger one is a slip or an attack.
 INT32_MAX = 2**31 - 1
+Count = Annotated[int, Meta(ge=1, le=INT32_MAX)]
 NonNegative = Annotated[int, Meta(ge=0, le=INT32_MAX)]
+FromMinusOne = Annotated[int, Meta(ge=-1, le=INT32_MAX)]
+Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+CacheSalt = Annotated[str, Meta(min_length=1, max_length=1024)]
 Text = Annotated[str, Meta(min_length=1)]
 JsonObject = dict[str, Any]
 
@@ -21,12 +26,12 @@ class Pooling(Struct, forbid_unknown_fields=True, kw_only=True):
 
     model: Text | None = None
     user: str | None = None
-    truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=INT32_MAX)] | None = None
+    truncate_prompt_tokens: FromMinusOne | None = None
     padding: Literal["max_length", "do_not_pad"] | None = None
     truncation_side: Literal["left", "right"] | None = None
-    priority: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    priority: Int64 | None = None
     mm_processor_kwargs: JsonObject | None = None
-    cache_salt: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
+    cache_salt: CacheSalt | None = None
     use_activation: bool | None = None
     chat_template_kwargs: JsonObject | None = None
 
@@ -53,7 +58,7 @@ class EmbeddingBody(Pooling, forbid_unknown_fields=True, kw_only=True):
     encoding_format: Literal["float", "base64"] | None = None
     embed_dtype: Literal["float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"] | None = None
     endianness: Literal["native", "big", "little"] | None = None
-    dimensions: Annotated[int, Meta(ge=1, le=INT32_MAX)] | None = None
+    dimensions: Count | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None

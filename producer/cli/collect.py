@@ -1,62 +1,172 @@
-"""Collects a batch's results with a word on how far it is, and on what it waits for."""
+"""Collects a batch's results into files or standard output, and shows how far it is."""
 
 from __future__ import annotations
 
+import os
+import stat
+import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
 
 from contract.batch import Batch
 from contract.redis.batches import BatchStore
-from producer.cli.progress import Meter, Quiet, tell, unsealed
-from producer.core.collect import Collected, Collector, write
-from producer.core.standing import Standing
+from contract.results import ResultLine
+from producer.cli.progress import Meter, SubmitPause, tell, unsealed
+from producer.core.collect import Collector
+from producer.core.files import AtomicFile, OutputUnwritable, write_failed
+from producer.core.queue_workers import QueueWorkers
+
+
+@dataclass(slots=True)
+class Collected:
+    """How many lines went where. `errors_file` is where failed requests are, if in a file."""
+
+    completed: int = 0
+    failed: int = 0
+    errors_file: Path | None = None
 
 
 def collect(
     store: BatchStore, batch: Batch, order: str, output: str | None, errors: str | None,
     *, follow: bool = False, partial: bool = False,
 ) -> Collected:  # fmt: skip
-    """Write a batch's results to files or stdout; return how many there were.
+    """Write a batch's results to files or stdout, as `write` does; return how many there were.
 
-    Args:
-        store: where the batch is.
-        batch: as the caller has found it.
-        order: input or completion.
-        output: as `write` takes it.
-        errors: as `write` takes it.
-        follow: wait for results that are not there yet.
-        partial: of an unfinished batch, take what is there.
+    `order` is input or completion; `follow` waits for results that are not there yet, `partial`
+    takes what there is of an unfinished batch.
 
     Raises:
         BatchChanged: where there is not one line for each request; no file appears then.
         OutputUnwritable: if a file cannot be written.
     """
-    workers, quiet = Standing(store, batch.fields.get("queue", "")), Quiet()
-    so_far = Collected()
+    workers, pause = QueueWorkers(store, batch.fields.get("queue", "")), SubmitPause()
+    collected = Collected()
     with Meter(batch.id, batch.number("total")) as meter:
 
-        def text() -> str:
-            return f"{so_far.completed + so_far.failed} results, {so_far.failed} failed"
+        def show(waiting: str = "") -> None:
+            count = collected.completed + collected.failed
+            meter.update(count, f"{count} results, {collected.failed} failed{waiting}")
 
-        def report(collected: Collected, *, last: bool = False) -> None:
-            nonlocal so_far
-            so_far = collected
-            if last or meter.due():
-                meter.update(collected.completed + collected.failed, text())
+        def report() -> None:
+            if meter.due():
+                show()
 
         def wait(seconds: float) -> None:
             now = collector.batch
-            quiet_s = quiet.look(now)
+            quiet_s = pause.look(now)
             if meter.due():
                 waits = workers.text() if now.sealed else unsealed(now, quiet_s)
-                meter.update(so_far.completed + so_far.failed, f"{text()}; waiting, {waits}")
+                show(f"; waiting, {waits}")
             time.sleep(seconds)
 
         collector = Collector(store, batch, follow=follow, partial=partial, sleep=wait)
-        collected = write(collector.lines(order), output, errors, report)
-        report(collected, last=True)
-    counted = f"{collected.completed} results, {collected.failed} failed"
-    if partial:
-        counted += f", of {collector.batch.number('total')} requests"
+        write(collector.lines(order), output, errors, collected, report)
+        show()
+    of = f", of {collector.batch.number('total')} requests" if partial else ""
     where = f", see {collected.errors_file}" if collected.errors_file else ""
-    tell(f"{batch.id}: {counted}{where}")
+    tell(f"{batch.id}: {collected.completed} results, {collected.failed} failed{of}{where}")
     return collected
+
+
+def errors_beside(output: str) -> Path:
+    """Return the error file of an output file that comes without one."""
+    path = Path(output)
+    return path.with_name(f"{path.stem}.errors{path.suffix or '.jsonl'}")
+
+
+def check_outputs(
+    output: str | None, errors: str | None, file: str | None = None, journal: Path | None = None
+) -> None:
+    """Refuse one file under two names, also through links and standard streams.
+
+    Terminals and other character devices may have many names: nothing in them can be lost.
+
+    Args:
+        output: where results go; None or `-` is stdout.
+        errors: where failed requests go; None is where `write` puts them.
+        file: the input; `-` is stdin.
+        journal: of a run.
+
+    Raises:
+        OutputUnwritable: names the two.
+    """
+    output = output or "-"
+    beside = None if output == "-" else errors_beside(output)
+    known: dict[object, str] = {}
+    for purpose, name, standard in (
+        ("the input", file, 0), ("the output", output, 1),
+        ("the error file", errors or beside, 1), ("the journal", journal, 1),
+    ):  # fmt: skip
+        place = _place(name, standard) if name is not None else None
+        if place in known:
+            raise OutputUnwritable(
+                f"{known[place]} and {purpose} are the same file, {name}; name another"
+            )
+        if place is not None:
+            known[place] = purpose
+
+
+def _place(name: str | Path, standard: int) -> object:
+    """Return what is equal for two names of one file; None for what many may share."""
+    try:
+        state = os.fstat(standard) if name == "-" else Path(name).stat()
+    except OSError:
+        return os.path.realpath(name)  # not there yet
+    if stat.S_ISCHR(state.st_mode) or (name == "-" and not stat.S_ISREG(state.st_mode)):
+        return None
+    return state.st_dev, state.st_ino
+
+
+def write(
+    lines: Iterator[ResultLine],
+    output: str | None,
+    errors: str | None,
+    collected: Collected,
+    report: Callable[[], None] = lambda: None,
+) -> None:
+    """Write result lines to their files, which appear when all lines are written.
+
+    Args:
+        lines: what to write.
+        output: file for results; None or `-` is stdout.
+        errors: file for failed requests. Without it they go to stdout where the
+            results do, else into a file beside `output`, made if there are any.
+        collected: is counted up.
+        report: called after each line.
+
+    Raises:
+        OutputUnwritable: no file has appeared then, and none has changed.
+    """
+    with ExitStack() as files:
+        good = files.enter_context(AtomicFile(output)) if output and output != "-" else None
+        bad = files.enter_context(AtomicFile(errors)) if errors else None
+        beside = errors_beside(output) if output and good and not bad else None
+        if beside is not None and beside.exists():
+            bad = files.enter_context(AtomicFile(beside))  # an earlier collection's: replace it
+        for line in lines:
+            if line.failed and bad is None and beside is not None:
+                bad = files.enter_context(AtomicFile(beside))
+            _put((bad or good) if line.failed else good, line.json + b"\n")
+            collected.completed += not line.failed
+            collected.failed += line.failed
+            report()
+        for file in filter(None, (good, bad)):
+            file.sync()  # all of them before the first one appears
+        if collected.failed and bad is not None:
+            collected.errors_file = bad.path
+
+
+def _put(file: AtomicFile | None, data: bytes) -> None:
+    if file is not None:
+        file.write(data)
+        return
+    try:
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()  # who follows a batch wants each line as it comes
+    except BrokenPipeError:
+        raise  # who read it has seen enough: that ends the command without a word
+    except OSError as error:
+        raise write_failed("standard output", error) from None

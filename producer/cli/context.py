@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator
 from functools import cached_property
 
@@ -15,10 +16,11 @@ from contract.redis.connect import masked
 from contract.settings import Settings, load
 from producer.cli.progress import tell
 from producer.core.files import WriteFailed
-from producer.core.reader import InputUnreadable
+from producer.core.reader import Input, InputUnreadable
 from producer.core.same_batch import BatchChanged
 
 ALL_WELL, SOME_FAILED, BAD_INPUT = 0, 1, 2
+WATCH_AGAIN = "the batch goes on; `producer watch {}` follows it again"
 
 
 class Context:
@@ -50,6 +52,17 @@ class Context:
         return batch
 
 
+def open_input(name: str) -> Input:
+    """Open a file to submit; `-` is standard input.
+
+    Raises:
+        InputUnreadable: it cannot be opened.
+    """
+    # Unbuffered: a buffer over a buffer would wait for a full one.
+    stdin = sys.stdin.buffer
+    return Input(name, getattr(stdin, "raw", stdin) if name == "-" else None)
+
+
 pass_context = click.make_pass_decorator(Context, ensure=True)
 
 
@@ -65,6 +78,6 @@ def hint(text: str, *, changed: str = "") -> Iterator[None]:
         error.message += f"\n{text}"
         raise
     except BatchChanged as error:
-        if not changed:
-            raise
-        raise BatchChanged(error.happened, changed) from None
+        if changed:
+            error.message, error.remedy = f"{error.message}; {changed}", None
+        raise

@@ -12,8 +12,8 @@ from contract.redis.batches import BatchStore
 from contract.results import outcome_of, read_meta
 from contract.streaming import LISTEN_S, Entry, Transcript, texts_of
 from producer.cli.progress import tell
+from producer.core.queue_workers import QueueWorkers
 from producer.core.same_batch import SameBatch
-from producer.core.standing import Standing
 
 #: How long to wait for text before looking whether there is a result.
 LOOK_S = 1.0
@@ -26,11 +26,7 @@ def listen(
 ) -> str:
     """Print the text of one request until it has its result; return its outcome.
 
-    Args:
-        store: where it is.
-        batch: the request's batch.
-        custom_id: the request.
-        show: gets every entry instead, if anybody wants them.
+    With `show`, nothing is printed, and it gets every entry of the request's stream.
 
     Raises:
         BatchConflict: if there is no such request, or its result is gone.
@@ -39,7 +35,7 @@ def listen(
     _, request_id = store.find(batch, custom_id)
     same = SameBatch(store, batch, "a request of it was watched", may_reopen=True)
     listener, transcript = store.listener(request_id), Transcript()
-    workers = Standing(store, batch.fields.get("queue", ""))
+    workers = QueueWorkers(store, batch.fields.get("queue", ""))
     announce_at = tell_at = 0.0
     while True:
         if time.monotonic() >= announce_at:

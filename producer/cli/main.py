@@ -16,6 +16,7 @@ import click
 
 from contract.errors import StoreUnavailable, WarmqError
 from producer.cli.memory import keep_memory
+from producer.cli.remedies import with_remedy
 
 USAGE, UNREACHABLE, INTERRUPTED, TERMINATED = 2, 3, 130, 143
 
@@ -69,6 +70,10 @@ def cli() -> None:
     Redis is named by WARMQ_REDIS_URL (environment, .env or warmq.toml).
 
     \b
+    Completion of commands and options, in bash (or zsh, fish):
+      eval "$(_PRODUCER_COMPLETE=bash_source producer)"
+
+    \b
     Exit status:
       0    all well
       1    some requests failed (results, watch, submit --wait)
@@ -95,12 +100,9 @@ def main() -> NoReturn:
     except click.Abort:  # click's form of Ctrl-C; a second one must not disturb the ending
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         status = INTERRUPTED
-    except StoreUnavailable as error:
-        click.echo(f"producer: {error.message}", err=True)
-        status = UNREACHABLE
     except WarmqError as error:
-        click.echo(f"producer: {error.message}", err=True)
-        status = USAGE
+        click.echo(f"producer: {with_remedy(error)}", err=True)
+        status = UNREACHABLE if isinstance(error, StoreUnavailable) else USAGE
     except UnicodeEncodeError:  # the shell passed bytes that are no text: no id has such
         click.echo("producer: an argument is not valid UTF-8", err=True)
         status = USAGE

@@ -1,4 +1,4 @@
-"""Keeps memory that is freed: what one chunk gave back, the next would take anew."""
+"""Lets the C library keep freed memory, for the next chunk needs as much again."""
 
 from __future__ import annotations
 

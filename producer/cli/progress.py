@@ -6,13 +6,12 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from contract.batch import Batch
 from contract.redis.batches import BatchStore
+from producer.core.queue_workers import QueueWorkers, clock_text
 from producer.core.same_batch import SameBatch
-from producer.core.standing import Standing, clock_text
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -24,8 +23,8 @@ BAR_EVERY_S = 0.1
 POLL_S = 0.3
 #: Rates are means over this many seconds.
 _WINDOW_S = 30.0
-#: A batch that is still being submitted and got no line for so long may have been left, in seconds.
-_LEFT_S = 10.0
+#: A batch that got no line for so long, in seconds, before its end: its submit may have stopped.
+_STOPPED_S = 10.0
 
 
 def tell(text: str) -> None:
@@ -49,17 +48,12 @@ class Meter:
             self._next = 0.0
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._rich is not None:
             self._rich.stop()
 
     def due(self) -> bool:
-        """Whether anybody would see an update now; who has many to tell asks first."""
+        """Whether an update would be shown now; ask first where composing it costs something."""
         return time.monotonic() >= self._next
 
     def update(
@@ -134,9 +128,9 @@ def describe(batch: Batch, requests_per_s: float, tokens_per_s: float, quiet_s: 
 
 
 def unsealed(batch: Batch, quiet_s: float) -> str:
-    """Say that a batch is still being submitted, or seems to have been left."""
+    """Say that a batch is still being submitted, or that its submit seems to have stopped."""
     read = f"{batch.number('cursor')} lines read"
-    if quiet_s < _LEFT_S:
+    if quiet_s < _STOPPED_S:
         return f"still being submitted ({read})"
     return (
         f"not submitted to its end ({read}, no more for {clock_text(quiet_s)}): if its "
@@ -145,8 +139,8 @@ def unsealed(batch: Batch, quiet_s: float) -> str:
     )
 
 
-class Quiet:
-    """For how long a batch that is not sealed got no line, as far as this process saw."""
+class SubmitPause:
+    """Measures for how long a batch that is not sealed got no line."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -154,7 +148,7 @@ class Quiet:
         self._since = 0.0
 
     def look(self, batch: Batch) -> float:
-        """Take the state of now; return the seconds since it was another."""
+        """Take the batch's state of now; return for how many seconds it has been the same."""
         now = self._clock()
         seen = batch.sealed, batch.number("cursor")
         if seen != self._seen:
@@ -165,21 +159,19 @@ class Quiet:
 def watch(store: BatchStore, batch: Batch, *, may_reopen: bool = True) -> Batch:
     """Follow a batch to its end; return its last state.
 
-    Args:
-        store: where it is.
-        batch: as the caller has found or made it.
-        may_reopen: whether to follow on where Redis has lost its end and it is open again.
+    With `may_reopen` also where Redis has lost its end, so that it is open again.
 
     Raises:
         BatchChanged: if it is deleted or submitted anew meanwhile, or open again.
     """
     same = SameBatch(store, batch, "it was watched", may_reopen=may_reopen)
-    rates, quiet, workers = Rates(), Quiet(), Standing(store, batch.fields.get("queue", ""))
+    rates, pause = Rates(), SubmitPause()
+    workers = QueueWorkers(store, batch.fields.get("queue", ""))
     with Meter(batch.id) as meter:
         while True:
             batch = same.state()
             speed = rates.add(batch.terminal, batch.number("completion_tokens"))
-            text = describe(batch, *speed, quiet.look(batch))
+            text = describe(batch, *speed, pause.look(batch))
             waits = batch.terminal < batch.number("total") or batch.sealed
             if waits and not (any(speed) or batch.finished):
                 text += f", {workers.text()}"

@@ -6,6 +6,8 @@ file is read again from its start, as the same command would do, and the rest is
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 from contract.batch import Batch
 from contract.redis.batches import BatchStore
 from contract.settings import Settings
@@ -20,18 +22,16 @@ from producer.core.submit import Submitter, Summary
 _TIMES = 5
 
 
+@dataclass(slots=True)
 class ResumingSubmit:
     """Submits one file; `source` is closed when it was read."""
 
-    def __init__(
-        self, store: BatchStore, settings: Settings, submission: Submission, source: Input
-    ) -> None:
-        self._store = store
-        self._settings = settings
-        self._submission = submission
-        self._source = source
-        self._readable_again = source.size is not None  # a pipe's lines are gone
-        self._left = _TIMES
+    store: BatchStore
+    settings: Settings
+    submission: Submission
+    source: Input
+    _submitter: Submitter = field(init=False)
+    _tries_left: int = _TIMES
 
     def submit(self) -> Summary:
         """Queue what is not queued yet, and seal the batch. Raises what `Submitter` does."""
@@ -50,9 +50,9 @@ class ResumingSubmit:
         """
         while True:
             try:
-                return progress.watch(self._store, batch, may_reopen=False)
+                return progress.watch(self.store, batch, may_reopen=False)
             except WritesLost as error:
-                tell(f"{error.happened}; saying again where it ends")
+                tell(f"{error.message}; saying again where it ends")
                 batch = self._sealed_again()
 
     def _sealed_again(self) -> Batch:
@@ -64,14 +64,14 @@ class ResumingSubmit:
 
     def _read_again(self, error: WritesLost) -> None:
         """Open the file anew, or raise the error where that is not possible or did not help."""
-        if not self._readable_again or not self._left:
+        if self.source.size is None or not self._tries_left:  # a pipe's lines are gone
             raise error
-        self._left -= 1
-        tell(f"{error.happened}; submitting the rest again")
-        self._source = Input(self._source.name)
+        self._tries_left -= 1
+        tell(f"{error.message}; submitting the rest again")
+        self.source = Input(self.source.name)
 
     def _once(self) -> Summary:
-        source, submission = self._source, self._submission
+        source, submission = self.source, self.submission
         with Meter(submission.batch_id, source.size) as meter:
             waited = False
 
@@ -83,10 +83,10 @@ class ResumingSubmit:
                 meter.update(source.position, text, at_once=bool(summary.waiting) and not waited)
                 waited = bool(summary.waiting)
 
-            self._submitter = submitter = Submitter(self._store, self._settings, submission, report)
             try:
-                submitter.create(source.name)
-                seed, limit = submission.seed, self._settings.max_line_bytes
-                return submitter.run(chunks(source.lines(), seed, limit))
+                batch = submission.create(self.store, source.name)
+                self._submitter = Submitter(self.store, self.settings, submission, batch, report)
+                seed, limit = submission.seed, self.settings.max_line_bytes
+                return self._submitter.run(chunks(source.lines(), seed, limit))
             finally:
                 source.close()

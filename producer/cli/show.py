@@ -1,7 +1,8 @@
-"""Prints batches, requests and dead letters: for people, or as JSON on stdout."""
+"""Prints batches, requests, dead letters and endings: for people, or as JSON on stdout."""
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -12,7 +13,9 @@ from contract.batch import Batch
 from contract.redis import keys
 from contract.redis.batches import BatchStore
 from contract.redis.dead_letters import DeadLetter
-from contract.results import outcome_of, read_meta, result_line
+from contract.results import OUTCOMES, outcome_of, read_meta, result_line
+from producer.cli.context import ALL_WELL, SOME_FAILED
+from producer.cli.progress import tell
 
 #: Lines of a long table that are aligned with each other.
 PAGE = 500
@@ -37,16 +40,47 @@ def put_json_list(values: Iterable[Any]) -> None:
     click.echo("]" if separator == "," else "[]")
 
 
+def iso_time(ms: str | None) -> str | None:
+    """Return ms since 1970 as text; None for none."""
+    return dt.datetime.fromtimestamp(int(ms) / 1000, dt.UTC).isoformat() if ms else None
+
+
+def batch_json(batch: Batch) -> dict[str, Any]:
+    """Return a batch as `--json` shows it; times are ISO 8601 in UTC."""
+    prompt, completion = batch.number("prompt_tokens"), batch.number("completion_tokens")
+    total = batch.number("total")
+    return {
+        "id": batch.id,
+        "object": "batch",
+        "status": batch.status,
+        "model": batch.fields.get("model") or None,
+        "queue": batch.fields.get("queue"),
+        "input_file": batch.fields.get("input"),
+        "created_at": iso_time(batch.created),
+        "expires_at": iso_time(batch.fields.get("deadline")),
+        "finished_at": iso_time(batch.fields.get("finished_at")),
+        "request_counts": {"total": total}
+        | {name: batch.number(name) for name in OUTCOMES}
+        | {"in_progress": total - batch.terminal},
+        "usage": {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+        },
+        "lines_read": batch.number("cursor"),
+        "reason": batch.fields.get("reason"),
+    }
+
+
 def batch_table(batch: Batch, workers: str | None = None) -> None:
     """Print one batch for people, and what its queue's workers do."""
-    state = batch.as_json()
-    counts, usage = state["request_counts"], state["usage"]
-    requests = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+    state = batch_json(batch)
+    usage = state["usage"]
     rows = {
         "batch": batch.id,
         "status": state["status"],
         "reason": state["reason"],
-        "requests": requests or "none yet",
+        "requests": _counts(state) or "none yet",
         "tokens": f"{usage['prompt_tokens']} prompt, {usage['completion_tokens']} completion",
         "queue": state["queue"],
         "workers": workers,
@@ -60,6 +94,11 @@ def batch_table(batch: Batch, workers: str | None = None) -> None:
         lines = state["lines_read"]
         click.echo(f"\nNot submitted to its end ({lines} lines so far). The same `producer submit`")
         click.echo(f"with --batch-id {batch.id} goes on where it stopped.")
+
+
+def _counts(state: dict[str, Any]) -> str:
+    counts = state["request_counts"]
+    return ", ".join(f"{count} {name}" for name, count in counts.items() if count)
 
 
 def _rows(rows: dict[str, Any]) -> None:
@@ -113,13 +152,13 @@ def batch_list(batches: Sequence[Batch]) -> None:
     rows = [("BATCH", "STATUS", "DONE", "FAILED", "CREATED")]
     for batch in batches:
         done = f"{batch.terminal}/{batch.number('total')}"
-        created = str(batch.as_json()["created_at"])[:19]
+        created = str(iso_time(batch.created))[:19]
         rows.append((batch.id, batch.status, done, str(batch.number("failed")), created))
     _columns(rows)
 
 
 def _harmless(value: object) -> str:
-    """Return a text that only shows on a terminal: a custom_id could move its cursor, or worse."""
+    """Return text without control characters, which could change the terminal's state."""
     text = str(value)
     return text if text.isprintable() else repr(text)[1:-1]
 
@@ -132,11 +171,6 @@ def _columns(rows: Iterable[Sequence[str]]) -> None:
         click.echo("  ".join(cells).rstrip())
 
 
-def letter_json(letter: DeadLetter, message: bytes) -> dict[str, Any]:
-    """Return a dead letter with its message, which holds the prompt."""
-    return {**letter, "message": message.decode(errors="replace")}
-
-
 def letter_list(letters: Iterable[DeadLetter]) -> None:
     """Print dead letters, one a line, as they come; columns are aligned within a page."""
     rows = [("ID", "BATCH", "CUSTOM_ID", "REASON")]
@@ -147,3 +181,17 @@ def letter_list(letters: Iterable[DeadLetter]) -> None:
             _columns(rows)
             rows.clear()
     _columns(rows)
+
+
+def ended(batch: Batch) -> int:
+    """Tell how a batch ended; return the exit status for it."""
+    tell(f"{batch.id}: {batch.status}, {_counts(batch_json(batch)) or 'no requests'}")
+    return ALL_WELL if batch.number("completed") == batch.number("total") else SOME_FAILED
+
+
+def changed(batch_id: str, what: str, count: int, *, as_json: bool) -> int:
+    """Tell how many requests of a batch a command has changed; return the exit status."""
+    tell(f"{batch_id}: {count} requests {what}")
+    if as_json:
+        put_json({"id": batch_id, "requests": count})
+    return ALL_WELL

@@ -1,27 +1,23 @@
-"""Collects a batch's results: in input or completion order, to files or stdout."""
+"""Collects a batch's results, in input or completion order."""
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from contextlib import closing
 from itertools import islice
-from pathlib import Path
 
 from contract.batch import Batch
 from contract.index import IndexEntry
 from contract.redis.ahead import ResultsAhead
 from contract.redis.batches import BatchStore
 from contract.results import ResultLine, own_line, result_line
-from producer.core.files import AtomicFile, errors_beside, write_failed
 from producer.core.same_batch import SameBatch
 from producer.core.seen import SeenIds
 
-#: Results fetched at once: the fewest to begin with, more where they turn out to be small.
-FETCH, MOST = 50, 250
-FETCH_BYTES = 2 * 2**20
+#: Results fetched at once: the first time, and at most where they turn out to be small.
+_FIRST_FETCH, _MOST_FETCHED = 50, 250
+_FETCH_BYTES = 2 * 2**20
 #: Chunks of the index read before the next look at the batch: as many as the store reads at once.
 _INDEX_CHUNKS = 8
 #: Between two looks for new results while following, in seconds.
@@ -34,9 +30,9 @@ _Window = tuple[list[str], list[IndexEntry]]
 class Collector:
     """Reads one batch's results. With `follow` it waits for those that are not there yet.
 
-    It gives exactly one line for each of the batch's requests, whatever became of them, or
-    raises BatchChanged: also where the batch is deleted, expires, is submitted anew or is
-    retried meanwhile. With `partial` it gives what there is of an unfinished batch.
+    It gives exactly one line for each of the batch's requests, or raises BatchChanged, as when
+    the batch is deleted, expires, is submitted anew or is retried meanwhile. With `partial` it
+    gives what there is of an unfinished batch.
     """
 
     def __init__(
@@ -55,7 +51,7 @@ class Collector:
         self._partial = partial and not follow
         self._sleep = sleep
         self._wait_s = _SHORTEST_WAIT_S
-        self._fetch = FETCH
+        self._fetch = _FIRST_FETCH
         self._given = 0
 
     @property
@@ -76,12 +72,10 @@ class Collector:
         if not self._partial and not (batch.sealed and self._given == batch.number("total")):
             raise self._same.incomplete(self._given)
 
-    def _results(self, request_ids: list[str]) -> list[bytes | None]:
-        return self._sized(self._store.results(request_ids))
-
     def _sized(self, raws: list[bytes | None]) -> list[bytes | None]:
+        """Fetch more or fewer results at once from now on, by the size of these."""
         size = sum(len(raw) for raw in raws if raw is not None) + 1
-        self._fetch = max(1, min(MOST, FETCH_BYTES * len(raws) // size))
+        self._fetch = max(1, min(_MOST_FETCHED, _FETCH_BYTES * len(raws) // size))
         return raws
 
     def _pause(self) -> None:
@@ -185,7 +179,7 @@ class Collector:
     def _looked_up(self, request_ids: list[str]) -> tuple[list[bytes | None], bool]:
         """Return results, and whether those that are missing will never come."""
         before = self._same.state()
-        raws = self._results(request_ids)
+        raws = self._sized(self._store.results(request_ids))
         after = self._same.state()
         retried = before.number("retried") != after.number("retried")
         return raws, before.finished and after.finished and not retried
@@ -196,69 +190,3 @@ class Collector:
             pairs = zip(chunk.request_ids(self._id), chunk.entries, strict=True)
             missing = [pair for pair in pairs if seen.add(pair[0])]
             yield from self._with_gaps([rid for rid, _ in missing], [entry for _, entry in missing])
-
-
-@dataclass(slots=True)
-class Collected:
-    """How many lines went where. `errors_file` is where failed requests are, if in a file."""
-
-    completed: int = 0
-    failed: int = 0
-    errors_file: Path | None = None
-
-
-def write(
-    lines: Iterator[ResultLine],
-    output: str | None,
-    errors: str | None,
-    report: Callable[[Collected], None] = lambda collected: None,
-) -> Collected:
-    """Write result lines to their files, which appear when all lines are written.
-
-    Args:
-        lines: what to write.
-        output: file for results; None or `-` is stdout.
-        errors: file for failed requests. Without it they go to stdout where the
-            results do, else into a file beside `output`, made if there are any.
-        report: called after each line.
-
-    Raises:
-        OutputUnwritable: no file has appeared then, and none has changed.
-    """
-    collected = Collected()
-    to_stdout = output is None or output == "-"
-    with ExitStack() as files:
-        good = None if output is None or output == "-" else files.enter_context(AtomicFile(output))
-        bad = files.enter_context(AtomicFile(errors)) if errors else None
-        beside = None if to_stdout or errors else errors_beside(output or "")
-        if beside is not None and beside.exists():
-            bad = files.enter_context(
-                AtomicFile(beside)
-            )  # it is an earlier collection's: replace it
-        for line in lines:
-            if line.failed and bad is None and beside is not None:
-                bad = files.enter_context(AtomicFile(beside))
-            target = (bad or good) if line.failed else good
-            _put(target, line.json + b"\n")
-            collected.completed += not line.failed
-            collected.failed += line.failed
-            report(collected)
-        for file in (good, bad):
-            if file is not None:
-                file.sync()  # all of them before the first one appears
-        if collected.failed and bad is not None:
-            collected.errors_file = bad.path
-    return collected
-
-
-def _put(file: AtomicFile | None, data: bytes) -> None:
-    if file is not None:
-        file.write(data)
-        return
-    try:
-        sys.stdout.buffer.write(data)
-        sys.stdout.buffer.flush()  # who follows a batch wants each line as it comes
-    except BrokenPipeError:
-        raise  # who read it has seen enough: that ends the command without a word
-    except OSError as error:
-        raise write_failed("standard output", error) from None

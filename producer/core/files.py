@@ -1,4 +1,4 @@
-"""Output files that are there whole or not at all, and never one for two purposes."""
+"""Output files that appear when they are complete, or not at all."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 import secrets
 import stat
 from pathlib import Path
-from types import TracebackType
 from typing import BinaryIO, Self
 
 from contract.errors import WarmqError
@@ -33,55 +32,6 @@ def unwritable(path: str | Path, error: OSError) -> OutputUnwritable:
 def write_failed(path: str | Path, error: OSError) -> WriteFailed:
     """Return the error for a file that could be opened, and cannot be written to its end."""
     return WriteFailed(f"cannot write {path}: {error.strerror}; make room there, or name another")
-
-
-def errors_beside(output: str) -> Path:
-    """Return the error file of an output file that comes without one."""
-    path = Path(output)
-    return path.with_name(f"{path.stem}.errors{path.suffix or '.jsonl'}")
-
-
-def check_outputs(
-    output: str | None, errors: str | None, file: str | None = None, journal: Path | None = None
-) -> None:
-    """Refuse one file under two names, also through links and standard streams.
-
-    Terminals and other character devices may have many names: nothing in them can be lost.
-
-    Args:
-        output: where results go; None or `-` is stdout.
-        errors: where failed requests go; None is where `write` puts them.
-        file: the input; `-` is stdin.
-        journal: of a run.
-
-    Raises:
-        OutputUnwritable: names the two.
-    """
-    output = output or "-"
-    beside = None if output == "-" else errors_beside(output)
-    known: dict[object, str] = {}
-    for purpose, name, standard in (
-        ("the input", file, 0), ("the output", output, 1),
-        ("the error file", errors or beside, 1), ("the journal", journal, 1),
-    ):  # fmt: skip
-        place = _place(name, standard) if name is not None else None
-        if place in known:
-            raise OutputUnwritable(
-                f"{known[place]} and {purpose} are the same file, {name}; name another"
-            )
-        if place is not None:
-            known[place] = purpose
-
-
-def _place(name: str | Path, standard: int) -> object:
-    """Return what is equal for two names of one file; None for what many may share."""
-    try:
-        state = os.fstat(standard) if name == "-" else Path(name).stat()
-    except OSError:
-        return os.path.realpath(name)  # not there yet
-    if stat.S_ISCHR(state.st_mode) or (name == "-" and not stat.S_ISREG(state.st_mode)):
-        return None
-    return state.st_dev, state.st_ino
 
 
 class AtomicFile:
@@ -112,12 +62,7 @@ class AtomicFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self.commit()
         else:

@@ -1,4 +1,4 @@
-"""Output files that a run adds to: they grow by whole windows, and by nothing else."""
+"""Output files that a run appends to: they grow by whole windows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from contract.errors import BatchConflict
@@ -16,7 +15,7 @@ from producer.core.files import BUFFER_BYTES, OutputUnwritable, unwritable, writ
 
 
 def check_regular(path: Path) -> None:
-    """Refuse what is there and cannot be gone on with: a folder, a pipe, a device."""
+    """Raise OutputUnwritable if the path exists and is no regular file."""
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
@@ -30,15 +29,15 @@ def check_regular(path: Path) -> None:
 
 
 class GrowingFile:
-    """A file that one process at a time may add to.
+    """A file that one process at a time may append to.
 
-    What was written since the last `sync` is cut off again when it is closed.
+    Closing it cuts off what was written since the last `sync`.
     """
 
     def __init__(self, path: Path, *, create: bool) -> None:
         self.path = path
         self._buffer = bytearray()
-        self._written = self._kept = 0  # ends of what is in the file, and of what is to stay
+        self._written = self._kept = 0  # bytes in the file, and how many of them stay
         check_regular(path)
         try:
             flags = os.O_RDWR | os.O_APPEND | (os.O_CREAT if create else 0)
@@ -50,30 +49,25 @@ class GrowingFile:
         except OSError as error:
             os.close(self._fd)
             if isinstance(error, BlockingIOError):
-                raise BatchConflict(f"another `producer run` is writing {path}") from None
+                raise BatchConflict(f"another run is writing {path}") from None
             raise OutputUnwritable(f"cannot lock {path}: {error.strerror}") from None
         self._written = self._kept = os.fstat(self._fd).st_size
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
-        with contextlib.suppress(OSError):  # what cannot be cut off now, the next run cuts off
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(OSError):  # else the next run cuts it off
             if self._written > self._kept and not self._changed():
                 os.ftruncate(self._fd, self._kept)
         os.close(self._fd)
 
-    def go_on_at(self, size: int, is_ours: Callable[[bytes], bool]) -> None:
+    def continue_at(self, size: int, is_ours: Callable[[bytes], bool]) -> None:
         """Cut off what was written after `size` bytes, and add to the file from there.
 
         Args:
-            size: in bytes, what the journal says.
-            is_ours: whether the run has written a line, which may lack its end.
+            size: in bytes, as the journal has it.
+            is_ours: whether this run has written a line, which may be cut off at its end.
 
         Raises:
             BatchConflict: the file is shorter, or what would be cut off is not the run's.

@@ -6,7 +6,6 @@ import os
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import msgspec
@@ -24,12 +23,12 @@ _LINE_BEGINS = b'{"id":"batch_req_'
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
-    """What the journal says: what is in the output, and where in the input that ends.
+class RunProgress:
+    """What the journal holds: how much is in the output, and where in the input that ends.
 
-    `fingerprint` is the input's, `errors_file` is seen from the output's folder. `line` is the
-    last physical line, `digest` that of the input up to there, `windows` counts what was
-    collected; `output` and `errors` are the files' sizes in bytes.
+    `fingerprint` is the input's, `errors_file` is relative to the output's folder. `line` is the
+    last physical line whose result is there, `digest` that of the input up to it, `windows`
+    counts the windows collected; `output` and `errors` are the files' sizes in bytes.
     """
 
     name: str
@@ -59,13 +58,13 @@ def window_id(name: str, window: int) -> str:
 
 
 class Journal:
-    """The state of a run, in a file beside its output; it goes when the run is complete."""
+    """The state of a run, in a file beside its output that is removed when the run is complete."""
 
     def __init__(self, output: Path) -> None:
         self.path = output.with_name(f"{output.name}.progress")
         self._output = output
 
-    def read(self) -> Done | None:
+    def read(self) -> RunProgress | None:
         """Return what an earlier run left, None if there was none."""
         check_regular(self.path)
         try:
@@ -77,10 +76,10 @@ class Journal:
         try:
             found = msgspec.json.decode(raw, type=_Format)
             if found.format == FORMAT:
-                return msgspec.json.decode(raw, type=Done)
+                return msgspec.json.decode(raw, type=RunProgress)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise BatchConflict(
-                f"{self.path} is no journal of `producer run` ({error}); move it away, or name "
+                f"{self.path} is no journal of a run ({error}); move it away, or name "
                 "another output"
             ) from None
         raise BatchConflict(
@@ -88,30 +87,30 @@ class Journal:
             f"this version's is {FORMAT}); go on with that version, or {self.start_anew}"
         )
 
-    def write(self, done: Done) -> None:
+    def write(self, done: RunProgress) -> None:
         """Replace it, on disk before this returns."""
         with AtomicFile(self.path) as file:
             file.write(orjson.dumps(asdict(done)))
 
     @property
     def start_anew(self) -> str:
-        """What to do where a run cannot go on."""
+        """The user's way out where a run cannot continue."""
         return f"remove {self._output}, its error file and {self.path.name} to start anew"
 
 
 class RunFiles:
-    """Opens the files of a run, and adds windows to them. It touches no other run's, nor anybody's.
+    """Opens the files of a run, and adds windows to them. Files of other origin are refused.
 
     Args:
         output, errors: where results and failed requests go.
-        begin: what the journal says if there is none yet.
+        begin: the journal's content if there is none yet.
 
     Entering raises:
         BatchConflict: the files are not those of this run, or another process is writing them.
         OutputUnwritable: they cannot be written.
     """
 
-    def __init__(self, output: Path, errors: Path, begin: Done) -> None:
+    def __init__(self, output: Path, errors: Path, begin: RunProgress) -> None:
         check_regular(output)
         check_regular(errors)
         self._output, self._errors = (Path(os.path.realpath(path)) for path in (output, errors))
@@ -127,61 +126,54 @@ class RunFiles:
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
-        self._stack.__exit__(kind, error, at)
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
 
     def _open(self, stack: ExitStack) -> None:
         kept = self.journal.read()
         if kept is None:
             _check_none(self._output, "", may_be_empty=True)
-            _check_none(self._errors, " with --errors", may_be_empty=False)
+            _check_none(self._errors, " error file", may_be_empty=False)
         else:
             self._check_same(kept)
-            self._check_there(self._output, kept.output)
-            self._check_there(self._errors, kept.errors)
+            for path, size in ((self._output, kept.output), (self._errors, kept.errors)):
+                if size and not path.exists():
+                    raise self._refused(
+                        f"results are missing: there is no {path} any more; put it back as it was"
+                    )
         self._out = stack.enter_context(GrowingFile(self._output, create=True))
         if self.journal.read() != kept:
-            raise BatchConflict(f"another `producer run` has just written {self._output}")
+            raise BatchConflict(f"another run has just written {self._output}")
         if kept is None:
             self.journal.write(self._begin)
         self.done = done = kept or self._begin
         self._bad = stack.enter_context(GrowingFile(self._errors, create=True))
         try:
             for file, size in ((self._out, done.output), (self._bad, done.errors)):
-                file.go_on_at(size, self._is_next)
+                file.continue_at(size, self._is_next)
         except BatchConflict as error:
             raise self._refused(f"{error.message}; put it back as it was") from None
 
-    def _check_same(self, kept: Done) -> None:
+    def _check_same(self, kept: RunProgress) -> None:
         """Refuse to go on with another input or another error file."""
         if kept.errors_file != self._begin.errors_file:
             where = os.path.normpath(self._output.parent / kept.errors_file)
-            raise self._refused(
+            raise BatchConflict(
                 f"the run that wrote {self._output} is not complete, and its failed requests are "
-                f"in {where}: give --errors {where}"
-            )
+                f"in {where}", remedy="name_error_file", errors_file=where,
+                start_anew=self.journal.start_anew,
+            )  # fmt: skip
         if kept.fingerprint != self._begin.fingerprint:
             raise self._refused(
                 f"{self._output} is of a run of another input, or its input ({kept.input}) has "
                 "changed: give the same one"
             )
 
-    def _check_there(self, path: Path, size: int) -> None:
-        if size and not path.exists():
-            raise self._refused(
-                f"results are missing: there is no {path} any more; put it back as it was"
-            )
-
     def _refused(self, problem: str) -> BatchConflict:
         return BatchConflict(f"{problem}, or {self.journal.start_anew}")
 
     def _is_next(self, line: bytes) -> bool:
-        """Whether a line is a result of the window that is not in the journal yet."""
+        """Whether a line is a result of the window that comes after those in the journal."""
         if not line.endswith(b"\n"):
             return line[: len(_LINE_BEGINS)] == _LINE_BEGINS[: len(line)]
         try:
@@ -197,8 +189,8 @@ class RunFiles:
         """Append a result to its file."""
         (self._bad if line.failed else self._out).write(line.json + b"\n")
 
-    def commit(self, done: Done) -> None:
-        """Bring what was added to disk, and then say so in the journal."""
+    def commit(self, done: RunProgress) -> None:
+        """Bring what was added to disk, and then record it in the journal."""
         output, errors = self._out.sync(), self._bad.sync()
         done = replace(done, output=output, errors=errors)
         self.journal.write(done)
@@ -211,10 +203,10 @@ class RunFiles:
         self.journal.path.unlink()
 
 
-def _check_none(path: Path, option: str, *, may_be_empty: bool) -> None:
+def _check_none(path: Path, kind: str, *, may_be_empty: bool) -> None:
     """Refuse a file that no run has left."""
     if path.exists() and not (may_be_empty and path.stat().st_size == 0):
-        raise BatchConflict(f"{path} exists; remove it, or name another{option}")
+        raise BatchConflict(f"{path} exists; remove it, or name another{kind}")
 
 
 def _text(name: str) -> str:

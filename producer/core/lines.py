@@ -1,4 +1,4 @@
-"""Turns a file's lines into messages, and each bad one into its error result: no other is hurt."""
+"""Turns a file's lines into messages, and each bad line into an error result of its own."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ class PreparedChunk:
     first_error: str = ""
 
 
+@dataclass(frozen=True, slots=True)
 class LinesToMessages:
     """Checks the lines of one file and writes their messages.
 
@@ -39,34 +40,25 @@ class LinesToMessages:
     this one is a part.
     """
 
-    def __init__(
-        self,
-        batch_id: str,
-        writer: MessageWriter,
-        overrides: dict[str, Any],
-        max_line_bytes: int,
-        seen: SeenIds,
-        whole: str = "",
-    ) -> None:
-        self._batch_id = batch_id
-        self._writer = writer
-        self._overrides = overrides
-        self._max_line_bytes = max_line_bytes
-        self._seen = seen
-        self._whole = whole
+    batch_id: str
+    writer: MessageWriter
+    overrides: dict[str, Any]
+    max_line_bytes: int
+    seen: SeenIds
+    whole: str = ""
 
     def first_use(self, custom_id: str, request_id: str) -> bool:
         """Remember a custom_id; return whether no earlier line had it."""
-        whole = self._whole
-        return self._seen.add(keys.request_id(whole, custom_id) if whole else request_id)
+        whole = self.whole
+        return self.seen.add(keys.request_id(whole, custom_id) if whole else request_id)
 
     def prepare(self, raw: RawChunk, before: tuple[int, str]) -> PreparedChunk:
         """Validate a chunk's lines and write their messages; takes the lines out of it."""
-        batch_id, overrides = self._batch_id, self._overrides
+        batch_id, overrides = self.batch_id, self.overrides
         entries: list[IndexEntry] = []
         index = IndexChunk(raw.cursor, raw.digest, entries)
         chunk = PreparedChunk(raw.ordinal, raw.first, before, index)
-        write, first_use = self._writer.write, self.first_use
+        write, first_use = self.writer.write, self.first_use
         raw.lines.reverse()
         while raw.lines:
             number, line = raw.lines.pop()  # a line's bytes go as soon as its message is there
@@ -92,7 +84,7 @@ class LinesToMessages:
 
     def _reject(self, chunk: PreparedChunk, number: int, error: RequestRejected) -> None:
         """Give a bad line its error result."""
-        batch_id, custom_id = self._batch_id, error.custom_id
+        batch_id, custom_id = self.batch_id, error.custom_id
         by_line, request_id = True, keys.line_request_id(batch_id, number)
         if custom_id is None:
             custom_id = f"line-{number}"
@@ -109,7 +101,7 @@ class LinesToMessages:
         chunk.first_error = chunk.first_error or told.message
 
     def _too_long(self, size: int) -> RequestRejected:
-        limit = self._max_line_bytes
+        limit = self.max_line_bytes
         return RequestRejected(
             f"longer than {limit} bytes (it has {size}); shorten it, or raise WARMQ_MAX_LINE_BYTES",
             code="line_too_long",
@@ -117,10 +109,7 @@ class LinesToMessages:
 
 
 def _duplicate(custom_id: str) -> RequestRejected:
-    error = RequestRejected(
+    return RequestRejected(
         f"field custom_id: {custom_id!r} was used by an earlier line; make it unique",
-        code="duplicate_custom_id",
-        field="custom_id",
-    )
-    error.custom_id = custom_id
-    return error
+        code="duplicate_custom_id", field="custom_id", custom_id=custom_id,
+    )  # fmt: skip

@@ -10,7 +10,6 @@ import gzip
 import hashlib
 import io
 import os
-import sys
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -98,20 +97,18 @@ class _ZstdFile(io.RawIOBase):
 
 
 class Input:
-    """The file to submit. Opening it reads nothing yet; `-` is standard input."""
+    """The file to submit, or an open unbuffered stream. Opening it reads nothing yet."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, stream: Any = None) -> None:
         self.name = name
+        self._is_file = stream is None
         try:
-            # The raw file: a buffer over a buffer would wait for a full one.
-            raw: Any = getattr(sys.stdin.buffer, "raw", sys.stdin.buffer)
-            if name != "-":
-                raw = Path(name).open("rb", buffering=0)  # noqa: SIM115 - close() does
+            raw = stream or Path(name).open("rb", buffering=0)  # noqa: SIM115 - close() does
             self._file = io.BufferedReader(raw, _BUFFER)
             self._lines = self._file
             #: Size on disk in bytes, None where it is not known in advance.
-            self.size = Path(name).stat().st_size if name != "-" and raw.seekable() else None
-            if name != "-" and Path(name).is_dir():
+            self.size = Path(name).stat().st_size if self._is_file and raw.seekable() else None
+            if self._is_file and Path(name).is_dir():
                 raise IsADirectoryError(0, "it is a directory")
         except OSError as error:
             raise InputUnreadable(f"cannot read {name}: {error.strerror}") from None
@@ -155,8 +152,8 @@ class Input:
         return self._lines
 
     def close(self) -> None:
-        """Close the file, unless it is standard input."""
-        if self.name != "-":
+        """Close the file; a stream stays open."""
+        if self._is_file:
             self._lines.close()
             self._file.close()
 

@@ -1,4 +1,4 @@
-"""Which requests a walk has met already: exact, in constant memory."""
+"""Remembers which request ids were met already: exactly, in constant memory."""
 
 from __future__ import annotations
 

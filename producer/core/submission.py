@@ -1,8 +1,7 @@
-"""What `submit` takes besides the file, checked before anything is read."""
+"""What a submit takes besides the file, checked before anything is read."""
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import re
 from dataclasses import dataclass, field
@@ -10,9 +9,11 @@ from typing import Any
 
 import orjson
 
-from contract.errors import RequestRejected, WarmqError
-from contract.openai.body import BODY_TYPES, field_names, smallest
-from contract.openai.lines import check_body
+from contract.batch import Batch
+from contract.errors import BatchConflict, WarmqError
+from contract.message import MessageWriter
+from contract.redis.batches import BatchStore
+from producer.core.seen import SeenIds
 
 #: Part of every digest; a change of chunk boundaries or of the message's form changes it.
 _FORMAT = 2
@@ -21,49 +22,22 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 class BadOption(WarmqError):
-    """An option of the command line is wrong; the message says what it takes."""
+    """An option of a submit is wrong; the message names it and says what it takes."""
 
     code = "bad_option"
 
 
-def parse_overrides(pairs: tuple[str, ...]) -> dict[str, Any]:
-    """Return the body fields of `--set name=value` options.
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What a batch of some lines of a longer file shares with the others (windows.py).
 
-    A value is JSON where it parses and fits, else the text as it stands.
-
-    Raises:
-        BadOption: for a name or value that no request body can have.
+    `digest` is that of the file before it; custom_ids are remembered in `seen` as requests of
+    the batch `name`, whichever part they are in.
     """
-    overrides: dict[str, Any] = {}
-    for pair in pairs:
-        name, equals, text = pair.partition("=")
-        if not equals:
-            raise BadOption(f"--set {pair}: write name=value, for example max_tokens=256")
-        overrides[name] = _override(name, text)
-    return overrides
 
-
-def _override(name: str, text: str) -> Any:
-    urls = [url for url in BODY_TYPES if name in field_names(url)]
-    if not urls:
-        known = sorted(set().union(*(field_names(url) for url in BODY_TYPES)))
-        near = difflib.get_close_matches(name, known, 1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise BadOption(f"--set {name}: unknown to any of {', '.join(BODY_TYPES)}{hint}")
-    try:
-        values = [orjson.loads(text), text]
-    except orjson.JSONDecodeError:
-        values = [text]
-    problem: RequestRejected | None = None
-    for value in values:
-        for url in urls:
-            try:
-                check_body(url, smallest(url) | {name: value}, "")
-            except RequestRejected as error:
-                problem = problem or error
-            else:
-                return value
-    raise BadOption(f"--set {problem.message if problem else name}")
+    digest: str
+    seen: SeenIds
+    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,17 +49,18 @@ class Submission:
     priority: int
     model: str = ""
     overrides: dict[str, Any] = field(default_factory=dict)
-    deadline: str = ""  # as producer/cli/deadline.py returns it
+    deadline: str = ""  # ms since 1970, or `+` and ms after the batch's creation; '' for never
+    part: Part | None = None
 
     def check(self) -> None:
         """Raise BadOption for names that cannot be part of a Redis key."""
         if not _BATCH_ID.fullmatch(self.batch_id):
             raise BadOption(
-                f"--batch-id {self.batch_id[:140]!r}: use 1 to 128 letters, digits, `.`, `_` or "
+                f"batch id {self.batch_id[:140]!r}: use 1 to 128 letters, digits, `.`, `_` or "
                 "`-`, beginning with a letter or digit"
             )
         if _CONTROL.search(self.queue):
-            raise BadOption(f"--model {self.model!r}: control characters are not allowed")
+            raise BadOption(f"model {self.model!r}: control characters are not allowed")
 
     @property
     def options(self) -> str:
@@ -97,5 +72,41 @@ class Submission:
 
     @property
     def seed(self) -> str:
-        """The digest (hex) that the first chunk follows."""
+        """The digest (hex) that the file's first chunk follows."""
         return hashlib.sha256(b"warmq %d\n" % _FORMAT + self.options.encode()).hexdigest()
+
+    @property
+    def start(self) -> str:
+        """The digest (hex) that the batch's first chunk follows."""
+        return self.part.digest if self.part else self.seed
+
+    def create(self, store: BatchStore, input_name: str) -> Batch:
+        """Make the batch, or find the one that an earlier submit has made.
+
+        Raises:
+            BatchConflict: if the batch has other options.
+        """
+        fields: dict[str, str | int] = {
+            "model": self.model,
+            "queue": self.queue,
+            "input": input_name.encode(errors="replace").decode(),  # a file's name is any bytes
+            "options": self.options,
+        }
+        _, batch = store.create(self.batch_id, self.start, fields, deadline=self.deadline)
+        theirs = batch.fields.get("options", "")
+        if theirs != self.options:
+            raise BatchConflict(
+                f"batch {batch.id} was submitted with other options: {theirs}, now {self.options}",
+                remedy="same_options",
+            )
+        return batch
+
+    def writer(self, batch: Batch) -> MessageWriter:
+        """Return what writes the batch's messages."""
+        # The deadline is the option's, not the batch's: a retry may have lifted the batch's own
+        # while this submit was interrupted, and all messages of a batch must agree.
+        created, deadline = int(batch.created), None
+        if self.deadline:
+            after = created if self.deadline.startswith("+") else 0
+            deadline = (int(self.deadline) + after) / 1000
+        return MessageWriter(batch.id, created, batch.life, self.queue, self.priority, deadline)

@@ -1,11 +1,11 @@
-"""`producer run`: a file of any size through a Redis of any size, in windows of lines.
+"""A run takes a file of any size through a Redis of any size, in windows of lines.
 
-Each window is a batch of its own. Two are in Redis at a time: the worker is at the one
-while the other waits, so it never runs dry; the older one is appended to the output in
-the order of the input, and deleted. A window ends early where Redis is full, for only a
-window that is complete can be collected, which makes room. The journal (journal.py) is
-written after the output is on disk, so after a crash the same command cuts the output
-back to the journal and goes on; what the worker has done meanwhile is not done again.
+Each window is a batch of its own. Two are in Redis at a time: the workers run one while
+the other waits, so they always have requests. The older one is appended to the output in
+the order of the input, and deleted. A window ends early where Redis is full, because only
+a complete window can be collected, which makes room. The journal (journal.py) is written
+after the output is on disk. After a crash the same run cuts the output back to what the
+journal has and continues; results that workers wrote meanwhile are used.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
@@ -26,26 +26,26 @@ from contract.redis import keys
 from contract.redis.batches import BatchStore
 from contract.settings import Settings
 from producer.core.collect import Collector
-from producer.core.journal import Done, RunFiles, window_id
+from producer.core.journal import RunFiles, RunProgress, window_id
+from producer.core.queue_workers import QueueWorkers
 from producer.core.reader import Input, RawChunk, chunks
 from producer.core.seen import SeenIds
-from producer.core.standing import Standing
-from producer.core.submission import Submission
-from producer.core.submit import UNDER_WAY, Part, Submitter
+from producer.core.submission import Part, Submission
+from producer.core.submit import UNDER_WAY, Submitter
 
 #: Windows in Redis at a time.
-AHEAD = 2
+WINDOWS_IN_REDIS = 2
 #: Between two looks for room, and between two reports while waiting, in seconds.
 ROOM_EVERY_S, TELL_EVERY_S = 0.5, 1.0
-#: The mark is looked at before a chunk is read, as the submitter would wait for ever.
-_NO_MARK = {"high_water": 1e9, "high_water_requests": 10**15}
+#: The run looks at the high water mark before it reads a chunk; the submitter would wait for ever.
+_NO_HIGH_WATER = {"high_water": 1e9, "high_water_requests": 10**15}
 
 
 @dataclass(slots=True)
 class _Window:
     """A batch of some chunks, and where in the input it ends.
 
-    Up to line `stored` it was queued before; if `sealed`, it ends there.
+    An earlier run queued it up to line `stored`; if `sealed`, it ends there.
     """
 
     submitter: Submitter
@@ -77,7 +77,7 @@ class _Chunks:
 
 
 class Run:
-    """One run of one file. `report` is called with what is done and what is waited for, '' after
+    """One run of one file. `report` is called with what is done and what it waits for: '' after
     each window."""
 
     def __init__(
@@ -86,7 +86,7 @@ class Run:
         settings: Settings,
         submission: Submission,
         window: int,
-        report: Callable[[Done, str], None],
+        report: Callable[[RunProgress, str], None],
     ) -> None:
         self._store = store
         self._settings = settings
@@ -97,7 +97,7 @@ class Run:
         self._tell_at = 0.0
         self._seen = SeenIds()
 
-    def run(self, source: Input, output: Path, errors: Path) -> Done:
+    def run(self, source: Input, output: Path, errors: Path) -> RunProgress:
         """Take the file through, or the rest of it.
 
         Raises:
@@ -107,7 +107,7 @@ class Run:
             InputUnreadable, OutputUnwritable, StoreUnavailable: the same command goes on later.
         """
         name, seed = f"run_{secrets.token_hex(8)}", self._submission.seed
-        begin = Done(name, seed, source.name, source.fingerprint(), errors_file="")
+        begin = RunProgress(name, seed, source.name, source.fingerprint(), errors_file="")
         with closing(self._seen), RunFiles(output, errors, begin) as files:
             self._delete_done(files.done)  # it may have been stopped before it deleted the last one
             raws = _Chunks(chunks(source.lines(), seed, self._settings.max_line_bytes))
@@ -121,7 +121,7 @@ class Run:
             files.finish()
             return files.done
 
-    def _delete_done(self, done: Done) -> None:
+    def _delete_done(self, done: RunProgress) -> None:
         """Delete windows whose results are in the output; a failover of Redis brings some back."""
         windows = [window_id(done.name, number) for number in range(done.windows)]
         for batch_id in self._store.existing(windows):
@@ -146,15 +146,21 @@ class Run:
         """Queue windows and collect them, to the end of the input."""
         waiting: deque[tuple[_Window, Batch]] = deque()
         while waiting or raws.peek() is not None:
-            while len(waiting) < AHEAD:
+            while len(waiting) < WINDOWS_IN_REDIS and raws.peek() is not None:
                 digest = waiting[-1][0].digest if waiting else files.done.digest
-                number = files.done.windows + len(waiting)
-                batch_id = window_id(files.done.name, number)
-                with _same_run(files):
-                    window = self._begin(raws, batch_id, digest, input_name, files.done.name)
+                batch_id = window_id(files.done.name, files.done.windows + len(waiting))
+                part = Part(digest, self._seen, files.done.name)
+                submission = replace(self._submission, batch_id=batch_id, part=part)
+                try:
+                    window = self._begin(submission, digest, input_name)
                     if window is None:
                         break
                     batch = window.submitter.run(self._take(window, raws)).batch
+                except BatchConflict as error:
+                    raise BatchConflict(
+                        f"{error.message}; use the same input and options, or "
+                        f"{files.journal.start_anew}"
+                    ) from None
                 waiting.append((window, batch))
             if waiting:
                 window, batch = waiting.popleft()
@@ -164,25 +170,20 @@ class Run:
             elif raws.peek() is not None:
                 self._wait(ROOM_EVERY_S, files.done, self._why_full)
 
-    def _begin(
-        self, raws: _Chunks, batch_id: str, digest: str, input_name: str, run_name: str
-    ) -> _Window | None:
-        """Return the next window; None if there is no line left, or no room for one."""
-        if raws.peek() is None:
-            return None
-        batch = self._store.batch(batch_id)
+    def _begin(self, submission: Submission, digest: str, input_name: str) -> _Window | None:
+        """Return a new window, or the one that an earlier run began; None if there is no room."""
+        batch = self._store.batch(submission.batch_id)
         stored = batch.number("cursor") if batch is not None else 0
+        sealed = batch is not None and batch.sealed
         if not stored and self._why_full():
             return None
-        submitter = Submitter(
-            self._store, self._settings.model_copy(update=_NO_MARK),
-            replace(self._submission, batch_id=batch_id), part=Part(digest, self._seen, run_name),
-        )  # fmt: skip
         try:
-            submitter.create(input_name)
+            batch = submission.create(self._store, input_name)
         except StoreFull:
             return None  # results have filled it since the look
-        return _Window(submitter, digest, stored, sealed=batch is not None and batch.sealed)
+        unbounded = self._settings.model_copy(update=_NO_HIGH_WATER)
+        submitter = Submitter(self._store, unbounded, submission, batch)
+        return _Window(submitter, digest, stored, sealed)
 
     def _why_full(self, coming: int = 0) -> str:
         settings = self._settings
@@ -214,10 +215,10 @@ class Run:
     def _collect(self, window: _Window, batch: Batch, files: RunFiles) -> None:
         """Add a window's results to the files, on disk and in the journal when this returns."""
         done, failed, completed = files.done, 0, 0
-        workers = Standing(self._store, self._submission.queue)
+        workers = QueueWorkers(self._store, self._submission.queue)
 
         def pause(wait_s: float) -> None:
-            self._wait(wait_s, done, lambda: self._standing(batch, workers))
+            self._wait(wait_s, done, lambda: self._progress(batch, workers))
 
         collector = Collector(self._store, batch, follow=True, sleep=pause)
         for line in collector.lines("input"):
@@ -229,31 +230,18 @@ class Run:
             completed=done.completed + completed, failed=done.failed + failed,
         ))  # fmt: skip
 
-    def _standing(self, submitted: Batch, workers: Standing) -> str:
+    def _progress(self, submitted: Batch, workers: QueueWorkers) -> str:
         batch = self._store.batch(submitted.id) or submitted  # what collects it says if it is gone
         told = f"{batch.terminal} of the next {batch.number('total')} requests"
         return f"{told}, {workers.text()}"
 
-    def _wait(self, wait_s: float, done: Done, what: Callable[[], str]) -> None:
-        """Sleep, and report every now and then what for."""
+    def _wait(self, wait_s: float, done: RunProgress, what: Callable[[], str]) -> None:
+        """Sleep; report at intervals what for."""
         now = time.monotonic()
         if now >= self._tell_at:
             self._tell_at = now + TELL_EVERY_S
             self._report(done, what())
         time.sleep(wait_s)
-
-
-@contextmanager
-def _same_run(files: RunFiles) -> Iterator[None]:
-    """Say of a window that differs what to do with a run."""
-    try:
-        yield
-    except BatchConflict as error:
-        problem, _, _ = error.message.rpartition(";")
-        raise BatchConflict(
-            f"{problem or error.message}; use the same input and options, or "
-            f"{files.journal.start_anew}"
-        ) from None
 
 
 def _custom_id(line: bytes) -> str | None:

@@ -16,6 +16,7 @@ from contract.errors import RequestFailed
 from contract.redis import keys
 from contract.redis.batches import BatchStore
 from demo.stack import Worker, eventually
+from producer.cli.show import batch_json
 
 #: Shared machines are slow at times; what waits here has deadlines of its own.
 pytestmark = pytest.mark.timeout(200)
@@ -110,7 +111,7 @@ def test_expired_requests_get_a_new_life_without_the_old_deadline(
     retry(redis_url=redis_url)
     assert state(store, "b1").finished, "expired requests are retried only if asked for"
     retry("--include", "expired", redis_url=redis_url)
-    assert state(store, "b1").as_json()["expires_at"] is None
+    assert batch_json(state(store, "b1"))["expires_at"] is None
     assert {m["headers"]["warmq"]["deadline"] for m in queued(store)} == {None}
 
     start_worker()
@@ -128,7 +129,7 @@ def test_failed_requests_that_are_retried_keep_a_deadline_that_lies_ahead(
 
     retry(redis_url=redis_url)
 
-    assert state(store, "b1").as_json()["expires_at"] == shown["expires_at"]
+    assert batch_json(state(store, "b1"))["expires_at"] == shown["expires_at"]
     created = int(state(store, "b1").created)
     ours = [m["headers"]["warmq"]["deadline"] for m in queued(store)]
     assert ours == [(created + 3 * 86_400_000) / 1000] * 3

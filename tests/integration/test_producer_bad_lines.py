@@ -10,6 +10,7 @@ import pytest
 from support import chat_line, queued, run_all, run_producer, state, write_lines
 
 from contract.redis.batches import BatchStore
+from producer.cli.show import batch_json
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 
@@ -42,7 +43,7 @@ BAD: list[tuple[str, dict[str, Any] | bytes, str, str, str]] = [
      "url", f"field url: is missing; give one of {CHAT}, {COMPLETION}"),
     ("no body", {"custom_id": "bad", "url": CHAT}, "invalid_request", "body",
      "field body: is missing; give the request's fields as a JSON object, such as "
-     '{"messages": [{"role": "user", "content": "Hello"}]}'),
+     '{"messages":[{"role":"user","content":"Hello"}]}'),
     ("a body in quotes", {"custom_id": "bad", "url": COMPLETION, "body": '{"prompt": "x"}'},
      "invalid_request", "body", 'is a text; give the request\'s fields as a JSON object, such as '
      '{"prompt":"x"}'),
@@ -116,9 +117,9 @@ def submit(store: BatchStore):
     def run(path: Path, **settings: Any):
         submission = Submission("b1", "warmq", 6)
         limits = Settings(_env_file=None, **settings)
-        submitter = Submitter(store, limits, submission)
+        batch = submission.create(store, "in.jsonl")
+        submitter = Submitter(store, limits, submission, batch)
         source = Input(str(path))
-        submitter.create("in.jsonl")
         try:
             return submitter.run(chunks(source.lines(), submission.seed, limits.max_line_bytes))
         finally:
@@ -215,7 +216,7 @@ def test_a_file_without_a_valid_line_ends_as_a_failed_batch_that_says_why(
     assert "no valid line: all 2 are wrong; the first: line 1, not valid JSON" in done.stderr
     batch = state(store, "b1")
     assert batch.status == "failed"
-    assert batch.as_json()["reason"].startswith("no valid line")
+    assert batch_json(batch)["reason"].startswith("no valid line")
 
 
 def test_an_empty_file_ends_as_a_failed_batch_that_says_why(
@@ -237,7 +238,7 @@ def test_a_batch_with_bad_lines_completes_and_counts_them_as_failed(
     run_all(store)
 
     batch = state(store, "b1")
-    assert batch.as_json()["status"] == "completed"
-    assert batch.as_json()["request_counts"] == {
+    assert batch_json(batch)["status"] == "completed"
+    assert batch_json(batch)["request_counts"] == {
         "total": 2, "completed": 1, "failed": 1, "cancelled": 0, "expired": 0, "in_progress": 0,
     }  # fmt: skip

@@ -41,6 +41,21 @@ def test_help_answers_quickly_and_names_every_command():
     assert min(took) < 0.4
 
 
+def test_the_shell_gets_its_completion_script_and_completes_commands_and_options():
+    def completed(*words: str) -> list[str]:
+        asked = {"_PRODUCER_COMPLETE": "bash_complete", "COMP_WORDS": " ".join(words)}
+        asked["COMP_CWORD"] = str(len(words) - 1)
+        return run_producer(redis_url="redis://nowhere", **asked).stdout.split()
+
+    script = run_producer(redis_url="redis://nowhere", _PRODUCER_COMPLETE="bash_source")
+
+    assert (script.returncode, script.stderr) == (0, "")
+    assert "complete -o nosort -F _producer_completion producer" in script.stdout
+    assert completed("producer", "re") == ["plain,results", "plain,retry"]
+    assert completed("producer", "dead", "sh") == ["plain,show"]
+    assert completed("producer", "results", "--par") == ["plain,--partial"]
+
+
 @pytest.mark.parametrize("name", list(COMMANDS))
 def test_help_says_of_a_command_what_its_own_help_begins_with(name: str):
     command = importlib.import_module(f"producer.cli.commands.{name}").command

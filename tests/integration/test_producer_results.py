@@ -18,7 +18,8 @@ from contract.errors import RequestFailed
 from contract.redis import keys
 from contract.redis.batches import BatchStore
 from demo.stack import eventually
-from producer.core.collect import Collector, errors_beside
+from producer.cli.collect import errors_beside
+from producer.core.collect import Collector
 from producer.core.same_batch import BatchChanged
 
 

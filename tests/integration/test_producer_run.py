@@ -93,7 +93,7 @@ def test_what_a_run_cannot_go_on_with_is_refused(
         eventually(lambda: len(store.batches()) == 2, 20)
         # While one writes the output, no other may
         second = run_producer("run", source, out, redis_url=redis_url)
-        assert (second.returncode, "another `producer run`" in second.stderr) == (2, True)
+        assert (second.returncode, "another run is writing" in second.stderr) == (2, True)
         lessee = Lessee(client_of(store))
         finish(lessee, lessee.pop(600))
         eventually(lambda: done_windows(out) == 1, 20)

@@ -29,6 +29,7 @@ from contract.errors import BatchConflict, StoreUnavailable
 from contract.redis import keys
 from contract.redis.batches import BatchStore, Enqueued
 from demo.stack import eventually
+from producer.cli.show import batch_json
 from producer.core.reader import CHUNK_LINES, InputUnreadable, RawChunk
 from producer.core.same_batch import BatchChanged
 from producer.core.submission import Submission
@@ -49,7 +50,7 @@ def test_messages_are_what_celery_would_write(store: BatchStore, tmp_path: Path)
     assert message["headers"]["warmq"]["url"] == "/v1/completions"
     assert message["headers"]["warmq"]["line"] == 1
     assert message["properties"]["priority"] == 3
-    batch = state(store, "b1").as_json()
+    batch = batch_json(state(store, "b1"))
     assert (batch["model"], batch["queue"]) == ("tiny", "warmq.tiny")
 
 
@@ -126,7 +127,7 @@ def test_a_submit_killed_between_chunks_is_open_until_it_is_resumed(
         process.stdin.flush()
         eventually(lambda: (batch := store.batch("b1")) and batch.number("cursor") == 1000, 30)
         process.send_signal(signal.SIGKILL)
-    open_batch = state(store, "b1").as_json()
+    open_batch = batch_json(state(store, "b1"))
     assert (open_batch["status"], open_batch["lines_read"]) == ("validating", 1000)
 
     done = run_producer("submit", path, "--batch-id", "b1", redis_url=redis_url)

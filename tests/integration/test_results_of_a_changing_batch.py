@@ -19,7 +19,9 @@ from contract.errors import RequestFailed, WarmqError
 from contract.redis.batches import BatchStore
 from contract.results import ResultLine
 from demo.stack import eventually
-from producer.core.collect import Collector, write
+from producer.cli.collect import Collected, write
+from producer.cli.remedies import with_remedy
+from producer.core.collect import Collector
 
 #: More than are read from the index at once, which are 4,000.
 REQUESTS = 4600
@@ -80,7 +82,8 @@ def collect(
                 happens()
 
     try:
-        write(watched(collector(store, follow=follow).lines(order)), str(out), str(errors))
+        lines = watched(collector(store, follow=follow).lines(order))
+        write(lines, str(out), str(errors), Collected())
     except WarmqError:
         assert not out.exists()
         assert not errors.exists()
@@ -120,7 +123,7 @@ def test_a_batch_that_is_gone_is_told_and_no_file_appears(
 ):
     with pytest.raises(WarmqError) as error:
         collect(ended, tmp_path, order, at, lambda: happens(ended, tmp_path), follow=follow)
-    assert told in error.value.message
+    assert told in with_remedy(error.value)
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -135,8 +138,10 @@ def test_a_batch_that_expires_is_told_so_and_no_file_appears(
     def wait() -> None:
         eventually(lambda: ended.batch("b1") is None, 10)
 
-    with pytest.raises(WarmqError, match="batch b1 expired while its results were read; submit"):
+    with pytest.raises(WarmqError) as error:
         collect(ended, tmp_path, order, at, wait)
+    told = with_remedy(error.value)
+    assert told.startswith("batch b1 expired while its results were read; submit")
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -151,7 +156,7 @@ def test_of_a_batch_that_is_retried_no_line_is_missing_or_twice(
         given = collect(ended, tmp_path, order, at, retry)
     except WarmqError as error:
         assert "batch b1 was retried while its results were read" in error.message
-        assert "`producer results b1 --follow` waits" in error.message
+        assert "`producer results b1 --follow` waits" in with_remedy(error)
     else:
         assert at > FAILED.stop  # they had been read before
         assert sorted(given) == sorted(f"r{n}" for n in range(REQUESTS))

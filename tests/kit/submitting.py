@@ -30,9 +30,9 @@ def submit(
 ) -> Summary:
     """Submit a file in this process; `watch` may look at the chunks on their way."""
     source = Input(str(path))
-    submitter = Submitter(store, settings, submission, report)
-    submitter.create(path.name)
     try:
+        batch = submission.create(store, path.name)
+        submitter = Submitter(store, settings, submission, batch, report)
         return submitter.run(watch(chunks(source.lines(), submission.seed, 10**6)))
     finally:
         source.close()

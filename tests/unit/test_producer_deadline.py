@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from producer.cli.deadline import parse_deadline
+from producer.cli.values import parse_deadline
 from producer.core.submission import BadOption, Submission
 
 

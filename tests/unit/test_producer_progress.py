@@ -6,8 +6,8 @@ import pytest
 
 from contract.batch import Batch
 from producer.cli import progress
-from producer.cli.progress import Meter, Quiet, Rates, describe
-from producer.core.standing import clock_text
+from producer.cli.progress import Meter, Rates, SubmitPause, describe
+from producer.core.queue_workers import clock_text
 
 
 def batch(**counters: int) -> Batch:
@@ -49,7 +49,7 @@ def test_a_batch_still_being_submitted_says_so():
 
 def test_a_batch_that_gets_no_more_lines_says_since_when_and_what_completes_it():
     now = 0.0
-    quiet = Quiet(clock=lambda: now)
+    quiet = SubmitPause(clock=lambda: now)
     fields = {"created_at": "1", "total": "10", "cursor": "10", "completed": "10"}
     assert quiet.look(Batch("b1", fields)) == 0
     now = 8.0

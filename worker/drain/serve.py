@@ -29,7 +29,7 @@ def read_request(delivery: Delivery, served: Sequence[str]) -> EngineRequest:
     if served and model and model not in served:
         raise RequestRejected(
             f"field body.model: this worker serves {', '.join(map(repr, served))}, not {model!r}; "
-            f"submit with --model {model} to the worker that serves it",
+            "send the request to the queue of a worker that serves it",
             code="model_not_found",
             field="body.model",
         )

@@ -6,7 +6,7 @@ import click
 
 from producer.cli import options
 from producer.cli.context import Context, hint, pass_context
-from producer.cli.endings import changed
+from producer.cli.show import changed
 
 
 @click.command("cancel")

@@ -11,7 +11,7 @@ from contract.redis.batches import BatchStore
 from producer.cli import options
 from producer.cli.context import ALL_WELL, Context, pass_context
 from producer.cli.progress import tell
-from producer.cli.show import letter_json, letter_list, put_json, put_json_list
+from producer.cli.show import letter_list, put_json, put_json_list
 
 _letter_ids = click.argument("letter_ids", metavar="ID...", nargs=-1)
 _every = click.option("--all", "every", is_flag=True, help="All dead letters.")
@@ -41,7 +41,8 @@ def list_letters(context: Context, *, as_json: bool) -> int:
 def show_letter(context: Context, *, letter_id: str) -> int:
     """Print one dead letter with its message, as JSON."""
     for letter in context.store.dead_letters([letter_id]):
-        put_json(letter_json(letter, context.store.dead_message(letter_id)))
+        message = context.store.dead_message(letter_id).decode(errors="replace")
+        put_json({**letter, "message": message})
         return ALL_WELL
     raise _no_letter(letter_id)
 

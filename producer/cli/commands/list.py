@@ -15,7 +15,7 @@ def command(context: Context, *, as_json: bool) -> int:
     """List all batches, newest first."""
     batches = context.store.batches()
     if as_json:
-        show.put_json([batch.as_json() for batch in batches])
+        show.put_json([show.batch_json(batch) for batch in batches])
     else:
         show.batch_list(batches)
     return ALL_WELL

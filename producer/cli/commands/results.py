@@ -6,9 +6,8 @@ import click
 
 from contract.errors import BatchConflict
 from producer.cli import options
-from producer.cli.collect import collect
+from producer.cli.collect import check_outputs, collect
 from producer.cli.context import ALL_WELL, SOME_FAILED, Context, hint, pass_context
-from producer.core.files import check_outputs
 
 
 @click.command("results")

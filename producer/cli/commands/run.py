@@ -8,12 +8,20 @@ import click
 
 from contract.redis.keys import queue_name
 from producer.cli import options
-from producer.cli.context import ALL_WELL, BAD_INPUT, SOME_FAILED, Context, hint, pass_context
+from producer.cli.collect import check_outputs, errors_beside
+from producer.cli.context import (
+    ALL_WELL,
+    BAD_INPUT,
+    SOME_FAILED,
+    Context,
+    hint,
+    open_input,
+    pass_context,
+)
 from producer.cli.progress import Meter, tell
-from producer.core.files import check_outputs, errors_beside
-from producer.core.journal import Done, Journal
-from producer.core.reader import Input
-from producer.core.submission import Submission, parse_overrides
+from producer.cli.values import parse_overrides
+from producer.core.journal import Journal, RunProgress
+from producer.core.submission import Submission
 from producer.core.windows import Run
 
 
@@ -48,11 +56,11 @@ def command(
     queue = queue_name(model or None, settings.queue)
     submission = Submission("run", queue, priority, model, parse_overrides(pairs))
     submission.check()
-    source = Input(file)
+    source = open_input(file)
     again = "the same command goes on where it stopped"
     with hint(again, changed=again), Meter(output) as meter:
 
-        def report(done: Done, waiting: str) -> None:
+        def report(done: RunProgress, waiting: str) -> None:
             text = f"{done.line} lines done, {done.failed} failed"
             if waiting:
                 text += f", waiting: {waiting}"

@@ -6,7 +6,7 @@ import click
 
 from producer.cli import options, show
 from producer.cli.context import ALL_WELL, Context, pass_context
-from producer.core.standing import Standing
+from producer.core.queue_workers import QueueWorkers
 
 
 @click.command("status")
@@ -21,8 +21,8 @@ def command(context: Context, *, batch_id: str, custom_id: str | None, as_json: 
         state = show.request_state(store, batch, custom_id)
         show.put_json(state) if as_json else show.request_table(state)
     elif as_json:
-        show.put_json(batch.as_json())
+        show.put_json(show.batch_json(batch))
     else:
-        workers = Standing(store, batch.fields.get("queue", "")).text()
+        workers = QueueWorkers(store, batch.fields.get("queue", "")).text()
         show.batch_table(batch, None if batch.finished else workers)
     return ALL_WELL

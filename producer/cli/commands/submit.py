@@ -10,16 +10,21 @@ import click
 
 from contract.redis.keys import queue_name
 from producer.cli import options, show
-from producer.cli.collect import collect
-from producer.cli.context import ALL_WELL, BAD_INPUT, Context, hint, pass_context
-from producer.cli.deadline import parse_deadline
-from producer.cli.endings import WATCH_AGAIN, ended
+from producer.cli.collect import check_outputs, collect
+from producer.cli.context import (
+    ALL_WELL,
+    BAD_INPUT,
+    WATCH_AGAIN,
+    Context,
+    hint,
+    open_input,
+    pass_context,
+)  # fmt: skip
 from producer.cli.progress import tell
 from producer.cli.resume import ResumingSubmit
-from producer.core.files import check_outputs
-from producer.core.reader import Input
-from producer.core.standing import Standing
-from producer.core.submission import Submission, parse_overrides
+from producer.cli.values import parse_deadline, parse_overrides
+from producer.core.queue_workers import QueueWorkers
+from producer.core.submission import Submission
 from producer.core.submit import Summary
 
 
@@ -56,35 +61,36 @@ def command(
     """
     if output or errors:
         check_outputs(output, errors, file)
-    settings = context.settings
-    name = batch_id or f"batch_{dt.datetime.now(dt.UTC):%Y%m%d%H%M%S}_{secrets.token_hex(8)}"
+    settings, name = context.settings, batch_id or _new_batch_id()
     queue = queue_name(model or None, settings.queue)
-    submission = Submission(
-        name, queue, priority, model, parse_overrides(pairs), parse_deadline(deadline)
-    )
+    overrides, until = parse_overrides(pairs), parse_deadline(deadline)
+    submission = Submission(name, queue, priority, model, overrides, until)
     submission.check()
-    source = Input(file)
+    source = open_input(file)
     # With `-o -` stdout is for results alone.
     click.echo(f'{{"id":"{name}"}}' if as_json else name, err=output == "-")
     began = time.monotonic()
     with hint(f"the same command with --batch-id {name} goes on where it stopped"):
-        store = context.store
-        submitting = ResumingSubmit(store, settings, submission, source)
+        submitting = ResumingSubmit(context.store, settings, submission, source)
         summary = submitting.submit()
     tell(_told(summary, time.monotonic() - began))
-    if not (summary.batch.finished or store.workers(queue)):
-        tell(f"{name}: {Standing(store, queue).text()}; the requests wait there")
+    if not (summary.batch.finished or context.store.workers(queue)):
+        tell(f"{name}: {QueueWorkers(context.store, queue).text()}; the requests wait there")
     status, batch = ALL_WELL, summary.batch
     if wait or output or errors:
         with hint(WATCH_AGAIN.format(name)):
             batch = submitting.watched(batch)
-        status = ended(batch)
+        status = show.ended(batch)
     if output or errors:
         with hint(f"the batch has ended; `producer results {name}` collects it again"):
-            collect(store, batch, "input", output, errors)
+            collect(context.store, batch, "input", output, errors)
     if as_json:
-        click.echo(show.json_text(batch.as_json()), err=output == "-")
+        click.echo(show.json_text(show.batch_json(batch)), err=output == "-")
     return BAD_INPUT if summary.batch.number("valid") == 0 else status
+
+
+def _new_batch_id() -> str:
+    return f"batch_{dt.datetime.now(dt.UTC):%Y%m%d%H%M%S}_{secrets.token_hex(8)}"
 
 
 def _told(summary: Summary, took_s: float) -> str:
@@ -97,8 +103,9 @@ def _told(summary: Summary, took_s: float) -> str:
         text += f", {summary.queued} of them now"
     if rejected:
         text += f", {rejected} bad lines (see `producer results`)"
-    if batch.deadline and not batch.finished:
-        text += f", deadline {batch.deadline}"
+    deadline = show.iso_time(batch.fields.get("deadline"))
+    if deadline and not batch.finished:
+        text += f", deadline {deadline}"
     if summary.without_limit:
         text += (
             f"\n{batch.id}: lines without max_tokens: {summary.without_limit}; they get the "

@@ -5,8 +5,14 @@ from __future__ import annotations
 import click
 
 from producer.cli import options, progress, show
-from producer.cli.context import ALL_WELL, SOME_FAILED, Context, hint, pass_context
-from producer.cli.endings import WATCH_AGAIN, ended
+from producer.cli.context import (
+    ALL_WELL,
+    SOME_FAILED,
+    WATCH_AGAIN,
+    Context,
+    hint,
+    pass_context,
+)  # fmt: skip
 from producer.cli.listen import listen
 
 
@@ -33,5 +39,5 @@ def command(
     with hint(WATCH_AGAIN.format(batch_id)):
         batch = progress.watch(store, batch)
     if as_json:
-        show.put_json(batch.as_json())
-    return ended(batch)
+        show.put_json(show.batch_json(batch))
+    return show.ended(batch)

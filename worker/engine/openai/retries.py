@@ -158,8 +158,8 @@ def rejection(fault: Unanswered) -> RequestRejected:
     if fault.what == 404:
         if "model" not in fault.message.lower():
             return RequestRejected(
-                f"field url: the server's model does not serve it ({fault.message}); send the line "
-                "to the worker of a model that does (submit --model)",
+                f"field url: the server's model does not serve it ({fault.message}); send the "
+                "request to the queue of a model that does",
                 code="unknown_url",
                 field="url",
             )

@@ -205,7 +205,7 @@ class VllmEngine:
         if url not in self._serving:
             raise RequestRejected(
                 f"field url: this worker's model serves {', '.join(self._serving)}, not {url}; "
-                "send the line to the worker of a model that does (submit --model)",
+                "send the request to the queue of a model that does",
                 code="unknown_url",
                 field="url",
             )

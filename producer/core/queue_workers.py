@@ -1,4 +1,4 @@
-"""What the workers of a queue do, for when nothing moves; who was heard last where none lives."""
+"""What the workers of a queue are doing, to show while a batch makes no progress."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 from contract.redis.batches import BatchStore
 from contract.redis.reads import WORKER_SILENT_S
 
-#: Workers announce themselves every second; a living one that is silent for longer is told.
+#: Workers announce themselves every second; one that was silent for longer is named.
 _NOTABLE_S = 5.0
 
 
-class Standing:
+class QueueWorkers:
     """The workers of one queue, looked at again and again.
 
-    Redis keeps a dead worker's announcement for a minute where another worker lives, of
-    whatever queue; who looks on remembers it for longer.
+    Redis drops a dead worker's announcement after a minute if any other worker lives; this
+    remembers the last one for longer.
     """
 
     def __init__(self, store: BatchStore, queue: str) -> None:
@@ -26,7 +26,7 @@ class Standing:
         self._last_at = 0.0
 
     def text(self) -> str:
-        """Return one clause: their states, or that none is alive and where to look."""
+        """Return one clause: the workers' states, or that none is alive and whose log to read."""
         heard = self._store.announcements(self._queue)
         alive = [worker for worker in heard if worker["silent_s"] < WORKER_SILENT_S]
         for worker in heard:

@@ -11,8 +11,8 @@ from support import producer_command, producer_env, run_producer
 
 from contract.redis import keys
 from contract.redis.batches import BatchStore
-from producer.core import standing
-from producer.core.standing import Standing
+from producer.core import queue_workers
+from producer.core.queue_workers import QueueWorkers
 
 
 def announce(store: BatchStore, worker: str, state: str, silent_s: float = 0) -> None:
@@ -25,28 +25,30 @@ def announce(store: BatchStore, worker: str, state: str, silent_s: float = 0) ->
 
 
 @pytest.fixture
-def workers(store: BatchStore) -> Standing:
-    return Standing(store, "warmq")
+def workers(store: BatchStore) -> QueueWorkers:
+    return QueueWorkers(store, "warmq")
 
 
-def test_without_any_worker_nothing_more_is_known(workers: Standing):
+def test_without_any_worker_nothing_more_is_known(workers: QueueWorkers):
     assert workers.text() == "no worker serves queue warmq"
 
 
-def test_living_workers_are_told_with_their_states(store: BatchStore, workers: Standing):
+def test_living_workers_are_told_with_their_states(store: BatchStore, workers: QueueWorkers):
     announce(store, "celery@a.12.0a1b2c3d", "ready")
     announce(store, "celery@b.c.13.0a1b2c3e", "starting")
     assert workers.text() in ("workers: ready, starting", "workers: starting, ready")
 
 
-def test_a_worker_that_has_just_fallen_silent_is_told_by_name(store: BatchStore, workers: Standing):
+def test_a_worker_that_has_just_fallen_silent_is_told_by_name(
+    store: BatchStore, workers: QueueWorkers
+):
     announce(store, "celery@b.c.13.0a1b2c3e", "starting", silent_s=8)
     text = workers.text()
     assert text.startswith("workers: starting (celery@b.c (process 13) was last heard 0:00:0")
 
 
 def test_of_dead_workers_the_last_is_told_with_where_its_last_words_are(
-    store: BatchStore, workers: Standing
+    store: BatchStore, workers: QueueWorkers
 ):
     announce(store, "celery@a.12.0a1b2c3d", "ready", silent_s=300)
     announce(store, "celery@b.c.13.0a1b2c3e", "starting", silent_s=42)
@@ -57,10 +59,10 @@ def test_of_dead_workers_the_last_is_told_with_where_its_last_words_are(
 
 
 def test_a_worker_whose_announcement_was_swept_is_remembered(
-    store: BatchStore, workers: Standing, monkeypatch
+    store: BatchStore, workers: QueueWorkers, monkeypatch
 ):
     now = 1000.0
-    monkeypatch.setattr(standing.time, "monotonic", lambda: now)
+    monkeypatch.setattr(queue_workers.time, "monotonic", lambda: now)
     announce(store, "celery@a.12.0a1b2c3d", "starting")
     workers.text()
     client_of(store).delete(keys.WORKERS)

@@ -1,0 +1,68 @@
+"""The library does not speak of the command line: other user interfaces stand on it too."""
+
+from __future__ import annotations
+
+import ast
+import re
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from contract.errors import Remedy
+from producer.cli.main import COMMANDS, cli
+from producer.cli.remedies import REMEDIES, with_remedy
+from producer.core.same_batch import WritesLost
+
+ROOT = Path(__file__).parents[2]
+
+
+def flags(command: click.Command, context: click.Context) -> Iterator[str]:
+    for parameter in command.params:
+        yield from (flag for flag in parameter.opts if flag.startswith("--"))
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            child = command.get_command(context, name)
+            assert child is not None
+            yield from flags(child, context)
+
+
+FLAGS = set(flags(cli, click.Context(cli)))
+#: worker/tools are command lines of their own; vLLM takes its arguments as a command line.
+ALLOWED = {"worker/tools": FLAGS, "worker/engine/vllm": {"--model"}}
+COMMAND = re.compile(rf"\bproducer ({'|'.join(COMMANDS)})\b|\b({'|'.join(COMMANDS)}) --")
+
+
+def strings(path: Path) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.lineno, node.value
+
+
+@pytest.mark.parametrize("room", ["producer/core", "contract", "worker"])
+def test_no_text_names_a_flag_or_a_command_of_the_command_line(room: str):
+    assert {"--batch-id", "--partial", "--all", "--errors"} <= FLAGS
+    named = []
+    for path in sorted((ROOT / room).rglob("*.py")):
+        file = path.relative_to(ROOT).as_posix()
+        forbidden = FLAGS.difference(
+            *(words for folder, words in ALLOWED.items() if file.startswith(folder))
+        )
+        for line, text in strings(path):
+            found = forbidden & set(re.findall(r"--[a-z][a-z-]*", text))
+            if found or COMMAND.search(text):
+                named.append(f"{file}:{line}: {text[:100]}")
+    assert not named, "\n".join(named)
+
+
+def test_the_command_line_words_every_kind_of_remedy():
+    assert set(REMEDIES) == set(typing.get_args(Remedy))
+
+
+def test_a_remedy_names_the_facts_of_its_error():
+    assert with_remedy(WritesLost("b1", "the lines after 500")) == (
+        "Redis has lost its last writes (a failover?): the lines after 500; the same "
+        "`producer submit` with --batch-id b1 goes on where it stopped"
+    )
