@@ -22,7 +22,7 @@ from contract.errors import WarmqError
 from contract.redis.keys import DEFAULT_QUEUE, RESULT_PREFIX
 from contract.redis.url import LONGEST_S, redis_url
 
-S = TypeVar("S", bound="Settings")
+S = TypeVar("S", bound="Sourced")
 
 #: What Redis holds in one string; no line can be longer.
 LONGEST_LINE = 512 * 2**20
@@ -80,12 +80,28 @@ def _toml(settings_cls: type[BaseSettings]) -> TomlConfigSettingsSource:
         raise SettingsError(f"{file} cannot be read as TOML: {error}") from None
 
 
-class Settings(BaseSettings):
-    """What producer and worker must agree on."""
+class Sourced(BaseSettings):
+    """Takes its fields' values from the places above, in their order."""
 
     model_config = SettingsConfigDict(
         env_prefix="WARMQ_", env_file=".env", extra="ignore", frozen=True, env_ignore_empty=True
     )
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Put the TOML file behind environment and .env."""
+        return init_settings, env_settings, dotenv_settings, _toml(settings_cls)
+
+
+class Settings(Sourced):
+    """What producer and worker must agree on."""
 
     redis_url: RedisUrl = Field(
         SecretStr("redis://127.0.0.1:6379/0"), description="Redis (broker, leases, results)"
@@ -105,18 +121,6 @@ class Settings(BaseSettings):
     max_line_bytes: int = Field(
         10 * 2**20, gt=0, le=LONGEST_LINE, description="longest input line that is read, in bytes"
     )
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Put the TOML file behind environment and .env."""
-        return init_settings, env_settings, dotenv_settings, _toml(settings_cls)
 
     @property
     def result_ttl_ms(self) -> int:

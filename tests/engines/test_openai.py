@@ -17,7 +17,7 @@ from contract.redis.batches import BatchStore
 from demo.stack import RedisServer, Worker, eventually
 from worker.engine import EngineRequest
 from worker.engine.openai.engine import OpenAIEngine
-from worker.settings import WorkerSettings
+from worker.engine.openai.settings import OpenAISettings
 
 pytestmark = pytest.mark.timeout(300)
 LINES = 300
@@ -122,7 +122,7 @@ async def test_every_form_of_answer_equals_the_one_the_server_gives_at_once(
     vllm_server: VllmServer,
 ) -> None:
     engine = OpenAIEngine(
-        WorkerSettings(
+        OpenAISettings(
             engine="openai", openai_base_urls=vllm_server.url, openai_api_key=KEY, model=None
         )
     )

@@ -36,7 +36,7 @@ from worker.drain.leases import Leases
 from worker.drain.loop import Drain
 from worker.drain.side_tasks import SideTasks
 from worker.engine.simulated.engine import SimulatedEngine
-from worker.settings import WorkerSettings
+from worker.engine.simulated.settings import SimulatedSettings
 
 #: Shared machines are slow at times; what waits here has deadlines of its own.
 pytestmark = pytest.mark.timeout(200)
@@ -47,7 +47,7 @@ class DrainThread:
     """A drain with the simulated engine on a thread of its own."""
 
     def __init__(self, url: str) -> None:
-        self.settings = WorkerSettings(
+        self.settings = SimulatedSettings(
             redis_url=url, engine="simulated", simulated_slots=8, simulated_latency_s=0
         )
         self.drain: Drain

@@ -18,8 +18,8 @@ from support import batch_file, producer_command, producer_env, run_producer
 
 from contract.redis import keys
 from demo.stack import ROOT, RedisServer, Worker, eventually
+from worker.engine.vllm.settings import VllmSettings
 from worker.process.bootstep import CONTROL_QUEUE
-from worker.settings import WorkerSettings
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -161,7 +161,7 @@ def test_remote_code_is_trusted_only_on_request() -> None:
     from worker.engine.vllm.engine import parse_engine_args
 
     def trusts(words: str) -> object:
-        settings = WorkerSettings(model=str(ROOT / "models" / "tiny"), engine_args=words)
+        settings = VllmSettings(model=str(ROOT / "models" / "tiny"), engine_args=words)
         return parse_engine_args(settings).trust_remote_code
 
     assert trusts("--max-num-seqs 4") is False

@@ -16,8 +16,8 @@ from contract.openai.body import CHAT_URL, COMPLETION_URL
 from contract.settings import SettingsError
 from worker.engine import Completion, EngineRequest
 from worker.engine.openai.engine import OpenAIEngine
+from worker.engine.openai.settings import OpenAISettings
 from worker.engine.simulated.engine import digest
-from worker.settings import WorkerSettings
 
 
 @asynccontextmanager
@@ -34,7 +34,7 @@ async def engine(*servers: StubServer, **settings: Any) -> AsyncIterator[OpenAIE
 def make(*servers: StubServer, **settings: Any) -> OpenAIEngine:
     urls = ",".join(server.url for server in servers)
     return OpenAIEngine(
-        WorkerSettings(engine="openai", openai_base_urls=urls, **{"model": None} | settings)
+        OpenAISettings(engine="openai", openai_base_urls=urls, **{"model": None} | settings)
     )
 
 

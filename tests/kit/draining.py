@@ -23,7 +23,7 @@ from worker.drain.loop import Drain
 from worker.drain.side_tasks import SideTasks
 from worker.drain.supervisor import Supervisor
 from worker.engine.simulated.engine import SimulatedEngine
-from worker.settings import WorkerSettings
+from worker.engine.simulated.settings import SimulatedSettings
 
 T = TypeVar("T")
 LONG = "simulate:sleep=600"
@@ -43,7 +43,7 @@ async def soon(look: Callable[[], T], timeout_s: float = 30, what: str = "") -> 
 class Draining:
     """A drain that runs on the test's loop, and what it is made of."""
 
-    settings: WorkerSettings
+    settings: SimulatedSettings
     leases: Leases
     drain: Drain
     side_tasks: SideTasks
@@ -80,7 +80,7 @@ async def draining(
 ) -> AsyncIterator[Draining]:
     """Run a drain for the block; it is told to hurry at the end, if it still runs."""
     defaults = {"engine": "simulated", "simulated_slots": 4, "simulated_latency_s": 0.0}
-    settings = WorkerSettings(redis_url=url, **(defaults | options))
+    settings = SimulatedSettings(redis_url=url, **(defaults | options))
     leases = Leases(settings, f"test.1.{time.monotonic_ns()}")
     engines: list[SimulatedEngine] = []
 

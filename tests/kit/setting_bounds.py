@@ -1,9 +1,10 @@
-"""The least and the greatest value of every setting that is a number."""
+"""All settings of a worker: which engine reads each, and the bounds of those that are numbers."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from worker.engine.catalogue import BUILT_IN, find_engine
 from worker.settings import WorkerSettings
 
 
@@ -18,8 +19,13 @@ def _bounds(name: str, schema: dict[str, Any]) -> tuple[float, float] | None:
     return None
 
 
-BOUNDS = {
-    name: found
-    for name, schema in sorted(WorkerSettings.model_json_schema()["properties"].items())
-    if (found := _bounds(name, schema)) is not None
-}
+_SCHEMAS: dict[str, Any] = {}
+#: Setting of one engine -> that engine.
+ENGINE_OF: dict[str, str] = {}
+for _engine in BUILT_IN:
+    _schemas = find_engine(_engine).settings.model_json_schema()["properties"]
+    ENGINE_OF |= dict.fromkeys(_schemas.keys() - WorkerSettings.model_fields.keys(), _engine)
+    _SCHEMAS |= _schemas
+NAMES = sorted(_SCHEMAS)
+#: The least and the greatest value.
+BOUNDS = {name: found for name in NAMES if (found := _bounds(name, _SCHEMAS[name])) is not None}

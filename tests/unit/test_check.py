@@ -13,11 +13,14 @@ from compiled_folder import compiled
 from support import producer_env
 
 from demo.stack import MODEL, ROOT, free_port
+from worker.engine.catalogue import load_settings
+from worker.engine.rbln.preflight import busy
+from worker.engine.vllm import preflight
 from worker.machine import devices, node_memory
 from worker.machine.devices import Cards
 from worker.machine.packages import Packages
-from worker.settings import WorkerSettings
-from worker.tools.check import Check, busy, report
+from worker.tools.check import look as look_at
+from worker.tools.check import report
 
 SDK = {
     "vllm": "0.30.0+cpu", "vllm-rbln": "0.12.0", "optimum-rbln": "0.12.0",
@@ -40,11 +43,13 @@ def look(
 ) -> str:
     """Return the report about a set-up without a Redis."""
     url = f"redis://:secret@127.0.0.1:{free_port()}/0"
-    settings = WorkerSettings(model=str(model), redis_url=url, _env_file=None, **more)
-    check = Check(settings, Packages(SDK if versions is None else versions, rebel))
-    check.run()
-    assert all(finding.remedy for finding in check.found)
-    return report(check.rows, check.found)
+    settings = load_settings(model=str(model), redis_url=url, _env_file=None, **more)
+    packages = Packages(SDK if versions is None else versions, rebel)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(preflight, "installed", lambda: packages)
+        seen = look_at(settings)
+    assert all(finding.remedy for finding in seen.found)
+    return report(seen.rows, seen.found)
 
 
 def test_a_good_set_up_says_what_will_happen(tmp_path: Path) -> None:

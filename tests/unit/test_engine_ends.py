@@ -11,8 +11,9 @@ import pytest
 from demo.stack import MODEL, ROOT
 from worker.engine import end
 from worker.engine.openai.engine import OpenAIEngine
+from worker.engine.openai.settings import OpenAISettings
 from worker.engine.triton.engine import TritonEngine
-from worker.settings import WorkerSettings
+from worker.engine.triton.settings import TritonSettings
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +36,7 @@ class Connection:
 
 
 async def test_the_openai_engine_does_not_wait_for_ever_for_its_session() -> None:
-    engine = OpenAIEngine(WorkerSettings(engine="openai", openai_base_urls="http://127.0.0.1:1/v1"))
+    engine = OpenAIEngine(OpenAISettings(engine="openai", openai_base_urls="http://127.0.0.1:1/v1"))
     engine._loop = asyncio.get_running_loop()
     engine._session = Connection(hangs=True)  # type: ignore[assignment]
     with pytest.raises(TimeoutError, match="connections were not closed"):
@@ -43,7 +44,7 @@ async def test_the_openai_engine_does_not_wait_for_ever_for_its_session() -> Non
 
 
 async def test_a_triton_server_that_hangs_does_not_keep_the_others_open() -> None:
-    engine = TritonEngine(WorkerSettings(engine="triton", model=str(MODEL)))
+    engine = TritonEngine(TritonSettings(engine="triton", model=str(MODEL)))
     engine._loop = asyncio.get_running_loop()
     servers = [Connection(hangs=True), Connection()]
     engine._servers = servers  # type: ignore[assignment]

@@ -7,7 +7,7 @@ import yaml
 from contract.settings import load
 from demo.stack import ROOT
 from worker.drain.stopping import STOP_S
-from worker.settings import WorkerSettings
+from worker.engine.openai.settings import OpenAISettings
 
 TEXT = (ROOT / "compose" / "compose.openai.yaml").read_text()
 SERVICES = yaml.safe_load(TEXT)["services"]
@@ -29,8 +29,8 @@ def test_the_worker_runs_the_procfiles_line_with_settings_that_load() -> None:
         for name, value in names.items()
         if not value.startswith(("${", "redis:"))
     }
-    assert set(settings) <= set(WorkerSettings.model_fields)
-    loaded = load(WorkerSettings, **settings)
+    assert set(settings) <= set(OpenAISettings.model_fields)
+    loaded = load(OpenAISettings, **settings)
     assert loaded.base_urls == ["http://vllm:8000/v1"]
     grace = int(worker["stop_grace_period"].removesuffix("s"))
     assert grace > loaded.drain_timeout_s + STOP_S

@@ -11,8 +11,9 @@ import orjson
 import pytest
 
 from contract.openai.body import CHAT_URL, COMPLETION_URL
-from contract.settings import SettingsError, load
+from contract.settings import SettingsError
 from demo.stack import ROOT
+from worker.engine.catalogue import load_settings
 from worker.engine.openai.limits import Metrics, next_limit, read_metrics, waiting_room
 from worker.engine.openai.reassembly import Reassembly, streamable
 from worker.engine.openai.retries import (
@@ -28,7 +29,7 @@ from worker.engine.openai.retries import (
     seconds_of,
     unanswered,
 )
-from worker.settings import WorkerSettings
+from worker.engine.openai.settings import OpenAISettings
 
 PAGE = ROOT / "docs" / "engine-openai.md"
 
@@ -278,13 +279,13 @@ def test_wrong_base_urls_are_refused_without_being_quoted(
     monkeypatch.setenv("WARMQ_ENGINE", "openai")
     monkeypatch.setenv("WARMQ_OPENAI_BASE_URLS", urls)
     with pytest.raises(SettingsError, match="WARMQ_OPENAI_BASE_URLS: name") as caught:
-        load(WorkerSettings)
+        load_settings()
     assert "s3cret" not in str(caught.value)
 
 
 def test_the_key_is_in_no_repr(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WARMQ_OPENAI_API_KEY", "s3cret")
-    settings = WorkerSettings(engine="openai", openai_base_urls="http://a/v1/, http://b:1/v1")
+    settings = OpenAISettings(engine="openai", openai_base_urls="http://a/v1/, http://b:1/v1")
     assert settings.base_urls == ["http://a/v1", "http://b:1/v1"]
     assert "s3cret" not in repr(settings)
     assert not re.search("s3cret", str(settings.model_dump()))

@@ -12,17 +12,19 @@ from compiled_folder import compiled, read
 
 from contract.settings import SettingsError
 from worker.engine.catalogue import make_engine
+from worker.engine.end import ASK_FIRST_ENV
+from worker.engine.engine_args import EngineArgs
 from worker.engine.rbln import start as rbln_start
-from worker.engine.rbln.rules import Line, by_hand, line_of, wishes
+from worker.engine.rbln.rules import Line, limit_options, line_of
+from worker.engine.vllm.settings import VllmSettings
 from worker.machine.packages import Packages, release_of
-from worker.settings import ASK_FIRST_ENV, WorkerSettings
 
 SDK_0_12 = {"vllm-rbln": "0.12.0", "optimum-rbln": "0.12.0", "rebel-compiler": "0.12.0.post1"}
 
 
-def settings(model: Path | str = "m", **more: Any) -> WorkerSettings:
+def settings(model: Path | str = "m", **more: Any) -> VllmSettings:
     """Return settings that come from here alone."""
-    return WorkerSettings(model=str(model), _env_file=None, **more)
+    return VllmSettings(model=str(model), _env_file=None, **more)
 
 
 def found(
@@ -53,7 +55,7 @@ def test_how_each_release_is_treated(
 ) -> None:
     folder = compiled(tmp_path, "b2_flash")
     assert line_of(version) is line
-    words = by_hand(read(folder), version)
+    words = limit_options(read(folder), version)
     assert words == (
         ["--max-num-seqs", "2", "--max-model-len", "4096", "--max-num-batched-tokens", "4096",
          "--block-size", "1024"] if options else []
@@ -153,7 +155,7 @@ def test_legacy_incomplete_and_one_at_a_time(tmp_path: Path) -> None:
 
 
 def test_options_are_seen_in_every_spelling() -> None:
-    assert wishes("--max_num_seqs=8 -tp 2 --enforce-eager --seed -1") == {
+    assert EngineArgs("--max_num_seqs=8 -tp 2 --enforce-eager --seed -1").options == {
         "max-num-seqs": "8", "tensor-parallel-size": "2", "enforce-eager": "", "seed": "-1",
     }  # fmt: skip
 

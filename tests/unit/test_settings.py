@@ -6,9 +6,10 @@ import os
 from pathlib import Path
 
 import pytest
+from setting_bounds import ENGINE_OF
 
 from contract.settings import Settings, SettingsError, load
-from worker.settings import WorkerSettings
+from worker.engine.catalogue import load_settings
 
 BAD = [
     ("redis_url", "http://localhost", "must start with one of redis://"),
@@ -22,6 +23,7 @@ BAD = [
     ("result_ttl_s", "0", "default 604800"),
     ("result_ttl_s", "inf", "should be a finite number"),
     ("result_ttl_s", "1e300", "less than or equal to 315360000"),
+    ("engine_args", "--x\x01", "must have printable characters only"),
     ("engine_args", "--max-num-seqs '7", "No closing quotation; write it as in a shell"),
     ("engine_args", "--max-num-seqs 7\\", "No escaped character"),
     ("served_model_name", "-x", "must not begin with -"),
@@ -53,9 +55,11 @@ def nothing_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_a_wrong_value_names_the_variable_and_the_remedy(
     monkeypatch: pytest.MonkeyPatch, name: str, value: str, part: str
 ) -> None:
+    monkeypatch.setenv("WARMQ_ENGINE", ENGINE_OF.get(name, "simulated"))
+    monkeypatch.setenv("WARMQ_MODEL", "models/tiny")
     monkeypatch.setenv(f"WARMQ_{name.upper()}", value)
     with pytest.raises(SettingsError) as caught:
-        load(WorkerSettings)
+        load_settings()
     assert caught.value.message.startswith(f"WARMQ_{name.upper()}: ")
     assert part in caught.value.message
 
@@ -64,7 +68,7 @@ def test_every_wrong_value_is_named_at_once(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("WARMQ_LEASE_S", "soon")
     monkeypatch.setenv("WARMQ_MAX_DEATHS", "-1")
     with pytest.raises(SettingsError) as caught:
-        load(WorkerSettings)
+        load_settings()
     assert [line.split(":")[0] for line in caught.value.message.splitlines()] == [
         "WARMQ_LEASE_S", "WARMQ_MAX_DEATHS",
     ]  # fmt: skip
@@ -87,33 +91,33 @@ def test_the_environment_wins_over_dotenv_and_that_over_toml(
     (tmp_path / "warmq.toml").write_text('queue = "toml"\nlease_s = 11\nmax_deaths = 5\n')
     (tmp_path / ".env").write_text("WARMQ_QUEUE=dotenv\nWARMQ_LEASE_S=22\nOTHER=1\n")
     monkeypatch.setenv("WARMQ_QUEUE", "environment")
-    settings = load(WorkerSettings)
+    settings = load_settings()
     assert (settings.queue, settings.lease_s, settings.max_deaths) == ("environment", 22, 5)
 
 
 def test_another_toml_file_can_be_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "other.toml").write_text("lease_s = 33\n")
     monkeypatch.setenv("WARMQ_CONFIG", str(tmp_path / "other.toml"))
-    assert load(WorkerSettings).lease_s == 33
+    assert load_settings().lease_s == 33
 
 
 def test_an_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WARMQ_MODEL", "")
     monkeypatch.setenv("WARMQ_LOOK_AHEAD", "")
-    settings = load(WorkerSettings)
+    settings = load_settings()
     assert (settings.model, settings.look_ahead) == (None, None)
 
 
 def test_the_real_engine_needs_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WARMQ_ENGINE", "vllm")
     with pytest.raises(SettingsError, match="WARMQ_MODEL: name the model's folder"):
-        load(WorkerSettings)
+        load_settings()
 
 
 def test_the_served_name_chooses_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert load(WorkerSettings).queue_to_drain == "warmq"
+    assert load_settings().queue_to_drain == "warmq"
     monkeypatch.setenv("WARMQ_SERVED_MODEL_NAME", "tiny")
-    assert load(WorkerSettings).queue_to_drain == "warmq.tiny"
+    assert load_settings().queue_to_drain == "warmq.tiny"
 
 
 def test_settings_cannot_be_changed() -> None:

@@ -6,7 +6,7 @@ import yaml
 
 from demo.stack import ROOT, procfile_command
 from worker.drain.stopping import STOP_S
-from worker.settings import WorkerSettings
+from worker.engine.triton.settings import TritonSettings
 
 SERVICES = yaml.safe_load((ROOT / "compose" / "compose.triton.yaml").read_text())["services"]
 WORKER, TRITON = SERVICES["worker"], SERVICES["triton"]
@@ -14,10 +14,10 @@ WORKER, TRITON = SERVICES["worker"], SERVICES["triton"]
 
 def test_the_worker_asks_the_server_that_is_started_for_the_model_that_is_loaded() -> None:
     settings = {name.removeprefix("WARMQ_").lower() for name in WORKER["environment"]}
-    assert settings <= WorkerSettings.model_fields.keys()
+    assert settings <= TritonSettings.model_fields.keys()
     assert WORKER["environment"]["WARMQ_ENGINE"] == "triton"
     assert WORKER["environment"]["WARMQ_TRITON_URL"] == "triton:8001"
-    loaded = WorkerSettings.model_fields["triton_model"].default
+    loaded = TritonSettings.model_fields["triton_model"].default
     assert f"--load-model={loaded}" in TRITON["command"]
     assert "--model-control-mode=explicit" in TRITON["command"]
 

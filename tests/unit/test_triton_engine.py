@@ -18,7 +18,7 @@ from demo.stack import MODEL
 from worker.engine import EngineRequest
 from worker.engine.triton.engine import MOST_SERVERS, TritonEngine
 from worker.engine.triton.request import Answer, Prompts, ServerAway, ServerRefused
-from worker.settings import WorkerSettings
+from worker.engine.triton.settings import TritonSettings
 
 ASKED = EngineRequest(CHAT_URL, {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2})
 
@@ -56,7 +56,7 @@ def prompts() -> Prompts:
 
 def engine_over(servers: Sequence[FakeServer]) -> TritonEngine:
     """Return an engine that knows these servers."""
-    engine = TritonEngine(WorkerSettings(engine="triton", model=str(MODEL)))
+    engine = TritonEngine(TritonSettings(engine="triton", model=str(MODEL)))
     engine._prompts = prompts()
     engine._servers = servers  # type: ignore[assignment]
     return engine
@@ -138,7 +138,7 @@ async def test_only_a_server_that_sends_nothing_is_left_when_the_engine_is_kille
 
 
 async def test_no_server_within_the_wait_is_a_dead_engine_that_says_why() -> None:
-    settings = WorkerSettings(engine="triton", model=str(MODEL), triton_wait_s=0.001)
+    settings = TritonSettings(engine="triton", model=str(MODEL), triton_wait_s=0.001)
     engine = TritonEngine(settings)
 
     class NotReady(FakeServer):
@@ -156,11 +156,11 @@ def test_what_is_not_installed_or_no_tokenizer_is_a_setting_to_mend(
 ) -> None:
     monkeypatch.delitem(sys.modules, "worker.engine.triton.server", raising=False)
     monkeypatch.setitem(sys.modules, "tritonclient.grpc", None)
-    engine = TritonEngine(WorkerSettings(engine="triton", model=str(MODEL)))
+    engine = TritonEngine(TritonSettings(engine="triton", model=str(MODEL)))
     with pytest.raises(SettingsError, match="scripts/setup base build triton"):
         engine.build()
     monkeypatch.setitem(sys.modules, "worker.engine.triton.server", type(sys)("fake"))
     sys.modules["worker.engine.triton.server"].Server = FakeServer  # type: ignore[attr-defined]
-    engine = TritonEngine(WorkerSettings(engine="triton", model=str(tmp_path)))
+    engine = TritonEngine(TritonSettings(engine="triton", model=str(tmp_path)))
     with pytest.raises(SettingsError, match="WARMQ_MODEL: no tokenizer in"):
         engine.build()

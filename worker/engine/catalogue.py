@@ -1,37 +1,70 @@
-"""The engines, by the name that WARMQ_ENGINE takes."""
+"""The engines by the name that WARMQ_ENGINE takes: those of this package, then installed ones."""
 
 from __future__ import annotations
 
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import Any, Literal
+
+from pydantic import create_model
+
+from contract.settings import SettingsError, Sourced, load
 from worker.engine import Engine
-from worker.engine.rbln.start import prepare
-from worker.engine.vllm.options import check_options
-from worker.settings import WorkerSettings
+from worker.engine.spec import EngineSpec
+from worker.settings import ENGINE, WorkerSettings
+
+#: Each package exports an EngineSpec named ENGINE; only the chosen one is imported.
+BUILT_IN = {
+    "vllm": "worker.engine.vllm",
+    "openai": "worker.engine.openai",
+    "triton": "worker.engine.triton",
+    "simulated": "worker.engine.simulated",
+}
+#: Other distributions name theirs in this group of entry points.
+GROUP = "warmq.engines"
+
+
+class _Choice(Sourced):
+    engine: str = ENGINE
+
+
+def names() -> tuple[str, ...]:
+    """Return what WARMQ_ENGINE may be here."""
+    return tuple(dict.fromkeys([*BUILT_IN, *sorted(entry_points(group=GROUP).names)]))
+
+
+def find_engine(name: str) -> EngineSpec:
+    """Return an engine of `names()`.
+
+    Raises:
+        SettingsError: its distribution is broken.
+    """
+    if name in BUILT_IN:
+        found = import_module(BUILT_IN[name]).ENGINE
+    else:
+        (entry, *_) = entry_points(group=GROUP, name=name)
+        try:
+            found = entry.load()
+        except (ImportError, AttributeError) as error:
+            raise SettingsError(f"WARMQ_ENGINE: {name} is {entry.value}: {error}") from error
+    if not isinstance(found, EngineSpec):
+        raise SettingsError(f"WARMQ_ENGINE: {name} is no EngineSpec but {found!r}")
+    return found
+
+
+def load_settings(**overrides: Any) -> WorkerSettings:
+    """Read a worker's settings, with those of the engine that it is to run.
+
+    Raises:
+        SettingsError: naming every wrong variable, its problem and its default.
+    """
+    name = load(_Choice, **overrides).engine
+    if name in names():
+        return load(find_engine(name).settings, **overrides)
+    known: Any = (Literal[names()], ENGINE)  # so that it is refused with all else that is wrong
+    return load(create_model("KnownEngine", __base__=WorkerSettings, engine=known), **overrides)
 
 
 def make_engine(settings: WorkerSettings) -> Engine:
     """Return the engine the settings name, not built yet."""
-    if settings.engine == "simulated":
-        from worker.engine.simulated.engine import SimulatedEngine
-
-        return SimulatedEngine(
-            settings.simulated_slots,
-            settings.simulated_latency_s,
-            step_s=settings.simulated_step_s,
-            log=settings.simulated_log,
-            build_s=settings.simulated_build_s,
-            process=settings.simulated_process,
-            fate=settings.simulated_fate,
-        )
-    if settings.engine == "triton":
-        from worker.engine.triton.engine import TritonEngine
-
-        return TritonEngine(settings)
-    if settings.engine == "openai":
-        from worker.engine.openai.engine import OpenAIEngine
-
-        return OpenAIEngine(settings)
-    settings = prepare(settings)  # first: vLLM reads the environment when it is imported
-    check_options(settings)
-    from worker.engine.vllm.engine import VllmEngine
-
-    return VllmEngine(settings)
+    return find_engine(settings.engine).make(settings)

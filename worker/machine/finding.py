@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
+
+from contract.settings import SettingsError
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`fatal` ones keep the engine from starting, or would make it fail; others are to be known."""
+    """A fatal one keeps the engine from starting, or would make it fail; others are warnings."""
 
     problem: str
     remedy: str
@@ -15,3 +21,16 @@ class Finding:
 
     def __str__(self) -> str:
         return f"{self.problem}. {self.remedy}."
+
+
+def refuse_fatal(found: Iterable[Finding]) -> None:
+    """Log the warnings.
+
+    Raises:
+        SettingsError: naming every fatal problem and its remedy.
+    """
+    found = list(found)
+    if fatal := [str(finding) for finding in found if finding.fatal]:
+        raise SettingsError("\n".join(fatal))
+    for finding in found:
+        log.warning("%s", finding, extra={"action": "start_warning"})

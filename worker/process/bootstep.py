@@ -18,14 +18,13 @@ from celery.exceptions import ImproperlyConfigured
 from celery.worker import state as celery_state
 
 from contract.errors import StoreUnavailable
-from contract.settings import SettingsError, load
+from contract.settings import SettingsError
 from worker.drain.leases import Leases
 from worker.drain.loop import Drain
 from worker.drain.side_tasks import SideTasks
 from worker.drain.stopping import STOP_S, LastResort
-from worker.engine.catalogue import make_engine
+from worker.engine.catalogue import load_settings, make_engine
 from worker.process.status import describe
-from worker.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -62,7 +61,7 @@ class EngineStep(bootsteps.StartStopStep):
         if "solo" not in str(getattr(worker, "pool_cls", "")):
             raise ImproperlyConfigured("start the worker with --pool=solo: one engine, one process")
         try:
-            self.settings = load(WorkerSettings)
+            self.settings = load_settings()
         except SettingsError as error:
             sys.exit(str(error))
         self.worker_id = f"{worker.hostname}.{os.getpid()}.{uuid.uuid4().hex[:8]}"

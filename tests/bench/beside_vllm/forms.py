@@ -27,7 +27,7 @@ from worker.drain.loop import Drain
 from worker.drain.side_tasks import SideTasks
 from worker.engine import EngineRequest
 from worker.engine.catalogue import make_engine
-from worker.settings import WorkerSettings
+from worker.engine.vllm.settings import VllmSettings
 
 TOKENS = 64
 FORMS = ("bare", "classes", "queue")
@@ -134,7 +134,7 @@ async def warm_engine(model: Path) -> AsyncIterator[Forms]:
         RedisServer(Path(folder)) as server,
     ):
         settings = load(
-            WorkerSettings, redis_url=server.url, model=str(model),
+            VllmSettings, redis_url=server.url, model=str(model),
             engine_args=CPU_ENGINE_ARGS, look_ahead=None, max_in_flight=None,
         )  # fmt: skip
         leases = Leases(settings, f"bench.{os.getpid()}")

@@ -33,7 +33,7 @@ from worker.drain.loop import Drain
 from worker.drain.side_tasks import SideTasks
 from worker.engine import Completion, EngineRequest
 from worker.engine.simulated.engine import SimulatedEngine
-from worker.settings import WorkerSettings
+from worker.engine.simulated.settings import SimulatedSettings
 
 #: Above so many requests only the distribution is written, not each request's times.
 EACH = 2000
@@ -42,7 +42,7 @@ EACH = 2000
 class TimedEngine(SimulatedEngine):
     """The simulated engine; remembers when requests came and when it finished them."""
 
-    def __init__(self, settings: WorkerSettings, seed: int) -> None:
+    def __init__(self, settings: SimulatedSettings, seed: int) -> None:
         slots, latency_s = settings.simulated_slots, settings.simulated_latency_s
         super().__init__(slots, latency_s, seed, settings.simulated_step_s)
         self.came: dict[str, float] = {}
@@ -63,7 +63,7 @@ class TimedEngine(SimulatedEngine):
 class TimedLeases(Leases):
     """The leases; remember POPs with the slot-seconds used by then, and when results were in."""
 
-    def __init__(self, settings: WorkerSettings, worker_id: str, engine: TimedEngine) -> None:
+    def __init__(self, settings: SimulatedSettings, worker_id: str, engine: TimedEngine) -> None:
         super().__init__(settings, worker_id)
         self.engine = engine
         self.pops: list[tuple[float, float]] = []
@@ -121,7 +121,7 @@ class TimedLeases(Leases):
 
 async def main(seed: int) -> dict[str, Any]:
     """Drain until SIGTERM; return what was seen."""
-    settings = load(WorkerSettings)
+    settings = load(SimulatedSettings)
     engine = TimedEngine(settings, seed)
     leases = TimedLeases(settings, f"probe.{os.getpid()}", engine)
     drain = Drain(settings, leases, lambda: engine)

@@ -27,7 +27,7 @@ from stub_server import StubProcess
 from contract.openai.body import CHAT_URL
 from worker.engine import EngineRequest
 from worker.engine.openai.engine import OpenAIEngine
-from worker.settings import WorkerSettings
+from worker.engine.openai.settings import OpenAISettings
 
 IN_FLIGHT = 256
 BODY: dict[str, Any] = {
@@ -113,7 +113,7 @@ async def _openai(url: str) -> tuple[Ask, Ask]:
 
 
 async def _engine(url: str) -> tuple[Ask, Ask]:
-    engine = OpenAIEngine(WorkerSettings(
+    engine = OpenAIEngine(OpenAISettings(
         engine="openai", openai_base_urls=url, openai_concurrency=IN_FLIGHT, model=None,
     ))  # fmt: skip
     await engine.start()

@@ -28,7 +28,7 @@ from demo.stack import CPU_ENGINE_ARGS, MODEL
 from worker.engine import EngineRequest
 from worker.engine.openai.engine import OpenAIEngine
 from worker.engine.openai.exchange import STREAM_INTERVAL
-from worker.settings import WorkerSettings
+from worker.engine.openai.settings import OpenAISettings
 
 BAR = 0.98
 #: The server runs 32 at once.
@@ -81,9 +81,9 @@ async def timed(ask: Callable[[int], Awaitable[object]], count: int, at_once: in
     return count / (time.monotonic() - began)
 
 
-def settings_for(url: str, **more: Any) -> WorkerSettings:
+def settings_for(url: str, **more: Any) -> OpenAISettings:
     """Return a worker's settings for one server."""
-    return WorkerSettings(
+    return OpenAISettings(
         engine="openai", openai_base_urls=url, openai_api_key=KEY, model=None, **more
     )
 

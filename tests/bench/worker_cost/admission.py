@@ -23,7 +23,7 @@ from worker.drain.leases import Leases
 from worker.drain.loop import Drain
 from worker.drain.side_tasks import SideTasks
 from worker.engine import EngineRequest
-from worker.settings import WorkerSettings
+from worker.engine.simulated.settings import SimulatedSettings
 
 #: Shapes of cost, not measurements: what a prefill chunk costs beside a decode step, and whether
 #: decoding pays for its bucket's rows or for the step alone.
@@ -96,7 +96,7 @@ async def _other(cost: Cost, policy: Policy, requests: list[EngineRequest]) -> d
 async def _ours(cost: Cost, folder: Path, requests: list[EngineRequest]) -> dict[str, float]:
     with RedisServer(folder) as server, server.client() as client:
         held = hold(client, "admission", len(requests), lambda n: requests[n - 1].body)
-        settings = WorkerSettings(redis_url=server.url, engine="simulated")
+        settings = SimulatedSettings(redis_url=server.url, engine="simulated")
         engine = NpuModelEngine(cost)
         leases = Leases(settings, "admission.1.bench")
         drain = Drain(settings, leases, lambda: engine)

@@ -22,7 +22,7 @@ from contract.results import success_meta
 from contract.settings import load
 from worker.drain.endings import Ending
 from worker.drain.leases import Leases
-from worker.settings import WorkerSettings
+from worker.engine.simulated.settings import SimulatedSettings
 
 ANSWER = (
     b'{"id":"00000000-0000-0000-0000-000000000000","object":"text_completion","model":"simulated",'
@@ -39,7 +39,7 @@ def _completed(delivery: Delivery) -> Ending:
 
 async def main(url: str, group: int) -> int:
     """Wait for the queue to fill, empty it; return how many results were written."""
-    settings = load(WorkerSettings, redis_url=url, engine="simulated")
+    settings = load(SimulatedSettings, redis_url=url, engine="simulated")
     leases = Leases(settings, f"saturate.{os.getpid()}.bench")
     lists = keys.priority_lists(leases.queue)
     while not await leases.wait_for_message(lists[-2]):

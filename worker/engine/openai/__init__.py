@@ -1,1 +1,28 @@
-"""Servers that speak the OpenAI API, as an engine."""
+"""Requests go to servers that speak OpenAI's API: vLLM's own, or any other."""
+
+from __future__ import annotations
+
+from worker.engine import Engine
+from worker.engine.openai.settings import OpenAISettings
+from worker.engine.spec import EngineSpec, Preflight
+
+
+def make(settings: OpenAISettings) -> Engine:
+    """Return the engine, not built yet."""
+    from worker.engine.openai.engine import OpenAIEngine
+
+    return OpenAIEngine(settings)
+
+
+def check(settings: OpenAISettings) -> Preflight:
+    """Say which servers are asked; what they serve is known once the worker has started."""
+    each = settings.openai_concurrency or "as many as the servers take"
+    return Preflight({
+        "platform": "openai servers, nothing runs here",
+        "servers": ", ".join(settings.base_urls),
+        "model": str(settings.model or "the first that they list"),
+        "capacity": f"{each} at once at each server",
+    })  # fmt: skip
+
+
+ENGINE = EngineSpec(OpenAISettings, make, check)

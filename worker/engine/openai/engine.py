@@ -33,8 +33,8 @@ from worker.engine.openai.retries import (
     after_probe,
     rejection,
 )
+from worker.engine.openai.settings import OpenAISettings
 from worker.engine.openai.upstream import CEILING, PROBE_S, Fleet, Upstream
-from worker.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class OpenAIEngine:
 
     grace_s = 0.0
 
-    def __init__(self, settings: WorkerSettings) -> None:
+    def __init__(self, settings: OpenAISettings) -> None:
         self._settings = settings
         self._slots = (settings.openai_concurrency or CEILING) * len(settings.base_urls)
         self._max_model_len = 0

@@ -9,10 +9,9 @@ from collections.abc import Iterator
 from enum import Enum
 
 from worker.engine.rbln.model import Artefact
+from worker.engine.rbln.settings import RblnSettings
 from worker.machine.finding import Finding
 from worker.machine.packages import Packages, Release, release_of, same_minor
-from worker.setting_types import engine_words
-from worker.settings import WorkerSettings
 
 INSTALL = (
     "pip install --extra-index-url https://pypi.rbln.ai/simple rebel-compiler=={0}.* "
@@ -51,10 +50,6 @@ REFUSED = {
     "num-speculative-tokens": "Leave it out: compiled models decode without speculation",
 }
 PARALLEL = {"tensor-parallel-size", "pipeline-parallel-size"}
-SHORT = {
-    "tp": "tensor-parallel-size", "pp": "pipeline-parallel-size", "dp": "data-parallel-size",
-    "dpl": "data-parallel-size-local", "sc": "speculative-config",
-}  # fmt: skip
 
 
 def line_of(version: str) -> Line:
@@ -63,25 +58,7 @@ def line_of(version: str) -> Line:
     return next(line for since, line in LINES if release >= since)
 
 
-def wishes(engine_args: str) -> dict[str, str]:
-    """Return the options of WARMQ_ENGINE_ARGS by long name; flags are ''.
-
-    Only a glance: vLLM's own parser judges later, and cannot be imported yet.
-    """
-    found: dict[str, str] = {}
-    name = ""
-    for word in engine_words(engine_args):
-        if word.startswith("-") and not word[1:2].isdigit():
-            name, _, value = word.lstrip("-").partition("=")
-            name = name.replace("_", "-")
-            name = SHORT.get(name, name)
-            found[name] = value
-        elif name:
-            found[name] = word
-    return found
-
-
-def by_hand(artefact: Artefact, version: str) -> list[str]:
+def limit_options(artefact: Artefact, version: str) -> list[str]:
     """Return the options that this release of vllm-rbln needs to be told; none since 0.9.3."""
     if line_of(version) is not Line.BY_HAND:
         return []
@@ -174,9 +151,9 @@ def _judge_version(artefact: Artefact, packages: Packages) -> Iterator[Finding]:
         )
 
 
-def judge_wishes(settings: WorkerSettings, artefact: Artefact) -> Iterator[Finding]:
+def judge_settings(settings: RblnSettings, artefact: Artefact) -> Iterator[Finding]:
     """Name every difference between what was asked for and what the artefact dictates."""
-    asked = wishes(settings.engine_args)
+    asked = settings.engine_args.options
     for name, replacement in REFUSED.items():
         if name in asked and not (name in PARALLEL and asked[name] == "1"):
             yield Finding(f"WARMQ_ENGINE_ARGS: --{name} is refused on RBLN", replacement)

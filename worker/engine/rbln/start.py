@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-import logging
 import os
-import shlex
 from collections.abc import Iterator
+from typing import TypeVar
 
-from contract.settings import SettingsError
+from worker.engine.end import ASK_FIRST_ENV
 from worker.engine.rbln.model import Artefact, read_artefact
-from worker.engine.rbln.rules import by_hand, judge_artefact, judge_packages, judge_wishes
+from worker.engine.rbln.rules import (
+    judge_artefact,
+    judge_packages,
+    judge_settings,
+    limit_options,
+)
+from worker.engine.rbln.settings import RblnSettings
 from worker.machine.devices import VISIBLE
-from worker.machine.finding import Finding
+from worker.machine.finding import Finding, refuse_fatal
 from worker.machine.packages import Packages, installed
-from worker.settings import ASK_FIRST_ENV, WorkerSettings
 
-log = logging.getLogger(__name__)
+S = TypeVar("S", bound=RblnSettings)
 
 #: Its name before 0.12, still read there with a warning.
 OLD_VISIBLE = "RBLN_DEVICES"
@@ -24,13 +28,13 @@ RBLN_KILL_GRACE_S = 120.0
 
 
 def findings(
-    settings: WorkerSettings, artefact: Artefact | None, packages: Packages
+    settings: RblnSettings, artefact: Artefact | None, packages: Packages
 ) -> Iterator[Finding]:
     """Name everything that is wrong, or to be known, before this engine is started."""
     yield from judge_packages(packages)
     if artefact is not None:
         yield from judge_artefact(artefact, packages)
-        yield from judge_wishes(settings, artefact)
+        yield from judge_settings(settings, artefact)
         yield Finding(
             "requests that set `seed` are sampled unseeded: RBLN does not support it",
             "Use temperature 0 where answers must repeat",
@@ -38,7 +42,7 @@ def findings(
         )
 
 
-def prepare(settings: WorkerSettings) -> WorkerSettings:
+def prepare(settings: S) -> S:
     """Return the settings as the engine needs them, and choose the devices.
 
     Changes the environment, which the vendor's packages read when they are imported.
@@ -50,16 +54,12 @@ def prepare(settings: WorkerSettings) -> WorkerSettings:
     artefact = read_artefact(settings.model)
     if artefact is None and not packages.rbln:
         return settings
-    found = list(findings(settings, artefact, packages))
-    if fatal := [str(f) for f in found if f.fatal]:
-        raise SettingsError("\n".join(fatal))
-    for finding in found:
-        log.warning("%s", finding, extra={"action": "rbln_warning"})
+    refuse_fatal(findings(settings, artefact, packages))
     choose_devices(settings.rbln_devices, packages)
     grace = RBLN_KILL_GRACE_S if settings.kill_grace_s is None else settings.kill_grace_s
     os.environ[ASK_FIRST_ENV] = f"{grace:g}"
-    words = by_hand(artefact, packages.versions["vllm-rbln"]) if artefact else []
-    args = " ".join(filter(None, [settings.engine_args, shlex.join(words)]))
+    words = limit_options(artefact, packages.versions["vllm-rbln"]) if artefact else []
+    args = settings.engine_args.and_then(words)
     return settings.model_copy(update={"engine_args": args, "kill_grace_s": grace})
 
 

@@ -32,7 +32,7 @@ from worker.engine.triton.request import (
     respond,
     sampling,
 )
-from worker.settings import WorkerSettings
+from worker.engine.triton.settings import TritonSettings
 
 if TYPE_CHECKING:
     from worker.engine.triton.server import Server
@@ -56,7 +56,7 @@ class TritonEngine:
 
     grace_s = 0.0
 
-    def __init__(self, settings: WorkerSettings) -> None:
+    def __init__(self, settings: TritonSettings) -> None:
         self._model = str(settings.model)
         self._name = settings.triton_model
         self._served = settings.served_model_name or settings.triton_model

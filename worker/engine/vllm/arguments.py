@@ -7,21 +7,20 @@ from argparse import ArgumentParser, Namespace
 
 from contract.settings import SettingsError
 from worker.engine.vllm.cpu_memory import OPTIONS, applies, choose, chosen_already
+from worker.engine.vllm.settings import VllmSettings
 from worker.machine.packages import installed
-from worker.setting_types import engine_words
-from worker.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
 
 
-def parsed(parser: ArgumentParser, settings: WorkerSettings, on_cpu: bool) -> Namespace:
+def parsed(parser: ArgumentParser, settings: VllmSettings, on_cpu: bool) -> Namespace:
     """Return the options; `parser` is vLLM's, `on_cpu` what vLLM says of its platform.
 
     Raises:
         SettingsError: in the words of vLLM's parser.
     """
     quiet = [] if settings.engine_stats_s else ["--disable-log-stats"]
-    words = [*quiet, *engine_words(settings.engine_args), "--model", str(settings.model)]
+    words = [*quiet, *settings.engine_args.words, "--model", str(settings.model)]
     if settings.served_model_name:
         words += ["--served-model-name", settings.served_model_name]
     default = parser.get_default("gpu_memory_utilization")

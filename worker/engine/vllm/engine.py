@@ -30,8 +30,8 @@ from worker.engine.vllm.kv_cache import explain
 from worker.engine.vllm.media import MAX_DOWNLOAD_MB, guard, unguard
 from worker.engine.vllm.pooled import pooled
 from worker.engine.vllm.root_cause import RootCause
+from worker.engine.vllm.settings import VllmSettings
 from worker.engine.vllm.stats import log_stats
-from worker.settings import WorkerSettings
 
 # vLLM reads these when it is imported. Spawned engine processes inherit no locks
 # from Celery's threads; forked ones do.
@@ -90,7 +90,7 @@ class _Progress(StatLoggerBase):
         self.at = time.monotonic()
 
 
-def parse_engine_args(settings: WorkerSettings) -> Any:
+def parse_engine_args(settings: VllmSettings) -> Any:
     """Return vLLM's own parsed server options.
 
     Raises:
@@ -103,7 +103,7 @@ def parse_engine_args(settings: WorkerSettings) -> Any:
 class VllmEngine:
     """One AsyncLLMEngine, built from the settings."""
 
-    def __init__(self, settings: WorkerSettings) -> None:
+    def __init__(self, settings: VllmSettings) -> None:
         self._args = parse_engine_args(settings)
         self._progress = _Progress()
         self._killed = False

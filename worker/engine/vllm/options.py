@@ -6,24 +6,20 @@ vLLM's own parser judges the rest when the engine starts (worker/engine/vllm/eng
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Iterator
 from typing import Any
 
-from contract.settings import SettingsError
-from worker.engine.rbln.rules import wishes
+from worker.engine.engine_args import EngineArgs
 from worker.engine.vllm.adapters import judge_adapters
 from worker.engine.vllm.cpu_memory import judge_memory
 from worker.engine.vllm.kv_cache import judge_cache, read_config
 from worker.engine.vllm.parallel import judge_parallel, number
-from worker.machine.finding import Finding
+from worker.engine.vllm.settings import VllmSettings
+from worker.machine.finding import Finding, refuse_fatal
 from worker.machine.packages import Packages, installed
-from worker.settings import WorkerSettings
-
-log = logging.getLogger(__name__)
 
 #: Option of vLLM 0.2 to 0.8 -> what to do now. `{}` is the value that was given.
-GONE = {
+REMOVED = {
     "max-seq-len": "Write --max-model-len {}",
     "use-v2-block-manager": "Leave it out: there is only one block manager now",
     "device": "Leave it out: the platform is found by itself",
@@ -47,37 +43,33 @@ SPECULATION = {
 NGRAM = "[ngram]"
 
 
-def judge_options(engine_args: str, model: str | None, packages: Packages) -> Iterator[Finding]:
+def judge_options(args: EngineArgs, model: str | None, packages: Packages) -> Iterator[Finding]:
     """Name what is wrong or wasteful in WARMQ_ENGINE_ARGS; nothing is loaded for it."""
-    asked = wishes(engine_args)
-    for name, now in GONE.items():
+    asked = args.options
+    for name, now in REMOVED.items():
         if name in asked:
-            yield _gone(name, now.format(asked[name] or "N"))
+            yield _removed(name, now.format(asked[name] or "N"))
     if old := [name for name in SPECULATION if name in asked]:
-        yield _gone(old[0], f"Write --speculative-config '{_speculation(asked)}'")
+        yield _removed(old[0], f"Write --speculative-config '{_speculation(asked)}'")
     yield from _vocabularies(asked, model)
     if asked.keys() & {"speculative-config", "spec-model", "spec-method"}:
         yield from _judge_speculation(number(asked, "pipeline-parallel-size"), packages)
     yield from judge_parallel(asked, packages.on_cpu)
     yield from judge_cache(asked, model, packages.on_cpu)
     yield from judge_memory(asked, model, packages)
-    yield from judge_adapters(engine_args)
+    yield from judge_adapters(args)
 
 
-def check_options(settings: WorkerSettings) -> None:
+def check_options(settings: VllmSettings) -> None:
     """Refuse what cannot work, warn of what is wasteful.
 
     Raises:
         SettingsError: naming every fatal problem and its remedy.
     """
-    found = list(judge_options(settings.engine_args, settings.model, installed()))
-    if fatal := [str(finding) for finding in found if finding.fatal]:
-        raise SettingsError("\n".join(fatal))
-    for finding in found:
-        log.warning("%s", finding, extra={"action": "option_warning"})
+    refuse_fatal(judge_options(settings.engine_args, settings.model, installed()))
 
 
-def _gone(name: str, remedy: str) -> Finding:
+def _removed(name: str, remedy: str) -> Finding:
     return Finding(f"WARMQ_ENGINE_ARGS: vLLM has no --{name} any more", remedy)
 
 

@@ -21,8 +21,8 @@ import signal
 import threading
 import time
 
+from worker.engine.end import ASK_FIRST_ENV
 from worker.engine.vllm.root_cause import copy_errors
-from worker.settings import ASK_FIRST_ENV
 
 PR_SET_PDEATHSIG = 1
 

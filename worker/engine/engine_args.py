@@ -1,0 +1,70 @@
+"""WARMQ_ENGINE_ARGS: options of `vllm serve`, parsed once, when the settings are read."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import Any
+
+from pydantic import GetCoreSchemaHandler
+from pydantic_core import CoreSchema, core_schema
+
+#: Short options by their long names.
+SHORT = {
+    "tp": "tensor-parallel-size", "pp": "pipeline-parallel-size", "dp": "data-parallel-size",
+    "dpl": "data-parallel-size-local", "sc": "speculative-config",
+}  # fmt: skip
+
+
+class EngineArgs(str):
+    """The text as it was given, and what is read from it.
+
+    `words` are cut as a shell cuts them. `options` has values by long name without dashes, ''
+    for flags. `adapters` has the folders of --lora-modules by name. vLLM's own parser, which
+    judges all of it, can be imported only when the engine starts.
+
+    Raises:
+        ValueError: a control character, an open quote, or a backslash at the end.
+    """
+
+    def __init__(self, text: str = "") -> None:
+        if not "".join(text.split()).isprintable():
+            raise ValueError("must have printable characters only")
+        try:
+            self.words = shlex.split(text)
+        except ValueError as error:
+            raise ValueError(f"{error}; write it as in a shell, with every quote closed") from None
+        self.options: dict[str, str] = {}
+        self.adapters: dict[str, str] = {}
+        name = ""
+        for word in self.words:
+            value = word
+            if word.startswith("-") and not word[1:2].isdigit():
+                name, _, value = word.lstrip("-").partition("=")
+                name = name.replace("_", "-")
+                name = SHORT.get(name, name)
+                self.options[name] = value
+            elif name:
+                self.options[name] = word
+            if name == "lora-modules":
+                self.adapters |= _adapter(value)
+
+    def and_then(self, words: list[str]) -> EngineArgs:
+        """Return these options with others behind them."""
+        return EngineArgs(" ".join(filter(None, [self, shlex.join(words)])))
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, _: Any, __: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(cls, core_schema.str_schema())
+
+
+def _adapter(module: str) -> dict[str, str]:
+    """Return one of --lora-modules as {name: folder}; {} if it is for vLLM to refuse."""
+    if not module.startswith("{"):
+        name, _, path = module.partition("=")
+        return {name: path} if path and name else {}
+    try:
+        found = json.loads(module)
+        return {str(found["name"]): str(found["path"])}
+    except (ValueError, KeyError, TypeError):
+        return {}

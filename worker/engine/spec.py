@@ -1,0 +1,41 @@
+"""What an engine's package exports: how it is configured, made, and looked at before it starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from worker.engine import Engine
+from worker.machine.finding import Finding
+from worker.settings import WorkerSettings
+
+
+@dataclass(slots=True)
+class Preflight:
+    """What `python -m worker.check` shows of an engine that is not started: a table and problems.
+
+    `rows` are shown in their order; the tool adds what it knows itself (answers, memory, Redis).
+    """
+
+    rows: dict[str, str] = field(default_factory=dict)
+    found: list[Finding] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSpec:
+    """One engine; `settings` is what `make` and `check` are called with.
+
+    `make` returns the engine, not built yet. It runs in the engine's own thread, refuses what
+    cannot work with a SettingsError, and is the first that may import the engine's library.
+    `check` imports no library and starts nothing.
+    """
+
+    settings: type[WorkerSettings]
+    make: Callable[[Any], Engine]
+    check: Callable[[Any], Preflight] = lambda settings: Preflight()
+
+
+def answers(most: int, who: str = "WARMQ_DEFAULT_MAX_TOKENS") -> str:
+    """Say how many tokens a line may write that does not say it itself, and who says so."""
+    return f"at most {most} tokens where a line has no max_tokens ({who})"

