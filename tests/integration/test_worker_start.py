@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from celery_side import client_app, send, simulated, stats
 from lessee import chat
-from setting_bounds import BOUNDS
+from setting_bounds import BOUNDS, ENGINE_OF
 
 from demo.stack import ROOT, RedisServer, eventually, free_port, procfile_command
 
@@ -60,7 +60,8 @@ def test_another_pool_is_refused_with_the_remedy(redis_url: str) -> None:
 def test_wrong_settings_end_the_worker_with_the_remedy_and_no_traceback(
     redis_url: str, name: str, value: str, part: str
 ) -> None:
-    run = run_worker(**({"redis_url": redis_url} | {name: value}))
+    given = {"redis_url": redis_url, "engine": ENGINE_OF.get(name, "simulated"), name: value}
+    run = run_worker(**given)
     assert run.returncode != 0
     assert part in run.stdout
     assert "Traceback" not in run.stdout
