@@ -1,0 +1,41 @@
+"""Engines that need no server and no vLLM keep what the drain relies on (tests/kit/conformance)."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from conformance import conform
+
+from demo.stack import MODEL, ROOT
+
+pytestmark = pytest.mark.timeout(240)
+
+
+def test_the_simulated_engine_conforms(tmp_path: Path) -> None:
+    conform(
+        tmp_path, engine="simulated", simulated_slots=4, simulated_latency_s=0.05,
+        simulated_process=True,
+    )  # fmt: skip
+
+
+def documented(folder: Path) -> str:
+    """Install the engine of docs/adding-an-engine.md into a folder; return its source."""
+    page = (ROOT / "docs" / "adding-an-engine.md").read_text()
+    (source,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (folder / "transformers_engine.py").write_text(source)
+    info = folder / "transformers_engine-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: transformers-engine\nVersion: 1.0")
+    (name,) = re.findall(r'^    \[project.entry-points."(.*)"\]$', page, re.MULTILINE)
+    (target,) = re.findall(r'^    transformers = "(.*)"$', page, re.MULTILINE)
+    (info / "entry_points.txt").write_text(f"[{name}]\ntransformers = {target}\n")
+    return str(source)
+
+
+def test_the_documented_engine_conforms_without_a_change_outside_its_file(tmp_path: Path) -> None:
+    assert len(documented(tmp_path).splitlines()) <= 120
+    conform(
+        tmp_path, engine="transformers", model=MODEL, env={"PYTHONPATH": str(tmp_path)},
+    )  # fmt: skip
