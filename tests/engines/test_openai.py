@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from celery import Celery
+from conformance import conform
 from in_process import InProcess
 from real_stack import Stack, frozen, read_jsonl, write_jsonl
 from vllm_server import KEY, VllmServer
@@ -189,3 +190,12 @@ def test_a_vllm_server_killed_in_a_batch_and_restarted_loses_nothing(
     vllm_server.start()
     eventually(lambda: stack.batch("killed").finished, 120, "finished")
     assert stack.batch("killed").number("completed") == 80
+
+
+def test_the_engine_conforms(vllm_server: VllmServer, tmp_path: Path) -> None:
+    # The last test of this file: it kills the server.
+    assert vllm_server.process is not None
+    conform(
+        tmp_path, server=vllm_server.process.pid, inside=(False, True),
+        engine="openai", openai_base_urls=vllm_server.url, openai_api_key=KEY, openai_concurrency=4,
+    )  # fmt: skip

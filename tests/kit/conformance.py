@@ -108,12 +108,11 @@ class Traces:
 class Life:
     """One engine from its start to its stop, used as the drain uses it.
 
-    `server`: the process group that runs the engine's steps, where it is none of this process's;
-    `inside`: what a death says of a request that was running.
+    `server`: the process group that runs the engine's steps, where it is none of this process's.
     """
 
-    def __init__(self, thread: ThreadPoolExecutor, server: int | None, inside: bool) -> None:
-        self._thread, self._server, self._inside = thread, server, inside
+    def __init__(self, thread: ThreadPoolExecutor, server: int | None) -> None:
+        self._thread, self._server = thread, server
         self._before = Traces()
         self._ids = iter(range(10**9))
         self.engine: Engine
@@ -153,12 +152,12 @@ class Life:
         for pid in descendants() - self._before.processes if self._server is None else ():
             os.kill(pid, number)
 
-    async def dies(self, task: asyncio.Task[Completion]) -> None:
+    async def dies(self, task: asyncio.Task[Completion], inside: bool) -> None:
         """Wait until the engine's death ends a request and is seen."""
         await asyncio.wait([task], timeout=PATIENCE_S)
         error = task.exception() if task.done() else None
         assert isinstance(error, EngineDead), (task, error)
-        assert error.inside is self._inside, error
+        assert error.inside is inside, error
         await until(self.engine.dead, "it is dead")
 
     async def stop(self) -> None:
@@ -171,7 +170,7 @@ class Life:
             await asyncio.sleep(0.05)
 
 
-async def first_life(life: Life) -> AsyncIterator[None]:
+async def first_life(life: Life, inside: bool) -> AsyncIterator[None]:
     """Yield after each check."""
     await life.start()
     assert life.capacity.max_num_seqs >= 1 and life.capacity.max_model_len >= 0
@@ -210,7 +209,7 @@ async def first_life(life: Life) -> AsyncIterator[None]:
     await until(lambda: time.monotonic() - life.engine.last_progress() > 1, "no step is made")
     assert not task.done()
     life.engine.kill()
-    await life.dies(task)
+    await life.dies(task, inside)
     yield
     try:
         await life.ask(SHORT)
@@ -223,34 +222,37 @@ async def first_life(life: Life) -> AsyncIterator[None]:
     yield
 
 
-async def second_life(life: Life) -> AsyncIterator[None]:
+async def second_life(life: Life, inside: bool) -> AsyncIterator[None]:
     """Yield after each check."""
     await life.start()
     await life.ask(SHORT)
     yield
     _, task = await life.inside()
     life.signal(signal.SIGKILL)
-    await life.dies(task)
+    await life.dies(task, inside)
     yield
     await life.stop()
     yield
 
 
-async def main(report: Path, server: int | None, inside: bool) -> None:
+async def main(report: Path, server: int | None, inside: tuple[bool, bool]) -> None:
     """Write a line for every check that passed; the first that does not ends the process."""
     checks = iter(CHECKS)
     with ThreadPoolExecutor(1) as thread, report.open("w", buffering=1) as lines:
         thread.submit(int).result()
-        for life in (first_life, second_life):
-            async for _ in life(Life(thread, server, inside)):
+        for live, counted in zip((first_life, second_life), inside, strict=True):
+            async for _ in live(Life(thread, server), counted):
                 lines.write(next(checks) + "\n")
 
 
 def conform(
     folder: Path, python: Path | str = sys.executable, server: int | None = None,
-    inside: bool = True, env: dict[str, str] | None = None, **settings: object,
+    inside: tuple[bool, bool] = (True, True), env: dict[str, str] | None = None, **settings: object,
 ) -> None:  # fmt: skip
     """Run every check on the engine of these settings, in a process of its own.
+
+    `inside`: whether a request that ran counts a death when the engine was killed because it
+    hung, and when it died of itself.
 
     Raises:
         AssertionError: with the checks that passed and the end of the log.
