@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
+from pkgutil import resolve_name
 from typing import Any, Literal
 
 from pydantic import create_model
@@ -13,12 +13,12 @@ from worker.engine import Engine
 from worker.engine.spec import EngineSpec
 from worker.settings import ENGINE, WorkerSettings
 
-#: Each package exports an EngineSpec named ENGINE; only the chosen one is imported.
+#: Each names an EngineSpec; only the chosen one is imported.
 BUILT_IN = {
-    "vllm": "worker.engine.vllm",
-    "openai": "worker.engine.openai",
-    "triton": "worker.engine.triton",
-    "simulated": "worker.engine.simulated",
+    "vllm": "worker.engine.vllm:ENGINE",
+    "openai": "worker.engine.openai:ENGINE",
+    "triton": "worker.engine.triton:ENGINE",
+    "simulated": "worker.engine.simulated:ENGINE",
 }
 #: Other distributions name theirs in this group of entry points.
 GROUP = "warmq.engines"
@@ -40,13 +40,15 @@ def find_engine(name: str) -> EngineSpec:
         SettingsError: its distribution is broken.
     """
     if name in BUILT_IN:
-        found = import_module(BUILT_IN[name]).ENGINE
+        entry = EntryPoint(name, BUILT_IN[name], GROUP)
     else:
         (entry, *_) = entry_points(group=GROUP, name=name)
-        try:
-            found = entry.load()
-        except (ImportError, AttributeError) as error:
-            raise SettingsError(f"WARMQ_ENGINE: {name} is {entry.value}: {error}") from error
+    try:
+        found = entry.load()
+    except (ImportError, AttributeError) as error:
+        raise SettingsError(
+            f"WARMQ_ENGINE: {name} is {entry.value}, which cannot be imported: {error}"
+        ) from error
     if not isinstance(found, EngineSpec):
         raise SettingsError(f"WARMQ_ENGINE: {name} is no EngineSpec but {found!r}")
     return found
@@ -67,4 +69,6 @@ def load_settings(**overrides: Any) -> WorkerSettings:
 
 def make_engine(settings: WorkerSettings) -> Engine:
     """Return the engine the settings name, not built yet."""
-    return find_engine(settings.engine).make(settings)
+    make = find_engine(settings.engine).make
+    engine: Engine = (resolve_name(make) if isinstance(make, str) else make)(settings)
+    return engine

@@ -26,13 +26,13 @@ class Preflight:
 class EngineSpec:
     """One engine; `settings` is what `make` and `check` are called with.
 
-    `make` returns the engine, not built yet. It runs in the engine's own thread, refuses what
-    cannot work with a SettingsError, and is the first that may import the engine's library.
-    `check` imports no library and starts nothing.
+    `make` returns the engine, not built yet; as `module:name` it is imported when it is needed.
+    It runs in the engine's own thread, refuses what cannot work with a SettingsError, and is the
+    first that may import the engine's library. `check` imports no library and starts nothing.
     """
 
     settings: type[WorkerSettings]
-    make: Callable[[Any], Engine]
+    make: Callable[[Any], Engine] | str
     check: Callable[[Any], Preflight] = lambda settings: Preflight()
 
 

@@ -2,16 +2,8 @@
 
 from __future__ import annotations
 
-from worker.engine import Engine
 from worker.engine.openai.settings import OpenAISettings
 from worker.engine.spec import EngineSpec, Preflight
-
-
-def make(settings: OpenAISettings) -> Engine:
-    """Return the engine, not built yet."""
-    from worker.engine.openai.engine import OpenAIEngine
-
-    return OpenAIEngine(settings)
 
 
 def check(settings: OpenAISettings) -> Preflight:
@@ -25,4 +17,4 @@ def check(settings: OpenAISettings) -> Preflight:
     })  # fmt: skip
 
 
-ENGINE = EngineSpec(OpenAISettings, make, check)
+ENGINE = EngineSpec(OpenAISettings, "worker.engine.openai.engine:OpenAIEngine", check)

@@ -2,24 +2,8 @@
 
 from __future__ import annotations
 
-from worker.engine import Engine
 from worker.engine.simulated.settings import SimulatedSettings
 from worker.engine.spec import EngineSpec, Preflight
-
-
-def make(settings: SimulatedSettings) -> Engine:
-    """Return the engine, not built yet."""
-    from worker.engine.simulated.engine import SimulatedEngine
-
-    return SimulatedEngine(
-        settings.simulated_slots,
-        settings.simulated_latency_s,
-        step_s=settings.simulated_step_s,
-        log=settings.simulated_log,
-        build_s=settings.simulated_build_s,
-        process=settings.simulated_process,
-        fate=settings.simulated_fate,
-    )
 
 
 def check(settings: SimulatedSettings) -> Preflight:
@@ -30,4 +14,4 @@ def check(settings: SimulatedSettings) -> Preflight:
     })  # fmt: skip
 
 
-ENGINE = EngineSpec(SimulatedSettings, make, check)
+ENGINE = EngineSpec(SimulatedSettings, "worker.engine.simulated.engine:from_settings", check)

@@ -20,14 +20,16 @@ import random
 import signal
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import orjson
 
 from contract.errors import EngineDead, RequestFailed, RequestRejected
 from contract.openai.body import CHAT_URL, GENERATING
 from worker.engine import Capacity, Completion, EngineRequest
+from worker.engine.simulated.settings import SimulatedSettings
 from worker.engine.simulated.stand_in import StandIn
 
 #: Spread of the lognormal latency; mean is the setting.
@@ -41,6 +43,7 @@ def digest(body: dict[str, Any]) -> str:
     return hashlib.sha256(orjson.dumps(prompt)).hexdigest()[:16]
 
 
+@dataclass(eq=False)
 class SimulatedEngine:
     """`slots` requests at once, each for a lognormal time of the given mean in seconds.
 
@@ -48,42 +51,34 @@ class SimulatedEngine:
     vLLM hands them out; else each by itself.
     """
 
-    grace_s = 0.0
+    grace_s: ClassVar[float] = 0.0
 
-    def __init__(
-        self,
-        slots: int,
-        latency_s: float,
-        seed: int = 7,
-        step_s: float = 0.0,
-        log: Path | None = None,
-        build_s: float = 0.0,
-        process: bool = False,
-        fate: str = "",
-    ) -> None:
-        self.slots = slots
-        self.latency_s = latency_s
-        self._step_s = step_s
+    slots: int
+    latency_s: float
+    seed: int = 7
+    step_s: float = 0.0
+    log: Path | None = None
+    build_s: float = 0.0
+    process: bool = False
+    fate: str = ""
+    running: int = field(default=0, init=False)
+    occupied_s: float = field(default=0.0, init=False)
+    steps: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
         self._ends: dict[int, list[asyncio.Future[bool]]] = {}
-        self.running = 0
-        self.occupied_s = 0.0
-        self.steps = 0
-        self._random = random.Random(seed)  # noqa: S311 - a load model, not a secret
-        self._log = log
-        self._build_s = build_s
-        self._fate = fate
-        self._with_process = process
+        self._random = random.Random(self.seed)  # noqa: S311 - a load model, not a secret
         self._process: StandIn | None = None
         self._mark = 0.0
-        self._free = asyncio.Semaphore(slots)
+        self._free = asyncio.Semaphore(self.slots)
         self._dead = asyncio.Event()
         self._sleeping: set[asyncio.Future[bool]] = set()
         self._texts: dict[str, Sequence[str]] = {}
 
     def build(self) -> None:
         """Take as long as a model would; start the process if there is to be one."""
-        time.sleep(self._build_s)
-        self._process = StandIn() if self._with_process else None
+        time.sleep(self.build_s)
+        self._process = StandIn() if self.process else None
 
     async def start(self) -> Capacity:
         """Return the configured capacity."""
@@ -119,7 +114,7 @@ class SimulatedEngine:
         return self._texts.get(request_id, ())
 
     async def _work(self, body: dict[str, Any]) -> None:
-        fate = str(body.get("user") or self._fate)
+        fate = str(body.get("user") or self.fate)
         if fate.startswith("simulate:fail"):
             await asyncio.sleep(float(fate.partition("=")[2] or 0))
             raise RequestFailed("simulated failure of this attempt")
@@ -145,7 +140,7 @@ class SimulatedEngine:
         loop = asyncio.get_running_loop()
         over: asyncio.Future[bool] = loop.create_future()
         timer = None
-        if self._step_s:
+        if self.step_s:
             self._end_with_step(over, delay)
         else:
             timer = loop.call_later(delay, _settle, (over,))
@@ -159,10 +154,10 @@ class SimulatedEngine:
 
     def _end_with_step(self, over: asyncio.Future[bool], delay: float) -> None:
         loop = asyncio.get_running_loop()
-        step = round((loop.time() + delay) / self._step_s)
+        step = round((loop.time() + delay) / self.step_s)
         if step not in self._ends:
             self._ends[step] = []
-            loop.call_at(step * self._step_s, lambda: _settle(self._ends.pop(step)))
+            loop.call_at(step * self.step_s, lambda: _settle(self._ends.pop(step)))
         self._ends[step].append(over)
 
     def _die(self) -> None:
@@ -187,9 +182,9 @@ class SimulatedEngine:
 
     def _note(self, what: str, request_id: str) -> None:
         """Append `start|end <request id> <pid>` in one write: workers may share the file."""
-        if self._log is not None:
+        if self.log is not None:
             line = f"{what} {request_id} {os.getpid()}\n".encode()
-            file = os.open(self._log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+            file = os.open(self.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
             os.write(file, line)
             os.close(file)
 
@@ -232,3 +227,10 @@ def _answer(request: EngineRequest, request_id: str) -> Completion:
         "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
     }
     return Completion(orjson.dumps(body), 1, 1)
+
+
+def from_settings(settings: SimulatedSettings) -> SimulatedEngine:
+    """Return the engine, not built yet: its arguments are called as the settings are."""
+    prefix = "simulated_"
+    ours = {name.removeprefix(prefix): v for name, v in settings if name.startswith(prefix)}
+    return SimulatedEngine(**ours)

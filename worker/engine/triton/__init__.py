@@ -2,16 +2,8 @@
 
 from __future__ import annotations
 
-from worker.engine import Engine
 from worker.engine.spec import EngineSpec, Preflight
 from worker.engine.triton.settings import TritonSettings
-
-
-def make(settings: TritonSettings) -> Engine:
-    """Return the engine, not built yet."""
-    from worker.engine.triton.engine import TritonEngine
-
-    return TritonEngine(settings)
 
 
 def check(settings: TritonSettings) -> Preflight:
@@ -25,4 +17,4 @@ def check(settings: TritonSettings) -> Preflight:
     })  # fmt: skip
 
 
-ENGINE = EngineSpec(TritonSettings, make, check)
+ENGINE = EngineSpec(TritonSettings, "worker.engine.triton.engine:TritonEngine", check)

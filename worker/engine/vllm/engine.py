@@ -31,7 +31,6 @@ from worker.engine.vllm.media import MAX_DOWNLOAD_MB, guard, unguard
 from worker.engine.vllm.pooled import pooled
 from worker.engine.vllm.root_cause import RootCause
 from worker.engine.vllm.settings import VllmSettings
-from worker.engine.vllm.stats import log_stats
 
 # vLLM reads these when it is imported. Spawned engine processes inherit no locks
 # from Celery's threads; forked ones do.
@@ -154,7 +153,7 @@ class VllmEngine:
         self._names = {m.name for m in models.base_model_paths} | set(models.lora_requests)
         self._fixed_name |= bool(models.lora_requests)  # with adapters the name chooses
         if self._stats_s is not None:
-            self._stats = asyncio.create_task(log_stats(engine, self._stats_s))
+            self._stats = asyncio.create_task(_log_stats(engine, self._stats_s))
         config, parallel = engine.vllm_config, engine.vllm_config.parallel_config
         return Capacity(
             max_num_seqs=config.scheduler_config.max_num_seqs * parallel.data_parallel_size,
@@ -275,3 +274,9 @@ class VllmEngine:
         if engine is not None:
             engine.shutdown(timeout=self.grace_s)  # SIGTERM first, and SIGKILL after so long
         self._cause.forget()
+
+
+async def _log_stats(engine: AsyncLLMEngine, every_s: float) -> None:
+    while not engine.errored:
+        await asyncio.sleep(every_s)
+        await engine.do_log_stats()

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from worker.engine.engine_args import EngineArgs
-from worker.engine.vllm.adapters import judge_adapters
 from worker.engine.vllm.cpu_memory import judge_memory
 from worker.engine.vllm.kv_cache import judge_cache, read_config
 from worker.engine.vllm.parallel import judge_parallel, number
@@ -41,6 +41,10 @@ SPECULATION = {
     "ngram-prompt-lookup-min": "prompt_lookup_min",
 }
 NGRAM = "[ngram]"
+#: vLLM's own --max-lora-rank where none is given.
+MAX_RANK = 16
+#: What it takes.
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 
 def judge_options(args: EngineArgs, model: str | None, packages: Packages) -> Iterator[Finding]:
@@ -57,7 +61,7 @@ def judge_options(args: EngineArgs, model: str | None, packages: Packages) -> It
     yield from judge_parallel(asked, packages.on_cpu)
     yield from judge_cache(asked, model, packages.on_cpu)
     yield from judge_memory(asked, model, packages)
-    yield from judge_adapters(args)
+    yield from _judge_adapters(args)
 
 
 def check_options(settings: VllmSettings) -> None:
@@ -130,3 +134,35 @@ def _vocabulary(model: str | None) -> int | None:
     """Return a local model's number of tokens, None where that cannot be read."""
     size = read_config(model).get("vocab_size")
     return size if isinstance(size, int) else None
+
+
+def _judge_adapters(args: EngineArgs) -> Iterator[Finding]:
+    """Say which adapters cannot be loaded; vLLM would say so only after the model is."""
+    if args.adapters and "enable-lora" not in args.options:
+        yield Finding(
+            "WARMQ_ENGINE_ARGS: --lora-modules without --enable-lora", "Add --enable-lora"
+        )
+    most = args.options.get("max-lora-rank", "")
+    for name, path in args.adapters.items():
+        yield from _judge_adapter(name, path, int(most) if most.isdecimal() else MAX_RANK)
+
+
+def _judge_adapter(name: str, path: str, most: int) -> Iterator[Finding]:
+    file = Path(path) / "adapter_config.json"
+    if not file.is_file():
+        if path.startswith(("/", ".", "~")):
+            yield Finding(
+                f"WARMQ_ENGINE_ARGS: the adapter {name} has no {file}",
+                "Name the folder that PEFT's save_pretrained() wrote",
+            )
+        return
+    try:
+        rank = json.loads(file.read_text("utf-8")).get("r")
+    except (OSError, ValueError, AttributeError) as error:
+        yield Finding(f"WARMQ_ENGINE_ARGS: {file} cannot be read: {error}", "Save the adapter anew")
+        return
+    if isinstance(rank, int) and rank > most:
+        yield Finding(
+            f"WARMQ_ENGINE_ARGS: the adapter {name} has rank {rank}, and --max-lora-rank is {most}",
+            f"Write --max-lora-rank {next((r for r in RANKS if r >= rank), rank)}",
+        )
