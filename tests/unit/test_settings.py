@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from setting_bounds import ENGINE_OF
 
 from contract.settings import Settings, SettingsError, load
+from demo.stack import ROOT
 from worker.engine.catalogue import load_settings
 
 BAD = [
@@ -123,3 +126,55 @@ def test_the_served_name_chooses_the_queue(monkeypatch: pytest.MonkeyPatch) -> N
 def test_settings_cannot_be_changed() -> None:
     with pytest.raises(ValueError, match="frozen"):
         load(Settings).queue = "other"  # type: ignore[misc]
+
+
+def test_an_engine_nobody_knows_is_refused_with_those_there_are(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("WARMQ_ENGINE", "gpu")
+    monkeypatch.setenv("WARMQ_LEASE_S", "soon")
+    installed(tmp_path, "mine = nowhere_at_all:ENGINE")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(SettingsError) as caught:
+        load_settings()
+    lines = caught.value.message.splitlines()
+    assert [line.split(":")[0] for line in lines] == ["WARMQ_ENGINE", "WARMQ_LEASE_S"]
+    assert "'vllm', 'openai', 'triton', 'simulated' or 'mine'" in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        ("mine = nowhere_at_all:ENGINE", "nowhere_at_all:ENGINE, which cannot be imported"),
+        ("mine = os.path:sep", "no EngineSpec but '/'"),
+    ],
+)
+def test_a_broken_engine_of_another_distribution_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, entry: str, words: str
+) -> None:
+    monkeypatch.setenv("WARMQ_ENGINE", "mine")
+    installed(tmp_path, entry)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(SettingsError, match="WARMQ_ENGINE: mine is ") as caught:
+        load_settings()
+    assert words in caught.value.message
+
+
+def test_only_the_chosen_engine_is_imported() -> None:
+    script = (
+        "import sys; from worker.engine.catalogue import load_settings, make_engine; "
+        "make_engine(load_settings(engine='openai', openai_base_urls='http://a/v1')); "
+        "print([m for m in sys.modules if m.startswith(('vllm', 'torch', 'worker.engine.vllm', "
+        "'worker.engine.simulated', 'worker.engine.triton', 'tritonclient'))])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True,
+                          check=True)  # fmt: skip
+    assert done.stdout == "[]\n"
+
+
+def installed(folder: Path, entry: str) -> None:
+    """Make a distribution with this entry point."""
+    info = folder / "mine-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[warmq.engines]\n{entry}\n")
