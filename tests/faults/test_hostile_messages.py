@@ -35,8 +35,8 @@ from demo.stack import RedisServer, eventually
 from worker.drain.leases import Leases
 from worker.drain.loop import Drain
 from worker.drain.side_tasks import SideTasks
+from worker.engine.simulated import SimulatedSettings
 from worker.engine.simulated.engine import SimulatedEngine
-from worker.engine.simulated.settings import SimulatedSettings
 
 #: Shared machines are slow at times; what waits here has deadlines of its own.
 pytestmark = pytest.mark.timeout(200)

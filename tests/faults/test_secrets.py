@@ -18,7 +18,7 @@ from support import batch_file, producer_command, producer_env, run_producer
 
 from contract.redis import keys
 from demo.stack import ROOT, RedisServer, Worker, eventually
-from worker.engine.vllm.settings import VllmSettings
+from worker.engine.vllm_settings import VllmSettings
 from worker.process.bootstep import CONTROL_QUEUE
 
 pytestmark = pytest.mark.timeout(120)

@@ -22,8 +22,8 @@ from worker.drain.lifecycle import State
 from worker.drain.loop import Drain
 from worker.drain.side_tasks import SideTasks
 from worker.drain.supervisor import Supervisor
+from worker.engine.simulated import SimulatedSettings
 from worker.engine.simulated.engine import SimulatedEngine
-from worker.engine.simulated.settings import SimulatedSettings
 
 T = TypeVar("T")
 LONG = "simulate:sleep=600"

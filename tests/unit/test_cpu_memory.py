@@ -21,7 +21,7 @@ from worker.engine.vllm.cpu_memory import (
     judge_memory,
 )
 from worker.engine.vllm.kv_cache import GIB
-from worker.engine.vllm.settings import VllmSettings
+from worker.engine.vllm_settings import VllmSettings
 from worker.machine import devices, node_memory
 from worker.machine.devices import folder_size
 from worker.machine.finding import Finding

@@ -8,7 +8,7 @@ from contract.openai.body import CHAT_URL, COMPLETION_URL, field_names
 from contract.openai.pooling import EMBEDDINGS_URL, RERANK_URLS, SCORE_URLS
 from contract.settings import SettingsError
 from worker.engine.vllm.options import REMOVED, SPECULATION
-from worker.engine.vllm.settings import VllmSettings
+from worker.engine.vllm_settings import VllmSettings
 
 pytestmark = pytest.mark.timeout(180)  # importing vLLM takes seconds
 

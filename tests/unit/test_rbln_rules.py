@@ -13,10 +13,9 @@ from compiled_folder import compiled, read
 from contract.settings import SettingsError
 from worker.engine.catalogue import make_engine
 from worker.engine.end import ASK_FIRST_ENV
-from worker.engine.engine_args import EngineArgs
 from worker.engine.rbln import start as rbln_start
 from worker.engine.rbln.rules import Line, limit_options, line_of
-from worker.engine.vllm.settings import VllmSettings
+from worker.engine.vllm_settings import EngineArgs, VllmSettings
 from worker.machine.packages import Packages, release_of
 
 SDK_0_12 = {"vllm-rbln": "0.12.0", "optimum-rbln": "0.12.0", "rebel-compiler": "0.12.0.post1"}

@@ -20,7 +20,7 @@ from contract.settings import Settings, SettingsError, load
 from worker.engine.catalogue import load_settings, make_engine
 from worker.engine.openai.engine import OpenAIEngine
 from worker.engine.openai.settings import OpenAISettings
-from worker.engine.vllm.settings import VllmSettings
+from worker.engine.vllm_settings import VllmSettings
 from worker.process.broker import celery_settings
 from worker.settings import WorkerSettings
 

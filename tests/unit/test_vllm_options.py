@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from demo.stack import MODEL, ROOT
-from worker.engine.engine_args import EngineArgs
 from worker.engine.vllm.options import REMOVED, SPECULATION, judge_options
+from worker.engine.vllm_settings import EngineArgs
 from worker.machine import devices, node_memory
 from worker.machine.devices import Gpus
 from worker.machine.finding import Finding

@@ -27,7 +27,7 @@ from worker.drain.loop import Drain
 from worker.drain.side_tasks import SideTasks
 from worker.engine import EngineRequest
 from worker.engine.catalogue import make_engine
-from worker.engine.vllm.settings import VllmSettings
+from worker.engine.vllm_settings import VllmSettings
 
 TOKENS = 64
 FORMS = ("bare", "classes", "queue")

@@ -32,8 +32,8 @@ from worker.drain.leases import Leases, Popped
 from worker.drain.loop import Drain
 from worker.drain.side_tasks import SideTasks
 from worker.engine import Completion, EngineRequest
+from worker.engine.simulated import SimulatedSettings
 from worker.engine.simulated.engine import SimulatedEngine
-from worker.engine.simulated.settings import SimulatedSettings
 
 #: Above so many requests only the distribution is written, not each request's times.
 EACH = 2000

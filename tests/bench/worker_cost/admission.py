@@ -23,7 +23,7 @@ from worker.drain.leases import Leases
 from worker.drain.loop import Drain
 from worker.drain.side_tasks import SideTasks
 from worker.engine import EngineRequest
-from worker.engine.simulated.settings import SimulatedSettings
+from worker.engine.simulated import SimulatedSettings
 
 #: Shapes of cost, not measurements: what a prefill chunk costs beside a decode step, and whether
 #: decoding pays for its bucket's rows or for the step alone.

@@ -22,7 +22,7 @@ from contract.results import success_meta
 from contract.settings import load
 from worker.drain.endings import Ending
 from worker.drain.leases import Leases
-from worker.engine.simulated.settings import SimulatedSettings
+from worker.engine.simulated import SimulatedSettings
 
 ANSWER = (
     b'{"id":"00000000-0000-0000-0000-000000000000","object":"text_completion","model":"simulated",'

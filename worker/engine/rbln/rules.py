@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from enum import Enum
 
 from worker.engine.rbln.model import Artefact
-from worker.engine.rbln.settings import RblnSettings
+from worker.engine.vllm_settings import VllmSettings
 from worker.machine.finding import Finding
 from worker.machine.packages import Packages, Release, release_of, same_minor
 
@@ -151,7 +151,7 @@ def _judge_version(artefact: Artefact, packages: Packages) -> Iterator[Finding]:
         )
 
 
-def judge_settings(settings: RblnSettings, artefact: Artefact) -> Iterator[Finding]:
+def judge_settings(settings: VllmSettings, artefact: Artefact) -> Iterator[Finding]:
     """Name every difference between what was asked for and what the artefact dictates."""
     asked = settings.engine_args.options
     for name, replacement in REFUSED.items():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import TypeVar
 
 from worker.engine.end import ASK_FIRST_ENV
 from worker.engine.rbln.model import Artefact, read_artefact
@@ -14,12 +13,10 @@ from worker.engine.rbln.rules import (
     judge_settings,
     limit_options,
 )
-from worker.engine.rbln.settings import RblnSettings
+from worker.engine.vllm_settings import VllmSettings
 from worker.machine.devices import VISIBLE
 from worker.machine.finding import Finding, refuse_fatal
 from worker.machine.packages import Packages, installed
-
-S = TypeVar("S", bound=RblnSettings)
 
 #: Its name before 0.12, still read there with a warning.
 OLD_VISIBLE = "RBLN_DEVICES"
@@ -28,7 +25,7 @@ RBLN_KILL_GRACE_S = 120.0
 
 
 def findings(
-    settings: RblnSettings, artefact: Artefact | None, packages: Packages
+    settings: VllmSettings, artefact: Artefact | None, packages: Packages
 ) -> Iterator[Finding]:
     """Name everything that is wrong, or to be known, before this engine is started."""
     yield from judge_packages(packages)
@@ -42,7 +39,7 @@ def findings(
         )
 
 
-def prepare(settings: S) -> S:
+def prepare(settings: VllmSettings) -> VllmSettings:
     """Return the settings as the engine needs them, and choose the devices.
 
     Changes the environment, which the vendor's packages read when they are imported.

@@ -2,8 +2,50 @@
 
 from __future__ import annotations
 
-from worker.engine.simulated.settings import SimulatedSettings
+import os
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+from contract.settings import Count, Seconds
 from worker.engine.spec import EngineSpec, Preflight
+from worker.settings import WorkerSettings
+
+
+def _step(seconds: float) -> float:
+    if 0 < seconds < 0.0001:
+        raise ValueError("must be 0 or at least 0.0001")
+    return seconds
+
+
+def _log_file(path: Path) -> Path:
+    # Not Path's own: they raise for names that are too long.
+    if os.path.isdir(path) or not os.path.isdir(path.parent):  # noqa: PTH112
+        raise ValueError("must name a file in a folder that exists")
+    return path
+
+
+class SimulatedSettings(WorkerSettings):
+    """What the simulated engine can be told."""
+
+    simulated_slots: Count = Field(64, ge=1, description="simulated engine: max_num_seqs")
+    simulated_latency_s: Seconds = Field(0.2, ge=0, description="simulated engine: mean latency")
+    simulated_step_s: Annotated[Seconds, AfterValidator(_step)] = Field(
+        0, ge=0, description="simulated engine: requests end in steps of so long; 0: each by itself"
+    )
+    simulated_log: Annotated[Path, AfterValidator(_log_file)] | None = Field(
+        None, description="simulated engine: file that every start and end is appended to"
+    )
+    simulated_build_s: Seconds = Field(0, ge=0, description="simulated engine: time to start it")
+    simulated_fate: str = Field(
+        "",
+        pattern=r"^(simulate:[a-z-]+(=[0-9]{1,9}(\.[0-9]{1,9})?)?)?$",
+        description="simulated engine: what befalls requests whose `user` says nothing",
+    )
+    simulated_process: bool = Field(
+        False, description="simulated engine: with a child process that can be killed or stopped"
+    )
 
 
 def check(settings: SimulatedSettings) -> Preflight:

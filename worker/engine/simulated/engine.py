@@ -29,7 +29,7 @@ import orjson
 from contract.errors import EngineDead, RequestFailed, RequestRejected
 from contract.openai.body import CHAT_URL, GENERATING
 from worker.engine import Capacity, Completion, EngineRequest
-from worker.engine.simulated.settings import SimulatedSettings
+from worker.engine.simulated import SimulatedSettings
 from worker.engine.simulated.stand_in import StandIn
 
 #: Spread of the lognormal latency; mean is the setting.

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from worker.engine import Engine
 from worker.engine.spec import EngineSpec, Preflight
-from worker.engine.vllm.settings import VllmSettings
+from worker.engine.vllm_settings import VllmSettings
+from worker.machine.finding import refuse_fatal
+from worker.machine.packages import installed
 
 
 def make(settings: VllmSettings) -> Engine:
@@ -14,10 +16,10 @@ def make(settings: VllmSettings) -> Engine:
         SettingsError: naming everything that cannot work, and its remedy.
     """
     from worker.engine.rbln.start import prepare
-    from worker.engine.vllm.options import check_options
+    from worker.engine.vllm.options import judge_options
 
     settings = prepare(settings)  # first: vLLM reads the environment when it is imported
-    check_options(settings)
+    refuse_fatal(judge_options(settings.engine_args, settings.model, installed()))
     from worker.engine.vllm.engine import VllmEngine
 
     return VllmEngine(settings)

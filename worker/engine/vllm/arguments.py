@@ -7,7 +7,7 @@ from argparse import ArgumentParser, Namespace
 
 from contract.settings import SettingsError
 from worker.engine.vllm.cpu_memory import OPTIONS, applies, choose, chosen_already
-from worker.engine.vllm.settings import VllmSettings
+from worker.engine.vllm_settings import VllmSettings
 from worker.machine.packages import installed
 
 log = logging.getLogger(__name__)

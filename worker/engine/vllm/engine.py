@@ -30,7 +30,7 @@ from worker.engine.vllm.kv_cache import explain
 from worker.engine.vllm.media import MAX_DOWNLOAD_MB, guard, unguard
 from worker.engine.vllm.pooled import pooled
 from worker.engine.vllm.root_cause import RootCause
-from worker.engine.vllm.settings import VllmSettings
+from worker.engine.vllm_settings import VllmSettings
 
 # vLLM reads these when it is imported. Spawned engine processes inherit no locks
 # from Celery's threads; forked ones do.

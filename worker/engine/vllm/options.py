@@ -10,13 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from worker.engine.engine_args import EngineArgs
 from worker.engine.vllm.cpu_memory import judge_memory
 from worker.engine.vllm.kv_cache import judge_cache, read_config
 from worker.engine.vllm.parallel import judge_parallel, number
-from worker.engine.vllm.settings import VllmSettings
-from worker.machine.finding import Finding, refuse_fatal
-from worker.machine.packages import Packages, installed
+from worker.engine.vllm_settings import EngineArgs
+from worker.machine.finding import Finding
+from worker.machine.packages import Packages
 
 #: Option of vLLM 0.2 to 0.8 -> what to do now. `{}` is the value that was given.
 REMOVED = {
@@ -62,15 +61,6 @@ def judge_options(args: EngineArgs, model: str | None, packages: Packages) -> It
     yield from judge_cache(asked, model, packages.on_cpu)
     yield from judge_memory(asked, model, packages)
     yield from _judge_adapters(args)
-
-
-def check_options(settings: VllmSettings) -> None:
-    """Refuse what cannot work, warn of what is wasteful.
-
-    Raises:
-        SettingsError: naming every fatal problem and its remedy.
-    """
-    refuse_fatal(judge_options(settings.engine_args, settings.model, installed()))
 
 
 def _removed(name: str, remedy: str) -> Finding:

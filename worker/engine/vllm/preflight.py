@@ -13,7 +13,7 @@ from worker.engine.spec import Preflight, answers
 from worker.engine.vllm.cpu_memory import applies, describe
 from worker.engine.vllm.kv_cache import GIB, read_config
 from worker.engine.vllm.options import judge_options
-from worker.engine.vllm.settings import VllmSettings
+from worker.engine.vllm_settings import VllmSettings
 from worker.machine import devices
 from worker.machine.finding import Finding
 from worker.machine.packages import Packages, installed

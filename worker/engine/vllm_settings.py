@@ -1,13 +1,19 @@
-"""WARMQ_ENGINE_ARGS: options of `vllm serve`, parsed once, when the settings are read."""
+"""The settings of the vllm engine, which the checks of RBLN read too.
+
+WARMQ_ENGINE_ARGS, the options of `vllm serve`, is parsed here once.
+"""
 
 from __future__ import annotations
 
 import json
 import shlex
-from typing import Any
+from typing import Any, ClassVar
 
-from pydantic import GetCoreSchemaHandler
+from pydantic import Field, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
+
+from contract.settings import Seconds
+from worker.settings import WorkerSettings
 
 #: Short options by their long names.
 SHORT = {
@@ -68,3 +74,30 @@ def _adapter(module: str) -> dict[str, str]:
         return {str(found["name"]): str(found["path"])}
     except (ValueError, KeyError, TypeError):
         return {}
+
+
+class VllmSettings(WorkerSettings):
+    """What the vllm engine can be told, in front of any device."""
+
+    needs_model: ClassVar[bool] = True
+
+    engine_args: EngineArgs = Field(
+        EngineArgs(), description="vLLM's own command line options, in vLLM's spelling"
+    )
+    engine_stats_s: Seconds | None = Field(
+        None, ge=0.1, description="vLLM's own statistics in the log every so often; default never"
+    )
+    kill_grace_s: Seconds | None = Field(
+        None, ge=0, description="between SIGTERM and SIGKILL of an engine; default 5, RBLN 120"
+    )
+    media_private_networks: bool = Field(
+        False, description="let image, audio and video URLs of lines lead into private networks"
+    )
+    rbln_devices: str | None = Field(
+        None,
+        pattern=r"^[0-9]{1,4}(,[0-9]{1,4})*$",
+        description="RBLN: cards of this worker's engine, as 0,1",
+    )
+    rbln_timeout_s: Seconds = Field(
+        60, gt=0, description="RBLN: the runtime's own time limit on one step"
+    )
