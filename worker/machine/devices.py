@@ -47,7 +47,7 @@ def visible_cards(devices: str | None) -> Cards:
 
 @dataclass(frozen=True, slots=True)
 class Gpus:
-    """How many GPUs vLLM can use; `told` says who says so."""
+    """How many GPUs vLLM can use; `told` says where the number comes from."""
 
     count: int
     told: str
@@ -60,7 +60,7 @@ def visible_gpus(dev: Path = Path("/dev")) -> Gpus | None:
     if chosen is None:
         return Gpus(there, f"this machine shows {there}") if there else None
     names = [name.strip() for name in chosen.split(",")]
-    # The driver reads the list up to the first that is none.
+    # The driver ignores the first entry that names no GPU, and all that follow it.
     count = next((n for n, name in enumerate(names) if name in ("", "-1")), len(names))
     told = f"CUDA_VISIBLE_DEVICES={chosen} names {count}"
     if 0 < there < count and not chosen.startswith("MIG"):
@@ -99,7 +99,7 @@ def holders(proc: Path = Path("/proc")) -> dict[int, set[int]]:
 
 
 def available_memory(meminfo: Path = Path("/proc/meminfo")) -> int:
-    """Return the machine's available memory in bytes, 0 if it is not told."""
+    """Return the machine's available memory in bytes, 0 if it is not known."""
     try:
         lines = meminfo.read_text().splitlines()
     except OSError:

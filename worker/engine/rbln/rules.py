@@ -1,4 +1,4 @@
-"""What may be asked of an RBLN engine: options refused, overridden or passed by hand.
+"""Which options an RBLN engine refuses, overrides, or has to be given.
 
 Sources: vllm-rbln's and optimum-rbln's wheels 0.8 to 0.12 (docs/rbln.md has the table).
 """

@@ -20,7 +20,7 @@ from worker.machine.packages import Packages, installed
 
 #: Its name before 0.12, still read there with a warning.
 OLD_VISIBLE = "RBLN_DEVICES"
-#: A killed engine may leave its card unusable, so a hung one is asked for long.
+#: A killed engine may leave its card unusable, so one that hangs gets long to end by itself.
 RBLN_KILL_GRACE_S = 120.0
 
 
@@ -61,7 +61,7 @@ def prepare(settings: VllmSettings) -> VllmSettings:
 
 
 def choose_devices(wanted: str | None, packages: Packages) -> None:
-    """Set the one variable that this release reads, and only it; nothing wanted: leave all."""
+    """Set the variable that this release reads and unset the other; without a choice, neither."""
     devices = wanted or os.environ.get(VISIBLE) or os.environ.get(OLD_VISIBLE)
     if devices is None:
         return

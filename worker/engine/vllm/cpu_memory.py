@@ -37,8 +37,8 @@ DEFAULT_SEQS = 128
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What is written for the user: a size in bytes, or where only vLLM can know the need a share
-    of the node (0 to 1). `told` says it in a sentence."""
+    """The KV cache's `size` in bytes, None where the need of a token is not known; the `share` of
+    the node's memory (0 to 1) that the engine may take; and a sentence for the log."""
 
     size: int | None
     share: float

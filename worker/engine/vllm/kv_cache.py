@@ -44,9 +44,9 @@ _RESERVE = re.compile(
 
 
 def size_of(text: str) -> int | None:
-    """Return a number as vLLM's options take it, `4096`, `4k`, `4K` or `1.5G`; None if it is none.
+    """Return the number that a value of vLLM's options means: `4096`, `4k`, `4K` or `1.5G`.
 
-    Only a word: `auto` and what vLLM's parser will refuse are none.
+    None for `auto`, and for whatever vLLM's parser will refuse.
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmMgGtT]?)", text)
     return int(float(found[1]) * UNITS[found[2]]) if found else None

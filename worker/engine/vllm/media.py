@@ -1,8 +1,8 @@
-"""Fetching what a line's image, audio or video URL names, without becoming anybody's way in.
+"""Lets the image, audio and video URLs of requests be fetched from public addresses only.
 
-vLLM limits time, size and host names. What it leaves open is the address: a name may lead to the
-machine itself or into its network, at once, by a redirect, or by a DNS answer that changes between
-check and use. So the check is made on the address that is about to be connected to.
+vLLM limits time, size and host names, but not addresses: a name may lead to this machine or into
+its network, at once, by a redirect, or by a DNS answer that changes between check and use. So the
+check is made on the address that is about to be connected to.
 """
 
 from __future__ import annotations
