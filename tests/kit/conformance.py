@@ -136,11 +136,13 @@ class Life:
         for _ in range(5):  # on a busy machine the end may come with the beginning
             request_id = f"long{next(self._ids)}"
             task = asyncio.create_task(self.engine.generate(request, request_id))
-            while not task.done() and not self.engine.text_so_far(request_id):
-                await asyncio.sleep(0.01)
+            await self._begun(request_id, task)
             if not task.done():
                 return request_id, task
         raise AssertionError(task)
+
+    async def _begun(self, request_id: str, task: asyncio.Task[Completion]) -> None:
+        await until(lambda: task.done() or self.engine.text_so_far(request_id), "it writes")
 
     @property
     def long(self) -> dict[str, Any]:
