@@ -191,7 +191,7 @@ def test_an_engine_that_dies_inside_a_server_costs_no_request(
         triton_server.load()
         on.finish(timeout_s=90)
         on.settled(simulated=False)
-        assert "engine died: no Triton server is left" in worker.log_path.read_text()
+        assert "engine died: no server is left" in worker.log_path.read_text()
         assert worker.stop() == 0
 
 

@@ -131,7 +131,7 @@ async def test_a_server_that_is_away_gets_nothing_until_it_is_back() -> None:
         await one.start()
         fleet = running._fleet
         assert fleet is not None
-        await until(lambda: all(u.up for u in fleet.upstreams))
+        await until(lambda: all(u.up for u in fleet.servers))
         await asyncio.gather(*start(running, [chat(str(n)) for n in range(20)]))
         assert one.came
 
@@ -290,7 +290,7 @@ async def test_the_limit_settles_where_few_requests_wait() -> None:
     async with StubServer(slots=48, latency_s=0.3) as server, engine(server) as running:
         fleet = running._fleet
         assert fleet is not None
-        upstream = fleet.upstreams[0]
+        upstream = fleet.servers[0]
         tasks = start(running, [chat(str(n)) for n in range(3000)])
         await until(lambda: upstream.limit > 48)  # the slots, which nobody told it
         upstream.limit = 200

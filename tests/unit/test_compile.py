@@ -11,7 +11,7 @@ import pytest
 from demo.stack import MODEL
 from worker.machine.packages import Packages
 from worker.tools import compile as compile_module
-from worker.tools.compile import describe, main, parse
+from worker.tools.compile import command, describe, main
 from worker.tools.compile_plan import Plan, judge_plan
 
 SDK = {"optimum-rbln": "0.12.0", "vllm-rbln": "0.12.0", "rebel-compiler": "0.12.0"}
@@ -29,6 +29,11 @@ def judged(
     full = {"model": "m", "output": tmp_path / "out", "batch_size": 4, "max_seq_len": 4096} | plan
     packages = Packages(SDK if versions is None else versions, rebel)
     return [(f.fatal, str(f)) for f in judge_plan(Plan(**full), packages, config or LLAMA)]
+
+
+def parse(words: str) -> Plan:
+    """Return the plan that a command line asks for."""
+    return Plan(**command.make_context("compile", words.split()).params)
 
 
 @pytest.mark.parametrize(
@@ -88,23 +93,32 @@ def test_batch_size_one_and_emulation_are_told(tmp_path: Path) -> None:
 def test_the_command_line_becomes_optimums_arguments() -> None:
     plan = parse(
         "m -o d --batch-size 8 --max-seq-len 8192 --num-devices 4 --buckets 1,8,4 "
-        "--partition-len 4096 --kv-blocks 9 --prefill-chunk 256 --npu RBLN-CA25".split()
+        "--partition-len 4096 --kv-blocks 9 --prefill-chunk 256 --npu RBLN-CA25"
     )
     assert plan.rbln_config() == {
         "batch_size": 8, "max_seq_len": 8192, "num_devices": 4, "decoder_batch_sizes": [8, 4, 1],
         "attn_impl": "flash_attn", "kvcache_partition_len": 4096, "kvcache_num_blocks": 9,
         "prefill_chunk_size": 256, "npu": "RBLN-CA25", "create_runtimes": False,
     }  # fmt: skip
-    assert parse("m -o d --max-seq-len 512".split()).rbln_config() == {
+    assert parse("m -o d --max-seq-len 512").rbln_config() == {
         "batch_size": 4, "max_seq_len": 512, "create_runtimes": False,
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("words", ["m -o d", "m -o d --max-seq-len 0", "-o d --max-seq-len 9"])
-def test_wrong_command_lines(words: str) -> None:
-    with pytest.raises(SystemExit) as end:
-        parse(words.split())
-    assert end.value.code == 2
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("m -o d", "'--max-seq-len'"),
+        ("m -o d --max-seq-len 0", "0 is not in the range x>=1"),
+        ("-o d --max-seq-len 9", "'MODEL'"),
+        ("m -o d --max-seq-len 9 --buckets 4,0", "numbers of 1 or more"),
+        ("m -o d --max-seq-len 9 --buckets 4;2", "numbers of 1 or more"),
+        ("m -o d --max-seq-len 9 --dtype int8", "'int8' is not one of"),
+    ],
+)
+def test_wrong_command_lines(words: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words.split()) == 2
+    assert told in capsys.readouterr().err
 
 
 def test_without_the_vendors_packages_it_is_refused_at_once(
@@ -137,5 +151,5 @@ def test_a_compiler_that_fails_leaves_nothing_and_one_that_works_a_manifest(
 
 
 def test_the_manifest_names_the_hubs_revision(tmp_path: Path) -> None:
-    plan = parse("org/model -o d --max-seq-len 512".split())
+    plan = parse("org/model -o d --max-seq-len 512")
     assert describe(plan, SDK, True, {"_commit_hash": "abc"})["source_revision"] == "abc"

@@ -21,15 +21,14 @@ from worker.engine.openai.retries import (
     TABLE,
     Action,
     Condition,
-    Health,
     Unanswered,
     action_for,
     after_probe,
-    rejection,
     seconds_of,
     unanswered,
 )
 from worker.engine.openai.settings import OpenAISettings
+from worker.engine.remote.server import Health
 
 PAGE = ROOT / "docs" / "engine-openai.md"
 
@@ -120,8 +119,8 @@ def test_a_prompt_that_is_too_long_is_told_by_its_code() -> None:
         "max_tokens=5000 cannot be greater than max_model_len=1024",
     ):
         fault = unanswered(400, orjson.dumps({"error": {"message": text}}))
-        assert rejection(fault).code == "context_length_exceeded"
-    assert rejection(unanswered(404, b'{"detail": "no model x"}')).code == "model_not_found"
+        assert fault.rejection().code == "context_length_exceeded"
+    assert unanswered(404, b'{"detail": "no model x"}').rejection().code == "model_not_found"
 
 
 # -- answers ------------------------------------------------------------------------------------

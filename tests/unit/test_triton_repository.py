@@ -19,7 +19,7 @@ from worker.engine.triton.rules import (
     parameters_of,
 )
 from worker.machine.finding import Finding
-from worker.tools.triton import main, parse
+from worker.tools.triton import command, main
 
 #: Of the vendor's tutorial for Llama3-8B, vllm-rbln 0.8 and older.
 TUTORIAL = {
@@ -106,8 +106,8 @@ def test_a_compiled_folder_that_can_be_read_is_compared_with_model_json(tmp_path
     assert any("python -m worker.compile --num-devices" in text for text in fatal(found))
     notes = [str(one) for one in found if not one.fatal]
     assert notes == [
-        'model.json: "max_num_seqs": 8 has no effect: 4 is compiled in. Leave it out, or recompile '
-        "the model."
+        'model.json: "max_num_seqs" 8 has no effect: the compiled batch size is 4. Leave it out, '
+        "or recompile with --batch-size 8."
     ]
 
 
@@ -169,8 +169,8 @@ def test_the_page_shows_files_that_are_judged_as_it_says() -> None:
     ]
     stale = ["max_num_batched_tokens", "block_size", "device"]
     assert [sorted(names) for names in judged] == [["disable_log_requests"], [], sorted(stale), []]
-    (command,) = re.findall(r"python -m worker\.triton (/.*)", page)
-    assert parse(command.split()).name == "vllm_model"
+    (words,) = re.findall(r"python -m worker\.triton (/.*)", page)
+    assert command.make_context("triton", words.split()).params["name"] == "vllm_model"
 
 
 def test_the_command_tells_problems_by_its_exit_status(
@@ -180,5 +180,5 @@ def test_the_command_tells_problems_by_its_exit_status(
     assert 'problem: old/1/model.json: "device" is refused on RBLN' in capsys.readouterr().out
     assert main(["--check", str(by_hand(tmp_path, {"model": "/m"}))]) == 0
     assert main(["--check", str(tmp_path / "nothing")]) == 1
-    with pytest.raises(SystemExit, match="2"):
-        main(["-o", str(tmp_path)])
+    for wrong in (["-o", str(tmp_path)], [str(MODEL), "-o", str(tmp_path), "--set", "a"]):
+        assert main(wrong) == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import sys
 from collections.abc import AsyncIterator
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from worker.engine.remote.server import Health
 from worker.engine.triton.request import ServerAway
 
 MODULE = "worker.engine.triton.server"
@@ -17,7 +19,7 @@ MODULE = "worker.engine.triton.server"
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return a Server that is up and whose backend tells why an answer ended."""
+    """Return a server that is up and whose backend tells why an answer ended."""
     for name in ("grpc", "tritonclient", "tritonclient.grpc", "tritonclient.grpc.aio",
                  "tritonclient.utils"):  # fmt: skip
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
@@ -28,7 +30,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.delitem(sys.modules, MODULE, raising=False)
     module = importlib.import_module(MODULE)
     monkeypatch.delitem(sys.modules, MODULE)  # made of stand-ins: for this test alone
-    server = module.Server("fake:1", "vllm_model")
+    server = module.TritonServer("fake:1", "vllm_model")
     server.up, server.extras = True, module.EXTRAS
     server._request = lambda *_: {}
     return server
@@ -63,21 +65,17 @@ class Call:
         self.cancelled = True
 
 
-async def test_an_answer_that_its_server_aborted_is_handed_back_and_the_server_rests(
-    server: Any,
-) -> None:
+async def test_an_answer_that_its_server_aborted_is_no_answer(server: Any) -> None:
     server._client.pieces = [("half an ", "None", False), ("ans", "abort", True)]
-    with pytest.raises(ServerAway, match="fake:1: its engine was told to end"):
+    with pytest.raises(ServerAway, match="its engine was told to end"):
         await server.run("Hi", b"{}", "r1")
-    assert not server.up
-    assert server.in_flight == 0
+    assert server.pieces == {}
 
 
 async def test_an_answer_that_ended_by_itself_is_one(server: Any) -> None:
     server._client.pieces = [("half an ", "None", False), ("answer", "stop", True)]
     answer = await server.run("Hi", b"{}", "r1")
     assert (answer.text, answer.finish_reason) == ("half an answer", "stop")
-    assert server.up
 
 
 async def test_the_pieces_so_far_are_there_while_it_runs(server: Any) -> None:
@@ -100,4 +98,57 @@ async def test_a_stream_that_ends_before_its_answer_is_whole_is_no_answer(server
     server._client.pieces = [("half an ", "None", False)]
     with pytest.raises(ServerAway, match="before the answer was whole"):
         await server.run("Hi", b"{}", "r1")
-    assert not server.up
+
+
+async def test_a_request_that_is_interrupted_is_cancelled_in_the_server(server: Any) -> None:
+    begun = asyncio.Event()
+    calls: list[Call] = []
+
+    async def hang(self: Call) -> AsyncIterator[tuple[Any, None]]:
+        calls.append(self)
+        begun.set()
+        await asyncio.Event().wait()
+        yield None, None
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Call, "__aiter__", hang)
+        running = asyncio.create_task(server.run("Hi", b"{}", "r1"))
+        await begun.wait()
+        server.interrupt()
+        with pytest.raises(ServerAway, match="no step was made"):
+            await running
+    assert [call.cancelled for call in calls] == [True]
+
+
+@pytest.mark.parametrize(
+    ("error", "health"),
+    [("StatusCode.DEADLINE_EXCEEDED", Health.SILENT), ("StatusCode.UNAVAILABLE", Health.ILL)],
+)
+async def test_a_late_answer_about_health_is_not_a_bad_one(
+    server: Any, error: str, health: Health
+) -> None:
+    async def fail(*_: object, **__: object) -> bool:
+        raise ConnectionError(error)
+
+    server._client.is_model_ready = fail
+    assert (await server.ask()).health is health
+
+
+async def test_a_server_that_was_away_tells_what_its_model_takes(server: Any) -> None:
+    async def ready(*_: object, **__: object) -> bool:
+        return True
+
+    async def config(*_: object, **__: object) -> Any:
+        named = [SimpleNamespace(name=name) for name in inputs]
+        parameters = {"WARMQ_MAX_NUM_SEQS": SimpleNamespace(string_value="7")}
+        return SimpleNamespace(config=SimpleNamespace(input=named, parameters=parameters))
+
+    server.up, server._client.is_model_ready, server._client.get_model_config = False, ready, config
+    inputs = ["text_input", "return_finish_reason"]
+    assert (await server.ask()).health is Health.WELL
+    assert server.extras == ("return_finish_reason",)
+    assert server.parameters == {"WARMQ_MAX_NUM_SEQS": "7"}
+    inputs = ["image"]
+    report = await server.ask()
+    assert report.health is Health.UNUSABLE
+    assert "['image'] and not the vLLM backend's" in report.why

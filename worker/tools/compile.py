@@ -1,88 +1,97 @@
-"""Compile a model for RBLN: `python -m worker.compile MODEL -o DIR --batch-size 4 ...`.
+"""Compile a model for RBLN: `python -m worker.compile MODEL -o DIR --max-seq-len 8192 ...`.
 
 Wraps optimum-rbln: checks first (compile_plan.py), then minutes to hours of the vendor's
 compiler, then the folder under its final name, with a manifest of how it was made.
-Exit status: 0 compiled, 1 the compiler failed, 2 refused before it began.
 """
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import shutil
-import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import click
+
 from worker.machine.packages import installed
+from worker.tools.command import CONTEXT, FOLDER, USAGE, run
 from worker.tools.compile_plan import Plan, judge_compiler, judge_plan
 
 MANIFEST = "warmq_compile.json"
 TICK_S = 30.0
-DTYPES = ("float32", "float16", "bfloat16")
+DTYPES = click.Choice(["float32", "float16", "bfloat16"])
+BUCKETS = "Batch sizes of decode steps, as 4,2,1. Default: the batch size."
+number = partial(click.option, metavar="N", type=click.IntRange(min=1))
 
 
-def parse(argv: Sequence[str]) -> Plan:
-    """Read the command line."""
-    parser = argparse.ArgumentParser(prog="python -m worker.compile", description=__doc__)
-    number = _positive
-    parser.add_argument("model", help="folder or hub name of the original model")
-    parser.add_argument("-o", "--output", type=Path, required=True, help="folder to write")
-    parser.add_argument("--batch-size", type=number, default=4, help="requests at once (4)")
-    parser.add_argument("--max-seq-len", type=number, required=True, help="context, in tokens")
-    parser.add_argument("--num-devices", type=number, default=1, help="NPUs it is spread over (1)")
-    parser.add_argument("--buckets", type=_numbers, default=(), help="decode batches, as 4,2,1")
-    parser.add_argument("--flash", action="store_true", help="flash attention, for long contexts")
-    parser.add_argument("--partition-len", type=number, help="its partitions, in tokens")
-    parser.add_argument("--kv-blocks", type=number, help="KV blocks; default: what fits")
-    parser.add_argument("--prefill-chunk", type=number, help="tokens per prefill step")
-    parser.add_argument("--npu", help="card to compile for, as RBLN-CA25; needed without an NPU")
-    parser.add_argument(
-        "--dtype", choices=DTYPES, help="of weights and cache; default: the model's"
-    )
-    parser.add_argument("--overwrite", action="store_true", help="replace the output folder")
-    return Plan(**vars(parser.parse_args(argv)))
+def _sizes(_: click.Context, __: click.Parameter, text: str) -> tuple[int, ...]:
+    sizes = text.split(",") if text else []
+    if not all(size.strip().isdecimal() and int(size) for size in sizes):
+        raise click.BadParameter("write numbers of 1 or more with commas between, as 4,2,1")
+    return tuple(sorted(map(int, sizes), reverse=True))
 
 
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError("must be 1 or more")
-    return number
+@click.command("compile", context_settings=CONTEXT)
+@click.argument("model")
+@click.option("-o", "--output", metavar="DIR", type=FOLDER, required=True, help="Folder to write.")
+@number("--batch-size", default=4, show_default=True, help="Requests at once.")
+@number("--max-seq-len", required=True, help="Context, in tokens.")
+@number("--num-devices", default=1, show_default=True, help="NPUs it is spread over.")
+@click.option("--buckets", metavar="N,N", default="", callback=_sizes, help=BUCKETS)
+@click.option("--flash", is_flag=True, help="Flash attention, for long contexts.")
+@number("--partition-len", help="Partitions of flash attention, in tokens.")
+@number("--kv-blocks", help="KV blocks. Default: what fits.")
+@number("--prefill-chunk", help="Tokens per prefill step.")
+@click.option("--npu", metavar="CARD", help="Card, as RBLN-CA25; needed where no NPU is.")
+@click.option("--dtype", type=DTYPES, help="Of weights and KV cache. Default: the model's.")
+@click.option("--overwrite", is_flag=True, help="Replace the output folder.")
+def command(**options: Any) -> int:
+    """Compile MODEL, a folder or a hub name, for Rebellions NPUs.
+
+    Everything that can be checked is checked first: lengths, batch sizes, architecture, packages,
+    disk space. Then the vendor's compiler runs for minutes to hours.
+
+    \b
+    Exit status:
+      0  compiled
+      1  the compiler failed
+      2  refused before it began
+    """
+    return compile_model(Plan(**options))
 
 
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(sorted((_positive(part) for part in text.split(",")), reverse=True))
+main = partial(run, command)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Compile; return the exit status."""
-    plan, packages = parse(sys.argv[1:] if argv is None else argv), installed()
+def compile_model(plan: Plan) -> int:
+    """Check the plan, compile, and move the folder to its name; return the exit status."""
+    packages = installed()
     usable = not any(f.fatal for f in judge_compiler(packages))
     config = model_config(plan.model, usable)
     found = list(judge_plan(plan, packages, config))
     for finding in found:
         say(f"{'refused' if finding.fatal else 'note'}: {finding}")
     if any(f.fatal for f in found):
-        return 2
-    partial = plan.output.with_name(plan.output.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
+        return USAGE
+    unfinished = plan.output.with_name(plan.output.name + ".partial")
+    shutil.rmtree(unfinished, ignore_errors=True)
     try:
-        compile_into(plan, partial)
+        compile_into(plan, unfinished)
     except Exception as error:  # whatever the compiler raises, a half folder must not stay
-        shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(unfinished, ignore_errors=True)
         say(f"the compiler failed: {type(error).__name__}: {error}")
         return 1
     manifest = describe(plan, packages.versions, packages.emulated, config or {})
-    (partial / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
+    (unfinished / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
     if plan.overwrite:
         shutil.rmtree(plan.output, ignore_errors=True)
-    partial.rename(plan.output)
+    unfinished.rename(plan.output)
     say(f"done. Check it: WARMQ_MODEL={plan.output} python -m worker.check")
     return 0
 
@@ -154,5 +163,4 @@ def progress(what: str) -> Iterator[None]:
 
 def say(text: str) -> None:
     """Write one line for the person who waits."""
-    sys.stderr.write(f"compile: {text}\n")
-    sys.stderr.flush()
+    click.echo(f"compile: {text}", err=True)

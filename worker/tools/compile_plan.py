@@ -1,4 +1,4 @@
-"""What is to be compiled, and everything that can be found wrong with it before hours are spent.
+"""What is to be compiled, and what can be found wrong with it before the compiler runs for hours.
 
 Limits are optimum-rbln 0.12's (modeling_attention_utils.py, vllm-rbln's registry.py).
 """
@@ -26,7 +26,7 @@ ARCHITECTURES = frozenset(
 ) | {"GPT2LMHeadModel", "MidmLMHeadModel"}  # fmt: skip
 MIN_PARTITION = 1024
 CHUNK_MULTIPLE = 64
-#: Space for the compiled files, as a multiple of the weights: an estimate, told as one.
+#: Space for the compiled files, as a multiple of the weights: an estimate.
 SPACE_FACTOR = 2.0
 GIB = 2**30
 

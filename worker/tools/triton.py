@@ -1,35 +1,33 @@
-"""Write or check a Triton model repository: `python -m worker.triton MODEL_DIR -o REPO`.
-
-Writes `<name>/config.pbtxt` and `<name>/1/model.json` for the vLLM backend, for a GPU or, where
-MODEL_DIR was compiled by optimum-rbln, for RBLN. `--check REPO` names what is wrong with one.
-Exit status: 0 nothing in the way, 1 something is, 2 the command line is wrong.
-"""
+"""Write or check a Triton model repository: `python -m worker.triton MODEL_DIR -o REPO`."""
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import click
+
 from contract.settings import SettingsError
 from worker.engine.rbln.model import read_artefact
-from worker.engine.triton.engine import LENGTH_PARAMETER as LENGTH
-from worker.engine.triton.engine import SLOTS_PARAMETER as SLOTS
 from worker.engine.triton.rules import (
     ARGS_FILE,
     CONFIG_FILE,
     HEALTH,
+    TOLD,
     judge_model,
     judge_repository,
     parameter_line,
 )
 from worker.machine.finding import Finding
+from worker.tools.command import CONTEXT, FOLDER, run
 
 #: vLLM's own default differs by GPU and release; the workers have to know what it is.
 MAX_NUM_SEQS = 256
+SLOTS_DEFAULT = f"Default: {MAX_NUM_SEQS}, or what the model is compiled for."
+PAIRS = "Another engine argument of vLLM, as tensor_parallel_size=2; repeatable."
 CONFIG = """\
 # Written by `python -m worker.triton`.
 name: "{name}"
@@ -47,109 +45,106 @@ instance_group [ {{ count: 1 kind: KIND_MODEL }} ]
 """
 
 
-def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Read the command line."""
-    parser = argparse.ArgumentParser(prog="python -m worker.triton", description=__doc__)
-    parser.add_argument("model", type=Path, nargs="?", help="folder of the model")
-    parser.add_argument("-o", "--output", type=Path, help="model repository to write into")
-    parser.add_argument("--check", type=Path, metavar="REPO", help="check an existing repository")
-    parser.add_argument("--name", default="vllm_model", help="name it is served by (vllm_model)")
-    parser.add_argument("--model-path", help="where the server finds the folder; default: the same")
-    parser.add_argument("--max-num-seqs", type=int, help=f"requests at once ({MAX_NUM_SEQS})")
-    parser.add_argument("--max-model-len", type=int, help="context, in tokens; default: vLLM's")
-    parser.add_argument(
-        "--set", action="append", default=[], type=_pair, metavar="KEY=JSON",
-        help="any other engine argument of vLLM, as tensor_parallel_size=2",
-    )  # fmt: skip
-    parser.add_argument("--overwrite", action="store_true", help="replace files of that name")
-    given = parser.parse_args(argv)
-    if (given.check is None) == (given.model is None or given.output is None):
-        parser.error("name MODEL_DIR and -o REPO, or --check REPO")
-    return given
+def _pairs(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise click.BadParameter(f"{text}: write KEY=JSON")
+        try:
+            found[key.replace("-", "_")] = json.loads(value)
+        except ValueError:
+            found[key.replace("-", "_")] = value
+    return found
 
 
-def _pair(text: str) -> tuple[str, Any]:
-    key, equals, value = text.partition("=")
-    if not equals:
-        raise argparse.ArgumentTypeError(f"{text}: write KEY=JSON")
-    try:
-        return key.replace("-", "_"), json.loads(value)
-    except ValueError:
-        return key.replace("-", "_"), value
+@click.command("triton", context_settings=CONTEXT)
+@click.argument("model", metavar="[MODEL_DIR]", type=FOLDER, required=False)
+@click.option("-o", "--output", metavar="REPO", type=FOLDER, help="Repository to write into.")
+@click.option("--check", metavar="REPO", type=FOLDER, help="Check an existing repository.")
+@click.option("--name", default="vllm_model", show_default=True, help="Name it is served by.")
+@click.option("--model-path", metavar="DIR", help="MODEL_DIR as the server sees it, if different.")
+@click.option("--max-num-seqs", metavar="N", type=int, help=f"Requests at once. {SLOTS_DEFAULT}")
+@click.option("--max-model-len", metavar="N", type=int, help="Context, in tokens. Default: vLLM's.")
+@click.option("--set", "pairs", metavar="KEY=JSON", multiple=True, callback=_pairs, help=PAIRS)
+@click.option("--overwrite", is_flag=True, help="Replace files of that name.")
+def command(
+    model: Path | None, output: Path | None, check: Path | None, name: str, model_path: str | None,
+    pairs: dict[str, Any], overwrite: bool, **limits: int | None,
+) -> int:  # fmt: skip
+    """Write a Triton model repository for vLLM's backend, or --check one.
+
+    Writes NAME/config.pbtxt and NAME/1/model.json into REPO, for a GPU or, where MODEL_DIR was
+    compiled by optimum-rbln, for RBLN. What is written is checked too.
+
+    \b
+    Exit status:
+      0  nothing in the way
+      1  something is
+      2  the command line is wrong, or MODEL_DIR cannot be served
+    """
+    if check is not None and (model is None or output is None):
+        return report(list(judge_repository(check)))
+    if check is not None or model is None or output is None:
+        raise click.UsageError("name MODEL_DIR and -o REPO, or --check REPO")
+    arguments, told = describe(model, model_path, limits, pairs)
+    folder = output / name
+    if folder.exists() and not overwrite:
+        raise SettingsError(f"{folder} exists: choose another --name, or give --overwrite")
+    write(folder, arguments, told)
+    click.echo(f"written: {folder}")
+    return report(list(judge_model(folder)))
 
 
-def describe(given: argparse.Namespace) -> tuple[dict[str, Any], dict[str, int]]:
-    """Return model.json's keys, and what config.pbtxt tells the workers.
+main = partial(run, command)
+
+
+def describe(
+    model: Path, model_path: str | None, limits: dict[str, int | None], pairs: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, int]]:
+    """Return model.json's keys, and the parameters of config.pbtxt that tell the workers.
 
     Raises:
         SettingsError: MODEL_DIR is damaged, or not what the options say.
     """
-    if not given.model.is_dir():
-        raise SettingsError(f"{given.model} is no folder")
-    arguments: dict[str, Any] = {"model": given.model_path or str(given.model.resolve())}
-    artefact = read_artefact(given.model)
+    if not model.is_dir():
+        raise SettingsError(f"{model} is no folder")
+    arguments: dict[str, Any] = {"model": model_path or str(model.resolve())}
+    asked = {name: limit for name, limit in limits.items() if limit}
+    artefact = read_artefact(model)
     if artefact is None:
-        slots, length = given.max_num_seqs or MAX_NUM_SEQS, given.max_model_len
-        arguments["max_num_seqs"] = slots
-        if length is not None:
-            arguments["max_model_len"] = length
+        told = arguments = arguments | {"max_num_seqs": MAX_NUM_SEQS} | asked | pairs
     else:
         # vllm-rbln reads every limit from the compiled folder, and refuses some that differ.
-        slots, length = artefact.batch_size, artefact.max_seq_len
-        for option, compiled in ((given.max_num_seqs, slots), (given.max_model_len, length)):
-            if option not in (None, compiled):
-                raise SettingsError(
-                    f"{given.model} is compiled for {slots} requests at once of {length} tokens: "
-                    "leave --max-num-seqs and --max-model-len out, or recompile it"
-                )
-    arguments |= dict(given.set)
-    if artefact is None:
-        slots = arguments["max_num_seqs"]
-        length = arguments.get("max_model_len")
-    return arguments, {SLOTS: slots} | ({} if length is None else {LENGTH: length})
+        told = {"max_num_seqs": artefact.batch_size, "max_model_len": artefact.max_seq_len}
+        if not asked.items() <= told.items():
+            raise SettingsError(
+                f"{model} is compiled for {artefact.batch_size} requests at once of "
+                f"{artefact.max_seq_len} tokens: leave --max-num-seqs and --max-model-len out, or "
+                "recompile it"
+            )
+        arguments |= pairs
+    return arguments, {parameter: told[key] for parameter, key in TOLD.items() if key in told}
 
 
-def write(given: argparse.Namespace) -> Path:
-    """Write one model into the repository; return its folder.
-
-    Raises:
-        SettingsError: something of that name is there, or MODEL_DIR cannot be served.
-    """
-    arguments, told = describe(given)
-    folder: Path = given.output / given.name
-    if folder.exists() and not given.overwrite:
-        raise SettingsError(f"{folder} exists: choose another --name, or give --overwrite")
+def write(folder: Path, arguments: dict[str, Any], told: dict[str, int]) -> None:
+    """Write one model of a repository: its model.json and its config.pbtxt."""
     (folder / "1").mkdir(parents=True, exist_ok=True)
     (folder / "1" / ARGS_FILE).write_text(json.dumps(arguments, indent=2) + "\n")
     (folder / CONFIG_FILE).write_text(
         CONFIG.format(
-            name=given.name,
+            name=folder.name,
             health=parameter_line(HEALTH, "true"),
             told="\n".join(parameter_line(key, value) for key, value in told.items()),
         )
     )
-    return folder
 
 
 def report(found: Sequence[Finding]) -> int:
     """Print the problems; return the exit status."""
     for finding in sorted(found, key=lambda one: not one.fatal):
         mark = "problem" if finding.fatal else "note"
-        sys.stdout.write(f"{mark}: {finding.problem}\n  do: {finding.remedy}\n")
+        click.echo(f"{mark}: {finding.problem}\n  do: {finding.remedy}")
     if not found:
-        sys.stdout.write("Nothing in the way.\n")
+        click.echo("Nothing in the way.")
     return 1 if any(one.fatal for one in found) else 0
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Write or check; return the exit status."""
-    given = parse(sys.argv[1:] if argv is None else argv)
-    if given.check is not None:
-        return report(list(judge_repository(given.check)))
-    try:
-        folder = write(given)
-    except SettingsError as error:
-        sys.stderr.write(f"{error}\n")
-        return 2
-    sys.stdout.write(f"written: {folder}\n")
-    return report(list(judge_model(folder)))

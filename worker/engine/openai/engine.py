@@ -1,15 +1,13 @@
 """The adapter for OpenAI-compatible servers: vLLM's own, or any other.
 
-A server that is away is no engine that died: its requests go back to the queue unblamed, and
-the next engine's `start` waits until a server is there. What becomes of each fault is a table
-in retries.py.
+A server that is away is no engine that died: its requests go back to the queue, no death is
+counted, and the next engine's `start` waits for a server. What becomes of each fault is a table
+in retries.py; which server gets a request, and when one is away, is worker/engine/remote.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,38 +17,35 @@ import orjson
 
 from contract.errors import EngineDead, RequestFailed
 from contract.openai.body import CHAT_URL, GENERATING
-from contract.settings import SettingsError
 from worker.engine import Capacity, Completion, EngineRequest
 from worker.engine.end import close_on
 from worker.engine.openai.exchange import exchange, prompt_tokens
 from worker.engine.openai.reassembly import Reassembly
 from worker.engine.openai.retries import (
     ATTEMPTS,
+    TOO_LONG,
     Action,
-    Condition,
     Unanswered,
     action_for,
     after_probe,
-    rejection,
 )
 from worker.engine.openai.settings import OpenAISettings
-from worker.engine.openai.upstream import CEILING, PROBE_S, Fleet, Upstream
-
-log = logging.getLogger(__name__)
+from worker.engine.openai.upstream import CEILING, KEY_REFUSED, Upstream
+from worker.engine.remote.fleet import Fleet
 
 #: uvicorn closes idle connections after 5 s; a request sent on one just then is lost.
 KEEP_ALIVE_S = 3.0
 CONNECT_S = 10.0
 #: Between attempts that may be the request's own fault, doubled each time.
 BACKOFF_S = 0.25
-SAY_EVERY_S = 30.0
 
 Json = dict[str, Any]
 
 
 @dataclass(slots=True)
 class _Tries:
-    """What has befallen one request so far."""
+    """How often one request was tried: `faults` that may be its own, `deaths` of servers with it
+    inside, and the servers to `avoid` because they did not answer it."""
 
     faults: int = 0
     deaths: int = 0
@@ -68,8 +63,7 @@ class OpenAIEngine:
         self._max_model_len = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._session: aiohttp.ClientSession | None = None
-        self._fleet: Fleet | None = None
-        self._watches: list[asyncio.Task[None]] = []
+        self._fleet: Fleet[Upstream] = Fleet(settings.stall_timeout_s, settings.remote_wait_s)
         self._partial: dict[str, Reassembly] = {}
 
     # -- life -------------------------------------------------------------------
@@ -78,78 +72,54 @@ class OpenAIEngine:
         """Nothing is loaded here."""
 
     async def start(self) -> Capacity:
-        """Wait, without end, until a server is well.
+        """Wait until a server is well.
 
         Raises:
             SettingsError: no server takes the key, or none serves the model.
+            EngineDead: no server became well within WARMQ_REMOTE_WAIT_S.
         """
         self._loop, settings = asyncio.get_running_loop(), self._settings
         key = settings.openai_api_key.get_secret_value()
-        self._session = aiohttp.ClientSession(
-            # All that may be in flight, and the probes beside it.
+        self._session = session = aiohttp.ClientSession(
+            # All that may be in flight, and the questions about health beside it.
             connector=aiohttp.TCPConnector(
                 limit=self._slots + 4 * len(settings.base_urls), keepalive_timeout=KEEP_ALIVE_S
             ),
             headers={"Authorization": f"Bearer {key}"} if key else {},
-            # How long an answer takes is not known, only how long it may stand still: Fleet.watch.
+            # How long an answer takes is not known, only how long it may stand still: the fleet
+            # watches that.
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
             cookie_jar=aiohttp.DummyCookieJar(),
         )
-        self._fleet = fleet = Fleet(
-            settings.base_urls,
-            self._session,
-            model=settings.model,
-            concurrency=settings.openai_concurrency,
-            stall_s=settings.stall_timeout_s,
-        )
-        await self._wait_for_a_server(fleet)
-        self._watches = [asyncio.create_task(fleet.watch(u)) for u in fleet.upstreams]
-        served = next(u for u in fleet.upstreams if u.up)
-        self._max_model_len = int(served.models.get(served.model, {}).get("max_model_len") or 0)
+        upstream = await self._fleet.start([
+            Upstream(url, session, settings.model, settings.openai_concurrency)
+            for url in settings.base_urls
+        ])  # fmt: skip
+        served = upstream.models.get(upstream.model, {})
+        self._max_model_len = int(served.get("max_model_len") or 0)
         return Capacity(
             max_num_seqs=self._slots,
             max_model_len=self._max_model_len,
-            model=served.model,
+            model=upstream.model,
             details={
                 "engine": "openai",
-                "servers": fleet.shown,
-                "served_names": sorted(served.models),
-                "adaptive": fleet.adaptive,
+                "servers": self._fleet.shown,
+                "served_names": sorted(upstream.models),
+                "adaptive": settings.openai_concurrency is None,
             },
         )
 
-    async def _wait_for_a_server(self, fleet: Fleet) -> None:
-        said_at = -SAY_EVERY_S
-        while True:
-            await asyncio.gather(*(fleet.probe(u) for u in fleet.upstreams))
-            if not fleet.dead:
-                return
-            if all(u.closed for u in fleet.upstreams):
-                raise SettingsError(f"no server can be used: {fleet.reasons}")
-            if time.monotonic() - said_at >= SAY_EVERY_S:
-                said_at = time.monotonic()
-                log.warning(
-                    "waiting for a server: %s", fleet.reasons, extra={"action": "upstream_wait"}
-                )
-            await asyncio.sleep(PROBE_S)
-
     def dead(self) -> bool:
-        """Whether every server is away, or no longer watched."""
-        return (
-            self._fleet is None or self._fleet.dead or any(watch.done() for watch in self._watches)
-        )
+        """Whether every server is away."""
+        return self._fleet.dead
 
     def last_progress(self) -> float:
         """Return when a server last made a step; now, if no request is in any."""
-        busy = [u for u in self._fleet.upstreams if u.scopes] if self._fleet else []
-        return max((u.progress_at for u in busy), default=time.monotonic())
+        return self._fleet.last_progress()
 
     def kill(self) -> None:
         """Give up every server; what is in them ends with EngineDead."""
-        if self._fleet is not None:
-            for upstream in self._fleet.upstreams:
-                self._fleet.down(upstream, "was given up")
-                upstream.interrupt()
+        self._fleet.kill()
 
     def shutdown(self) -> None:
         """Close every connection; called in the engine's thread."""
@@ -157,16 +127,9 @@ class OpenAIEngine:
             close_on(self._loop, self._close())
 
     async def _close(self) -> None:
-        for watch in self._watches:
-            watch.cancel()
-        for end in await asyncio.gather(*self._watches, return_exceptions=True):
-            if isinstance(end, Exception):
-                log.error("a server's watch failed", exc_info=end, extra={"action": "watch_failed"})
-        if self._fleet is not None:
-            await self._fleet.close()
+        await self._fleet.close()
         if self._session is not None:
             await self._session.close()
-        self._session, self._fleet, self._watches = None, None, []
 
     # -- one request --------------------------------------------------------------
 
@@ -176,25 +139,20 @@ class OpenAIEngine:
         Raises:
             RequestRejected, RequestFailed, EngineDead: by the table of retries.py.
         """
-        if self._fleet is None or self._session is None:
-            raise EngineDead("the engine is not running", inside=False)
-        fleet, session = self._fleet, self._session
         body, tries = self._with_limit(request.url, request.body), _Tries()
         while True:
-            upstream = await fleet.take(tries.avoid)
+            upstream = await self._fleet.take(tries.avoid)
             try:
                 sent = self._with_model(body, upstream)
-                answer = await exchange(
-                    session, upstream, request.url, sent, request_id, self._partial
-                )
+                answer = await exchange(upstream, request.url, sent, request_id, self._partial)
                 break
             except Unanswered as fault:
-                if await self._fits_now(session, upstream, request, body, fault):
+                if await self._fits_now(upstream, request, body, fault):
                     continue
                 tries.avoid |= {upstream}
-                pause_s = await self._settle(fleet, upstream, fault, tries)
+                pause_s = await self._settle(upstream, fault, tries)
             finally:
-                fleet.give(upstream)
+                self._fleet.give(upstream)
                 self._partial.pop(request_id, None)
             await asyncio.sleep(pause_s)
         upstream.pause_s = 0.0
@@ -223,16 +181,18 @@ class OpenAIEngine:
             return body
         return body | {"model": upstream.model}  # one is served, whatever the line calls it
 
-    async def _settle(
-        self, fleet: Fleet, upstream: Upstream, fault: Unanswered, tries: _Tries
-    ) -> float:
+    async def _settle(self, upstream: Upstream, fault: Unanswered, tries: _Tries) -> float:
         """Do what the table says; return after how many seconds the request is sent again."""
-        action = await self._decide(fleet, upstream, fault)
-        message = f"{upstream.name}: {fault.message}"
+        action, message = action_for(fault), f"{upstream.name}: {fault.message}"
+        if action is Action.PROBE:
+            action = after_probe(await self._fleet.ask(upstream), fault)
+        elif action in (Action.AWAY, Action.CLOSED):
+            refused = action is Action.CLOSED
+            self._fleet.down(upstream, KEY_REFUSED if refused else fault.message, unusable=refused)
         if action is Action.REJECT:
-            raise rejection(fault)
+            raise fault.rejection()
         if action is Action.WAIT:
-            upstream.pause(fault.wait_s, adaptive=fleet.adaptive)
+            upstream.pause(fault.wait_s)
             return 0.0
         if action is Action.COUNT:
             tries.faults += 1
@@ -241,45 +201,23 @@ class OpenAIEngine:
             return BACKOFF_S * 2.0**tries.faults
         if action is Action.DIED:
             tries.deaths += 1
-        if tries.deaths > 1 or fleet.dead:
+        if tries.deaths > 1 or self._fleet.dead:
             raise EngineDead(message, inside=action is Action.DIED)
         return 0.0
 
-    async def _decide(self, fleet: Fleet, upstream: Upstream, fault: Unanswered) -> Action:
-        """Look the fault up, ask the server's health if need be, and take it out if it is away."""
-        action = action_for(fault)
-        if action is Action.CLOSED:
-            upstream.closed = True
-            fleet.down(upstream, "refuses the key: WARMQ_OPENAI_API_KEY")
-        elif action is Action.PROBE:
-            health = await fleet.probe(upstream)
-            action = after_probe(health, fault)
-            if fault.what == Condition.STALLED:
-                fleet.down(upstream, "hangs")
-        elif action is Action.AWAY:
-            fleet.down(upstream, fault.message)
-        return action
-
     async def _fits_now(
-        self,
-        session: aiohttp.ClientSession,
-        upstream: Upstream,
-        request: EngineRequest,
-        body: Json,
-        fault: Unanswered,
+        self, upstream: Upstream, request: EngineRequest, body: Json, fault: Unanswered
     ) -> bool:
         """If only our default max_tokens was too large, make it what the context leaves."""
         ours = request.body.get("max_tokens") is None and body.get("max_tokens") is not None
-        if not ours or action_for(fault) is not Action.REJECT or not self._max_model_len:
-            return False
-        if rejection(fault).code != "context_length_exceeded":
+        too_long = fault.rejection().code == TOO_LONG
+        if not (ours and too_long and self._max_model_len) or action_for(fault) != Action.REJECT:
             return False
         if request.url == CHAT_URL:
             del body["max_tokens"]  # the server then takes what is left, which is less
             return True
-        longest = await prompt_tokens(session, upstream, body | {"model": upstream.model})
+        longest = await prompt_tokens(upstream, body | {"model": upstream.model})
         left = self._max_model_len - (longest or self._max_model_len)
-        if 0 < left < body["max_tokens"]:
+        if fits := bool(0 < left < body["max_tokens"]):
             body["max_tokens"] = left
-            return True
-        return False
+        return fits

@@ -1,10 +1,11 @@
-"""One request to one server and its answer, over HTTP: nothing is decided here."""
+"""Sends one request to one server over HTTP and reads its answer, or what came instead."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import aiohttp
@@ -13,7 +14,8 @@ import orjson
 from contract.openai.body import GENERATING
 from worker.engine.openai.reassembly import Reassembly, streamable
 from worker.engine.openai.retries import Condition, Unanswered, unanswered
-from worker.engine.openai.upstream import PROBE_TIMEOUT, Upstream
+from worker.engine.openai.upstream import ASK_S, Upstream
+from worker.engine.remote.server import Interrupted
 
 log = logging.getLogger(__name__)
 
@@ -24,17 +26,11 @@ Json = dict[str, Any]
 
 
 async def exchange(
-    session: aiohttp.ClientSession,
-    upstream: Upstream,
-    url: str,
-    body: Json,
-    request_id: str,
-    partial: dict[str, Reassembly],
+    upstream: Upstream, url: str, body: Json, request_id: str, partial: dict[str, Reassembly]
 ) -> Json:
     """Send a request once and return its whole answer; cancelling closes the connection.
 
     Args:
-        session: the one pool.
         upstream: which server.
         url: the endpoint, as /v1/chat/completions.
         body: a checked request without `stream`.
@@ -50,57 +46,52 @@ async def exchange(
         body = body | {"stream": True, "stream_options": {"include_usage": True}}
         if upstream.vllm:
             body["stream_interval"] = STREAM_INTERVAL
-    call = _Call(session, upstream, whole)
-    scope = asyncio.timeout(None)
+    # Only a stream tells whether the server took the request in before the connection was lost.
+    inside = whole is None
     try:
-        async with scope:
-            with upstream.watched(scope):
-                return await call.run(url, orjson.dumps(body), request_id)
-    except TimeoutError as error:
-        if not scope.expired():  # aiohttp's own: only connecting has a limit
-            raise Unanswered(Condition.CONNECT, "no connection in time") from error
-        raise Unanswered(Condition.STALLED, "no step was made", inside=True) from error
+        async with upstream.running(), _post(upstream, url, body, request_id) as response:
+            upstream.progress()
+            if response.status != 200:
+                retry_after = response.headers.get("Retry-After")
+                raise unanswered(response.status, await response.read(), retry_after)
+            inside = True
+            return await _receive(upstream, response, whole)
+    except Interrupted as error:
+        raise Unanswered(Condition.STALLED, str(error), inside=True) from error
+    except TimeoutError as error:  # aiohttp's own: only connecting has a limit
+        raise Unanswered(Condition.CONNECT, "no connection in time") from error
     except aiohttp.ClientConnectorError as error:
         raise Unanswered(Condition.CONNECT, str(error)) from error
     except (aiohttp.ClientError, OSError) as error:
         text = str(error) or type(error).__name__
-        # Without a stream nothing tells whether the answer had begun.
-        raise Unanswered(Condition.LOST, text, inside=call.begun or whole is None) from error
+        raise Unanswered(Condition.LOST, text, inside=inside) from error
 
 
-class _Call:
-    """`begun`: whether the server took the request in."""
+def _post(
+    upstream: Upstream, url: str, body: Json, request_id: str = ""
+) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+    headers = {"Content-Type": "application/json"}
+    if request_id:
+        headers["X-Request-Id"] = request_id
+    # Redirects are not followed: nowhere else does the key go.
+    return upstream.session.post(
+        upstream.address(url), data=orjson.dumps(body), headers=headers, allow_redirects=False
+    )
 
-    def __init__(
-        self, session: aiohttp.ClientSession, upstream: Upstream, whole: Reassembly | None
-    ) -> None:
-        self.begun = False
-        self._session = session
-        self._upstream = upstream
-        self._whole = whole
 
-    async def run(self, url: str, raw: bytes, request_id: str) -> Json:
-        async with self._session.post(
-            self._upstream.address(url),
-            data=raw,
-            headers={"Content-Type": "application/json", "X-Request-Id": request_id},
-            allow_redirects=False,  # nowhere else does the key go
-        ) as response:
-            self._upstream.progress()
-            self.begun = response.status == 200
-            if not self.begun:
-                retry_after = response.headers.get("Retry-After")
-                raise unanswered(response.status, await response.read(), retry_after)
-            if self._whole is None:
-                return _read(await response.read())
-            async for data in _events(response):
-                self._upstream.progress()
-                _add(self._whole, data)
-        if self._whole.aborted:
-            raise Unanswered(Condition.ENDED, "the server was told to end")
-        if not self._whole.finished:
-            raise Unanswered(Condition.LOST, "the answer ends early", inside=True)
-        return self._whole.body()
+async def _receive(
+    upstream: Upstream, response: aiohttp.ClientResponse, whole: Reassembly | None
+) -> Json:
+    if whole is None:
+        return _read(await response.read())
+    async for data in _events(response):
+        upstream.progress()
+        _add(whole, data)
+    if whole.aborted:
+        raise Unanswered(Condition.ENDED, "the server was told to end")
+    if not whole.finished:
+        raise Unanswered(Condition.LOST, "the answer ends early", inside=True)
+    return whole.body()
 
 
 def _add(whole: Reassembly, data: bytes) -> None:
@@ -145,9 +136,7 @@ async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
                 yield data
 
 
-async def prompt_tokens(
-    session: aiohttp.ClientSession, upstream: Upstream, body: Json
-) -> int | None:
+async def prompt_tokens(upstream: Upstream, body: Json) -> int | None:
     """Return the tokens of a completion's longest prompt; None if the server does not count."""
     prompt = body["prompt"]
     prompts = prompt if isinstance(prompt, list) else [prompt]
@@ -156,14 +145,8 @@ async def prompt_tokens(
     counts = [len(p) for p in prompts if isinstance(p, list)]
     try:
         for text in (p for p in prompts if isinstance(p, str)):
-            raw = orjson.dumps({"model": body["model"], "prompt": text})
-            async with session.post(
-                f"{upstream.root}/tokenize",
-                data=raw,
-                headers={"Content-Type": "application/json"},
-                timeout=PROBE_TIMEOUT,
-                allow_redirects=False,
-            ) as response:
+            asked = {"model": body["model"], "prompt": text}
+            async with asyncio.timeout(ASK_S), _post(upstream, "/tokenize", asked) as response:
                 counts.append(int(orjson.loads(await response.read())["count"]))
     except (TimeoutError, aiohttp.ClientError, OSError, ValueError, LookupError) as error:
         log.debug("cannot count a prompt's tokens: %s", error)

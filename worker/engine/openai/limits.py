@@ -52,13 +52,13 @@ def next_limit(
 ) -> int:
     """Return the limit for the next second; `peak` is the most that ran at once of late.
 
-    Requests that began together end together, so as many as that must wait there already, or
-    slots stay empty for a round trip. It is the peak that tells the slots: between two such waves
-    few run and many wait. Without metrics the limit grows slowly, and only a 429 or 503
+    Requests that began together end together. Others must wait there already, or slots stay empty
+    for a round trip. `peak` stands for the number of slots: just after many ended together, few
+    run and many wait. Without metrics the limit grows slowly, and only a 429 or 503
     (Upstream.pause) lowers it.
     """
     if in_flight < FILLED * limit:
-        return limit  # whatever waits there, this limit is not why
+        return limit  # what waits there is not for want of a higher limit
     if metrics is None:
         return min(ceiling, limit + 4)
     excess = int(metrics.running + metrics.waiting - peak - waiting_room(peak))

@@ -1,7 +1,7 @@
-"""A streamed answer put together again, equal to the one the server would have given at once.
+"""Puts a streamed answer together, equal to the one the server gives without `stream`.
 
-Streams show progress, and closing one stops the work; the answer that is stored is that of a
-request without `stream`. What a stream does not carry is asked for without one.
+A stream shows progress, and closing it stops the work in the server. Requests for what streams do
+not carry are sent without one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What becomes of a request when its server does not answer it: one table, as data.
+"""What is done when a server does not answer a request: one table.
 
 docs/engine-openai.md shows the same table; a test compares them.
 """
@@ -14,18 +14,19 @@ from typing import Any
 import orjson
 
 from contract.errors import RequestRejected
+from worker.engine.remote.server import Health
 
 #: How often a request is sent before faults that may be its own end it.
 ATTEMPTS = 3
-#: A server that names no time is left alone for so long, doubled each time it says so again.
-FIRST_PAUSE_S = 1.0
-LONGEST_PAUSE_S = 60.0
 #: A server may ask for more, but is asked again after so long.
 LONGEST_RETRY_AFTER_S = 600.0
 
+#: The code of a request that does not fit, and what servers without it say.
+TOO_LONG, TOO_LONG_TEXTS = "context_length_exceeded", ("context length", "max_model_len")
+
 
 class Action(StrEnum):
-    """What is done; the words of the table."""
+    """What is done, in the words of the table."""
 
     REJECT = "rejected: the line's error, with the server's words"
     CLOSED = "the server counts as away; when all do, requests go back and the worker ends"
@@ -37,7 +38,7 @@ class Action(StrEnum):
 
 
 class Condition(StrEnum):
-    """Ways not to answer that have no status."""
+    """What happened where there is no HTTP status."""
 
     CONNECT = "no connection"
     LOST = "connection lost, or the answer ends early"
@@ -69,16 +70,12 @@ TABLE = (
 )
 
 
-class Health(StrEnum):
-    """What a server's health says once a request has not been answered."""
-
-    WELL = "answers, and is well"
-    ILL = "answers with an error, or refuses the connection"
-    SILENT = "does not answer in time"
-
-
 class Unanswered(Exception):
-    """A server did not answer one request; `wait_s` is what it asked for, if it did."""
+    """A server did not answer one request.
+
+    `what` is the HTTP status or what happened instead; `inside`: the server had begun to answer;
+    `wait_s`: the pause in seconds that it asked for; `error`: the error object of its response.
+    """
 
     def __init__(
         self,
@@ -96,9 +93,26 @@ class Unanswered(Exception):
         self.wait_s = wait_s
         self.error = error or {}
 
+    def rejection(self) -> RequestRejected:
+        """Return the line's error, if this is a refusal."""
+        if self.what == 404 and "model" not in self.message.lower():
+            return RequestRejected(
+                f"field url: the server's model does not serve it ({self.message}); send the "
+                "request to the queue of a model that does",
+                code="unknown_url",
+                field="url",
+            )
+        code = "invalid_request"
+        if self.what == 404:
+            code = "model_not_found"
+        elif self.error.get("code") == TOO_LONG or any(it in self.message for it in TOO_LONG_TEXTS):
+            code = TOO_LONG
+        param = self.error.get("param")
+        return RequestRejected(self.message, code=code, field=str(param) if param else None)
+
 
 def action_for(fault: Unanswered) -> Action:
-    """Look the fault up."""
+    """Look up what is done."""
     if fault.what == 503 and fault.wait_s is not None:
         return Action.WAIT
     for rule in TABLE:
@@ -146,22 +160,3 @@ def seconds_of(retry_after: str | None) -> float | None:
         except ValueError:
             return None
     return min(max(0.0, seconds), LONGEST_RETRY_AFTER_S)
-
-
-def rejection(fault: Unanswered) -> RequestRejected:
-    """Turn a refusal into the line's error."""
-    param = fault.error.get("param")
-    too_long = fault.error.get("code") == "context_length_exceeded" or any(
-        word in fault.message for word in ("context length", "max_model_len")
-    )
-    code = "context_length_exceeded" if too_long else "invalid_request"
-    if fault.what == 404:
-        if "model" not in fault.message.lower():
-            return RequestRejected(
-                f"field url: the server's model does not serve it ({fault.message}); send the "
-                "request to the queue of a model that does",
-                code="unknown_url",
-                field="url",
-            )
-        code = "model_not_found"
-    return RequestRejected(fault.message, code=code, field=str(param) if param else None)

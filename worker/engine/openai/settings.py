@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field, SecretStr, model_validator
 
 from contract.redis.url import is_address
 from contract.settings import Count, Line
-from worker.settings import WorkerSettings
+from worker.engine.remote.settings import RemoteSettings
 
 
 def _key(key: SecretStr) -> SecretStr:
@@ -19,7 +19,7 @@ def _key(key: SecretStr) -> SecretStr:
     return key
 
 
-class OpenAISettings(WorkerSettings):
+class OpenAISettings(RemoteSettings):
     """What the openai engine can be told."""
 
     openai_base_urls: Line = Field(

@@ -5,7 +5,7 @@ Sources: vllm-rbln's and optimum-rbln's wheels 0.8 to 0.12 (docs/rbln.md has the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 
 from worker.engine.rbln.model import Artefact
@@ -154,17 +154,7 @@ def _judge_version(artefact: Artefact, packages: Packages) -> Iterator[Finding]:
 def judge_settings(settings: VllmSettings, artefact: Artefact) -> Iterator[Finding]:
     """Name every difference between what was asked for and what the artefact dictates."""
     asked = settings.engine_args.options
-    for name, replacement in REFUSED.items():
-        if name in asked and not (name in PARALLEL and asked[name] == "1"):
-            yield Finding(f"WARMQ_ENGINE_ARGS: --{name} is refused on RBLN", replacement)
-    chunk = asked.get("max-num-batched-tokens")
-    if chunk is not None and chunk != str(artefact.prefill_chunk):
-        yield Finding(
-            f"WARMQ_ENGINE_ARGS: --max-num-batched-tokens {chunk} conflicts with the compiled "
-            f"prefill chunk of {artefact.prefill_chunk} tokens",
-            "Leave it out",
-        )
-    yield from _judge_overridden(asked, artefact)
+    yield from judge_options(asked, artefact, lambda name: f"WARMQ_ENGINE_ARGS: --{name}")
     cap = settings.max_in_flight or artefact.batch_size
     if cap < artefact.batch_size and (paid := artefact.bucket(cap)) != cap:
         yield Finding(
@@ -180,7 +170,28 @@ def judge_settings(settings: VllmSettings, artefact: Artefact) -> Iterator[Findi
         )
 
 
-def _judge_overridden(asked: dict[str, str], artefact: Artefact) -> Iterator[Finding]:
+def judge_options(
+    asked: Mapping[str, str], artefact: Artefact | None, written: Callable[[str], str]
+) -> Iterator[Finding]:
+    """Name vLLM's options that RBLN refuses, and those that a compiled folder decides.
+
+    Args:
+        asked: values by option, as max-num-seqs.
+        artefact: None if the folder is on another machine.
+        written: returns an option's name as it stands in the file or variable it came from.
+    """
+    for name, replacement in REFUSED.items():
+        if name in asked and not (name in PARALLEL and asked[name] == "1"):
+            yield Finding(f"{written(name)} is refused on RBLN", replacement)
+    if artefact is None:
+        return
+    chunk = asked.get("max-num-batched-tokens")
+    if chunk is not None and chunk != str(artefact.prefill_chunk):
+        yield Finding(
+            f"{written('max-num-batched-tokens')} {chunk} conflicts with the compiled prefill "
+            f"chunk of {artefact.prefill_chunk} tokens",
+            "Leave it out",
+        )
     compiled = {
         "max-num-seqs": (artefact.batch_size, "batch size", "--batch-size"),
         "max-model-len": (artefact.max_seq_len, "context length", "--max-seq-len"),
@@ -189,15 +200,12 @@ def _judge_overridden(asked: dict[str, str], artefact: Artefact) -> Iterator[Fin
     for name, (value, what, option) in compiled.items():
         if name in asked and asked[name] != str(value):
             yield Finding(
-                f"WARMQ_ENGINE_ARGS: --{name} {asked[name]} has no effect: the compiled {what} "
-                f"is {value}",
+                f"{written(name)} {asked[name]} has no effect: the compiled {what} is {value}",
                 f"Leave it out, or recompile with {option} {asked[name]}",
                 fatal=False,
             )
     for name in ("dtype", "enforce-eager"):
         if name in asked:
             yield Finding(
-                f"WARMQ_ENGINE_ARGS: --{name} has no effect on a compiled model",
-                "Leave it out",
-                fatal=False,
+                f"{written(name)} has no effect on a compiled model", "Leave it out", fatal=False
             )

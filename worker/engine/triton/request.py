@@ -31,7 +31,7 @@ USED = frozenset(
     "continue_final_message documents chat_template_kwargs structured_outputs response_format "
     "include_reasoning parallel_tool_calls".split()
 )
-#: Values that ask for nothing, beside null and false.
+#: Values that change nothing, as null and false do.
 NEUTRAL = {"n": 1, "tool_choice": "none", "tools": [], "priority": 0, "add_special_tokens": True}
 ELSEWHERE = "leave it out, or serve the model with WARMQ_ENGINE=vllm or openai"
 REMEDIES = {
@@ -39,7 +39,7 @@ REMEDIES = {
     "logit_bias": "use allowed_token_ids or bad_words, or leave it out",
     "tools": "describe them in a message and read the answer's text, or " + ELSEWHERE,
 }
-#: What a model's generation_config.json changes where a request is silent, as in vLLM's server.
+#: Taken from the model's generation_config.json where a request has none, as vLLM's server does.
 DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
@@ -52,11 +52,11 @@ class Prompt:
 
 
 class ServerAway(Exception):
-    """The server cannot answer, or broke off; the request may run anywhere else."""
+    """The server did not answer to the end; the request may run on another one."""
 
 
 class ServerRefused(Exception):
-    """The server lives and answered a request with an error, in its words."""
+    """The server answered a request with this error."""
 
 
 @dataclass(slots=True)
@@ -78,7 +78,7 @@ def _refuse(field: str, remedy: str | None = None) -> RequestRejected:
 
 
 def check_fields(body: dict[str, Any]) -> None:
-    """Refuse what the backend has no word for.
+    """Refuse fields that the backend cannot express.
 
     Raises:
         RequestRejected: naming the field and what to do instead.

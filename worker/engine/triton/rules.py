@@ -17,17 +17,19 @@ from pathlib import Path
 from typing import Any
 
 from contract.settings import SettingsError
-from worker.engine.rbln.model import Artefact, read_artefact
-from worker.engine.rbln.rules import REFUSED
+from worker.engine.rbln.model import read_artefact
+from worker.engine.rbln.rules import REFUSED, judge_options
 from worker.engine.triton.engine import LENGTH_PARAMETER as LENGTH
 from worker.engine.triton.engine import SLOTS_PARAMETER as SLOTS
 from worker.machine.finding import Finding
 
 ARGS_FILE, CONFIG_FILE, LORA_FILE = "model.json", "config.pbtxt", "multi_lora.json"
 HEALTH = "ENABLE_VLLM_HEALTH_CHECK"
+#: What config.pbtxt tells the workers of model.json, which Triton shows to nobody.
+TOLD = {SLOTS: "max_num_seqs", LENGTH: "max_model_len"}
 
-#: Names that vLLM's engine had in the tutorials' time, and what does it now.
 SPECULATION = 'Write "speculative_config": {"method": "ngram", "num_speculative_tokens": 5, ...}'
+#: Engine arguments that vLLM had in the tutorials' time, and what to write now.
 STALE = {
     "device": "Leave it out: the platform is found by itself",
     "compiled_model_dir": '"model" names the compiled folder',
@@ -134,54 +136,31 @@ def judge_arguments(arguments: dict[str, Any], where: str = ARGS_FILE) -> Iterat
     except SettingsError as error:
         yield Finding(f"{where}: {error}", "Recompile the model, or copy it again")
     rbln = artefact is not None or str(arguments.get("device")) == "rbln"
+    if rbln:
+        asked = {_option(name): str(value) for name, value in arguments.items()}
+        yield from judge_options(asked, artefact, lambda it: f'{where}: "{it.replace("-", "_")}"')
     known = engine_arguments()
-    for name, value in arguments.items():
-        refused = rbln and _refused_on_rbln(name, value)
-        if refused:
-            yield Finding(f'{where}: "{name}" is refused on RBLN', refused)
-        elif name in STALE and name not in known:
-            yield Finding(f'{where}: vLLM knows "{name}" no more', STALE[name])
+    for name in arguments:
+        if rbln and _option(name) in REFUSED:
+            continue
+        if name in STALE and name not in known:
+            yield Finding(f'{where}: vLLM no longer has "{name}"', STALE[name])
         elif known and name not in known:
             near = get_close_matches(name, known, 1)
             yield Finding(
                 f'{where}: vLLM has no engine argument "{name}"',
                 f'Write "{near[0]}"' if near else "Leave it out",
             )
-    if artefact is not None:
-        yield from _judge_artefact(arguments, artefact, where)
-    elif rbln:
+    if rbln and artefact is None:
         yield from _judge_by_hand(arguments, where)
 
 
-def _refused_on_rbln(name: str, value: object) -> str | None:
-    option = name.replace("_", "-")
-    return None if option.endswith("parallel-size") and value == 1 else REFUSED.get(option)
-
-
-def _judge_artefact(arguments: dict[str, Any], artefact: Artefact, where: str) -> Iterator[Finding]:
-    chunk = arguments.get("max_num_batched_tokens")
-    if chunk is not None and chunk != artefact.prefill_chunk:
-        yield Finding(
-            f'{where}: "max_num_batched_tokens": {chunk} conflicts with the compiled prefill '
-            f"chunk of {artefact.prefill_chunk} tokens",
-            "Leave it out: it is read from the compiled folder",
-        )
-    compiled = {
-        "max_num_seqs": artefact.batch_size,
-        "max_model_len": artefact.max_seq_len,
-        "block_size": artefact.block_size,
-    }
-    for name, value in compiled.items():
-        if arguments.get(name, value) != value:
-            yield Finding(
-                f'{where}: "{name}": {arguments[name]} has no effect: {value} is compiled in',
-                "Leave it out, or recompile the model",
-                fatal=False,
-            )
+def _option(name: str) -> str:
+    return name.replace("_", "-")
 
 
 def _judge_by_hand(arguments: dict[str, Any], where: str) -> Iterator[Finding]:
-    """The compiled folder cannot be looked into from here; these came from its limits."""
+    """Judge what tutorials had people write for a compiled folder, which is not on this machine."""
     length = arguments.get("max_model_len")
     for name in ("max_num_batched_tokens", "block_size"):
         if name in arguments and arguments[name] == length:
@@ -206,7 +185,7 @@ def _judge_config(config: str, arguments: dict[str, Any], name: str) -> Iterator
             "Write: instance_group [ { count: 1 kind: KIND_MODEL } ]",
         )
     told = parameters_of(config)
-    for parameter, key in ((SLOTS, "max_num_seqs"), (LENGTH, "max_model_len")):
+    for parameter, key in TOLD.items():
         if key in arguments and parameter in told and told[parameter] != str(arguments[key]):
             yield Finding(
                 f"{where}: {parameter} is {told[parameter]} and model.json says {arguments[key]}",

@@ -7,8 +7,6 @@ The model behind it is the vLLM backend's: a decoupled one that takes `text_inpu
 from __future__ import annotations
 
 import asyncio
-import logging
-import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -18,15 +16,11 @@ from tritonclient.grpc import InferInput
 from tritonclient.grpc.aio import InferenceServerClient
 from tritonclient.utils import InferenceServerException
 
+from worker.engine.remote.server import Health, Interrupted, Report, Server
 from worker.engine.triton.request import Answer, ServerAway, ServerRefused
-
-log = logging.getLogger(__name__)
 
 #: How long a question about health or configuration may take.
 ASK_S = 5.0
-#: After a failure a server is asked again so soon; one that hung looks healthy, and rests longer.
-RETRY_S = 0.5
-REST_S = 60.0
 #: Inputs that newer backends have; without them tokens are counted and the ending is inferred here.
 EXTRAS = ("return_finish_reason", "return_num_input_tokens", "return_num_output_tokens")
 #: gRPC would try again after up to two minutes, however often the server is asked.
@@ -36,72 +30,51 @@ CHANNEL = [
     ("grpc.initial_reconnect_backoff_ms", 500),
     ("grpc.max_reconnect_backoff_ms", 2000),
 ]
-#: Texts with which a backend says that its engine, and not the request, is at fault.
-SICK = ("Stub process", "EngineCore", "EngineDead", "unhealthy vLLM engine", "unknown model",
+#: Texts with which a backend says that its engine is gone; others are about the request.
+ENGINE_GONE = ("Stub process", "EngineCore", "EngineDead", "unhealthy vLLM engine", "unknown model",
         "Request was cancelled", "is not ready", "unloading", "shutting down")  # fmt: skip
 
 
-class Server:
-    """`up` is what the latest question or request showed; times are time.monotonic()."""
+class TritonServer(Server):
+    """One server; `parameters` are those of its config.pbtxt, `extras` the inputs it has of EXTRAS.
+
+    `pieces` holds what came so far of each answer that runs, by request id.
+    """
 
     def __init__(self, address: str, model: str) -> None:
-        self.address = address
+        super().__init__(address)
         self.model = model
-        self.up = False
-        self.why = "not asked yet"
-        self.in_flight = 0
-        self.progress = time.monotonic()
         self.extras: tuple[str, ...] = ()
-        self._retry_at = 0.0
-        self._calls: set[Any] = set()
-        #: The pieces so far of each answer that runs, by request id.
+        self.parameters: dict[str, str] = {}
         self.pieces: dict[str, list[bytes]] = {}
-        tls = address.startswith("grpcs://")
         self._client = InferenceServerClient(
             address.removeprefix("grpcs://").removeprefix("grpc://"),
-            ssl=tls,
+            ssl=address.startswith("grpcs://"),
             channel_args=CHANNEL,
         )
 
-    async def ask(self) -> bool:
-        """Find out whether server and model are ready; False also while it rests."""
-        if time.monotonic() < self._retry_at:
-            return self.up
+    async def ask(self) -> Report:
+        """Ask whether server and model are ready, and if it was away what the model takes."""
         try:
-            if await self._client.is_model_ready(self.model, client_timeout=ASK_S):
-                self.up = True
-            else:
-                self.failed(f"model {self.model!r} is not ready")
+            if not await self._client.is_model_ready(self.model, client_timeout=ASK_S):
+                return Report(Health.ILL, f"model {self.model!r} is not ready")
+            return Report(Health.WELL) if self.up else await self._learn()
         except (InferenceServerException, grpc.RpcError) as error:
-            # A busy server may answer late; only one that was away has to prove itself.
-            if not (self.up and "DEADLINE_EXCEEDED" in str(error)):
-                self.failed(str(error))
-        return self.up
+            late = "DEADLINE_EXCEEDED" in str(error)
+            return Report(Health.SILENT if late else Health.ILL, str(error))
 
-    async def describe(self) -> tuple[set[str], dict[str, str]] | None:
-        """Return the model's input names and the parameters of its config.pbtxt, None if away."""
-        try:
-            reply = await self._client.get_model_config(self.model, client_timeout=ASK_S)
-        except (InferenceServerException, grpc.RpcError) as error:
-            self.failed(str(error))
-            return None
+    async def _learn(self) -> Report:
+        reply = await self._client.get_model_config(self.model, client_timeout=ASK_S)
         names = {one.name for one in reply.config.input}
         self.extras = tuple(name for name in EXTRAS if name in names)
-        parameters = {key: one.string_value for key, one in reply.config.parameters.items()}
-        return names, parameters
-
-    def failed(self, why: str, rest_s: float = RETRY_S) -> None:
-        """Take no requests for a while."""
-        if self.up:
-            log.warning("%s is away: %s", self.address, why, extra={"action": "triton_away"})
-        self.up, self.why = False, why
-        self._retry_at = time.monotonic() + rest_s
-
-    def drop_calls(self) -> None:
-        """Break off everything that runs; each request then meets ServerAway."""
-        self.failed("it made no progress", REST_S)
-        for call in list(self._calls):
-            call.cancel()
+        self.parameters = {key: one.string_value for key, one in reply.config.parameters.items()}
+        if "text_input" in names:
+            return Report(Health.WELL)
+        return Report(
+            Health.UNUSABLE,
+            f"{self.model} has the inputs {sorted(names)} and not the vLLM backend's; name a model "
+            "of that backend in WARMQ_TRITON_MODEL",
+        )
 
     async def run(self, prompt: str, parameters: bytes, request_id: str) -> Answer:
         """Run one request; cancelling the task cancels it in the server.
@@ -109,67 +82,53 @@ class Server:
         Raises:
             ServerAway, ServerRefused: it did not end.
         """
-        if self.in_flight == 0:
-            self.progress = time.monotonic()
-        asked = self._request(prompt, parameters, request_id)
-        call = self._client.stream_infer(_once(asked))
-        self._calls.add(call)
-        self.in_flight += 1
+        call = self._client.stream_infer(_once(self._request(prompt, parameters, request_id)))
         try:
-            return await self._read(call, self.pieces.setdefault(request_id, []))
+            async with self.running():
+                return await self._read(call, self.pieces.setdefault(request_id, []))
+        except Interrupted as error:
+            raise ServerAway(str(error)) from error
         except grpc.RpcError as error:
-            self.failed(str(error.details() if hasattr(error, "details") else error))
-            raise ServerAway(f"{self.address}: {self.why}") from error
+            why = error.details() if hasattr(error, "details") else error
+            raise ServerAway(str(why)) from error
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            raise ServerAway(f"{self.address}: {self.why}") from None
+            raise ServerAway("its connection was closed") from None
         finally:
             call.cancel()
-            self._calls.discard(call)
             self.pieces.pop(request_id, None)
-            self.in_flight -= 1
 
     async def _read(self, call: Any, pieces: list[bytes]) -> Answer:
         answer = Answer()
         async for result, error in call:
-            self.progress = time.monotonic()
+            self.progress()
             if error is not None:
-                raise await self._judge(str(error))
+                ill = any(words in str(error) for words in ENGINE_GONE)
+                raise ServerAway(str(error)) if ill else ServerRefused(str(error))
             text = result.as_numpy("text_output")
             if text is not None:
                 pieces.append(text[0])
                 self._note(answer, result)
             if result.get_response().parameters["triton_final_response"].bool_param:
                 if answer.finish_reason == "abort":  # its vLLM was told to end and gave this up
-                    self.failed("its engine was told to end")
-                    raise ServerAway(f"{self.address}: {self.why}")
+                    raise ServerAway("its engine was told to end")
                 answer.text = b"".join(pieces).decode(errors="replace")
                 return answer
-        self.failed("it ended a stream before the answer was whole")
-        raise ServerAway(f"{self.address}: {self.why}")
+        raise ServerAway("it ended a stream before the answer was whole")
 
     def _note(self, answer: Answer, result: Any) -> None:
-        reason = result.as_numpy("finish_reason") if EXTRAS[0] in self.extras else None
+        reason, prompt, written = (
+            result.as_numpy(name.removeprefix("return_")) if name in self.extras else None
+            for name in EXTRAS
+        )
         if reason is not None and reason[0] != b"None":
             answer.finish_reason = reason[0].decode()
-        prompt = result.as_numpy("num_input_tokens") if EXTRAS[1] in self.extras else None
         if prompt is not None:
             answer.prompt_tokens = int(prompt.flat[0])
-        new = result.as_numpy("num_output_tokens") if EXTRAS[2] in self.extras else None
-        if new is not None:
-            answer.completion_tokens = (answer.completion_tokens or 0) + int(new.flat[0])
-
-    async def _judge(self, message: str) -> Exception:
-        """Tell a wrong request from a server whose engine is gone."""
-        if any(word in message for word in SICK):
-            self.failed(message)
-        elif self.up:
-            await self.ask()
-        if self.up:
-            return ServerRefused(message)
-        return ServerAway(f"{self.address}: {message}")
+        if written is not None:
+            answer.completion_tokens = (answer.completion_tokens or 0) + int(written.flat[0])
 
     def _request(self, prompt: str, parameters: bytes, request_id: str) -> dict[str, Any]:
         flags = ["stream", "exclude_input_in_output", *self.extras]
@@ -184,9 +143,7 @@ class Server:
         }
 
     async def close(self) -> None:
-        """Cancel what runs and close the connection."""
-        for call in list(self._calls):
-            call.cancel()
+        """Close the connection, which cancels what runs."""
         await self._client.close()
 
 

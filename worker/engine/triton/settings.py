@@ -7,8 +7,8 @@ from typing import Annotated, ClassVar
 from pydantic import AfterValidator, Field
 
 from contract.redis.url import is_address
-from contract.settings import Count, Line, Seconds
-from worker.settings import WorkerSettings
+from contract.settings import Count, Line
+from worker.engine.remote.settings import RemoteSettings
 
 
 def _addresses(addresses: str) -> str:
@@ -19,7 +19,7 @@ def _addresses(addresses: str) -> str:
     return addresses
 
 
-class TritonSettings(WorkerSettings):
+class TritonSettings(RemoteSettings):
     """What the triton engine can be told; `model` has the tokenizer."""
 
     needs_model: ClassVar[bool] = True
@@ -30,7 +30,4 @@ class TritonSettings(WorkerSettings):
     triton_model: Line = Field("vllm_model", description="triton: name of the model it serves")
     triton_slots: Count | None = Field(
         None, ge=1, description="triton: max_num_seqs of each server; default its config's, or 64"
-    )
-    triton_wait_s: Seconds = Field(
-        600, gt=0, description="triton: how long a start waits for a server that is ready"
     )

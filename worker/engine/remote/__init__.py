@@ -1,0 +1,1 @@
+"""One fleet of servers for every engine whose model runs elsewhere."""

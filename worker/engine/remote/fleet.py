@@ -1,0 +1,216 @@
+"""The servers of a remote engine: which are well, and which gets the next request.
+
+After a failure a server gets no requests until its health is good again. One that hung may look
+healthy, and rests for REST_S besides. When no server is left, requests end with EngineDead: the
+drain hands them back and starts a new engine, which waits for a server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Generic, TypeVar
+
+from contract.errors import EngineDead
+from contract.settings import SettingsError
+from worker.engine.remote.server import Health, Server
+
+log = logging.getLogger(__name__)
+S = TypeVar("S", bound=Server)
+
+ASK_EVERY_S = 1.0
+SAY_EVERY_S = 30.0
+WAITING = {"action": "server_wait"}
+REST_S = 60.0
+#: A busy server may answer late; it is away after so many late answers in a row.
+MISSES = 3
+
+
+class Fleet(Generic[S]):
+    """All servers of one engine; times are seconds.
+
+    Args:
+        stall_s: a server that makes no step for so long while requests run in it hangs.
+        wait_s: how long `start` waits for a server; None: without end.
+    """
+
+    def __init__(self, stall_s: float, wait_s: float | None) -> None:
+        self.servers: Sequence[S] = ()
+        #: What `inspect stats` shows of each server, by name.
+        self.shown: dict[str, Any] = {}
+        self._stall_s = stall_s
+        self._wait_s = math.inf if wait_s is None else wait_s
+        self._waiting: deque[tuple[asyncio.Future[S], frozenset[S]]] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+        self._asking: dict[S, asyncio.Task[Health]] = {}
+        self._watches: list[asyncio.Task[None]] = []
+
+    @property
+    def dead(self) -> bool:
+        """Whether no server is left, or one is no longer watched."""
+        return not any(s.up for s in self.servers) or any(w.done() for w in self._watches)
+
+    @property
+    def reasons(self) -> str:
+        """Why each server that is away is away."""
+        away = "; ".join(f"{s.name}: {s.why}" for s in self.servers if not s.up)
+        return away or "their health is not watched"
+
+    async def start(self, servers: Sequence[S]) -> S:
+        """Wait until a server is well, then watch all; return one that is well.
+
+        Raises:
+            SettingsError: none can be used with these settings.
+            EngineDead: none became well in time.
+        """
+        self.servers = servers
+        began, said_at = time.monotonic(), -math.inf
+        while True:
+            await asyncio.gather(*(self.ask(server) for server in servers))
+            if not self.dead:
+                break
+            if all(server.unusable for server in servers):
+                raise SettingsError(f"no server can be used: {self.reasons}")
+            now = time.monotonic()
+            if now - began >= self._wait_s:
+                waited = f"{self._wait_s:g} s (WARMQ_REMOTE_WAIT_S)"
+                raise EngineDead(f"no server is ready after {waited}: {self.reasons}", inside=False)
+            if now - said_at >= SAY_EVERY_S:
+                said_at = now
+                log.warning("waiting for a server: %s", self.reasons, extra=WAITING)
+            await asyncio.sleep(ASK_EVERY_S)
+        self._watches = [asyncio.create_task(self._watch(server)) for server in servers]
+        return next(server for server in servers if server.up)
+
+    async def close(self) -> None:
+        """Stop watching, and close every server."""
+        if self._timer is not None:
+            self._timer.cancel()
+        for task in (*self._watches, *self._asking.values()):
+            task.cancel()
+        ends = await asyncio.gather(*self._watches, *self._asking.values(), return_exceptions=True)
+        for end in ends:
+            if isinstance(end, Exception):
+                log.error("a server's watch failed", exc_info=end, extra={"action": "watch_failed"})
+        await asyncio.gather(*(server.close() for server in self.servers))
+
+    # -- handing out ------------------------------------------------------------
+
+    async def take(self, avoid: frozenset[S] = frozenset()) -> S:
+        """Wait for the least busy server that has room; one not in `avoid` if there is any.
+
+        Whoever takes a server gives it back, once for each time.
+
+        Raises:
+            EngineDead: none is left.
+        """
+        if self.dead:
+            raise self._none_left()
+        future: asyncio.Future[S] = asyncio.get_running_loop().create_future()
+        self._waiting.append((future, avoid))
+        self._hand_out()
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if future.done() and not future.cancelled() and not future.exception():
+                self.give(future.result())
+            raise
+
+    def give(self, server: S) -> None:
+        """Return a place in a server."""
+        server.in_flight -= 1
+        self._hand_out()
+
+    def _hand_out(self) -> None:
+        """Give free places to those that wait, first come first served."""
+        now = time.monotonic()
+        while self._waiting:
+            future, avoid = self._waiting[0]
+            if not future.done():
+                free = [server for server in self.servers if server.free(now)]
+                if not free:
+                    self._hand_out_after_pauses(now)
+                    return
+                best = min(free, key=lambda server: (server in avoid, server.load))
+                best.in_flight += 1
+                future.set_result(best)
+            self._waiting.popleft()
+
+    def _hand_out_after_pauses(self, now: float) -> None:
+        ends = [s.rest_until - now for s in self.servers if s.up and s.rest_until > now]
+        if self._timer is not None:
+            self._timer.cancel()
+        if ends:
+            self._timer = asyncio.get_running_loop().call_later(min(ends) + 0.001, self._hand_out)
+
+    def _none_left(self) -> EngineDead:
+        return EngineDead(f"no server is left: {self.reasons}", inside=False)
+
+    def down(self, server: S, why: str, *, rest_s: float = 0.0, unusable: bool = False) -> None:
+        """Send a server no requests until it rested and its health is good."""
+        if server.up:
+            log.warning("%s is away: %s", server.name, why, extra={"action": "server_away"})
+            server.rest_until = 0.0  # a pause it asked for ends with it, a rest does not
+        server.up, server.why, server.unusable = False, why, unusable
+        server.rest_until = max(server.rest_until, time.monotonic() + rest_s)
+        self.shown[server.name] = server.shown
+        if self.dead:
+            while self._waiting:
+                future, _ = self._waiting.popleft()
+                if not future.done():
+                    future.set_exception(self._none_left())
+
+    # -- health -----------------------------------------------------------------
+
+    async def ask(self, server: S) -> Health:
+        """Ask a server for its health; those who ask meanwhile share the answer."""
+        asking = self._asking.get(server)
+        if asking is None or asking.done():
+            asking = self._asking[server] = asyncio.create_task(self._ask(server))
+        return await asyncio.shield(asking)
+
+    async def _ask(self, server: S) -> Health:
+        report = await server.ask()
+        late = report.health is Health.SILENT
+        server.misses = server.misses + 1 if late else 0
+        if report.health is Health.WELL:
+            if not server.up and time.monotonic() >= server.rest_until:
+                log.info("%s is ready", server.name, extra={"action": "server_ready"})
+                server.up, server.pause_s = True, 0.0
+            self._hand_out()
+        elif not (late and server.up and server.misses < MISSES):
+            self.down(server, report.why, unusable=report.health is Health.UNUSABLE)
+        self.shown[server.name] = server.shown
+        return report.health
+
+    async def _watch(self, server: S) -> None:
+        """Ask one server for ever; end what hangs in it."""
+        while True:
+            await asyncio.sleep(ASK_EVERY_S)
+            if await self.ask(server) is Health.WELL:
+                await server.measure()
+                self._hand_out()
+            if server.stalled(self._stall_s):
+                log.error(
+                    "%s made no step for %.0f s with %d requests in it", server.name,
+                    self._stall_s, server.in_flight, extra={"action": "server_hung"},
+                )  # fmt: skip
+                self._give_up(server, "hangs")
+
+    def last_progress(self) -> float:
+        """Return when a server last made a step; now, if no request is in any."""
+        busy = [server.progress_at for server in self.servers if server.in_flight]
+        return max(busy, default=time.monotonic())
+
+    def kill(self) -> None:
+        """Give up every server; what runs in them is interrupted."""
+        for server in self.servers:
+            self._give_up(server, "was given up")
+
+    def _give_up(self, server: S, why: str) -> None:
+        self.down(server, why, rest_s=REST_S)
+        server.interrupt()

@@ -1,0 +1,35 @@
+"""How a command beside the worker is run: `python -m worker.compile`, `python -m worker.triton`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from contract.settings import SettingsError
+
+CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+FOLDER = click.Path(path_type=Path)
+USAGE, INTERRUPTED = 2, 130
+
+
+def run(command: click.Command, argv: Sequence[str] | None = None) -> int:
+    """Run a command; return its exit status, which is 2 for a wrong command line or setting.
+
+    Args:
+        command: returns its exit status.
+        argv: its words without its name; None: those of this process.
+    """
+    words = None if argv is None else [*argv]
+    try:
+        status = command.main(words, f"python -m worker.{command.name}", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        status = USAGE
+    except SettingsError as error:
+        click.echo(error, err=True)
+        status = USAGE
+    except click.Abort:  # click's form of Ctrl-C
+        status = INTERRUPTED
+    return int(status or 0)
