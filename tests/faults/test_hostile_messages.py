@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -61,7 +62,7 @@ class DrainThread:
         self.drain = Drain(self.settings, leases, lambda: SimulatedEngine(8, 0.0))
         self._begun.set()
         try:
-            await self.drain.run(SideTasks(drain).tasks())
+            await self.drain.run(SideTasks(self.drain).tasks())
         finally:
             await leases.close()
 
@@ -120,8 +121,11 @@ def empty_with_a_batch(client: redis.Redis) -> BatchStore:
 
 
 def read_leniently(raw: bytes) -> dict[str, Any]:
-    """Return a message's headers as POP's decoder finds them: it takes more than Python's."""
-    headers = json.loads(raw.decode(errors="replace"), strict=False)["headers"]
+    """Return a message's headers as POP finds them, which decodes only what follows the body."""
+    text = raw.decode(errors="replace")
+    if text.startswith('{"body":') and (end := re.search(r'(?<!\\)",\s?"content-', text)):
+        text = '{"body":"' + text[end.start() :]
+    headers = json.loads(text, strict=False)["headers"]
     assert isinstance(headers["id"], str)
     return headers  # type: ignore[no-any-return]
 
@@ -165,6 +169,7 @@ def state_count(store: BatchStore) -> int:
 @example([celery_message("x", task="?").replace(b'"?"', deep(900))])
 @example([celery_message("x", warmq={"batch": "b1", "created": 1.0})])
 @example([celery_message("x", warmq={"batch": "b1", "created": 1.00000000000000001})])
+@example([celery_message("x", warmq={"batch": "b1"}).replace(b'"body":"', b'"body":""p')])
 @example([celery_message("twin", expires=1), celery_message("twin")])
 @example([celery_message(B1, warmq={"batch": "b1", "created": "1"})] * 5)
 def test_the_drain_ends_every_message_and_serves_the_next(
