@@ -94,7 +94,7 @@ def test_a_line_for_another_model_fails_and_names_the_remedy(
     assert run.returncode == 1, run.stderr
     (bad,) = read_jsonl(errors)
     assert bad["error"]["code"] == "model_not_found"
-    assert "--model right" in bad["error"]["message"]
+    assert bad["error"]["message"].endswith("the queue of a worker that serves 'right'")
     (good,) = read_jsonl(out)
     assert text_of(good["response"]["body"]) == question.answer
 

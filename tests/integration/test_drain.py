@@ -224,7 +224,7 @@ async def test_another_model_than_the_served_one_is_refused_by_name(
     assert error_of(redis_client, "t0")["code"] == "model_not_found"
     assert "serves 'tiny', 'adapter', not 'big'" in error_of(redis_client, "t0")["message"]
     message = error_of(redis_client, "t0")["message"]
-    assert "send the request to the queue of a worker that serves it" in message
+    assert message.endswith("send the request to the queue of a worker that serves 'big'")
     assert stored(redis_client, "t1")["status"] == "SUCCESS"  # type: ignore[index]
     assert stored(redis_client, "t2")["status"] == "SUCCESS"  # type: ignore[index]
 

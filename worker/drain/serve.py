@@ -29,7 +29,7 @@ def read_request(delivery: Delivery, served: Sequence[str]) -> EngineRequest:
     if served and model and model not in served:
         raise RequestRejected(
             f"field body.model: this worker serves {', '.join(map(repr, served))}, not {model!r}; "
-            "send the request to the queue of a worker that serves it",
+            f"send the request to the queue of a worker that serves {model!r}",
             code="model_not_found",
             field="body.model",
         )
