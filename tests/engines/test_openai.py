@@ -18,8 +18,8 @@ from contract.openai.body import CHAT_URL, COMPLETION_URL
 from contract.redis.batches import BatchStore
 from demo.stack import RedisServer, Worker, eventually
 from worker.engine import EngineRequest
+from worker.engine.openai import OpenAISettings
 from worker.engine.openai.engine import OpenAIEngine
-from worker.engine.openai.settings import OpenAISettings
 
 pytestmark = pytest.mark.timeout(300)
 LINES = 300

@@ -15,8 +15,8 @@ from contract.errors import EngineDead, RequestFailed, RequestRejected
 from contract.openai.body import CHAT_URL, COMPLETION_URL
 from contract.settings import SettingsError
 from worker.engine import Completion, EngineRequest
+from worker.engine.openai import OpenAISettings
 from worker.engine.openai.engine import OpenAIEngine
-from worker.engine.openai.settings import OpenAISettings
 from worker.engine.simulated.engine import digest
 
 

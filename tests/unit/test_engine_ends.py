@@ -10,10 +10,10 @@ import pytest
 
 from demo.stack import MODEL, ROOT
 from worker.engine import end
+from worker.engine.openai import OpenAISettings
 from worker.engine.openai.engine import OpenAIEngine
-from worker.engine.openai.settings import OpenAISettings
+from worker.engine.triton import TritonSettings
 from worker.engine.triton.engine import TritonEngine
-from worker.engine.triton.settings import TritonSettings
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ import yaml
 from contract.settings import load
 from demo.stack import ROOT
 from worker.drain.stopping import STOP_S
-from worker.engine.openai.settings import OpenAISettings
+from worker.engine.openai import OpenAISettings
 
 TEXT = (ROOT / "compose" / "compose.openai.yaml").read_text()
 SERVICES = yaml.safe_load(TEXT)["services"]

@@ -14,6 +14,7 @@ from contract.openai.body import CHAT_URL, COMPLETION_URL
 from contract.settings import SettingsError
 from demo.stack import ROOT
 from worker.engine.catalogue import load_settings
+from worker.engine.openai import OpenAISettings
 from worker.engine.openai.limits import Metrics, next_limit, read_metrics, waiting_room
 from worker.engine.openai.reassembly import Reassembly, streamable
 from worker.engine.openai.retries import (
@@ -27,7 +28,6 @@ from worker.engine.openai.retries import (
     seconds_of,
     unanswered,
 )
-from worker.engine.openai.settings import OpenAISettings
 from worker.engine.remote.server import Health
 
 PAGE = ROOT / "docs" / "engine-openai.md"

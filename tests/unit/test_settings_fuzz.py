@@ -18,8 +18,8 @@ from setting_bounds import BOUNDS, ENGINE_OF, NAMES
 from contract.redis.connect import connect, connect_async
 from contract.settings import Settings, SettingsError, load
 from worker.engine.catalogue import load_settings, make_engine
+from worker.engine.openai import OpenAISettings
 from worker.engine.openai.engine import OpenAIEngine
-from worker.engine.openai.settings import OpenAISettings
 from worker.engine.vllm_settings import VllmSettings
 from worker.process.broker import celery_settings
 from worker.settings import WorkerSettings

@@ -6,7 +6,7 @@ import yaml
 
 from demo.stack import ROOT, procfile_command
 from worker.drain.stopping import STOP_S
-from worker.engine.triton.settings import TritonSettings
+from worker.engine.triton import TritonSettings
 
 SERVICES = yaml.safe_load((ROOT / "compose" / "compose.triton.yaml").read_text())["services"]
 WORKER, TRITON = SERVICES["worker"], SERVICES["triton"]

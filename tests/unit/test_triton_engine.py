@@ -16,9 +16,9 @@ from contract.settings import SettingsError
 from demo.stack import MODEL
 from worker.engine import EngineRequest
 from worker.engine.remote.server import Health, Report, Server
+from worker.engine.triton import TritonSettings
 from worker.engine.triton.engine import MOST_SERVERS, TritonEngine
 from worker.engine.triton.request import Answer, Prompts, ServerAway, ServerRefused
-from worker.engine.triton.settings import TritonSettings
 
 ASKED = EngineRequest(CHAT_URL, {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2})
 

@@ -26,8 +26,8 @@ from stub_server import StubProcess
 
 from contract.openai.body import CHAT_URL
 from worker.engine import EngineRequest
+from worker.engine.openai import OpenAISettings
 from worker.engine.openai.engine import OpenAIEngine
-from worker.engine.openai.settings import OpenAISettings
 
 IN_FLIGHT = 256
 BODY: dict[str, Any] = {

@@ -26,9 +26,9 @@ from vllm_server import KEY, VllmServer
 from contract.openai.body import CHAT_URL
 from demo.stack import CPU_ENGINE_ARGS, MODEL
 from worker.engine import EngineRequest
+from worker.engine.openai import OpenAISettings
 from worker.engine.openai.engine import OpenAIEngine
 from worker.engine.openai.exchange import STREAM_INTERVAL
-from worker.engine.openai.settings import OpenAISettings
 
 BAR = 0.98
 #: The server runs 32 at once.

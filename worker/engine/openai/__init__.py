@@ -2,8 +2,65 @@
 
 from __future__ import annotations
 
-from worker.engine.openai.settings import OpenAISettings
+from typing import Annotated, Self
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, Field, SecretStr, model_validator
+
+from contract.redis.url import is_address
+from contract.settings import Count, Line
+from worker.engine.remote import RemoteSettings
 from worker.engine.spec import EngineSpec, Preflight
+
+
+def _key(key: SecretStr) -> SecretStr:
+    text = key.get_secret_value()
+    if not (text.isascii() and text.isprintable()):
+        raise ValueError("must be printable ASCII, for it is sent in an HTTP header")
+    return key
+
+
+class OpenAISettings(RemoteSettings):
+    """What the openai engine can be told."""
+
+    openai_base_urls: Line = Field(
+        "", description="openai engine: the servers' base URLs, as http://host:8000/v1,..."
+    )
+    openai_api_key: Annotated[SecretStr, AfterValidator(_key)] = Field(
+        SecretStr(""), description="openai engine: the servers' key"
+    )
+    openai_concurrency: Count | None = Field(
+        None, ge=1, description="openai engine: requests at once per server; default from metrics"
+    )
+
+    @model_validator(mode="after")
+    def _servers_are_named(self) -> Self:
+        if not self.base_urls:
+            raise ValueError("WARMQ_OPENAI_BASE_URLS: name a server, e.g. http://127.0.0.1:8000/v1")
+        if not all(map(_is_base_url, self.base_urls)):  # said without it: it may hold a password
+            raise ValueError(
+                "WARMQ_OPENAI_BASE_URLS: name http:// or https:// URLs, separated by commas; "
+                "a key belongs into WARMQ_OPENAI_API_KEY"
+            )
+        return self
+
+    @property
+    def base_urls(self) -> list[str]:
+        """The servers, without slashes at the end."""
+        urls = (url.strip().rstrip("/") for url in self.openai_base_urls.split(","))
+        return [url for url in urls if url]
+
+
+def _is_base_url(url: str) -> bool:
+    """Return whether this is an http:// or https:// URL without credentials."""
+    try:
+        parts = urlsplit(url)
+        host = parts.hostname
+    except ValueError:
+        return False
+    if parts.scheme not in ("http", "https") or not host or "@" in url or " " in url:
+        return False
+    return is_address(parts.netloc)
 
 
 def check(settings: OpenAISettings) -> Preflight:

@@ -19,6 +19,7 @@ from contract.errors import EngineDead, RequestFailed
 from contract.openai.body import CHAT_URL, GENERATING
 from worker.engine import Capacity, Completion, EngineRequest
 from worker.engine.end import close_on
+from worker.engine.openai import OpenAISettings
 from worker.engine.openai.exchange import exchange, prompt_tokens
 from worker.engine.openai.reassembly import Reassembly
 from worker.engine.openai.retries import (
@@ -29,7 +30,6 @@ from worker.engine.openai.retries import (
     action_for,
     after_probe,
 )
-from worker.engine.openai.settings import OpenAISettings
 from worker.engine.openai.upstream import CEILING, KEY_REFUSED, Upstream
 from worker.engine.remote.fleet import Fleet
 

@@ -20,6 +20,7 @@ from contract.settings import SettingsError
 from worker.engine import Capacity, Completion, EngineRequest
 from worker.engine.end import close_on
 from worker.engine.remote.fleet import Fleet
+from worker.engine.triton import TritonSettings
 from worker.engine.triton.request import (
     ELSEWHERE,
     Answer,
@@ -31,7 +32,6 @@ from worker.engine.triton.request import (
     respond,
     sampling,
 )
-from worker.engine.triton.settings import TritonSettings
 
 if TYPE_CHECKING:
     from worker.engine.triton.server import TritonServer
