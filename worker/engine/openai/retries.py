@@ -6,7 +6,7 @@ docs/engine-openai.md shows the same table; a test compares them.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from enum import StrEnum
 from typing import Any
@@ -47,29 +47,22 @@ class Condition(StrEnum):
     ENDED = "finish_reason `abort`: the server was told to end"
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """One row; `statuses` are HTTP statuses, also those inside a stream's error event."""
-
-    happened: str
-    action: Action
-    statuses: tuple[int, ...] = ()
-    condition: Condition | None = None
-
-
-TABLE = (
-    Rule("400, 404, 405, 413, 415, 422", Action.REJECT, (400, 404, 405, 413, 415, 422)),
-    Rule("401, 403: the key is refused", Action.CLOSED, (401, 403)),
-    Rule("408, 409, 425, 429; 503 with Retry-After", Action.WAIT, (408, 409, 425, 429)),
-    Rule("503 without Retry-After, 500, 502, 504, other 5xx", Action.PROBE, (500, 502, 503, 504)),
-    Rule(Condition.CONNECT, Action.AWAY, condition=Condition.CONNECT),
-    Rule(Condition.LOST, Action.PROBE, condition=Condition.LOST),
-    Rule(Condition.STALLED, Action.PROBE, condition=Condition.STALLED),
-    Rule(Condition.ENDED, Action.AWAY, condition=Condition.ENDED),
-    Rule("any other status; " + Condition.GARBLED, Action.COUNT, condition=Condition.GARBLED),
+#: What happened, in the words of the table; the HTTP statuses (also those inside a stream's error
+#: event) and conditions that it stands for; what is done.
+TABLE: tuple[tuple[str, tuple[int | Condition, ...], Action], ...] = (
+    ("400, 404, 405, 413, 415, 422", (400, 404, 405, 413, 415, 422), Action.REJECT),
+    ("401, 403: the key is refused", (401, 403), Action.CLOSED),
+    ("408, 409, 425, 429; 503 with Retry-After", (408, 409, 425, 429), Action.WAIT),
+    ("503 without Retry-After, 500, 502, 504, other 5xx", (500, 502, 503, 504), Action.PROBE),
+    (Condition.CONNECT, (Condition.CONNECT,), Action.AWAY),
+    (Condition.LOST, (Condition.LOST,), Action.PROBE),
+    (Condition.STALLED, (Condition.STALLED,), Action.PROBE),
+    (Condition.ENDED, (Condition.ENDED,), Action.AWAY),
+    ("any other status; " + Condition.GARBLED, (Condition.GARBLED,), Action.COUNT),
 )
 
 
+@dataclass(eq=False)
 class Unanswered(Exception):
     """A server did not answer one request.
 
@@ -77,21 +70,11 @@ class Unanswered(Exception):
     `wait_s`: the pause in seconds that it asked for; `error`: the error object of its response.
     """
 
-    def __init__(
-        self,
-        what: int | Condition,
-        message: str,
-        *,
-        inside: bool = False,
-        wait_s: float | None = None,
-        error: dict[str, Any] | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.what = what
-        self.message = message
-        self.inside = inside
-        self.wait_s = wait_s
-        self.error = error or {}
+    what: int | Condition
+    message: str
+    inside: bool = False
+    wait_s: float | None = None
+    error: dict[str, Any] = field(default_factory=dict)
 
     def rejection(self) -> RequestRejected:
         """Return the line's error, if this is a refusal."""
@@ -115,12 +98,10 @@ def action_for(fault: Unanswered) -> Action:
     """Look up what is done."""
     if fault.what == 503 and fault.wait_s is not None:
         return Action.WAIT
-    for rule in TABLE:
-        if fault.what in rule.statuses or fault.what == rule.condition:
-            return rule.action
-    if isinstance(fault.what, int) and fault.what >= 500:
-        return Action.PROBE
-    return Action.COUNT
+    for _, meant, action in TABLE:
+        if fault.what in meant:
+            return action
+    return Action.PROBE if isinstance(fault.what, int) and fault.what >= 500 else Action.COUNT
 
 
 def after_probe(health: Health, fault: Unanswered) -> Action:
