@@ -15,7 +15,6 @@ from contract.settings import SettingsError
 from demo.stack import ROOT
 from worker.engine.catalogue import load_settings
 from worker.engine.openai import OpenAISettings
-from worker.engine.openai.limits import Metrics, next_limit, read_metrics, waiting_room
 from worker.engine.openai.reassembly import Reassembly, streamable
 from worker.engine.openai.retries import (
     LONGEST_RETRY_AFTER_S,
@@ -28,6 +27,7 @@ from worker.engine.openai.retries import (
     seconds_of,
     unanswered,
 )
+from worker.engine.openai.upstream import Metrics, next_limit, read_metrics, waiting_room
 from worker.engine.remote.server import Health
 
 PAGE = ROOT / "docs" / "engine-openai.md"
@@ -242,7 +242,7 @@ def settle(slots: int, rounds: int = 40) -> list[int]:
         limit = limits[-1]
         metrics = Metrics(min(limit, slots), max(0, limit - slots), 0.5, 0)
         peak = max(metrics.running, 0.99 * peak)
-        limits.append(next_limit(limit, limit, metrics, peak, 256))
+        limits.append(next_limit(limit, limit, metrics, peak))
     return limits
 
 
@@ -255,20 +255,20 @@ def test_the_limit_settles_a_little_above_the_slots(slots: int) -> None:
 
 def test_a_wave_of_requests_that_begin_together_does_not_lower_the_limit() -> None:
     # All 32 have just ended, what was sent for them waits: few run, many wait
-    assert next_limit(48, 48, Metrics(2, 46, 0.1, 0), 32.0, 256) == 48
+    assert next_limit(48, 48, Metrics(2, 46, 0.1, 0), 32.0) == 48
 
 
 def test_the_limit_falls_by_what_waits_too_much_and_other_clients_requests_count() -> None:
-    assert next_limit(64, 64, Metrics(32, 36, 0.5, 0), 32.0, 256) == 44
-    assert next_limit(40, 40, Metrics(32, 200, 0.5, 0), 32.0, 256) == 1
-    assert next_limit(40, 10, Metrics(32, 200, 0.5, 0), 32.0, 256) == 40  # all are others'
+    assert next_limit(64, 64, Metrics(32, 36, 0.5, 0), 32.0) == 44
+    assert next_limit(40, 40, Metrics(32, 200, 0.5, 0), 32.0) == 1
+    assert next_limit(40, 10, Metrics(32, 200, 0.5, 0), 32.0) == 40  # all are others'
 
 
 def test_the_limit_stays_when_it_is_not_filled_or_the_cache_is_full() -> None:
-    assert next_limit(32, 10, Metrics(10, 0, 0.1, 0), 10, 256) == 32
-    assert next_limit(32, 32, Metrics(32, 0, 0.97, 0), 32, 256) == 32
-    assert next_limit(250, 250, Metrics(250, 0, 0.1, 0), 250, 256) == 256
-    assert next_limit(32, 32, None, 0, 256) == 36
+    assert next_limit(32, 10, Metrics(10, 0, 0.1, 0), 10) == 32
+    assert next_limit(32, 32, Metrics(32, 0, 0.97, 0), 32) == 32
+    assert next_limit(250, 250, Metrics(250, 0, 0.1, 0), 250) == 256
+    assert next_limit(32, 32, None, 0) == 36
 
 
 @pytest.mark.parametrize("urls", ["", "localhost:8000", "http://", "http://u:s3cret@host/v1"])

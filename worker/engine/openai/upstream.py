@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
 import orjson
 
-from worker.engine.openai.limits import Metrics, next_limit, read_metrics
 from worker.engine.remote.server import Health, Report, Server
 
 log = logging.getLogger(__name__)
@@ -28,6 +29,16 @@ PEAK_FADES = 0.99
 #: Most requests in flight per server where no number is set.
 CEILING = 256
 KEY_REFUSED = "refuses the key: WARMQ_OPENAI_API_KEY"
+#: KV cache use above which no more requests are added.
+KV_FULL = 0.95
+#: Share of its limit a server must be filled to before the limit may grow.
+FILLED = 0.9
+
+METRIC = re.compile(
+    rb"^vllm:(num_requests_running|num_requests_waiting|kv_cache_usage_perc|generation_tokens_total"
+    rb"|prompt_tokens_total)(?:\{[^\n]*\})? (\d+(?:\.\d+)?(?:e[+-]?\d+)?)$",
+    re.MULTILINE,
+)
 
 
 class Upstream(Server):
@@ -105,7 +116,12 @@ class Upstream(Server):
 
     async def measure(self) -> None:
         """Read its metrics, and adapt its limit to them unless that is a set number."""
-        metrics = await self._metrics()
+        metrics = None
+        try:
+            status, page = await self._get(self.root + "/metrics")
+            metrics = read_metrics(page) if status == 200 else None
+        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            log.debug("metrics of %s: %s", self.name, error)
         if metrics is not None and metrics.tokens != self._tokens:
             # What is not streamed, or waits behind other clients, is seen to move here only.
             self._tokens = metrics.tokens
@@ -113,12 +129,59 @@ class Upstream(Server):
         if self._adaptive and time.monotonic() >= self.rest_until:
             running = metrics.running if metrics is not None else 0.0
             self._peak = max(running, PEAK_FADES * self._peak)
-            self.limit = next_limit(self.limit, self.in_flight, metrics, self._peak, CEILING)
+            self.limit = next_limit(self.limit, self.in_flight, metrics, self._peak)
 
-    async def _metrics(self) -> Metrics | None:
-        try:
-            status, page = await self._get(self.root + "/metrics")
-        except (TimeoutError, aiohttp.ClientError, OSError) as error:
-            log.debug("metrics of %s: %s", self.name, error)
-            return None
-        return read_metrics(page) if status == 200 else None
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """What a vLLM server says of itself, all its clients and replicas together.
+
+    `kv` is the fullest replica's share of its KV cache, `tokens` counts prompt and output
+    tokens since the server's start.
+    """
+
+    running: float
+    waiting: float
+    kv: float
+    tokens: float
+
+
+def read_metrics(page: bytes) -> Metrics | None:
+    """Read a Prometheus page; None if it is not vLLM's."""
+    found: dict[bytes, list[float]] = {}
+    for name, value in METRIC.findall(page):
+        found.setdefault(name, []).append(float(value))
+    if b"num_requests_running" not in found:
+        return None
+    total = {name: sum(values) for name, values in found.items()}
+    return Metrics(
+        total[b"num_requests_running"],
+        total.get(b"num_requests_waiting", 0.0),
+        max(found.get(b"kv_cache_usage_perc", [0.0])),
+        total.get(b"generation_tokens_total", 0.0) + total.get(b"prompt_tokens_total", 0.0),
+    )
+
+
+def next_limit(limit: int, in_flight: int, metrics: Metrics | None, peak: float) -> int:
+    """Return the limit for the next second; `peak` is the most that ran at once of late.
+
+    Requests that began together end together. Others must wait there already, or slots stay empty
+    for a round trip. `peak` stands for the number of slots: just after many ended together, few
+    run and many wait. Without metrics the limit grows slowly, and only a 429 or 503
+    (Upstream.pause) lowers it.
+    """
+    if in_flight < FILLED * limit:
+        return limit  # what waits there is not for want of a higher limit
+    if metrics is None:
+        return min(CEILING, limit + 4)
+    excess = int(metrics.running + metrics.waiting - peak - waiting_room(peak))
+    if excess > 0:
+        return max(1, min(limit, in_flight) - excess)
+    if metrics.waiting == 0 and metrics.kv < KV_FULL:
+        return min(CEILING, limit + max(4, limit // 2))
+    return limit
+
+
+def waiting_room(peak: float) -> int:
+    """Return how many requests may wait in a server that runs so many at once."""
+    return min(64, max(8, int(peak) // 2))

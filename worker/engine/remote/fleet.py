@@ -98,8 +98,6 @@ class Fleet(Generic[S]):
                 log.error("a server's watch failed", exc_info=end, extra={"action": "watch_failed"})
         await asyncio.gather(*(server.close() for server in self.servers))
 
-    # -- handing out ------------------------------------------------------------
-
     async def take(self, avoid: frozenset[S] = frozenset()) -> S:
         """Wait for the least busy server that has room; one not in `avoid` if there is any.
 
@@ -135,7 +133,7 @@ class Fleet(Generic[S]):
                 if not free:
                     self._hand_out_after_pauses(now)
                     return
-                best = min(free, key=lambda server: (server in avoid, server.load))
+                best = min(free, key=lambda s: (s in avoid, s.in_flight / (s.limit or 1)))
                 best.in_flight += 1
                 future.set_result(best)
             self._waiting.popleft()
@@ -163,8 +161,6 @@ class Fleet(Generic[S]):
                 future, _ = self._waiting.popleft()
                 if not future.done():
                     future.set_exception(self._none_left())
-
-    # -- health -----------------------------------------------------------------
 
     async def ask(self, server: S) -> Health:
         """Ask a server for its health; those who ask meanwhile share the answer."""

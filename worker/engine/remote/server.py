@@ -76,11 +76,6 @@ class Server:
             return self.why
         return ({"limit": self.limit} if self.limit else {}) | {"in_flight": self.in_flight}
 
-    @property
-    def load(self) -> float:
-        """Requests in flight, as a share of the limit if there is one."""
-        return self.in_flight / (self.limit or 1)
-
     def free(self, now: float) -> bool:
         """Whether it may get one more request."""
         full = self.limit is not None and self.in_flight >= self.limit
