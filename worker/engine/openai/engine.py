@@ -18,7 +18,6 @@ import orjson
 from contract.errors import EngineDead, RequestFailed
 from contract.openai.body import CHAT_URL, GENERATING
 from worker.engine import Capacity, Completion, EngineRequest
-from worker.engine.end import close_on
 from worker.engine.openai import OpenAISettings
 from worker.engine.openai.exchange import exchange, prompt_tokens
 from worker.engine.openai.reassembly import Reassembly
@@ -31,7 +30,7 @@ from worker.engine.openai.retries import (
     after_probe,
 )
 from worker.engine.openai.upstream import CEILING, KEY_REFUSED, Upstream
-from worker.engine.remote.fleet import Fleet
+from worker.engine.remote import RemoteEngine
 
 #: uvicorn closes idle connections after 5 s; a request sent on one just then is lost.
 KEEP_ALIVE_S = 3.0
@@ -52,21 +51,16 @@ class _Tries:
     avoid: frozenset[Upstream] = frozenset()
 
 
-class OpenAIEngine:
+class OpenAIEngine(RemoteEngine[Upstream]):
     """Requests in flight at one or more servers."""
 
-    grace_s = 0.0
-
     def __init__(self, settings: OpenAISettings) -> None:
+        super().__init__(settings)
         self._settings = settings
         self._slots = (settings.openai_concurrency or CEILING) * len(settings.base_urls)
         self._max_model_len = 0
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._session: aiohttp.ClientSession | None = None
-        self._fleet: Fleet[Upstream] = Fleet(settings.stall_timeout_s, settings.remote_wait_s)
         self._partial: dict[str, Reassembly] = {}
-
-    # -- life -------------------------------------------------------------------
 
     def build(self) -> None:
         """Nothing is loaded here."""
@@ -109,29 +103,10 @@ class OpenAIEngine:
             },
         )
 
-    def dead(self) -> bool:
-        """Whether every server is away."""
-        return self._fleet.dead
-
-    def last_progress(self) -> float:
-        """Return when a server last made a step; now, if no request is in any."""
-        return self._fleet.last_progress()
-
-    def kill(self) -> None:
-        """Give up every server; what is in them ends with EngineDead."""
-        self._fleet.kill()
-
-    def shutdown(self) -> None:
-        """Close every connection; called in the engine's thread."""
-        if self._loop is not None:
-            close_on(self._loop, self._close())
-
     async def _close(self) -> None:
-        await self._fleet.close()
+        await super()._close()
         if self._session is not None:
             await self._session.close()
-
-    # -- one request --------------------------------------------------------------
 
     async def generate(self, request: EngineRequest, request_id: str) -> Completion:
         """Run one request at whichever server has room, again elsewhere if that one fails.
@@ -143,7 +118,9 @@ class OpenAIEngine:
         while True:
             upstream = await self._fleet.take(tries.avoid)
             try:
-                sent = self._with_model(body, upstream)
+                named = self._settings.served_model_name is None
+                known = named and body.get("model") in upstream.models
+                sent = body if known else body | {"model": upstream.model}  # the one it serves
                 answer = await exchange(upstream, request.url, sent, request_id, self._partial)
                 break
             except Unanswered as fault:
@@ -175,11 +152,6 @@ class OpenAIEngine:
         if url in GENERATING and limits == (None, None):
             return body | {"max_tokens": self._settings.default_max_tokens}
         return dict(body)
-
-    def _with_model(self, body: Json, upstream: Upstream) -> Json:
-        if self._settings.served_model_name is None and body.get("model") in upstream.models:
-            return body
-        return body | {"model": upstream.model}  # one is served, whatever the line calls it
 
     async def _settle(self, upstream: Upstream, fault: Unanswered, tries: _Tries) -> float:
         """Do what the table says; return after how many seconds the request is sent again."""

@@ -18,8 +18,7 @@ from contract.errors import RequestFailed, RequestRejected
 from contract.openai.body import GENERATING
 from contract.settings import SettingsError
 from worker.engine import Capacity, Completion, EngineRequest
-from worker.engine.end import close_on
-from worker.engine.remote.fleet import Fleet
+from worker.engine.remote import RemoteEngine
 from worker.engine.triton import TritonSettings
 from worker.engine.triton.request import (
     ELSEWHERE,
@@ -47,23 +46,15 @@ TOO_LONG = ("maximum model length", "maximum context length", "longer than the m
 UNREADABLE = "'NoneType' object has no attribute 'lora_name'"
 
 
-class TritonEngine:
+class TritonEngine(RemoteEngine["TritonServer"]):
     """Any number of Triton servers that serve one model."""
 
-    grace_s = 0.0
-
     def __init__(self, settings: TritonSettings) -> None:
-        self._model = str(settings.model)
-        self._name = settings.triton_model
-        self._served = settings.served_model_name or settings.triton_model
-        self._addresses = [one.strip() for one in settings.triton_url.split(",") if one.strip()]
-        self._slots = settings.triton_slots
-        self._default_max_tokens = settings.default_max_tokens
+        super().__init__(settings)
+        self._settings = settings
         self._max_model_len: int | None = None
         self._prompts: Prompts
         self._connect: Callable[[str, str], TritonServer]
-        self._fleet: Fleet[TritonServer] = Fleet(settings.stall_timeout_s, settings.remote_wait_s)
-        self._loop: asyncio.AbstractEventLoop | None = None
         # One thread: templating a long prompt must not stop the drain's loop, and tokenizers
         # are not made for several.
         self._templating = ThreadPoolExecutor(1, thread_name_prefix="templates")
@@ -74,7 +65,7 @@ class TritonEngine:
             from worker.engine.triton.server import TritonServer
 
             self._connect = TritonServer
-            self._prompts = Prompts(self._model)
+            self._prompts = Prompts(str(self._settings.model))
         except ImportError as error:
             raise SettingsError(
                 f"WARMQ_ENGINE=triton: {error}; install what it needs: scripts/setup base build "
@@ -82,8 +73,8 @@ class TritonEngine:
             ) from error
         except (OSError, ValueError) as error:
             raise SettingsError(
-                f"WARMQ_MODEL: no tokenizer in {self._model}: {error}; chats are templated here, "
-                "so name a folder with the model's tokenizer files"
+                f"WARMQ_MODEL: no tokenizer in {self._settings.model}: {error}; chats are templated "
+                "here, so name a folder with the model's tokenizer files"
             ) from error
 
     async def start(self) -> Capacity:
@@ -93,14 +84,17 @@ class TritonEngine:
             EngineDead: none became so within WARMQ_REMOTE_WAIT_S.
             SettingsError: what they serve is no vLLM model.
         """
-        self._loop = asyncio.get_running_loop()
-        first = await self._fleet.start([self._connect(it, self._name) for it in self._addresses])
-        slots = self._slots or _number(first.parameters, SLOTS_PARAMETER) or DEFAULT_SLOTS
+        self._loop, settings = asyncio.get_running_loop(), self._settings
+        addresses = [one.strip() for one in settings.triton_url.split(",") if one.strip()]
+        first = await self._fleet.start([
+            self._connect(address, settings.triton_model) for address in addresses
+        ])  # fmt: skip
+        slots = settings.triton_slots or _number(first.parameters, SLOTS_PARAMETER) or DEFAULT_SLOTS
         self._max_model_len = _number(first.parameters, LENGTH_PARAMETER)
         return Capacity(
-            max_num_seqs=slots * len(self._addresses),
+            max_num_seqs=slots * len(addresses),
             max_model_len=self._max_model_len or 0,
-            model=self._name,
+            model=settings.triton_model,
             details={"engine": "triton", "servers": self._fleet.shown, "slots_each": slots},
         )
 
@@ -145,7 +139,7 @@ class TritonEngine:
         prompt = self._prompts.prompt_of(request)
         return prompt, sampling(
             request.body, prompt.tokens, self._prompts.defaults,
-            self._default_max_tokens, self._max_model_len,
+            self._settings.default_max_tokens, self._max_model_len,
         )  # fmt: skip
 
     def _complete(
@@ -153,29 +147,17 @@ class TritonEngine:
     ) -> Completion:
         """Add what the backend did not tell: numbers of tokens, and why the answer ended."""
         written, asked = answer.completion_tokens, answer.prompt_tokens
-        written = self._prompts.count(answer.text) if written is None else written
+        written = len(self._prompts.ids(answer.text)) if written is None else written
         asked = prompt.tokens if asked is None else asked
         reason = answer.finish_reason or ("length" if written >= limit else "stop")
-        body = respond(request, request_id, self._served, answer.text, (reason, asked, written))
+        served = self._settings.served_model_name or self._settings.triton_model
+        body = respond(request, request_id, served, answer.text, (reason, asked, written))
         return Completion(body, asked, written)
-
-    def dead(self) -> bool:
-        """Whether no server is ready."""
-        return self._fleet.dead
-
-    def last_progress(self) -> float:
-        """Return when a server last sent anything; now, if no request is in any."""
-        return self._fleet.last_progress()
-
-    def kill(self) -> None:
-        """Break off everything on all servers."""
-        self._fleet.kill()
 
     def shutdown(self) -> None:
         """Close the connections, which cancels what runs in the servers."""
         self._templating.shutdown(wait=False, cancel_futures=True)
-        if self._loop is not None:
-            close_on(self._loop, self._fleet.close())
+        super().shutdown()
 
 
 def _number(parameters: dict[str, str], name: str) -> int | None:

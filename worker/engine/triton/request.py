@@ -70,11 +70,9 @@ class Answer:
 
 
 def _refuse(field: str, remedy: str | None = None) -> RequestRejected:
-    remedy = remedy or REMEDIES.get(field, ELSEWHERE)
-    return RequestRejected(
-        f"field body.{field}: Triton's vLLM backend cannot express it; {remedy}",
-        field=f"body.{field}",
-    )
+    where, remedy = f"body.{field}", remedy or REMEDIES.get(field, ELSEWHERE)
+    message = f"field {where}: Triton's vLLM backend cannot express it; {remedy}"
+    return RequestRejected(message, field=where)
 
 
 def check_fields(body: dict[str, Any]) -> None:
@@ -104,8 +102,7 @@ def sampling(
     Raises:
         RequestRejected: the request does not fit into the context.
     """
-    params = dict(defaults)
-    params |= {k: v for k, v in body.items() if k in PASSED and v is not None}
+    params = defaults | {k: v for k, v in body.items() if k in PASSED and v is not None}
     asked = body.get("max_completion_tokens") or body.get("max_tokens")
     params["max_tokens"] = asked or default_max_tokens
     if max_model_len is not None:
@@ -166,14 +163,11 @@ class Prompts:
             text = text[0]
         if not isinstance(text, str):
             raise _refuse("prompt", "send one text a line, not token ids or several prompts")
-        return Prompt(text, len(self._ids(text, add_special_tokens=True)))
+        return Prompt(text, len(self.ids(text, special=True)))
 
-    def count(self, text: str) -> int:
-        """Return how many tokens a text is, without special ones around it."""
-        return len(self._ids(text, add_special_tokens=False))
-
-    def _ids(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        ids: list[int] = self._tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"]
+    def ids(self, text: str, *, special: bool = False) -> list[int]:
+        """Return the tokens of a text, with the special ones around it if they are wanted."""
+        ids: list[int] = self._tokenizer(text, add_special_tokens=special)["input_ids"]
         return ids
 
     def _chat(self, body: dict[str, Any]) -> str:
@@ -203,13 +197,10 @@ class Prompts:
 
         The server adds special tokens to every text; a template has written them already.
         """
-        wanted = self._ids(text, add_special_tokens=False)
-        candidates = [text]
-        start = self._tokenizer.bos_token
-        if start and text.startswith(start):
-            candidates.insert(0, text[len(start) :])
-        for candidate in candidates:
-            if self._ids(candidate, add_special_tokens=True) == wanted:
+        wanted = self.ids(text)
+        shorter = text.removeprefix(self._tokenizer.bos_token or "")
+        for candidate in dict.fromkeys((shorter, text)):
+            if self.ids(candidate, special=True) == wanted:
                 return Prompt(candidate, len(wanted))
         raise _refuse(
             "messages",

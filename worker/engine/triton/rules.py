@@ -93,11 +93,10 @@ def judge_repository(folder: Path) -> Iterator[Finding]:
 def judge_model(folder: Path) -> Iterator[Finding]:
     """Say what is wrong with one model, `folder` being `<repository>/<name>`."""
     config = re.sub(r"#.*", "", (folder / CONFIG_FILE).read_text())
-    backend = re.search(r'^\s*backend\s*:\s*"([^"]*)"', config, re.MULTILINE)
-    if backend is None or backend[1] != "vllm":
-        named = backend[1] if backend else "none"
+    backend = _text(config, "backend")
+    if backend != "vllm":
         yield Finding(
-            f"{folder.name}/{CONFIG_FILE}: the backend is {named}, not vllm",
+            f"{folder.name}/{CONFIG_FILE}: the backend is {backend or 'none'}, not vllm",
             'Write: backend: "vllm"; only that one has text_input and sampling_parameters',
         )
         return
@@ -137,11 +136,11 @@ def judge_arguments(arguments: dict[str, Any], where: str = ARGS_FILE) -> Iterat
         yield Finding(f"{where}: {error}", "Recompile the model, or copy it again")
     rbln = artefact is not None or str(arguments.get("device")) == "rbln"
     if rbln:
-        asked = {_option(name): str(value) for name, value in arguments.items()}
+        asked = {name.replace("_", "-"): str(value) for name, value in arguments.items()}
         yield from judge_options(asked, artefact, lambda it: f'{where}: "{it.replace("-", "_")}"')
     known = engine_arguments()
     for name in arguments:
-        if rbln and _option(name) in REFUSED:
+        if rbln and name.replace("_", "-") in REFUSED:
             continue
         if name in STALE and name not in known:
             yield Finding(f'{where}: vLLM no longer has "{name}"', STALE[name])
@@ -153,10 +152,6 @@ def judge_arguments(arguments: dict[str, Any], where: str = ARGS_FILE) -> Iterat
             )
     if rbln and artefact is None:
         yield from _judge_by_hand(arguments, where)
-
-
-def _option(name: str) -> str:
-    return name.replace("_", "-")
 
 
 def _judge_by_hand(arguments: dict[str, Any], where: str) -> Iterator[Finding]:
@@ -173,9 +168,9 @@ def _judge_by_hand(arguments: dict[str, Any], where: str) -> Iterator[Finding]:
 
 def _judge_config(config: str, arguments: dict[str, Any], name: str) -> Iterator[Finding]:
     where = f"{name}/{CONFIG_FILE}"
-    named = re.search(r'^\s*name\s*:\s*"([^"]*)"', config, re.MULTILINE)
-    if named and named[1] != name:
-        yield Finding(f"{where}: the name {named[1]} is not its folder's", f'Write: name: "{name}"')
+    named = _text(config, "name")
+    if named is not None and named != name:
+        yield Finding(f"{where}: the name {named} is not its folder's", f'Write: name: "{name}"')
     if re.search(r"decoupled\s*:\s*false", config, re.IGNORECASE):
         yield Finding(f"{where}: decoupled is false", "Leave model_transaction_policy out")
     devices = _size(arguments, "tensor_parallel_size") * _size(arguments, "pipeline_parallel_size")
@@ -204,6 +199,11 @@ def _judge_config(config: str, arguments: dict[str, Any], name: str) -> Iterator
             f"--model-control-mode=explicit --load-model={name}",
             fatal=False,
         )
+
+
+def _text(config: str, key: str) -> str | None:
+    found = re.search(rf'^\s*{key}\s*:\s*"([^"]*)"', config, re.MULTILINE)
+    return found and found[1]
 
 
 def parameter_line(key: str, value: object) -> str:
