@@ -8,9 +8,8 @@ local record = redis.call('HGET', worker_hash, lease)
 if not record then return 0 end
 local now, l = now_ms(), unpack_lease(record)
 unblock()
-give_up(lease, l, reason, now, function(r)
-  return ending_meta(r, 'FAILURE', 'RequestRejected', 'null', 'invalid_json', reason, ARGV[5])
-end, tonumber(ARGV[4]))
+local function ending(r) return ending_meta(r, 'RequestRejected', 'invalid_json', reason, ARGV[5]) end
+give_up(lease, l, reason, now, ending, tonumber(ARGV[4]))
 drop_lease(ARGV[1], lease)
 apply_to_batches(now)
 return 1

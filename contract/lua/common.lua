@@ -1,8 +1,5 @@
 -- Shared by every script (contract/redis/scripts.py puts it, message.lua and leases.lua in front).
 -- Keys are listed in contract/redis/keys.py. Time is always Redis TIME, in ms.
--- Under maxmemory Redis refuses a script whose FIRST write may grow memory, and
--- lets every later write pass; so scripts that must run then (all but CREATE and
--- RETRY) begin with a write that only frees. That is what unblock() is for.
 
 local RESULT = 'celery-task-meta-'
 
@@ -11,6 +8,8 @@ local function now_ms()
   return tonumber(t[1]) * 1000 + math.floor(tonumber(t[2]) / 1000)
 end
 
+-- Under maxmemory Redis refuses a script whose FIRST write may grow memory, and lets every later
+-- one pass: scripts that must run then (all but CREATE and RETRY) begin with one that only frees.
 local function unblock()
   redis.call('ZREM', 'warmq:leases', '')
 end
@@ -140,4 +139,10 @@ local function alone(id) return id .. '\0alone' end
 local function forget_counts(id)
   redis.call('HDEL', 'warmq:returns', id)
   redis.call('HDEL', 'warmq:deaths', id, alone(id))
+end
+
+-- Removes a dead letter and its message; returns how many there were.
+local function forget_letter(letter)
+  redis.call('UNLINK', 'warmq:dead:' .. letter)
+  return redis.call('HDEL', 'warmq:dead', letter)
 end

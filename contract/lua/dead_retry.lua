@@ -8,11 +8,6 @@
 --   met: HOLD must come first).
 local count, now = 0, now_ms()
 
-local function forget(letter)
-  redis.call('HDEL', 'warmq:dead', letter)
-  redis.call('UNLINK', 'warmq:dead:' .. letter)
-end
-
 -- Whether a stored failure is this letter's request's: any client may use any id.
 local function is_own(id, batch)
   local ok, meta = pcall(cjson.decode, redis.call('GET', RESULT .. id))
@@ -44,14 +39,14 @@ for i = 1, #ARGV do
   if id and id ~= '' then
     local failed = result_status(id) == FAILURE and is_own(id, batch)
     if is_settled(id, batch, life, failed) then
-      forget(ARGV[i])
+      forget_letter(ARGV[i])
     elseif batch == '' or redis.call('HEXISTS', batch_key(batch), 'retiring') == 0 then
       local message = redis.call('LINDEX', 'warmq:dead:' .. ARGV[i], 0)
       redis.call('LPUSH', home, without_expires(without_past_deadline(message, now)))
       if failed then undo_failure(id, batch) end
       redis.call('ZREM', 'warmq:revoked', id)
       forget_counts(id)
-      forget(ARGV[i])
+      forget_letter(ARGV[i])
       count = count + 1
     end
   end

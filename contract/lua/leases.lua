@@ -1,7 +1,6 @@
 -- Leases, and the way back from them. A leased message lies in a list of its own,
--- warmq:leased:<lease>, and moves from key to key without being decoded.
--- The score of a lease in warmq:leases is when it ends; a negative one says that it is on its
--- way back to a queue, the newest lease lowest.
+-- warmq:leased:<lease>, and moves from key to key without being decoded. The score in warmq:leases
+-- is when a lease ends; a negative one: it is on its way back to a queue, the newest lease lowest.
 
 -- Bytes that one script moves, and messages: Redis serves nobody else meanwhile.
 local MOVE_BYTES, MOVE_COUNT = 4 * 1024 * 1024, 500
@@ -107,9 +106,8 @@ local function hand_back(worker, leases, max_deaths, now, date, ttl_ms)
       end
       if deaths == 1 and l.died and redis.call('HINCRBY', 'warmq:deaths', alone(l.id), 1) == 2 then
         local text = 'the engine died each time it ran this request'
-        give_up(l.lease, l, 'poison: ' .. text, now, function(r)
-          return ending_meta(r, 'FAILURE', 'RequestFailed', 'null', 'poison', text, date)
-        end, ttl_ms)
+        local function ending(r) return ending_meta(r, 'RequestFailed', 'poison', text, date) end
+        give_up(l.lease, l, 'poison: ' .. text, now, ending, ttl_ms)
         redis.call('DEL', l.list .. ':group')
         drop_lease(worker, l.lease)
       else

@@ -123,17 +123,14 @@ end
 
 -- Celery's meta for an ending that no worker computed. Strings only through
 -- cjson: it never sees a result body, whose empty lists it would turn into {}.
-local function ending_meta(r, status, exc_type, exc_module, code, text, date)
-  local function s(v) return cjson.encode(v) end
+local function ending_meta(r, exc_type, code, text, date)
+  local s, revoked = cjson.encode, exc_type == 'TaskRevokedError'
   local batch = r.batch == '' and 'null' or s(r.batch)
-  return '{"status":"' .. status .. '","result":{"exc_type":"' .. exc_type ..
-    '","exc_message":[' .. s(text) .. '],"exc_module":' .. exc_module ..
+  return '{"status":"' .. (revoked and 'REVOKED' or 'FAILURE') .. '","result":{"exc_type":"' ..
+    exc_type .. '","exc_message":[' .. s(text) .. '],"exc_module":' ..
+    (revoked and '"celery.exceptions"' or 'null') ..
     '},"traceback":null,"children":[],"date_done":' .. s(date) .. ',"task_id":' .. s(r.id) ..
     ',"warmq":{"batch":' .. batch .. ',"custom_id":' .. s(r.custom_id) ..
     ',"line":' .. (type(r.line) == 'number' and string.format('%d', r.line) or 'null') ..
     ',"error":{"code":"' .. code .. '","message":' .. s(text) .. '}}}'
-end
-
-local function revoked_meta(r, code, text, date)
-  return ending_meta(r, 'REVOKED', 'TaskRevokedError', '"celery.exceptions"', code, text, date)
 end

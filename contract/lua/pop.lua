@@ -15,7 +15,6 @@ local now = now_ms()
 unblock()
 -- Leases are written last: a key of another type must be found before a message is moved.
 redis.call('HDEL', 'warmq:worker:' .. worker, '')
-redis.call('ZREM', 'warmq:leases', '')
 local highest = tonumber(redis.call('GET', 'warmq:lease_seq') or 0)
 if highest < tonumber(ARGV[9]) then
   highest = tonumber(ARGV[9])
@@ -33,9 +32,7 @@ end
 
 -- The list of a message's own priority, from whichever list of the queue it was taken.
 local suspects = suspects_of(queue)
-local function home_of(list, r)
-  return list == suspects and queue .. r.step or list
-end
+local function home_of(list, r) return list == suspects and queue .. r.step or list end
 
 local function keep(list, message, r, outcome)
   local kept = kept_key(r.batch, r.id)
@@ -57,11 +54,7 @@ local function end_unrun(list, message, r)
   if result ~= '' and not (b and foreign(r.id, b)) then
     local outcome, home
     if b then outcome, home = noted_ending(r.batch, r.id) end
-    if outcome and home == '' then
-      keep(list, message, r, outcome)
-    else
-      redis.call('LTRIM', list, 0, -2)
-    end
+    if outcome and home == '' then keep(list, message, r, outcome) else redis.call('LTRIM', list, 0, -2) end
   else
     local code, text
     if b and b.cancelling or is_revoked(r.id) then
@@ -71,7 +64,7 @@ local function end_unrun(list, message, r)
     else
       return false
     end
-    commit_ending(r, revoked_meta(r, code, text, date), code, ttl_ms)
+    commit_ending(r, ending_meta(r, 'TaskRevokedError', code, text, date), code, ttl_ms)
     if b then keep(list, message, r, code) else redis.call('LTRIM', list, 0, -2) end
   end
   if any_returns then forget_counts(r.id) end

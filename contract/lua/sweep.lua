@@ -1,11 +1,9 @@
--- SWEEP: put expired leases back, counted. After a gap between sweeps longer than
--- a third of the lease (Redis was down, paused, failed over, or nobody swept) it
--- waits one whole lease, so that living workers renew first.
--- Only the oldest `slots` leases of a worker can have been inside its engine
--- (engines admit in order), so only those count a death; and none of a worker that has
--- just renewed others: it lives, and never had these (the reply of their POP was lost).
--- It also announces the worker that sweeps, forgets those silent for a minute, and
--- registry entries that have outlived what they stand for.
+-- SWEEP: put expired leases back, counted. After a gap between sweeps longer than a third of the
+-- lease (Redis was down, paused, failed over, or nobody swept) it waits one whole lease, so that
+-- living workers renew first. Only the oldest `slots` leases of a worker can have been inside its
+-- engine (engines admit in order), so only those count a death; and none of a worker that has just
+-- renewed others: it lives, and never had these (the reply of their POP was lost). It also announces
+-- the worker that sweeps, forgets those silent for a minute, and entries that outlived what they name.
 -- ARGV: lease_ms, max_deaths, ttl_ms, date, limit, worker, announcement (JSON)
 -- Touches: warmq:{sweep,workers,batches,revoked,dead}, warmq:dead:<n> and what RELEASE touches
 -- Returns: how many leases were put back; -1 while holding.
@@ -26,10 +24,7 @@ local letters = redis.call('HRANDFIELD', 'warmq:dead', 20, 'WITHVALUES')
 for i = 1, #letters, 2 do
   local at, batch, life = string.match(letters[i + 1], '^(%d+)%z%d+%z%Z*%z%Z*%z(%Z*)%z(%Z*)%z')
   local gone = batch ~= '' and not batch_alive(batch, life)
-  if gone or batch == '' and now - tonumber(at) > ttl_ms then
-    redis.call('HDEL', 'warmq:dead', letters[i])
-    redis.call('UNLINK', 'warmq:dead:' .. letters[i])
-  end
+  if gone or batch == '' and now - tonumber(at) > ttl_ms then forget_letter(letters[i]) end
 end
 redis.call('ZREMRANGEBYSCORE', 'warmq:revoked', '-inf', math.floor(now / 1000))
 
@@ -47,8 +42,7 @@ if now - last > lease_ms / 3 or stepped then hold = now + lease_ms end
 redis.call('HSET', 'warmq:sweep', 'last', now, 'hold', hold)
 if hold > now then return -1 end
 
--- The leases a worker holds, the newest first: the rank of a lease is its place among
--- all of them, whenever they expire. And whether the worker lives.
+-- The leases a worker holds, expired or not, the newest first; and whether the worker lives.
 local function leases_of(hash)
   local all, alive = {}, false
   for _, id in ipairs(redis.call('HKEYS', hash)) do

@@ -73,8 +73,8 @@ class TritonEngine(RemoteEngine["TritonServer"]):
             ) from error
         except (OSError, ValueError) as error:
             raise SettingsError(
-                f"WARMQ_MODEL: no tokenizer in {self._settings.model}: {error}; chats are templated "
-                "here, so name a folder with the model's tokenizer files"
+                f"WARMQ_MODEL: no tokenizer in {self._settings.model}: {error}; chats are "
+                "templated here, so name a folder with the model's tokenizer files"
             ) from error
 
     async def start(self) -> Capacity:
