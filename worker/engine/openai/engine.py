@@ -1,4 +1,4 @@
-"""The adapter for OpenAI-compatible servers: vLLM's own, or any other.
+"""Requests in flight at OpenAI-compatible servers: vLLM's own, or any other.
 
 A server that is away is no engine that died: its requests go back to the queue, no death is
 counted, and the next engine's `start` waits for a server. What becomes of each fault is a table
@@ -52,7 +52,7 @@ class _Tries:
 
 
 class OpenAIEngine(RemoteEngine[Upstream]):
-    """Requests in flight at one or more servers."""
+    """The adapter for one or more servers."""
 
     def __init__(self, settings: OpenAISettings) -> None:
         super().__init__(settings)
@@ -114,7 +114,10 @@ class OpenAIEngine(RemoteEngine[Upstream]):
         Raises:
             RequestRejected, RequestFailed, EngineDead: by the table of retries.py.
         """
-        body, tries = self._with_limit(request.url, request.body), _Tries()
+        body, tries = dict(request.body), _Tries()
+        limits = body.get("max_tokens"), body.get("max_completion_tokens")
+        if request.url in GENERATING and limits == (None, None):
+            body["max_tokens"] = self._settings.default_max_tokens
         while True:
             upstream = await self._fleet.take(tries.avoid)
             try:
@@ -146,12 +149,6 @@ class OpenAIEngine(RemoteEngine[Upstream]):
         """Return what came of a streamed answer; nothing of one that is asked for at once."""
         answer = self._partial.get(request_id)
         return answer.texts() if answer is not None else ()
-
-    def _with_limit(self, url: str, body: Json) -> Json:
-        limits = body.get("max_tokens"), body.get("max_completion_tokens")
-        if url in GENERATING and limits == (None, None):
-            return body | {"max_tokens": self._settings.default_max_tokens}
-        return dict(body)
 
     async def _settle(self, upstream: Upstream, fault: Unanswered, tries: _Tries) -> float:
         """Do what the table says; return after how many seconds the request is sent again."""

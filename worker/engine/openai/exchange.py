@@ -73,9 +73,11 @@ def _post(
     headers = {"Content-Type": "application/json"}
     if request_id:
         headers["X-Request-Id"] = request_id
+    of_v1 = url.startswith("/v1/")
+    address = upstream.base + url.removeprefix("/v1") if of_v1 else upstream.root + url
     # Redirects are not followed: nowhere else does the key go.
     return upstream.session.post(
-        upstream.address(url), data=orjson.dumps(body), headers=headers, allow_redirects=False
+        address, data=orjson.dumps(body), headers=headers, allow_redirects=False
     )
 
 
@@ -87,9 +89,9 @@ async def _receive(
     async for data in _events(response):
         upstream.progress()
         _add(whole, data)
-    if whole.aborted:
+    if "abort" in whole.ends:
         raise Unanswered(Condition.ENDED, "the server was told to end")
-    if not whole.finished:
+    if not whole.ends or not all(whole.ends):
         raise Unanswered(Condition.LOST, "the answer ends early", inside=True)
     return whole.body()
 

@@ -87,15 +87,9 @@ class Reassembly:
         return ["".join(part.get("content") or part.get("text") or ()) for part in parts]
 
     @property
-    def finished(self) -> bool:
-        """Whether every choice that began has said why it ended."""
-        ends = [choice.get("finish_reason") for choice in self._choices.values()]
-        return bool(ends) and all(ends)
-
-    @property
-    def aborted(self) -> bool:
-        """Whether the server gave the request up because it was told to end."""
-        return any(c.get("finish_reason") == "abort" for c in self._choices.values())
+    def ends(self) -> list[str | None]:
+        """The finish_reason of each choice that began; None until it is told."""
+        return [choice.get("finish_reason") for choice in self._choices.values()]
 
     def body(self) -> Json:
         """Return the whole answer."""
@@ -104,21 +98,22 @@ class Reassembly:
         if self._chat:
             answer["object"] = "chat.completion"
         if self._vllm:
-            answer = _with_nulls(answer, CHAT if self._chat else COMPLETION)
-            answer["usage"] = _with_nulls(answer.get("usage") or {}, USAGE)
+            answer = dict.fromkeys(CHAT if self._chat else COMPLETION) | answer
+            answer["usage"] = dict.fromkeys(USAGE) | (answer.get("usage") or {})
         return answer
 
     def _choice(self, choice: Json) -> Json:
-        if not self._chat:
-            choice = choice | {"text": "".join(choice.get("text", ()))}
-            _renumber(choice.get("logprobs"))
-            if not self._ids:
-                choice.pop("prompt_token_ids", None)  # an echo's stream names them unasked
-            return _with_nulls(choice, COMPLETION_CHOICE if self._vllm else ANY_CHOICE)
-        message = _whole(choice.get("message", {}))
-        if self._vllm:
-            message = _with_nulls(message, CHAT_MESSAGE)
-        return _with_nulls(choice | {"message": message}, CHAT_CHOICE if self._vllm else ANY_CHOICE)
+        if not self._chat and not self._ids:
+            choice.pop("prompt_token_ids", None)  # an echo's stream names them unasked
+        nulls = (CHAT_CHOICE if self._chat else COMPLETION_CHOICE) if self._vllm else ANY_CHOICE
+        whole = dict.fromkeys(nulls) | choice
+        if self._chat:
+            message = _whole(choice.get("message", {}))
+            whole["message"] = dict.fromkeys(CHAT_MESSAGE if self._vllm else ()) | message
+            return whole
+        whole["text"] = "".join(choice.get("text", ()))
+        _renumber(whole["logprobs"])
+        return whole
 
 
 def _merge_message(message: Json, delta: Json) -> None:
@@ -166,7 +161,3 @@ def _renumber(logprobs: Json | None) -> None:
         return
     for place, token in enumerate(logprobs["tokens"][:-1]):
         offsets[place + 1] = offsets[place] + len(token)
-
-
-def _with_nulls(found: Json, names: tuple[str, ...]) -> Json:
-    return dict.fromkeys(names) | found

@@ -63,12 +63,6 @@ class Upstream(Server):
         self._tokens = -1.0
         self._peak = 0.0
 
-    def address(self, url: str) -> str:
-        """Return where an endpoint is: `url` as in a batch line."""
-        if url.startswith("/v1/"):
-            return self.base + url.removeprefix("/v1")
-        return self.root + url
-
     def pause(self, wait_s: float | None) -> None:
         """Leave it alone for a while; if its limit was found here, it was too high."""
         if self._adaptive and self.up and time.monotonic() >= self.rest_until:
