@@ -22,8 +22,6 @@ from worker.engine.openai.retries import (
     Action,
     Condition,
     Unanswered,
-    action_for,
-    after_probe,
     seconds_of,
     unanswered,
 )
@@ -47,11 +45,11 @@ PAGE = ROOT / "docs" / "engine-openai.md"
     ],
 )  # fmt: skip
 def test_each_way_not_to_answer_has_its_row(what: int | Condition, action: Action) -> None:
-    assert action_for(Unanswered(what, "")) is action
+    assert Unanswered(what, "").action() is action
 
 
 def test_a_503_that_names_a_time_is_waited_for() -> None:
-    assert action_for(Unanswered(503, "", wait_s=0.0)) is Action.WAIT
+    assert Unanswered(503, "", wait_s=0.0).action() is Action.WAIT
 
 
 @pytest.mark.parametrize(
@@ -72,7 +70,7 @@ def test_a_503_that_names_a_time_is_waited_for() -> None:
 def test_only_what_was_inside_a_server_that_is_ill_may_have_brought_it_down(
     health: Health, what: int | Condition, inside: bool, action: Action
 ) -> None:
-    assert after_probe(health, Unanswered(what, "", inside=inside)) is action
+    assert Unanswered(what, "", inside=inside).after_probe(health) is action
 
 
 def test_the_page_has_the_table_of_the_code() -> None:

@@ -21,14 +21,7 @@ from worker.engine import Capacity, Completion, EngineRequest
 from worker.engine.openai import OpenAISettings
 from worker.engine.openai.exchange import exchange, prompt_tokens
 from worker.engine.openai.reassembly import Reassembly
-from worker.engine.openai.retries import (
-    ATTEMPTS,
-    TOO_LONG,
-    Action,
-    Unanswered,
-    action_for,
-    after_probe,
-)
+from worker.engine.openai.retries import ATTEMPTS, TOO_LONG, Action, Unanswered
 from worker.engine.openai.upstream import CEILING, KEY_REFUSED, Upstream
 from worker.engine.remote import RemoteEngine
 
@@ -152,9 +145,9 @@ class OpenAIEngine(RemoteEngine[Upstream]):
 
     async def _settle(self, upstream: Upstream, fault: Unanswered, tries: _Tries) -> float:
         """Do what the table says; return after how many seconds the request is sent again."""
-        action, message = action_for(fault), f"{upstream.name}: {fault.message}"
+        action, message = fault.action(), f"{upstream.name}: {fault.message}"
         if action is Action.PROBE:
-            action = after_probe(await self._fleet.ask(upstream), fault)
+            action = fault.after_probe(await self._fleet.ask(upstream))
         elif action in (Action.AWAY, Action.CLOSED):
             refused = action is Action.CLOSED
             self._fleet.down(upstream, KEY_REFUSED if refused else fault.message, unusable=refused)
@@ -180,7 +173,7 @@ class OpenAIEngine(RemoteEngine[Upstream]):
         """If only our default max_tokens was too large, make it what the context leaves."""
         ours = request.body.get("max_tokens") is None and body.get("max_tokens") is not None
         too_long = fault.rejection().code == TOO_LONG
-        if not (ours and too_long and self._max_model_len) or action_for(fault) != Action.REJECT:
+        if not (ours and too_long and self._max_model_len) or fault.action() != Action.REJECT:
             return False
         if request.url == CHAT_URL:
             del body["max_tokens"]  # the server then takes what is left, which is less

@@ -30,12 +30,9 @@ async def exchange(
 ) -> Json:
     """Send a request once and return its whole answer; cancelling closes the connection.
 
-    Args:
-        upstream: which server.
-        url: the endpoint, as /v1/chat/completions.
-        body: a checked request without `stream`.
-        request_id: vLLM takes its answer's id from it.
-        partial: gets the answer in the making, if it is streamed; the caller removes it.
+    `url` is the endpoint, as /v1/chat/completions; `body` a checked request without `stream`; vLLM
+    takes its answer's id from `request_id`. `partial` gets the answer in the making, if it is
+    streamed; the caller removes it.
 
     Raises:
         Unanswered: whatever else came.

@@ -76,6 +76,26 @@ class Unanswered(Exception):
     wait_s: float | None = None
     error: dict[str, Any] = field(default_factory=dict)
 
+    def action(self) -> Action:
+        """Look up what is done."""
+        if self.what == 503 and self.wait_s is not None:
+            return Action.WAIT
+        for _, meant, action in TABLE:
+            if self.what in meant:
+                return action
+        return Action.PROBE if isinstance(self.what, int) and self.what >= 500 else Action.COUNT
+
+    def after_probe(self, health: Health) -> Action:
+        """Return what PROBE comes to.
+
+        Only a request that was inside (its answer had begun) may have brought a server down,
+        and one that cannot be reached may be well.
+        """
+        if health is not Health.WELL or self.what == Condition.STALLED:
+            blamed = self.inside and health is not Health.SILENT
+            return Action.DIED if blamed else Action.AWAY
+        return Action.WAIT if self.what == 503 else Action.COUNT  # 503, well: it has too much to do
+
     def rejection(self) -> RequestRejected:
         """Return the line's error, if this is a refusal."""
         if self.what == 404 and "model" not in self.message.lower():
@@ -92,28 +112,6 @@ class Unanswered(Exception):
             code = TOO_LONG
         param = self.error.get("param")
         return RequestRejected(self.message, code=code, field=str(param) if param else None)
-
-
-def action_for(fault: Unanswered) -> Action:
-    """Look up what is done."""
-    if fault.what == 503 and fault.wait_s is not None:
-        return Action.WAIT
-    for _, meant, action in TABLE:
-        if fault.what in meant:
-            return action
-    return Action.PROBE if isinstance(fault.what, int) and fault.what >= 500 else Action.COUNT
-
-
-def after_probe(health: Health, fault: Unanswered) -> Action:
-    """Return what PROBE comes to.
-
-    Only a request that was inside (its answer had begun) may have brought a server down,
-    and one that cannot be reached may be well.
-    """
-    if health is not Health.WELL or fault.what == Condition.STALLED:
-        blamed = fault.inside and health is not Health.SILENT
-        return Action.DIED if blamed else Action.AWAY
-    return Action.WAIT if fault.what == 503 else Action.COUNT  # 503 and well: it has too much to do
 
 
 def unanswered(status: int, body: bytes, retry_after: str | None = None) -> Unanswered:

@@ -24,7 +24,6 @@ S = TypeVar("S", bound=Server)
 
 ASK_EVERY_S = 1.0
 SAY_EVERY_S = 30.0
-WAITING = {"action": "server_wait"}
 REST_S = 60.0
 #: A busy server may answer late; it is away after so many late answers in a row.
 MISSES = 3
@@ -81,7 +80,9 @@ class Fleet(Generic[S]):
                 raise EngineDead(f"no server is ready after {waited}: {self.reasons}", inside=False)
             if now - said_at >= SAY_EVERY_S:
                 said_at = now
-                log.warning("waiting for a server: %s", self.reasons, extra=WAITING)
+                log.warning(
+                    "waiting for a server: %s", self.reasons, extra={"action": "server_wait"}
+                )
             await asyncio.sleep(ASK_EVERY_S)
         self._watches = [asyncio.create_task(self._watch(server)) for server in servers]
         return next(server for server in servers if server.up)
