@@ -32,9 +32,8 @@ MISSES = 3
 class Fleet(Generic[S]):
     """All servers of one engine; times are seconds.
 
-    Args:
-        stall_s: a server that makes no step for so long while requests run in it hangs.
-        wait_s: how long `start` waits for a server; None: without end.
+    A server that makes no step for `stall_s` while requests run in it hangs; `start` waits `wait_s`
+    for a server, or without end if that is None.
     """
 
     def __init__(self, stall_s: float, wait_s: float | None) -> None:

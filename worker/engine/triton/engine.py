@@ -1,4 +1,4 @@
-"""The Triton adapter: requests go to the vLLM backend of one or more Triton servers.
+"""Requests in flight at the vLLM backend of Triton servers.
 
 A server that goes away takes no request with it: what ran there runs on another, or, where none
 is left, goes back to the queue. No death is counted, for nobody knows why the server went. Which
@@ -47,7 +47,7 @@ UNREADABLE = "'NoneType' object has no attribute 'lora_name'"
 
 
 class TritonEngine(RemoteEngine["TritonServer"]):
-    """Any number of Triton servers that serve one model."""
+    """The adapter for any number of servers that serve one model."""
 
     def __init__(self, settings: TritonSettings) -> None:
         super().__init__(settings)

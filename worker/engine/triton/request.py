@@ -235,15 +235,13 @@ def respond(
     """Return the endpoint's JSON; `ending` is finish_reason, prompt and completion tokens."""
     reason, prompt_tokens, completion_tokens = ending
     chat = request.url == CHAT_URL
-    content: dict[str, Any] = (
-        {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
-    )
+    said: Any = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
     return orjson.dumps({
         "id": f"{'chatcmpl' if chat else 'cmpl'}-{request_id}",
         "object": "chat.completion" if chat else "text_completion",
         "created": int(time.time()),
         "model": request.body.get("model") or model,
-        "choices": [{"index": 0, **content, "logprobs": None, "finish_reason": reason}],
+        "choices": [{"index": 0, **said, "logprobs": None, "finish_reason": reason}],
         "usage": {
             "prompt_tokens": prompt_tokens,
             "completion_tokens": completion_tokens,
