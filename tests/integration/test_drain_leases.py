@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
+from pathlib import Path
 
 import pytest
 import redis
@@ -83,15 +85,16 @@ class LateFailure(SimulatedEngine):
 
 
 async def test_one_task_id_twice_at_once_runs_once_and_leaves_no_lease(
-    redis_client: redis.Redis, redis_url: str
+    redis_client: redis.Redis, redis_url: str, tmp_path: Path
 ) -> None:
-    body = chat(user="simulate:sleep=0.3")
+    log, body = tmp_path / "log", chat(user="simulate:sleep=0.3")
     redis_client.lpush(QUEUE, celery_message("same", body), celery_message("same", body))
-    async with draining(redis_url) as running:
+    async with draining(redis_url, partial(SimulatedEngine, log=log)) as running:
         await soon(lambda: running.engines and running.engine.running == 1)
         await soon(lambda: stored(redis_client, "same"))
         await soon(lambda: leased(redis_client) == 0)
-        assert running.engine.steps == 2  # one began, one ended
+    began_and_ended = [line.split()[:2] for line in log.read_text().splitlines()]
+    assert began_and_ended == [["start", "same"], ["end", "same"]]
     assert redis_client.llen(QUEUE) == 0
 
 

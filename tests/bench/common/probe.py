@@ -47,6 +47,9 @@ class TimedEngine(SimulatedEngine):
         super().__init__(slots, latency_s, seed, settings.simulated_step_s)
         self.came: dict[str, float] = {}
         self.finished: dict[str, float] = {}
+        self._working = 0
+        self._occupied_s = 0.0
+        self._mark = time.monotonic()
 
     async def generate(self, request: EngineRequest, request_id: str) -> Completion:
         """Run one request and take its times."""
@@ -57,7 +60,20 @@ class TimedEngine(SimulatedEngine):
 
     def occupied(self) -> float:
         """Return slot-seconds used so far."""
-        return self.occupied_s + self.running * (time.monotonic() - self._mark)
+        return self._occupied_s + self._working * (time.monotonic() - self._mark)
+
+    async def _work(self, body: dict[str, Any]) -> None:
+        self._account(+1)
+        try:
+            await super()._work(body)
+        finally:
+            self._account(-1)
+
+    def _account(self, change: int) -> None:
+        now = time.monotonic()
+        self._occupied_s += self._working * (now - self._mark)
+        self._mark = now
+        self._working += change
 
 
 class TimedLeases(Leases):

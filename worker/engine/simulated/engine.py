@@ -62,14 +62,11 @@ class SimulatedEngine:
     process: bool = False
     fate: str = ""
     running: int = field(default=0, init=False)
-    occupied_s: float = field(default=0.0, init=False)
-    steps: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         self._ends: dict[int, list[asyncio.Future[bool]]] = {}
         self._random = random.Random(self.seed)  # noqa: S311 - a load model, not a secret
         self._process: StandIn | None = None
-        self._mark = 0.0
         self._free = asyncio.Semaphore(self.slots)
         self._dead = asyncio.Event()
         self._sleeping: set[asyncio.Future[bool]] = set()
@@ -82,7 +79,6 @@ class SimulatedEngine:
 
     async def start(self) -> Capacity:
         """Return the configured capacity."""
-        self._mark = time.monotonic()
         if self._process is not None:
             self._process.watch(self._die)
         return Capacity(self.slots, 4096, "simulated", details={"engine": "simulated"})
@@ -98,14 +94,14 @@ class SimulatedEngine:
         async with self._free:
             if self._dead.is_set():
                 raise EngineDead("the simulated engine is dead", inside=False)
-            self._account(+1)
+            self.running += 1
             self._note("start", request_id)
             self._texts[request_id] = FIRST_WORD
             try:
                 await self._work(request.body)
                 self._note("end", request_id)
             finally:
-                self._account(-1)
+                self.running -= 1
                 del self._texts[request_id]
         return _answer(request, request_id)
 
@@ -114,25 +110,23 @@ class SimulatedEngine:
         return self._texts.get(request_id, ())
 
     async def _work(self, body: dict[str, Any]) -> None:
-        fate = str(body.get("user") or self.fate)
-        if fate.startswith("simulate:fail"):
-            await asyncio.sleep(float(fate.partition("=")[2] or 0))
+        fate, _, seconds = str(body.get("user") or self.fate).partition("=")
+        if fate == "simulate:fail":
+            await asyncio.sleep(float(seconds or 0))
             raise RequestFailed("simulated failure of this attempt")
-        if fate.startswith("simulate:die"):
-            await asyncio.sleep(float(fate.partition("=")[2] or 0))
+        if fate == "simulate:die":
+            await asyncio.sleep(float(seconds or 0))
             self._die()
             raise EngineDead("the simulated engine died")
         if fate == "simulate:kill-worker":
             os.kill(os.getpid(), signal.SIGKILL)
-        delay = self._latency(fate)
+        delay = float(seconds) if fate == "simulate:sleep" and seconds else self._latency()
         if delay == 0:
             await asyncio.sleep(0)
             return
-        if not await self._dies_within(delay) and (
-            self._process is None or await self._process.step(self._dead)
-        ):
-            return
-        raise EngineDead("the simulated engine died")
+        died = await self._dies_within(delay)
+        if died or (self._process is not None and not await self._process.step(self._dead)):
+            raise EngineDead("the simulated engine died")
 
     async def _dies_within(self, delay: float) -> bool:
         """Sleep, unless the engine dies meanwhile; a task a request would cost the benchmarks more
@@ -166,19 +160,10 @@ class SimulatedEngine:
             if not sleeping.done():
                 sleeping.set_result(True)
 
-    def _latency(self, fate: str) -> float:
-        if fate.startswith("simulate:sleep="):
-            return float(fate.partition("=")[2])
+    def _latency(self) -> float:
         if self.latency_s == 0:
             return 0.0
         return self._random.lognormvariate(math.log(self.latency_s) - SIGMA**2 / 2, SIGMA)
-
-    def _account(self, change: int) -> None:
-        now = time.monotonic()
-        self.occupied_s += self.running * (now - self._mark)
-        self._mark = now
-        self.running += change
-        self.steps += 1
 
     def _note(self, what: str, request_id: str) -> None:
         """Append `start|end <request id> <pid>` in one write: workers may share the file."""
