@@ -18,6 +18,7 @@ from worker.engine.spec import Preflight, answers
 from worker.machine import devices
 from worker.machine.finding import Finding
 from worker.settings import WorkerSettings
+from worker.tools.command import problem_lines
 
 
 def look(settings: WorkerSettings) -> Preflight:
@@ -50,9 +51,7 @@ def report(rows: Mapping[str, str], found: Sequence[Finding]) -> str:
     """Return table and problems as text."""
     width = max(map(len, rows))
     lines = [f"{name:<{width}}  {value}" for name, value in rows.items()]
-    for finding in sorted(found, key=lambda f: not f.fatal):
-        mark = "problem" if finding.fatal else "note"
-        lines += ["", f"{mark}: {finding.problem}", f"  do: {finding.remedy}"]
+    lines += (f"\n{problem}" for problem in problem_lines(found))
     if not any(f.fatal for f in found):
         lines += ["", "Nothing in the way."]
     return "\n".join(lines)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
 
 from contract.settings import SettingsError
+from worker.machine.finding import Finding
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 FOLDER = click.Path(path_type=Path)
@@ -33,3 +34,9 @@ def run(command: click.Command, argv: Sequence[str] | None = None) -> int:
     except click.Abort:  # click's form of Ctrl-C
         status = INTERRUPTED
     return int(status or 0)
+
+
+def problem_lines(found: Sequence[Finding]) -> Iterator[str]:
+    """Yield the problems, each with its remedy in a second line; what is fatal comes last."""
+    for finding in sorted(found, key=lambda one: not one.fatal):
+        yield f"{'problem' if finding.fatal else 'note'}: {finding.problem}\n  do: {finding.remedy}"

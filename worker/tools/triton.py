@@ -22,7 +22,7 @@ from worker.engine.triton.rules import (
     parameter_line,
 )
 from worker.machine.finding import Finding
-from worker.tools.command import CONTEXT, FOLDER, run
+from worker.tools.command import CONTEXT, FOLDER, problem_lines, run
 
 #: vLLM's own default differs by GPU and release; the workers have to know what it is.
 MAX_NUM_SEQS = 256
@@ -142,9 +142,6 @@ def write(folder: Path, arguments: dict[str, Any], told: dict[str, int]) -> None
 
 def report(found: Sequence[Finding]) -> int:
     """Print the problems; return the exit status."""
-    for finding in sorted(found, key=lambda one: not one.fatal):
-        mark = "problem" if finding.fatal else "note"
-        click.echo(f"{mark}: {finding.problem}\n  do: {finding.remedy}")
-    if not found:
-        click.echo("Nothing in the way.")
+    for problem in [*problem_lines(found)] or ["Nothing in the way."]:
+        click.echo(problem)
     return 1 if any(one.fatal for one in found) else 0
