@@ -49,6 +49,13 @@ class Artefact:
         """Whether the context is cut into partitions of `block_size`."""
         return self.block_size < self.max_seq_len
 
+    def __str__(self) -> str:
+        attention = f"flash, blocks of {self.block_size}" if self.flash_attention else "eager"
+        return (
+            f"{self.folder}: {self.model_class}, compiled by optimum-rbln "
+            f"{self.optimum_version or '?'}, {attention} attention"
+        )
+
     def bucket(self, running: int) -> int:
         """Return the batch size that a decode step of so many requests costs."""
         return min((b for b in self.buckets if b >= running), default=self.batch_size)

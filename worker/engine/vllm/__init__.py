@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from worker.engine import Engine
-from worker.engine.spec import EngineSpec, Preflight
+from worker.engine.rbln.start import prepare
+from worker.engine.spec import EngineSpec
+from worker.engine.vllm.options import judge_options
+from worker.engine.vllm.preflight import look
 from worker.engine.vllm_settings import VllmSettings
 from worker.machine.finding import refuse_fatal
 from worker.machine.packages import installed
@@ -15,9 +18,6 @@ def make(settings: VllmSettings) -> Engine:
     Raises:
         SettingsError: naming everything that cannot work, and its remedy.
     """
-    from worker.engine.rbln.start import prepare
-    from worker.engine.vllm.options import judge_options
-
     settings = prepare(settings)  # first: vLLM reads the environment when it is imported
     refuse_fatal(judge_options(settings.engine_args, settings.model, installed()))
     from worker.engine.vllm.engine import VllmEngine
@@ -25,11 +25,4 @@ def make(settings: VllmSettings) -> Engine:
     return VllmEngine(settings)
 
 
-def check(settings: VllmSettings) -> Preflight:
-    """Look at model, packages, devices and memory; of vLLM nothing is imported."""
-    from worker.engine.vllm.preflight import look
-
-    return look(settings)
-
-
-ENGINE = EngineSpec(VllmSettings, make, check)
+ENGINE = EngineSpec(VllmSettings, make, look)

