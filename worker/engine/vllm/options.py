@@ -80,7 +80,7 @@ def _speculation(asked: dict[str, str]) -> str:
 
 def _judge_speculation(stages: int, packages: Packages) -> Iterator[Finding]:
     """Say where drafts stop the engine; drafting itself lies on the last pipeline stage."""
-    if not packages.speculates:
+    if packages.on_cpu and packages.release_of_vllm[:2] == (0, 30):  # tests/options runs 0.29
         yield Finding(
             "WARMQ_ENGINE_ARGS: speculation kills vLLM 0.30 on the CPU at the first request with "
             'temperature 0 (its rejection sampler still calls a Triton kernel: "Cannot inspect '
@@ -101,8 +101,8 @@ def _judge_speculation(stages: int, packages: Packages) -> Iterator[Finding]:
 def _vocabularies(asked: dict[str, str], model: str | None) -> Iterator[Finding]:
     """A draft model proposes token numbers, which must mean the same to the target."""
     draft = asked.get("spec-model") or _named(asked.get("speculative-config", ""))
-    sizes = [_vocabulary(name) for name in (model, draft)]
-    if None not in sizes and sizes[0] != sizes[1]:
+    sizes = [read_config(name).get("vocab_size") for name in (model, draft)]
+    if all(isinstance(size, int) for size in sizes) and sizes[0] != sizes[1]:
         yield Finding(
             f"WARMQ_ENGINE_ARGS: the draft model {draft} has {sizes[1]} tokens in its vocabulary, "
             f"{model} has {sizes[0]}",
@@ -118,12 +118,6 @@ def _named(speculative_config: str) -> str | None:
         return None  # vLLM's parser says what is wrong with it
     named = found.get("model") if isinstance(found, dict) else None
     return named if isinstance(named, str) else None
-
-
-def _vocabulary(model: str | None) -> int | None:
-    """Return a local model's number of tokens, None where that cannot be read."""
-    size = read_config(model).get("vocab_size")
-    return size if isinstance(size, int) else None
 
 
 def _judge_adapters(args: EngineArgs) -> Iterator[Finding]:
