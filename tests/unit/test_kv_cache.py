@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from demo.stack import MODEL
-from worker.engine.vllm.kv_cache import GIB, asked_cache, explain, judge_cache, size_of
+from worker.engine.vllm.kv_cache import GIB, cache_of, explain, judge_cache, size_of
 
 #: The shipped model: 5 layers x 2 key/value heads x 64 x keys and values x 4 bytes.
 TOKEN_BYTES = 5 * 2 * 64 * 2 * 4
@@ -37,8 +37,9 @@ def test_the_shipped_models_cache_is_computed_from_its_config(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # 9 blocks of 128 tokens: one is vLLM's own, 8 hold 1,024 tokens.
-    asked = {"kv-cache-memory-bytes": str(9 * 128 * TOKEN_BYTES), "dtype": "float32"}
-    cache = asked_cache(asked | {"max-model-len": "1024"}, str(MODEL), on_cpu=True)
+    size = 9 * 128 * TOKEN_BYTES
+    asked = {"kv-cache-memory-bytes": str(size), "dtype": "float32"}
+    cache = cache_of(asked | {"max-model-len": "1024"}, str(MODEL), on_cpu=True, size=size)
     assert cache is not None
     assert (cache.token_bytes, cache.fits(), cache.needs()) == (
         TOKEN_BYTES, 1024, 9 * 128 * TOKEN_BYTES,
@@ -66,7 +67,7 @@ def test_the_shipped_models_cache_is_computed_from_its_config(
 def test_a_tokens_size_on_one_device(
     tmp_path: Path, args: dict[str, str], token_bytes: int
 ) -> None:
-    cache = asked_cache({"kv-cache-memory-bytes": "1G"} | args, written(tmp_path), on_cpu=False)
+    cache = cache_of(args, written(tmp_path), on_cpu=False, size=GIB)
     assert cache is not None
     assert (cache.token_bytes, cache.length, cache.block) == (token_bytes, 131072, 16)
 

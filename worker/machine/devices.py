@@ -79,11 +79,6 @@ def binds_by_itself() -> bool:
     return os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "auto") == "auto" and not simulated
 
 
-def cpu_cache_by_variable() -> bool:
-    """Whether vLLM's variable sets the KV cache on the CPU; it wins over the option."""
-    return bool(os.environ.get("VLLM_CPU_KVCACHE_SPACE"))
-
-
 def holders(proc: Path = Path("/proc")) -> dict[int, set[int]]:
     """Return the processes that have an NPU open, by its number; only those we may look at."""
     found: dict[int, set[int]] = {}
@@ -96,15 +91,6 @@ def holders(proc: Path = Path("/proc")) -> dict[int, set[int]]:
         if number != target and number.isdigit():
             found.setdefault(int(number), set()).add(int(link.parts[-3]))
     return found
-
-
-def available_memory(meminfo: Path = Path("/proc/meminfo")) -> int:
-    """Return the machine's available memory in bytes, 0 if it is not known."""
-    try:
-        lines = meminfo.read_text().splitlines()
-    except OSError:
-        return 0
-    return next((int(x.split()[1]) * 1024 for x in lines if x.startswith("MemAvailable:")), 0)
 
 
 def folder_size(folder: Path) -> int:

@@ -6,6 +6,7 @@ Counted as vLLM does (vllm/utils/cpu_resource_utils.py), which refuses to start 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,8 +33,9 @@ def visible_nodes(root: Path = ROOT) -> list[Memory]:
         wanted = [int(word) for word in chosen.split(",") if word.strip().isdecimal()]
         numbers = [number for number in wanted if number in numbers] or numbers
     found = [_node(root / f"sys/devices/system/node/node{number}/meminfo") for number in numbers]
-    nodes = [node for node in found if node is not None] or [_machine(root)]
-    limit = _container(root)
+    nodes = [node for node in found if node is not None] or [machine(root)]
+    container = root / "sys/fs/cgroup"
+    limit = _limit(container, new=True) or _limit(container / "memory", new=False)
     if limit is None:
         return nodes
     return [
@@ -41,6 +43,12 @@ def visible_nodes(root: Path = ROOT) -> list[Memory]:
         if limit.total < node.total else node
         for node in nodes
     ]  # fmt: skip
+
+
+def machine(root: Path = ROOT) -> Memory:
+    """Return the memory of the whole machine; zeros if it is not known."""
+    sizes = _sizes(root / "proc/meminfo")
+    return Memory(sizes.get("MemTotal", 0), sizes.get("MemAvailable", 0))
 
 
 def own_limit(root: Path = ROOT) -> int | None:
@@ -63,23 +71,16 @@ def _allowed(root: Path) -> list[int]:
 
 
 def _node(meminfo: Path) -> Memory | None:
-    # "Node 0 MemTotal:  6514904 kB"
-    lines = (line.split() for line in _read(meminfo).splitlines())
-    sizes = {words[2].rstrip(":"): int(words[3]) * 1024 for words in lines if len(words) > 3}
+    sizes = _sizes(meminfo)
     if not sizes.get("MemTotal"):
         return None
     return Memory(sizes["MemTotal"], sum(sizes.get(name, 0) for name in AVAILABLE))
 
 
-def _machine(root: Path) -> Memory:
-    lines = (line.split() for line in _read(root / "proc/meminfo").splitlines())
-    sizes = {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines if len(words) > 1}
-    return Memory(sizes.get("MemTotal", 0), sizes.get("MemAvailable", 0))
-
-
-def _container(root: Path) -> Memory | None:
-    top = root / "sys/fs/cgroup"
-    return _limit(top, new=True) or _limit(top / "memory", new=False)
+def _sizes(meminfo: Path) -> dict[str, int]:
+    """Read "MemTotal:  6514904 kB", or with "Node 0" before it, as bytes by name."""
+    found = re.findall(r"^(?:Node \d+ )?(\S+):\s+(\d+)", _read(meminfo), re.MULTILINE)
+    return {name: int(kibibytes) * 1024 for name, kibibytes in found}
 
 
 def _groups(root: Path) -> Iterator[Memory]:

@@ -15,7 +15,7 @@ from contract.redis.connect import masked
 from contract.settings import SettingsError
 from worker.engine.catalogue import find_engine, load_settings
 from worker.engine.spec import Preflight, answers
-from worker.machine import devices
+from worker.machine import node_memory
 from worker.machine.finding import Finding
 from worker.settings import WorkerSettings
 from worker.tools.command import problem_lines
@@ -25,7 +25,7 @@ def look(settings: WorkerSettings) -> Preflight:
     """Ask the engine's own pre-flight, and look at what all engines need."""
     seen = find_engine(settings.engine).check(settings)
     seen.rows.setdefault("answers", answers(settings.default_max_tokens))
-    seen.rows.setdefault("memory", f"{devices.available_memory() / 2**30:.1f} GiB free")
+    seen.rows.setdefault("memory", f"{node_memory.machine().free / 2**30:.1f} GiB free")
     _look_at_redis(settings, seen)
     return seen
 

@@ -12,14 +12,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from worker.engine.vllm.kv_cache import GIB, Cache, cache_of, size_of
+from worker.engine.vllm.kv_cache import CPU_VARIABLE, GIB, Cache, cache_of, size_of
 from worker.engine.vllm.parallel import number
 from worker.machine import devices, node_memory
 from worker.machine.devices import folder_size
 from worker.machine.finding import Finding
 from worker.machine.packages import Packages
 
-VARIABLE = "VLLM_CPU_KVCACHE_SPACE"
 SHARE_OPTION, SIZE_OPTION = "gpu-memory-utilization", "kv-cache-memory-bytes"
 #: Options by which the choice is made, by long name; `asked` may hold others too.
 OPTIONS = (
@@ -72,7 +71,7 @@ def applies(packages: Packages) -> bool:
 def chosen_already(asked: Mapping[str, str]) -> bool:
     """Whether the user has said how much memory the engine may have."""
     by_option = asked.keys() & {SHARE_OPTION, SIZE_OPTION, "config"}
-    return bool(by_option) or devices.cpu_cache_by_variable()
+    return bool(by_option or os.environ.get(CPU_VARIABLE))
 
 
 def room(asked: Mapping[str, str], model: str | None) -> Room:
@@ -122,8 +121,8 @@ def judge_memory(
         yield from _judge_choice(cache_of(asked, model, True, int(here.rest * SHARE)), here)
     elif wanted := asked_size(asked):
         yield from _judge_size(wanted, here)
-    elif devices.cpu_cache_by_variable():
-        yield Finding(f"{VARIABLE}={os.environ[VARIABLE]} is no number of GiB", "Write it as 4")
+    elif text := os.environ.get(CPU_VARIABLE):
+        yield Finding(f"{CPU_VARIABLE}={text} is no number of GiB", "Write it as 4")
     elif share := _share(asked):
         yield from _judge_share(share, here)
 
@@ -144,8 +143,7 @@ def describe(asked: Mapping[str, str], model: str | None) -> str:
 
 def asked_size(asked: Mapping[str, str]) -> int | None:
     """Return the KV cache's size in bytes if the user has named it; vLLM's variable wins."""
-    if devices.cpu_cache_by_variable():
-        text = os.environ[VARIABLE]
+    if text := os.environ.get(CPU_VARIABLE):
         return int(text) * GIB if text.isdecimal() else None
     return size_of(asked.get(SIZE_OPTION, ""))
 
@@ -170,7 +168,7 @@ def _judge_choice(cache: Cache | None, here: Room) -> Iterator[Finding]:
 def _judge_size(wanted: int, here: Room) -> Iterator[Finding]:
     if wanted > here.rest:
         yield Finding(
-            f"a KV cache of {gib(wanted)} GiB (--{SIZE_OPTION} or {VARIABLE}), and {here}; the "
+            f"a KV cache of {gib(wanted)} GiB (--{SIZE_OPTION} or {CPU_VARIABLE}), and {here}; the "
             f"model and vLLM take about {gib(here.taken)}",
             f"Name at most {max(1, int(here.rest * SHARE))} bytes, or free memory",
             fatal=wanted > here.free,

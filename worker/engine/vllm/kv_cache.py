@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from worker.machine import devices
 from worker.machine.finding import Finding
 
 GIB = 2**30
+#: vLLM's variable for the KV cache on the CPU, in whole GiB; it wins over the option.
+CPU_VARIABLE = "VLLM_CPU_KVCACHE_SPACE"
 #: Llama's way of caching. What other models keep (windows, latents, states) only vLLM knows.
 PLAIN = {"llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe"}
 ITEM_BYTES = {"float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2}
@@ -36,7 +38,6 @@ _TOO_SMALL = re.compile(
     r"memory \((?P<has>[\d.]+) GiB\)(?:.*?maximum model length is (?P<fits>\d+))?",
     re.DOTALL,
 )
-_NONE = re.compile(r"No available memory for the cache blocks")
 _RESERVE = re.compile(
     r"\((?P<free>[\d.]+)/(?P<all>[\d.]+) GiB\) on startup is less than desired "
     r"(?:GPU|CPU) memory utilization \((?P<share>[\d.]+)"
@@ -76,12 +77,6 @@ class Cache:
         return max(0, blocks // math.ceil(self.length / self.block))
 
 
-def asked_cache(asked: Mapping[str, str], model: str | None, on_cpu: bool) -> Cache | None:
-    """Return what the options and the model's config.json say; None where that is not enough."""
-    size = size_of(asked.get("kv-cache-memory-bytes", ""))
-    return cache_of(asked, model, on_cpu, size) if size else None
-
-
 def cache_of(asked: Mapping[str, str], model: str | None, on_cpu: bool, size: int) -> Cache | None:
     """Return a cache of `size` bytes for this model; None where its form cannot be told."""
     config = read_config(model)
@@ -119,9 +114,10 @@ def _item_bytes(config: Mapping[str, Any], asked: Mapping[str, str]) -> int:
 
 def judge_cache(asked: Mapping[str, str], model: str | None, on_cpu: bool) -> Iterator[Finding]:
     """Say if --kv-cache-memory-bytes cannot hold one request of the greatest length."""
-    cache = asked_cache(asked, model, on_cpu)
-    if on_cpu and devices.cpu_cache_by_variable():
+    size = size_of(asked.get("kv-cache-memory-bytes", ""))
+    if not size or (on_cpu and os.environ.get(CPU_VARIABLE)):
         return
+    cache = cache_of(asked, model, on_cpu, size)
     if cache and cache.fits() < cache.length:
         shorter = f"--max-model-len {cache.fits()} or " if cache.fits() else ""
         yield Finding(
@@ -143,7 +139,7 @@ def explain(error: str) -> str | None:
             f"{found['asked']}. Write {shorter}--kv-cache-memory-bytes {size}, or a greater "
             "--gpu-memory-utilization if --kv-cache-memory-bytes is not given"
         )
-    if _NONE.search(error):
+    if "No available memory for the cache blocks" in error:
         return (
             "the model leaves nothing for the KV cache. Write a greater --gpu-memory-utilization, "
             "or spread the model: --tensor-parallel-size"

@@ -13,7 +13,8 @@ from worker.engine.vllm.cpu_memory import applies, describe
 from worker.engine.vllm.kv_cache import GIB, read_config
 from worker.engine.vllm.options import judge_options
 from worker.engine.vllm_settings import VllmSettings
-from worker.machine import devices
+from worker.machine import node_memory
+from worker.machine.devices import folder_size
 from worker.machine.finding import Finding
 from worker.machine.packages import Packages, installed
 
@@ -81,8 +82,8 @@ def _answers(settings: VllmSettings) -> str:
 
 
 def _look_at_memory(settings: VllmSettings, seen: Preflight) -> None:
-    free, folder = devices.available_memory(), Path(settings.model or "")
-    size = devices.folder_size(folder) if folder.is_dir() else 0
+    free, folder = node_memory.machine().free, Path(settings.model or "")
+    size = folder_size(folder) if folder.is_dir() else 0
     seen.rows["memory"] = f"{free / GIB:.1f} GiB free; the model's files {size / GIB:.1f}"
     if size > free > 0:
         seen.found.append(Finding(
