@@ -41,15 +41,11 @@ class Family:
     default_partition: int
 
 
-ATOM = Family("ATOM", 32_768, 32_768, 16_384)
-REBEL = Family("REBEL", 16_384, 16_384, 8_192)
-
-
-def family_of(npu: str | None) -> Family | None:
-    """Return a card's family: ATOM if none is named, as the compiler does; None if unknown."""
-    if npu is None or npu.startswith("RBLN-CA"):
-        return ATOM
-    return REBEL if npu.startswith("RBLN-CR") else None
+#: By how the names of their cards begin; the first where none is named, as the compiler does.
+FAMILIES = {
+    "RBLN-CA": Family("ATOM", 32_768, 32_768, 16_384),
+    "RBLN-CR": Family("REBEL", 16_384, 16_384, 8_192),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +92,7 @@ def judge_plan(
 ) -> Iterator[Finding]:
     """Name everything that is wrong; `model_config` is the model's config.json if it is known."""
     yield from judge_compiler(packages)
-    family = family_of(plan.npu)
+    family = FAMILIES.get("RBLN-CA" if plan.npu is None else plan.npu[:7])
     if family is None:
         yield Finding(f"--npu {plan.npu} is no card known here", "RBLN-CA25, RBLN-CR03 and alike")
     else:
@@ -117,9 +113,7 @@ def judge_compiler(packages: Packages) -> Iterator[Finding]:
     if not packages.rebel:
         yield Finding("rebel-compiler is not installed", INSTALL.format(minor))
         return
-    for finding in judge_packages(packages):
-        if "import vllm" not in finding.problem:
-            yield finding
+    yield from judge_packages(packages)
     compiler = packages.versions.get("rebel-compiler")
     if compiler is not None and "vllm-rbln" not in packages.versions:
         pretend = Packages({"vllm-rbln": optimum, "rebel-compiler": compiler}, rebel=True)
