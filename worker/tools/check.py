@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 
 from contract.errors import StoreUnavailable
 from contract.redis.batches import BatchStore
@@ -32,19 +33,15 @@ def look(settings: WorkerSettings) -> Preflight:
 
 def _look_at_redis(settings: WorkerSettings, seen: Preflight) -> None:
     url, queue = settings.redis_url.get_secret_value(), settings.queue_to_drain
-    store = None
     try:
-        store = BatchStore.open(url, "check", ttl_ms=settings.result_ttl_ms)
-        waiting = sum(store.queue_lengths(queue).values())
-        workers = len(store.workers(queue))
+        with closing(BatchStore.open(url, "check", ttl_ms=settings.result_ttl_ms)) as store:
+            waiting = sum(store.queue_lengths(queue).values())
+            workers = len(store.workers(queue))
         seen.rows["queue"] = f"{queue}: {waiting} waiting, {workers} other workers"
         seen.rows["Redis"] = masked(url)
     except StoreUnavailable as error:
         seen.rows["Redis"] = masked(url) + ": unreachable"
         seen.found.append(Finding(str(error), "Start Redis, or set WARMQ_REDIS_URL"))
-    finally:
-        if store is not None:
-            store.close()
 
 
 def report(rows: Mapping[str, str], found: Sequence[Finding]) -> str:
