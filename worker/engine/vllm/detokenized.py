@@ -11,7 +11,10 @@ from typing import Any
 
 
 class Detokenized:
-    """Texts of requests in one engine; `found` holds on to choices that ended before others."""
+    """Texts of requests in one engine.
+
+    `found` holds on to choices that ended before others; a request that ended is taken out of it.
+    """
 
     def __init__(self) -> None:
         self.found: dict[str, dict[int, Any]] = {}
@@ -37,10 +40,6 @@ class Detokenized:
             found[n].get_next_output_text(False, False) if n in found else ""
             for n in range(max(found, default=-1) + 1)
         ]
-
-    def forget(self, request_id: str) -> None:
-        """Let go of a request that ended."""
-        self.found.pop(request_id, None)
 
 
 def _names(known: Any, request_id: str) -> list[tuple[int, str]]:

@@ -85,8 +85,7 @@ class _Progress(StatLoggerBase):
     def record(self, *_: Any, **__: Any) -> None:
         self.at = time.monotonic()
 
-    def log_engine_initialized(self) -> None:
-        self.at = time.monotonic()
+    log_engine_initialized = record
 
 
 def parse_engine_args(settings: VllmSettings) -> Any:
@@ -103,17 +102,15 @@ class VllmEngine:
     """One AsyncLLMEngine, built from the settings."""
 
     def __init__(self, settings: VllmSettings) -> None:
+        self._settings = settings
         self._args = parse_engine_args(settings)
         self._progress = _Progress()
         self._killed = False
         self._cause = RootCause()
         self._engine: AsyncLLMEngine | None = None
         self._names: set[str] = set()
-        self._stats_s = settings.engine_stats_s
         grace_s = settings.kill_grace_s
         self.grace_s = KILL_GRACE_S if grace_s is None else grace_s
-        self._default_max_tokens = settings.default_max_tokens
-        self._private_networks = settings.media_private_networks
         self._fixed_name = settings.served_model_name is not None
         #: What serves each url of the model: vLLM's class of its requests, and the call.
         self._serving: dict[str, tuple[Any, Any]] = {}
@@ -142,18 +139,18 @@ class VllmEngine:
 
     async def start(self) -> Capacity:
         """Put vLLM's serving classes over the engine and read back what it can take."""
-        engine, state = self._engine, State()
+        engine, settings, state = self._engine, self._settings, State()
         if engine is None:
             raise EngineDead("build() has not run")
         await init_app_state(engine, state, self._args, await engine.get_supported_tasks())
-        if not self._private_networks:
+        if not settings.media_private_networks:
             guard(global_http_connection, partial(VLLMValidationError, parameter="image_url"))
-        self._serving = serving_by_url(state, self._default_max_tokens)
+        self._serving = serving_by_url(state, settings.default_max_tokens)
         models = state.openai_serving_models
         self._names = {m.name for m in models.base_model_paths} | set(models.lora_requests)
         self._fixed_name |= bool(models.lora_requests)  # with adapters the name chooses
-        if self._stats_s is not None:
-            self._stats = asyncio.create_task(_log_stats(engine, self._stats_s))
+        if settings.engine_stats_s is not None:
+            self._stats = asyncio.create_task(_log_stats(engine, settings.engine_stats_s))
         config, parallel = engine.vllm_config, engine.vllm_config.parallel_config
         return Capacity(
             max_num_seqs=config.scheduler_config.max_num_seqs * parallel.data_parallel_size,
@@ -188,8 +185,7 @@ class VllmEngine:
                 raise self._died(error) from error
             raise RequestFailed(f"{type(error).__name__}: {error}") from error
         finally:
-            if self._detokenized.found:
-                self._detokenized.forget(request_id)
+            self._detokenized.found.pop(request_id, None)
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             # The completion class answers a cancellation with an error response.
