@@ -14,6 +14,8 @@ from pathlib import Path
 ROOT = Path("/")
 #: What the kernel can give: `MemAvailable` of a node, which has no such line.
 AVAILABLE = ("MemFree", "Active(file)", "Inactive(file)", "SReclaimable")
+#: A group's limit and what it uses: cgroup v2, v1.
+FILES = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
 #: A limit this high is cgroup v1's word for none.
 NO_LIMIT = 2**62
 
@@ -35,7 +37,7 @@ def visible_nodes(root: Path = ROOT) -> list[Memory]:
     found = [_node(root / f"sys/devices/system/node/node{number}/meminfo") for number in numbers]
     nodes = [node for node in found if node is not None] or [machine(root)]
     container = root / "sys/fs/cgroup"
-    limit = _limit(container, new=True) or _limit(container / "memory", new=False)
+    limit = _limit(container) or _limit(container / "memory")
     if limit is None:
         return nodes
     return [
@@ -87,27 +89,23 @@ def _groups(root: Path) -> Iterator[Memory]:
     """Yield the limits of the process's groups, from its own to the outermost."""
     for line in _read(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
-        new = controllers == ""
-        if not new and "memory" not in controllers.split(","):
+        if controllers and "memory" not in controllers.split(","):
             continue
-        top = root / ("sys/fs/cgroup" if new else "sys/fs/cgroup/memory")
+        top = root / "sys/fs/cgroup" / ("memory" if controllers else "")
         folder = top / path.lstrip("/")
         for group in (folder, *folder.parents):
-            if limit := _limit(group, new):
+            if limit := _limit(group):
                 yield limit
             if group == top:
                 break
 
 
-def _limit(group: Path, new: bool) -> Memory | None:
-    names = (
-        ("memory.max", "memory.current")
-        if new else ("memory.limit_in_bytes", "memory.usage_in_bytes")
-    )  # fmt: skip
-    total, used = (_read(group / name).strip() for name in names)
-    if not total.isdecimal() or int(total) >= NO_LIMIT:
-        return None
-    return Memory(int(total), max(0, int(total) - int(used or 0)))
+def _limit(group: Path) -> Memory | None:
+    for most, used in FILES:
+        total = _read(group / most).strip()
+        if total.isdecimal() and int(total) < NO_LIMIT:
+            return Memory(int(total), max(0, int(total) - int(_read(group / used).strip() or 0)))
+    return None
 
 
 def _read(file: Path) -> str:
