@@ -22,7 +22,8 @@ GIB = 2**30
 CPU_VARIABLE = "VLLM_CPU_KVCACHE_SPACE"
 #: Llama's way of caching. What other models keep (windows, latents, states) only vLLM knows.
 PLAIN = {"llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe"}
-ITEM_BYTES = {"float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2}
+#: By dtype. A model in float32 is run in 16 bits too, unless --dtype says float32.
+ITEM_BYTES = {"auto": 2, "float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2}
 #: Tokens a block unless --block-size says otherwise: vLLM 0.30 on the CPU, and on GPUs.
 CPU_BLOCK, GPU_BLOCK = 128, 16
 #: How vLLM's parser reads sizes: 4k is 4,000 and 4K is 4,096.
@@ -107,9 +108,7 @@ def _item_bytes(config: Mapping[str, Any], asked: Mapping[str, str]) -> int:
     if cached_as.startswith("fp8"):
         return 1
     name = cached_as if cached_as != "auto" else asked.get("dtype", "auto")
-    if name != "auto":
-        return ITEM_BYTES[name]
-    return 2  # a model in float32 is run in 16 bits too, unless --dtype says float32
+    return ITEM_BYTES[name]
 
 
 def judge_cache(asked: Mapping[str, str], model: str | None, on_cpu: bool) -> Iterator[Finding]:
