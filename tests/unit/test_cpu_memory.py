@@ -198,11 +198,12 @@ def test_nothing_is_said_or_chosen_for_gpus_and_npus(machine: Machine, packages:
 
 def options(args: str = "", on_cpu: bool = True) -> Namespace:
     """Return WARMQ_ENGINE_ARGS through vLLM's own parser."""
-    from worker.engine.vllm.arguments import parsed
-    from worker.engine.vllm.engine import _Parser, make_arg_parser
+    from worker.engine.vllm import engine
 
     settings = VllmSettings(model=str(MODEL), engine_args=args)
-    return parsed(make_arg_parser(_Parser(add_help=False)), settings, on_cpu)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(engine.current_platform, "is_cpu", lambda: on_cpu)
+        return engine.parse_engine_args(settings)
 
 
 def test_the_choice_reaches_vllms_options_with_one_line_in_the_log(
@@ -249,7 +250,7 @@ def test_other_platforms_get_what_vllms_parser_says(
     )
     assert vars(options("--max-num-seqs 7", on_cpu=False)) == vars(untouched)
     npu = Packages(installed().versions | {"vllm-rbln": "0.12.0"}, rebel=True)
-    monkeypatch.setattr("worker.engine.vllm.arguments.installed", lambda: npu)
+    monkeypatch.setattr("worker.engine.vllm.engine.installed", lambda: npu)
     assert vars(options("--max-num-seqs 7")) == vars(untouched)
 
 

@@ -6,8 +6,10 @@ on the CPU only: GPUs and NPUs start as vLLM has it.
 
 from __future__ import annotations
 
+import logging
 import math
 import os
+from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +20,8 @@ from worker.machine import devices, node_memory
 from worker.machine.devices import folder_size
 from worker.machine.finding import Finding
 from worker.machine.packages import Packages
+
+log = logging.getLogger(__name__)
 
 SHARE_OPTION, SIZE_OPTION = "gpu-memory-utilization", "kv-cache-memory-bytes"
 #: Options by which the choice is made, by long name; `asked` may hold others too.
@@ -108,6 +112,16 @@ def choose(asked: Mapping[str, str], model: str | None) -> Choice:
         f"tokens, as with --{SIZE_OPTION} {size}"
     )
     return Choice(size, min(1.0, size / here.total), told)
+
+
+def fill_in(args: Namespace, packages: Packages) -> None:
+    """Write the options that nobody gave; vLLM's own are made for a GPU that is all its own."""
+    given = {name: getattr(args, name.replace("-", "_")) for name in OPTIONS}
+    asked = {name: str(value) for name, value in given.items() if value is not None}
+    if applies(packages) and not chosen_already(asked):
+        choice = choose(asked, args.model)
+        args.kv_cache_memory_bytes, args.gpu_memory_utilization = choice.size, choice.share
+        log.warning("%s", choice.told, extra={"action": "memory_chosen"})
 
 
 def judge_memory(

@@ -15,6 +15,7 @@ import multiprocessing
 import os
 import shutil
 import time
+from argparse import Namespace
 from functools import partial
 from typing import Any
 
@@ -24,13 +25,14 @@ from contract.openai.pooling import POOLING_TYPES
 from contract.settings import SettingsError
 from worker.engine import Capacity, Completion, EngineRequest
 from worker.engine.end import KILL_GRACE_S, end_children
-from worker.engine.vllm.arguments import parsed
+from worker.engine.vllm.cpu_memory import fill_in
 from worker.engine.vllm.detokenized import Detokenized
 from worker.engine.vllm.kv_cache import explain
 from worker.engine.vllm.media import MAX_DOWNLOAD_MB, guard, unguard
 from worker.engine.vllm.pooled import pooled
 from worker.engine.vllm.root_cause import RootCause
 from worker.engine.vllm_settings import VllmSettings
+from worker.machine.packages import installed
 
 # vLLM reads these when it is imported. Spawned engine processes inherit no locks
 # from Celery's threads; forked ones do.
@@ -88,14 +90,31 @@ class _Progress(StatLoggerBase):
     log_engine_initialized = record
 
 
-def parse_engine_args(settings: VllmSettings) -> Any:
-    """Return vLLM's own parsed server options.
+def parse_engine_args(settings: VllmSettings) -> Namespace:
+    """Return WARMQ_ENGINE_ARGS as vLLM's own parser does, with what is chosen for a CPU.
 
     Raises:
         SettingsError: in the words of vLLM's parser.
     """
+    words = [*settings.engine_args.words, "--model", str(settings.model)]
+    if not settings.engine_stats_s:
+        words.insert(0, "--disable-log-stats")
+    if settings.served_model_name:
+        words += ["--served-model-name", settings.served_model_name]
     parser = make_arg_parser(_Parser(add_help=False))
-    return parsed(parser, settings, on_cpu=current_platform.is_cpu())
+    default = parser.get_default("gpu_memory_utilization")
+    parser.set_defaults(gpu_memory_utilization=None)  # to tell one that was given from this
+    try:
+        args: Namespace = parser.parse_args(words)
+    except SettingsError:
+        raise
+    except Exception as error:  # a --config file may be missing, or be no YAML
+        raise SettingsError(f"WARMQ_ENGINE_ARGS: {error}") from None
+    if current_platform.is_cpu():
+        fill_in(args, installed())
+    if args.gpu_memory_utilization is None:
+        args.gpu_memory_utilization = default
+    return args
 
 
 class VllmEngine:
