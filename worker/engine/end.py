@@ -1,5 +1,4 @@
-"""Ends an engine: its processes are asked first, and killed if they do not end; its connections
-are closed, and given up if that takes long."""
+"""Ends an engine: its processes, and its connections."""
 
 from __future__ import annotations
 

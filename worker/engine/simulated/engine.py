@@ -134,10 +134,14 @@ class SimulatedEngine:
         loop = asyncio.get_running_loop()
         over: asyncio.Future[bool] = loop.create_future()
         timer = None
-        if self.step_s:
-            self._end_with_step(over, delay)
-        else:
+        if not self.step_s:
             timer = loop.call_later(delay, _settle, (over,))
+        else:
+            step = round((loop.time() + delay) / self.step_s)
+            if step not in self._ends:
+                self._ends[step] = []
+                loop.call_at(step * self.step_s, lambda: _settle(self._ends.pop(step)))
+            self._ends[step].append(over)
         self._sleeping.add(over)
         try:
             return await over
@@ -145,14 +149,6 @@ class SimulatedEngine:
             self._sleeping.discard(over)
             if timer is not None:
                 timer.cancel()
-
-    def _end_with_step(self, over: asyncio.Future[bool], delay: float) -> None:
-        loop = asyncio.get_running_loop()
-        step = round((loop.time() + delay) / self.step_s)
-        if step not in self._ends:
-            self._ends[step] = []
-            loop.call_at(step * self.step_s, lambda: _settle(self._ends.pop(step)))
-        self._ends[step].append(over)
 
     def _die(self) -> None:
         self._dead.set()
