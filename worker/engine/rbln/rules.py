@@ -49,7 +49,6 @@ REFUSED = {
     "speculative-model": "Leave it out: compiled models decode without speculation",
     "num-speculative-tokens": "Leave it out: compiled models decode without speculation",
 }
-PARALLEL = {"tensor-parallel-size", "pipeline-parallel-size"}
 
 
 def line_of(version: str) -> Line:
@@ -95,10 +94,6 @@ def judge_packages(packages: Packages) -> Iterator[Finding]:
                 f"vllm-rbln {plugin} and {name} {other} are of different releases",
                 f"Install one minor version of all three: pip install {name}=={minor}.*",
             )
-    yield from _judge_line(plugin)
-
-
-def _judge_line(plugin: str) -> Iterator[Finding]:
     line = line_of(plugin)
     if line is Line.FORK:
         yield Finding(
@@ -181,7 +176,7 @@ def judge_options(
         written: returns an option's name as it stands in the file or variable it came from.
     """
     for name, replacement in REFUSED.items():
-        if name in asked and not (name in PARALLEL and asked[name] == "1"):
+        if name in asked and not (name.endswith("parallel-size") and asked[name] == "1"):
             yield Finding(f"{written(name)} is refused on RBLN", replacement)
     if artefact is None:
         return

@@ -80,8 +80,8 @@ def chosen_already(asked: Mapping[str, str]) -> bool:
 
 def room(asked: Mapping[str, str], model: str | None) -> Room:
     """Look at this machine; processes that share a node share what is free."""
-    ranks = math.prod(number(asked, f"{kind}-parallel-size")
-                      for kind in ("tensor", "pipeline", "data"))  # fmt: skip
+    kinds = ("tensor", "pipeline", "data")
+    ranks = math.prod(number(asked, f"{kind}-parallel-size") for kind in kinds)
     nodes = node_memory.visible_nodes()
     apart = devices.binds_by_itself() and len(nodes) >= ranks
     nodes = nodes[:ranks] if apart else nodes
@@ -170,12 +170,12 @@ def gib(size: int) -> str:
 def _judge_choice(cache: Cache | None, here: Room) -> Iterator[Finding]:
     if cache is None or cache.needs() <= here.rest:
         return
-    shorter = f"Write --max-model-len {cache.fits()}, or free memory" if cache.fits() else (
-        "Free memory, or use a smaller model")  # fmt: skip
+    shorter = f"Write --max-model-len {cache.fits()}, or free memory"
+    remedy = shorter if cache.fits() else "Free memory, or use a smaller model"
     yield Finding(
         f"a request of {cache.length} tokens needs {gib(cache.needs())} GiB of KV cache, the model "
         f"and vLLM about {gib(here.taken)}, and {here}",
-        f"{shorter}; --{SIZE_OPTION} overrides this estimate",
+        f"{remedy}; --{SIZE_OPTION} overrides this estimate",
     )
 
 
