@@ -55,10 +55,6 @@ class EngineArgs(str):
             if name == "lora-modules":
                 self.adapters |= _adapter(value)
 
-    def and_then(self, words: list[str]) -> EngineArgs:
-        """Return these options with others behind them."""
-        return EngineArgs(" ".join(filter(None, [self, shlex.join(words)])))
-
     @classmethod
     def __get_pydantic_core_schema__(cls, _: Any, __: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_after_validator_function(cls, core_schema.str_schema())

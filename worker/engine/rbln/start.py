@@ -9,7 +9,7 @@ from worker.engine.end import ASK_FIRST_ENV
 from worker.engine.rbln.model import Artefact, read_artefact
 from worker.engine.rbln.rules import judge_artefact, judge_packages, judge_settings, limit_options
 from worker.engine.spec import Preflight
-from worker.engine.vllm_settings import VllmSettings
+from worker.engine.vllm_settings import EngineArgs, VllmSettings
 from worker.machine import devices
 from worker.machine.finding import Finding, refuse_fatal
 from worker.machine.packages import Packages, installed
@@ -51,8 +51,8 @@ def prepare(settings: VllmSettings) -> VllmSettings:
     choose_devices(settings.rbln_devices, packages)
     grace = RBLN_KILL_GRACE_S if settings.kill_grace_s is None else settings.kill_grace_s
     os.environ[ASK_FIRST_ENV] = f"{grace:g}"
-    words = limit_options(artefact, packages.versions["vllm-rbln"]) if artefact else []
-    args = settings.engine_args.and_then(words)
+    limits = limit_options(artefact, packages.versions["vllm-rbln"]) if artefact else []
+    args = EngineArgs(" ".join([settings.engine_args, *limits]))
     return settings.model_copy(update={"engine_args": args, "kill_grace_s": grace})
 
 
