@@ -22,9 +22,8 @@ def run(command: click.Command, argv: Sequence[str] | None = None) -> int:
         command: returns its exit status.
         argv: its words without its name; None: those of this process.
     """
-    words = None if argv is None else [*argv]
     try:
-        status = command.main(words, f"python -m worker.{command.name}", standalone_mode=False)
+        status = command.main(argv, f"python -m worker.{command.name}", standalone_mode=False)
     except click.ClickException as error:
         error.show()
         status = USAGE
