@@ -6,12 +6,19 @@ import orjson
 import pytest
 
 from contract.errors import EngineDead
-from worker.engine.vllm.pooled import pooled
+from worker.engine import Completion
 
 ANSWER = {
     "model": "/models/x", "data": [{"index": 0, "embedding": [0.25]}],
     "usage": {"prompt_tokens": 3, "total_tokens": 3},
 }  # fmt: skip
+
+
+def pooled(raw: bytes, model: str | None) -> Completion:
+    import worker.engine.vllm.engine  # noqa: F401 - sets what vLLM reads at its import
+    from worker.engine.vllm import serving
+
+    return serving.pooled(raw, model)
 
 
 def test_an_answer_is_passed_on_with_the_lines_own_name_of_the_model() -> None:

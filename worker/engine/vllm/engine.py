@@ -29,7 +29,6 @@ from worker.engine.vllm.cpu_memory import fill_in
 from worker.engine.vllm.detokenized import Detokenized
 from worker.engine.vllm.kv_cache import explain
 from worker.engine.vllm.media import MAX_DOWNLOAD_MB, guard, unguard
-from worker.engine.vllm.pooled import pooled
 from worker.engine.vllm.root_cause import RootCause
 from worker.engine.vllm_settings import VllmSettings
 from worker.machine.packages import installed
@@ -65,7 +64,7 @@ except ImportError:  # vLLM 0.26, the newest for the PyTorch of some GPU images
     from vllm.entrypoints.openai.cli_args import make_arg_parser
     from vllm.entrypoints.openai.engine.protocol import ErrorResponse
 
-from worker.engine.vllm.serving import CLIENT_ERRORS, AsLongAsItFits, rejected, serving_by_url
+from worker.engine.vllm import serving
 
 log = logging.getLogger(__name__)
 
@@ -164,7 +163,7 @@ class VllmEngine:
         await init_app_state(engine, state, self._args, await engine.get_supported_tasks())
         if not settings.media_private_networks:
             guard(global_http_connection, partial(VLLMValidationError, parameter="image_url"))
-        self._serving = serving_by_url(state, settings.default_max_tokens)
+        self._serving = serving.by_url(state, settings.default_max_tokens)
         models = state.openai_serving_models
         self._names = {m.name for m in models.base_model_paths} | set(models.lora_requests)
         self._fixed_name |= bool(models.lora_requests)  # with adapters the name chooses
@@ -197,8 +196,8 @@ class VllmEngine:
             response = await self._respond(request.url, body)
         except EngineDeadError as error:
             raise self._died(error) from error
-        except CLIENT_ERRORS as error:
-            raise rejected(error) from error
+        except serving.CLIENT_ERRORS as error:
+            raise serving.rejected(error) from error
         except Exception as error:
             if self.dead():
                 raise self._died(error) from error
@@ -210,7 +209,7 @@ class VllmEngine:
             # The completion class answers a cancellation with an error response.
             raise asyncio.CancelledError
         if request.url in POOLING_TYPES and not isinstance(response, ErrorResponse):
-            return pooled(bytes(response.body), model)
+            return serving.pooled(bytes(response.body), model)
         return self._completion_of(response, model)
 
     def _check(self, url: str) -> None:
@@ -249,7 +248,7 @@ class VllmEngine:
         if url == COMPLETION_URL and body.get("max_tokens") is None:
             # vLLM would fill in OpenAI's old 16; chat has no such default.
             body["max_tokens"] = serve.__self__.default_sampling_params["max_tokens"]
-            return await serve(AsLongAsItFits(**body))
+            return await serve(serving.AsLongAsItFits(**body))
         return await serve(form.validate_python(body))
 
     def _refused(self, response: ErrorResponse) -> Exception:

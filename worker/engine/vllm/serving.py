@@ -1,4 +1,4 @@
-"""vLLM's own serving classes by url, and its errors as a request's author is told them.
+"""vLLM's own serving classes by url, what they answer, and its errors for a request's author.
 
 Imported after engine.py has set what vLLM reads at its import.
 """
@@ -9,6 +9,7 @@ import re
 from dataclasses import replace
 from typing import Any
 
+import orjson
 import pydantic
 from jinja2 import TemplateError
 from starlette.datastructures import State
@@ -16,9 +17,10 @@ from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionReque
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.exceptions import VLLMValidationError
 
-from contract.errors import RequestRejected
+from contract.errors import EngineDead, RequestRejected
 from contract.openai.body import CHAT_URL, COMPLETION_URL
 from contract.openai.pooling import EMBEDDINGS_URL, RERANK_URLS, SCORE_URLS
+from worker.engine import Completion
 
 try:
     from vllm.exceptions import VLLMClientError
@@ -42,7 +44,7 @@ class AsLongAsItFits(CompletionRequest):
         return replace(super().build_tok_params(model_config), max_output_tokens=0)
 
 
-def serving_by_url(state: State, default_max_tokens: int) -> dict[str, tuple[Any, Any]]:
+def by_url(state: State, default_max_tokens: int) -> dict[str, tuple[Any, Any]]:
     """Return what vLLM has made for the model's task: it generates, or it pools."""
     serving: dict[str, tuple[Any, Any]] = {}
     if chat := getattr(state, "openai_serving_chat", None):
@@ -63,6 +65,25 @@ def serving_by_url(state: State, default_max_tokens: int) -> dict[str, tuple[Any
         serving |= dict.fromkeys(SCORE_URLS, (ScoreRequest, scores))
         serving |= dict.fromkeys(RERANK_URLS, (RerankRequest, scores))
     return {url: (pydantic.TypeAdapter(form), call) for url, (form, call) in serving.items()}
+
+
+def pooled(raw: bytes, model: str | None) -> Completion:
+    """Return the completion of an embeddings, score or rerank response.
+
+    Args:
+        raw: the response's JSON.
+        model: what the line calls the model, if it does.
+
+    Raises:
+        EngineDead: the answer is empty; vLLM makes such of what it was told to give up.
+    """
+    answer = orjson.loads(raw)
+    if any(entry.get("embedding") == [] for entry in answer.get("data", ())):
+        raise EngineDead("the engine was told to end", inside=False)
+    if model:
+        answer["model"] = model
+        raw = orjson.dumps(answer)
+    return Completion(raw, answer["usage"]["prompt_tokens"], 0)
 
 
 def rejected(error: Exception) -> RequestRejected:
