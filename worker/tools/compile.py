@@ -99,16 +99,15 @@ def compile_model(plan: Plan) -> int:
 def model_config(model: str, packages_usable: bool) -> dict[str, Any] | None:
     """Return the model's config.json, from its folder or the hub; None if it cannot be had yet."""
     file = Path(model) / "config.json"
+    config: dict[str, Any] | None = None
     if file.is_file():
-        found: dict[str, Any] = json.loads(file.read_text("utf-8"))
-        return found
-    if not packages_usable:
-        return None
-    from transformers import AutoConfig
+        config = json.loads(file.read_text("utf-8"))
+    elif packages_usable:
+        from transformers import AutoConfig
 
-    read = AutoConfig.from_pretrained(model)
-    hub: dict[str, Any] = read.to_dict() | {"_commit_hash": read._commit_hash}
-    return hub
+        read = AutoConfig.from_pretrained(model)
+        config = read.to_dict() | {"_commit_hash": read._commit_hash}
+    return config
 
 
 def compile_into(plan: Plan, folder: Path) -> None:

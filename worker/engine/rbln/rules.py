@@ -201,6 +201,5 @@ def judge_options(
             )
     for name in ("dtype", "enforce-eager"):
         if name in asked:
-            yield Finding(
-                f"{written(name)} has no effect on a compiled model", "Leave it out", fatal=False
-            )
+            problem = f"{written(name)} has no effect on a compiled model"
+            yield Finding(problem, "Leave it out", fatal=False)
