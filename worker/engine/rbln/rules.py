@@ -95,17 +95,11 @@ def judge_packages(packages: Packages) -> Iterator[Finding]:
                 f"Install one minor version of all three: pip install {name}=={minor}.*",
             )
     line = line_of(plugin)
-    if line is Line.FORK:
-        yield Finding(
-            f"vllm-rbln {plugin} {line.value} and cannot be driven",
-            "Install vllm-rbln 0.12 and recompile the model",
-        )
-    elif line is not Line.SUPPORTED:
-        yield Finding(
-            f"vllm-rbln {plugin} {line.value}; never tried with this worker, made for 0.12",
-            "Install vllm-rbln 0.12 and recompile the model",
-            fatal=False,
-        )
+    if line is not Line.SUPPORTED:
+        fork = line is Line.FORK
+        why = " and cannot be driven" if fork else "; never tried with this worker, made for 0.12"
+        remedy = "Install vllm-rbln 0.12 and recompile the model"
+        yield Finding(f"vllm-rbln {plugin} {line.value}{why}", remedy, fatal=fork)
 
 
 def judge_artefact(artefact: Artefact, packages: Packages) -> Iterator[Finding]:
