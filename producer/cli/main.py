@@ -6,6 +6,7 @@ Data goes to stdout, progress and messages to stderr.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib
 import os
 import signal
@@ -14,9 +15,7 @@ from typing import NoReturn
 
 import click
 
-from contract.errors import StoreUnavailable, WarmqError
-from producer.cli.memory import keep_memory
-from producer.cli.remedies import with_remedy
+from contract.errors import Remedy, StoreUnavailable, WarmqError
 
 USAGE, UNREACHABLE, INTERRUPTED, TERMINATED = 2, 3, 130, 143
 
@@ -34,6 +33,26 @@ COMMANDS = {
     "submit": "Queue every line of FILE as one batch.",
     "watch": "Follow a batch to its end: done and failed, rate, tokens/s, time left.",
 }
+#: What to do about an error, in the words of this command line.
+REMEDIES: dict[Remedy, str] = {
+    "collect_earlier": "submit the file again, and collect earlier or raise WARMQ_RESULT_TTL_S",
+    "follow_results": "`producer results {batch_id} --follow` waits until all have ended",
+    "name_error_file": "give --errors {errors_file}, or {start_anew}",
+    "new_batch_id": "use another --batch-id",
+    "read_new_batch": "what was read is not from one batch: begin again with the new one",
+    "report": "if nothing else removes keys there, please report it; submit the file again "
+    "under another --batch-id",
+    "resume_submit": "the same `producer submit` with --batch-id {batch_id} goes on where it "
+    "stopped",
+    "same_options": "use the same ones, or another --batch-id",
+    "submit_again": "submit the file again if you still want its results",
+    "submit_from_start": "the same command with --batch-id {batch_id} submits it from its "
+    "beginning",
+}
+_MIB = 2**20
+#: Parameters of glibc's mallopt(3): free memory above which the heap shrinks, and the size from
+#: which a block is mapped by itself, so that what a huge line took is given back.
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = (-1, 64 * _MIB), (-3, _MIB)
 
 
 class Commands(click.Group):
@@ -113,6 +132,26 @@ def main() -> NoReturn:
         status = USAGE
     _drop_what_cannot_be_printed()
     sys.exit(status or 0)
+
+
+def keep_memory() -> None:
+    """Let this process keep up to 64 MiB that it does not use; without glibc, do nothing.
+
+    Else the kernel maps, clears and takes back the pages of each chunk: a sixth of the CPU of
+    `producer submit`, side by side (docs/decisions/0009).
+    """
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):  # musl has no mallopt
+            libc = ctypes.CDLL(None)
+            for parameter, value in (_TRIM_THRESHOLD, _MMAP_THRESHOLD):
+                libc.mallopt(parameter, value)
+
+
+def with_remedy(error: WarmqError) -> str:
+    """Return what is wrong and what to do about it."""
+    if error.remedy is None:
+        return error.message
+    return f"{error.message}; {REMEDIES[error.remedy].format_map(error.facts)}"
 
 
 def _drop_what_cannot_be_printed() -> None:

@@ -28,8 +28,8 @@ from contract.batch import Batch
 from contract.redis import keys
 from contract.redis.batches import BatchStore, Enqueued
 from demo.stack import eventually
-from producer.cli.remedies import with_remedy
-from producer.cli.resume import ResumingSubmit
+from producer.cli.commands.submit import ResumingSubmit
+from producer.cli.main import with_remedy
 from producer.core.collect import Collector
 from producer.core.reader import Input
 from producer.core.same_batch import WritesLost

@@ -20,7 +20,7 @@ from contract.redis.batches import BatchStore
 from contract.results import ResultLine
 from demo.stack import eventually
 from producer.cli.collect import Collected, write
-from producer.cli.remedies import with_remedy
+from producer.cli.main import with_remedy
 from producer.core.collect import Collector
 
 #: More than are read from the index at once, which are 4,000.

@@ -12,8 +12,7 @@ import click
 import pytest
 
 from contract.errors import Remedy
-from producer.cli.main import COMMANDS, cli
-from producer.cli.remedies import REMEDIES, with_remedy
+from producer.cli.main import COMMANDS, REMEDIES, cli, with_remedy
 from producer.core.same_batch import WritesLost
 
 ROOT = Path(__file__).parents[2]
