@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator
+from enum import IntEnum
 from functools import cached_property
 
 import click
@@ -19,8 +20,15 @@ from producer.core.files import WriteFailed
 from producer.core.reader import Input, InputUnreadable
 from producer.core.same_batch import BatchChanged
 
-ALL_WELL, SOME_FAILED, BAD_INPUT = 0, 1, 2
 WATCH_AGAIN = "the batch goes on; `producer watch {}` follows it again"
+
+
+class Exit(IntEnum):
+    """What a command returns as its exit status; None is ALL_WELL."""
+
+    ALL_WELL = 0
+    SOME_FAILED = 1
+    BAD_INPUT = 2
 
 
 class Context:

@@ -14,7 +14,7 @@ from contract.redis import keys
 from contract.redis.batches import BatchStore
 from contract.redis.dead_letters import DeadLetter
 from contract.results import OUTCOMES, outcome_of, read_meta, result_line
-from producer.cli.context import ALL_WELL, SOME_FAILED
+from producer.cli.context import Exit
 from producer.cli.progress import tell
 
 #: Lines of a long table that are aligned with each other.
@@ -183,15 +183,15 @@ def letter_list(letters: Iterable[DeadLetter]) -> None:
     _columns(rows)
 
 
-def ended(batch: Batch) -> int:
+def ended(batch: Batch) -> Exit:
     """Tell how a batch ended; return the exit status for it."""
     tell(f"{batch.id}: {batch.status}, {_counts(batch_json(batch)) or 'no requests'}")
-    return ALL_WELL if batch.number("completed") == batch.number("total") else SOME_FAILED
+    all_well = batch.number("completed") == batch.number("total")
+    return Exit.ALL_WELL if all_well else Exit.SOME_FAILED
 
 
-def changed(batch_id: str, what: str, count: int, *, as_json: bool) -> int:
-    """Tell how many requests of a batch a command has changed; return the exit status."""
+def changed(batch_id: str, what: str, count: int, *, as_json: bool) -> None:
+    """Tell how many requests of a batch a command has changed."""
     tell(f"{batch_id}: {count} requests {what}")
     if as_json:
         put_json({"id": batch_id, "requests": count})
-    return ALL_WELL

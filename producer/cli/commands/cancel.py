@@ -14,12 +14,12 @@ from producer.cli.show import changed
 @click.option("--request", "custom_id", metavar="CUSTOM_ID", help="Cancel only this request.")
 @options.as_json
 @pass_context
-def command(context: Context, *, batch_id: str, custom_id: str | None, as_json: bool) -> int:
+def command(context: Context, *, batch_id: str, custom_id: str | None, as_json: bool) -> None:
     """Cancel what is not finished, queued or running."""
     store, batch = context.store, context.batch(batch_id)
     if custom_id is not None:
-        return changed(
-            batch_id, "cancelled", store.cancel_request(batch, custom_id), as_json=as_json
-        )
-    with hint(f"`producer cancel {batch_id}` again ends it"):
-        return changed(batch_id, "cancelled", store.cancel(batch), as_json=as_json)
+        count = store.cancel_request(batch, custom_id)
+    else:
+        with hint(f"`producer cancel {batch_id}` again ends it"):
+            count = store.cancel(batch)
+    changed(batch_id, "cancelled", count, as_json=as_json)

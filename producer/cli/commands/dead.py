@@ -9,7 +9,7 @@ import click
 from contract.errors import BatchConflict
 from contract.redis.batches import BatchStore
 from producer.cli import options
-from producer.cli.context import ALL_WELL, Context, pass_context
+from producer.cli.context import Context, pass_context
 from producer.cli.progress import tell
 from producer.cli.show import letter_list, put_json, put_json_list
 
@@ -25,25 +25,24 @@ def command() -> None:
 @command.command("list")
 @options.as_json
 @pass_context
-def list_letters(context: Context, *, as_json: bool) -> int:
+def list_letters(context: Context, *, as_json: bool) -> None:
     """List the dead letters, oldest first, without their content."""
     letters = context.store.dead_letters()
     if as_json:
         put_json_list(letters)
     else:
         letter_list(letters)
-    return ALL_WELL
 
 
 @command.command("show")
 @click.argument("letter_id", metavar="ID")
 @pass_context
-def show_letter(context: Context, *, letter_id: str) -> int:
+def show_letter(context: Context, *, letter_id: str) -> None:
     """Print one dead letter with its message, as JSON."""
     for letter in context.store.dead_letters([letter_id]):
         message = context.store.dead_message(letter_id).decode(errors="replace")
         put_json({**letter, "message": message})
-        return ALL_WELL
+        return
     raise _no_letter(letter_id)
 
 
@@ -52,10 +51,10 @@ def show_letter(context: Context, *, letter_id: str) -> int:
 @_every
 @options.as_json
 @pass_context
-def retry(context: Context, *, letter_ids: tuple[str, ...], every: bool, as_json: bool) -> int:
+def retry(context: Context, *, letter_ids: tuple[str, ...], every: bool, as_json: bool) -> None:
     """Queue dead letters again. Unreadable ones stay."""
     store, wanted = _letters(context, letter_ids, every)
-    return _changed("queued again", store.retry_dead(wanted), as_json)
+    _changed("queued again", store.retry_dead(wanted), as_json)
 
 
 @command.command("delete")
@@ -63,10 +62,10 @@ def retry(context: Context, *, letter_ids: tuple[str, ...], every: bool, as_json
 @_every
 @options.as_json
 @pass_context
-def delete(context: Context, *, letter_ids: tuple[str, ...], every: bool, as_json: bool) -> int:
+def delete(context: Context, *, letter_ids: tuple[str, ...], every: bool, as_json: bool) -> None:
     """Forget dead letters with their messages. Results stay."""
     store, wanted = _letters(context, letter_ids, every)
-    return _changed("deleted", store.delete_dead(wanted), as_json)
+    _changed("deleted", store.delete_dead(wanted), as_json)
 
 
 def _letters(
@@ -87,8 +86,7 @@ def _no_letter(letter_id: str) -> BatchConflict:
     return BatchConflict(f"there is no dead letter {letter_id}; see `producer dead list`")
 
 
-def _changed(what: str, count: int, as_json: bool) -> int:
+def _changed(what: str, count: int, as_json: bool) -> None:
     tell(f"{count} dead letters {what}")
     if as_json:
         put_json({"requests": count})
-    return ALL_WELL

@@ -6,7 +6,7 @@ import click
 
 from contract.errors import BatchConflict
 from producer.cli import options, show
-from producer.cli.context import ALL_WELL, Context, pass_context
+from producer.cli.context import Context, pass_context
 from producer.cli.progress import tell
 
 
@@ -15,7 +15,7 @@ from producer.cli.progress import tell
 @click.option("--force", is_flag=True, help="Cancel the batch first, if it is not finished.")
 @options.as_json
 @pass_context
-def command(context: Context, *, batch_id: str, force: bool, as_json: bool) -> int:
+def command(context: Context, *, batch_id: str, force: bool, as_json: bool) -> None:
     """Delete a finished batch and its results."""
     store, batch = context.store, context.batch(batch_id)
     if force and not batch.finished:
@@ -25,4 +25,3 @@ def command(context: Context, *, batch_id: str, force: bool, as_json: bool) -> i
     tell(f"{batch_id}: deleted")
     if as_json:
         show.put_json({"id": batch_id, "object": "batch", "deleted": True})
-    return ALL_WELL

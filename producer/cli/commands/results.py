@@ -7,7 +7,7 @@ import click
 from contract.errors import BatchConflict
 from producer.cli import options
 from producer.cli.collect import check_outputs, collect
-from producer.cli.context import ALL_WELL, SOME_FAILED, Context, hint, pass_context
+from producer.cli.context import Context, Exit, hint, pass_context
 
 
 @click.command("results")
@@ -22,7 +22,7 @@ from producer.cli.context import ALL_WELL, SOME_FAILED, Context, hint, pass_cont
 def command(
     context: Context, *, batch_id: str, output: str | None, errors: str | None, order: str,
     follow: bool, partial: bool,
-) -> int:  # fmt: skip
+) -> Exit:  # fmt: skip
     """Collect a batch's results, as OpenAI batch output lines.
 
     A file appears when it is complete, never half-written. A finished batch
@@ -38,4 +38,4 @@ def command(
         )
     with hint(f"`producer results {batch_id}` starts again; nothing is lost"):
         collected = collect(store, batch, order, output, errors, follow=follow, partial=partial)
-    return SOME_FAILED if collected.failed else ALL_WELL
+    return Exit.SOME_FAILED if collected.failed else Exit.ALL_WELL

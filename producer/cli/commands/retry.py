@@ -14,7 +14,7 @@ from producer.cli.show import changed
 @click.option("--include", default="", metavar="LIST", help="Also: cancelled,expired.")
 @options.as_json
 @pass_context
-def command(context: Context, *, batch_id: str, include: str, as_json: bool) -> int:
+def command(context: Context, *, batch_id: str, include: str, as_json: bool) -> None:
     """Run a batch's failed requests again. Bad lines stay as they are.
 
     A deadline that has passed no longer counts for what is retried.
@@ -25,4 +25,4 @@ def command(context: Context, *, batch_id: str, include: str, as_json: bool) -> 
     store, batch = context.store, context.batch(batch_id)
     with hint(f"`producer retry {batch_id}` again goes on"):
         count = store.retry(batch, ["failed", *wanted])
-    return changed(batch_id, "queued again", count, as_json=as_json)
+    changed(batch_id, "queued again", count, as_json=as_json)

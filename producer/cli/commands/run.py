@@ -9,15 +9,7 @@ import click
 from contract.redis.keys import queue_name
 from producer.cli import options
 from producer.cli.collect import check_outputs, errors_beside
-from producer.cli.context import (
-    ALL_WELL,
-    BAD_INPUT,
-    SOME_FAILED,
-    Context,
-    hint,
-    open_input,
-    pass_context,
-)
+from producer.cli.context import Context, Exit, hint, open_input, pass_context
 from producer.cli.progress import Meter, tell
 from producer.cli.values import parse_overrides
 from producer.core.journal import Journal, RunProgress
@@ -40,7 +32,7 @@ from producer.core.windows import Run
 def command(
     context: Context, *, file: str, output: str, errors: str | None, window: int, model: str,
     priority: int, pairs: tuple[str, ...],
-) -> int:  # fmt: skip
+) -> Exit:  # fmt: skip
     """Take FILE through the queue into OUT, in windows, in the order of FILE.
 
     For files larger than Redis: it holds two windows at a time, whatever FILE is,
@@ -73,5 +65,5 @@ def command(
             source.close()
     tell(f"{output}: {done.completed} results, {done.failed} failed")
     if not done.completed:
-        return BAD_INPUT
-    return SOME_FAILED if done.failed else ALL_WELL
+        return Exit.BAD_INPUT
+    return Exit.SOME_FAILED if done.failed else Exit.ALL_WELL

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from producer.cli import options, show
-from producer.cli.context import ALL_WELL, Context, pass_context
+from producer.cli.context import Context, pass_context
 from producer.core.queue_workers import QueueWorkers
 
 
@@ -14,7 +14,7 @@ from producer.core.queue_workers import QueueWorkers
 @click.option("--request", "custom_id", metavar="CUSTOM_ID", help="Show one request of the batch.")
 @options.as_json
 @pass_context
-def command(context: Context, *, batch_id: str, custom_id: str | None, as_json: bool) -> int:
+def command(context: Context, *, batch_id: str, custom_id: str | None, as_json: bool) -> None:
     """Show how far a batch, or one request of it, is."""
     store, batch = context.store, context.batch(batch_id)
     if custom_id is not None:
@@ -25,4 +25,3 @@ def command(context: Context, *, batch_id: str, custom_id: str | None, as_json: 
     else:
         workers = QueueWorkers(store, batch.fields.get("queue", "")).text()
         show.batch_table(batch, None if batch.finished else workers)
-    return ALL_WELL

@@ -15,15 +15,7 @@ from contract.redis.keys import queue_name
 from contract.settings import Settings
 from producer.cli import options, progress, show
 from producer.cli.collect import check_outputs, collect
-from producer.cli.context import (
-    ALL_WELL,
-    BAD_INPUT,
-    WATCH_AGAIN,
-    Context,
-    hint,
-    open_input,
-    pass_context,
-)  # fmt: skip
+from producer.cli.context import WATCH_AGAIN, Context, Exit, hint, open_input, pass_context
 from producer.cli.progress import Meter, tell
 from producer.cli.values import parse_deadline, parse_overrides
 from producer.core.queue_workers import QueueWorkers
@@ -54,7 +46,7 @@ def command(
     context: Context, *, file: str, batch_id: str | None, model: str, priority: int,
     pairs: tuple[str, ...], deadline: str | None, wait: bool, output: str | None,
     errors: str | None, as_json: bool,
-) -> int:  # fmt: skip
+) -> Exit:  # fmt: skip
     """Queue every line of FILE as one batch.
 
     FILE is JSON lines, also as .gz or .zst; `-` is standard input. A line is an
@@ -84,7 +76,7 @@ def command(
     tell(_told(summary, time.monotonic() - began))
     if not (summary.batch.finished or context.store.workers(queue)):
         tell(f"{name}: {QueueWorkers(context.store, queue).text()}; the requests wait there")
-    status, batch = ALL_WELL, summary.batch
+    status, batch = Exit.ALL_WELL, summary.batch
     if wait or output or errors:
         with hint(WATCH_AGAIN.format(name)):
             batch = submitting.watched(batch)
@@ -94,7 +86,7 @@ def command(
             collect(context.store, batch, "input", output, errors)
     if as_json:
         click.echo(show.json_text(show.batch_json(batch)), err=output == "-")
-    return BAD_INPUT if summary.batch.number("valid") == 0 else status
+    return Exit.BAD_INPUT if summary.batch.number("valid") == 0 else status
 
 
 def _new_batch_id() -> str:

@@ -14,14 +14,7 @@ from contract.redis.batches import BatchStore
 from contract.results import outcome_of, read_meta
 from contract.streaming import LISTEN_S, Entry, Transcript, texts_of
 from producer.cli import options, progress, show
-from producer.cli.context import (
-    ALL_WELL,
-    SOME_FAILED,
-    WATCH_AGAIN,
-    Context,
-    hint,
-    pass_context,
-)  # fmt: skip
+from producer.cli.context import WATCH_AGAIN, Context, Exit, hint, pass_context
 from producer.cli.progress import tell
 from producer.core.queue_workers import QueueWorkers
 from producer.core.same_batch import SameBatch
@@ -40,7 +33,7 @@ TELL_S = 30.0
 @pass_context
 def command(
     context: Context, *, batch_id: str, custom_id: str | None, stream: bool, as_json: bool
-) -> int:
+) -> Exit:
     """Follow a batch to its end: done and failed, rate, tokens/s, time left.
 
     With --request and --stream: print the text of one request as the model writes
@@ -51,7 +44,7 @@ def command(
     store, batch = context.store, context.batch(batch_id)
     if custom_id is not None:
         outcome = listen(store, batch, custom_id, show.put_json if as_json else None)
-        return ALL_WELL if outcome == "completed" else SOME_FAILED
+        return Exit.ALL_WELL if outcome == "completed" else Exit.SOME_FAILED
     with hint(WATCH_AGAIN.format(batch_id)):
         batch = progress.watch(store, batch)
     if as_json:
