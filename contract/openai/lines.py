@@ -80,10 +80,7 @@ def _not_streaming(body: dict[str, Any], where: str) -> dict[str, Any]:
     """Return the body without `stream: false`; refuse what asks for a stream."""
     for name in _STREAM_FIELDS:
         if name in body and not (name == "stream" and body[name] is False):
-            raise RequestRejected(
-                f"field {where}{name}: a queued request cannot stream; remove it",
-                field=where + name,
-            )
+            raise _bad_field(where + name, "a queued request cannot stream; remove it")
     return {name: value for name, value in body.items() if name != "stream"}
 
 
@@ -91,22 +88,20 @@ def _explain(text: str, url: str, where: str) -> RequestRejected:
     path_match = _PATH.search(text)
     path = path_match["path"] if path_match else ""
     if unknown := _UNKNOWN.search(text):
-        field = where + shown(unknown["name"])
-        return RequestRejected(
-            f"field {field}: unknown to {url}; remove it or correct its spelling",
-            code="unknown_field",
-            field=field,
-        )
+        problem = f"unknown to {url}; remove it or correct its spelling"
+        return _bad_field(where + shown(unknown["name"]), problem, "unknown_field")
     if missing := _MISSING.search(text):
         path = f"{path}.{missing['name']}" if path else missing["name"]
         expectation = "is missing"
     else:
         expectation = _PATH.sub("", text)
-    top = re.split(r"[.\[]", path, maxsplit=1)[0]
-    remedy = REMEDIES.get(top)
-    field = where + shown(path)
-    message = f"field {field}: {shown(expectation, 200)}" + (f"; {remedy}" if remedy else "")
-    return RequestRejected(message, field=field)
+    remedy = REMEDIES.get(re.split(r"[.\[]", path, maxsplit=1)[0])
+    problem = shown(expectation, 200) + (f"; {remedy}" if remedy else "")
+    return _bad_field(where + shown(path), problem)
+
+
+def _bad_field(field: str, problem: str, code: str = RequestRejected.code) -> RequestRejected:
+    return RequestRejected(f"field {field}: {problem}", code=code, field=field)
 
 
 def _custom_id(value: object) -> str | None:
@@ -115,11 +110,11 @@ def _custom_id(value: object) -> str | None:
     if isinstance(value, str) and 0 < len(value) <= MAX_CUSTOM_ID:
         return value
     told = f"has {len(value)} characters" if isinstance(value, str) else f"is {_kind(value)}"
-    raise RequestRejected(
-        f"field custom_id: {told}; give a text of 1 to {MAX_CUSTOM_ID} characters, in quotes, or "
-        "leave it out for the line's number",
-        field="custom_id",
+    problem = (
+        f"{told}; give a text of 1 to {MAX_CUSTOM_ID} characters, in quotes, or leave it out for "
+        "the line's number"
     )
+    raise _bad_field("custom_id", problem)
 
 
 def infer_url(body: dict[str, Any]) -> str:
@@ -128,11 +123,11 @@ def infer_url(body: dict[str, Any]) -> str:
         return CHAT_URL
     if "prompt" in body:
         return COMPLETION_URL
-    raise RequestRejected(
-        "field prompt: neither `messages` nor `prompt` is given; give one of them, or `url` and "
-        "`body` for another endpoint",
-        field="prompt",
+    problem = (
+        "neither `messages` nor `prompt` is given; give one of them, or `url` and `body` for "
+        "another endpoint"
     )
+    raise _bad_field("prompt", problem)
 
 
 class _Line(msgspec.Struct, forbid_unknown_fields=True):
@@ -207,36 +202,27 @@ def _split_form(value: dict[str, Any]) -> tuple[str, dict[str, Any], str]:
         return infer_url(value), value, ""
     if not value.keys() <= _BATCH_FIELDS:
         name = min(map(shown, value.keys() - _BATCH_FIELDS))
-        raise RequestRejected(
-            f"field {name}: unknown in a batch line; body fields belong inside `body`",
-            code="unknown_field",
-            field=name,
-        )
+        problem = "unknown in a batch line; body fields belong inside `body`"
+        raise _bad_field(name, problem, "unknown_field")
     method = value.get("method", "POST")
     if method != "POST":
         told = shown(repr(method)) if isinstance(method, str) else _kind(method)
-        raise RequestRejected(
-            f"field method: {told} is not served; write POST, or leave it out",
-            code="unknown_url",
-            field="method",
-        )
+        problem = f"{told} is not served; write POST, or leave it out"
+        raise _bad_field("method", problem, "unknown_url")
     if "url" not in value:
-        raise RequestRejected(
-            f"field url: is missing; give one of {', '.join(BODY_TYPES)}, or write the fields of "
-            "`body` themselves on the line (the short form)",
-            code="unknown_url",
-            field="url",
+        problem = (
+            f"is missing; give one of {', '.join(BODY_TYPES)}, or write the fields of `body` "
+            "themselves on the line (the short form)"
         )
+        raise _bad_field("url", problem, "unknown_url")
     url, body = value["url"], value.get("body")
     if not isinstance(url, str) or url not in BODY_TYPES:
         raise _unknown_url(url)
     if not isinstance(body, dict):
         problem = f"is {_kind(body)}" if "body" in value else "is missing"
-        raise RequestRejected(
-            f"field body: {problem}; give the request's fields as a JSON object, such as "
-            f"{encode(smallest(url)).decode()}",
-            field="body",
-        )
+        example = encode(smallest(url)).decode()
+        problem += f"; give the request's fields as a JSON object, such as {example}"
+        raise _bad_field("body", problem)
     return url, body, "body."
 
 
@@ -250,8 +236,4 @@ def _kind(value: object) -> str:
 def _unknown_url(url: object) -> RequestRejected:
     # Not repr() of any value: of a deep list it exceeds Python's recursion limit.
     told = f"{shown(repr(url))} is not served" if isinstance(url, str) else f"is {_kind(url)}"
-    return RequestRejected(
-        f"field url: {told}; use one of {', '.join(BODY_TYPES)}",
-        code="unknown_url",
-        field="url",
-    )
+    return _bad_field("url", f"{told}; use one of {', '.join(BODY_TYPES)}", "unknown_url")

@@ -32,7 +32,7 @@ class ResultsAhead:
                 self._connection = self._pool.get_connection()
             self._connection.send_command("MGET", *map(keys.result_key, request_ids))
         except RedisError:
-            self._drop()
+            self.close()
 
     def answer(self) -> list[bytes | None]:
         """Return the stored results, None where there is none (yet).
@@ -40,25 +40,20 @@ class ResultsAhead:
         Raises:
             StoreUnavailable: Redis cannot be used.
         """
-        asked, self._asked = self._asked, ()
+        asked = self._asked
         if self._connection is not None:
             try:
                 found: list[bytes | None] = self._connection.read_response()
+                self._asked = ()
                 return found
             except RedisError:
-                self._drop()
+                self.close()
         return self._store.results(asked)
 
     def close(self) -> None:
         """Give the connection back to the pool; one with an unread reply is closed first."""
-        if self._asked:
-            self._drop()
-        elif self._connection is not None:
-            self._pool.release(self._connection)
-            self._connection = None
-
-    def _drop(self) -> None:
         if self._connection is not None:
-            self._connection.disconnect()
+            if self._asked:
+                self._connection.disconnect()
             self._pool.release(self._connection)
             self._connection = None

@@ -7,8 +7,9 @@ that grows with the batch goes in chunks, so that no script stalls Redis.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import redis
 
@@ -202,6 +203,17 @@ class BatchStore(DeadLetters):
             return
         for chunk in self.index(batch_id):
             self._run("hold", batch_id, batch.life, *chunk.request_ids(batch_id))
+
+    def retry_dead(self, letter_ids: Iterable[str] | None = None) -> int:
+        """Queue dead letters again, by default all; return how many could be read and were."""
+        letters, held, count = self.dead_letters(letter_ids), set[str](), 0
+        while page := list(islice(letters, CHUNK)):
+            for batch_id in {letter["batch_id"] or "" for letter in page} - held - {""}:
+                self._hold(batch_id)
+                held.add(batch_id)
+            sizes = ((letter["id"], letter["bytes"]) for letter in page)
+            count += sum(int(self._run("dead_retry", *ids)) for ids in groups(sizes))
+        return count
 
     def delete(self, batch_id: str, *, force: bool = False) -> bool:
         """Remove a batch and its results; False if it is not finished and not `force`d.

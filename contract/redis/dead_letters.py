@@ -35,10 +35,6 @@ class DeadLetter(TypedDict):
 class DeadLetters(Reads):
     """The dead letters of one Redis. Raises StoreUnavailable where it cannot be used."""
 
-    def _hold(self, batch_id: str) -> None:
-        """Keep a batch's results from expiring: it is to be opened again (batches.py)."""
-        raise NotImplementedError
-
     def dead_letters(self, letter_ids: Iterable[str] | None = None) -> Iterator[DeadLetter]:
         """Yield the dead letters, or those that are named and exist; oldest first.
 
@@ -60,17 +56,6 @@ class DeadLetters(Reads):
     def dead_message(self, letter_id: str) -> bytes:
         """Return the message of a dead letter; empty if it is gone."""
         return self._client.lindex(keys.dead_key(letter_id), 0) or b""
-
-    def retry_dead(self, letter_ids: Iterable[str] | None = None) -> int:
-        """Queue dead letters again, by default all; return how many could be read and were."""
-        letters, held, count = self.dead_letters(letter_ids), set[str](), 0
-        while page := list(islice(letters, CHUNK)):
-            for batch_id in {letter["batch_id"] or "" for letter in page} - held - {""}:
-                self._hold(batch_id)
-                held.add(batch_id)
-            sizes = ((letter["id"], letter["bytes"]) for letter in page)
-            count += sum(int(self._run("dead_retry", *ids)) for ids in groups(sizes))
-        return count
 
     def delete_dead(self, letter_ids: Iterable[str] | None = None) -> int:
         """Forget dead letters, by default all; return how many there were."""

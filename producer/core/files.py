@@ -56,17 +56,24 @@ class AtomicFile:
                 beside.chmod(stat.S_IMODE(mode))
         except OSError as error:
             if self._temporary is not None:
-                self.discard()
+                self._discard()
             raise unwritable(self.path, error) from None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self.commit()
-        else:
-            self.discard()
+        try:
+            if kind is None:
+                self.sync()  # on disk before it is visible in its place
+                self._file.close()
+                if self._temporary is not None:
+                    self._temporary.replace(self.path)
+                    self._temporary = None
+        except OSError as error:
+            raise write_failed(self.path, error) from None
+        finally:
+            self._discard()  # nothing is left to be discarded if all went well
 
     def write(self, data: bytes) -> None:
         """Append to the file."""
@@ -84,21 +91,7 @@ class AtomicFile:
         except OSError as error:
             raise write_failed(self.path, error) from None
 
-    def commit(self) -> None:
-        """Put the file in its place, on disk before it is visible there."""
-        try:
-            self.sync()
-            self._file.close()
-            if self._temporary is not None:
-                self._temporary.replace(self.path)
-                self._temporary = None
-        except OSError as error:
-            raise write_failed(self.path, error) from None
-        finally:
-            self.discard()  # nothing is left to be discarded if all went well
-
-    def discard(self) -> None:
-        """Forget what was written."""
+    def _discard(self) -> None:
         if self._temporary is not None:
             self._temporary.unlink(missing_ok=True)
             self._temporary = None
