@@ -1,4 +1,4 @@
-"""Errors by who must act, and the stable codes users see in error lines."""
+"""Errors by who must act. Their codes are stable; docs/architecture.md says what each means."""
 
 from __future__ import annotations
 
@@ -89,26 +89,3 @@ class BatchConflict(WarmqError):
     """The batch exists in a state that forbids what was asked."""
 
     code = "batch_conflict"
-
-
-#: Every code an error line or a Celery failure may carry, with what it means.
-CODES: dict[str, str] = {
-    "invalid_json": "the line is not JSON, or not UTF-8",
-    "invalid_request": "a field is missing, of the wrong type or out of range",
-    "unknown_field": "a field name that no vLLM request has",
-    "unknown_url": "`url` or `method` names no endpoint that warmq serves",
-    "duplicate_custom_id": "the custom_id was used by an earlier line of the batch",
-    "line_too_long": "the line is larger than WARMQ_MAX_LINE_BYTES",
-    "model_not_found": "the line names a model that this worker does not serve",
-    "context_length_exceeded": "the prompt does not fit into the model's context",
-    "unsupported_option": "a Celery option that warmq does not honour (eta, chord, ...)",
-    "unknown_task": "a task name other than warmq.generate on warmq's queue",
-    "request_failed": "the engine failed on this request; it may be retried",
-    "result_too_large": "the result is larger than Redis takes (proto-max-bulk-len)",
-    "result_refused": "Redis refused the result for a reason that will not pass",
-    "poison": "the engine died each time it ran this request; its message is a dead letter",
-    "cancelled": "cancelled by the user",
-    "expired": "not finished before its deadline",
-    "result_expired": "the result was collected too late and is gone",
-    "internal_error": "a fault in warmq; please report it",
-}

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import base64
 import datetime as dt
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,12 +112,11 @@ def read_delivery(lease: str, raw: bytes, returns: int = 0, deaths: int = 0) -> 
         headers = message["headers"]
         ours = headers.get("warmq")
         ours = ours if isinstance(ours, dict) else {}
-        batch = ours.get("batch")
         return Delivery(
             lease=lease,
             request_id=headers["id"],
             task=_text(headers.get("task")) or "",
-            batch=batch if isinstance(batch, str) else "",
+            batch=_text(ours.get("batch")) or "",
             created=_text(ours.get("created")) or "",
             life=_text(ours.get("life")) or "",
             content=hash(message["body"]),
@@ -139,23 +139,18 @@ def _text(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _number(value: object) -> float | int | None:
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
 def _line(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def _deadline(ours: object, expires: object) -> float | None:
-    times = [_number(ours), _number(expires)]
+    numbers = (n for n in (ours, expires) if isinstance(n, int | float))
+    times: list[float] = [n for n in numbers if not isinstance(n, bool)]
     if isinstance(expires, str):
-        try:
+        with suppress(ValueError):  # not a time: it is ignored
             when = dt.datetime.fromisoformat(expires)
             times.append(when.replace(tzinfo=when.tzinfo or dt.UTC).timestamp())
-        except ValueError:
-            expires = None  # not a time: it is ignored
-    return min((time for time in times if time is not None), default=None)
+    return min(times, default=None)
 
 
 def read_body(delivery: Delivery) -> dict[str, Any]:

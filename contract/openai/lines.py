@@ -89,7 +89,7 @@ def _explain(text: str, url: str, where: str) -> RequestRejected:
     path = path_match["path"] if path_match else ""
     if unknown := _UNKNOWN.search(text):
         problem = f"unknown to {url}; remove it or correct its spelling"
-        return _bad_field(where + shown(unknown["name"]), problem, "unknown_field")
+        return _bad_field(where + shown(unknown["name"]), problem, code="unknown_field")
     if missing := _MISSING.search(text):
         path = f"{path}.{missing['name']}" if path else missing["name"]
         expectation = "is missing"
@@ -100,7 +100,7 @@ def _explain(text: str, url: str, where: str) -> RequestRejected:
     return _bad_field(where + shown(path), problem)
 
 
-def _bad_field(field: str, problem: str, code: str = RequestRejected.code) -> RequestRejected:
+def _bad_field(field: str, problem: str, code: str | None = None) -> RequestRejected:
     return RequestRejected(f"field {field}: {problem}", code=code, field=field)
 
 
@@ -203,18 +203,18 @@ def _split_form(value: dict[str, Any]) -> tuple[str, dict[str, Any], str]:
     if not value.keys() <= _BATCH_FIELDS:
         name = min(map(shown, value.keys() - _BATCH_FIELDS))
         problem = "unknown in a batch line; body fields belong inside `body`"
-        raise _bad_field(name, problem, "unknown_field")
+        raise _bad_field(name, problem, code="unknown_field")
     method = value.get("method", "POST")
     if method != "POST":
         told = shown(repr(method)) if isinstance(method, str) else _kind(method)
         problem = f"{told} is not served; write POST, or leave it out"
-        raise _bad_field("method", problem, "unknown_url")
+        raise _bad_field("method", problem, code="unknown_url")
     if "url" not in value:
         problem = (
             f"is missing; give one of {', '.join(BODY_TYPES)}, or write the fields of `body` "
             "themselves on the line (the short form)"
         )
-        raise _bad_field("url", problem, "unknown_url")
+        raise _bad_field("url", problem, code="unknown_url")
     url, body = value["url"], value.get("body")
     if not isinstance(url, str) or url not in BODY_TYPES:
         raise _unknown_url(url)
@@ -236,4 +236,4 @@ def _kind(value: object) -> str:
 def _unknown_url(url: object) -> RequestRejected:
     # Not repr() of any value: of a deep list it exceeds Python's recursion limit.
     told = f"{shown(repr(url))} is not served" if isinstance(url, str) else f"is {_kind(url)}"
-    return _bad_field("url", f"{told}; use one of {', '.join(BODY_TYPES)}", "unknown_url")
+    return _bad_field("url", f"{told}; use one of {', '.join(BODY_TYPES)}", code="unknown_url")

@@ -18,11 +18,9 @@ from contract.errors import BatchConflict, RequestFailed, StoreUnavailable
 from contract.index import IndexChunk, IndexEntry
 from contract.redis import keys
 from contract.redis.connect import connect, masked
-from contract.redis.dead_letters import DeadLetters, groups
+from contract.redis.dead_letters import CHUNK, DeadLetters, groups
 from contract.results import failure_meta
 
-#: Requests handled per round trip where a command walks a whole batch.
-CHUNK = 500
 #: RETRY's answer where RETIRE has given the results their expiry: HOLD has to come first.
 NOT_HELD = -2
 #: After a reply of more bytes of results the next MGET asks for half as many.

@@ -12,13 +12,12 @@ import orjson
 from contract.errors import RequestRejected
 from contract.openai.body import BODY_TYPES, field_names, smallest
 from contract.openai.lines import check_body
+from contract.redis.url import LONGEST_S
 from producer.core.submission import BadOption
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _DURATION = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?[smhd])+")
 _PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)([smhd])")
-#: Ten years: a longer one is a slip of the keyboard, and it keeps every clock in range.
-_LONGEST_S = 3650 * 86400
 _EXAMPLES = "90s, 2h, 1d12h, or a time with its zone such as 2026-11-21T08:00:00+01:00"
 
 
@@ -35,7 +34,7 @@ def parse_deadline(text: str | None) -> str:
         return ""
     if _DURATION.fullmatch(text):
         seconds = sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(text))
-        if not 0 < seconds <= _LONGEST_S:
+        if not 0 < seconds <= LONGEST_S:
             raise BadOption(f"--deadline {text}: give a duration of up to ten years")
         return f"+{round(seconds * 1000)}"
     try:

@@ -52,7 +52,8 @@ class SameBatch:
         batch = self._store.batch(self.first.id)
         if batch is None or batch.status == "deleting":
             raise self._gone()
-        if _life(batch) != _life(self.first):
+        # Another batch under the same id has another of both; of one millisecond, another `life`.
+        if any(batch.fields.get(n) != self.first.fields.get(n) for n in ("created_at", "life")):
             raise self._changed(
                 f"was deleted, and submitted anew, while {self._doing}", "read_new_batch"
             )
@@ -94,8 +95,3 @@ class SameBatch:
     def _changed(self, what: str, remedy: Remedy) -> BatchChanged:
         batch_id = self.first.id
         return BatchChanged(f"batch {batch_id} {what}", remedy=remedy, batch_id=batch_id)
-
-
-def _life(batch: Batch) -> tuple[str | None, str | None]:
-    # Another batch under the same id has another of both; of one millisecond, another `life`.
-    return batch.fields.get("created_at"), batch.fields.get("life")
