@@ -109,14 +109,9 @@ class Listener:
         """Return the entries that are new, after waiting for one; those written before count."""
         key = keys.stream_key(self._request_id)
         found = self._client.xread({key: self._last}, block=int(wait_s * 1000) or None)
-        entries = [pair for _, pairs in _streams(found) for pair in pairs]
-        if entries:
-            self._last = entries[-1][0]
+        if not found:
+            return []
+        # RESP2 gives a list of pairs, RESP3 a dictionary of lists of lists.
+        entries = next(iter(found.values()))[0] if isinstance(found, dict) else found[0][1]
+        self._last = entries[-1][0]
         return [{k.decode(): v.decode() for k, v in fields.items()} for _, fields in entries]
-
-
-def _streams(found: Any) -> Iterable[tuple[Any, Any]]:
-    """RESP2 gives a list of pairs, RESP3 a dictionary of lists of lists."""
-    if isinstance(found, dict):
-        return [(key, pairs[0]) for key, pairs in found.items()]
-    return found or ()

@@ -52,7 +52,7 @@ def encode(value: Any) -> bytes:
         return orjson.dumps(value)
     except TypeError:  # orjson.JSONEncodeError; what came from JSON can fail for nothing else
         raise RequestRejected(
-            f"nested more than {MAX_DEPTH} levels deep; make it flatter", code="invalid_request"
+            f"nested more than {MAX_DEPTH} levels deep; make it flatter"
         ) from None
 
 

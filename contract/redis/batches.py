@@ -173,27 +173,22 @@ class BatchStore(DeadLetters):
 
     def retry(self, batch: Batch, outcomes: Sequence[str]) -> int:
         """Queue ended requests again whose outcome is named; return how many."""
-        wanted = self._ended(batch, outcomes)
+        wanted: dict[str, tuple[str, int]] = {}  # outcome and bytes of the message
+        key = keys.batch_key(batch.id, "failed")
+        for request_id, note in self._client.hscan_iter(key, count=1000):
+            outcome, size, _ = note.decode().split("\0", 2)
+            if outcome in outcomes:
+                wanted[request_id.decode()] = (outcome, int(size))
         if not wanted:
             return 0
         self._hold(batch.id)
         count = 0
-        for ids in groups((request_id, size) for request_id, (_, size) in wanted.items()):
+        for ids in groups((rid, size) for rid, (_, size) in wanted.items()):
             pairs = [part for rid in ids for part in (rid, wanted[rid][0])]
             while (done := self._run("retry", batch.id, batch.life, *pairs)) == NOT_HELD:
                 self._hold(batch.id)
             count += max(0, int(done))
         return count
-
-    def _ended(self, batch: Batch, outcomes: Sequence[str]) -> dict[str, tuple[str, int]]:
-        """Return requests that can be retried: id -> (outcome, bytes of the message)."""
-        found = {}
-        key = keys.batch_key(batch.id, "failed")
-        for request_id, note in self._client.hscan_iter(key, count=1000):
-            outcome, size, _ = note.decode().split("\0", 2)
-            if outcome in outcomes:
-                found[request_id.decode()] = (outcome, int(size))
-        return found
 
     def _hold(self, batch_id: str) -> None:
         batch = self.batch(batch_id)

@@ -43,7 +43,18 @@ class Meter:
 
     def __enter__(self) -> Self:
         if sys.stderr.isatty():
-            self._rich = _bar(self._title, self._total)
+            # 80 ms of imports that only a terminal needs.
+            from rich.console import Console  # noqa: PLC0415
+            from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415
+
+            self._rich = Progress(
+                TextColumn("{task.description}", markup=False),
+                BarColumn(bar_width=30),
+                TextColumn("{task.fields[text]}", markup=False),
+                TimeElapsedColumn(),
+                console=Console(stderr=True),
+            )
+            self._rich.add_task(self._title, total=self._total, text="")
             self._rich.start()
             self._next = 0.0
         return self
@@ -67,22 +78,6 @@ class Meter:
         elif at_once or self.due():
             self._next = time.monotonic() + PLAIN_EVERY_S
             tell(f"{self._title}: {text}")
-
-
-def _bar(title: str, total: float | None) -> Progress:
-    # 80 ms of imports that only a terminal needs.
-    from rich.console import Console  # noqa: PLC0415
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415
-
-    progress = Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=30),
-        TextColumn("{task.fields[text]}", markup=False),
-        TimeElapsedColumn(),
-        console=Console(stderr=True),
-    )
-    progress.add_task(title, total=total, text="")
-    return progress
 
 
 class Rates:

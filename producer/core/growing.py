@@ -34,14 +34,12 @@ class GrowingFile:
     Closing it cuts off what was written since the last `sync`.
     """
 
-    def __init__(self, path: Path, *, create: bool) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
         self._buffer = bytearray()
-        self._written = self._kept = 0  # bytes in the file, and how many of them stay
         check_regular(path)
         try:
-            flags = os.O_RDWR | os.O_APPEND | (os.O_CREAT if create else 0)
-            self._fd = os.open(path, flags, 0o666)
+            self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
         except OSError as error:
             raise unwritable(path, error) from None
         try:
@@ -51,6 +49,7 @@ class GrowingFile:
             if isinstance(error, BlockingIOError):
                 raise BatchConflict(f"another run is writing {path}") from None
             raise OutputUnwritable(f"cannot lock {path}: {error.strerror}") from None
+        #: Bytes in the file, and how many of them stay.
         self._written = self._kept = os.fstat(self._fd).st_size
 
     def __enter__(self) -> Self:

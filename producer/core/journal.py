@@ -141,13 +141,13 @@ class RunFiles:
                     raise self._refused(
                         f"results are missing: there is no {path} any more; put it back as it was"
                     )
-        self._out = stack.enter_context(GrowingFile(self._output, create=True))
+        self._out = stack.enter_context(GrowingFile(self._output))
         if self.journal.read() != kept:
             raise BatchConflict(f"another run has just written {self._output}")
         if kept is None:
             self.journal.write(self._begin)
         self.done = done = kept or self._begin
-        self._bad = stack.enter_context(GrowingFile(self._errors, create=True))
+        self._bad = stack.enter_context(GrowingFile(self._errors))
         try:
             for file, size in ((self._out, done.output), (self._bad, done.errors)):
                 file.continue_at(size, self._is_next)

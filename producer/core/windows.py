@@ -76,26 +76,18 @@ class _Chunks:
         return raw
 
 
+@dataclass(slots=True)
 class Run:
-    """One run of one file. `report` is called with what is done and what it waits for: '' after
-    each window."""
+    """One run of one file, `window` lines at a time. `report` is called with what is done and what
+    it waits for: '' after each window."""
 
-    def __init__(
-        self,
-        store: BatchStore,
-        settings: Settings,
-        submission: Submission,
-        window: int,
-        report: Callable[[RunProgress, str], None],
-    ) -> None:
-        self._store = store
-        self._settings = settings
-        self._submission = submission
-        self._list_key = keys.priority_list(submission.queue, submission.priority)
-        self._lines = window
-        self._report = report
-        self._tell_at = 0.0
-        self._seen = SeenIds()
+    store: BatchStore
+    settings: Settings
+    submission: Submission
+    window: int
+    report: Callable[[RunProgress, str], None]
+    _tell_at: float = 0.0
+    _seen: SeenIds = field(default_factory=SeenIds)
 
     def run(self, source: Input, output: Path, errors: Path) -> RunProgress:
         """Take the file through, or the rest of it.
@@ -106,11 +98,11 @@ class Run:
                 submits it again.
             InputUnreadable, OutputUnwritable, StoreUnavailable: the same command goes on later.
         """
-        name, seed = f"run_{secrets.token_hex(8)}", self._submission.seed
+        name, seed = f"run_{secrets.token_hex(8)}", self.submission.seed
         begin = RunProgress(name, seed, source.name, source.fingerprint(), errors_file="")
         with closing(self._seen), RunFiles(output, errors, begin) as files:
             self._delete_done(files.done)  # it may have been stopped before it deleted the last one
-            raws = _Chunks(chunks(source.lines(), seed, self._settings.max_line_bytes))
+            raws = _Chunks(chunks(source.lines(), seed, self.settings.max_line_bytes))
             self._skip(raws, files)
             self._windows(raws, source.name, files)
             if source.fingerprint() != begin.fingerprint:
@@ -124,12 +116,12 @@ class Run:
     def _delete_done(self, done: RunProgress) -> None:
         """Delete windows whose results are in the output; a failover of Redis brings some back."""
         windows = [window_id(done.name, number) for number in range(done.windows)]
-        for batch_id in self._store.existing(windows):
-            self._store.delete(batch_id, force=True)
+        for batch_id in self.store.existing(windows):
+            self.store.delete(batch_id, force=True)
 
     def _skip(self, raws: _Chunks, files: RunFiles) -> None:
         """Read the part of the input whose results are in the output."""
-        done, line, digest = files.done, 0, self._submission.seed
+        done, line, digest = files.done, 0, self.submission.seed
         while line < done.line and (raw := raws.take()) is not None:
             line, digest = raw.cursor, raw.digest
             for _, text in raw.lines:
@@ -150,7 +142,7 @@ class Run:
                 digest = waiting[-1][0].digest if waiting else files.done.digest
                 batch_id = window_id(files.done.name, files.done.windows + len(waiting))
                 part = Part(digest, self._seen, files.done.name)
-                submission = replace(self._submission, batch_id=batch_id, part=part)
+                submission = replace(self.submission, batch_id=batch_id, part=part)
                 try:
                     window = self._begin(submission, digest, input_name)
                     if window is None:
@@ -165,31 +157,31 @@ class Run:
             if waiting:
                 window, batch = waiting.popleft()
                 self._collect(window, batch, files)
-                self._store.delete(batch.id)
-                self._report(files.done, "")
+                self.store.delete(batch.id)
+                self.report(files.done, "")
             elif raws.peek() is not None:
                 self._wait(ROOM_EVERY_S, files.done, self._why_full)
 
     def _begin(self, submission: Submission, digest: str, input_name: str) -> _Window | None:
         """Return a new window, or the one that an earlier run began; None if there is no room."""
-        batch = self._store.batch(submission.batch_id)
+        batch = self.store.batch(submission.batch_id)
         stored = batch.number("cursor") if batch is not None else 0
         sealed = batch is not None and batch.sealed
         if not stored and self._why_full():
             return None
         try:
-            batch = submission.create(self._store, input_name)
+            batch = submission.create(self.store, input_name)
         except StoreFull:
             return None  # results have filled it since the look
-        unbounded = self._settings.model_copy(update=_NO_HIGH_WATER)
-        submitter = Submitter(self._store, unbounded, submission, batch)
+        unbounded = self.settings.model_copy(update=_NO_HIGH_WATER)
+        submitter = Submitter(self.store, unbounded, submission, batch)
         return _Window(submitter, digest, stored, sealed)
 
     def _why_full(self, coming: int = 0) -> str:
-        settings = self._settings
-        return self._store.why_full(
-            self._list_key, coming, high_water=settings.high_water,
-            high_water_requests=settings.high_water_requests,
+        list_key = keys.priority_list(self.submission.queue, self.submission.priority)
+        return self.store.why_full(
+            list_key, coming, high_water=self.settings.high_water,
+            high_water_requests=self.settings.high_water_requests,
         )  # fmt: skip
 
     def _take(self, window: _Window, raws: _Chunks) -> Iterator[RawChunk]:
@@ -208,19 +200,19 @@ class Run:
     def _ends(self, window: _Window, following: RawChunk | None) -> bool:
         if window.line < window.stored:
             return False
-        if window.sealed or following is None or window.lines + len(following.lines) > self._lines:
+        if window.sealed or following is None or window.lines + len(following.lines) > self.window:
             return True
         return bool(self._why_full(sum(window.coming)))
 
     def _collect(self, window: _Window, batch: Batch, files: RunFiles) -> None:
         """Add a window's results to the files, on disk and in the journal when this returns."""
         done, failed, completed = files.done, 0, 0
-        workers = QueueWorkers(self._store, self._submission.queue)
+        workers = QueueWorkers(self.store, self.submission.queue)
 
         def pause(wait_s: float) -> None:
             self._wait(wait_s, done, lambda: self._progress(batch, workers))
 
-        collector = Collector(self._store, batch, follow=True, sleep=pause)
+        collector = Collector(self.store, batch, follow=True, sleep=pause)
         for line in collector.lines("input"):
             files.add(line)
             failed += line.failed
@@ -231,7 +223,7 @@ class Run:
         ))  # fmt: skip
 
     def _progress(self, submitted: Batch, workers: QueueWorkers) -> str:
-        batch = self._store.batch(submitted.id) or submitted  # what collects it says if it is gone
+        batch = self.store.batch(submitted.id) or submitted  # what collects it says if it is gone
         told = f"{batch.terminal} of the next {batch.number('total')} requests"
         return f"{told}, {workers.text()}"
 
@@ -240,7 +232,7 @@ class Run:
         now = time.monotonic()
         if now >= self._tell_at:
             self._tell_at = now + TELL_EVERY_S
-            self._report(done, what())
+            self.report(done, what())
         time.sleep(wait_s)
 
 

@@ -61,7 +61,8 @@ def command(
     """
     if output or errors:
         check_outputs(output, errors, file)
-    settings, name = context.settings, batch_id or _new_batch_id()
+    new_id = f"batch_{dt.datetime.now(dt.UTC):%Y%m%d%H%M%S}_{secrets.token_hex(8)}"
+    settings, name = context.settings, batch_id or new_id
     queue = queue_name(model or None, settings.queue)
     overrides, until = parse_overrides(pairs), parse_deadline(deadline)
     submission = Submission(name, queue, priority, model, overrides, until)
@@ -87,10 +88,6 @@ def command(
     if as_json:
         click.echo(show.json_text(show.batch_json(batch)), err=output == "-")
     return Exit.BAD_INPUT if summary.batch.number("valid") == 0 else status
-
-
-def _new_batch_id() -> str:
-    return f"batch_{dt.datetime.now(dt.UTC):%Y%m%d%H%M%S}_{secrets.token_hex(8)}"
 
 
 def _told(summary: Summary, took_s: float) -> str:
