@@ -21,21 +21,16 @@ from producer.cli.progress import tell
 PAGE = 500
 
 
-def json_text(value: Any) -> str:
-    """Return a value as JSON on one line."""
-    return orjson.dumps(value).decode()
-
-
-def put_json(value: Any) -> None:
-    """Print one JSON document on a line of its own."""
-    click.echo(json_text(value))
+def put_json(value: Any, *, err: bool = False) -> None:
+    """Print one JSON document on a line of its own, on stdout or, with `err`, stderr."""
+    click.echo(orjson.dumps(value), err=err)
 
 
 def put_json_list(values: Iterable[Any]) -> None:
     """Print a JSON list on one line, each value as it comes."""
     separator = "["
     for value in values:
-        click.echo(separator + json_text(value), nl=False)
+        click.echo(separator + orjson.dumps(value).decode(), nl=False)
         separator = ","
     click.echo("]" if separator == "," else "[]")
 

@@ -224,8 +224,7 @@ class Run:
 
     def _progress(self, submitted: Batch, workers: QueueWorkers) -> str:
         batch = self.store.batch(submitted.id) or submitted  # what collects it says if it is gone
-        told = f"{batch.terminal} of the next {batch.number('total')} requests"
-        return f"{told}, {workers.text()}"
+        return f"{batch.terminal} of the next {batch.number('total')} requests, {workers.text()}"
 
     def _wait(self, wait_s: float, done: RunProgress, what: Callable[[], str]) -> None:
         """Sleep; report at intervals what for."""

@@ -86,7 +86,7 @@ def command(
         with hint(f"the batch has ended; `producer results {name}` collects it again"):
             collect(context.store, batch, "input", output, errors)
     if as_json:
-        click.echo(show.json_text(show.batch_json(batch)), err=output == "-")
+        show.put_json(show.batch_json(batch), err=output == "-")
     return Exit.BAD_INPUT if summary.batch.number("valid") == 0 else status
 
 
