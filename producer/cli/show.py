@@ -23,7 +23,7 @@ PAGE = 500
 
 def put_json(value: Any, *, err: bool = False) -> None:
     """Print one JSON document on a line of its own, on stdout or, with `err`, stderr."""
-    click.echo(orjson.dumps(value), err=err)
+    click.echo(orjson.dumps(value).decode(), err=err)
 
 
 def put_json_list(values: Iterable[Any]) -> None:
