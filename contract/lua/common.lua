@@ -1,5 +1,5 @@
 -- Shared by every script (contract/redis/scripts.py puts it, message.lua and leases.lua in front).
--- Keys are listed in contract/redis/keys.py. Time is always Redis TIME, in ms.
+-- Keys are listed in docs/architecture.md. Time is always Redis TIME, in ms.
 
 local RESULT = 'celery-task-meta-'
 

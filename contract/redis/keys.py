@@ -1,35 +1,6 @@
 """Names that leave the process: Redis keys, task and channel names, request ids.
 
-| key                          | type   | what it holds                                        |
-|------------------------------|--------|------------------------------------------------------|
-| `<queue>`, `<queue>\\x06\\x16{3,6,9}` | LIST | kombu's priority lists; the tail is next      |
-| `<queue>:suspects`           | LIST   | messages whose engine died `WARMQ_MAX_DEATHS` times  |
-| `<queue>:suspects:group`     | STRING | how many suspects run together next (bisection)      |
-| `<queue>:suspects:lock`      | STRING | the one worker that runs suspects, with a TTL        |
-| `celery-task-meta-<id>`      | STRING | terminal result, Celery's meta plus `warmq`          |
-| `warmq:lease_seq`            | STRING | counter that makes every delivery's lease id fresh   |
-| `warmq:leases`               | ZSET   | `<worker>/<seq>` -> expiry in ms; negative: goes back |
-| `warmq:worker:<worker>`      | HASH   | lease id -> where its message belongs (lua/leases.lua) |
-| `warmq:leased:<worker>/<seq>` | LIST  | the one message of a lease                           |
-| `warmq:workers`              | HASH   | worker -> `<ms>\\0<JSON>`: state, queue, model, load |
-| `warmq:returns`              | HASH   | request id -> times handed back                      |
-| `warmq:deaths`               | HASH   | request id (+ `\\0alone`) -> deaths of its engine    |
-| `warmq:dead`                 | HASH   | dead letter id -> when, where from, whose, why       |
-| `warmq:dead:<id>`            | LIST   | the one message of a dead letter                     |
-| `warmq:revoked`              | ZSET   | request id revoked through Celery -> forget at (s)   |
-| `warmq:sweep`                | HASH   | `last`, `hold`: when leases were and may be swept    |
-| `warmq:batches`              | ZSET   | batch id -> created_at in ms                         |
-| `warmq:retiring`             | ZSET   | batch whose results need their TTL or their end -> ms |
-| `warmq:batch:<id>`           | HASH   | counters and state of one batch                      |
-| `warmq:batch:<id>:index`     | LIST   | one JSON chunk per ENQUEUE: line numbers, custom_ids |
-| `warmq:batch:<id>:finished`  | LIST   | request ids in the order they finished               |
-| `warmq:batch:<id>:failed`    | HASH   | request id -> outcome, bytes, list key, for RETRY    |
-| `warmq:batch:<id>:kept:<request>` | LIST | the message of an ended request, for RETRY        |
-| `warmq:stream:<id>`          | STREAM | text of a request somebody listens to, with a TTL    |
-| `warmq:control:*`, `_kombu.*`| -      | Celery's own, for `inspect` and `revoke`             |
-| `warmq:cancel`               | channel| request ids (JSON list) whose engine work must stop  |
-| `warmq:batch-cancel`         | channel| batch ids whose engine work must stop                |
-| `warmq:listen`               | channel| request ids (JSON list) somebody listens to          |
+docs/architecture.md ("Redis keys") lists every key, its type and what it holds.
 """
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ SHARED = ("common", "message", "leases")
 
 
 def table() -> str:
-    assert keys.__doc__ is not None
-    return keys.__doc__
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    return page.split("\n## Redis keys\n")[1].split("\n## ")[0]
 
 
 def test_the_key_table_names_every_constant() -> None:
@@ -41,15 +41,13 @@ def test_the_key_table_names_every_constant() -> None:
     assert f"`{keys.dead_key('<id>')}`" in table()
 
 
-def test_the_key_table_and_the_architecture_name_every_key_of_the_scripts() -> None:
+def test_the_key_table_names_every_key_of_the_scripts() -> None:
     text = "".join(path.read_text() for path in LUA)
     code = re.sub(r"--.*", "", text)
     used = set(re.findall(r"'(warmq:[a-z_:-]+?):?'", code))
     assert {"warmq:leases", "warmq:dead", "warmq:worker", "warmq:batch"} <= used
-    documentation = (ROOT / "docs" / "architecture.md").read_text()
     for name in used:
         assert f"`{name}" in table(), name
-        assert name in documentation, name
 
 
 def test_every_script_tells_what_it_touches_and_returns() -> None:
