@@ -57,15 +57,10 @@ class Request(msgspec.Struct, frozen=True):
 
 
 def check_body(url: str, body: dict[str, Any], where: str = "body.") -> None:
-    """Check a body's names, types and ranges.
-
-    Args:
-        url: one of contract/openai/body.py's; any other is refused.
-        body: the decoded JSON object.
-        where: prefix for field names in messages.
+    """Check the names, types and ranges of a body; in messages, `where` precedes its field names.
 
     Raises:
-        RequestRejected: naming the first offending field and its remedy.
+        RequestRejected: naming the first offending field and its remedy, or an unknown url.
     """
     if url not in BODY_TYPES:
         raise _unknown_url(url)
@@ -166,11 +161,7 @@ def _plain_line(raw: bytes) -> Request | None:
 
 
 def parse_line(raw: bytes, overrides: dict[str, Any] | None = None) -> Request:
-    """Turn one input line into a checked request.
-
-    Args:
-        raw: the line's bytes, without its line end.
-        overrides: body fields that replace the line's own.
+    """Turn one input line into a checked request; `overrides` replace body fields of its own.
 
     Raises:
         RequestRejected: saying field and remedy; the caller adds the line number.

@@ -22,11 +22,7 @@ PAGE = 250
 
 
 class Reads:
-    """Reads of one Redis. Each raises StoreUnavailable where it cannot be used.
-
-    Args:
-        client: whose connections are used; `close` closes it.
-    """
+    """Reads of one Redis. Each raises StoreUnavailable where it cannot be used."""
 
     def __init__(self, client: redis.Redis) -> None:
         self._raw_client = client
@@ -38,7 +34,7 @@ class Reads:
         return self._client.run_script(name, *args)
 
     def close(self) -> None:
-        """Close all connections."""
+        """Close the client that this was made with, and all connections."""
         self._raw_client.close()
 
     def ping(self) -> None:

@@ -80,18 +80,10 @@ def errors_beside(output: str) -> Path:
 def check_outputs(
     output: str | None, errors: str | None, file: str | None = None, journal: Path | None = None
 ) -> None:
-    """Refuse one file under two names, also through links and standard streams.
+    """Raise OutputUnwritable where two of these are one file, also through links and streams.
 
-    Terminals and other character devices may have many names: nothing in them can be lost.
-
-    Args:
-        output: where results go; None or `-` is stdout.
-        errors: where failed requests go; None is where `write` puts them.
-        file: the input; `-` is stdin.
-        journal: of a run.
-
-    Raises:
-        OutputUnwritable: names the two.
+    `output` and `errors` are as in `write`; `file` is the input, where `-` is stdin. Terminals and
+    other character devices may have many names: nothing in them can be lost.
     """
     output = output or "-"
     beside = None if output == "-" else errors_beside(output)
@@ -129,13 +121,9 @@ def write(
 ) -> None:
     """Write result lines to their files, which appear when all lines are written.
 
-    Args:
-        lines: what to write.
-        output: file for results; None or `-` is stdout.
-        errors: file for failed requests. Without it they go to stdout where the
-            results do, else into a file beside `output`, made if there are any.
-        collected: is counted up.
-        report: called after each line.
+    An `output` of None or `-` is stdout. Without `errors`, failed requests go to stdout where the
+    results do, else into a file beside `output`, made if there are any. After each line
+    `collected` is counted up, and `report` called.
 
     Raises:
         OutputUnwritable: no file has appeared then, and none has changed.

@@ -64,9 +64,7 @@ class GrowingFile:
     def continue_at(self, size: int, is_ours: Callable[[bytes], bool]) -> None:
         """Cut off what was written after `size` bytes, and add to the file from there.
 
-        Args:
-            size: in bytes, as the journal has it.
-            is_ours: whether this run has written a line, which may be cut off at its end.
+        `is_ours` says whether this run has written a line, which may be cut off at its end.
 
         Raises:
             BatchConflict: the file is shorter, or what would be cut off is not the run's.

@@ -101,9 +101,7 @@ class Journal:
 class RunFiles:
     """Opens the files of a run, and adds windows to them. Files of other origin are refused.
 
-    Args:
-        output, errors: where results and failed requests go.
-        begin: the journal's content if there is none yet.
+    `begin` is the journal's content if there is none yet.
 
     Entering raises:
         BatchConflict: the files are not those of this run, or another process is writing them.

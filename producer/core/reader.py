@@ -159,12 +159,9 @@ class Input:
 
 
 def chunks(stream: io.BufferedReader, seed: str, max_line_bytes: int) -> Iterator[RawChunk]:
-    """Yield the file's chunks.
+    """Yield the chunks of what `Input.lines` returned; a longer line is not held in memory.
 
-    Args:
-        stream: what `Input.lines` returned.
-        seed: digest (hex) of everything else that shapes the messages.
-        max_line_bytes: a longer line is skipped without being held in memory.
+    `seed` is the digest (hex) of everything else that shapes the messages.
 
     Raises:
         InputUnreadable: for damaged compressed data, naming the line.

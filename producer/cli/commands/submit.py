@@ -152,14 +152,11 @@ class ResumingSubmit:
                 return progress.watch(self.store, batch, may_reopen=False)
             except WritesLost as error:
                 tell(f"{error.message}; saying again where it ends")
-                batch = self._sealed_again()
-
-    def _sealed_again(self) -> Batch:
-        try:
-            return self._submitter.seal().batch
-        except WritesLost as error:
-            self._read_again(error)
-        return self.submit().batch
+            try:
+                batch = self._submitter.seal().batch
+            except WritesLost as error:
+                self._read_again(error)
+                batch = self.submit().batch
 
     def _read_again(self, error: WritesLost) -> None:
         """Open the file anew, or raise the error where that is not possible or did not help."""
