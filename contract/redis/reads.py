@@ -28,10 +28,8 @@ class Reads:
         self._raw_client = client
         # redis-py types every reply as bytes or str or more; these clients never decode.
         self._client: Any = Client(connection_pool=client.connection_pool)
-
-    def _run(self, name: str, *args: Any) -> Any:
-        """Run a script that writes."""
-        return self._client.run_script(name, *args)
+        #: Runs a script that writes, by its name.
+        self._run = self._client.run_script
 
     def close(self) -> None:
         """Close the client that this was made with, and all connections."""

@@ -159,9 +159,10 @@ class Input:
 
 
 def chunks(stream: io.BufferedReader, seed: str, max_line_bytes: int) -> Iterator[RawChunk]:
-    """Yield the chunks of what `Input.lines` returned; a longer line is not held in memory.
+    """Yield the chunks of what `Input.lines` returned.
 
-    `seed` is the digest (hex) of everything else that shapes the messages.
+    `seed` is the digest (hex) of everything else that shapes the messages. A line of more than
+    `max_line_bytes` is skipped without being held in memory.
 
     Raises:
         InputUnreadable: for damaged compressed data, naming the line.
