@@ -75,6 +75,7 @@ class Submitter:
         batch: Batch,
         report: Callable[[Summary], None] = lambda summary: None,
     ) -> None:
+        self._id = batch.id
         self._store = store
         self._settings = settings
         self._submission = submission
@@ -96,12 +97,12 @@ class Submitter:
             StoreUnavailable: if Redis is gone or refuses; the batch stays open.
         """
         summary, part = self._summary, self._submission.part
-        stored = self._store.index(summary.batch.id) if summary.batch.number("cursor") else iter(())
+        stored = self._store.index(self._id) if summary.batch.number("cursor") else iter(())
         ids = nullcontext(part.seen) if part else closing(SeenIds())
         with ids as seen, ThreadPoolExecutor(1, "warmq-enqueue") as sender:
             lines = LinesToMessages(
-                summary.batch.id, self._writer, self._submission.overrides,
-                self._settings.max_line_bytes, seen, part.name if part else "",
+                self._id, self._writer, self._submission.overrides, self._settings.max_line_bytes,
+                seen, part.name if part else "",
             )  # fmt: skip
             try:
                 for raw in raw_chunks:
@@ -153,7 +154,7 @@ class Submitter:
         if (raw.cursor, raw.digest) != (kept.cursor, kept.digest):
             raise self._differs(f"it differs within lines {raw.first} to {raw.cursor}")
         for (_, custom_id, by_line), request_id in zip(
-            kept.entries, kept.request_ids(self._summary.batch.id), strict=True
+            kept.entries, kept.request_ids(self._id), strict=True
         ):
             if not by_line:
                 lines.first_use(custom_id, request_id)
@@ -181,15 +182,14 @@ class Submitter:
     def _already_there(self, answer: Enqueued, chunk: PreparedChunk) -> int:
         """Return how many requests of a chunk another submit has stored, or the first try of a
         script whose reply was lost."""
-        batch_id = self._summary.batch.id
         if answer.answer == "gone":
             raise self._deleted()
-        kept = next(self._store.index(batch_id, chunk.ordinal), None)
+        kept = next(self._store.index(self._id, chunk.ordinal), None)
         if kept is None and answer.answer == "moved" and answer.cursor < chunk.before[0]:
             raise self._lost(answer)
         if kept is None:
             raise BatchConflict(
-                f"batch {batch_id} was closed before line {chunk.first} (cancelled, or submitted "
+                f"batch {self._id} was closed before line {chunk.first} (cancelled, or submitted "
                 "from a shorter file)", remedy="new_batch_id",
             )  # fmt: skip
         if (kept.cursor, kept.digest) != (chunk.index.cursor, chunk.index.digest):
@@ -198,22 +198,19 @@ class Submitter:
 
     def _differs(self, where: str) -> BatchConflict:
         return BatchConflict(
-            f"batch {self._summary.batch.id} was submitted from a different file: {where}",
+            f"batch {self._id} was submitted from a different file: {where}",
             remedy="new_batch_id",
         )
 
     def _deleted(self) -> BatchChanged:
-        batch_id = self._summary.batch.id
         return BatchChanged(
-            f"batch {batch_id} was deleted while it was submitted, or Redis has lost it",
-            remedy="submit_from_start", batch_id=batch_id,
+            f"batch {self._id} was deleted while it was submitted, or Redis has lost it",
+            remedy="submit_from_start", batch_id=self._id,
         )  # fmt: skip
 
     def _lost(self, answer: Enqueued) -> WritesLost:
-        batch_id = self._summary.batch.id
-        return WritesLost(
-            batch_id, f"of batch {batch_id} it has the lines up to {answer.cursor} only"
-        )
+        lost = f"of batch {self._id} it has the lines up to {answer.cursor} only"
+        return WritesLost(self._id, lost)
 
     def seal(self) -> Summary:
         """Mark the batch as submitted to its end; may be called again if Redis has lost that.
@@ -223,8 +220,7 @@ class Submitter:
             BatchChanged: as `run` does.
         """
         summary = self._summary
-        batch_id = summary.batch.id
-        batch = self._store.batch(batch_id)
+        batch = self._store.batch(self._id)
         reason = ""
         if batch is not None and batch.number("valid") == 0:
             reason = self._why_nothing_runs(batch)
@@ -235,7 +231,7 @@ class Submitter:
             raise self._differs(
                 f"this one ends at line {self._end[0]}, the batch has {answer.cursor}"
             )
-        after = self._store.batch(batch_id)
+        after = self._store.batch(self._id)
         if answer.answer == "gone" or after is None or after.created != summary.batch.created:
             raise self._deleted()
         summary.batch = after
@@ -247,7 +243,7 @@ class Submitter:
             return "the file has no request lines"
         first = self._summary.first_error or "see the batch's results"
         if not self._summary.first_error:  # an earlier submit has written it
-            first_id = next(self._store.index(batch.id)).request_ids(batch.id)[:1]
+            first_id = next(self._store.index(self._id)).request_ids(self._id)[:1]
             for raw in filter(None, self._store.results(first_id)):
                 first = str(orjson.loads(raw)["warmq"]["error"]["message"])
         return f"no valid line: all {total} are wrong; the first: {first}"
