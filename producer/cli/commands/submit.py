@@ -61,9 +61,8 @@ def command(
     """
     if output or errors:
         check_outputs(output, errors, file)
-    new_id = f"batch_{dt.datetime.now(dt.UTC):%Y%m%d%H%M%S}_{secrets.token_hex(8)}"
-    settings, name = context.settings, batch_id or new_id
-    queue = queue_name(model or None, settings.queue)
+    name = batch_id or f"batch_{dt.datetime.now(dt.UTC):%Y%m%d%H%M%S}_{secrets.token_hex(8)}"
+    queue = queue_name(model or None, context.settings.queue)
     overrides, until = parse_overrides(pairs), parse_deadline(deadline)
     submission = Submission(name, queue, priority, model, overrides, until)
     submission.check()
@@ -72,7 +71,7 @@ def command(
     click.echo(f'{{"id":"{name}"}}' if as_json else name, err=output == "-")
     began = time.monotonic()
     with hint(f"the same command with --batch-id {name} goes on where it stopped"):
-        submitting = ResumingSubmit(context.store, settings, submission, source)
+        submitting = ResumingSubmit(context.store, context.settings, submission, source)
         summary = submitting.submit()
     tell(_told(summary, time.monotonic() - began))
     if not (summary.batch.finished or context.store.workers(queue)):
