@@ -1,7 +1,5 @@
 """The state of one batch, as its Redis hash tells it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from contract.results import OUTCOMES

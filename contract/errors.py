@@ -1,7 +1,5 @@
 """Errors by who must act. Their codes are stable; docs/architecture.md says what each means."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 #: What the user can do about an error, for each user interface to word in its own terms.

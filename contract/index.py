@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import orjson
 
-from contract.redis import keys
+from contract import naming
 
 #: A line's number, its custom_id, and whether its request id is derived from the number.
 IndexEntry = tuple[int, str, bool]
@@ -37,6 +37,8 @@ class IndexChunk:
     def request_ids(self, batch_id: str) -> list[str]:
         """Return the request ids in line order."""
         return [
-            keys.line_request_id(batch_id, line) if by_line else keys.request_id(batch_id, custom)
+            naming.line_request_id(batch_id, line)
+            if by_line
+            else naming.request_id(batch_id, custom)
             for line, custom, by_line in self.entries
         ]

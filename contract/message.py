@@ -18,8 +18,8 @@ from typing import Any
 import orjson
 
 from contract.errors import RequestRejected
+from contract.naming import TASK_NAME, priority_list
 from contract.openai.decode import decode, shown
-from contract.redis.keys import TASK_NAME, priority_list
 
 _EMBED = b',{},{"callbacks":null,"errbacks":null,"chain":null,"chord":null}]'
 

@@ -1,7 +1,5 @@
 """Terminal results: Celery's meta as it is stored, OpenAI's line as users read it."""
 
-from __future__ import annotations
-
 import datetime as dt
 from dataclasses import dataclass
 from typing import Any, Literal

@@ -4,8 +4,6 @@ Precedence: environment, then `.env`, then the TOML file (WARMQ_CONFIG, default
 `warmq.toml` in the working directory), then the defaults below.
 """
 
-from __future__ import annotations
-
 import os
 from typing import Annotated, Any, TypeVar
 
@@ -19,7 +17,7 @@ from pydantic_settings import (
 )
 
 from contract.errors import WarmqError
-from contract.redis.keys import DEFAULT_QUEUE, RESULT_PREFIX
+from contract.naming import DEFAULT_QUEUE, RESULT_PREFIX
 from contract.redis.url import LONGEST_S, redis_url
 
 S = TypeVar("S", bound="Sourced")

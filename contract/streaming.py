@@ -14,14 +14,12 @@ Readers ignore entries of an older attempt than one seen: its worker was taken f
 result decides: a request that ended without a worker (cancelled, expired) has no `end` entry.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import orjson
 
-from contract.redis import keys
+from contract import naming
 
 #: How long a worker writes after it heard of a listener, in seconds.
 LISTEN_S = 15.0
@@ -103,11 +101,11 @@ class Listener:
 
     def announce(self) -> None:
         """Tell all workers that somebody listens; to be repeated every LISTEN_S / 3."""
-        self._client.publish(keys.LISTEN_CHANNEL, orjson.dumps([self._request_id]))
+        self._client.publish(naming.LISTEN_CHANNEL, orjson.dumps([self._request_id]))
 
     def read(self, wait_s: float) -> Iterable[Entry]:
         """Return the entries that are new, after waiting for one; those written before count."""
-        key = keys.stream_key(self._request_id)
+        key = naming.stream_key(self._request_id)
         found = self._client.xread({key: self._last}, block=int(wait_s * 1000) or None)
         if not found:
             return []

@@ -4,8 +4,6 @@ Celery gives us the process, signals and control commands. Requests do not pass
 through its consumer: worker/process/bootstep.py starts the drain, which does.
 """
 
-from __future__ import annotations
-
 import sys
 
 from celery import Celery

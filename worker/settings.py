@@ -1,13 +1,11 @@
 """The settings of every worker; see contract/settings.py for where they come from."""
 
-from __future__ import annotations
-
 from typing import Annotated, ClassVar, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
+from contract.naming import queue_name
 from contract.redis.connect import SOCKET_TIMEOUT_S
-from contract.redis.keys import queue_name
 from contract.settings import Bytes, Count, Line, Seconds, Settings
 
 #: WARMQ_ENGINE: a name that worker/engine/catalogue.py knows.

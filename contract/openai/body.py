@@ -8,8 +8,6 @@ Left out on purpose: `stream*`, because a batch has no open connection, and
 `request_id`, which warmq derives.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 import msgspec

@@ -5,8 +5,6 @@ A line of nothing but brackets grows to 30 times its size when decoded (10 MB to
 half a megabyte and 1 ms per MB above that.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

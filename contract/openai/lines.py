@@ -4,8 +4,6 @@ A line is an OpenAI batch line `{"custom_id", "method", "url", "body"}` or the
 short form: a body at top level with an optional `custom_id`.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Annotated, Any, Literal
 

@@ -4,8 +4,6 @@ Field names are vLLM's, as in body.py. vLLM has several forms of most of them; h
 fields of all, and FORMS says which must come together.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct

@@ -1,7 +1,5 @@
 """Reads results ahead: Redis looks the next ones up while the caller uses the last ones."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

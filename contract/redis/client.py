@@ -2,8 +2,6 @@
 StoreUnavailable or a subclass of it, nothing else. Both run the scripts of contract/lua by name.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Coroutine
 from typing import Any

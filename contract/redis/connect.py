@@ -14,7 +14,6 @@ from redis.connection import HiredisRespSerializer
 from redis.retry import Retry
 
 from contract.redis.client import AsyncClient
-from contract.settings import Settings, load
 
 CONNECT_TIMEOUT_S = 5.0
 #: A half-open socket must not block for ever; scripts themselves take milliseconds.
@@ -58,15 +57,6 @@ def credentials_of(url: str) -> tuple[str, str]:
     credentials = urlsplit(url).netloc.rpartition("@")[0]
     user, _, password = credentials.partition(":")
     return unquote(user), unquote(password)
-
-
-class UrlCredentials(redis.CredentialProvider):
-    """Tells Celery's connections the password, so that Celery has none that it could show."""
-
-    def get_credentials(self) -> tuple[str, str] | tuple[str]:
-        """Return what WARMQ_REDIS_URL says now."""
-        user, password = credentials_of(load(Settings).redis_url.get_secret_value())
-        return (user, password) if user else (password,)
 
 
 def connect(url: str, name: str, retries: int = 12) -> redis.Redis:

@@ -1,7 +1,5 @@
 """Dead letters: requests and messages that were given up, kept for people to look at."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import TypedDict

@@ -2,14 +2,13 @@
 requests a batch has.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import orjson
 import redis
 
+from contract import naming
 from contract.batch import Batch
 from contract.redis import keys
 from contract.redis.client import Client
@@ -84,7 +83,7 @@ class Reads:
 
     def queue_lengths(self, queue: str) -> dict[str, int]:
         """Return how many messages wait in each list of a queue, suspects included."""
-        lists = [*keys.priority_lists(queue), keys.suspects_list(queue)]
+        lists = [*naming.priority_lists(queue), keys.suspects_list(queue)]
         pipe = self._client.pipeline(transaction=False)
         for key in lists:
             pipe.llen(key)

@@ -1,7 +1,5 @@
 """The Lua scripts of contract/lua: each is what all share plus its own file."""
 
-from __future__ import annotations
-
 import hashlib
 from functools import cache
 from importlib.resources import files

@@ -1,11 +1,11 @@
 """Checks of addresses and Redis URLs, made before anything is connected."""
 
-from __future__ import annotations
-
 from typing import Any
 from urllib.parse import urlsplit
 
 from pydantic import SecretStr
+
+from contract.redis.connect import connect, connect_async
 
 #: Ten years: far below the limits of Redis' PEXPIRE (in ms), Lua's numbers and Python's timers.
 LONGEST_S = 10 * 365 * 86_400
@@ -62,7 +62,6 @@ def is_address(address: str, with_port: bool = False) -> bool:
 
 def _connects(url: str) -> bool:
     """Say whether redis-py understands the URL and its `?options`; nothing is connected."""
-    from contract.redis.connect import connect, connect_async  # noqa: PLC0415 - it reads the settings
 
     try:
         for client in (connect(url, "check"), connect_async(url, "check")):

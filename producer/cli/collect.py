@@ -1,7 +1,5 @@
 """Collects a batch's results into files or standard output, and shows how far it is."""
 
-from __future__ import annotations
-
 import os
 import stat
 import sys

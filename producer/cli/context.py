@@ -1,7 +1,5 @@
 """What every command starts from: the settings, the store, a batch that must exist."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from collections.abc import Iterator

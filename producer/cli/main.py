@@ -3,8 +3,6 @@
 Data goes to stdout, progress and messages to stderr.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import importlib

@@ -1,7 +1,5 @@
 """Options that several commands take."""
 
-from __future__ import annotations
-
 import click
 
 batch_id = click.argument("batch_id", metavar="BATCH")

@@ -1,7 +1,5 @@
 """Prints batches, requests, dead letters and endings: for people, or as JSON on stdout."""
 
-from __future__ import annotations
-
 import datetime as dt
 from collections.abc import Iterable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Reads the values of `--deadline` and `--set`."""
 
-from __future__ import annotations
-
 import datetime as dt
 import difflib
 import re

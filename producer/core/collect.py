@@ -1,7 +1,5 @@
 """Collects a batch's results, in input or completion order."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing

@@ -1,7 +1,5 @@
 """Output files that appear when they are complete, or not at all."""
 
-from __future__ import annotations
-
 import os
 import secrets
 import stat

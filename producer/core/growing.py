@@ -1,7 +1,5 @@
 """Output files that a run appends to: they grow by whole windows."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

@@ -1,7 +1,5 @@
 """The files of a run: its output, its error file, and the journal that says what is in them."""
 
-from __future__ import annotations
-
 import os
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
@@ -11,8 +9,8 @@ from typing import Self
 import msgspec
 import orjson
 
+from contract import naming
 from contract.errors import BatchConflict
-from contract.redis import keys
 from contract.results import ResultLine
 from producer.core.files import AtomicFile, unwritable
 from producer.core.growing import GrowingFile, check_regular
@@ -181,7 +179,10 @@ class RunFiles:
         except (orjson.JSONDecodeError, LookupError, TypeError, AttributeError):
             return False
         batch = window_id(self.done.name, self.done.windows)
-        return own_id in (keys.request_id(batch, custom_id), keys.line_request_id(batch, number))
+        return own_id in (
+            naming.request_id(batch, custom_id),
+            naming.line_request_id(batch, number),
+        )
 
     def add(self, line: ResultLine) -> None:
         """Append a result to its file."""

@@ -1,15 +1,13 @@
 """Turns a file's lines into messages, and each bad line into an error result of its own."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 
+from contract import naming
 from contract.errors import RequestRejected
 from contract.index import IndexChunk, IndexEntry
 from contract.message import MessageWriter
 from contract.openai.lines import parse_line
-from contract.redis import keys
 from contract.results import failure_meta
 from producer.core.reader import RawChunk
 from producer.core.seen import SeenIds
@@ -50,7 +48,7 @@ class LinesToMessages:
     def first_use(self, custom_id: str, request_id: str) -> bool:
         """Remember a custom_id; return whether no earlier line had it."""
         whole = self.whole
-        return self.seen.add(keys.request_id(whole, custom_id) if whole else request_id)
+        return self.seen.add(naming.request_id(whole, custom_id) if whole else request_id)
 
     def prepare(self, raw: RawChunk, before: tuple[int, str]) -> PreparedChunk:
         """Validate a chunk's lines and write their messages; takes the lines out of it."""
@@ -68,10 +66,10 @@ class LinesToMessages:
                 request = parse_line(line, overrides)
                 custom_id = request.custom_id
                 if custom_id is None:
-                    request_id, by_line = keys.line_request_id(batch_id, number), True
+                    request_id, by_line = naming.line_request_id(batch_id, number), True
                     custom_id = f"line-{number}"
                 else:
-                    request_id, by_line = keys.request_id(batch_id, custom_id), False
+                    request_id, by_line = naming.request_id(batch_id, custom_id), False
                     if not first_use(custom_id, request_id):
                         raise _duplicate(custom_id)
             except RequestRejected as error:
@@ -85,11 +83,11 @@ class LinesToMessages:
     def _reject(self, chunk: PreparedChunk, number: int, error: RequestRejected) -> None:
         """Give a bad line its error result."""
         batch_id, custom_id = self.batch_id, error.custom_id
-        by_line, request_id = True, keys.line_request_id(batch_id, number)
+        by_line, request_id = True, naming.line_request_id(batch_id, number)
         if custom_id is None:
             custom_id = f"line-{number}"
         elif error.code != "duplicate_custom_id":
-            own = keys.request_id(batch_id, custom_id)
+            own = naming.request_id(batch_id, custom_id)
             if self.first_use(custom_id, own):
                 by_line, request_id = False, own
         told = RequestRejected(

@@ -1,7 +1,5 @@
 """What the workers of a queue are doing, to show while a batch makes no progress."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Looks at one batch again and again, and notices if it is deleted, replaced or set back."""
 
-from __future__ import annotations
-
 import time
 
 from contract.batch import Batch

@@ -1,7 +1,5 @@
 """Remembers which request ids were met already: exactly, in constant memory."""
 
-from __future__ import annotations
-
 import mmap
 import sqlite3
 

@@ -1,7 +1,5 @@
 """What a submit takes besides the file, checked before anything is read."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from dataclasses import dataclass, field

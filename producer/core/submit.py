@@ -5,8 +5,6 @@ the cursor and digest it follows, so that repeated, resumed and concurrent
 submits of the same file queue every request once, and another file is refused.
 """
 
-from __future__ import annotations
-
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator

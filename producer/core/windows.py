@@ -8,8 +8,6 @@ after the output is on disk. After a crash the same run cuts the output back to 
 journal has and continues; results that workers wrote meanwhile are used.
 """
 
-from __future__ import annotations
-
 import secrets
 import time
 from collections import deque
@@ -19,10 +17,10 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 
+from contract import naming
 from contract.batch import Batch
 from contract.errors import BatchConflict, RequestRejected, StoreFull
 from contract.openai.lines import parse_line
-from contract.redis import keys
 from contract.redis.batches import BatchStore
 from contract.settings import Settings
 from producer.core.collect import Collector
@@ -127,7 +125,7 @@ class Run:
             for _, text in raw.lines:
                 custom_id = _custom_id(text)
                 if custom_id is not None:
-                    self._seen.add(keys.request_id(done.name, custom_id))
+                    self._seen.add(naming.request_id(done.name, custom_id))
         if (line, digest) != (done.line, done.digest):
             raise BatchConflict(
                 "the input or the options differ from those of the run that was stopped after "
@@ -178,7 +176,7 @@ class Run:
         return _Window(submitter, digest, stored, sealed)
 
     def _why_full(self, coming: int = 0) -> str:
-        list_key = keys.priority_list(self.submission.queue, self.submission.priority)
+        list_key = naming.priority_list(self.submission.queue, self.submission.priority)
         return self.store.why_full(
             list_key, coming, high_water=self.settings.high_water,
             high_water_requests=self.settings.high_water_requests,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from real_stack import Stack, frozen, write_jsonl
 
-from contract.redis.keys import stream_key
+from contract.naming import stream_key
 from contract.streaming import Listener, Transcript, texts_of
 from demo.stack import Worker, eventually
 

@@ -15,6 +15,7 @@ from stage import Stage, stage
 from support import producer_command, producer_env
 from triton_stack import TritonServer, triton_worker
 
+from contract import naming
 from contract.redis import keys
 from demo.stack import Worker, eventually
 
@@ -104,7 +105,7 @@ def test_a_server_killed_and_restarted_twice_mid_batch_loses_and_doubles_nothing
             on.finish(timeout_s=120)
             # Then all 500 are answered, each once, and no request is under suspicion
             on.settled(simulated=False)
-            assert client_of(on.store).llen(keys.suspects_list(keys.DEFAULT_QUEUE)) == 0
+            assert client_of(on.store).llen(keys.suspects_list(naming.DEFAULT_QUEUE)) == 0
             assert client_of(on.store).hlen(keys.DEAD) == 0
             assert worker.stop() == 0
         finally:
@@ -208,7 +209,7 @@ def test_a_worker_that_waits_for_its_server_takes_nothing_and_stops_when_told(
             WORKER_READY_S, "it waits", 0.05,
         )  # fmt: skip
         assert worker.stop() == 0
-        assert sum(on.store.queue_lengths(keys.DEFAULT_QUEUE).values()) == 4
+        assert sum(on.store.queue_lengths(naming.DEFAULT_QUEUE).values()) == 4
 
 
 def test_what_the_backend_cannot_do_fails_one_line_by_name(

@@ -15,6 +15,7 @@ from lessee import celery_message, chat
 from outage import celery_inspect, finished, in_flight, simulated, starts
 from support import chat_line, producer_command, producer_env, run_producer, write_lines
 
+from contract import naming
 from contract.redis import keys
 from contract.redis.batches import BatchStore
 from demo.stack import (
@@ -116,7 +117,7 @@ def test_everything_runs_under_the_documented_users(server: RedisServer, tmp_pat
         producer("delete", "b2")
         good = write_lines(tmp_path / "good.jsonl", lines[:1])
         producer("run", good, tmp_path / "answers.jsonl")
-        client.lpush(keys.DEFAULT_QUEUE, b"junk", celery_message("t1", chat("plain")))
+        client.lpush(naming.DEFAULT_QUEUE, b"junk", celery_message("t1", chat("plain")))
         eventually(lambda: client.exists(keys.result_key("t1")), 20, "a plain Celery request")
         for words in (("stats",), ("active",)):
             env = producer_env(worker_url, WARMQ_ENGINE="simulated")

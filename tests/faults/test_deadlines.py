@@ -12,6 +12,7 @@ import redis
 from lessee import QUEUE, Lessee, bury_alive, celery_message, chat, client_of, stored
 from support import batch_file, chat_line, finish, queued, run_producer, state, write_lines
 
+from contract import naming
 from contract.errors import RequestFailed
 from contract.redis import keys
 from contract.redis.batches import BatchStore
@@ -221,5 +222,5 @@ def test_a_batch_that_takes_longer_than_results_live_loses_none(
     eventually(lambda: redis_client.pttl(keys.batch_key("b1")) > 0, 20, "the batch retires")
     done = run_producer("results", "b1", redis_url=redis_url)
     assert len(done.stdout.splitlines()) == 41
-    lives = [redis_client.pttl(key) for key in redis_client.keys(keys.RESULT_PREFIX + "*")]
+    lives = [redis_client.pttl(key) for key in redis_client.keys(naming.RESULT_PREFIX + "*")]
     assert all(0 < life <= redis_client.pttl(keys.batch_key("b1")) + 1000 for life in lives)

@@ -10,6 +10,7 @@ from pathlib import Path
 from lessee import chat, client_of
 from stage import Stage, stage
 
+from contract import naming
 from contract.redis import keys
 from demo.stack import eventually
 
@@ -115,4 +116,4 @@ def test_an_engine_that_dies_while_its_worker_drains_is_not_rebuilt(tmp_path: Pa
         assert deaths(on) == {}  # whoever stopped the worker may have told its engine, too
         on.submit(10, "b2")
         assert client_of(on.store).zcard(keys.LEASES) == 0
-        assert sum(on.store.queue_lengths(keys.DEFAULT_QUEUE).values()) == 40
+        assert sum(on.store.queue_lengths(naming.DEFAULT_QUEUE).values()) == 40

@@ -28,6 +28,7 @@ from lessee import (
     submit_batch,
 )
 
+from contract import naming
 from contract.errors import RequestRejected
 from contract.message import read_delivery
 from contract.redis import keys
@@ -92,7 +93,7 @@ def drain(redis_server: RedisServer) -> Iterator[DrainThread]:
 #: A queue that the drain of this file does not look into.
 UNSERVED = "unserved"
 TRAP = Path("/tmp") / "warmq-hostile-trap"
-B1 = keys.request_id("b1", "c1")
+B1 = naming.request_id("b1", "c1")
 #: What the members of the batch in these tests carry.
 LIFE = "a life that nobody guesses"
 batches = st.fixed_dictionaries(
@@ -143,7 +144,7 @@ def settled(client: redis.Redis, store: BatchStore, pushed: list[bytes]) -> None
     """Check that every message ended: answered, a dead letter, or of a batch that is gone."""
     assert client.zcard(keys.LEASES) == 0
     assert not client.keys("warmq:worker:*")
-    assert not any(client.llen(key) for key in (*keys.priority_lists(QUEUE), UNSERVED))
+    assert not any(client.llen(key) for key in (*naming.priority_lists(QUEUE), UNSERVED))
     dead = dead_messages(store)
     assert all(letter["reason"] for letter in store.dead_letters())
     for raw in pushed:
@@ -222,7 +223,7 @@ def test_garbage_in_any_list_is_counted_among_the_dead_letters(
 ):
     store = empty_with_a_batch(redis_client)
     garbage = [b"", b"\0" * 100, pickled(str(TRAP)), deep(1000), b"\xff\xfe", b'{"v1": true}']
-    redis_client.lpush(keys.priority_list(QUEUE, priority), *garbage, celery_message("good"))
+    redis_client.lpush(naming.priority_list(QUEUE, priority), *garbage, celery_message("good"))
     assert eventually(lambda: stored(redis_client, "good"), 20)
     assert sorted(dead_messages(store)) == sorted(garbage)
     assert drain.alive

@@ -13,6 +13,7 @@ from lessee import chat, client_of
 from stage import Stage, stage
 from support import run_producer
 
+from contract import naming
 from contract.redis import keys
 from demo.stack import eventually
 
@@ -106,5 +107,5 @@ def test_a_graceful_hand_back_costs_nobody_a_count(tmp_path: Path) -> None:
         last = on.worker()
         on.finish()
         assert last.stop() == 0
-        assert client_of(on.store).llen(keys.suspects_list(keys.DEFAULT_QUEUE)) == 0
+        assert client_of(on.store).llen(keys.suspects_list(naming.DEFAULT_QUEUE)) == 0
         on.settled()

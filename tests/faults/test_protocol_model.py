@@ -30,6 +30,7 @@ from model_world import ENDINGS, SCRIPTS, World
 from wire import Fate, load
 from wrong_clock import WrongClock, steppable_clock
 
+from contract import naming
 from contract.redis import keys
 from demo.stack import RedisServer
 
@@ -140,7 +141,7 @@ class Protocol(RuleBasedStateMachine):
         at_work = self.world.workers[worker]
         self.world.attempt(lambda: self.world.work(at_work, k, ending), fate, spare)
 
-    @precondition(there(keys.suspects_list(keys.DEFAULT_QUEUE)))
+    @precondition(there(keys.suspects_list(naming.DEFAULT_QUEUE)))
     @rule(worker=WORKER, k=st.integers(1, 2), ending=st.sampled_from(ENDINGS), fate=FATES,
           spare=SPARE)  # fmt: skip
     def run_suspects(self, worker: int, k: int, ending: str, fate: Fate, spare: int) -> None:

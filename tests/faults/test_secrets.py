@@ -16,7 +16,7 @@ from lessee import celery_message, chat, stored
 from outage import celery_inspect, finished, inspect, simulated, store_of, submit_sleepers
 from support import batch_file, producer_command, producer_env, run_producer
 
-from contract.redis import keys
+from contract import naming
 from demo.stack import ROOT, RedisServer, Worker, eventually
 from worker.engine.vllm_settings import VllmSettings
 from worker.process.bootstep import CONTROL_QUEUE
@@ -64,7 +64,7 @@ def test_a_pickle_is_refused_wherever_it_comes_in_and_never_unpacked(
     spoilt.unlink()
     with simulated(server.url, tmp_path) as worker:
         assert inspect(server.url)["warmq"]["state"] == "ready"
-        client.lpush(keys.DEFAULT_QUEUE, pickled([[bomb], {}, {}]), pickle.dumps(bomb))
+        client.lpush(naming.DEFAULT_QUEUE, pickled([[bomb], {}, {}]), pickle.dumps(bomb))
         # A task that Celery knows, so that it looks at the body.
         known = pickled([[bomb], {}, {}], id="bomb2", task="celery.backend_cleanup")
         client.lpush(CONTROL_QUEUE, known)

@@ -10,8 +10,8 @@ from error_codes import error_codes
 
 from contract.errors import RequestRejected
 from contract.message import MessageWriter, read_body, read_delivery
+from contract.naming import request_id
 from contract.openai.lines import parse_line
-from contract.redis.keys import request_id
 from contract.results import failure_meta, result_line, success_meta
 from producer.core.reader import chunks
 from worker.drain.serve import failed, read_request

@@ -21,6 +21,7 @@ from lessee import (
     submit_batch,
 )
 
+from contract import naming
 from contract.redis import keys
 from contract.redis.batches import BatchStore
 from worker.drain.lifecycle import State
@@ -61,7 +62,7 @@ async def test_slots_fill_up_with_a_small_look_ahead_above_them(
     async with draining(redis_url, simulated_slots=16) as running:
         await soon(lambda: running.engines and running.engine.running == 16)
         await soon(lambda: len(running.drain.in_flight) == 24)
-        assert redis_client.llen(keys.priority_list(QUEUE, 6)) == 76
+        assert redis_client.llen(naming.priority_list(QUEUE, 6)) == 76
 
 
 @pytest.mark.parametrize("look_ahead", [0, 1, 5])
@@ -94,7 +95,7 @@ async def test_an_idle_drain_wakes_up_at_once(redis_client: redis.Redis, redis_u
         for n, priority in enumerate((0, 3, 6, 9, 0, 6)):
             await soon(running.drain.wakeup.queue_empty.is_set)
             began = time.monotonic()
-            key = keys.priority_list(QUEUE, priority)
+            key = naming.priority_list(QUEUE, priority)
             redis_client.lpush(key, celery_message(f"wake{n}"))
             await soon(lambda n=n: stored(redis_client, f"wake{n}"))
             assert time.monotonic() - began < 1.0
@@ -144,7 +145,7 @@ async def test_results_that_nobody_wants_are_not_written_but_counted(
     async with draining(redis_url) as running:
         await soon(lambda: running.drain.counts.completed and running.drain.counts.failed)
         assert leased(redis_client) == 0
-    assert not redis_client.keys(keys.RESULT_PREFIX + "*")
+    assert not redis_client.keys(naming.RESULT_PREFIX + "*")
     assert redis_client.llen(QUEUE) == 0
 
 

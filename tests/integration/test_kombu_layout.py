@@ -19,6 +19,7 @@ import redis
 from celery import Celery
 from lessee import QUEUE, Lessee, chat, queued_ids, submit_batch
 
+from contract import naming
 from contract.message import read_body, read_delivery
 from contract.redis import keys
 from contract.redis.batches import BatchStore
@@ -69,7 +70,7 @@ def generate(body):
 @pytest.fixture
 def stock_worker(redis_url: str, tmp_path: Path) -> Iterator[Callable[[], None]]:
     """Return a function that starts a stock Celery worker, which serves our task name."""
-    text = STOCK_APP.format(url=redis_url, queue=QUEUE, task=keys.TASK_NAME)
+    text = STOCK_APP.format(url=redis_url, queue=QUEUE, task=naming.TASK_NAME)
     (tmp_path / "stock.py").write_text(text)
     started: list[subprocess.Popen[bytes]] = []
 
@@ -95,21 +96,21 @@ def test_stock_send_task_lands_in_the_list_that_we_expect(
     client: Celery, redis_client: redis.Redis, priority: int | None
 ) -> None:
     options = {} if priority is None else {"priority": priority}
-    client.send_task(keys.TASK_NAME, args=[chat()], queue=QUEUE, task_id="t1", **options)
+    client.send_task(naming.TASK_NAME, args=[chat()], queue=QUEUE, task_id="t1", **options)
     assert queued_ids(redis_client, PRIORITIES[priority]) == ["t1"]
-    assert PRIORITIES[priority] in keys.priority_lists(QUEUE)
-    assert keys.priority_list(QUEUE, priority or 0) == PRIORITIES[priority]
+    assert PRIORITIES[priority] in naming.priority_lists(QUEUE)
+    assert naming.priority_list(QUEUE, priority or 0) == PRIORITIES[priority]
 
 
 def apply_async(app: Celery, body: dict[str, Any], **options: Any) -> None:
-    @app.task(name=keys.TASK_NAME, shared=False)
+    @app.task(name=naming.TASK_NAME, shared=False)
     def generate(body: dict[str, Any]) -> None: ...
 
     generate.apply_async([body], queue=QUEUE, **options)
 
 
 def send_task(app: Celery, body: dict[str, Any], **options: Any) -> None:
-    app.send_task(keys.TASK_NAME, args=[body], queue=QUEUE, **options)
+    app.send_task(naming.TASK_NAME, args=[body], queue=QUEUE, **options)
 
 
 @pytest.mark.parametrize("send", [apply_async, send_task])
@@ -121,7 +122,7 @@ def test_what_stock_celery_sends_we_can_read(
     (lease,) = Lessee(redis_client).pop()
     delivery = read_delivery(lease.id, lease.message)
     assert read_body(delivery) == body
-    assert (delivery.request_id, delivery.task, delivery.batch) == ("t1", keys.TASK_NAME, "")
+    assert (delivery.request_id, delivery.task, delivery.batch) == ("t1", naming.TASK_NAME, "")
     assert delivery.ignore_result
     seconds, _ = redis_client.time()
     assert delivery.deadline is not None
@@ -148,7 +149,7 @@ def test_stock_messages_survive_our_pop_and_release_and_a_stock_consumer_takes_t
 def test_a_stock_worker_runs_what_stock_sent_and_we_released(
     client: Celery, redis_client: redis.Redis, stock_worker: Callable[[], None]
 ) -> None:
-    results = [client.send_task(keys.TASK_NAME, args=[chat(f"{n}")], queue=QUEUE, priority=n)
+    results = [client.send_task(naming.TASK_NAME, args=[chat(f"{n}")], queue=QUEUE, priority=n)
                for n in (0, 3, 6, 9)]  # fmt: skip
     worker = Lessee(redis_client)
     assert worker.release(*worker.pop()) == 4
@@ -172,7 +173,7 @@ def test_a_stock_consumer_sees_the_headers_that_we_write(
 ) -> None:
     submitted = submit_batch(store, 1)
     ((headers, payload),) = consume(redis_url, 1)
-    assert headers["task"] == keys.TASK_NAME
+    assert headers["task"] == naming.TASK_NAME
     assert headers["id"] == headers["root_id"] == submitted.ids[0]
     assert headers["warmq"]["custom_id"] == "c1"
     assert payload[0] == [chat("question 1")]
@@ -181,11 +182,11 @@ def test_a_stock_consumer_sees_the_headers_that_we_write(
 def test_a_stock_clients_result_is_what_we_commit(
     client: Celery, redis_client: redis.Redis
 ) -> None:
-    result = client.send_task(keys.TASK_NAME, args=[chat()], queue=QUEUE)
+    result = client.send_task(naming.TASK_NAME, args=[chat()], queue=QUEUE)
     worker = Lessee(redis_client, "w1")
     worker.done(*worker.pop())
     assert result.get(timeout=5) == {"by": "w1"}
-    failing = client.send_task(keys.TASK_NAME, args=[chat()], queue=QUEUE)
+    failing = client.send_task(naming.TASK_NAME, args=[chat()], queue=QUEUE)
     worker.done(*worker.pop(), outcome="failed")
     with pytest.raises(Exception, match="by w1") as caught:
         failing.get(timeout=5)

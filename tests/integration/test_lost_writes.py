@@ -24,6 +24,7 @@ from support import (
     state,
 )
 
+from contract import naming
 from contract.batch import Batch
 from contract.redis import keys
 from contract.redis.batches import BatchStore, Enqueued
@@ -225,7 +226,7 @@ class ServedStore(ForgetfulStore):
 
 def run(store: BatchStore, folder: Path) -> None:
     """Take a file of 1,700 lines through in windows of 500."""
-    submission = Submission("run", keys.DEFAULT_QUEUE, 6)
+    submission = Submission("run", naming.DEFAULT_QUEUE, 6)
     whole = Run(store, LIMITS, submission, 500, lambda done, waiting: None)
     with closing(Input(str(folder / "in.jsonl"))) as source:
         whole.run(source, folder / "out.jsonl", folder / "out.errors.jsonl")

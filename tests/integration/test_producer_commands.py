@@ -21,6 +21,7 @@ from support import (
     run_producer,
 )
 
+from contract import naming
 from contract.errors import RequestFailed
 from contract.redis import keys
 from contract.redis.batches import BatchStore
@@ -177,7 +178,7 @@ def test_status_of_one_request_names_its_key_and_shows_its_result(
         run_producer("status", "b1", "--request", "c2", "--json", redis_url=redis_url)
     )
 
-    request_id = keys.request_id("b1", "c1")
+    request_id = naming.request_id("b1", "c1")
     assert ended["status"] == "completed"
     assert ended["request_id"] == request_id
     assert ended["result_key"] == f"celery-task-meta-{request_id}"

@@ -14,6 +14,7 @@ import pytest
 from lessee import Lessee, client_of, submit_batch
 from support import batch_file, finish, producer_command, producer_env, run_producer, state
 
+from contract import naming
 from contract.errors import RequestFailed
 from contract.redis import keys
 from contract.redis.batches import BatchStore
@@ -54,7 +55,7 @@ def test_results_come_in_input_order_or_as_they_were_completed(store: BatchStore
 def test_a_result_is_an_openai_batch_output_line(store: BatchStore):
     finish_out_of_order(store)
     failed, answered, _ = collect(store)
-    request_id = keys.request_id("b1", "c2")
+    request_id = naming.request_id("b1", "c2")
     assert answered["id"] == f"batch_req_{request_id}"
     assert answered["error"] is None
     assert answered["response"]["status_code"] == 200
@@ -70,7 +71,7 @@ def test_a_result_is_an_openai_batch_output_line(store: BatchStore):
 @pytest.mark.parametrize("order", ["input", "completion"])
 def test_lost_results_are_lines_so_that_none_is_missing(store: BatchStore, order: str):
     finish_out_of_order(store)
-    client_of(store).delete(keys.result_key(keys.request_id("b1", "c2")))
+    client_of(store).delete(keys.result_key(naming.request_id("b1", "c2")))
     lines = collect(store, order)
     assert sorted(custom_ids(lines)) == ["c1", "c2", "c3"]
     (lost,) = [line for line in lines if line["custom_id"] == "c2"]

@@ -14,8 +14,8 @@ from runs import custom_ids, done_windows, running, served
 from submitting import LIMITS
 from support import TTL_MS, chat_line, run_all, write_lines
 
+from contract import naming
 from contract.batch import Batch
-from contract.redis import keys
 from contract.redis.batches import BatchStore
 from contract.redis.connect import connect
 from demo.stack import RedisServer, eventually
@@ -132,7 +132,7 @@ def test_a_redis_that_results_fill_while_a_window_begins_is_waited_for(
     small_redis: RedisServer, tmp_path: Path
 ) -> None:
     source, out = large_file(tmp_path / "in.jsonl", 3, 10), tmp_path / "out.jsonl"
-    submission = Submission("run", keys.DEFAULT_QUEUE, 6)
+    submission = Submission("run", naming.DEFAULT_QUEUE, 6)
     with connect(small_redis.url, "test") as client, closing(Input(str(source))) as lines:
         store = FilledOnce(client, ttl_ms=TTL_MS)
         run = Run(store, LIMITS, submission, 500, lambda done, waiting: None)

@@ -25,8 +25,8 @@ from support import (
     write_lines,
 )
 
+from contract import naming
 from contract.errors import BatchConflict, StoreUnavailable
-from contract.redis import keys
 from contract.redis.batches import BatchStore, Enqueued
 from demo.stack import eventually
 from producer.cli.show import batch_json
@@ -41,12 +41,12 @@ def test_messages_are_what_celery_would_write(store: BatchStore, tmp_path: Path)
 
     submit(store, write_lines(tmp_path / "in", [line]), submission)
 
-    raw = client_of(store).lindex(keys.priority_list("warmq.tiny", 3), 0)
+    raw = client_of(store).lindex(naming.priority_list("warmq.tiny", 3), 0)
     message = orjson.loads(raw)
     assert orjson.loads(message["body"])[0] == [
         {"prompt": "Hi é", "max_tokens": 7, "temperature": 0.5}
     ]
-    assert message["headers"]["id"] == keys.request_id("b1", "a")
+    assert message["headers"]["id"] == naming.request_id("b1", "a")
     assert message["headers"]["warmq"]["url"] == "/v1/completions"
     assert message["headers"]["warmq"]["line"] == 1
     assert message["properties"]["priority"] == 3

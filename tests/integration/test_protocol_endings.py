@@ -17,6 +17,7 @@ from lessee import (
     submit_batch,
 )
 
+from contract import naming
 from contract.redis import keys
 from contract.redis.batches import BatchStore
 
@@ -169,7 +170,7 @@ def test_bury_moves_the_message_to_the_dead_letters_and_answers_for_it(
 def test_release_puts_messages_at_the_head_of_their_own_lists_in_their_old_order(
     worker: Lessee, redis_client: redis.Redis
 ) -> None:
-    high, low = keys.priority_list(QUEUE, 3), keys.priority_list(QUEUE, 9)
+    high, low = naming.priority_list(QUEUE, 3), naming.priority_list(QUEUE, 9)
     redis_client.lpush(high, *(celery_message(f"h{n}") for n in range(3)))
     redis_client.lpush(low, *(celery_message(f"l{n}") for n in range(4)))
     taken = worker.pop(5)

@@ -20,6 +20,7 @@ from lessee import (
     submit_batch,
 )
 
+from contract import naming
 from contract.redis import keys
 from contract.redis.batches import BatchStore
 
@@ -172,7 +173,7 @@ def test_priorities_come_in_order_and_equals_in_order_of_arrival(
     worker: Lessee, redis_client: redis.Redis
 ) -> None:
     for priority in (9, 6, 3, 0):
-        key = keys.priority_list(QUEUE, priority)
+        key = naming.priority_list(QUEUE, priority)
         push(redis_client, *(celery_message(f"p{priority}-{n}") for n in range(2)), list_key=key)
     expected = [f"p{priority}-{n}" for priority in (0, 3, 6, 9) for n in range(2)]
     assert [lease.request_id for lease in worker.pop(5)] == expected[:5]

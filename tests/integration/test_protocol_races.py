@@ -9,6 +9,7 @@ from model_world import SCRIPTS
 from owners import ownerless
 from wire import AtOnce, Cut, Fate, Wire, load
 
+from contract import naming
 from contract.errors import RequestFailed
 from contract.index import IndexChunk
 from contract.redis import keys
@@ -60,7 +61,7 @@ def test_a_create_that_comes_again_after_a_delete_gives_the_batch_another_life(
 def test_retrying_a_plain_dead_letter_takes_no_result_from_a_batch_with_that_id(
     redis_client: redis.Redis, store: BatchStore, worker: Lessee
 ) -> None:
-    rid = keys.request_id("b1", "c1")
+    rid = naming.request_id("b1", "c1")
     redis_client.lpush(QUEUE, celery_message(rid))
     (lease,) = worker.pop()
     _, batch = store.create("b1", SEED, {"queue": QUEUE})
@@ -78,7 +79,7 @@ def test_retrying_a_plain_dead_letter_takes_no_result_from_a_batch_with_that_id(
 def test_a_retry_in_an_unfinished_batch_leaves_a_plain_result_of_the_same_id_its_end(
     redis_client: redis.Redis, store: BatchStore, worker: Lessee
 ) -> None:
-    redis_client.lpush(QUEUE, celery_message(keys.request_id("b1", "c2")))
+    redis_client.lpush(QUEUE, celery_message(naming.request_id("b1", "c2")))
     worker.done(*worker.pop())
     submit_batch(store, 2)
     worker.done(*worker.pop(1), outcome="failed", keep=True)

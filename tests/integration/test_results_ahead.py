@@ -10,8 +10,8 @@ import redis
 from lessee import Lessee, client_of, submit_batch
 from support import finish
 
+from contract import naming
 from contract.errors import StoreUnavailable
-from contract.redis import keys
 from contract.redis.ahead import ResultsAhead
 from contract.redis.batches import BatchStore
 from contract.redis.connect import connect
@@ -24,11 +24,11 @@ def ids(store: BatchStore) -> list[str]:
     submit_batch(store, 3)
     lessee = Lessee(client_of(store))
     finish(lessee, lessee.pop())
-    return [keys.request_id("b1", f"c{n}") for n in (1, 2, 3)]
+    return [naming.request_id("b1", f"c{n}") for n in (1, 2, 3)]
 
 
 def test_an_answer_is_what_the_store_says(store: BatchStore, ids: list[str]) -> None:
-    asked = [ids[1], keys.request_id("b1", "none"), ids[0]]
+    asked = [ids[1], naming.request_id("b1", "none"), ids[0]]
     with closing(ResultsAhead(store)) as ahead:
         ahead.ask(asked)
         assert ahead.answer() == store.results(asked)

@@ -18,6 +18,7 @@ from lessee import chat, client_of
 from settled import assert_batch_settled, leftovers
 from support import batch_file, producer_env, run_producer
 
+from contract import naming
 from contract.redis import keys
 from contract.redis.batches import BatchStore
 from demo.stack import ROOT, RedisServer
@@ -84,7 +85,7 @@ def test_a_file_split_over_two_servers_is_answered_once_and_in_order(
         part = {orjson.loads(line)["custom_id"] for line in lines}
         assert_batch_settled(site.store, f"monday-0{n}", {name: asked.pop(name) for name in part})
         results = sum(
-            1 for _ in client_of(site.store).scan_iter(keys.RESULT_PREFIX + "*", count=1000)
+            1 for _ in client_of(site.store).scan_iter(naming.RESULT_PREFIX + "*", count=1000)
         )
         assert results == len(part)
         assert [batch.id for batch in site.store.batches()] == [f"monday-0{n}"]

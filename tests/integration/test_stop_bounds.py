@@ -11,6 +11,7 @@ import pytest
 from draining import LONG, leased, soon
 from troubled import NEVER, Scene, scene
 
+from contract import naming
 from contract.errors import StoreUnavailable
 from contract.redis import keys
 from demo.stack import RedisServer
@@ -195,7 +196,7 @@ async def test_a_stop_ends_in_time_and_hands_all_back_without_a_death(
         if case.redis_answers:
             assert sorted(on.queued()) == sorted(on.ids)
             assert leased(on.client) == 0
-            assert not on.client.exists(keys.suspects_list(keys.DEFAULT_QUEUE) + ":lock")
+            assert not on.client.exists(keys.suspects_list(naming.DEFAULT_QUEUE) + ":lock")
         # Nothing is lost where Redis did not answer either, and nobody was blamed.
         assert sorted({*on.queued(), *on.held(), *on.answered()}) == sorted(on.ids)
         assert on.client.hgetall(keys.DEATHS) == before

@@ -13,7 +13,7 @@ from draining import LONG, Draining, draining, error_of, send, soon
 from lessee import QUEUE, celery_message, chat, now, stored, submit_batch
 from support import producer_env
 
-from contract import streaming
+from contract import naming, streaming
 from contract.errors import RequestFailed
 from contract.redis import keys
 from contract.redis.batches import BatchStore
@@ -78,7 +78,7 @@ def listening(running: Draining) -> list[object]:
 
 async def hears(running: Draining, client: redis.Redis) -> None:
     """Wait until the worker has subscribed."""
-    await soon(lambda: client.pubsub_numsub(keys.LISTEN_CHANNEL)[0][1])
+    await soon(lambda: client.pubsub_numsub(naming.LISTEN_CHANNEL)[0][1])
     await soon(lambda: running.engines)
 
 
@@ -103,7 +103,7 @@ async def test_text_comes_before_the_end_and_makes_up_the_result(
     assert reader.entries[-1] == streaming.end(1, "completed", whole=True)
     pieces = [e["text"] for e in reader.entries if e.get("choice") == "0"]
     assert "".join(pieces) == "Once upon a time."
-    assert 0 < redis_client.pttl(keys.stream_key(rid)) <= streaming.STREAM_TTL_MS
+    assert 0 < redis_client.pttl(naming.stream_key(rid)) <= streaming.STREAM_TTL_MS
 
 
 async def test_who_comes_late_sees_what_was_written_and_all_see_the_same(
@@ -169,7 +169,7 @@ async def test_a_failure_and_a_result_of_other_words_are_told_as_such(
         running.engine.go.set()
         await soon(lambda: reader.read().ended)
     assert reader.entries[-1] == streaming.end(1, "completed", whole=False)
-    entries = [fields[b"event"] for _, fields in redis_client.xrange(keys.stream_key(rid))]
+    entries = [fields[b"event"] for _, fields in redis_client.xrange(naming.stream_key(rid))]
     assert entries[0] == b"begin"
     assert b"end" not in entries[:-1]
 
@@ -192,7 +192,7 @@ async def test_requests_nobody_listens_to_cost_no_command_and_no_call(
         await soon(lambda: reader.read().texts and running.drain.counts.completed == 399)
         assert running.engine.asked == {rid}
         streams = redis_client.keys("warmq:stream:*")
-        assert streams == [keys.stream_key(rid).encode()]
+        assert streams == [naming.stream_key(rid).encode()]
         assert len(reader.entries) == redis_client.info("commandstats")["cmdstat_xadd"]["calls"]
 
 
@@ -207,11 +207,11 @@ async def test_a_listener_that_is_gone_costs_nothing_more(
         await soon(lambda: reader.read().texts)
         running.side_tasks.streaming._until[rid] = 0.0  # as if LISTEN_S had gone by
         await soon(lambda: not listening(running))
-        written = redis_client.xlen(keys.stream_key(rid))
+        written = redis_client.xlen(naming.stream_key(rid))
         running.engine.texts = ["Once upon"]
         running.engine.go.set()
         await soon(lambda: stored(redis_client, rid))
-        assert redis_client.xlen(keys.stream_key(rid)) == written
+        assert redis_client.xlen(naming.stream_key(rid)) == written
 
 
 async def test_neither_junk_nor_a_key_of_another_type_stops_the_others(
@@ -220,10 +220,10 @@ async def test_neither_junk_nor_a_key_of_another_type_stops_the_others(
     async with draining(redis_url, Writer) as running:
         await hears(running, redis_client)
         bad, good = send(redis_client, chat("bad"), chat("good"))
-        redis_client.set(keys.stream_key(bad), "no stream")
+        redis_client.set(naming.stream_key(bad), "no stream")
         for junk in (b"\xff", b"{", b"7", b"null", b'"text"'):
-            redis_client.publish(keys.LISTEN_CHANNEL, junk)
-        redis_client.publish(keys.LISTEN_CHANNEL, orjson.dumps([bad]))
+            redis_client.publish(naming.LISTEN_CHANNEL, junk)
+        redis_client.publish(naming.LISTEN_CHANNEL, orjson.dumps([bad]))
         reader = Reader(redis_client, good)
         running.engine.texts = ["Once"]
         await soon(lambda: reader.read().texts == {0: "Once"})
@@ -270,7 +270,7 @@ async def test_watch_prints_the_text_as_it_comes(
     again = await watch(redis_url, "b1", "--request", "c1", "--stream")
     assert (await again.communicate())[0] == b"Once\nupon a time\n"
     # Or, if that is gone, says so instead of waiting
-    redis_client.delete(keys.result_key(now_id(store)), keys.stream_key(now_id(store)))
+    redis_client.delete(keys.result_key(now_id(store)), naming.stream_key(now_id(store)))
     redis_client.hset(keys.batch_key("b1"), "finished_at", 1)
     gone = await watch(redis_url, "b1", "--request", "c1", "--stream")
     assert b"expired" in (await gone.communicate())[1]

@@ -18,6 +18,7 @@ from celery.result import AsyncResult
 from celery_side import client_app, in_flight, send, simulated, stats
 from lessee import QUEUE, chat, queued_ids, stored, submit_batch
 
+from contract import naming
 from contract.redis import keys
 from contract.redis.batches import BatchStore
 from demo.stack import ROOT, RedisServer, Worker, eventually, procfile_command
@@ -186,8 +187,8 @@ def test_countdown_fails_at_once_and_says_so(app: Celery) -> None:
 
 
 def test_a_chain_fails_at_once_and_says_so(app: Celery) -> None:
-    first = app.signature(keys.TASK_NAME, args=[chat()], queue=QUEUE)
-    second = app.signature(keys.TASK_NAME, queue=QUEUE)
+    first = app.signature(naming.TASK_NAME, args=[chat()], queue=QUEUE)
+    second = app.signature(naming.TASK_NAME, queue=QUEUE)
     chained = (first | second).apply_async()
     with pytest.raises(Exception, match="chain is not supported"):
         chained.parent.get(timeout=10)

@@ -23,6 +23,7 @@ from settled import assert_batch_settled, assert_nothing_left
 from stage import Stage
 from support import producer_command, producer_env, write_lines
 
+from contract import naming
 from contract.redis import keys
 from contract.redis.scripts import source
 from contract.results import outcome_of
@@ -104,7 +105,7 @@ class Campaign:
 
     def feed(self) -> None:
         """Keep the queue filled."""
-        while sum(self.on.store.queue_lengths(keys.DEFAULT_QUEUE).values()) < self.waiting:
+        while sum(self.on.store.queue_lengths(naming.DEFAULT_QUEUE).values()) < self.waiting:
             batch_id, bodies = self.new_batch()
             self.on.submit(bodies, batch_id)
 
@@ -136,7 +137,7 @@ class Campaign:
         if self.random.random() < 0.15:
             n = self.random.randrange(count)
             bodies[n]["user"], failing[f"c{n + 1}"] = "simulate:die", "poison"
-            self.poisons.add(keys.request_id(batch_id, f"c{n + 1}"))
+            self.poisons.add(naming.request_id(batch_id, f"c{n + 1}"))
         self.report.poisons += list(failing.values()).count("poison")
         self.on.bodies[batch_id] = {f"c{n}": body for n, body in enumerate(bodies, 1)}
         self.report.batches += 1

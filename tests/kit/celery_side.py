@@ -9,7 +9,7 @@ from celery import Celery
 from celery.result import AsyncResult
 from lessee import QUEUE
 
-from contract.redis import keys
+from contract import naming
 from demo.stack import Worker
 
 
@@ -31,7 +31,7 @@ def stats(app: Celery) -> dict[str, Any]:
 
 
 def send(app: Celery, body: dict[str, Any], **options: Any) -> AsyncResult:
-    return app.send_task(keys.TASK_NAME, args=[body], queue=QUEUE, **options)
+    return app.send_task(naming.TASK_NAME, args=[body], queue=QUEUE, **options)
 
 
 def in_flight(app: Celery) -> set[str]:

@@ -15,7 +15,7 @@ import psutil
 from emulated_batch import Run
 from support import producer_command, producer_env
 
-from contract.redis import keys
+from contract import naming
 from contract.redis.batches import BatchStore
 from demo.stack import ROOT, RedisServer, Worker, eventually
 
@@ -54,7 +54,7 @@ class Emulated:
     def queue(self) -> str:
         """The queue that the worker drains."""
         name = self.settings.get("served_model_name")
-        return keys.queue_name(None if name is None else str(name), keys.DEFAULT_QUEUE)
+        return naming.queue_name(None if name is None else str(name), naming.DEFAULT_QUEUE)
 
     def begin(self, **settings: object) -> Worker:
         """Start the worker as the Procfile says; it is not ready yet when this returns."""

@@ -11,8 +11,8 @@ from typing import Any
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
+from contract import naming
 from contract.openai.body import CHAT_URL, COMPLETION_URL, field_names
-from contract.redis import keys
 
 #: `make fuzz-full` sets it: other examples each time, and so many times more of them.
 TIMES = int(os.environ.get("FUZZ_TIMES", "0"))
@@ -124,7 +124,7 @@ def _or(value: Any) -> st.SearchStrategy[Any]:
 
 def _content(body: Any, wrapped: str, trap: str) -> Any:
     args = {"args": [[body], {}, {}], "bare": body, "kwargs": [[body], {"x": 1}, {}],
-            "chain": [[body], {}, {"chain": [1]}], "v1": {"task": keys.TASK_NAME, "args": [body]},
+            "chain": [[body], {}, {"chain": [1]}], "v1": {"task": naming.TASK_NAME, "args": [body]},
             }.get(wrapped)  # fmt: skip
     if wrapped == "pickle":
         return base64.b64encode(pickled(trap)).decode()
@@ -142,7 +142,7 @@ def _right(request_id: Any, body: Any, ours: Any) -> bytes:
         "body": dump([[body], {}, {}]).decode(),
         "content-type": "application/json",
         "headers": {
-            "id": request_id if usable else "r0", "task": keys.TASK_NAME, "warmq": ours
+            "id": request_id if usable else "r0", "task": naming.TASK_NAME, "warmq": ours
         },
         "properties": {"body_encoding": "utf-8"},
     })  # fmt: skip
@@ -160,7 +160,7 @@ def envelopes(
     """
     content = st.builds(_content, bodies | values, st.sampled_from(_CONTENTS), st.just(trap))
     headers = st.fixed_dictionaries(
-        {"id": request_ids, "task": _or(keys.TASK_NAME)},
+        {"id": request_ids, "task": _or(naming.TASK_NAME)},
         optional={
             "warmq": batches | values, "eta": values, "expires": scalars | st.datetimes().map(str),
             "ignore_result": st.booleans() | scalars, "retries": values,

@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 import redis
 
+from contract import naming
 from contract.batch import Batch
 from contract.errors import RequestFailed
 from contract.index import IndexChunk
@@ -19,7 +20,7 @@ from contract.redis.batches import BatchStore
 from contract.redis.scripts import source
 from contract.results import failure_meta, success_meta
 
-QUEUE = keys.DEFAULT_QUEUE
+QUEUE = naming.DEFAULT_QUEUE
 SEED = "00" * 20
 DATE = "2026-11-20T00:00:00+00:00"
 LIMITS = {"high_water": 0.6, "high_water_requests": 1_000_000}
@@ -88,7 +89,7 @@ def celery_message(request_id: str, body: object = None, **headers: Any) -> byte
         "body": args,
         "content-type": "application/json",
         "content-encoding": "utf-8",
-        "headers": {"id": request_id, "task": keys.TASK_NAME} | headers,
+        "headers": {"id": request_id, "task": naming.TASK_NAME} | headers,
         "properties": {
             "delivery_tag": request_id, "delivery_info": {"exchange": "", "routing_key": QUEUE},
             "priority": 0, "body_encoding": "utf-8",
@@ -138,7 +139,7 @@ class Lessee:
         """Lease up to k messages; the reply's first five values stay in `head`."""
         reply = self.run(
             "pop", self.worker, self.queue, k, max_bytes, lease_ms, slots, self.ttl_ms, DATE,
-            floor, *(lists or keys.priority_lists(self.queue)),
+            floor, *(lists or naming.priority_lists(self.queue)),
         )  # fmt: skip
         self.head = reply[:5]
         return [

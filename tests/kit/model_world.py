@@ -15,6 +15,7 @@ from lessee import LIMITS, QUEUE, SEED, Lease, celery_message, writer
 from snapshot import Snapshot
 from wire import AtOnce, Cut, Fate, Wire, WiredStore, WiredWorker
 
+from contract import naming
 from contract.errors import RequestFailed, WarmqError
 from contract.index import IndexChunk
 from contract.openai.body import CHAT_URL
@@ -136,11 +137,11 @@ class World:
         request_id = f"plain-{len(self.plain)}"
         self.plain[request_id] = Sent(ignored)
         message = celery_message(request_id, ignore_result=ignored)
-        self.client.lpush(keys.priority_list(QUEUE, priority), message)
+        self.client.lpush(naming.priority_list(QUEUE, priority), message)
 
     def forge(self, batch_id: str, line: int, kind: int) -> None:
         """Send what claims to be of a batch, or is nothing."""
-        rid = keys.request_id(batch_id, f"c{line}")
+        rid = naming.request_id(batch_id, f"c{line}")
         self.forged += 1
         ours = {"batch": batch_id, "life": "guessed", "custom_id": f"c{line}", "line": line}
         message = (
@@ -153,7 +154,7 @@ class World:
 
     def revoke(self, batch_id: str, line: int) -> None:
         """Revoke a request through Celery, as worker.drain.leases does."""
-        self.wire.run("revoke", 10_800, keys.request_id(batch_id, f"c{line}"))
+        self.wire.run("revoke", 10_800, naming.request_id(batch_id, f"c{line}"))
 
     # -- workers ----------------------------------------------------------------------
 

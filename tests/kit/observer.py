@@ -17,13 +17,14 @@ from pathlib import Path
 import script_keys
 from snapshot import request_of
 
+from contract import naming
 from contract.redis import keys
 
 #: Options of a Redis whose append-only file is to be read: one plain file, never rewritten.
 WATCHED = (
     "--appendonly", "yes", "--aof-use-rdb-preamble", "no", "--auto-aof-rewrite-percentage", "0",
 )  # fmt: skip
-_RESULT = keys.RESULT_PREFIX.encode()
+_RESULT = naming.RESULT_PREFIX.encode()
 _WORKER = script_keys.worker_key("").encode()
 #: What changes how long a result lives, not what it says.
 _LIFE = (b"EXPIRE", b"PEXPIRE", b"PEXPIREAT", b"EXPIREAT", b"PERSIST")

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import redis
 from snapshot import Snapshot
 
+from contract import naming
 from contract.redis import keys
 
 #: One key each, whatever happens. The entries of some are looked at one by one.
@@ -60,7 +61,7 @@ def _owned(snap: Snapshot) -> set[str]:
     owned = set(REGISTRIES)
     for queue in snap.queues():
         suspects = keys.suspects_list(queue)
-        owned.update((*keys.priority_lists(queue), suspects, f"{suspects}:group"))
+        owned.update((*naming.priority_lists(queue), suspects, f"{suspects}:group"))
     for batch_id in owning_batches(snap):
         owned |= snap.batch_keys(batch_id)
         owned.update(map(keys.result_key, snap.request_ids(batch_id)))

@@ -14,6 +14,7 @@ from observer import Writes, read_writes
 from owners import ownerless
 from support import producer_command, producer_env
 
+from contract import naming
 from contract.redis import keys
 from contract.redis.batches import BatchStore
 from contract.results import OUTCOMES, outcome_of
@@ -98,7 +99,7 @@ def _assert_lines(
 
 def leftovers(store: BatchStore) -> dict[str, Any]:
     """Return what must not be there when nothing is queued and nothing runs: orphans too."""
-    redis, queue = client_of(store), keys.DEFAULT_QUEUE
+    redis, queue = client_of(store), naming.DEFAULT_QUEUE
     found: dict[str, Any] = {
         name: size for name, size in store.queue_lengths(queue).items() if size
     }
@@ -127,5 +128,5 @@ def assert_committed_once(redis_folder: Path, bodies: Mapping[str, Any], batch_i
     assert writes.changed == []
     assert writes.usurped == []
     for custom_id in bodies:
-        assert writes.commits[keys.request_id(batch_id, custom_id)] == 1, custom_id
+        assert writes.commits[naming.request_id(batch_id, custom_id)] == 1, custom_id
     return writes

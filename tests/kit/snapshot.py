@@ -14,6 +14,7 @@ import orjson
 import redis
 import script_keys
 
+from contract import naming
 from contract.index import IndexChunk
 from contract.redis import keys
 
@@ -32,7 +33,7 @@ end
 local time = redis.call('TIME')
 return { time[1] * 1000 + math.floor(time[2] / 1000), found }
 """
-_RESULT = keys.RESULT_PREFIX.encode()
+_RESULT = naming.RESULT_PREFIX.encode()
 _BATCH = keys.batch_key("").encode()
 _WORKER = script_keys.worker_key("").encode()
 
@@ -155,13 +156,13 @@ class Snapshot:
         """Return the queues that batches, workers or plain clients use."""
         told = (orjson.loads(raw.partition(b"\0")[2]) for raw in self.hash(keys.WORKERS).values())
         of_batches = {self.batch(batch_id).get("queue") for batch_id in self.batches()}
-        found = {keys.DEFAULT_QUEUE} | of_batches | {worker.get("queue") for worker in told}
+        found = {naming.DEFAULT_QUEUE} | of_batches | {worker.get("queue") for worker in told}
         return {queue for queue in found if queue}
 
     def queued(self) -> Iterator[Message]:
         """Yield the messages that wait in any list, suspects' too."""
         for queue in self.queues():
-            for key in (*keys.priority_lists(queue), keys.suspects_list(queue)):
+            for key in (*naming.priority_lists(queue), keys.suspects_list(queue)):
                 yield from map(read_message, self.list(key))
 
     def workers(self) -> list[str]:

@@ -18,6 +18,7 @@ from redis.retry import Retry
 from settled import assert_batch_settled, assert_committed_once, assert_nothing_left
 from wrong_clock import WrongClock
 
+from contract import naming
 from contract.redis import keys
 from contract.redis.batches import BatchStore
 from demo.stack import ROOT, RedisServer, Worker, eventually, tiny_model_worker
@@ -109,7 +110,7 @@ class Stage:
 
     def announced(self, worker: Worker) -> dict[str, Any]:
         """Return what a worker tells the producers about itself, {} if nothing yet."""
-        found = [w for w in self.store.workers(keys.DEFAULT_QUEUE)
+        found = [w for w in self.store.workers(naming.DEFAULT_QUEUE)
                  if w["id"].split(".")[-2] == str(worker.pid)]  # fmt: skip
         return found[-1] if found else {}
 

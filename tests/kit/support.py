@@ -12,10 +12,10 @@ from typing import IO, Any
 import orjson
 from lessee import Lease, Lessee, client_of
 
+from contract import naming
 from contract.batch import Batch
 from contract.errors import WarmqError
 from contract.message import read_delivery
-from contract.redis import keys
 from contract.redis.batches import BatchStore
 from contract.results import failure_meta, success_meta
 from demo.stack import ROOT
@@ -69,11 +69,11 @@ def run_producer(
     )  # fmt: skip
 
 
-def queued(store: BatchStore, queue: str = keys.DEFAULT_QUEUE) -> list[dict[str, Any]]:
+def queued(store: BatchStore, queue: str = naming.DEFAULT_QUEUE) -> list[dict[str, Any]]:
     """Return all waiting messages of a queue, decoded, next one first."""
     return [
         orjson.loads(raw)
-        for key in keys.priority_lists(queue)
+        for key in naming.priority_lists(queue)
         for raw in reversed(client_of(store).lrange(key, 0, -1))
     ]
 
@@ -119,7 +119,7 @@ def answer(text: str) -> dict[str, Any]:
     }
 
 
-def run_all(store: BatchStore, queue: str = keys.DEFAULT_QUEUE, text: str = "") -> int:
+def run_all(store: BatchStore, queue: str = naming.DEFAULT_QUEUE, text: str = "") -> int:
     """Answer everything that waits in a queue; return how many results were written."""
     lessee, count = Lessee(client_of(store), queue=queue), 0
     while leases := lessee.pop(500):

@@ -15,6 +15,7 @@ from draining import LONG, Draining, draining, send, soon
 from lessee import QUEUE, celery_message, chat, queued_ids, stored
 from snapshot import request_of
 
+from contract import naming
 from contract.errors import StoreUnavailable
 from contract.redis import keys
 from demo.stack import RedisServer
@@ -150,7 +151,7 @@ class Scene:
 
     def queued(self) -> list[str]:
         """Return the ids of what waits in the queue or among the suspects."""
-        lists = [*keys.priority_lists(QUEUE), keys.suspects_list(QUEUE)]
+        lists = [*naming.priority_lists(QUEUE), keys.suspects_list(QUEUE)]
         return [rid for key in lists for rid in queued_ids(self.client, key)]
 
     def held(self) -> list[str]:

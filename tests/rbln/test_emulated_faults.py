@@ -12,7 +12,7 @@ import pytest
 from emulated_batch import assert_settled, lines_of, prompts
 from emulated_npu import Emulated
 
-from contract.redis import keys
+from contract import naming
 from demo.stack import eventually
 
 # The other forms' workers start meanwhile: nothing takes longer, and here a core is often idle.
@@ -41,7 +41,7 @@ def assert_rebuilt_and_all_answered(
     assert stack.collect(name, producer).all_tokens() == expected
     eventually(lambda: stack.state() == "ready", 10, "rebuilt in place, by the same worker")
     writes = assert_settled(stack.store, stack.redis.folder, name, lines_of(asked))
-    leased = [writes.leased[keys.request_id(name, f"r{n}")] for n in range(len(asked))]
+    leased = [writes.leased[naming.request_id(name, f"r{n}")] for n in range(len(asked))]
     assert 1 <= sum(leased) - len(asked) <= HELD
     assert max(leased) == 2
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import script_keys
 from error_codes import error_codes
 
+from contract import naming
 from contract.errors import RequestFailed, RequestRejected
 from contract.redis import keys
 from contract.redis.scripts import source
@@ -80,17 +81,17 @@ def test_the_documentation_lists_every_code_that_an_error_line_can_carry() -> No
 
 
 def test_request_ids_are_uuid5_and_never_meet() -> None:
-    namespace = uuid.uuid5(uuid.NAMESPACE_DNS, keys.TASK_NAME)
-    assert keys.request_id("b1", "c1") == str(uuid.uuid5(namespace, "b1\0id\0c1"))
-    assert keys.line_request_id("b1", 7) == str(uuid.uuid5(namespace, "b1\0line\x007"))
-    assert keys.request_id("b1", "7") != keys.line_request_id("b1", 7)
+    namespace = uuid.uuid5(uuid.NAMESPACE_DNS, naming.TASK_NAME)
+    assert naming.request_id("b1", "c1") == str(uuid.uuid5(namespace, "b1\0id\0c1"))
+    assert naming.line_request_id("b1", 7) == str(uuid.uuid5(namespace, "b1\0line\x007"))
+    assert naming.request_id("b1", "7") != naming.line_request_id("b1", 7)
 
 
 def test_priorities_go_to_kombus_lists() -> None:
     from kombu.transport.redis import Channel
 
-    assert Channel.priority_steps == list(keys.PRIORITY_STEPS)
-    assert Channel.sep == keys.PRIORITY_SEPARATOR
-    assert [keys.priority_list("q", p) for p in range(10)] == (
+    assert Channel.priority_steps == list(naming.PRIORITY_STEPS)
+    assert Channel.sep == naming.PRIORITY_SEPARATOR
+    assert [naming.priority_list("q", p) for p in range(10)] == (
         ["q"] * 3 + ["q\x06\x163"] * 3 + ["q\x06\x166"] * 3 + ["q\x06\x169"]
     )

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from contextlib import closing
 
-from contract.redis.keys import request_id
+from contract.naming import request_id
 from demo.stack import ROOT
 from producer.core.seen import SeenIds
 
@@ -29,7 +29,7 @@ def test_it_leaves_no_file_behind(tmp_path, monkeypatch):
 
 def test_a_full_temporary_folder_is_an_error_in_words(tmp_path):
     code = (
-        "import resource; from contract.redis.keys import request_id\n"
+        "import resource; from contract.naming import request_id\n"
         "from producer.core.seen import SeenIds\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
         "seen = SeenIds(in_memory=0)\n"

@@ -13,6 +13,7 @@ from demo.stack import ROOT
 #: Where a client of Redis may be touched: the store, and the worker's side of the protocol.
 STORE = (
     "contract/redis/",
+    "contract/celery_credentials.py",
     "contract/streaming.py",
     "worker/drain/scripts.py",
     "worker/drain/leases.py",

@@ -1,7 +1,5 @@
 """Hears what is cancelled, and who listens to text, over Redis' pub/sub."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Iterator
@@ -9,6 +7,7 @@ from typing import Any
 
 import orjson
 
+from contract import naming
 from contract.redis import keys
 from worker.drain.in_flight import Running
 from worker.drain.loop import Drain
@@ -37,7 +36,7 @@ class Cancels:
             pubsub = self._leases.subscribe()
             try:
                 await pubsub.subscribe(
-                    keys.CANCEL_CHANNEL, keys.BATCH_CANCEL_CHANNEL, keys.LISTEN_CHANNEL
+                    keys.CANCEL_CHANNEL, keys.BATCH_CANCEL_CHANNEL, naming.LISTEN_CHANNEL
                 )
                 await self._catch_up()
                 await self._hear(pubsub)
@@ -69,7 +68,7 @@ class Cancels:
 
     def _act_on(self, channel: str, data: bytes) -> None:
         try:
-            if channel == keys.LISTEN_CHANNEL:
+            if channel == naming.LISTEN_CHANNEL:
                 self._streaming.heard(data)
             elif channel == keys.BATCH_CANCEL_CHANNEL:
                 batch = data.decode()

@@ -1,7 +1,5 @@
 """Writes endings in groups, so that Redis and the event loop are asked once for many."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Sequence
 

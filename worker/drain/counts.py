@@ -1,7 +1,5 @@
 """What the drain has done so far."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from worker.drain.events import Committed, Events, HandedBack, Leased

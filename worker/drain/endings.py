@@ -1,7 +1,5 @@
 """How deliveries end, as DONE is told."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """What happens in a drain, as lines of the log."""
 
-from __future__ import annotations
-
 import logging
 from typing import Any
 

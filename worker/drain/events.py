@@ -4,8 +4,6 @@ The events are a closed set. Those of requests come in groups, as Redis is asked
 one for a DONE, so that nobody pays for a request that nobody looks at.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

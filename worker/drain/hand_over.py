@@ -1,7 +1,5 @@
 """The end of a drain: what runs is finished, or handed back; nothing stays leased."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The requests this worker holds: leased, and not committed yet."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass

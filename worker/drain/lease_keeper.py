@@ -1,7 +1,5 @@
 """Prolongs the leases of what is in flight, and aborts the work of those that are lost."""
 
-from __future__ import annotations
-
 import asyncio
 
 from worker.drain.events import LeasesLost

@@ -5,8 +5,6 @@ until Redis is back, never computed again. Only POP gives up at once, because
 the drain has other things to look at.
 """
 
-from __future__ import annotations
-
 import datetime as dt
 import logging
 import math
@@ -14,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from contract import naming
 from contract.errors import RequestRejected, StoreRefused
 from contract.message import Delivery, read_delivery
 from contract.redis import keys
@@ -71,7 +70,7 @@ class Leases(Scripts):
             reply = await self.run(
                 "pop", self.worker_id, self.queue, k, min(s.pop_bytes, max_bytes), s.lease_ms,
                 slots, s.result_ttl_ms, _date(), self._highest,
-                *(lists or keys.priority_lists(self.queue)),
+                *(lists or naming.priority_lists(self.queue)),
             )  # fmt: skip
             self._highest = max(self._highest, reply[4])
             return await self._read(reply)
@@ -238,7 +237,7 @@ class Leases(Scripts):
         """
         pipe = self._client.pipeline(transaction=True)
         for request_id, entries, anew in writes:
-            key = keys.stream_key(request_id)
+            key = naming.stream_key(request_id)
             if anew:
                 pipe.delete(key)
             for entry in entries:

@@ -4,8 +4,6 @@ From the signal on, a stop ends within WARMQ_DRAIN_TIMEOUT_S, plus the grace tha
 processes get between SIGTERM and SIGKILL, plus STOP_S of stopping.py. All times are seconds.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Coroutine
 from enum import StrEnum

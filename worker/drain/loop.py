@@ -8,8 +8,6 @@ Slots are refilled one by one; a small look-ahead above them waits inside the
 engine's own scheduler. Nothing is popped before the engine is ready.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any

@@ -1,7 +1,5 @@
 """Whether Redis answers."""
 
-from __future__ import annotations
-
 import time
 
 from worker.drain.events import Events, RedisBack, RedisLost

@@ -1,7 +1,5 @@
 """Gives finished batches their expiry and completes deletes that were interrupted."""
 
-from __future__ import annotations
-
 from contract.index import IndexChunk
 from worker.drain.scripts import Scripts
 

@@ -1,7 +1,5 @@
 """The worker's connection to Redis: scripts, run once or until Redis has taken them."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import math

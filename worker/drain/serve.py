@@ -1,7 +1,5 @@
 """One request from message to ending: read, check, run, describe."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 

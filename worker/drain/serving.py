@@ -1,7 +1,5 @@
 """The requests of one worker, from lease to ending: admitted, run, committed or handed back."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import math

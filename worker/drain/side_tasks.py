@@ -1,7 +1,5 @@
 """What runs beside the drain's loop; each of these survives Redis being away."""
 
-from __future__ import annotations
-
 from collections.abc import Coroutine
 from typing import Any
 

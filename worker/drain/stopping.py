@@ -1,8 +1,6 @@
 """How long each part of a worker's stop may take, in seconds, and how tasks and the process are
 ended in time (worker/drain/lifecycle.py says when)."""
 
-from __future__ import annotations
-
 import asyncio
 import faulthandler
 import logging

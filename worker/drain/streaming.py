@@ -4,8 +4,6 @@ Text is fetched from the engine, not sent by it: a tick looks how far each liste
 is and appends what is new. With no listener there are no ticks, and nothing else asks.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

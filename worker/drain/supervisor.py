@@ -1,7 +1,5 @@
 """Keeps one engine: builds it, watches it, rebuilds it a bounded number of times."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import math

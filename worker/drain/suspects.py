@@ -6,8 +6,6 @@ a single request that dies twice is the culprit and becomes a dead letter. So on
 poison among n suspects costs at most log2(n) + 2 further deaths.
 """
 
-from __future__ import annotations
-
 import math
 
 from contract.redis import keys

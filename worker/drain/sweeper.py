@@ -1,7 +1,5 @@
 """Puts back what dead workers held, ends finished batches, and announces this worker."""
 
-from __future__ import annotations
-
 import asyncio
 
 import orjson

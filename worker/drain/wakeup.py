@@ -1,12 +1,10 @@
 """Wakes the drain's loop: for what happened here, and for messages in lists that it found empty."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from contract.redis import keys
+from contract import naming
 from worker.drain.leases import Leases
 from worker.drain.scripts import ERRORS
 
@@ -38,7 +36,7 @@ class Wakeup:
 
     def tasks(self) -> list[Coroutine[Any, Any, None]]:
         """Return what must run beside: one blocked connection for each priority."""
-        return [self._wake_on(key) for key in keys.priority_lists(self._leases.queue)]
+        return [self._wake_on(key) for key in naming.priority_lists(self._leases.queue)]
 
     async def _wake_on(self, key: str) -> None:
         while True:

@@ -1,7 +1,5 @@
 """Kills an engine that hangs."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 

@@ -4,8 +4,6 @@ Adapters translate their library's errors into RequestRejected (the request is
 wrong), RequestFailed (this attempt failed) and EngineDead (rebuild me).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol

@@ -1,7 +1,5 @@
 """The engines by the name that WARMQ_ENGINE takes: those of this package, then installed ones."""
 
-from __future__ import annotations
-
 from importlib.metadata import EntryPoint, entry_points
 from pkgutil import resolve_name
 from typing import Any, Literal

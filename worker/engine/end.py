@@ -1,7 +1,5 @@
 """Ends an engine: its processes, and its connections."""
 
-from __future__ import annotations
-
 import asyncio
 import multiprocessing
 import threading

@@ -1,7 +1,5 @@
 """What an engine's package exports: how it is configured, made, and looked at before it starts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any

@@ -3,8 +3,6 @@
 WARMQ_ENGINE_ARGS, the options of `vllm serve`, is parsed here once.
 """
 
-from __future__ import annotations
-
 import json
 import shlex
 from typing import Any, ClassVar

@@ -3,8 +3,6 @@
 The NPU vendor's runtime is asked in a process of its own: it stays out of ours.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """One problem of a set-up and what to do about it."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Counted as vLLM does (vllm/utils/cpu_resource_utils.py), which refuses to start by these numbers.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator

@@ -4,8 +4,6 @@
 installed has to be known before.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version

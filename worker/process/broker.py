@@ -2,17 +2,15 @@
 
 Celery and kombu spell TLS, Sentinel and Unix sockets differently from redis-py. And
 what they are given they show: `inspect stats` would print the password of a Sentinel
-URL. So Celery gets the address only, and asks contract.redis.connect for the password.
+URL. So Celery gets the address only, and asks contract.celery_credentials for the password.
 """
-
-from __future__ import annotations
 
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from contract.redis.connect import SentinelUrl, credentials_of
 
-_PROVIDER = "contract.redis.connect.UrlCredentials"
+_PROVIDER = "contract.celery_credentials.UrlCredentials"
 
 
 def celery_settings(url: str) -> dict[str, Any]:

@@ -1,13 +1,11 @@
 """Celery's control commands, answered for the drain: active and revoke (stats: bootstep)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from celery.worker.control import Panel, control_command, inspect_command
 from celery.worker.state import revoked
 
-from contract.redis.keys import TASK_NAME
+from contract.naming import TASK_NAME
 from worker.process.bootstep import current
 
 REPLY_S = 5.0

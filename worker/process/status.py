@@ -1,7 +1,5 @@
 """The truth about this worker, for `celery inspect stats`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from worker.drain.lifecycle import State

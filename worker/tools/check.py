@@ -4,8 +4,6 @@ A table, then every problem with its remedy; nothing of an engine is imported or
 Exit status: 0 nothing in the way, 1 something is, 2 the settings themselves are wrong.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import closing

@@ -1,7 +1,5 @@
 """How a command beside the worker is run: `python -m worker.compile`, `python -m worker.triton`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 

@@ -4,8 +4,6 @@ Wraps optimum-rbln: checks first (compile_plan.py), then minutes to hours of the
 compiler, then the folder under its final name, with a manifest of how it was made.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

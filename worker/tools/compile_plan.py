@@ -3,8 +3,6 @@
 Limits are optimum-rbln 0.12's (modeling_attention_utils.py, vllm-rbln's registry.py).
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Write or check a Triton model repository: `python -m worker.triton MODEL_DIR -o REPO`."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """`producer dead`."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import click

@@ -1,7 +1,5 @@
 """`producer list`."""
 
-from __future__ import annotations
-
 import click
 
 from producer.cli import options, show

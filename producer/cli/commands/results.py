@@ -1,7 +1,5 @@
 """`producer results`."""
 
-from __future__ import annotations
-
 import click
 
 from contract.errors import BatchConflict

@@ -1,7 +1,5 @@
 """`producer retry`."""
 
-from __future__ import annotations
-
 import click
 
 from producer.cli import options

@@ -1,12 +1,10 @@
 """`producer run`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click
 
-from contract.redis.keys import queue_name
+from contract.naming import queue_name
 from producer.cli import options
 from producer.cli.collect import check_outputs, errors_beside
 from producer.cli.context import Context, Exit, hint, open_input, pass_context

@@ -1,7 +1,5 @@
 """`producer submit`."""
 
-from __future__ import annotations
-
 import datetime as dt
 import secrets
 import time
@@ -10,8 +8,8 @@ from dataclasses import dataclass, field
 import click
 
 from contract.batch import Batch
+from contract.naming import queue_name
 from contract.redis.batches import BatchStore
-from contract.redis.keys import queue_name
 from contract.settings import Settings
 from producer.cli import options, progress, show
 from producer.cli.collect import check_outputs, collect

@@ -1,7 +1,5 @@
 """`producer watch`."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable

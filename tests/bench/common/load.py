@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 import redis
 
+from contract import naming
 from contract.batch import Batch
 from contract.index import IndexChunk
 from contract.message import MessageWriter
@@ -69,15 +70,15 @@ def hold(
 ) -> Held:
     """Queue `count` requests under a held key, as the producer would, and seal the batch."""
     store = BatchStore(client, ttl_ms=TTL_MS)
-    _, batch = store.create(batch_id, "", {"queue": keys.DEFAULT_QUEUE})
-    writer = MessageWriter(batch.id, int(batch.created), batch.life, keys.DEFAULT_QUEUE, priority)
+    _, batch = store.create(batch_id, "", {"queue": naming.DEFAULT_QUEUE})
+    writer = MessageWriter(batch.id, int(batch.created), batch.life, naming.DEFAULT_QUEUE, priority)
     end, ids = (0, ""), []
     for start in range(0, count, CHUNK):
         numbers = range(start + 1, min(start + CHUNK, count) + 1)
         messages, entries = [], []
         for number in numbers:
             custom_id = f"r{number}"
-            request_id = keys.request_id(batch.id, custom_id)
+            request_id = naming.request_id(batch.id, custom_id)
             body = orjson.dumps(body_of(number))
             messages.append(writer.write(request_id, custom_id, number, url, body))
             entries.append((number, custom_id, False))
@@ -95,7 +96,7 @@ def hold(
 def is_ready(client: redis.Redis) -> bool:
     """Whether a worker of the default queue says that its engine is ready."""
     store = BatchStore(client, ttl_ms=TTL_MS)
-    return any(worker["state"] == "ready" for worker in store.workers(keys.DEFAULT_QUEUE))
+    return any(worker["state"] == "ready" for worker in store.workers(naming.DEFAULT_QUEUE))
 
 
 def wait_ready(client: redis.Redis, timeout_s: float = 180) -> None:

@@ -20,6 +20,7 @@ from bench.common.load import HELD, cpu_s
 from bench.producer_cost.submission import timed, write_file
 from bench.worker_cost.overhead import LATENCY_S, STEP_S
 
+from contract import naming
 from contract.redis import keys
 from demo.stack import RedisServer, Worker, eventually
 
@@ -81,7 +82,9 @@ def drained(side: Side, url: str, lines: Path, log: Path, **engine: float) -> di
     """Queue a file, let a worker that is ready have it all at once; return the worker's figures."""
     with redis.Redis.from_url(url) as client:
         side.produce(url, "submit", lines, "--batch-id", BATCH)
-        (queue,) = (key for key in keys.priority_lists(keys.DEFAULT_QUEUE) if client.exists(key))
+        (queue,) = (
+            key for key in naming.priority_lists(naming.DEFAULT_QUEUE) if client.exists(key)
+        )
         client.rename(queue, HELD)
         count = client.llen(HELD)
         with side.worker(url, log, **engine) as worker:

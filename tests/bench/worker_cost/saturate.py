@@ -16,8 +16,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from contract import naming
 from contract.message import Delivery
-from contract.redis import keys
 from contract.results import success_meta
 from contract.settings import load
 from worker.drain.endings import Ending
@@ -41,7 +41,7 @@ async def main(url: str, group: int) -> int:
     """Wait for the queue to fill, empty it; return how many results were written."""
     settings = load(SimulatedSettings, redis_url=url, engine="simulated")
     leases = Leases(settings, f"saturate.{os.getpid()}.bench")
-    lists = keys.priority_lists(leases.queue)
+    lists = naming.priority_lists(leases.queue)
     while not await leases.wait_for_message(lists[-2]):
         continue
     written = 0

@@ -22,7 +22,7 @@ from bench.common.pace import follow
 from bench.common.probe import Probe
 from bench.worker_cost.overhead import STEP_S
 
-from contract.redis import keys
+from contract import naming
 from contract.redis.batches import BatchStore
 from demo.stack import RedisServer, eventually
 
@@ -76,7 +76,7 @@ def fleet(folder: Path, workers: int, latency_s: float, seconds: float) -> dict[
 
 
 def _ready(store: BatchStore) -> int:
-    return sum(worker["state"] == "ready" for worker in store.workers(keys.DEFAULT_QUEUE))
+    return sum(worker["state"] == "ready" for worker in store.workers(naming.DEFAULT_QUEUE))
 
 
 def lean(folder: Path, processes: int, group: int, count: int) -> dict[str, Any]:

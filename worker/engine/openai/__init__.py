@@ -1,7 +1,5 @@
 """Requests go to servers that speak OpenAI's API: vLLM's own, or any other."""
 
-from __future__ import annotations
-
 from typing import Annotated, Self
 from urllib.parse import urlsplit
 

@@ -5,8 +5,6 @@ counted, and the next engine's `start` waits for a server. What becomes of each 
 in retries.py; which server gets a request, and when one is away, is worker/engine/remote.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass

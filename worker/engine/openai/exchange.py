@@ -1,7 +1,5 @@
 """Sends one request to one server over HTTP and reads its answer, or what came instead."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import AsyncIterator

@@ -4,8 +4,6 @@ A stream shows progress, and closing it stops the work in the server. Requests f
 not carry are sent without one.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from contract.openai.body import CHAT_URL

@@ -3,8 +3,6 @@
 docs/engine-openai.md shows the same table; a test compares them.
 """
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime

@@ -4,8 +4,6 @@ Its limit of requests in flight is a set number, or follows the server's own met
 requests wait there and no more: no slot idles, no other client is pushed back.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import re

@@ -5,8 +5,6 @@ overwrites what the user asked for with it. Layouts known: 0.8 to 0.12, and `_me
 older.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

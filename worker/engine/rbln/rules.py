@@ -3,8 +3,6 @@
 Sources: vllm-rbln's and optimum-rbln's wheels 0.8 to 0.12 (docs/rbln.md has the table).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 

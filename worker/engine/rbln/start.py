@@ -1,7 +1,5 @@
 """Before an RBLN engine starts: checks, limits, devices. Called before vLLM is imported."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """One fleet of servers for every engine whose model runs on other machines."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Generic
 

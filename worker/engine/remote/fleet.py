@@ -5,8 +5,6 @@ healthy, and rests for REST_S besides. When no server is left, requests end with
 drain hands them back and starts a new engine, which waits for a server.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import math

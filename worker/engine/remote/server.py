@@ -1,7 +1,5 @@
 """What a fleet knows of one server; a subclass speaks its protocol."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator

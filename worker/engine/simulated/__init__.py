@@ -1,7 +1,5 @@
 """An engine without a model, for tests and benchmarks of the queue."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Annotated

@@ -10,8 +10,6 @@ every start and end of a computation is appended there, for an observer that tru
 nobody's counters.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import math

@@ -5,8 +5,6 @@ is in flight along; stopped (SIGSTOP), no step is made any more. So what a test 
 to EngineCore it can do to this one, in milliseconds instead of half a minute.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

@@ -1,7 +1,5 @@
 """Requests go to the vLLM backend of Triton servers."""
 
-from __future__ import annotations
-
 from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, Field

@@ -4,8 +4,6 @@ The backend takes text and vLLM's SamplingParams. Everything that vLLM's own ser
 these, chat templates, defaults and length checks, is done here with the model's tokenizer.
 """
 
-from __future__ import annotations
-
 import inspect
 import json
 import time

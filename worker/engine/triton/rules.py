@@ -4,8 +4,6 @@
 know: files from old tutorials end the server with a TypeError. config.pbtxt is Triton's.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import re

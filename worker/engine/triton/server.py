@@ -4,8 +4,6 @@ The model behind it is the vLLM backend's: a decoupled one that takes `text_inpu
 `sampling_parameters` and `exclude_input_in_output` and answers with pieces of `text_output`.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from typing import Any

@@ -1,7 +1,5 @@
 """vLLM's own serving classes, in process; models compiled for RBLN run through it too."""
 
-from __future__ import annotations
-
 from worker.engine import Engine
 from worker.engine.rbln.start import prepare
 from worker.engine.spec import EngineSpec

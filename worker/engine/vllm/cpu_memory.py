@@ -4,8 +4,6 @@ Left alone vLLM wants 92 % of a NUMA node, as if it were a GPU that nothing else
 on the CPU only: GPUs and NPUs start as vLLM has it.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import os

@@ -5,8 +5,6 @@ asked for only decides what it hands on. So the text of a request that asked for
 alone can be read at any time, and the request runs no differently for it.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 

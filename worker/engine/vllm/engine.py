@@ -6,8 +6,6 @@ parameters and responses, so a queued request gets what the server would give.
 Written for vLLM 0.30 (CPU, RBLN); 0.26 (CUDA, run on an H200) differs in three import paths.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import logging

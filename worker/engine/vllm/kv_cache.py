@@ -4,8 +4,6 @@ By arithmetic before anything is loaded, for models whose every layer keeps the 
 every token; from vLLM's own error where only the engine knows.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -5,8 +5,6 @@ its network, at once, by a redirect, or by a DNS answer that changes between che
 check is made on the address that is about to be connected to.
 """
 
-from __future__ import annotations
-
 import ipaddress
 import socket
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 vLLM's own parser judges the rest when the engine starts (worker/engine/vllm/engine.py).
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

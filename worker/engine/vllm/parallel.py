@@ -1,7 +1,5 @@
 """How many devices the options ask for, and how many there are."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 
 from worker.machine import devices

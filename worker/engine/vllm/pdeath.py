@@ -12,8 +12,6 @@ Not so on RBLN, where a killed engine may leave its card unusable: there it is S
 and SIGKILL only after a long grace (worker/engine/rbln/start.py sets it).
 """
 
-from __future__ import annotations
-
 import ctypes
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """vLLM's part of `python -m worker.check`; nothing of vLLM is imported or started."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -5,8 +5,6 @@ the process that failed, and may have gone somewhere else. So each engine proces
 its errors into a file, and the worker reads them when the engine is dead.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

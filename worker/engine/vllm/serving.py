@@ -3,8 +3,6 @@
 Imported after engine.py has set what vLLM reads at its import.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from typing import Any

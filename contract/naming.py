@@ -1,0 +1,55 @@
+"""Names that every client sees: task, queues, priority lists, task ids, results, text streams."""
+
+import hashlib
+
+TASK_NAME = "warmq.generate"
+DEFAULT_QUEUE = "warmq"
+#: kombu's priority steps and separator (kombu.transport.redis); 0 is highest.
+PRIORITY_STEPS = (0, 3, 6, 9)
+PRIORITY_SEPARATOR = "\x06\x16"
+RESULT_PREFIX = "celery-task-meta-"
+LISTEN_CHANNEL = "warmq:listen"
+
+#: Namespace of every request id (uuid5 of the DNS name "warmq.generate").
+_NAMESPACE = bytes.fromhex("960db37e6ab45803a58e8309e9e21b67")
+
+
+def queue_name(model: str | None, default: str = DEFAULT_QUEUE) -> str:
+    """Return the queue that requests for `model` wait in."""
+    return f"{default}.{model}" if model else default
+
+
+def priority_list(queue: str, priority: int) -> str:
+    """Return kombu's list key for a priority 0 (highest) to 9."""
+    step = max(s for s in PRIORITY_STEPS if s <= priority)
+    return queue if step == 0 else f"{queue}{PRIORITY_SEPARATOR}{step}"
+
+
+def priority_lists(queue: str) -> list[str]:
+    """Return the queue's four lists, highest priority first."""
+    return [priority_list(queue, step) for step in PRIORITY_STEPS]
+
+
+def stream_key(request_id: str) -> str:
+    """Return the stream that a listened-to request's text is written to."""
+    return f"warmq:stream:{request_id}"
+
+
+#: The first hex digit of the 9th byte, with RFC 9562's variant bits in it.
+_VARIANT = {digit: f"{int(digit, 16) & 3 | 8:x}" for digit in "0123456789abcdef"}
+
+
+def _uuid5(name: str) -> str:
+    # uuid.uuid5 costs four times as much; the bits are the same (RFC 9562, section 5.5).
+    d = hashlib.sha1(_NAMESPACE + name.encode(), usedforsecurity=False).hexdigest()
+    return f"{d[:8]}-{d[8:12]}-5{d[13:16]}-{_VARIANT[d[16]]}{d[17:20]}-{d[20:32]}"
+
+
+def request_id(batch_id: str, custom_id: str) -> str:
+    """Return the request id (Celery task id) of a custom_id; the same on every delivery."""
+    return _uuid5(f"{batch_id}\0id\0{custom_id}")
+
+
+def line_request_id(batch_id: str, line: int) -> str:
+    """Return the request id of a line that has no usable or unique custom_id."""
+    return _uuid5(f"{batch_id}\0line\0{line}")
