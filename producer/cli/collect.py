@@ -132,12 +132,16 @@ def write(
         beside = errors_beside(output) if output and good and not bad else None
         if beside is not None and beside.exists():
             bad = files.enter_context(AtomicFile(beside))  # an earlier collection's: replace it
+        write_good = good.write if good else _write_to_stdout
         for line in lines:
-            if line.failed and bad is None and beside is not None:
-                bad = files.enter_context(AtomicFile(beside))
-            _put((bad or good) if line.failed else good, line.json + b"\n")
-            collected.completed += not line.failed
-            collected.failed += line.failed
+            if line.failed:
+                if bad is None and beside is not None:
+                    bad = files.enter_context(AtomicFile(beside))
+                (bad.write if bad else write_good)(line.json + b"\n")
+                collected.failed += 1
+            else:
+                write_good(line.json + b"\n")
+                collected.completed += 1
             report()
         for file in filter(None, (good, bad)):
             file.sync()  # all of them before the first one appears
@@ -145,10 +149,7 @@ def write(
             collected.errors_file = bad.path
 
 
-def _put(file: AtomicFile | None, data: bytes) -> None:
-    if file is not None:
-        file.write(data)
-        return
+def _write_to_stdout(data: bytes) -> None:
     try:
         sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()  # who follows a batch wants each line as it comes

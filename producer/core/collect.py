@@ -87,10 +87,8 @@ class Collector:
                 continue
             self._wait_s = _SHORTEST_WAIT_S
             self._given += len(raws)
-            for request_id, (line, custom_id, _), raw in zip(
-                request_ids, entries, raws, strict=True
-            ):
-                yield result_line(request_id, custom_id, line, raw)
+            lines, custom_ids, _ = zip(*entries, strict=True)
+            yield from map(result_line, request_ids, custom_ids, lines, raws)
 
     def _as_completed(self) -> Iterator[ResultLine]:
         with closing(SeenIds()) as seen:
