@@ -6,6 +6,8 @@ import asyncio
 import base64
 import time
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -105,12 +107,15 @@ async def test_an_idle_drain_wakes_up_at_once(redis_client: redis.Redis, redis_u
 
 
 async def test_a_request_that_expired_in_the_queue_never_runs(
-    redis_client: redis.Redis, redis_url: str
+    redis_client: redis.Redis, redis_url: str, tmp_path: Path
 ) -> None:
     send(redis_client, chat(user=LONG), expires="2026-01-01T00:00:00+00:00")
-    async with draining(redis_url) as running:
-        await soon(lambda: stored(redis_client, "t0"))
-        assert running.engine.steps == 0
+    redis_client.lpush(QUEUE, celery_message("t1"))
+    log = tmp_path / "log"
+    async with draining(redis_url, partial(SimulatedEngine, log=log)):
+        await soon(lambda: stored(redis_client, "t0") and stored(redis_client, "t1"))
+    began_and_ended = [line.split()[:2] for line in log.read_text().splitlines()]
+    assert began_and_ended == [["start", "t1"], ["end", "t1"]]
     assert error_of(redis_client, "t0")["code"] == "expired"
     assert stored(redis_client, "t0")["status"] == "REVOKED"  # type: ignore[index]
 
