@@ -27,8 +27,10 @@ class Reads:
         self._raw_client = client
         # redis-py types every reply as bytes or str or more; these clients never decode.
         self._client: Any = Client(connection_pool=client.connection_pool)
-        #: Runs a script that writes, by its name.
-        self._run = self._client.run_script
+
+    def _run(self, name: str, *args: Any) -> Any:
+        """Run a script that writes, and return its reply."""
+        return self._client.run_script(name, *args)
 
     def close(self) -> None:
         """Close the client that this was made with, and all connections."""

@@ -108,6 +108,7 @@ batches = st.fixed_dictionaries(
         "v": st.integers(),
     },
 )  # fmt: skip
+FIRST_UNESCAPED_QUOTE_AND_COMMA = re.compile(r'(?<!\\)(?:\\\\)*",')
 request_ids = st.sampled_from([B1, *TEXTS, *(f"r{i}" for i in range(20)), 5, None, ["r"]])
 messages = envelopes(batches, request_ids, str(TRAP))
 
@@ -122,10 +123,13 @@ def empty_with_a_batch(client: redis.Redis) -> BatchStore:
 
 
 def read_leniently(raw: bytes) -> dict[str, Any]:
-    """Return a message's headers as POP finds them, which decodes only what follows the body."""
+    """Return a message's headers as POP finds them: where the body comes first, as kombu writes
+    it, only what follows it is decoded."""
     text = raw.decode(errors="replace")
-    if text.startswith('{"body":') and (end := re.search(r'(?<!\\)",\s?"content-', text)):
-        text = '{"body":"' + text[end.start() :]
+    begin = re.match(r'\{"body":\s?"', text)
+    end = FIRST_UNESCAPED_QUOTE_AND_COMMA.search(text, begin.end()) if begin else None
+    if end and re.match(r'\s?"content-', text[end.end() :]):
+        text = '{"body":"",' + text[end.end() :]
     headers = json.loads(text, strict=False)["headers"]
     assert isinstance(headers["id"], str)
     return headers  # type: ignore[no-any-return]
