@@ -65,7 +65,7 @@ class Forms:
         """
         settings = self.drain.settings
         self.drain.settings = settings.model_copy(update={"look_ahead": look_ahead})
-        self.drain._size()
+        self.drain.measure_room()
         self._runs += 1
         held = await asyncio.to_thread(self._hold, count) if form == "queue" else None
         if beside is not None and held is not None:
