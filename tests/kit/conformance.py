@@ -133,7 +133,8 @@ class Life:
     async def inside(self) -> tuple[str, asyncio.Task[Completion]]:
         """Return a long request that has begun to write."""
         request = EngineRequest(COMPLETION_URL, self.long)
-        for _ in range(5):  # on a busy machine the end may come with the beginning
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:  # on a busy machine the end may come with the beginning
             request_id = f"long{next(self._ids)}"
             task = asyncio.create_task(self.engine.generate(request, request_id))
             await self._begun(request_id, task)
