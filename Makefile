@@ -93,6 +93,10 @@ $(TRITON_VENV)/.installed: pyproject.toml scripts/setup $(wildcard requirements/
 
 .PHONY: test-engines
 test-engines: $(STAMP) $(TRITON_VENV)/.installed ## the worker in front of real remote servers
+	$(PYTEST) tests/engines -m "not slow"
+
+.PHONY: test-engines-full
+test-engines-full: $(STAMP) $(TRITON_VENV)/.installed ## the same, and what wants a machine with nothing else to do
 	$(PYTEST) tests/engines
 
 compile: ## compile a model for RBLN, where its packages are (docs/rbln.md): make compile ARGS="MODEL -o DIR ..."
