@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from pathlib import Path
 from typing import Any, get_args
@@ -12,10 +13,13 @@ import redis
 from draining import LONG, Draining, draining, send, soon
 from lessee import Lessee, chat, submit_batch
 
+from contract.errors import EngineDead
 from contract.redis.batches import BatchStore
 from demo.stack import RedisServer
 from worker.drain import events
 from worker.drain.events import Event
+from worker.engine import Completion, EngineRequest
+from worker.engine.simulated.engine import SimulatedEngine
 
 
 class Witness:
@@ -65,6 +69,38 @@ async def test_an_engines_death_and_rebuild_and_what_was_in_it_are_told(
     assert [d.request_id for d in handed_back.deliveries] == ["t0"]
     assert handed_back.died == {handed_back.deliveries[0].lease}
     assert [event.rebuilt for event in witness.of(events.EngineReady)] == [False, True]
+
+
+class DyingSlowly(SimulatedEngine):
+    """Is dead before the requests in it hear of it."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.told, self.broken = asyncio.Event(), False
+
+    async def generate(self, request: EngineRequest, request_id: str) -> Completion:
+        await self.told.wait()
+        raise EngineDead("the connection to it broke")
+
+    def dead(self) -> bool:
+        return self.broken
+
+
+async def test_a_death_is_told_once_with_its_reason_where_requests_hear_of_it_late(
+    redis_client: redis.Redis, redis_url: str
+) -> None:
+    async with draining(redis_url, DyingSlowly) as running:
+        witness = Witness(running)
+        send(redis_client, chat())
+        await soon(lambda: len(running.drain.in_flight.tasks()) == 1)
+        engine = running.engine
+        assert isinstance(engine, DyingSlowly)
+        engine.broken = True
+        running.drain.wakeup.poke()
+        engine.told.set()  # after the poke: the drain looks first
+        await soon(lambda: len(witness.of(events.EngineReady)) == 2)
+    reasons = [event.reason for event in witness.of(events.EngineDied)]
+    assert reasons == ["the connection to it broke"]
 
 
 async def test_redis_is_lost_once_and_back_once_in_an_outage(tmp_path: Path) -> None:

@@ -157,9 +157,9 @@ class Serving:
         if not self._crashed and not self.supervisor.dead():
             return
         in_use = bool(self._crashed)
-        if not in_use:
-            self.events.publish(EngineDied("with no request in it"))
         await self.settle()
+        if not self._crashed:
+            self.events.publish(EngineDied("with no request in it"))
         await self.hand_back_crashed()
         if not self.lifecycle.stopping:
             await self.lifecycle.until_asked(self.supervisor.rebuild(in_use=in_use))
