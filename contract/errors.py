@@ -34,9 +34,13 @@ class RequestRejected(WarmqError):
     code = "invalid_request"
 
     def __init__(
-        self, message: str, *, code: str | None = None, field: str | None = None,
+        self,
+        message: str,
+        *,
+        code: str | None = None,
+        field: str | None = None,
         custom_id: str | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(message, code=code)
         self.field = field
         #: The request's own custom_id, where the line had a usable one.

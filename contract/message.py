@@ -28,9 +28,14 @@ class MessageWriter:
     """Writes the messages of one batch; everything constant is encoded once."""
 
     def __init__(
-        self, batch_id: str, created: int, life: str, queue: str, priority: int,
+        self,
+        batch_id: str,
+        created: int,
+        life: str,
+        queue: str,
+        priority: int,
         deadline: float | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.list_key = priority_list(queue, priority)
         self._tail = (
             b',"batch":' + orjson.dumps(batch_id) + b',"created":"%d"' % created
@@ -97,8 +102,11 @@ class Delivery:
     def same_request(self, other: Delivery) -> bool:
         """Say whether both deliver one request: of one batch life, with one body."""
         return (self.request_id, self.batch, self.life, self.content) == (
-            other.request_id, other.batch, other.life, other.content
-        )  # fmt: skip
+            other.request_id,
+            other.batch,
+            other.life,
+            other.content,
+        )
 
 
 def read_delivery(lease: str, raw: bytes, returns: int = 0, deaths: int = 0) -> Delivery:

@@ -23,7 +23,7 @@ from contract.openai.pooling import (
     JsonObject,
     NonNegative,
     Text,
-)  # fmt: skip
+)
 
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Tokens = list[NonNegative]

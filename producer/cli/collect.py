@@ -28,13 +28,18 @@ class Collected:
 
 
 def collect(
-    store: BatchStore, batch: Batch, order: str, output: str | None, errors: str | None,
-    *, follow: bool = False, partial: bool = False,
-) -> Collected:  # fmt: skip
+    store: BatchStore,
+    batch: Batch,
+    order: str,
+    output: str | None,
+    errors: str | None,
+    *,
+    follow: bool = False,
+    partial: bool = False,
+) -> Collected:
     """Write a batch's results to files or stdout, as `write` does; return how many there were.
 
-    `order` is input or completion; `follow` waits for results that are not there yet, `partial`
-    takes what there is of an unfinished batch.
+    `order`: input or completion. `follow` waits for missing results, `partial` does without them.
 
     Raises:
         BatchChanged: where there is not one line for each request; no file appears then.

@@ -15,10 +15,16 @@ model = click.option(
     "--model", metavar="NAME", default="", help="Served model to send the requests to."
 )
 priority = click.option(
-    "--priority", type=click.IntRange(0, 9), default=6, show_default=True,
+    "--priority",
+    type=click.IntRange(0, 9),
+    default=6,
+    show_default=True,
     help="0 is the most urgent; steps are 0, 3, 6, 9.",
-)  # fmt: skip
+)
 pairs = click.option(
-    "--set", "pairs", metavar="NAME=VALUE", multiple=True,
+    "--set",
+    "pairs",
+    metavar="NAME=VALUE",
+    multiple=True,
     help="Set a body field of every line, as max_tokens=256; repeatable.",
-)  # fmt: skip
+)

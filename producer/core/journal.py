@@ -156,9 +156,11 @@ class RunFiles:
             where = os.path.normpath(self._output.parent / kept.errors_file)
             raise BatchConflict(
                 f"the run that wrote {self._output} is not complete, and its failed requests are "
-                f"in {where}", remedy="name_error_file", errors_file=where,
+                f"in {where}",
+                remedy="name_error_file",
+                errors_file=where,
                 start_anew=self.journal.start_anew,
-            )  # fmt: skip
+            )
         if kept.fingerprint != self._begin.fingerprint:
             raise self._refused(
                 f"{self._output} is of a run of another input, or its input ({kept.input}) has "

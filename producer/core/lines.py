@@ -109,5 +109,7 @@ class LinesToMessages:
 def _duplicate(custom_id: str) -> RequestRejected:
     return RequestRejected(
         f"field custom_id: {custom_id!r} was used by an earlier line; make it unique",
-        code="duplicate_custom_id", field="custom_id", custom_id=custom_id,
-    )  # fmt: skip
+        code="duplicate_custom_id",
+        field="custom_id",
+        custom_id=custom_id,
+    )

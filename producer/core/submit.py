@@ -99,9 +99,13 @@ class Submitter:
         ids = nullcontext(part.seen) if part else closing(SeenIds())
         with ids as seen, ThreadPoolExecutor(1, "warmq-enqueue") as sender:
             lines = LinesToMessages(
-                self._id, self._writer, self._submission.overrides, self._settings.max_line_bytes,
-                seen, part.name if part else "",
-            )  # fmt: skip
+                self._id,
+                self._writer,
+                self._submission.overrides,
+                self._settings.max_line_bytes,
+                seen,
+                part.name if part else "",
+            )
             try:
                 for raw in raw_chunks:
                     kept = next(stored, None)
@@ -163,11 +167,15 @@ class Submitter:
         wait_s = _FIRST_WAIT_S
         while True:
             answer = self._store.enqueue(
-                self._summary.batch, self._writer.list_key, chunk.before, chunk.index,
-                chunk.messages, chunk.rejects,
+                self._summary.batch,
+                self._writer.list_key,
+                chunk.before,
+                chunk.index,
+                chunk.messages,
+                chunk.rejects,
                 high_water=self._settings.high_water,
                 high_water_requests=self._settings.high_water_requests,
-            )  # fmt: skip
+            )
             if answer.answer == "ok":
                 return _Sent(queued=len(chunk.messages), rejected=len(chunk.rejects))
             if answer.answer != "full":
@@ -188,8 +196,9 @@ class Submitter:
         if kept is None:
             raise BatchConflict(
                 f"batch {self._id} was closed before line {chunk.first} (cancelled, or submitted "
-                "from a shorter file)", remedy="new_batch_id",
-            )  # fmt: skip
+                "from a shorter file)",
+                remedy="new_batch_id",
+            )
         if (kept.cursor, kept.digest) != (chunk.index.cursor, chunk.index.digest):
             raise self._differs(f"it differs within lines {chunk.first} to {chunk.index.cursor}")
         return len(kept.entries)
@@ -203,8 +212,9 @@ class Submitter:
     def _deleted(self) -> BatchChanged:
         return BatchChanged(
             f"batch {self._id} was deleted while it was submitted, or Redis has lost it",
-            remedy="submit_from_start", batch_id=self._id,
-        )  # fmt: skip
+            remedy="submit_from_start",
+            batch_id=self._id,
+        )
 
     def _lost(self, answer: Enqueued) -> WritesLost:
         lost = f"of batch {self._id} it has the lines up to {answer.cursor} only"

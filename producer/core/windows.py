@@ -178,9 +178,11 @@ class Run:
     def _why_full(self, coming: int = 0) -> str:
         list_key = naming.priority_list(self.submission.queue, self.submission.priority)
         return self.store.why_full(
-            list_key, coming, high_water=self.settings.high_water,
+            list_key,
+            coming,
+            high_water=self.settings.high_water,
             high_water_requests=self.settings.high_water_requests,
-        )  # fmt: skip
+        )
 
     def _take(self, window: _Window, raws: _Chunks) -> Iterator[RawChunk]:
         """Pass a window's chunks on, numbered anew."""
@@ -215,10 +217,16 @@ class Run:
             files.add(line)
             failed += line.failed
             completed += not line.failed
-        files.commit(replace(
-            done, line=window.line, digest=window.digest, windows=done.windows + 1,
-            completed=done.completed + completed, failed=done.failed + failed,
-        ))  # fmt: skip
+        files.commit(
+            replace(
+                done,
+                line=window.line,
+                digest=window.digest,
+                windows=done.windows + 1,
+                completed=done.completed + completed,
+                failed=done.failed + failed,
+            )
+        )
 
     def _progress(self, submitted: Batch, workers: QueueWorkers) -> str:
         batch = self.store.batch(submitted.id) or submitted  # what collects it says if it is gone

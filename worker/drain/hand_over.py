@@ -64,7 +64,9 @@ async def _give_up(serving: Serving, which: Sequence[Running]) -> None:
         _, deaf = await asyncio.wait(tasks, timeout=stopping.ABORT_S)
         if deaf:
             log.warning(
-                "%d requests have not ended %g s after they were aborted", len(deaf),
-                stopping.ABORT_S, extra={"action": "abort_hangs"},
-            )  # fmt: skip
+                "%d requests have not ended %g s after they were aborted",
+                len(deaf),
+                stopping.ABORT_S,
+                extra={"action": "abort_hangs"},
+            )
     await serving.hand_back([r for r in which if not r.ended], frozenset())

@@ -132,9 +132,11 @@ class Leases(Scripts):
             return await self._done([ending])
         except StoreRefused as error:
             log.error(
-                "request %s has no result, its lease will end: %s", ending.delivery.request_id,
-                error, extra={"action": "result_refused"},
-            )  # fmt: skip
+                "request %s has no result, its lease will end: %s",
+                ending.delivery.request_id,
+                error,
+                extra={"action": "result_refused"},
+            )
             return 0
 
     async def release(self, deliveries: Sequence[Delivery], died: frozenset[str]) -> None:
@@ -152,9 +154,11 @@ class Leases(Scripts):
                 _, left = await self.until_done("release", *common, _date())
         except StoreRefused as error:
             log.error(
-                "%d requests return when their leases end: %s", len(leases), error,
+                "%d requests return when their leases end: %s",
+                len(leases),
+                error,
                 extra={"action": "release_refused"},
-            )  # fmt: skip
+            )
 
     async def renew(self, leases: Sequence[str]) -> list[str]:
         """Extend leases; return those that this worker has no longer.
@@ -171,9 +175,10 @@ class Leases(Scripts):
         unknown = [lease for lease in names if quiet or lease_number(lease) <= known]
         if unknown:
             log.warning(
-                "handing back %d leases whose POP reply was lost", len(unknown),
+                "handing back %d leases whose POP reply was lost",
+                len(unknown),
                 extra={"action": "lost_pop"},
-            )  # fmt: skip
+            )
             await self._release(unknown)
         return [raw.decode() for raw in lost]
 
@@ -215,8 +220,9 @@ class Leases(Scripts):
             pipe.hmget(keys.batch_key(batch), "life", "finished_at")
         replies = await pipe.execute()
         states = dict(zip(batches, replies[len(deliveries) :], strict=True))
-        open_lives = {b: life.decode() for b, (life, finished) in states.items()
-                      if life and not finished}  # fmt: skip
+        open_lives = {
+            b: life.decode() for b, (life, finished) in states.items() if life and not finished
+        }
         return [
             pttl == -1 or (open_lives.get(d.batch) != d.life if d.batch else pttl != -2)
             for pttl, d in zip(replies, deliveries, strict=False)

@@ -41,8 +41,9 @@ class Drain(Serving):
         async with asyncio.TaskGroup() as group:
             self._committing = group.create_task(self._committer.run())
             side = [
-                self._committing, *(group.create_task(c) for c in (*self.wakeup.tasks(), *beside))
-            ]  # fmt: skip
+                self._committing,
+                *(group.create_task(c) for c in (*self.wakeup.tasks(), *beside)),
+            ]
             try:
                 if await self.lifecycle.until_asked(self.supervisor.start()):
                     self.measure_room()

@@ -69,9 +69,11 @@ class Scripts:
                         f"its lease ends. {error}"
                     ) from error
                 log.warning(
-                    "Redis refused %s, trying again: %s", name, error,
+                    "Redis refused %s, trying again: %s",
+                    name,
+                    error,
                     extra={"action": "redis_retry"},
-                )  # fmt: skip
+                )
                 await asyncio.sleep(delay)
                 delay = min(1.0, delay * 2)
 

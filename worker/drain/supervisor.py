@@ -127,9 +127,11 @@ class Supervisor:
         for tried in range(self._tries):
             await asyncio.sleep(REBUILD_BACKOFF_S * 2**tried if tried else 0)
             log.warning(
-                "rebuilding the engine, try %d of %d", tried + 1, self._tries,
+                "rebuilding the engine, try %d of %d",
+                tried + 1,
+                self._tries,
                 extra={"action": "engine_rebuild"},
-            )  # fmt: skip
+            )
             try:
                 return await self.start()
             except Exception as error:  # whatever a library raises, the next try may succeed
@@ -178,16 +180,19 @@ class Supervisor:
             self._stuck = True
             log.error(
                 "the engine's shutdown has not ended after %g s; its processes end with this one",
-                self.grace_s + SHUTDOWN_S, extra={"action": "shutdown_hangs"},
-            )  # fmt: skip
+                self.grace_s + SHUTDOWN_S,
+                extra={"action": "shutdown_hangs"},
+            )
 
 
 def _log_failure(ending: asyncio.Task[None]) -> None:
     if not ending.cancelled() and (error := ending.exception()):
         log.error(
-            "the engine's shutdown failed: %s", error,
-            exc_info=error, extra={"action": "shutdown_failed"},
-        )  # fmt: skip
+            "the engine's shutdown failed: %s",
+            error,
+            exc_info=error,
+            extra={"action": "shutdown_failed"},
+        )
 
 
 def _nothing() -> None:

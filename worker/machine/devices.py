@@ -33,8 +33,12 @@ def visible_cards(devices: str | None) -> Cards:
     try:
         done = subprocess.run(
             [sys.executable, "-c", _QUESTION],
-            env=env, capture_output=True, text=True, timeout=ASK_S, check=True,
-        )  # fmt: skip
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=ASK_S,
+            check=True,
+        )
         return Cards(tuple(str(name) for name in json.loads(done.stdout.splitlines()[-1])))
     except subprocess.TimeoutExpired:
         return Cards(trouble=f"the runtime did not answer within {ASK_S:g} s")

@@ -165,8 +165,12 @@ class PatienceStep(bootsteps.Step):
     def __init__(self, consumer: Any, **options: Any) -> None:
         super().__init__(consumer, **options)
         consumer.connection_errors = (
-            *consumer.connection_errors, ValueError, TypeError, AttributeError, LookupError
-        )  # fmt: skip
+            *consumer.connection_errors,
+            ValueError,
+            TypeError,
+            AttributeError,
+            LookupError,
+        )
 
 
 def _log_fatal(error: BaseException) -> None:

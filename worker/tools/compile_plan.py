@@ -180,8 +180,9 @@ def _judge_disk(plan: Plan) -> Iterator[Finding]:
     source = Path(plan.model)
     if not source.is_dir():
         return
-    existing = next(p for p in [plan.output.absolute(), *plan.output.absolute().parents]
-                    if p.exists())  # fmt: skip
+    existing = next(
+        p for p in [plan.output.absolute(), *plan.output.absolute().parents] if p.exists()
+    )
     free, need = shutil.disk_usage(existing).free, folder_size(source) * SPACE_FACTOR
     if free < need:
         yield Finding(

@@ -67,9 +67,15 @@ def _pairs(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> dic
 @click.option("--set", "pairs", metavar="KEY=JSON", multiple=True, callback=_pairs, help=PAIRS)
 @click.option("--overwrite", is_flag=True, help="Replace files of that name.")
 def command(
-    model: Path | None, output: Path | None, check: Path | None, name: str, model_path: str | None,
-    pairs: dict[str, Any], overwrite: bool, **limits: int | None,
-) -> int:  # fmt: skip
+    model: Path | None,
+    output: Path | None,
+    check: Path | None,
+    name: str,
+    model_path: str | None,
+    pairs: dict[str, Any],
+    overwrite: bool,
+    **limits: int | None,
+) -> int:
     """Write a Triton model repository for vLLM's backend, or --check one.
 
     Writes NAME/config.pbtxt and NAME/1/model.json into REPO, for a GPU or, where MODEL_DIR was

@@ -12,15 +12,26 @@ from producer.cli.context import Context, Exit, hint, pass_context
 @options.batch_id
 @options.output
 @options.errors
-@click.option("--order", type=click.Choice(["input", "completion"]), default="input",
-              show_default=True, help="Order of the lines.")  # fmt: skip
+@click.option(
+    "--order",
+    type=click.Choice(["input", "completion"]),
+    default="input",
+    show_default=True,
+    help="Order of the lines.",
+)
 @click.option("--follow", is_flag=True, help="Wait for the results that are not there yet.")
 @click.option("--partial", is_flag=True, help="Of an unfinished batch, take what is there.")
 @pass_context
 def command(
-    context: Context, *, batch_id: str, output: str | None, errors: str | None, order: str,
-    follow: bool, partial: bool,
-) -> Exit:  # fmt: skip
+    context: Context,
+    *,
+    batch_id: str,
+    output: str | None,
+    errors: str | None,
+    order: str,
+    follow: bool,
+    partial: bool,
+) -> Exit:
     """Collect a batch's results, as OpenAI batch output lines.
 
     A file appears when it is complete, never half-written. A finished batch

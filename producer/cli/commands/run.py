@@ -20,17 +20,27 @@ from producer.core.windows import Run
 @click.argument("output", metavar="OUT")
 @click.option("--errors", metavar="ERR", help="File for failed requests; default OUT.errors.jsonl.")
 @click.option(
-    "--window", type=click.IntRange(min=1), default=20_000, show_default=True,
+    "--window",
+    type=click.IntRange(min=1),
+    default=20_000,
+    show_default=True,
     help="Lines to queue at a time, in steps of 500; Redis holds two windows.",
-)  # fmt: skip
+)
 @options.model
 @options.priority
 @options.pairs
 @pass_context
 def command(
-    context: Context, *, file: str, output: str, errors: str | None, window: int, model: str,
-    priority: int, pairs: tuple[str, ...],
-) -> Exit:  # fmt: skip
+    context: Context,
+    *,
+    file: str,
+    output: str,
+    errors: str | None,
+    window: int,
+    model: str,
+    priority: int,
+    pairs: tuple[str, ...],
+) -> Exit:
     """Take FILE through the queue into OUT, in windows, in the order of FILE.
 
     For files larger than Redis: it holds two windows at a time, whatever FILE is,

@@ -32,19 +32,31 @@ _TIMES = 5
 @options.model
 @options.priority
 @options.pairs
-@click.option("--deadline", metavar="D",
-              help="When unfinished requests expire: 90s, 2h, 3d from the batch's creation, or a "
-              "time with its zone, as 2026-11-21T08:00:00+01:00.")  # fmt: skip
+@click.option(
+    "--deadline",
+    metavar="D",
+    help="When unfinished requests expire: 90s, 2h, 3d from the batch's creation, or a "
+    "time with its zone, as 2026-11-21T08:00:00+01:00.",
+)
 @click.option("--wait", is_flag=True, help="Follow the batch to its end (-o and --errors do too).")
 @options.output
 @options.errors
 @options.as_json
 @pass_context
 def command(
-    context: Context, *, file: str, batch_id: str | None, model: str, priority: int,
-    pairs: tuple[str, ...], deadline: str | None, wait: bool, output: str | None,
-    errors: str | None, as_json: bool,
-) -> Exit:  # fmt: skip
+    context: Context,
+    *,
+    file: str,
+    batch_id: str | None,
+    model: str,
+    priority: int,
+    pairs: tuple[str, ...],
+    deadline: str | None,
+    wait: bool,
+    output: str | None,
+    errors: str | None,
+    as_json: bool,
+) -> Exit:
     """Queue every line of FILE as one batch.
 
     FILE is JSON lines, also as .gz or .zst; `-` is standard input. A line is an
@@ -67,24 +79,38 @@ def command(
     source = open_input(file)
     # With `-o -` stdout is for results alone.
     click.echo(f'{{"id":"{name}"}}' if as_json else name, err=output == "-")
-    began = time.monotonic()
-    with hint(f"the same command with --batch-id {name} goes on where it stopped"):
-        submitting = ResumingSubmit(context.store, context.settings, submission, source)
-        summary = submitting.submit()
-    tell(_told(summary, time.monotonic() - began))
-    if not (summary.batch.finished or context.store.workers(queue)):
-        tell(f"{name}: {QueueWorkers(context.store, queue).text()}; the requests wait there")
+    submitting = ResumingSubmit(context.store, context.settings, submission, source)
+    summary = _queued(submitting, queue)
     status, batch = Exit.ALL_WELL, summary.batch
     if wait or output or errors:
-        with hint(WATCH_AGAIN.format(name)):
-            batch = submitting.watched(batch)
-        status = show.ended(batch)
-    if output or errors:
-        with hint(f"the batch has ended; `producer results {name}` collects it again"):
-            collect(context.store, batch, "input", output, errors)
+        status, batch = _followed(submitting, batch, output, errors)
     if as_json:
         show.put_json(show.batch_json(batch), err=output == "-")
     return Exit.BAD_INPUT if summary.batch.number("valid") == 0 else status
+
+
+def _queued(submitting: "ResumingSubmit", queue: str) -> Summary:
+    """Queue the file, and say what became of it and who will serve it."""
+    name, store, began = submitting.submission.batch_id, submitting.store, time.monotonic()
+    with hint(f"the same command with --batch-id {name} goes on where it stopped"):
+        summary = submitting.submit()
+    tell(_told(summary, time.monotonic() - began))
+    if not (summary.batch.finished or store.workers(queue)):
+        tell(f"{name}: {QueueWorkers(store, queue).text()}; the requests wait there")
+    return summary
+
+
+def _followed(
+    submitting: "ResumingSubmit", batch: Batch, output: str | None, errors: str | None
+) -> tuple[Exit, Batch]:
+    """Follow the batch to its end, and collect its results if they have a place."""
+    with hint(WATCH_AGAIN.format(batch.id)):
+        batch = submitting.watched(batch)
+    status = show.ended(batch)
+    if output or errors:
+        with hint(f"the batch has ended; `producer results {batch.id}` collects it again"):
+            collect(submitting.store, batch, "input", output, errors)
+    return status, batch
 
 
 def _told(summary: Summary, took_s: float) -> str:

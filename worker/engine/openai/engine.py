@@ -76,10 +76,12 @@ class OpenAIEngine(RemoteEngine[Upstream]):
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
             cookie_jar=aiohttp.DummyCookieJar(),
         )
-        upstream = await self._fleet.start([
-            Upstream(url, session, settings.model, settings.openai_concurrency)
-            for url in settings.base_urls
-        ])  # fmt: skip
+        upstream = await self._fleet.start(
+            [
+                Upstream(url, session, settings.model, settings.openai_concurrency)
+                for url in settings.base_urls
+            ]
+        )
         served = upstream.models.get(upstream.model, {})
         self._max_model_len = int(served.get("max_model_len") or 0)
         return Capacity(

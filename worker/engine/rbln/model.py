@@ -79,8 +79,11 @@ def read_artefact(model: str | Path | None) -> Artefact | None:
 
 def _artefact(folder: Path, config: dict[str, Any]) -> Artefact:
     part_name, part = _text_part(config)
-    compiled = [c for c in part.get("_compile_cfgs") or config.get("_compile_cfgs") or []
-                if isinstance(c, dict)]  # fmt: skip
+    compiled = [
+        c
+        for c in part.get("_compile_cfgs") or config.get("_compile_cfgs") or []
+        if isinstance(c, dict)
+    ]
     length = _first(part, "max_seq_len", "dec_max_seq_len")
     batch = _first(part, "batch_size") or _first(config, "batch_size")
     if length is None or batch is None:

@@ -190,9 +190,12 @@ class Fleet(Generic[S]):
                 self._hand_out()
             if server.stalled(self._stall_s):
                 log.error(
-                    "%s made no step for %.0f s with %d requests in it", server.name,
-                    self._stall_s, server.in_flight, extra={"action": "server_hung"},
-                )  # fmt: skip
+                    "%s made no step for %.0f s with %d requests in it",
+                    server.name,
+                    self._stall_s,
+                    server.in_flight,
+                    extra={"action": "server_hung"},
+                )
                 self._give_up(server, "hangs")
 
     def last_progress(self) -> float:

@@ -48,10 +48,12 @@ class SimulatedSettings(WorkerSettings):
 
 def check(settings: SimulatedSettings) -> Preflight:
     """Say how much it runs."""
-    return Preflight({
-        "platform": "simulated engine: no model, no device",
-        "capacity": f"{settings.simulated_slots} requests at once",
-    })  # fmt: skip
+    return Preflight(
+        {
+            "platform": "simulated engine: no model, no device",
+            "capacity": f"{settings.simulated_slots} requests at once",
+        }
+    )
 
 
 ENGINE = EngineSpec(SimulatedSettings, "worker.engine.simulated.engine:from_settings", check)

@@ -11,8 +11,11 @@ from worker.engine.spec import EngineSpec, Preflight
 
 
 def _addresses(addresses: str) -> str:
-    hosts = [one.strip().removeprefix("grpcs://").removeprefix("grpc://")
-             for one in addresses.split(",") if one.strip()]  # fmt: skip
+    hosts = [
+        one.strip().removeprefix("grpcs://").removeprefix("grpc://")
+        for one in addresses.split(",")
+        if one.strip()
+    ]
     if not hosts or not all("/" in host or is_address(host) for host in hosts):
         raise ValueError("must name host:port or grpcs://host:port")
     return addresses
@@ -35,12 +38,14 @@ class TritonSettings(RemoteSettings):
 def check(settings: TritonSettings) -> Preflight:
     """Say which servers are asked."""
     each = settings.triton_slots or "as many as the servers take"
-    return Preflight({
-        "platform": "triton servers, nothing runs here",
-        "servers": f"{settings.triton_url}, model {settings.triton_model}",
-        "model": str(settings.model),
-        "capacity": f"{each} at once at each server",
-    })  # fmt: skip
+    return Preflight(
+        {
+            "platform": "triton servers, nothing runs here",
+            "servers": f"{settings.triton_url}, model {settings.triton_model}",
+            "model": str(settings.model),
+            "capacity": f"{each} at once at each server",
+        }
+    )
 
 
 ENGINE = EngineSpec(TritonSettings, "worker.engine.triton.engine:TritonEngine", check)

@@ -86,9 +86,9 @@ class TritonEngine(RemoteEngine["TritonServer"]):
         """
         self._loop, settings = asyncio.get_running_loop(), self._settings
         addresses = [one.strip() for one in settings.triton_url.split(",") if one.strip()]
-        first = await self._fleet.start([
-            self._connect(address, settings.triton_model) for address in addresses
-        ])  # fmt: skip
+        first = await self._fleet.start(
+            [self._connect(address, settings.triton_model) for address in addresses]
+        )
         slots = settings.triton_slots or _number(first.parameters, SLOTS_PARAMETER) or DEFAULT_SLOTS
         self._max_model_len = _number(first.parameters, LENGTH_PARAMETER)
         return Capacity(
@@ -138,9 +138,12 @@ class TritonEngine(RemoteEngine["TritonServer"]):
     def _prepare(self, request: EngineRequest) -> tuple[Prompt, dict[str, Any]]:
         prompt = self._prompts.prompt_of(request)
         return prompt, sampling(
-            request.body, prompt.tokens, self._prompts.defaults,
-            self._settings.default_max_tokens, self._max_model_len,
-        )  # fmt: skip
+            request.body,
+            prompt.tokens,
+            self._prompts.defaults,
+            self._settings.default_max_tokens,
+            self._max_model_len,
+        )
 
     def _complete(
         self, request: EngineRequest, request_id: str, prompt: Prompt, limit: int, answer: Answer

@@ -174,14 +174,16 @@ class VllmEngine:
             model=str(self._args.model),
             adapters=tuple(sorted(models.lora_requests)),
             details={
-                "engine": "vllm", "device": str(config.device_config.device_type),
+                "engine": "vllm",
+                "device": str(config.device_config.device_type),
                 "dtype": str(config.model_config.dtype),
-                "served_names": sorted(self._names), "urls": sorted(self._serving),
+                "served_names": sorted(self._names),
+                "urls": sorted(self._serving),
                 "tensor_parallel_size": parallel.tensor_parallel_size,
                 "pipeline_parallel_size": parallel.pipeline_parallel_size,
                 "data_parallel_size": parallel.data_parallel_size,
             },
-        )  # fmt: skip
+        )
 
     async def generate(self, request: EngineRequest, request_id: str) -> Completion:
         """Run one request through vLLM's serving class for its url."""

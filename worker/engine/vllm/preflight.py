@@ -84,8 +84,10 @@ def _look_at_memory(settings: VllmSettings, seen: Preflight) -> None:
     size = folder_size(folder) if folder.is_dir() else 0
     seen.rows["memory"] = f"{free / GIB:.1f} GiB free; the model's files {size / GIB:.1f}"
     if size > free > 0:
-        seen.found.append(Finding(
-            f"the model's files, {size / GIB:.1f} GiB, exceed the free memory",
-            "They pass through the machine's memory: free some, or use a larger machine",
-            fatal=False,
-        ))  # fmt: skip
+        seen.found.append(
+            Finding(
+                f"the model's files, {size / GIB:.1f} GiB, exceed the free memory",
+                "They pass through the machine's memory: free some, or use a larger machine",
+                fatal=False,
+            )
+        )
