@@ -14,6 +14,7 @@ from draining import LONG, Draining, draining, send, soon
 from lessee import Lessee, chat, submit_batch
 
 from contract.errors import EngineDead
+from contract.redis import keys
 from contract.redis.batches import BatchStore
 from demo.stack import RedisServer
 from worker.drain import events
@@ -126,6 +127,19 @@ async def test_requests_of_a_dead_worker_that_are_put_back_are_told(
         witness = Witness(running)
         await soon(lambda: running.drain.counts.completed == 2)
     assert sum(event.count for event in witness.of(events.Swept)) == 2
+
+
+async def test_requests_whose_leases_others_took_are_told(
+    redis_client: redis.Redis, redis_url: str
+) -> None:
+    async with draining(redis_url, lease_s=2) as running:
+        witness = Witness(running)
+        send(redis_client, chat(user=LONG))
+        await soon(lambda: len(running.drain.in_flight) == 1)
+        redis_client.delete(keys.LEASES, *redis_client.keys("warmq:worker:*"))
+        await soon(lambda: witness.of(events.LeasesLost))
+    (lost,) = witness.of(events.LeasesLost)
+    assert [d.request_id for d in lost.deliveries] == ["t0"]
 
 
 async def test_a_listener_that_raises_is_logged_and_costs_nobody_a_result(

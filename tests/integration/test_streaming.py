@@ -18,7 +18,7 @@ from contract.errors import RequestFailed
 from contract.redis import keys
 from contract.redis.batches import BatchStore
 from contract.streaming import Entry, Listener, Transcript, texts_of
-from worker.drain.events import Committed
+from worker.drain.events import Committed, FirstText
 from worker.engine import Completion, EngineRequest
 from worker.engine.simulated.engine import SimulatedEngine
 
@@ -194,6 +194,23 @@ async def test_requests_nobody_listens_to_cost_no_command_and_no_call(
         streams = redis_client.keys("warmq:stream:*")
         assert streams == [naming.stream_key(rid).encode()]
         assert len(reader.entries) == redis_client.info("commandstats")["cmdstat_xadd"]["calls"]
+
+
+async def test_the_first_text_of_an_attempt_is_published_once(
+    redis_client: redis.Redis, redis_url: str
+) -> None:
+    async with draining(redis_url, Writer) as running:
+        seen: list[FirstText] = []
+        running.drain.events.subscribe(FirstText, seen.append)
+        await hears(running, redis_client)
+        (rid,) = send(redis_client, chat())
+        reader = Reader(redis_client, rid)
+        running.engine.texts = ["Once"]
+        await soon(lambda: reader.read().texts)
+        running.engine.texts = ["Once upon"]
+        await soon(lambda: reader.read().texts == {0: "Once upon"})
+    assert [event.delivery.request_id for event in seen] == [rid]
+    assert seen[0].after_s > 0
 
 
 async def test_a_listener_that_is_gone_costs_nothing_more(
