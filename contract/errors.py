@@ -87,6 +87,10 @@ class StoreRefused(StoreUnavailable):
     code = "result_refused"
 
 
+class StoreForbidden(StoreUnavailable):
+    """Redis' user has not the right to this command or key: its administrator must give it."""
+
+
 class BatchConflict(WarmqError):
     """The batch exists in a state that forbids what was asked."""
 

@@ -1,16 +1,20 @@
 """Settings that both sides share: environment `WARMQ_*`, `.env`, or `warmq.toml`.
 
 Precedence: environment, then `.env`, then the TOML file (WARMQ_CONFIG, default
-`warmq.toml` in the working directory), then the defaults below.
+`warmq.toml` in the working directory), then the defaults below. A name that is no
+setting is refused (setting_names.py).
 """
 
 import os
-from typing import Annotated, Any, TypeVar
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import AfterValidator, Field, SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
+    DotEnvSettingsSource,
+    EnvSettingsSource,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
     TomlConfigSettingsSource,
@@ -19,6 +23,7 @@ from pydantic_settings import (
 from contract.errors import WarmqError
 from contract.naming import DEFAULT_QUEUE, RESULT_PREFIX
 from contract.redis.url import LONGEST_S, redis_url
+from contract.setting_names import misspelt_keys, misspelt_variables
 
 S = TypeVar("S", bound="Sourced")
 
@@ -78,8 +83,42 @@ def _toml(settings_cls: type[BaseSettings]) -> TomlConfigSettingsSource:
         raise SettingsError(f"{file} cannot be read as TOML: {error}") from None
 
 
+def _refuse_misspelt(
+    settings_cls: "type[Sourced]", env: object, dotenv: object, toml: TomlConfigSettingsSource
+) -> None:
+    """Look at every name of the three places.
+
+    Raises:
+        SettingsError: naming every name that would be ignored.
+    """
+    known = settings_cls.model_fields.keys() | Settings.model_fields.keys()
+    every = settings_cls.knows_all_names
+
+    def found() -> Iterator[str]:
+        yield from misspelt_variables(_variables(env), known, all_known=every)
+        in_dotenv = _variables(dotenv)
+        for told in misspelt_variables(in_dotenv, known, all_known=every):
+            yield f".env: {told}"
+        if in_dotenv.get("warmq_config"):
+            yield ".env: WARMQ_CONFIG is read from the environment only; set it there"
+        for told in misspelt_keys(toml.toml_data, known, all_known=every):
+            yield f"{toml.toml_file_path}: {told}"
+
+    if lines := [*found()]:
+        raise SettingsError("\n".join(lines))
+
+
+def _variables(source: object) -> Mapping[str, str | None]:
+    return source.env_vars if isinstance(source, EnvSettingsSource) else {}
+
+
 class Sourced(BaseSettings):
     """Takes its fields' values from the places above, in their order."""
+
+    #: Whether the names at all places are looked at, and whether its fields and those that
+    #: setting_names.py lists are all that can be meant.
+    looks_at_names: ClassVar[bool] = True
+    knows_all_names: ClassVar[bool] = False
 
     model_config = SettingsConfigDict(
         env_prefix="WARMQ_", env_file=".env", extra="ignore", frozen=True, env_ignore_empty=True
@@ -95,7 +134,10 @@ class Sourced(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Put the TOML file behind environment and .env."""
-        return init_settings, env_settings, dotenv_settings, _toml(settings_cls)
+        toml = _toml(settings_cls)
+        if cls.looks_at_names:
+            _refuse_misspelt(cls, env_settings, dotenv_settings, toml)
+        return init_settings, env_settings, dotenv_settings, toml
 
 
 class Settings(Sourced):
@@ -147,6 +189,23 @@ def load(cls: type[S], **overrides: Any) -> S:
             hint = _hint(cls.model_fields.get(name))
             lines.append(f"WARMQ_{name.upper()}: {told}{hint}")
         raise SettingsError("\n".join(lines)) from None
+
+
+def origins(cls: type[Sourced]) -> dict[str, str]:
+    """Return where each setting that is given comes from: environment, .env or the TOML file.
+
+    Raises:
+        SettingsError: a place cannot be read.
+    """
+    toml = _toml(cls)
+    places: tuple[tuple[str, PydanticBaseSettingsSource], ...] = (
+        (str(toml.toml_file_path), toml),
+        (".env", DotEnvSettingsSource(cls)),
+        ("environment", EnvSettingsSource(cls)),
+    )  # the last one has the last word
+    return {
+        name: place for place, source in places for name in source() if name in cls.model_fields
+    }
 
 
 def _hint(field: FieldInfo | None) -> str:

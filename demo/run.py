@@ -1,4 +1,4 @@
-"""`make demo`: a real vLLM engine on the CPU answers a real file of prompts.
+"""`make demo`: a real vLLM engine, on a GPU or the CPU, answers a real file of prompts.
 
 Starts a private Redis (unless the one at WARMQ_REDIS_URL answers) and the
 Procfile's worker with the shipped tiny model, submits demo/questions.jsonl,
@@ -17,7 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from demo.stack import ROOT, Worker, private_or_configured_redis, tiny_model_worker
+from demo.stack import ROOT, Worker, on_gpu, private_or_configured_redis, tiny_model_worker
 
 QUESTIONS = ROOT / "demo" / "questions.jsonl"
 EXPECTED = ROOT / "demo" / "expected.json"
@@ -92,7 +92,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="warmq-demo-") as name:
         folder = Path(name)
         out, errors = folder / "answers.jsonl", folder / "errors.jsonl"
-        say("starting Redis and the worker (vLLM on the CPU takes about half a minute) ...")
+        device = "an NVIDIA GPU" if on_gpu() else "the CPU"
+        say(f"starting Redis and the worker (vLLM on {device} takes about half a minute) ...")
         with (
             private_or_configured_redis(folder / "redis") as url,
             tiny_model_worker(url, folder / "worker.log") as worker,

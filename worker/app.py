@@ -12,6 +12,7 @@ from kombu import Queue
 from contract.settings import Settings, SettingsError, load
 from worker.process.bootstep import CONTROL_QUEUE, EngineStep, PatienceStep
 from worker.process.broker import celery_settings
+from worker.process.program import Program, set_option_defaults
 
 try:
     # The worker's own settings are checked when a worker starts: `inspect` needs only Redis.
@@ -21,7 +22,9 @@ except SettingsError as error:
 
 _redis = celery_settings(_settings.redis_url.get_secret_value())
 
+set_option_defaults()
 app = Celery("warmq")
+app.Worker = app.subclass_with_self(Program)
 app.conf.update(_redis)
 app.conf.update(
     # Celery's own consumer reads only this; -Q is refused (worker/process/bootstep.py).

@@ -27,6 +27,7 @@ class WorkerSettings(Settings):
     Times end in `_s` and are seconds.
     """
 
+    knows_all_names: ClassVar[bool] = True
     #: Whether the engine cannot start without `model`; its subclass says so.
     needs_model: ClassVar[bool] = False
 

@@ -1,9 +1,10 @@
 """Shape of a request body: vLLM's chat and completion fields with their ranges.
 
-Field names are vLLM's (tests/unit/test_drift.py compares them with the
-installed release); values are checked here without vLLM so that a bad line
-fails in the producer, by name. What only the engine can know (model length,
-tokens, schema compilation) is checked by vLLM's own classes in the worker.
+Field names are those of all supported releases of vLLM (tests/unit/test_drift.py
+compares them with the installed one; a worker refuses what its own does not know).
+Values are checked here without vLLM so that a bad line fails in the producer, by
+name. What only the engine can know (model length, tokens, schema compilation) is
+checked by vLLM's own classes in the worker.
 Left out on purpose: `stream*`, because a batch has no open connection, and
 `request_id`, which warmq derives.
 """
@@ -72,6 +73,7 @@ class Sampling(Struct, forbid_unknown_fields=True, kw_only=True):
     return_tokens_as_token_ids: bool | None = None
     return_token_ids: bool | None = None
     return_token_offsets: bool | None = None
+    return_weight_versions: bool | None = None
     routed_experts_prompt_start: NonNegative | None = None
     kv_transfer_params: JsonObject | None = None
     ec_transfer_params: JsonObject | None = None

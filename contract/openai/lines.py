@@ -4,7 +4,6 @@ A line is an OpenAI batch line `{"custom_id", "method", "url", "body"}` or the
 short form: a body at top level with an optional `custom_id`.
 """
 
-import re
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -12,89 +11,59 @@ import msgspec
 from contract.errors import RequestRejected
 from contract.openai.body import BODY_TYPES, CHAT_URL, COMPLETION_URL, GENERATING, smallest
 from contract.openai.decode import MAX_DEPTH, decode, encode, shown
+from contract.openai.openai_only import without
+from contract.openai.problems import bad_field, explain
 
 MAX_CUSTOM_ID = 512
 #: Beside custom_id, which is taken out first.
 _BATCH_FIELDS = frozenset(("method", "url", "body"))
 _STREAM_FIELDS = ("stream", "stream_options", "stream_interval")
-_PATH = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
-_UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>[^`]*)`")
-_MISSING = re.compile(r"Object missing required field `(?P<name>[^`]*)`")
-
-#: What to do about a bad field, where the expectation alone does not say it.
-REMEDIES = {
-    "max_tokens": "give a whole number of at least 1, or leave it out for the worker's default",
-    "max_completion_tokens": "give a whole number of at least 1, or leave it out",
-    "temperature": "give a number from 0 (greedy) to 2",
-    "top_p": "give a number above 0 and at most 1",
-    "n": "give a whole number from 1 to 128",
-    "stop": "give a text or a list of texts, none of them empty",
-    "seed": "give a whole number that fits 64 bits",
-    "messages": 'give at least one message such as {"role": "user", "content": "Hello"}',
-    "prompt": "give a text, a list of token ids, or a list of texts",
-    "input": "give `input` (a text, token ids, or a list of either), or `messages`",
-    "query": "give `query` and `documents`",
-    **dict.fromkeys(
-        ("queries", "documents", "items", "text_1", "text_2", "data_1", "data_2"),
-        "give `queries` and `documents`, `queries` and `items`, `text_1` and `text_2`, or `data_1` "
-        "and `data_2`; to rerank, `query` and `documents`",
-    ),
-}
 
 
 class Request(msgspec.Struct, frozen=True):
     """One valid request: `body` is its JSON, checked against the url's schema.
 
-    `limited` says whether it names how many tokens may be written, or writes none.
+    `limited` says whether it names how many tokens may be written, or writes none; `ignored` names
+    the fields of the line that mean nothing here, and are not in `body`.
     """
 
     custom_id: str | None
     url: str
     body: bytes
     limited: bool
+    ignored: tuple[str, ...] = ()
 
 
-def check_body(url: str, body: dict[str, Any], where: str = "body.") -> None:
+def check_body(url: str, body: dict[str, Any], where: str = "body.") -> dict[str, Any]:
     """Check the names, types and ranges of a body; in messages, `where` precedes its field names.
+
+    Returns:
+        The body as engines get it: without the fields that only OpenAI has.
 
     Raises:
         RequestRejected: naming the first offending field and its remedy, or an unknown url.
     """
     if url not in BODY_TYPES:
         raise _unknown_url(url)
-    checked = body if body.keys().isdisjoint(_STREAM_FIELDS) else _not_streaming(body, where)
+    kept = without(url, body, where)
+    if not kept.keys().isdisjoint(_STREAM_FIELDS):
+        kept = _not_streaming(kept, where)
+    checked = {name: kept[name] for name in kept if name != "stream"} if "stream" in kept else kept
     try:
         msgspec.convert(checked, BODY_TYPES[url])
     except msgspec.ValidationError as error:
-        raise _explain(str(error), url, where) from None
+        raise explain(str(error), url, where) from None
+    return kept
 
 
 def _not_streaming(body: dict[str, Any], where: str) -> dict[str, Any]:
-    """Return the body without `stream: false`; refuse what asks for a stream."""
+    """Refuse what asks for a stream; return the body without nulls that say nothing about one."""
     for name in _STREAM_FIELDS:
-        if name in body and not (name == "stream" and body[name] is False):
-            raise _bad_field(where + name, "a queued request cannot stream; remove it")
-    return {name: value for name, value in body.items() if name != "stream"}
-
-
-def _explain(text: str, url: str, where: str) -> RequestRejected:
-    path_match = _PATH.search(text)
-    path = path_match["path"] if path_match else ""
-    if unknown := _UNKNOWN.search(text):
-        problem = f"unknown to {url}; remove it or correct its spelling"
-        return _bad_field(where + shown(unknown["name"]), problem, code="unknown_field")
-    if missing := _MISSING.search(text):
-        path = f"{path}.{missing['name']}" if path else missing["name"]
-        expectation = "is missing"
-    else:
-        expectation = _PATH.sub("", text)
-    remedy = REMEDIES.get(re.split(r"[.\[]", path, maxsplit=1)[0])
-    problem = shown(expectation, 200) + (f"; {remedy}" if remedy else "")
-    return _bad_field(where + shown(path), problem)
-
-
-def _bad_field(field: str, problem: str, code: str | None = None) -> RequestRejected:
-    return RequestRejected(f"field {field}: {problem}", code=code, field=field)
+        value = body.get(name)
+        if value is not None and not (name == "stream" and value is False):
+            raise bad_field(where + name, "a queued request cannot stream; remove it")
+    nulls = [name for name in _STREAM_FIELDS if body.get(name, "") is None]
+    return {name: value for name, value in body.items() if name not in nulls}
 
 
 def _custom_id(value: object) -> str | None:
@@ -107,7 +76,7 @@ def _custom_id(value: object) -> str | None:
         f"{told}; give a text of 1 to {MAX_CUSTOM_ID} characters, in quotes, or leave it out for "
         "the line's number"
     )
-    raise _bad_field("custom_id", problem)
+    raise bad_field("custom_id", problem)
 
 
 def infer_url(body: dict[str, Any]) -> str:
@@ -120,7 +89,7 @@ def infer_url(body: dict[str, Any]) -> str:
         "neither `messages` nor `prompt` is given; give one of them, or `url` and `body` for "
         "another endpoint"
     )
-    raise _bad_field("prompt", problem)
+    raise bad_field("prompt", problem)
 
 
 class _Line(msgspec.Struct, forbid_unknown_fields=True):
@@ -177,10 +146,11 @@ def _any_line(raw: bytes, overrides: dict[str, Any]) -> Request:
     try:
         url, body, where = _split_form(value)
         body.update(overrides)
-        check_body(url, body, where)
+        kept = check_body(url, body, where)
+        ignored = tuple(name for name in body.keys() - kept.keys() if body[name] is not None)
         limits = body.get("max_tokens"), body.get("max_completion_tokens")
         limited = url not in GENERATING or limits != (None, None)
-        return Request(custom_id, url, encode(body), limited)
+        return Request(custom_id, url, encode(kept), limited, ignored)
     except RequestRejected as error:
         error.custom_id = custom_id
         raise
@@ -192,18 +162,18 @@ def _split_form(value: dict[str, Any]) -> tuple[str, dict[str, Any], str]:
     if not value.keys() <= _BATCH_FIELDS:
         name = min(map(shown, value.keys() - _BATCH_FIELDS))
         problem = "unknown in a batch line; body fields belong inside `body`"
-        raise _bad_field(name, problem, code="unknown_field")
+        raise bad_field(name, problem, code="unknown_field")
     method = value.get("method", "POST")
     if method != "POST":
         told = shown(repr(method)) if isinstance(method, str) else _kind(method)
         problem = f"{told} is not served; write POST, or leave it out"
-        raise _bad_field("method", problem, code="unknown_url")
+        raise bad_field("method", problem, code="unknown_url")
     if "url" not in value:
         problem = (
             f"is missing; give one of {', '.join(BODY_TYPES)}, or write the fields of `body` "
             "themselves on the line (the short form)"
         )
-        raise _bad_field("url", problem, code="unknown_url")
+        raise bad_field("url", problem, code="unknown_url")
     url, body = value["url"], value.get("body")
     if not isinstance(url, str) or url not in BODY_TYPES:
         raise _unknown_url(url)
@@ -211,7 +181,7 @@ def _split_form(value: dict[str, Any]) -> tuple[str, dict[str, Any], str]:
         problem = f"is {_kind(body)}" if "body" in value else "is missing"
         example = encode(smallest(url)).decode()
         problem += f"; give the request's fields as a JSON object, such as {example}"
-        raise _bad_field("body", problem)
+        raise bad_field("body", problem)
     return url, body, "body."
 
 
@@ -225,4 +195,4 @@ def _kind(value: object) -> str:
 def _unknown_url(url: object) -> RequestRejected:
     # Not repr() of any value: of a deep list it exceeds Python's recursion limit.
     told = f"{shown(repr(url))} is not served" if isinstance(url, str) else f"is {_kind(url)}"
-    return _bad_field("url", f"{told}; use one of {', '.join(BODY_TYPES)}", code="unknown_url")
+    return bad_field("url", f"{told}; use one of {', '.join(BODY_TYPES)}", code="unknown_url")

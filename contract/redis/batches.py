@@ -16,6 +16,7 @@ import redis
 from contract.batch import Batch
 from contract.errors import BatchConflict, RequestFailed, StoreUnavailable
 from contract.index import IndexChunk, IndexEntry
+from contract.nearest import did_you_mean
 from contract.redis import keys
 from contract.redis.connect import connect, masked
 from contract.redis.dead_letters import CHUNK, DeadLetters, groups
@@ -25,6 +26,8 @@ from contract.results import failure_meta
 NOT_HELD = -2
 #: After a reply of more bytes of results the next MGET asks for half as many.
 REPLY_BYTES = 16 * 2**20
+#: Among so many of a batch's first custom_ids the nearest to a misspelt one is looked for.
+NEAR_AMONG = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,17 +50,22 @@ class BatchStore(DeadLetters):
         self._results_at_once = CHUNK
 
     @classmethod
-    def open(cls, url: str, name: str, *, ttl_ms: int) -> BatchStore:
+    def open(
+        cls, url: str, name: str, *, ttl_ms: int, timeout_s: float | None = None
+    ) -> BatchStore:
         """Return the store behind a URL, after a PING.
+
+        With `timeout_s` no call waits for longer, and none is tried again.
 
         Raises:
             StoreUnavailable: within seconds, naming the masked URL and the remedy.
         """
         try:
-            cls(connect(url, name, retries=0), ttl_ms=ttl_ms).ping()
-            return cls(connect(url, name), ttl_ms=ttl_ms)
+            once = cls(connect(url, name, retries=0, timeout_s=timeout_s), ttl_ms=ttl_ms)
+            once.ping()
+            return once if timeout_s is not None else cls(connect(url, name), ttl_ms=ttl_ms)
         except StoreUnavailable as error:
-            raise StoreUnavailable(f"{masked(url)}: {error.message}") from None
+            raise type(error)(f"{masked(url)}: {error.message}") from None
         except ValueError:
             # redis-py's text would quote a part of the URL, which may be the password's.
             raise StoreUnavailable(
@@ -141,20 +149,32 @@ class BatchStore(DeadLetters):
         Raises:
             BatchConflict: if the batch has no such request.
         """
+        first_ids: list[str] = []
         for chunk in self.index(batch.id):
             for position, entry in enumerate(chunk.entries):
                 if entry[1] == custom_id:
                     return entry, chunk.request_ids(batch.id)[position]
-        raise BatchConflict(f"batch {batch.id} has no request {custom_id!r}")
+            if len(first_ids) < NEAR_AMONG:
+                first_ids += [entry[1] for entry in chunk.entries]
+        hint = did_you_mean(custom_id, first_ids)
+        raise BatchConflict(f"batch {batch.id} has no request {custom_id!r}{hint}")
 
     # -- change ---------------------------------------------------------------
 
     def cancel(self, batch: Batch) -> int:
-        """Cancel what is not finished, queued or running; return how many requests."""
+        """Cancel what is not finished, queued or running.
+
+        Returns:
+            How many requests were cancelled since `batch` was read: workers that look for
+            requests end cancelled ones, too, and are often faster.
+        """
         count = max(0, int(self._run("cancel", batch.id, batch.life, 1, self._ttl_ms)))
         for chunk in self.index(batch.id):
             count += self._cancel_entries(batch, chunk.entries, chunk.request_ids(batch.id))
-        return count
+        after = self.batch(batch.id)
+        if after is None or after.life != batch.life:  # deleted meanwhile
+            return count
+        return max(count, after.number("cancelled") - batch.number("cancelled"))
 
     def cancel_request(self, batch: Batch, custom_id: str) -> int:
         """Cancel one request; return 1, or 0 if it had already ended."""

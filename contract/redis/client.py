@@ -13,7 +13,13 @@ from redis.asyncio.client import Pipeline as AsyncPipeline
 from redis.asyncio.client import PubSub
 from redis.client import Pipeline
 
-from contract.errors import StoreFull, StoreRefused, StoreUnavailable, StoreUnreachable
+from contract.errors import (
+    StoreForbidden,
+    StoreFull,
+    StoreRefused,
+    StoreUnavailable,
+    StoreUnreachable,
+)
 from contract.redis.scripts import sha, source
 
 _AsyncMethod = Callable[..., Coroutine[Any, Any, Any]]
@@ -35,12 +41,14 @@ def translated(error: Exception) -> StoreUnavailable:
     if text.startswith("OOM") or "maxmemory" in text:
         kind = StoreFull
         remedy = "Redis is full: collect and delete finished batches, or raise maxmemory"
+    elif "DB index is out of range" in text:
+        remedy = "correct the number behind the / in WARMQ_REDIS_URL"
     elif _is_read_only(error):
         remedy = "this server is a replica: point WARMQ_REDIS_URL at the primary"
     elif isinstance(error, exceptions.ResponseError) and _FINAL.search(text):
         kind, remedy = StoreRefused, "sending it again does not help"
     elif isinstance(error, exceptions.NoPermissionError) or "NOPERM" in text:
-        remedy = "check user, password and ACL in WARMQ_REDIS_URL"
+        kind, remedy = StoreForbidden, "check user, password and ACL in WARMQ_REDIS_URL"
     elif isinstance(error, exceptions.ConnectionError):
         kind = StoreUnreachable
         if isinstance(error, exceptions.AuthenticationError):

@@ -59,20 +59,22 @@ def credentials_of(url: str) -> tuple[str, str]:
     return unquote(user), unquote(password)
 
 
-def connect(url: str, name: str, retries: int = 12) -> redis.Redis:
+def connect(url: str, name: str, retries: int = 12, timeout_s: float | None = None) -> redis.Redis:
     """Return a sync client. Safe to retry: every script of the producer is idempotent.
 
     By default it rides out a Redis that is away for eight seconds, as at a restart.
+    `timeout_s` is for those who cannot wait as long as the limits above.
     """
     options: dict[str, Any] = {
-        "socket_connect_timeout": CONNECT_TIMEOUT_S,
-        "socket_timeout": SOCKET_TIMEOUT_S,
+        "socket_connect_timeout": timeout_s or CONNECT_TIMEOUT_S,
+        "socket_timeout": timeout_s or SOCKET_TIMEOUT_S,
         "retry": Retry(ExponentialBackoff(cap=1, base=0.05), retries),
         "client_name": name,
     }
     if url.startswith("sentinel://"):
         where = SentinelUrl.parse(url)
-        watch: Any = redis.Sentinel(where.addresses, socket_timeout=CONNECT_TIMEOUT_S)  # type: ignore[no-untyped-call]
+        wait_s = timeout_s or CONNECT_TIMEOUT_S
+        watch: Any = redis.Sentinel(where.addresses, socket_timeout=wait_s)  # type: ignore[no-untyped-call]
         return cast(redis.Redis, watch.master_for(where.master, **options, **where.options))
     return redis.Redis.from_url(url, **options)
 

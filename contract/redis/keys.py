@@ -15,6 +15,8 @@ REVOKED = "warmq:revoked"
 SWEEP = "warmq:sweep"
 BATCHES = "warmq:batches"
 RETIRING = "warmq:retiring"
+#: Written and removed within one script, which tries what a user may do.
+SCRATCH = "warmq:scratch"
 CANCEL_CHANNEL = "warmq:cancel"
 BATCH_CANCEL_CHANNEL = "warmq:batch-cancel"
 
@@ -22,6 +24,11 @@ BATCH_CANCEL_CHANNEL = "warmq:batch-cancel"
 def suspects_list(queue: str) -> str:
     """Return the list of requests suspected of killing their engine."""
     return f"{queue}:suspects"
+
+
+def worker_key(worker: str) -> str:
+    """Return the hash of the leases that a worker holds."""
+    return f"warmq:worker:{worker}"
 
 
 def batch_key(batch_id: str, part: str = "") -> str:

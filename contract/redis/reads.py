@@ -2,7 +2,7 @@
 requests a batch has.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -18,6 +18,11 @@ from contract.streaming import Listener
 WORKER_SILENT_S = 15.0
 #: Batches read in one round trip: Redis serves nobody else meanwhile.
 PAGE = 250
+
+
+def is_alive(worker: Mapping[str, Any]) -> bool:
+    """Whether an announcement of `Reads.announcements` is fresh, and not its worker's last."""
+    return bool(worker["silent_s"] < WORKER_SILENT_S and worker.get("state") != "stopped")
 
 
 class Reads:
@@ -40,6 +45,11 @@ class Reads:
         """Ask whether Redis is there."""
         self._client.ping()
 
+    def now_ms(self) -> int:
+        """Return the time on Redis' clock, in ms since 1970."""
+        seconds, microseconds = self._client.time()
+        return int(seconds) * 1000 + int(microseconds) // 1000
+
     # -- batches ----------------------------------------------------------------
 
     def batch(self, batch_id: str) -> Batch | None:
@@ -59,6 +69,10 @@ class Reads:
             found += [_texts(raw.items()) for raw in pipe.execute()]
         return [Batch(b, fields) for b, fields in zip(ids, found, strict=True) if fields]
 
+    def newest_ids(self, count: int = 1000) -> list[str]:
+        """Return the ids of the newest batches; one may have expired a moment ago."""
+        return [name.decode() for name in self._client.zrevrange(keys.BATCHES, 0, count - 1)]
+
     def existing(self, batch_ids: Sequence[str]) -> list[str]:
         """Return those of the batches of which Redis has a state or an index."""
         pipe = self._client.pipeline(transaction=False)
@@ -71,6 +85,16 @@ class Reads:
         left_ms = int(self._client.pttl(keys.batch_key(batch_id)))
         return left_ms / 1000 if left_ms >= 0 else None
 
+    def in_flight(self, batch: Batch) -> int:
+        """Return how many requests of a batch workers hold, those of dead workers included."""
+        leases = self._client.zrevrange(keys.LEASES, 0, -1, withscores=True)
+        pipe = self._client.pipeline(transaction=False)
+        # One with a negative time is on its way back to its queue (lua/leases.lua).
+        for worker in {lease.rpartition(b"/")[0] for lease, ends in leases if ends > 0}:
+            pipe.hgetall(keys.worker_key(worker.decode()))
+        held = (record.split(b"\0", 6) for leased in pipe.execute() for record in leased.values())
+        return sum(of[5:] == [batch.id.encode(), batch.life.encode()] for of in held)
+
     # -- requests -----------------------------------------------------------------
 
     def returns(self, request_id: str) -> int:
@@ -80,6 +104,12 @@ class Reads:
     def listener(self, request_id: str) -> Listener:
         """Return a reader of the text of one request while it is written."""
         return Listener(self._client, request_id)
+
+    # -- the server -------------------------------------------------------------------
+
+    def info(self) -> dict[str, Any]:
+        """Return Redis' INFO: version, role, persistence, memory."""
+        return dict(self._client.info())
 
     # -- queues and workers ---------------------------------------------------------
 
@@ -93,21 +123,32 @@ class Reads:
 
     def workers(self, queue: str) -> list[dict[str, Any]]:
         """Return the announcements of the living workers of a queue, as dictionaries."""
-        return [w for w in self.announcements(queue) if w.pop("silent_s") < WORKER_SILENT_S]
+        heard = [worker for worker in self.announcements(queue) if is_alive(worker)]
+        return [{k: v for k, v in worker.items() if k != "silent_s"} for worker in heard]
 
-    def announcements(self, queue: str) -> list[dict[str, Any]]:
-        """Return the last announcements of a queue's workers, `silent_s` old; also of dead ones.
+    def served_queues(self) -> set[str]:
+        """Return the queues that living workers serve."""
+        return {worker["queue"] for worker in self.announcements() if is_alive(worker)}
 
-        One is kept for a minute, or for as long as no worker lives.
+    def announcements(self, queue: str | None = None) -> list[dict[str, Any]]:
+        """Return the last announcements of a queue's workers, or of all; also of dead ones.
+
+        Each is `silent_s` old. One is kept for a minute, or for as long as no worker lives. What
+        cannot be read, as another program's entry, is left out.
         """
         pipe = self._client.pipeline(transaction=False)
         raw, (now_s, _) = pipe.hgetall(keys.WORKERS).time().execute()
         found = []
         for name, record in raw.items():
             at_ms, _, state = record.partition(b"\0")
-            silent_s = abs(now_s - int(at_ms) / 1000)  # the clock may have stepped back
-            found.append({"id": name.decode(), "silent_s": silent_s} | orjson.loads(state))
-        return [worker for worker in found if worker["queue"] == queue]
+            try:
+                silent_s = abs(now_s - int(at_ms) / 1000)  # the clock may have stepped back
+                worker = {"id": name.decode(), "silent_s": silent_s} | orjson.loads(state)
+            except (ValueError, TypeError):
+                continue
+            if isinstance(worker.get("queue"), str):
+                found.append(worker)
+        return [worker for worker in found if queue in (None, worker["queue"])]
 
     def why_full(
         self, list_key: str, coming: int, *, high_water: float, high_water_requests: int

@@ -9,6 +9,8 @@ from contract.redis.connect import connect, connect_async
 
 #: Ten years: far below the limits of Redis' PEXPIRE (in ms), Lua's numbers and Python's timers.
 LONGEST_S = 10 * 365 * 86_400
+#: Digits of a database's number; Redis counts them in an int.
+LONGEST_DATABASE = 9
 _SCHEMES = ("redis://", "rediss://", "unix://", "sentinel://")
 
 
@@ -20,6 +22,11 @@ def redis_url(url: SecretStr) -> SecretStr:
     """
     if not url.get_secret_value().startswith(_SCHEMES):
         raise ValueError(f"must start with one of {', '.join(_SCHEMES)}")
+    if not _database_is_number(url.get_secret_value()):
+        raise ValueError(
+            "the database, behind the host and a /, must be a number; what is special in the "
+            "password is percent-encoded. Write redis://user:password@host:6379/0"
+        )
     if not (_readable(url.get_secret_value()) and _connects(url.get_secret_value())):
         # The libraries' own messages may quote a part of the password.
         raise ValueError(
@@ -27,6 +34,20 @@ def redis_url(url: SecretStr) -> SecretStr:
             "Write redis://user:password@host:6379/0"
         )
     return url
+
+
+def _database_is_number(url: str) -> bool:
+    """Say whether the part behind the host is a number or empty; a socket's URL has none."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return True  # another sentence says what is wrong with it
+    database = parts.path.strip("/")
+    return parts.scheme == "unix" or not database or _is_number(database)
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= LONGEST_DATABASE
 
 
 def _readable(url: str) -> bool:
@@ -39,10 +60,7 @@ def _readable(url: str) -> bool:
         return False
     if parts.scheme == "unix":
         return parts.path not in ("", "/")
-    database = parts.path.strip("/")
     hosts = parts.netloc.rpartition("@")[2].split(",")
-    if database and not (database.isascii() and database.isdecimal()):
-        return False
     return all(is_address(host, with_port=parts.scheme == "sentinel") for host in hosts)
 
 
@@ -51,6 +69,8 @@ def is_address(address: str, with_port: bool = False) -> bool:
     host, colon, port = address.rpartition(":")
     if not colon or "]" in port:
         host, port = address, ""
+    if any(character.isspace() for character in host):
+        return False
     try:
         host.encode("idna")  # as every DNS look-up does, which raises no OSError if it fails here
     except UnicodeError:

@@ -1,7 +1,5 @@
 """Collects a batch's results into files or standard output, and shows how far it is."""
 
-import os
-import stat
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -12,7 +10,8 @@ from pathlib import Path
 from contract.batch import Batch
 from contract.redis.batches import BatchStore
 from contract.results import ResultLine
-from producer.cli.progress import Meter, SubmitPause, tell, unsealed
+from producer.cli.outputs import errors_beside
+from producer.cli.progress import Meter, SubmitPause, counted, tell, unsealed
 from producer.core.collect import Collector
 from producer.core.files import AtomicFile, OutputUnwritable, write_failed
 from producer.core.queue_workers import QueueWorkers
@@ -25,6 +24,9 @@ class Collected:
     completed: int = 0
     failed: int = 0
     errors_file: Path | None = None
+
+    def __str__(self) -> str:
+        return f"{counted(self.completed, 'result')}, {self.failed} failed"
 
 
 def collect(
@@ -68,51 +70,10 @@ def collect(
         collector = Collector(store, batch, follow=follow, partial=partial, sleep=wait)
         write(collector.lines(order), output, errors, collected, report)
         show()
-    of = f", of {collector.batch.number('total')} requests" if partial else ""
+    of = f", of {counted(collector.batch.number('total'), 'request')}" if partial else ""
     where = f", see {collected.errors_file}" if collected.errors_file else ""
-    tell(f"{batch.id}: {collected.completed} results, {collected.failed} failed{of}{where}")
+    tell(f"{batch.id}: {collected}{of}{where}")
     return collected
-
-
-def errors_beside(output: str) -> Path:
-    """Return the error file of an output file that comes without one."""
-    path = Path(output)
-    return path.with_name(f"{path.stem}.errors{path.suffix or '.jsonl'}")
-
-
-def check_outputs(
-    output: str | None, errors: str | None, file: str | None = None, journal: Path | None = None
-) -> None:
-    """Raise OutputUnwritable where two of these are one file, also through links and streams.
-
-    `output` and `errors` are as in `write`; `file` is the input, where `-` is stdin. Terminals and
-    other character devices may have many names: nothing in them can be lost.
-    """
-    output = output or "-"
-    beside = None if output == "-" else errors_beside(output)
-    known: dict[object, str] = {}
-    for purpose, name, standard in (
-        ("the input", file, 0), ("the output", output, 1),
-        ("the error file", errors or beside, 1), ("the journal", journal, 1),
-    ):  # fmt: skip
-        place = _place(name, standard) if name is not None else None
-        if place in known:
-            raise OutputUnwritable(
-                f"{known[place]} and {purpose} are the same file, {name}; name another"
-            )
-        if place is not None:
-            known[place] = purpose
-
-
-def _place(name: str | Path, standard: int) -> object:
-    """Return what is equal for two names of one file; None for what many may share."""
-    try:
-        state = os.fstat(standard) if name == "-" else Path(name).stat()
-    except OSError:
-        return os.path.realpath(name)  # not there yet
-    if stat.S_ISCHR(state.st_mode) or (name == "-" and not stat.S_ISREG(state.st_mode)):
-        return None
-    return state.st_dev, state.st_ino
 
 
 def write(
@@ -151,10 +112,12 @@ def write(
         for file in filter(None, (good, bad)):
             file.sync()  # all of them before the first one appears
         if collected.failed and bad is not None:
-            collected.errors_file = bad.path
+            collected.errors_file = Path(errors) if errors else beside
 
 
 def _write_to_stdout(data: bytes) -> None:
+    if sys.stdout is None:
+        raise OutputUnwritable("standard output is closed, and the results go there")
     try:
         sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()  # who follows a batch wants each line as it comes

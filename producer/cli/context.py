@@ -10,6 +10,7 @@ import click
 
 from contract.batch import Batch
 from contract.errors import BatchConflict, StoreUnavailable
+from contract.nearest import did_you_mean
 from contract.redis.batches import BatchStore
 from contract.redis.connect import masked
 from contract.settings import Settings, load
@@ -27,6 +28,7 @@ class Exit(IntEnum):
     ALL_WELL = 0
     SOME_FAILED = 1
     BAD_INPUT = 2
+    UNREACHABLE = 3
 
 
 class Context:
@@ -52,9 +54,8 @@ class Context:
         batch = self.store.batch(batch_id)
         if batch is None:
             where = masked(self.settings.redis_url.get_secret_value())
-            raise BatchConflict(
-                f"there is no batch {batch_id} (any more) in {where}; see `producer list`"
-            )
+            near = did_you_mean(batch_id, self.store.newest_ids()) or "; see `producer list`"
+            raise BatchConflict(f"there is no batch {batch_id} (any more) in {where}{near}")
         return batch
 
 
@@ -73,15 +74,17 @@ pass_context = click.make_pass_decorator(Context, ensure=True)
 
 
 @contextlib.contextmanager
-def hint(text: str, *, changed: str = "") -> Iterator[None]:
-    """Say how to go on if the work inside is cut short; `changed` where a batch was changed."""
+def hint(text: str, *, changed: str = "", mended: str = "") -> Iterator[None]:
+    """Say how to go on if the work inside is cut short; `changed` where a batch was changed,
+    `mended` where the input is damaged."""
     try:
         yield
     except KeyboardInterrupt:
         tell(f"interrupted; {text}")
         raise
     except (StoreUnavailable, InputUnreadable, WriteFailed) as error:
-        error.message += f"\n{text}"
+        damaged = isinstance(error, InputUnreadable)
+        error.message += f"\n{(damaged and mended) or text}"
         raise
     except BatchChanged as error:
         if changed:

@@ -9,11 +9,14 @@ import importlib
 import os
 import signal
 import sys
-from typing import NoReturn
+from collections.abc import Iterator
+from typing import Any, NoReturn
 
 import click
 
 from contract.errors import Remedy, StoreUnavailable, WarmqError
+from contract.nearest import nearest
+from contract.version import version
 
 USAGE, UNREACHABLE, INTERRUPTED, TERMINATED = 2, 3, 130, 143
 
@@ -23,6 +26,7 @@ COMMANDS = {
     "cancel": "Cancel what is not finished, queued or running.",
     "dead": "Look at dead letters: messages that could not be read, or that killed the engine.",
     "delete": "Delete a finished batch and its results.",
+    "doctor": "Look for what is in the way: Redis, workers, queues, disk, settings.",
     "list": "List all batches, newest first.",
     "results": "Collect a batch's results, as OpenAI batch output lines.",
     "retry": "Run a batch's failed requests again.",
@@ -69,14 +73,59 @@ class Commands(click.Group):
         ).command
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command that is meant; the error of an unknown name tells the nearest one."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.NoSuchCommand:
+            near = nearest(args[0], COMMANDS)
+            raise click.NoSuchCommand(
+                args[0], possibilities=[near] if near else [], ctx=ctx
+            ) from None
+
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        """Read the command line; a reader of `--help` may see enough before its end."""
+        with _read_enough():
+            return super().make_context(*args, **kwargs)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command; who reads its output may see enough before its end, as `head` does."""
+        with _read_enough():
+            return super().invoke(ctx)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands without importing them."""
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
 
 
+def _print_version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
+    if asked and not ctx.resilient_parsing:
+        click.echo(f"warmq {version()}")
+        ctx.exit()
+
+
+@contextlib.contextmanager
+def _read_enough() -> Iterator[None]:
+    """End without a word, and well, where the output's reader has closed it; click ends with 1."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise click.exceptions.Exit(0) from None
+
+
 @click.group(
     cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Print the version of warmq.",
 )
 def cli() -> None:
     """Submit files of LLM requests to warmq, watch them, collect the results.
@@ -87,13 +136,13 @@ def cli() -> None:
     Redis is named by WARMQ_REDIS_URL (environment, .env or warmq.toml).
 
     \b
-    Completion of commands and options, in bash (or zsh, fish):
+    Completion of commands, options and batch ids, in bash (or zsh, fish):
       eval "$(_PRODUCER_COMPLETE=bash_source producer)"
 
     \b
     Exit status:
-      0    all well
-      1    some requests failed (results, watch, submit --wait)
+      0    all well, or who read the output has closed it (as `head` does)
+      1    some requests failed (results, watch, submit --wait), or a problem (doctor)
       2    wrong usage or input
       3    Redis cannot be reached, or refuses
       130  interrupted

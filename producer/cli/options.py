@@ -2,14 +2,43 @@
 
 import click
 
-batch_id = click.argument("batch_id", metavar="BATCH")
+from contract.errors import WarmqError
+from contract.redis.batches import BatchStore
+from contract.settings import Settings, load
+
+#: How long the shell may wait for Redis while it completes a word, in seconds.
+_COMPLETE_S = 0.5
+
+
+def _complete_batch_id(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
+    """Return the newest batches whose ids begin so; none, without a word, where Redis is away."""
+    try:
+        settings = load(Settings)
+        url = settings.redis_url.get_secret_value()
+        store = BatchStore.open(
+            url, "warmq-producer", ttl_ms=settings.result_ttl_ms, timeout_s=_COMPLETE_S
+        )
+        return [name for name in store.newest_ids() if name.startswith(incomplete)]
+    except WarmqError:
+        return []
+
+
+batch_id = click.argument("batch_id", metavar="BATCH", shell_complete=_complete_batch_id)
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout.")
+ERRORS_BESIDE = (
+    "File for failed requests. Default: beside OUT, as answers.errors.jsonl is beside "
+    "answers.jsonl."
+)
 output = click.option("-o", "--output", metavar="OUT", help="File for results; `-` is stdout.")
 errors = click.option(
     "--errors",
     metavar="ERR",
-    help="File for failed requests. Default: where the results go if that is stdout, else a file "
-    "beside OUT (OUT.errors.jsonl).",
+    help=f"{ERRORS_BESIDE} If the results go to stdout, failed requests do too.",
+)
+force = click.option(
+    "--force",
+    is_flag=True,
+    help="Replace OUT and ERR whatever is in them, not only an earlier collection of this batch.",
 )
 model = click.option(
     "--model", metavar="NAME", default="", help="Served model to send the requests to."

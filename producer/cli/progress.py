@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 PLAIN_EVERY_S = 5.0
 BAR_EVERY_S = 0.1
 POLL_S = 0.3
+#: Columns of a bar and the time since it began, with the spaces between, and those that the text
+#: needs beside them: a narrower terminal shows no bar, and only the end of the batch's id.
+_BAR, _TEXT = 42, 60
 #: Rates are means over this many seconds.
 _WINDOW_S = 30.0
 #: A batch that got no line for so long, in seconds, before its end: its submit may have stopped.
@@ -28,8 +31,14 @@ _STOPPED_S = 10.0
 
 
 def tell(text: str) -> None:
-    """Write a message for people."""
-    print(text, file=sys.stderr, flush=True)  # noqa: T201 - this is the one place for it
+    """Write a message for people; nothing where standard error is closed from the start."""
+    if sys.stderr is not None:  # print would take standard output instead
+        print(text, file=sys.stderr, flush=True)  # noqa: T201 - this is the one place for it
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number of things, as `1 request` or `2 requests`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 class Meter:
@@ -39,22 +48,26 @@ class Meter:
         self._title = title
         self._total = total
         self._rich: Progress | None = None
+        #: Columns there are for the text, None for as many as it needs.
+        self.room: int | None = None
         self._next = time.monotonic() + PLAIN_EVERY_S
 
     def __enter__(self) -> Self:
-        if sys.stderr.isatty():
+        if sys.stderr is not None and sys.stderr.isatty():
             # 80 ms of imports that only a terminal needs.
             from rich.console import Console  # noqa: PLC0415
             from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415
 
+            console = Console(stderr=True)
+            wide = console.width - len(self._title) - _BAR >= _TEXT
+            title = self._title if wide else _end_of(self._title, console.width // 5)
+            self.room = console.width - len(title) - (_BAR if wide else 1)
+            text = TextColumn("{task.fields[text]}", markup=False)
+            whole = (BarColumn(bar_width=30), text, TimeElapsedColumn()) if wide else (text,)
             self._rich = Progress(
-                TextColumn("{task.description}", markup=False),
-                BarColumn(bar_width=30),
-                TextColumn("{task.fields[text]}", markup=False),
-                TimeElapsedColumn(),
-                console=Console(stderr=True),
+                TextColumn("{task.description}", markup=False), *whole, console=console
             )
-            self._rich.add_task(self._title, total=self._total, text="")
+            self._rich.add_task(title, total=self._total, text="")
             self._rich.start()
             self._next = 0.0
         return self
@@ -80,6 +93,11 @@ class Meter:
             tell(f"{self._title}: {text}")
 
 
+def _end_of(title: str, width: int) -> str:
+    """Return the end of a title, by which batches of one day differ."""
+    return title if len(title) <= width else "…" + title[1 - width :]
+
+
 class Rates:
     """Requests and completion tokens per second over the last half minute."""
 
@@ -102,24 +120,34 @@ class Rates:
         return max(0, requests - requests_then) / span, max(0, tokens - tokens_then) / span
 
 
-def describe(batch: Batch, requests_per_s: float, tokens_per_s: float, quiet_s: float = 0.0) -> str:
+def describe(
+    batch: Batch,
+    requests_per_s: float,
+    tokens_per_s: float,
+    quiet_s: float = 0.0,
+    room: int | None = None,
+) -> str:
     """Return one line on a running batch: done, failed, rates, time left.
 
-    `quiet_s` is for how long no line came to a batch that is not sealed.
+    `quiet_s` is for how long no line came to a batch that is not sealed. The rates are left out
+    where the line would need more than `room` columns.
     """
     total, done = batch.number("total"), batch.terminal
     parts = [f"{done}/{total} done"]
     for name in ("failed", "cancelled", "expired"):
         if batch.number(name):
             parts.append(f"{batch.number(name)} {name}")
-    parts += [f"{requests_per_s:.1f} requests/s", f"{tokens_per_s:.0f} tokens/s"]
+    rates = [f"{requests_per_s:.1f} requests/s", f"{tokens_per_s:.0f} tokens/s"]
+    begin, parts = parts, []
     if not batch.sealed:
         parts.append(unsealed(batch, quiet_s))
     elif requests_per_s > 0 and not batch.finished:
         parts.append(f"ETA {clock_text((total - done) / requests_per_s)}")
     if "cancelling" in batch.fields and not batch.finished:
         parts.append("cancelling")
-    return ", ".join(parts)
+    while room is not None and rates and len(", ".join(begin + rates + parts)) > room:
+        rates.pop()
+    return ", ".join(begin + rates + parts)
 
 
 def unsealed(batch: Batch, quiet_s: float) -> str:
@@ -162,15 +190,17 @@ def watch(store: BatchStore, batch: Batch, *, may_reopen: bool = True) -> Batch:
     same = SameBatch(store, batch, "it was watched", may_reopen=may_reopen)
     rates, pause = Rates(), SubmitPause()
     workers = QueueWorkers(store, batch.fields.get("queue", ""))
+    first = True
     with Meter(batch.id) as meter:
         while True:
             batch = same.state()
             speed = rates.add(batch.terminal, batch.number("completion_tokens"))
-            text = describe(batch, *speed, pause.look(batch))
+            text = describe(batch, *speed, pause.look(batch), meter.room)
             waits = batch.terminal < batch.number("total") or batch.sealed
             if waits and not (any(speed) or batch.finished):
                 text += f", {workers.text()}"
-            meter.update(batch.terminal, text, batch.number("total"))
+            meter.update(batch.terminal, text, batch.number("total"), at_once=first)
+            first = False
             if batch.finished:
                 return batch
             time.sleep(POLL_S)

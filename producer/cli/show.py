@@ -2,6 +2,7 @@
 
 import datetime as dt
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -13,7 +14,7 @@ from contract.redis.batches import BatchStore
 from contract.redis.dead_letters import DeadLetter
 from contract.results import OUTCOMES, outcome_of, read_meta, result_line
 from producer.cli.context import Exit
-from producer.cli.progress import tell
+from producer.cli.progress import counted, tell
 
 #: Lines of a long table that are aligned with each other.
 PAGE = 500
@@ -44,7 +45,7 @@ def batch_json(batch: Batch) -> dict[str, Any]:
     total = batch.number("total")
     return {
         "id": batch.id,
-        "object": "batch",
+        "object": "warmq.batch",
         "status": batch.status,
         "model": batch.fields.get("model") or None,
         "queue": batch.fields.get("queue"),
@@ -98,7 +99,7 @@ def _rows(rows: dict[str, Any]) -> None:
     width = max(map(len, rows))
     for name, value in rows.items():
         if value is not None:
-            click.echo(f"{name:<{width}}  {_harmless(value)}")
+            click.echo(f"{name:<{width}}  {harmless(value)}")
 
 
 def request_state(store: BatchStore, batch: Batch, custom_id: str) -> dict[str, Any]:
@@ -110,6 +111,7 @@ def request_state(store: BatchStore, batch: Batch, custom_id: str) -> dict[str, 
     (line, custom_id, _), request_id = store.find(batch, custom_id)
     raw = store.results([request_id])[0]
     state: dict[str, Any] = {
+        "object": "warmq.request",
         "batch_id": batch.id,
         "custom_id": custom_id,
         "line": line,
@@ -126,13 +128,16 @@ def request_state(store: BatchStore, batch: Batch, custom_id: str) -> dict[str, 
     elif not batch.finished:
         state["attempts"] = store.returns(request_id) + 1
         return state
+    else:
+        state["status"] = "result_expired"
     state["result"] = orjson.loads(result_line(request_id, custom_id, line, raw).json)
     return state
 
 
 def request_table(state: dict[str, Any]) -> None:
     """Print one request for people; the stored line last."""
-    rows = {name: value for name, value in state.items() if name not in ("timing", "result")}
+    hidden = ("object", "timing", "result")
+    rows = {name: value for name, value in state.items() if name not in hidden}
     if state["timing"]:
         rows["timing"] = ", ".join(f"{name} {value}" for name, value in state["timing"].items())
     _rows(rows)
@@ -150,14 +155,14 @@ def batch_list(batches: Sequence[Batch]) -> None:
     _columns(rows)
 
 
-def _harmless(value: object) -> str:
+def harmless(value: object) -> str:
     """Return text without control characters, which could change the terminal's state."""
     text = str(value)
     return text if text.isprintable() else repr(text)[1:-1]
 
 
 def _columns(rows: Iterable[Sequence[str]]) -> None:
-    rows = [[_harmless(cell) for cell in row] for row in rows]
+    rows = [[harmless(cell) for cell in row] for row in rows]
     widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
     for row in rows:
         cells = (f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
@@ -183,8 +188,19 @@ def ended(batch: Batch) -> Exit:
     return Exit.ALL_WELL if all_well else Exit.SOME_FAILED
 
 
+def written_json(
+    output: str | None, errors_file: str | Path | None, completed: int, failed: int
+) -> dict[str, Any]:
+    """Return where results were written and how many, as `--json` shows it; `-` is stdout."""
+    return {
+        "output": None if output == "-" else output,
+        "errors_file": str(errors_file) if errors_file and failed else None,
+        "request_counts": {"completed": completed, "failed": failed},
+    }
+
+
 def changed(batch_id: str, what: str, count: int, *, as_json: bool) -> None:
     """Tell how many requests of a batch a command has changed."""
-    tell(f"{batch_id}: {count} requests {what}")
+    tell(f"{batch_id}: {counted(count, 'request')} {what}")
     if as_json:
         put_json({"id": batch_id, "requests": count})

@@ -1,15 +1,16 @@
 """Reads the values of `--deadline` and `--set`."""
 
 import datetime as dt
-import difflib
 import re
 from typing import Any
 
 import orjson
 
 from contract.errors import RequestRejected
-from contract.openai.body import BODY_TYPES, field_names, smallest
+from contract.nearest import did_you_mean
+from contract.openai.body import BODY_TYPES, smallest
 from contract.openai.lines import check_body
+from contract.openai.openai_only import known_names
 from contract.redis.url import LONGEST_S
 from producer.core.submission import BadOption
 
@@ -65,11 +66,10 @@ def parse_overrides(pairs: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _override(name: str, text: str) -> Any:
-    urls = [url for url in BODY_TYPES if name in field_names(url)]
+    urls = [url for url in BODY_TYPES if name in known_names(url)]
     if not urls:
-        known = sorted(set().union(*(field_names(url) for url in BODY_TYPES)))
-        near = difflib.get_close_matches(name, known, 1)
-        hint = f"; did you mean {near[0]}?" if near else ""
+        known = sorted(set().union(*(known_names(url) for url in BODY_TYPES)))
+        hint = did_you_mean(name, known)
         raise BadOption(f"--set {name}: unknown to any of {', '.join(BODY_TYPES)}{hint}")
     try:
         values = [orjson.loads(text), text]

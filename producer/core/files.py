@@ -32,6 +32,29 @@ def write_failed(path: str | Path, error: OSError) -> WriteFailed:
     return WriteFailed(f"cannot write {path}: {error.strerror}; make room there, or name another")
 
 
+def check_writable(path: Path) -> None:
+    """Raise OutputUnwritable unless AtomicFile could write a file of that name; creates nothing."""
+    if path.is_dir():
+        raise OutputUnwritable(f"cannot write {path}: it is a folder; name a file in it")
+    folder = Path(os.path.realpath(path)).parent
+    if not folder.is_dir():
+        raise OutputUnwritable(
+            f"cannot write {path}: there is no folder {folder}; make it, or name another"
+        )
+    name = _beside(Path(os.path.realpath(path))).name
+    if len(os.fsencode(name)) > os.pathconf(folder, "PC_NAME_MAX"):
+        raise OutputUnwritable(f"cannot write {path}: File name too long")
+    # A file is replaced by one that was written beside it; anything else is written to.
+    needed = folder if not path.exists() or path.is_file() else path
+    if not os.access(needed, os.W_OK | (os.X_OK if needed is folder else 0)):
+        raise OutputUnwritable(f"cannot write {path}: Permission denied")
+
+
+def _beside(path: Path) -> Path:
+    """Return a name for a file until it is complete."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+
+
 class AtomicFile:
     """Written beside its place and renamed at the end; a failure leaves the place as it was.
 
@@ -47,14 +70,18 @@ class AtomicFile:
             if mode is not None and not stat.S_ISREG(mode):
                 self._file = self.path.open("wb")
                 return
-            beside = self.path.with_name(f".{self.path.name}.{secrets.token_hex(4)}.part")
-            self._file = beside.open("xb", BUFFER_BYTES)
-            self._temporary = beside
-            if mode is not None:
-                beside.chmod(stat.S_IMODE(mode))
+            beside = _beside(self.path)
+            try:
+                self._file = beside.open("xb", BUFFER_BYTES)
+                self._temporary = beside
+                if mode is not None:
+                    beside.chmod(stat.S_IMODE(mode))
+            except (KeyboardInterrupt, SystemExit):  # a signal, which came when it was there
+                beside.unlink(missing_ok=True)
+                raise
         except OSError as error:
             if self._temporary is not None:
-                self._discard()
+                self.discard()
             raise unwritable(self.path, error) from None
 
     def __enter__(self) -> Self:
@@ -71,7 +98,7 @@ class AtomicFile:
         except OSError as error:
             raise write_failed(self.path, error) from None
         finally:
-            self._discard()  # nothing is left to be discarded if all went well
+            self.discard()  # nothing is left to be discarded if all went well
 
     def write(self, data: bytes) -> None:
         """Append to the file."""
@@ -89,7 +116,8 @@ class AtomicFile:
         except OSError as error:
             raise write_failed(self.path, error) from None
 
-    def _discard(self) -> None:
+    def discard(self) -> None:
+        """Leave the place as it was; what was written is lost."""
         if self._temporary is not None:
             self._temporary.unlink(missing_ok=True)
             self._temporary = None

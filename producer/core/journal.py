@@ -9,15 +9,14 @@ from typing import Self
 import msgspec
 import orjson
 
-from contract import naming
 from contract.errors import BatchConflict
 from contract.results import ResultLine
 from producer.core.files import AtomicFile, unwritable
 from producer.core.growing import GrowingFile, check_regular
+from producer.core.own_results import is_result_of
 
 #: Of the journal. One of another format is refused.
 FORMAT = 2
-_LINE_BEGINS = b'{"id":"batch_req_'
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +25,8 @@ class RunProgress:
 
     `fingerprint` is the input's, `errors_file` is relative to the output's folder. `line` is the
     last physical line whose result is there, `digest` that of the input up to it, `windows`
-    counts the windows collected; `output` and `errors` are the files' sizes in bytes.
+    counts the windows collected; `output` and `errors` are the files' sizes in bytes. `complete`
+    says that the whole input is done.
     """
 
     name: str
@@ -40,6 +40,7 @@ class RunProgress:
     errors: int = 0
     completed: int = 0
     failed: int = 0
+    complete: bool = False
     format: int = FORMAT
 
 
@@ -56,7 +57,10 @@ def window_id(name: str, window: int) -> str:
 
 
 class Journal:
-    """The state of a run, in a file beside its output that is removed when the run is complete."""
+    """The state of a run, in a file beside its output.
+
+    It stays when the run is complete, so that the same command knows that.
+    """
 
     def __init__(self, output: Path) -> None:
         self.path = output.with_name(f"{output.name}.progress")
@@ -123,10 +127,14 @@ class RunFiles:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stack.close()
+        with self._stack:
+            if self.done.complete:  # and opened for nothing, as where other options are refused
+                self.finish()
 
     def _open(self, stack: ExitStack) -> None:
-        kept = self.journal.read()
+        found = kept = self.journal.read()
+        if kept is not None and kept.complete and not self._output.exists():
+            kept = None  # its output was taken away, so this is another run
         if kept is None:
             _check_none(self._output, "", may_be_empty=True)
             _check_none(self._errors, " error file", may_be_empty=False)
@@ -138,7 +146,7 @@ class RunFiles:
                         f"results are missing: there is no {path} any more; put it back as it was"
                     )
         self._out = stack.enter_context(GrowingFile(self._output))
-        if self.journal.read() != kept:
+        if self.journal.read() != found:
             raise BatchConflict(f"another run has just written {self._output}")
         if kept is None:
             self.journal.write(self._begin)
@@ -155,8 +163,7 @@ class RunFiles:
         if kept.errors_file != self._begin.errors_file:
             where = os.path.normpath(self._output.parent / kept.errors_file)
             raise BatchConflict(
-                f"the run that wrote {self._output} is not complete, and its failed requests are "
-                f"in {where}",
+                f"the failed requests of the run that wrote {self._output} are in {where}",
                 remedy="name_error_file",
                 errors_file=where,
                 start_anew=self.journal.start_anew,
@@ -172,19 +179,7 @@ class RunFiles:
 
     def _is_next(self, line: bytes) -> bool:
         """Whether a line is a result of the window that comes after those in the journal."""
-        if not line.endswith(b"\n"):
-            return line[: len(_LINE_BEGINS)] == _LINE_BEGINS[: len(line)]
-        try:
-            result = orjson.loads(line)
-            number = (result["error"] or result["warmq"])["line"]
-            custom_id, own_id = str(result["custom_id"]), result["id"].removeprefix("batch_req_")
-        except (orjson.JSONDecodeError, LookupError, TypeError, AttributeError):
-            return False
-        batch = window_id(self.done.name, self.done.windows)
-        return own_id in (
-            naming.request_id(batch, custom_id),
-            naming.line_request_id(batch, number),
-        )
+        return is_result_of(line, window_id(self.done.name, self.done.windows))
 
     def add(self, line: ResultLine) -> None:
         """Append a result to its file."""
@@ -198,10 +193,11 @@ class RunFiles:
         self.done = done
 
     def finish(self) -> None:
-        """The run is complete: remove the journal, and an error file without a line."""
+        """Note that the run is complete; remove an error file without a line."""
         if not self.done.errors:
             self._errors.unlink(missing_ok=True)
-        self.journal.path.unlink()
+        if not self.done.complete:
+            self.journal.write(replace(self.done, complete=True))
 
 
 def _check_none(path: Path, kind: str, *, may_be_empty: bool) -> None:

@@ -1,5 +1,6 @@
 """Turns a file's lines into messages, and each bad line into an error result of its own."""
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +18,8 @@ from producer.core.seen import SeenIds
 class PreparedChunk:
     """One chunk, ready to send: `before` is the cursor and digest it follows.
 
-    `without_limit` of its requests name no max_tokens; `first_error` is its first bad line's.
+    `without_limit` of its requests name no max_tokens; `ignored` counts the lines with each field
+    that means nothing here; `first_error` is its first bad line's.
     """
 
     ordinal: int
@@ -27,6 +29,7 @@ class PreparedChunk:
     messages: list[bytes] = field(default_factory=list)
     rejects: list[tuple[str, bytes]] = field(default_factory=list)
     without_limit: int = 0
+    ignored: Counter[str] = field(default_factory=Counter)
     first_error: str = ""
 
 
@@ -77,6 +80,8 @@ class LinesToMessages:
                 continue
             entries.append((number, custom_id, by_line))
             chunk.without_limit += not request.limited
+            if request.ignored:
+                chunk.ignored.update(request.ignored)
             chunk.messages.append(write(request_id, custom_id, number, request.url, request.body))
         return chunk
 

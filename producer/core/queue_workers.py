@@ -4,10 +4,12 @@ import time
 from typing import Any
 
 from contract.redis.batches import BatchStore
-from contract.redis.reads import WORKER_SILENT_S
+from contract.redis.reads import is_alive
 
 #: Workers announce themselves every second; one that was silent for longer is named.
 _NOTABLE_S = 5.0
+#: Most characters of why a worker runs nothing; workers keep to it too.
+_WHY_CHARACTERS = 300
 
 
 class QueueWorkers:
@@ -26,7 +28,7 @@ class QueueWorkers:
     def text(self) -> str:
         """Return one clause: the workers' states, or that none is alive and whose log to read."""
         heard = self._store.announcements(self._queue)
-        alive = [worker for worker in heard if worker["silent_s"] < WORKER_SILENT_S]
+        alive = [worker for worker in heard if is_alive(worker)]
         for worker in heard:
             at = time.monotonic() - worker["silent_s"]
             if self._last is None or at > self._last_at:
@@ -38,15 +40,21 @@ class QueueWorkers:
         silent = clock_text(time.monotonic() - self._last_at)
         return (
             f"no worker serves queue {self._queue} any more: the last one, {_name(self._last)}, "
-            f"was heard {silent} ago ({self._last.get('state', 'unknown')}); its log says why"
+            f"was heard {silent} ago ({': '.join(_doing(self._last))}); its log says why"
         )
 
 
 def _state(worker: dict[str, Any]) -> str:
-    state = str(worker.get("state", "unknown"))
-    if worker["silent_s"] < _NOTABLE_S:
-        return state
-    return f"{state} ({_name(worker)} was last heard {clock_text(worker['silent_s'])} ago)"
+    state, *notes = _doing(worker)
+    if worker["silent_s"] >= _NOTABLE_S:
+        notes.append(f"{_name(worker)} was last heard {clock_text(worker['silent_s'])} ago")
+    return f"{state} ({'; '.join(notes)})" if notes else state
+
+
+def _doing(worker: dict[str, Any]) -> list[str]:
+    """Return its state, and if it told why it runs nothing, that."""
+    why = "".join(c if c.isprintable() else " " for c in str(worker.get("why", "")))
+    return [str(worker.get("state", "unknown")), *([why[:_WHY_CHARACTERS]] if why else [])]
 
 
 def _name(worker: dict[str, Any]) -> str:

@@ -195,7 +195,11 @@ def _fill(stream: io.BufferedReader, chunk: RawChunk, digest: str, max_line_byte
                 chunk.too_long[number] = _skip(stream, raw, running)
                 lines.append((number, b""))
                 continue
-        except (EOFError, OSError, zlib.error, zstandard.ZstdError) as error:
+        except EOFError:
+            raise InputUnreadable(
+                f"after line {number}: the file is cut off, its compressed data ends too early"
+            ) from None
+        except (OSError, zlib.error, zstandard.ZstdError) as error:
             raise InputUnreadable(f"after line {number}: {error}") from None
         if number == 1 and raw.startswith(_BOM):
             raw = raw[len(_BOM) :]

@@ -1,5 +1,6 @@
 """What a submit takes besides the file, checked before anything is read."""
 
+import datetime as dt
 import hashlib
 import re
 from dataclasses import dataclass, field
@@ -59,6 +60,24 @@ class Submission:
             )
         if _CONTROL.search(self.queue):
             raise BadOption(f"model {self.model!r}: control characters are not allowed")
+
+    def check_deadline(self, store: BatchStore) -> None:
+        """Raise BadOption for a moment that has passed on Redis' clock, which decides.
+
+        Not for a batch that is there: whoever resumes a submit late may complete it.
+        """
+        if not self.deadline or self.deadline.startswith("+"):
+            return
+        now_ms, moment_ms = store.now_ms(), int(self.deadline)
+        if moment_ms <= now_ms and store.batch(self.batch_id) is None:
+            moment, now = (
+                dt.datetime.fromtimestamp(ms / 1000, dt.UTC).isoformat(timespec="seconds")
+                for ms in (moment_ms, now_ms)
+            )
+            raise BadOption(
+                f"the deadline {moment} has passed: on Redis' clock it is {now}; give a later one, "
+                "or a duration such as 2h"
+            )
 
     @property
     def options(self) -> str:

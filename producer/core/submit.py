@@ -6,11 +6,11 @@ submits of the same file queue every request once, and another file is refused.
 """
 
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from queue import SimpleQueue
 
 import orjson
@@ -36,8 +36,8 @@ UNDER_WAY = 2
 @dataclass(slots=True)
 class Summary:
     """What one submit did. `found` requests were there before it, `queued` were not;
-    `without_limit` of those have no max_tokens. `lines` of the file were read; `waiting` says what
-    for, while Redis is full."""
+    `without_limit` of those have no max_tokens; `ignored` counts those with each field that means
+    nothing here. `lines` of the file were read; `waiting` says what for, while Redis is full."""
 
     batch: Batch
     lines: int = 0
@@ -45,6 +45,7 @@ class Summary:
     queued: int = 0
     rejected: int = 0
     without_limit: int = 0
+    ignored: Counter[str] = field(default_factory=Counter)
     first_error: str = ""
     waiting: str = ""
 
@@ -126,6 +127,7 @@ class Submitter:
         """Give the sender a chunk, as soon as it has room for one."""
         prepared = lines.prepare(raw, self._end)
         self._summary.without_limit += prepared.without_limit
+        self._summary.ignored += prepared.ignored
         self._summary.first_error = self._summary.first_error or prepared.first_error
         self._settle(UNDER_WAY - 1)
         waits: SimpleQueue[str] = SimpleQueue()

@@ -10,7 +10,7 @@ journal has and continues; results that workers wrote meanwhile are used.
 
 import secrets
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -77,18 +77,23 @@ class _Chunks:
 @dataclass(slots=True)
 class Run:
     """One run of one file, `window` lines at a time. `report` is called with what is done and what
-    it waits for: '' after each window."""
+    it waits for: '' after each window. `ignored` counts the lines it has queued with each field
+    that means nothing here."""
 
     store: BatchStore
     settings: Settings
     submission: Submission
     window: int
     report: Callable[[RunProgress, str], None]
+    ignored: Counter[str] = field(default_factory=Counter)
     _tell_at: float = 0.0
     _seen: SeenIds = field(default_factory=SeenIds)
 
     def run(self, source: Input, output: Path, errors: Path) -> RunProgress:
         """Take the file through, or the rest of it.
+
+        Returns:
+            What is in the files; `complete` if an earlier run had done all of it.
 
         Raises:
             BatchConflict: the output is there and is not this run's, or the input has changed.
@@ -127,9 +132,12 @@ class Run:
                 if custom_id is not None:
                     self._seen.add(naming.request_id(done.name, custom_id))
         if (line, digest) != (done.line, done.digest):
+            ended = f"was stopped after line {done.line}"
+            if done.complete:
+                ended = f"is complete ({done.line} line{'s' * (done.line != 1)})"
             raise BatchConflict(
-                "the input or the options differ from those of the run that was stopped after "
-                f"line {done.line}; use the same ones, or {files.journal.start_anew}"
+                f"the input or the options differ from those of the run that {ended}; use the same "
+                f"ones, or {files.journal.start_anew}"
             )
 
     def _windows(self, raws: _Chunks, input_name: str, files: RunFiles) -> None:
@@ -145,13 +153,14 @@ class Run:
                     window = self._begin(submission, digest, input_name)
                     if window is None:
                         break
-                    batch = window.submitter.run(self._take(window, raws)).batch
+                    summary = window.submitter.run(self._take(window, raws))
                 except BatchConflict as error:
                     raise BatchConflict(
                         f"{error.message}; use the same input and options, or "
                         f"{files.journal.start_anew}"
                     ) from None
-                waiting.append((window, batch))
+                self.ignored += summary.ignored
+                waiting.append((window, summary.batch))
             if waiting:
                 window, batch = waiting.popleft()
                 self._collect(window, batch, files)

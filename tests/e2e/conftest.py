@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from celery import Celery
+from celery_side import client_app
 from real_stack import Stack
 
 from contract.redis.batches import BatchStore
@@ -18,7 +18,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """Return a running Redis; no worker yet."""
     folder = tmp_path_factory.mktemp("e2e")
     with RedisServer(folder / "redis") as server, server.client() as client:
-        app = Celery("stranger", broker=server.url, backend=server.url, set_as_current=False)
+        app = client_app(server.url)
         store = BatchStore(client, ttl_ms=600_000)
         yield Stack(server.url, folder, client, store, app)
         app.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -169,6 +170,55 @@ def test_sigkill_leaves_no_engine_process_behind(stack: Stack, pair: dict[str, W
     victim.process.kill()
     victim.process.wait()
     eventually(lambda: not alive(processes), 20, "the engine's processes end with their worker")
+
+
+# -- Ctrl-C, which a terminal sends to all processes of the group ------------------------------
+
+
+def told_since_the_stop(worker: Worker) -> list[str]:
+    """Return the lines from `stopping` on; on a busy machine vLLM may not end in its 5 s."""
+    lines = worker.log_path.read_text().partition(": INFO/MainProcess] stopping")[2].splitlines()
+    return [line.rpartition("MainProcess] ")[2] for line in lines if "force killing" not in line]
+
+
+def test_ctrl_c_lets_running_requests_end_and_takes_three_lines(
+    stack: Stack, worker: Worker, tmp_path: Path
+) -> None:
+    lines = [{"messages": chat_messages(q), "max_tokens": 150, "ignore_eos": True}
+             for q in listed_questions(200, seed=35)]  # fmt: skip
+    source = write_jsonl(tmp_path / "in.jsonl", lines)
+    with frozen(worker):
+        stack.producer("submit", source, "--batch-id", "interrupted")
+    eventually(lambda: stack.batch("interrupted").number("completed") > 0, 30)
+    processes = family(worker)
+    os.killpg(worker.pid, signal.SIGINT)
+    assert worker.process is not None
+    assert worker.process.wait(60) == 1
+    told = told_since_the_stop(worker)
+    assert len(told) == 3, told
+    assert "requests in flight may finish within 25 s" in told[0]
+    drained = re.fullmatch(
+        r"drained: (\d+) requests have ended, \d+ are back in the queue", told[1]
+    )
+    assert drained is not None and int(drained[1]) > 0
+    assert told[2] == "stopped"
+    ended = finish_reasons(stack, "interrupted")
+    assert set(ended) == {"length"}
+    assert sum(stack.store.queue_lengths("warmq").values()) == 200 - len(ended)
+    assert stack.client.hlen(keys.DEATHS) == 0
+    eventually(lambda: not alive(processes), 20, "nothing is left of it")
+
+
+def test_ctrl_c_while_the_model_is_loaded_takes_three_lines(stack: Stack) -> None:
+    starting = named(stack, "early").start()
+    eventually(lambda: len(family(starting)) > 2, 60, "the engine's processes begin", every_s=0.1)
+    processes = family(starting)
+    os.killpg(starting.pid, signal.SIGINT)
+    assert starting.process is not None
+    assert starting.process.wait(60) == 1
+    told = told_since_the_stop(starting)
+    assert told[1:] == ["drained: 0 requests have ended, 0 are back in the queue", "stopped"]
+    eventually(lambda: not alive(processes), 20, "nothing is left of it")
 
 
 # -- starts that fail -------------------------------------------------------------------------

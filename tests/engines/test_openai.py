@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from celery import Celery
+from celery_side import client_app
 from conformance import conform
 from in_process import InProcess
 from real_stack import Stack, frozen, read_jsonl, write_jsonl
@@ -32,7 +32,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """Return a running Redis; no worker."""
     folder = tmp_path_factory.mktemp("openai")
     with RedisServer(folder / "redis") as server, server.client() as client:
-        app = Celery("stranger", broker=server.url, backend=server.url, set_as_current=False)
+        app = client_app(server.url)
         yield Stack(server.url, folder, client, BatchStore(client, ttl_ms=600_000), app)
         app.close()
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from celery import Celery
+from celery_side import client_app
 from options.checkpoints import make_adapter
 from options.rows import CACHED, NOBIND
 from real_stack import (
@@ -34,7 +34,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """Return a running Redis; no worker."""
     folder = tmp_path_factory.mktemp("options")
     with RedisServer(folder / "redis") as server, server.client() as client:
-        app = Celery("stranger", broker=server.url, backend=server.url, set_as_current=False)
+        app = client_app(server.url)
         yield Stack(server.url, folder, client, BatchStore(client, ttl_ms=600_000), app)
         app.close()
 

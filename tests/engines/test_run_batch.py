@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from celery import Celery
+from celery_side import client_app
 from options.vision import SQUARE_TOKENS, WIDE_TOKENS, make_vision_model
 from pictures import site
 from real_stack import Stack, read_jsonl, write_jsonl
@@ -46,7 +46,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """Return a running Redis; no worker."""
     folder = tmp_path_factory.mktemp("run-batch")
     with RedisServer(folder / "redis") as server, server.client() as client:
-        app = Celery("stranger", broker=server.url, backend=server.url, set_as_current=False)
+        app = client_app(server.url)
         yield Stack(server.url, folder, client, BatchStore(client, ttl_ms=600_000), app)
         app.close()
 

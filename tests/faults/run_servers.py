@@ -35,6 +35,7 @@ RESULT = HERE / "results" / "servers.json"
 TESTS = (
     "tests/integration/test_protocol_*.py",
     "tests/integration/test_kombu_layout.py",
+    "tests/integration/test_doctor.py",
     *(
         f"tests/faults/test_{name}.py"
         for name in ("worker_killed", "redis_outage", "redis_refuses", "acl", "network", "sentinel")

@@ -97,6 +97,7 @@ def test_everything_runs_under_the_documented_users(server: RedisServer, tmp_pat
         producer("results", "b1", status=1)
         producer("status", "b1", "--request", "good")
         producer("list")
+        producer("doctor")
         producer("retry", "b1")
         finished(store, "b1")
         producer("dead", "list")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,12 @@ from contract.errors import RequestFailed
 from contract.redis import keys
 from contract.redis.batches import BatchStore
 from demo.stack import Worker, eventually
-from producer.cli.show import batch_json
+from producer.cli.show import batch_json, iso_time
 
 #: Shared machines are slow at times; what waits here has deadlines of its own.
 pytestmark = pytest.mark.timeout(200)
-PAST = "2020-01-01T00:00:00Z"
+#: Has passed when the submit ends.
+PAST = "0.001s"
 RUNS_FOR_EVER = "simulate:sleep=600"
 StartWorker = Callable[..., Worker]
 
@@ -72,7 +74,7 @@ def test_a_batch_whose_deadline_passed_in_the_queue_expires_without_running(
     lines: list[Any] = [chat_line(f"r{i}", user=RUNS_FOR_EVER) for i in range(1200)]
     shown = submit(write_lines(tmp_path / "in", [*lines, b"bad"]), "--deadline", PAST,
                    redis_url=redis_url)  # fmt: skip
-    assert shown["expires_at"] == "2020-01-01T00:00:00+00:00"
+    assert shown["expires_at"] == iso_time(str(int(state(store, "b1").created) + 1))
 
     start_worker()
     eventually(lambda: state(store, "b1").finished, 40)
@@ -142,7 +144,7 @@ def test_only_the_deadline_of_a_retried_message_changes(
     # What looks like a deadline inside the prompt or the custom_id is text.
     trap = '"deadline":1.5,"expires":"2020" [] {} \\"deadline\\":1.5 "deadline":2'
     path = write_lines(tmp_path / "in", [chat_line(trap, trap, stop=[trap], user='"deadline":3')])
-    submit(path, "--deadline", PAST, redis_url=redis_url)
+    shown = submit(path, "--deadline", PAST, redis_url=redis_url)
     (before,) = queued(store)
     expire_all(store)
 
@@ -150,7 +152,8 @@ def test_only_the_deadline_of_a_retried_message_changes(
 
     (after,) = queued(store)
     assert after["headers"]["warmq"].pop("deadline") is None
-    assert before["headers"]["warmq"].pop("deadline") == 1577836800
+    deadline = before["headers"]["warmq"].pop("deadline")
+    assert deadline == dt.datetime.fromisoformat(shown["expires_at"]).timestamp()
     assert after == before
 
 

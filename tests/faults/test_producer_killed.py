@@ -94,14 +94,14 @@ def test_results_killed_while_writing_leaves_the_old_file_whole(tmp_path: Path) 
         on.submit(50, "b2", seal=False)
         again = on.worker(simulated_slots=256, simulated_latency_s=0)
         writing = subprocess.Popen(
-            producer_command("results", "b2", "--follow", "-o", out),
+            producer_command("results", "b2", "--follow", "-o", out, "--force"),
             env=producer_env(on.server.url), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         eventually(lambda: any(p != out for p in folder.iterdir()), 20, "it writes beside")
         writing.kill()
         writing.wait()
         assert out.read_text() == "an earlier collection\n"
-        done = run_producer("results", "b1", "-o", out, redis_url=on.server.url)
+        done = run_producer("results", "b1", "-o", out, "--force", redis_url=on.server.url)
         assert done.returncode == 0, done.stderr
         assert len(out.read_bytes().splitlines()) == 2_000
         assert again.stop() == 0

@@ -45,7 +45,7 @@ def gone(process: psutil.Process) -> bool:
 
 def recovered(on: Stage, worker: Worker, deaths: int) -> None:
     """Wait until the engine was rebuilt so many times."""
-    eventually(lambda: worker.log_path.read_text().count("engine ready in") == deaths + 1, READY_S)
+    eventually(lambda: worker.log_path.read_text().count(" ready in ") == deaths + 1, READY_S)
     on.ready(worker)
 
 

@@ -192,7 +192,7 @@ def test_a_cancel_after_a_restart_reaches_running_work(server: RedisServer, tmp_
 def test_a_worker_that_starts_before_redis_waits_for_it(tmp_path: Path) -> None:
     server = RedisServer(tmp_path / "redis")
     with simulated(server.url, tmp_path) as worker:
-        eventually(lambda: b"engine ready" in worker.log_path.read_bytes(), 30, "the engine is up")
+        eventually(lambda: b"ready in" in worker.log_path.read_bytes(), 30, "the engine is up")
         stay(1)
         with server:
             store = store_of(server)

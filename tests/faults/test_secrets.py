@@ -158,7 +158,7 @@ def test_a_worker_with_a_wrong_url_says_so_without_showing_it(tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_remote_code_is_trusted_only_on_request() -> None:
-    from worker.engine.vllm.engine import parse_engine_args
+    from worker.engine.vllm.arguments import parse_engine_args
 
     def trusts(words: str) -> object:
         settings = VllmSettings(model=str(ROOT / "models" / "tiny"), engine_args=words)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from conformance import conform
+from support import producer_env
 
 from demo.stack import MODEL, ROOT
 
@@ -39,3 +42,17 @@ def test_the_documented_engine_conforms_without_a_change_outside_its_file(tmp_pa
     conform(
         tmp_path, engine="transformers", model=MODEL, env={"PYTHONPATH": str(tmp_path)},
     )  # fmt: skip
+
+
+def test_the_documented_engine_is_made_and_shut_down_by_the_check_without_being_built(
+    tmp_path: Path, redis_url: str
+) -> None:
+    documented(tmp_path)
+    settings = {"WARMQ_ENGINE": "transformers", "WARMQ_MODEL": str(MODEL)}
+    path = {"PYTHONPATH": f"{tmp_path}:{ROOT}", "WARMQ_TRANSFORMERS_THREADS": "2"}
+    done = subprocess.run(
+        [sys.executable, "-m", "worker.check"], cwd=ROOT, text=True, capture_output=True,
+        env=producer_env(redis_url, **settings, **path), check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, ""), done
+    assert done.stdout.endswith("Nothing in the way.\n")

@@ -61,7 +61,7 @@ async def test_an_engines_death_and_rebuild_and_what_was_in_it_are_told(
     async with draining(redis_url) as running:
         witness = Witness(running)
         send(redis_client, chat(user=LONG))
-        await soon(lambda: len(running.drain.in_flight.tasks()) == 1)
+        await soon(lambda: witness.of(events.Started))
         running.engine.kill()
         await soon(lambda: len(witness.of(events.EngineReady)) == 2)
     (died,) = witness.of(events.EngineDied)

@@ -17,6 +17,7 @@ import orjson
 import pytest
 import redis
 from celery import Celery
+from celery_side import client_app
 from lessee import QUEUE, Lessee, chat, queued_ids, submit_batch
 
 from contract import naming
@@ -31,9 +32,8 @@ PRIORITIES = {None: QUEUE, 0: QUEUE, 2: QUEUE, 3: "warmq\x06\x163", 5: "warmq\x0
 @pytest.fixture
 def client(redis_url: str) -> Iterator[Celery]:
     """Return a Celery app that knows only the broker's URL."""
-    app = Celery("stranger", broker=redis_url, backend=redis_url, set_as_current=False)
-    yield app
-    app.close()
+    with client_app(redis_url) as app:
+        yield app
 
 
 def consume(url: str, count: int) -> list[tuple[dict[str, Any], Any]]:

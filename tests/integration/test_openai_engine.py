@@ -16,8 +16,11 @@ from contract.openai.body import CHAT_URL, COMPLETION_URL
 from contract.settings import SettingsError
 from worker.engine import Completion, EngineRequest
 from worker.engine.openai import OpenAISettings
-from worker.engine.openai.engine import OpenAIEngine
+from worker.engine.openai.engine import OpenAIEngine, rehearse
 from worker.engine.simulated.engine import digest
+from worker.engine.spec import Preflight
+
+REFUSED = "connection refused"
 
 
 @asynccontextmanager
@@ -319,3 +322,30 @@ async def test_a_server_that_is_ill_with_requests_in_it_has_died_of_one_of_them(
         with pytest.raises(EngineDead) as caught:
             await task
         assert caught.value.inside
+
+
+async def test_the_rehearsal_asks_each_server_once_and_leaves_no_connection() -> None:
+    async with StubServer(model="served") as server:
+        urls = f"{server.url},http://127.0.0.1:9/v1"
+        settings = OpenAISettings(engine="openai", model=None, openai_base_urls=urls)
+        seen = Preflight()
+        await asyncio.to_thread(rehearse, settings, seen)
+        assert seen.rows["model"] == "served"
+        (away,) = seen.found
+        assert away.problem == "a server is not ready: 127.0.0.1:9: cannot be reached: " + REFUSED
+        assert not away.fatal
+        with pytest.raises(SettingsError, match=r"no server can be used: .*WARMQ_MODEL is other"):
+            unusable = settings.model_copy(
+                update={"model": "other", "openai_base_urls": server.url}
+            )
+            await asyncio.to_thread(rehearse, unusable, seen)
+
+
+async def test_the_rehearsal_does_not_wait_for_a_server() -> None:
+    urls = "http://127.0.0.1:9/v1"
+    settings = OpenAISettings(engine="openai", model=None, openai_base_urls=urls)
+    seen = Preflight()
+    await asyncio.to_thread(rehearse, settings, seen)
+    (found,) = seen.found
+    assert found.problem == "no server is ready: 127.0.0.1:9: cannot be reached: " + REFUSED
+    assert found.fatal and "a worker that starts now waits for it" in found.remedy

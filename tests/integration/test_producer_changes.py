@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import orjson
@@ -17,6 +18,7 @@ from support import (
 )
 
 from contract.errors import RequestFailed
+from contract.index import IndexChunk
 from contract.redis.batches import BatchStore
 
 
@@ -34,6 +36,39 @@ def test_a_queued_batch_is_cancelled_without_a_worker(redis_url: str, store: Bat
     assert [orjson.loads(x)["error"]["code"] for x in results.stdout.splitlines()] == [
         "cancelled"
     ] * 3
+
+
+def test_requests_that_workers_end_first_are_counted_as_cancelled(store: BatchStore):
+    submitted = submit_batch(store, 1300)
+    lessee = Lessee(client_of(store))
+
+    class Overtaken(BatchStore):
+        """A worker looks for requests after the batch was marked, and before they are walked."""
+
+        def index(self, batch_id: str, start: int = 0) -> Iterator[IndexChunk]:
+            while lessee.pop() or lessee.head[3]:
+                pass
+            return super().index(batch_id, start)
+
+    overtaken = Overtaken(client_of(store), ttl_ms=60_000)
+    assert overtaken.cancel(submitted.batch) == 1300
+    assert overtaken.cancel(state(store, "b1")) == 0
+    assert state(store, "b1").status == "cancelled"
+
+
+def test_cancel_tells_queued_requests_from_those_in_flight(redis_url: str, store: BatchStore):
+    submit_batch(store, 5)
+    submit_batch(store, 2, batch_id="other")
+    lessee = Lessee(client_of(store))
+    lessee.pop(2)
+    assert store.in_flight(state(store, "b1")) == 2
+    assert store.in_flight(state(store, "other")) == 0
+    told = run_producer("cancel", "b1", redis_url=redis_url).stderr
+    assert told == "b1: 5 requests cancelled (3 queued, 2 in flight)\n"
+    told = run_producer("cancel", "b1", redis_url=redis_url).stderr
+    assert told == "b1: 0 requests cancelled\n"
+    told = run_producer("cancel", "other", "--request", "c1", redis_url=redis_url).stderr
+    assert told == "other: 1 request cancelled\n"
 
 
 def test_one_request_is_cancelled_and_the_others_run(redis_url: str, store: BatchStore):
@@ -86,7 +121,7 @@ def test_an_unfinished_batch_is_deleted_only_by_force(redis_url: str, store: Bat
     assert refused.returncode == 2
     assert "--force cancels it first" in refused.stderr
     forced = run_producer("delete", "b1", "--force", "--json", redis_url=redis_url)
-    assert orjson.loads(forced.stdout) == {"id": "b1", "object": "batch", "deleted": True}
+    assert orjson.loads(forced.stdout) == {"id": "b1", "object": "warmq.batch", "deleted": True}
 
     assert store.batch("b1") is None
     assert store.results(submitted.ids) == [None, None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import socket
 import subprocess
 import time
 from pathlib import Path
@@ -25,6 +26,8 @@ from contract import naming
 from contract.errors import RequestFailed
 from contract.redis import keys
 from contract.redis.batches import BatchStore
+from contract.redis.connect import SOCKET_TIMEOUT_S
+from contract.version import version
 from demo.stack import eventually, free_port
 from producer.cli.main import COMMANDS, cli
 
@@ -42,12 +45,42 @@ def test_help_answers_quickly_and_names_every_command():
     assert min(took) < 0.4
 
 
-def test_the_shell_gets_its_completion_script_and_completes_commands_and_options():
-    def completed(*words: str) -> list[str]:
-        asked = {"_PRODUCER_COMPLETE": "bash_complete", "COMP_WORDS": " ".join(words)}
-        asked["COMP_CWORD"] = str(len(words) - 1)
-        return run_producer(redis_url="redis://nowhere", **asked).stdout.split()
+def completed(*words: str, redis_url: str = "redis://nowhere") -> list[str]:
+    """Ask as bash does what the last word may become; nothing may be told on stderr."""
+    asked = {"_PRODUCER_COMPLETE": "bash_complete", "COMP_WORDS": " ".join(words)}
+    asked["COMP_CWORD"] = str(len(words) - 1)
+    done = run_producer(redis_url=redis_url, **asked)
+    assert done.stderr == ""
+    return done.stdout.split()
 
+
+@pytest.mark.parametrize("command", ["status", "watch", "results", "cancel", "retry", "delete"])
+def test_the_shell_completes_batch_ids(redis_url: str, store: BatchStore, command: str):
+    for name in ("monday-1", "monday-2", "tuesday"):
+        submit_batch(store, 1, batch_id=name)
+    found = completed("producer", command, "mon", redis_url=redis_url)
+    assert sorted(found) == ["plain,monday-1", "plain,monday-2"]
+
+
+@pytest.mark.parametrize("url", ["redis://127.0.0.1:1/0", "redis://nowhere.invalid/0", "nonsense"])
+def test_without_redis_the_shell_completes_no_batch_ids_and_says_nothing(url: str):
+    assert completed("producer", "status", "", redis_url=url) == []
+
+
+def test_a_redis_that_does_not_answer_does_not_hold_up_the_shell():
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections, never answers
+        url = f"redis://127.0.0.1:{silent.getsockname()[1]}/0"
+        began = time.monotonic()
+        assert completed("producer", "status", "", redis_url=url) == []
+        assert time.monotonic() - began < SOCKET_TIMEOUT_S / 2
+
+
+def test_the_version_is_told():
+    done = run_producer("--version", redis_url="redis://nowhere")
+    assert (done.returncode, done.stdout) == (0, f"warmq {version()}\n")
+
+
+def test_the_shell_gets_its_completion_script_and_completes_commands_and_options():
     script = run_producer(redis_url="redis://nowhere", _PRODUCER_COMPLETE="bash_source")
 
     assert (script.returncode, script.stderr) == (0, "")
@@ -100,6 +133,36 @@ def test_what_is_not_there_is_told_and_ends_with_2(redis_url: str, args: tuple[s
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("args", "meant"),
+    [
+        (("stauts",), "Did you mean 'status'?"),
+        (("dead", "lst"), "Did you mean 'list'?"),
+        (("submit", "--bath-id", "x"), "Did you mean '--batch-id'?"),
+        (("status", "frist"), "; did you mean first?"),
+        (("delete", "firs"), "; did you mean first?"),
+        (("status", "first", "--request", "C2"), "; did you mean c2?"),
+        (("watch", "first", "--stream", "--request", "c22"), "; did you mean c2?"),
+    ],
+)
+def test_a_misspelt_name_is_told_with_the_nearest_one(
+    redis_url: str, store: BatchStore, args: tuple[str, ...], meant: str
+):
+    submit_batch(store, 2, batch_id="first")
+    submit_batch(store, 1, batch_id="other")
+    done = run_producer(*args, redis_url=redis_url)
+    assert done.returncode == 2
+    assert meant in done.stderr
+
+
+def test_a_name_that_is_near_to_none_gets_no_guess(redis_url: str, store: BatchStore):
+    submit_batch(store, 2, batch_id="first")
+    for args in (("xyzzy",), ("status", "nightly"), ("status", "first", "--request", "question")):
+        done = run_producer(*args, redis_url=redis_url)
+        assert done.returncode == 2
+        assert "did you mean" not in done.stderr.lower()
+
+
 @pytest.mark.parametrize("args", [("list",), ("status", "b1"), ("submit", "/dev/null")])
 def test_without_redis_the_masked_url_and_the_remedy_are_told_within_seconds(args):
     url = f"redis://me:secret@127.0.0.1:{free_port()}/0"
@@ -109,6 +172,12 @@ def test_without_redis_the_masked_url_and_the_remedy_are_told_within_seconds(arg
     assert "is Redis running, and is WARMQ_REDIS_URL right?" in done.stderr
     assert "secret" not in done.stderr + done.stdout
     assert "Traceback" not in done.stderr
+
+
+def test_a_database_that_redis_does_not_have_is_told_with_its_remedy(redis_url: str):
+    done = run_producer("list", redis_url=f"{redis_url.rpartition('/')[0]}/99")
+    assert done.returncode == 3
+    assert "DB index is out of range (correct the number behind the / in WARMQ" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -130,7 +199,7 @@ def test_a_wrong_setting_is_told_with_its_name_and_ends_with_2(redis_url: str):
     assert "WARMQ_HIGH_WATER" in done.stderr
 
 
-def test_status_json_is_openais_batch_object(redis_url: str, store: BatchStore):
+def test_status_json_has_the_fields_of_openais_batch_object(redis_url: str, store: BatchStore):
     submit_batch(store, 3)
     lessee = Lessee(client_of(store))
     one, two, _ = lessee.pop()
@@ -258,6 +327,47 @@ def test_a_batch_that_nobody_serves_says_so(redis_url: str, store: BatchStore, t
     Lessee(client_of(store), queue="warmq.tiny").sweep()  # a worker announces itself
     served = run_producer("submit", path, "--model", "tiny", redis_url=redis_url)
     assert "no worker" not in served.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--model", "tinny"), "served are: --model big, --model tiny; did you mean tiny?"),
+        ((), "no worker serves queue warmq; served are: --model big, --model tiny\n"),
+        (("--model", "tiny"), None),
+    ],
+)
+def test_a_model_that_nobody_serves_is_told_at_once_with_those_that_are(
+    redis_url: str, store: BatchStore, tmp_path: Path, words: tuple[str, ...], told: str | None
+):
+    for queue in ("warmq.tiny", "warmq.big", "elsewhere"):
+        Lessee(client_of(store), f"celery@{queue}.1.0", queue=queue).sweep()
+    path = batch_file(tmp_path / "in", 2)
+    done = run_producer("submit", path, *words, "--batch-id", "b1", redis_url=redis_url)
+    assert done.returncode == 0
+    assert len(queued(store, naming.queue_name(words[-1] if words else None))) == 2
+    if told:
+        assert told in done.stderr
+        assert done.stderr.index(told) < done.stderr.index("requests queued in")
+    else:
+        assert "no worker" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("queues", "told"),
+    [
+        (["warmq"], "no worker serves queue warmq.foo; a worker serves requests without --model\n"),
+        (["warmq", "warmq.big"], "served are: --model big, and requests without --model\n"),
+    ],
+)
+def test_a_worker_of_the_default_queue_is_told_in_words(
+    redis_url: str, store: BatchStore, tmp_path: Path, queues: list[str], told: str
+):
+    for queue in queues:
+        Lessee(client_of(store), f"celery@{queue}.1.0", queue=queue).sweep()
+    path = batch_file(tmp_path / "in", 2)
+    done = run_producer("submit", path, "--model", "foo", redis_url=redis_url)
+    assert told in done.stderr
 
 
 def test_an_interrupted_watch_says_that_the_batch_goes_on(redis_url: str, store: BatchStore):

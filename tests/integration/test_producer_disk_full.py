@@ -17,6 +17,7 @@ from support import (
     producer_env,
     run_all,
     run_producer,
+    state,
     write_lines,
 )
 
@@ -64,11 +65,12 @@ def test_results_on_a_full_disk_leave_the_folder_as_it_was(
     answered(store, 200, failed=3)
     out = tmp_path / "out.jsonl"
     out.write_text("an earlier collection\n")
-    done = on_a_disk_of(size, "results", "b1", "-o", out, redis_url=redis_url)
+    done = on_a_disk_of(size, "results", "b1", "-o", out, "--force", redis_url=redis_url)
     assert_told(done.returncode, done.stderr, "cannot write", "File too large", "starts again")
     assert [path.name for path in tmp_path.iterdir()] == ["out.jsonl"]
     assert out.read_text() == "an earlier collection\n"
-    assert run_producer("results", "b1", "-o", out, redis_url=redis_url).returncode == 1
+    collected = run_producer("results", "b1", "-o", out, "--force", redis_url=redis_url)
+    assert collected.returncode == 1
     assert len(custom_ids(out)) == 197
 
 
@@ -78,7 +80,9 @@ def test_an_error_file_does_not_appear_where_the_output_has_no_room(
     answered(store, 200, failed=3)
     out, errors = tmp_path / "out.jsonl", tmp_path / "bad.jsonl"
     errors.write_text("an earlier collection\n")
-    done = on_a_disk_of(20_000, "results", "b1", "-o", out, "--errors", errors, redis_url=redis_url)
+    done = on_a_disk_of(
+        20_000, "results", "b1", "-o", out, "--errors", errors, "--force", redis_url=redis_url
+    )
     assert_told(done.returncode, done.stderr, "cannot write")
     assert [path.name for path in tmp_path.iterdir()] == ["bad.jsonl"]
     assert errors.read_text() == "an earlier collection\n"
@@ -203,16 +207,70 @@ def test_a_full_standard_error_ends_a_command_without_a_traceback(
     assert done.returncode == 2
 
 
+@pytest.mark.parametrize("command", ["results b1", "list --json", "dead list", "status b1", "-h"])
 def test_a_reader_that_has_seen_enough_ends_the_command_without_a_word(
-    redis_url: str, store: BatchStore
+    redis_url: str, store: BatchStore, command: str
 ) -> None:
     answered(store, 1000)
     with subprocess.Popen(
-        producer_command("results", "b1"), env=producer_env(redis_url),
+        producer_command(*command.split()), env=producer_env(redis_url),
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     ) as process:  # fmt: skip
         assert process.stdout is not None and process.stderr is not None
-        process.stdout.readline()
+        if command.startswith("results"):
+            process.stdout.readline()
         process.stdout.close()
         assert process.stderr.read() == ""
-        assert process.wait(20) == 1
+        assert process.wait(20) == 0
+
+
+def test_a_submit_whose_batch_id_nobody_can_read_queues_nothing(
+    redis_url: str, store: BatchStore, tmp_path: Path
+) -> None:
+    source = batch_file(tmp_path / "in.jsonl", 3)
+    with subprocess.Popen(
+        producer_command("submit", source), env=producer_env(redis_url),
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert_told(2, process.stderr.read(), "nothing was queued: standard output is closed")
+        assert process.wait(20) == 2
+    assert store.batches() == []
+
+
+def test_a_submit_without_a_standard_output_queues_nothing(
+    redis_url: str, store: BatchStore, tmp_path: Path
+) -> None:
+    source = batch_file(tmp_path / "in.jsonl", 3)
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$@" >&-', "sh", *producer_command("submit", source)],
+        env=producer_env(redis_url), stderr=subprocess.PIPE, text=True, check=False,
+    )  # fmt: skip
+    assert_told(2, done.stderr, "nothing was queued: standard output is closed")
+    assert done.returncode == 2
+    assert store.batches() == []
+
+
+def test_results_without_a_standard_output_are_refused(redis_url: str, store: BatchStore) -> None:
+    submit_batch(store, 2)
+    run_all(store)
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$@" >&-', "sh", *producer_command("results", "b1")],
+        env=producer_env(redis_url), stderr=subprocess.PIPE, text=True, check=False,
+    )  # fmt: skip
+    assert_told(2, done.stderr, "standard output is closed, and the results go there")
+    assert done.returncode == 2
+
+
+def test_a_submit_without_a_standard_error_queues_its_file_and_prints_the_id_alone(
+    redis_url: str, store: BatchStore, tmp_path: Path
+) -> None:
+    source = batch_file(tmp_path / "in.jsonl", 3)
+    words = producer_command("submit", source, "--batch-id", "b1")
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$@" 2>&-', "sh", *words],
+        env=producer_env(redis_url), stdout=subprocess.PIPE, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "b1\n")
+    assert state(store, "b1").number("total") == 3

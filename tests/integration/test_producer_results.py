@@ -208,7 +208,9 @@ def test_without_failures_there_is_no_error_file_and_an_old_one_is_emptied(
     assert run_producer("results", "b1", "-o", out, redis_url=redis_url).returncode == 0
     assert not errors_beside(str(out)).exists()
     other = tmp_path / "other.jsonl"
-    assert run_producer("results", "b1", "-o", other, redis_url=redis_url).returncode == 0
+    assert run_producer("results", "b1", "-o", other, redis_url=redis_url).returncode == 2
+    forced = run_producer("results", "b1", "-o", other, "--force", redis_url=redis_url)
+    assert forced.returncode == 0
     assert old.read_text() == ""
 
 
@@ -243,8 +245,8 @@ def test_an_interrupted_collection_leaves_no_half_file(
     out.write_text("an earlier collection\n")
 
     with subprocess.Popen(
-        producer_command("results", "b1", "-o", out, "--follow"), env=producer_env(redis_url),
-        stderr=subprocess.PIPE, text=True,
+        producer_command("results", "b1", "-o", out, "--follow", "--force"),
+        env=producer_env(redis_url), stderr=subprocess.PIPE, text=True,
     ) as process:  # fmt: skip
         eventually(lambda: len(os.listdir(tmp_path)) == 2, 30)  # noqa: PTH208 - a name is enough
         process.send_signal(sig)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import signal
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 import redis
 from lessee import Lessee, client_of
-from runs import custom_ids, done_windows, running
+from runs import custom_ids, done_windows, running, served
 from support import batch_file, chat_line, finish, run_all, run_producer, write_lines
 
 from contract.redis.batches import BatchStore
@@ -48,7 +49,7 @@ def test_a_file_comes_out_in_order_and_redis_holds_two_windows_of_it(
     assert [(e["custom_id"], e["error"]["line"]) for e in errors] == [("bad", 1201), ("r3", 2001)]
     assert "used by an earlier line" in errors[1]["error"]["message"]
     assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "in.jsonl", "out.errors.jsonl", "out.jsonl",
+        "in.jsonl", "out.errors.jsonl", "out.jsonl", "out.jsonl.progress",
     ]  # fmt: skip
 
 
@@ -82,7 +83,81 @@ def test_a_killed_run_goes_on_where_its_output_ends_and_computes_nothing_twice(
     assert custom_ids(out) == [f"r{n}" for n in range(2200)]
     assert answered == 2200
     assert store.batches() == []
-    assert not journal.exists()
+    assert json.loads(journal.read_text())["complete"]
+
+
+@pytest.mark.parametrize("window", ["500", "1000"])
+def test_a_complete_run_that_is_repeated_says_so_and_queues_nothing(
+    redis_url: str, store: BatchStore, tmp_path: Path, window: str
+) -> None:
+    source, out = batch_file(tmp_path / "in.jsonl", 700), tmp_path / "out.jsonl"
+    status, told = served(redis_url, store, source, out, "--window", "500")
+    assert status == 0, told
+    results = out.read_bytes()
+    again = run_producer("run", source, out, "--window", window, redis_url=redis_url)
+    assert (again.returncode, again.stderr) == (
+        0, f"{out}: was complete already, 700 results, 0 failed\n"
+    )  # fmt: skip
+    assert out.read_bytes() == results
+    assert store.batches() == []
+    # Other options and another input are refused; once the output is taken away, the name is free
+    warmer = run_producer("run", source, out, "--set", "temperature=0.5", redis_url=redis_url)
+    assert warmer.returncode == 2
+    assert "differ from those of the run that is complete (700 lines); use" in warmer.stderr
+    assert (out.read_bytes(), store.batches()) == (results, [])
+    other = batch_file(tmp_path / "other.jsonl", 3)
+    changed = run_producer("run", other, out, redis_url=redis_url)
+    assert (changed.returncode, "a run of another input" in changed.stderr) == (2, True)
+    out.unlink()
+    status, told = served(redis_url, store, other, out)
+    assert (status, custom_ids(out)) == (0, ["r0", "r1", "r2"]), told
+
+
+@pytest.mark.parametrize(("first", "second"), [("500", "2000"), ("1000", "500")])
+def test_a_stopped_run_goes_on_with_another_window(
+    redis_url: str, store: BatchStore, tmp_path: Path, first: str, second: str
+) -> None:
+    source, out = batch_file(tmp_path / "in.jsonl", 3200), tmp_path / "out.jsonl"
+    with running(redis_url, source, out, "--window", first) as process:
+        eventually(lambda: len(store.batches()) == 2, 20)
+        process.send_signal(signal.SIGKILL)
+    status, told = served(redis_url, store, source, out, "--window", second)
+    assert (status, custom_ids(out)) == (0, [f"r{n}" for n in range(3200)]), told
+    assert store.batches() == []
+
+
+def test_files_that_a_run_cannot_write_are_told_before_it_makes_any(
+    redis_url: str, store: BatchStore, tmp_path: Path
+) -> None:
+    source = batch_file(tmp_path / "in.jsonl", 3)
+    for out, *errors in (["no/out"], ["."], ["out", "--errors", "no/bad"]):
+        places = [tmp_path / out, *(word if "-" in word else tmp_path / word for word in errors)]
+        done = run_producer("run", source, *places, redis_url=redis_url)
+        assert (done.returncode, "folder" in done.stderr) == (2, True), done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
+    assert store.batches() == []
+
+
+def test_a_run_of_a_cut_file_says_that_it_must_begin_again(
+    redis_url: str, store: BatchStore, tmp_path: Path
+) -> None:
+    whole = gzip.compress(batch_file(tmp_path / "in.jsonl", 700).read_bytes())
+    cut, out = tmp_path / "in.jsonl.gz", tmp_path / "out.jsonl"
+    cut.write_bytes(whole[:-9])
+    done = run_producer("run", cut, out, redis_url=redis_url)
+    assert done.returncode == 2
+    assert "the file is cut off, its compressed data ends too early" in done.stderr
+    assert f"mend this one, and remove {out}" in done.stderr
+
+
+def test_a_run_says_which_fields_it_has_left_out(
+    redis_url: str, store: BatchStore, tmp_path: Path
+) -> None:
+    lines = [chat_line(f"r{n}", store=True) for n in range(1100)]
+    source, out = write_lines(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl"
+    status, told = served(redis_url, store, source, out, "--window", "500")
+    assert status == 0, told
+    assert told.count("store (on 1100 lines)") == 1
 
 
 def test_what_a_run_cannot_go_on_with_is_refused(

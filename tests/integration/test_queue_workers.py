@@ -15,13 +15,12 @@ from producer.core import queue_workers
 from producer.core.queue_workers import QueueWorkers
 
 
-def announce(store: BatchStore, worker: str, state: str, silent_s: float = 0) -> None:
+def announce(store: BatchStore, worker: str, state: str, silent_s: float = 0, **more: str) -> None:
     """Leave what a worker said of itself so many seconds ago."""
     seconds, _ = client_of(store).time()
     record = b"%d\0" % ((seconds - silent_s) * 1000)
-    client_of(store).hset(
-        keys.WORKERS, worker, record + orjson.dumps({"state": state, "queue": "warmq"})
-    )
+    told = {"state": state, "queue": "warmq"} | more
+    client_of(store).hset(keys.WORKERS, worker, record + orjson.dumps(told))
 
 
 @pytest.fixture
@@ -45,6 +44,28 @@ def test_a_worker_that_has_just_fallen_silent_is_told_by_name(
     announce(store, "celery@b.c.13.0a1b2c3e", "starting", silent_s=8)
     text = workers.text()
     assert text.startswith("workers: starting (celery@b.c (process 13) was last heard 0:00:0")
+
+
+def test_why_a_worker_runs_nothing_is_told(store: BatchStore, workers: QueueWorkers):
+    announce(store, "celery@b.c.13.0a1b2c3e", "starting", why="waits for a:8000: no route to host")
+    assert workers.text() == "workers: starting (waits for a:8000: no route to host)"
+    announce(store, "celery@b.c.13.0a1b2c3e", "starting", silent_s=8, why="loading the model")
+    assert workers.text().startswith("workers: starting (loading the model; celery@b.c (process 13")
+
+
+def test_a_worker_that_ended_because_it_failed_is_not_alive_and_its_reason_is_told(
+    store: BatchStore, workers: QueueWorkers
+):
+    announce(store, "celery@a.12.0a1b2c3d", "stopped", why="the engine failed to start: no\x1b GPU")
+    text = workers.text()
+    assert text.startswith("no worker serves queue warmq any more: the last one, celery@a (process")
+    assert text.endswith("(stopped: the engine failed to start: no  GPU); its log says why")
+    assert store.workers("warmq") == []
+
+
+def test_a_reason_is_shown_in_part_if_it_is_long(store: BatchStore, workers: QueueWorkers):
+    announce(store, "celery@a.12.0a1b2c3d", "starting", why="x" * 10_000)
+    assert len(workers.text()) < 400
 
 
 def test_of_dead_workers_the_last_is_told_with_where_its_last_words_are(

@@ -45,8 +45,7 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Site]]:
             server = stack.enter_context(RedisServer(folder / "redis", "--appendonly", "no"))
             stack.enter_context(simulated(server.url, folder / "worker.log", simulated_slots=16))
             store = BatchStore(stack.enter_context(server.client()), ttl_ms=600_000)
-            app = client_app(server.url)
-            stack.callback(app.close)
+            app = stack.enter_context(client_app(server.url))
             found.append(Site(server.url, store, app))
         yield found
 

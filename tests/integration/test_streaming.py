@@ -19,6 +19,7 @@ from contract.redis import keys
 from contract.redis.batches import BatchStore
 from contract.streaming import Entry, Listener, Transcript, texts_of
 from worker.drain.events import Committed, FirstText
+from worker.drain.streaming import Streaming
 from worker.engine import Completion, EngineRequest
 from worker.engine.simulated.engine import SimulatedEngine
 
@@ -71,9 +72,9 @@ class Reader:
 
 
 def listening(running: Draining) -> list[object]:
-    """Return who is told of endings besides the counters."""
+    """Return which side tasks of text are told of endings."""
     listeners = [one.__self__ for one in running.drain.events.listeners(Committed)]  # type: ignore[attr-defined]
-    return [one for one in listeners if one is not running.drain.counts]
+    return [one for one in listeners if isinstance(one, Streaming)]
 
 
 async def hears(running: Draining, client: redis.Redis) -> None:

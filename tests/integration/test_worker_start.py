@@ -55,6 +55,8 @@ def test_another_pool_is_refused_with_the_remedy(redis_url: str) -> None:
         ("engine_args", "--dtype 'float32", "WARMQ_ENGINE_ARGS: No closing quotation"),
         ("result_ttl_s", "inf", "WARMQ_RESULT_TTL_S: Input should be a finite number"),
         ("redis_url", "http://localhost", "WARMQ_REDIS_URL"),
+        ("redis_ulr", "redis://h", "WARMQ_REDIS_ULR is no setting; did you mean WARMQ_REDIS_URL?"),
+        ("max_num_seqs", "8", "WARMQ_MAX_NUM_SEQS is no setting of warmq, whose settings docs/"),
     ],
 )
 def test_wrong_settings_end_the_worker_with_the_remedy_and_no_traceback(
@@ -75,12 +77,11 @@ def test_the_extremes_of_every_number_start_a_worker_that_answers(
     # Times that a request or the start would really take.
     for name in ("simulated_latency_s", "simulated_build_s", "simulated_step_s"):
         del extremes[name]
-    app = client_app(redis_url)
-    with simulated(redis_url, tmp_path / "worker.log", **extremes) as worker:
+    log = tmp_path / "worker.log"
+    with client_app(redis_url) as app, simulated(redis_url, log, **extremes) as worker:
         assert send(app, chat()).get(timeout=30)["object"] == "chat.completion"
         assert worker.stop() == 0
     assert "Traceback" not in worker.log_path.read_text()
-    app.close()
 
 
 def test_a_redis_that_comes_later_is_waited_for(tmp_path: Path) -> None:
@@ -88,12 +89,13 @@ def test_a_redis_that_comes_later_is_waited_for(tmp_path: Path) -> None:
     url = f"redis://127.0.0.1:{port}/0"
     with simulated(url, tmp_path / "worker.log") as worker:
         eventually(lambda: "Error 111" in worker.log_path.read_text(), 20, "it misses Redis")
-        with RedisServer(tmp_path / "redis", "--appendonly", "no", port=port) as server:
-            app = client_app(server.url)
+        with (
+            RedisServer(tmp_path / "redis", "--appendonly", "no", port=port) as server,
+            client_app(server.url) as app,
+        ):
             assert send(app, chat()).get(timeout=30)["object"] == "chat.completion"
             eventually(lambda: stats(app).get("state") == "ready", 30, "control answers", 0.2)
             assert worker.stop() == 0
-            app.close()
 
 
 def test_the_password_is_nowhere_in_the_log(tmp_path: Path) -> None:
@@ -105,14 +107,12 @@ def test_the_password_is_nowhere_in_the_log(tmp_path: Path) -> None:
     with simulated(url, tmp_path / "worker.log") as worker:
         # Given it cannot reach Redis, and then can
         eventually(lambda: "Error 111" in worker.log_path.read_text(), 20, "it misses Redis")
-        with server:
-            app = client_app(url)
+        with server, client_app(url) as app:
             assert send(app, chat()).get(timeout=30)
             eventually(lambda: stats(app).get("state") == "ready", 30, "control answers", 0.2)
-            app.close()
             # Then Redis goes away again
         eventually(lambda: "Redis: " in worker.log_path.read_text(), 10, "it misses Redis")
         worker.kill()
     log = worker.log_path.read_text()
-    assert "engine ready" in log
+    assert " ready in " in log
     assert password not in log

@@ -27,7 +27,7 @@ SLOW_STEP_S = "0.05"
 
 def emulated_env(folder: Path) -> dict[str, str]:
     """Return what makes a process use the stand-in, with its faults controlled in `folder`."""
-    return {"PYTHONPATH": str(STAND_IN), "WARMQ_FAKE_REBEL": str(folder), "HF_HUB_OFFLINE": "1"}
+    return {"PYTHONPATH": str(STAND_IN), "WARMQ_TEST_REBEL": str(folder), "HF_HUB_OFFLINE": "1"}
 
 
 class Emulated:
@@ -61,7 +61,10 @@ class Emulated:
         self.settings |= settings
         self.worker = Worker(
             self.redis.url, self.folder / "worker.log",
-            env=emulated_env(self.control) | {"WARMQ_FAKE_REBEL_CARDS": str(self.cards)},
+            env=emulated_env(self.control) | {
+                "WARMQ_TEST_REBEL_CARDS": str(self.cards),
+                "VLLM_LOGGING_LEVEL": "DEBUG",  # how an engine was ended is told
+            },
             **self.settings,
         ).start()  # fmt: skip
         return self.worker

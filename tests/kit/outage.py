@@ -175,8 +175,8 @@ def celery_inspect(
     """
     celery = Path(sys.executable).parent / "celery"
     if of is not None:
-        celery_is_ready = re.compile(r"\] (w\d+@\S+) ready\.")
-        found = eventually(lambda: celery_is_ready.search(of.log_path.read_text()), 20, "its name")
+        shown = re.compile(r"worker +(w\d+@\S+), process")
+        found = eventually(lambda: shown.search(of.log_path.read_text()), 20, "its name")
         words = (*words, "--destination", found[1])
     return subprocess.run(
         [celery, "-A", "worker.app", "inspect", *words], env=env, capture_output=True,

@@ -66,7 +66,7 @@ class Stack:
     def stats(self, queue: str = "warmq") -> dict[str, Any]:
         """Return what the worker of a queue says about the drain, or {}."""
         alive = self.client.hlen(keys.WORKERS)
-        replies = self.app.control.inspect(timeout=5, limit=max(1, alive)).stats() or {}
+        replies = self.app.control.inspect(timeout=10, limit=max(1, alive)).stats() or {}
         ours = (reply.get("warmq", {}) for reply in replies.values())
         return next((reply for reply in ours if reply.get("queue") == queue), {})
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import orjson
+from json_output import check_printed
 from lessee import Lease, Lessee, client_of
 
 from contract import naming
@@ -61,12 +62,14 @@ def producer_env(redis_url: str, **env: str) -> dict[str, str]:
 def run_producer(
     *args: str | Path, redis_url: str, stdin: str | IO[str] | None = None, **env: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run the real command line to its end."""
+    """Run the real command line to its end; the JSON it prints is held to the documented schema."""
     given: Any = {"input": stdin} if isinstance(stdin, str) else {"stdin": stdin}
-    return subprocess.run(
+    done = subprocess.run(
         producer_command(*args), env=producer_env(redis_url, **env),
         capture_output=True, text=True, timeout=50, check=False, **given,
     )  # fmt: skip
+    check_printed([str(arg) for arg in args], done.stdout)
+    return done
 
 
 def queued(store: BatchStore, queue: str = naming.DEFAULT_QUEUE) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ from typing import Any
 from demo.stack import CPU_ENGINE_ARGS, MODEL, ROOT, eventually, free_port
 
 KEY = "s3cret-key"
+MODULE = "vllm.entrypoints.openai.api_server"
 
 
 class VllmServer:
@@ -35,7 +36,7 @@ class VllmServer:
     def start(self) -> None:
         """Start it and wait until it is well."""
         command = [
-            sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(MODEL),
+            sys.executable, "-m", MODULE, "--model", str(MODEL),
             "--port", self.root.rpartition(":")[2], *shlex.split(CPU_ENGINE_ARGS),
             *self._more_args,
         ]  # fmt: skip

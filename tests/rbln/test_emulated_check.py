@@ -26,7 +26,8 @@ def check(redis: RedisServer, model: Path, **env: str) -> tuple[int, str]:
         [sys.executable, "-m", "worker.check"], cwd=ROOT, text=True, capture_output=True,
         env=producer_env(redis.url, **env), check=False,
     )  # fmt: skip
-    assert not done.stderr, "nothing crashes first"
+    # Its own packages warn that the emulated compiler is no distribution.
+    assert "Traceback" not in done.stderr, done.stderr
     return done.returncode, done.stdout
 
 
@@ -83,7 +84,7 @@ def test_everything_else_that_can_be_wrong_in_one_report(
     (folder / CONFIG_NAME).write_text(json.dumps(config))
     (folder / "prefill.rbln").unlink()
     status, text = check(
-        machine[0], folder, WARMQ_FAKE_REBEL_NPU="RBLN-CR03", WARMQ_RBLN_DEVICES="0",
+        machine[0], folder, WARMQ_TEST_REBEL_NPU="RBLN-CR03", WARMQ_RBLN_DEVICES="0",
         WARMQ_ENGINE_ARGS="--device rbln --compiled-model-dir /m -tp 2 -pp 2 "
         "--speculative-config {} --max-num-batched-tokens 512 --max-num-seqs 8 "
         "--max-model-len 8192",

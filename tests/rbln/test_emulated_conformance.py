@@ -16,7 +16,7 @@ pytestmark = pytest.mark.timeout(300)
 def test_the_engine_of_a_compiled_model_conforms(
     machine: tuple[RedisServer, Path], artefacts: dict[str, Path], tmp_path: Path
 ) -> None:
-    cards = {"WARMQ_FAKE_REBEL_CARDS": str(machine[1]), "PYTHONPATH": f"{STAND_IN}:{ROOT}"}
+    cards = {"WARMQ_TEST_REBEL_CARDS": str(machine[1]), "PYTHONPATH": f"{STAND_IN}:{ROOT}"}
     conform(
         tmp_path, env=emulated_env(tmp_path) | cards,
         model=artefacts["plain"], rbln_devices="6", kill_grace_s=1,

@@ -27,7 +27,7 @@ def test_what_was_asked_for_in_vain_is_warned_about_by_name(left: Emulated) -> N
     told = left.log(whole=True)
     assert "--max-num-seqs 8 has no effect: the compiled batch size is 4" in told
     assert "emulated on the CPU" in told
-    assert "Capacity(max_num_seqs=4, max_model_len=512" in told
+    assert ", 4 requests at once of up to 512 tokens" in told
 
 
 def test_a_prompt_longer_than_compiled_fails_alone(left: Emulated, greedy: Any) -> None:

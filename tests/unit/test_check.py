@@ -19,7 +19,7 @@ from worker.machine import devices, node_memory
 from worker.machine.devices import Cards
 from worker.machine.packages import Packages
 from worker.tools.check import look as look_at
-from worker.tools.check import report
+from worker.tools.check import look_at_redis, report
 
 SDK = {
     "vllm": "0.30.0+cpu", "vllm-rbln": "0.12.0", "optimum-rbln": "0.12.0",
@@ -47,6 +47,7 @@ def look(
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(preflight, "installed", lambda: packages)
         seen = look_at(settings)
+        look_at_redis(settings, seen)
     assert all(finding.remedy for finding in seen.found)
     return report(seen.rows, seen.found)
 
@@ -160,7 +161,7 @@ def test_a_model_that_was_not_compiled() -> None:
 def test_a_broken_and_a_missing_folder(tmp_path: Path) -> None:
     (tmp_path / "rbln_config.json").write_text("{")
     assert "cannot be read" in look(tmp_path)
-    assert "is no folder" in look(tmp_path / "nowhere")
+    assert "there is no folder" in look(tmp_path / "nowhere")
 
 
 def test_one_request_at_a_time_is_told(tmp_path: Path) -> None:
@@ -214,17 +215,66 @@ def test_a_runtime_that_is_not_there_is_trouble_and_no_crash() -> None:
     assert "rebel" in str(_visible("0").trouble)
 
 
+def checked(*words: str, **settings: Any) -> subprocess.CompletedProcess[str]:
+    """Run the command to its end."""
+    env = {f"WARMQ_{name.upper()}": str(value) for name, value in settings.items()}
+    url = env.pop("WARMQ_REDIS_URL", f"redis://127.0.0.1:{free_port()}/0")
+    return subprocess.run(
+        [sys.executable, "-m", "worker.check", *words], cwd=ROOT, text=True, capture_output=True,
+        env=producer_env(url, HF_HUB_OFFLINE="1", **env), check=False,
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    ("env", "code", "words"),
+    ("settings", "code", "words"),
     [
-        ({"WARMQ_MODEL": str(MODEL)}, 1, "Start Redis"),
+        ({"engine": "simulated"}, 1, "Start Redis"),
         ({}, 2, "WARMQ_MODEL: name the model's folder"),
-        ({"WARMQ_MODEL": "m", "WARMQ_RBLN_DEVICES": "a"}, 2, "WARMQ_RBLN_DEVICES"),
+        ({"model": "m", "rbln_devices": "a"}, 2, "WARMQ_RBLN_DEVICES"),
+        ({"model": MODEL, "modle": "m"}, 2, "did you mean WARMQ_MODEL?"),
     ],
 )
-def test_the_command(env: dict[str, str], code: int, words: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "worker.check"], cwd=ROOT, text=True, capture_output=True,
-        env=producer_env(f"redis://127.0.0.1:{free_port()}/0", **env), check=False,
-    )  # fmt: skip
+def test_the_command(settings: dict[str, Any], code: int, words: str) -> None:
+    done = checked(**settings)
     assert (done.returncode, words in done.stdout + done.stderr) == (code, True), done
+
+
+def test_its_help_and_version_need_no_settings() -> None:
+    assert "Usage: python -m worker.check" in checked("--help").stdout
+    assert checked("--version", modle="m").stdout.startswith("warmq ")
+    wrong = checked("--hepl")
+    assert wrong.returncode == 2 and "Did you mean '--help'?" in wrong.stderr
+
+
+@pytest.mark.timeout(240)  # vLLM is imported for most of them
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"model": "models/nope"}, "WARMQ_MODEL: there is no folder models/nope"),
+        ({"model": MODEL / "config.json"}, "config.json is a file, not a folder"),
+        ({"model": MODEL, "engine_args": "--foo 1"}, "unrecognized arguments: --foo"),
+        ({"model": MODEL, "engine_args": "--max-num-seq 3 --max-modle-len 3"},
+         "did you mean --max-model-len"),
+        ({"model": MODEL, "engine_args": "--max-num-seqs abc"}, "invalid int value: 'abc'"),
+        ({"model": MODEL, "engine_args": "--max-model-len 99999 --max-num-seqs 2"},
+         "vLLM refuses them: Value error, User-specified max_model_len (99999)"),
+        ({"engine": "openai", "openai_base_urls": "http://127.0.0.1:9/v1"},
+         "no server is ready: 127.0.0.1:9: cannot be reached: connection refused"),
+        ({"engine": "triton", "model": "models/nope"}, "there is no folder models/nope"),
+    ],
+)  # fmt: skip
+def test_what_a_start_refuses_is_refused_here(
+    redis_url: str, settings: dict[str, Any], problem: str
+) -> None:
+    done = checked(redis_url=redis_url, **settings)
+    assert done.returncode == 1, done
+    assert f"problem: {problem}" in done.stdout or problem in done.stdout
+    assert done.stdout.count("problem: ") == 1 and "Nothing in the way" not in done.stdout
+    assert done.stderr == ""
+
+
+@pytest.mark.timeout(120)
+def test_a_set_up_that_starts_has_nothing_in_its_way(redis_url: str) -> None:
+    done = checked(redis_url=redis_url, model=MODEL, engine_args="--max-num-seqs 2")
+    assert (done.returncode, done.stderr) == (0, ""), done
+    assert done.stdout.endswith("\nNothing in the way.\n")

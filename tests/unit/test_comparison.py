@@ -7,8 +7,6 @@ from typing import Any
 import pytest
 from bench.pages import comparison
 
-from demo.stack import ROOT
-
 
 def spread(value: float) -> dict[str, Any]:
     return {"median": value, "min": value, "max": value, "values": [value]}
@@ -65,5 +63,5 @@ def test_the_page_takes_the_tables_between_its_marks(monkeypatch: pytest.MonkeyP
 
 
 def test_the_documents_have_the_marks() -> None:
-    page = (ROOT / "docs" / "performance.md").read_text()
+    page = comparison.PAGE.read_text()
     assert page.index(comparison.BEGIN) < page.index(comparison.END)

@@ -198,12 +198,12 @@ def test_nothing_is_said_or_chosen_for_gpus_and_npus(machine: Machine, packages:
 
 def options(args: str = "", on_cpu: bool = True) -> Namespace:
     """Return WARMQ_ENGINE_ARGS through vLLM's own parser."""
-    from worker.engine.vllm import engine
+    from worker.engine.vllm import arguments
 
     settings = VllmSettings(model=str(MODEL), engine_args=args)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(engine.current_platform, "is_cpu", lambda: on_cpu)
-        return engine.parse_engine_args(settings)
+        patched.setattr(arguments.current_platform, "is_cpu", lambda: on_cpu)
+        return arguments.parse_engine_args(settings)
 
 
 def test_the_choice_reaches_vllms_options_with_one_line_in_the_log(
@@ -243,14 +243,14 @@ def test_vllms_variable_is_left_alone(machine: Machine) -> None:
 def test_other_platforms_get_what_vllms_parser_says(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from worker.engine.vllm.engine import _Parser, make_arg_parser
+    from worker.engine.vllm.arguments import _Parser, make_arg_parser
 
     untouched = make_arg_parser(_Parser(add_help=False)).parse_args(
         ["--disable-log-stats", "--max-num-seqs", "7", "--model", str(MODEL)]
     )
     assert vars(options("--max-num-seqs 7", on_cpu=False)) == vars(untouched)
     npu = Packages(installed().versions | {"vllm-rbln": "0.12.0"}, rebel=True)
-    monkeypatch.setattr("worker.engine.vllm.engine.installed", lambda: npu)
+    monkeypatch.setattr("worker.engine.vllm.arguments.installed", lambda: npu)
     assert vars(options("--max-num-seqs 7")) == vars(untouched)
 
 

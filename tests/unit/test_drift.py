@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from contract.openai.body import CHAT_URL, COMPLETION_URL, field_names
 from contract.openai.pooling import EMBEDDINGS_URL, RERANK_URLS, SCORE_URLS
 from contract.settings import SettingsError
-from worker.engine.vllm.options import REMOVED, SPECULATION
+from demo.stack import ROOT
+from worker.engine.vllm.options import REMOVED, SPECULATION, is_back
+from worker.engine.vllm.releases import NEWEST, OLDEST, judge_release
 from worker.engine.vllm_settings import VllmSettings
+from worker.machine.packages import Release, installed
 
 pytestmark = pytest.mark.timeout(180)  # importing vLLM takes seconds
 
@@ -19,37 +28,97 @@ LEFT_OUT = {
     "stream_interval": "a batch has no open connection",
     "request_id": "warmq derives it, so that it is the same on every delivery",
 }
+#: The same of some releases only.
+LEFT_OUT_IF_THERE = {
+    "mm_payload": "since 0.32: for vLLM's render endpoints, ignored where text is generated",
+    "return_mm_kwargs": "since 0.32: its older spelling",
+}
+#: Fields that a queued body may have and some supported releases lack: (first, last) that has one.
+NOT_IN_ALL: dict[str, tuple[Release, Release]] = {
+    "watermarking": ((0, 30), NEWEST),
+    "return_assistant_tokens_mask": (OLDEST, (0, 30)),
+    "return_weight_versions": ((0, 33), NEWEST),
+}
+
+
+def lacking_here() -> set[str]:
+    """Return the fields that the installed release is known to lack."""
+    here = installed().release_of_vllm[:2]
+    return {name for name, (first, last) in NOT_IN_ALL.items() if not first <= here <= last}
 
 
 @pytest.mark.parametrize("url", [CHAT_URL, COMPLETION_URL])
-def test_our_field_names_are_vllms(url: str) -> None:
-    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
-    from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+def test_our_field_names_are_those_of_all_supported_releases(url: str) -> None:
+    from worker.engine.vllm.forms import make_forms
 
-    theirs = set(
-        {CHAT_URL: ChatCompletionRequest, COMPLETION_URL: CompletionRequest}[url].model_fields
-    )
-    ours = field_names(url)
-    assert ours - theirs == set(), "vLLM does not know these (any more)"
-    assert theirs - ours == set(LEFT_OUT), "new in vLLM: add them, or say here why not"
+    form = dict(zip((CHAT_URL, COMPLETION_URL), make_forms(1024, 16, None), strict=True))[url]
+    ours, theirs = field_names(url), set(form.model_fields)
+    assert ours - theirs == lacking_here() & ours, "vLLM does not know these (any more)"
+    new = theirs - ours - LEFT_OUT_IF_THERE.keys()
+    assert new == set(LEFT_OUT), "new in vLLM: add them, or say here why not"
 
 
-@pytest.mark.parametrize("url", [EMBEDDINGS_URL, SCORE_URLS[0], RERANK_URLS[0]])
-def test_our_field_names_for_pooling_models_are_those_of_all_vllms_forms(url: str) -> None:
-    from typing import get_args
+def test_the_installed_release_is_one_of_those_that_are_said_to_be_tested() -> None:
+    assert OLDEST <= installed().release_of_vllm[:2] <= NEWEST
+    assert list(judge_release(installed())) == []
 
-    from vllm.entrypoints.pooling.embed.protocol import EmbeddingRequest
-    from vllm.entrypoints.pooling.scoring.protocol import RerankRequest, ScoreRequest
 
-    forms = {
-        EMBEDDINGS_URL: get_args(get_args(EmbeddingRequest)[0]),
-        SCORE_URLS[0]: get_args(ScoreRequest),
-        RERANK_URLS[0]: (RerankRequest,),
-    }[url]
-    theirs = {name for form in forms for name in form.model_fields}
-    assert theirs - field_names(url) == {"request_id"}
-    # vLLM drops what a form does not know: this one is another form's, and does nothing
-    assert field_names(url) - theirs <= {"chat_template_kwargs"}
+def test_what_the_running_release_lacks_is_known_by_name() -> None:
+    from worker.engine.vllm.forms import lacking, make_forms
+
+    chat, completion = make_forms(1024, 16, None)
+    both = lacking(CHAT_URL, chat) | lacking(COMPLETION_URL, completion)
+    assert both == lacking_here()
+
+
+#: Imports argv[2] and prints what vLLM calls deprecated of what files under argv[1] import. A
+#: deprecated module warns in its own name, so who imports it is looked for in the stack.
+WATCHED = """
+import importlib, json, sys, traceback, warnings
+told = []
+def show(message, category, filename, lineno, *_):
+    stack = [frame.filename for frame in traceback.extract_stack()[:-1]]
+    others = [name for name in stack if "importlib" not in name and name != warnings.__file__]
+    callers = [name for name in others if name != filename] or [filename]
+    if category is DeprecationWarning and sys.argv[1] in (filename + callers[-1]):
+        told.append(str(message))
+warnings.showwarning = show
+warnings.simplefilter("always", DeprecationWarning)
+importlib.import_module(sys.argv[2])
+print()
+print(json.dumps(told))
+"""
+
+
+def deprecated(folder: Path, module: str, path: Path = ROOT) -> list[str]:
+    """Return what vLLM says about what files of a folder import when a module is imported."""
+    done = subprocess.run(
+        [sys.executable, "-c", WATCHED, str(folder), module],
+        capture_output=True, text=True, check=True, timeout=150,
+        env={**os.environ, "PYTHONPATH": str(path)},
+    )  # fmt: skip
+    told: list[str] = json.loads(done.stdout.splitlines()[-1])
+    return told
+
+
+def test_our_imports_of_vllm_use_nothing_that_vllm_calls_deprecated() -> None:
+    assert deprecated(ROOT / "worker", "worker.engine.vllm.engine") == []
+
+
+def test_an_import_that_vllm_calls_deprecated_would_be_seen(tmp_path: Path) -> None:
+    (tmp_path / "old.py").write_text("from vllm.entrypoints.openai.api_server import run_server\n")
+    (told,) = deprecated(tmp_path, "old", tmp_path)
+    assert "deprecated" in told
+
+
+def test_our_field_names_for_pooling_models_are_those_of_all_vllms_forms() -> None:
+    from worker.engine.vllm.forms import fields_of, lacking
+    from worker.engine.vllm.names import EmbeddingRequest, RerankRequest, ScoreRequest
+
+    forms = (EmbeddingRequest, ScoreRequest, RerankRequest)
+    for url, form in zip((EMBEDDINGS_URL, SCORE_URLS[0], RERANK_URLS[0]), forms, strict=True):
+        assert fields_of(form) - field_names(url) == {"request_id"}
+        assert lacking(url, form) == set()
 
 
 def test_what_the_adapter_relies_on_is_there() -> None:
@@ -82,11 +151,12 @@ def test_what_the_adapter_relies_on_is_there() -> None:
 
 
 def test_options_that_we_call_gone_are_gone_and_their_successors_are_there() -> None:
-    from vllm.entrypoints.launchers.cli_args import make_arg_parser
-    from vllm.utils.argparse_utils import FlexibleArgumentParser
+    from worker.engine.vllm.names import FlexibleArgumentParser, make_arg_parser
 
     known = make_arg_parser(FlexibleArgumentParser())._option_string_actions
-    assert [name for name in (*REMOVED, *SPECULATION) if f"--{name}" in known] == []
+    gone = [n for n in (*REMOVED, *SPECULATION) if not is_back(n, installed())]
+    assert [name for name in gone if f"--{name}" in known] == []
+    assert [n for n in REMOVED if n not in gone and f"--{n}" not in known] == []
     named = {word for text in REMOVED.values() for word in text.split() if word.startswith("--")}
     assert [name for name in (*named, "--speculative-config") if name not in known] == []
 
@@ -101,7 +171,7 @@ def test_options_that_we_call_gone_are_gone_and_their_successors_are_there() -> 
     ],
 )
 def test_a_wrong_engine_option_is_a_settings_error_in_vllms_words(words: str, part: str) -> None:
-    from worker.engine.vllm.engine import parse_engine_args
+    from worker.engine.vllm.arguments import parse_engine_args
 
     settings = VllmSettings(model="models/tiny", engine_args=words)
     with pytest.raises(SettingsError) as caught:
@@ -111,7 +181,7 @@ def test_a_wrong_engine_option_is_a_settings_error_in_vllms_words(words: str, pa
 
 
 def test_engine_options_are_vllms_own() -> None:
-    from worker.engine.vllm.engine import parse_engine_args
+    from worker.engine.vllm.arguments import parse_engine_args
 
     words = (
         "--max-num-seqs 7 --dtype float32 --enforce-eager --override-generation-config '{\"a\": 1}'"

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import shlex
+
 import yaml
+from vllm_server import MODULE
 
 from contract.settings import load
 from demo.stack import ROOT
@@ -34,6 +38,16 @@ def test_the_worker_runs_the_procfiles_line_with_settings_that_load() -> None:
     assert loaded.base_urls == ["http://vllm:8000/v1"]
     grace = int(worker["stop_grace_period"].removesuffix("s"))
     assert grace > loaded.drain_timeout_s + STOP_S
+
+
+def test_the_pages_server_is_the_one_that_the_tests_start() -> None:
+    page = (ROOT / "docs" / "engine-openai.md").read_text()
+    (command,) = re.findall(r"^    (python -m vllm\S+ (?:.*\\\n)*.*)", page, re.MULTILINE)
+    words = shlex.split(command.replace("\\\n", ""))
+    assert words[2] == MODULE
+    assert (ROOT / words[words.index("--model") + 1] / "config.json").is_file()
+    key, port = (words[words.index(option) + 1] for option in ("--api-key", "--port"))
+    assert f"OPENAI_API_KEY={key}" in page and f"http://127.0.0.1:{port}/v1" in page
 
 
 def test_the_image_needs_no_engine() -> None:

@@ -25,17 +25,22 @@ def test_a_value_is_json_where_it_parses_and_text_where_it_does_not():
     ("pair", "problem"),
     [
         ("max_tokens", "write name=value"),
-        ("max_tokens=0", r"field max_tokens: Expected `int` >= 1; give a whole number"),
-        ("max_tokens=many", "field max_tokens: Expected"),
+        ("max_tokens=0", "field max_tokens: is below 1; give a whole number"),
+        ("max_tokens=many", "field max_tokens: is a text; give a whole number"),
         ("max_token=5", "did you mean max_tokens?"),
         ("temperature=NaN", "field temperature"),
         ("stream=true", "unknown to"),
+        ("audio={}", "field audio: answers are text here"),
         ("=5", "unknown to"),
     ],
 )
 def test_a_wrong_override_is_a_usage_error_that_says_why(pair: str, problem: str):
     with pytest.raises(BadOption, match=problem.replace("?", r"\?")):
         parse_overrides((pair,))
+
+
+def test_a_field_that_lines_have_for_openai_alone_can_be_taken_out_of_them_all():
+    assert parse_overrides(("verbosity=null", "store=true")) == {"verbosity": None, "store": True}
 
 
 @pytest.mark.parametrize("batch_id", ["", "a b", "../x", "a:index", "-x", "ä", "x" * 129, "a\n"])

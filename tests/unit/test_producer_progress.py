@@ -38,6 +38,27 @@ def test_a_running_batch_is_told_with_rate_failures_and_time_left():
     assert text == "102/500 done, 2 failed, 20.0 requests/s, 400 tokens/s, ETA 0:00:20"
 
 
+def test_a_narrow_line_leaves_out_the_rates_and_keeps_the_time_left():
+    running = batch(total=500, completed=100, failed=2)
+    assert describe(running, 20.0, 400.4, room=60) == (
+        "102/500 done, 2 failed, 20.0 requests/s, ETA 0:00:20"
+    )
+    assert describe(running, 20.0, 400.4, room=40) == "102/500 done, 2 failed, ETA 0:00:20"
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120, 160])
+def test_a_terminal_of_any_width_shows_the_time_left(capsys, monkeypatch, columns: int):
+    monkeypatch.setattr(progress.sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    running = batch(total=50_000, completed=12_345, failed=12)
+    with Meter("batch_20261122224059_cc8df627b9d642aa", 50_000) as meter:
+        meter.update(12_357, describe(running, 20.0, 400.4, room=meter.room))
+    told = capsys.readouterr().err
+    assert "ETA 0:31:22" in told
+    assert "27b9d642aa" in told
+
+
 def test_no_time_is_promised_where_nothing_moves():
     assert "ETA" not in describe(batch(total=500), 0.0, 0.0)
 

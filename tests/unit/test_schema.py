@@ -64,22 +64,51 @@ BAD: dict[str, tuple[dict[str, Any] | bytes, str, str | None, str]] = {
     "n 129": (chat(n=129), "invalid_request", "n", "1 to 128"),
     "an empty stop": (chat(stop=[""]), "invalid_request", "stop[0]", "none of them empty"),
     "a stop of numbers": (chat(stop=[1]), "invalid_request", "stop[0]", "list of texts"),
-    "logprobs of chat": (chat(logprobs=3), "invalid_request", "logprobs", "bool"),
-    "logprobs of text": (text(logprobs=True), "invalid_request", "logprobs", "int"),
+    "logprobs of chat": (chat(logprobs=3), "invalid_request", "logprobs", "give true or false"),
+    "logprobs of text": (text(logprobs=True), "invalid_request", "logprobs",
+                          "is true or false; give a whole number"),
     "logit_bias": (chat(logit_bias={"5": 200}), "invalid_request", "logit_bias[...]", "100"),
     "stream": (chat(stream=True), "invalid_request", "stream", "cannot stream; remove it"),
     "stream_options": (chat(stream_options={}), "invalid_request", "stream_options", "remove it"),
-    "a misspelt field": (chat(max_token=5), "unknown_field", "max_token", "correct its spelling"),
+    "a misspelt field": (
+        chat(max_token=5), "unknown_field", "max_token", "spelling (did you mean max_tokens?)"),
+    "a field in another style": (
+        chat(topLogprobs=5), "unknown_field", "topLogprobs", "did you mean top_logprobs?"),
+    "a field like no other": (
+        chat(zzz=5), "unknown_field", "zzz", "remove it or correct its spelling"),
+    "a number too large": (
+        chat(min_tokens=2**40), "invalid_request", "min_tokens",
+        "is above 2147483647; give at most 2147483647"),
+    "a number too small": (
+        chat(top_k=-2), "invalid_request", "top_k", "is below -1; give at least -1"),
+    "a penalty of 0": (
+        chat(repetition_penalty=0), "invalid_request", "repetition_penalty",
+        "is not above 0; give more than 0"),
+    "a number with a fraction": (
+        chat(top_k=0.5), "invalid_request", "top_k",
+        "is a number with a fraction; give a whole number"),
+    "an empty text": (
+        chat(cache_salt=""), "invalid_request", "cache_salt", "is empty; give a text"),
+    "a long text": (
+        chat(cache_salt="x" * 1025), "invalid_request", "cache_salt",
+        "has a length that is above 1024; give at most 1024 characters"),
+    "a word that is none of those": (
+        chat(truncation_side="up"), "invalid_request", "truncation_side",
+        "is 'up'; give one of left, right"),
+    "a text or an object": (
+        chat(tool_choice=1), "invalid_request", "tool_choice",
+        "is a number; give a text or an object"),
     "a chat field in a completion": (text(tools=[]), "unknown_field", "tools", COMPLETION_URL),
     "an unknown url": (
         batch_line(url="/v1/responses"), "unknown_url", "url", "use one of /v1/chat/completions"),
     "embeddings of nothing": (
         pooling("/v1/embeddings"), "invalid_request", "body.input", "or `messages`"),
     "embeddings of numbers": (
-        pooling("/v1/embeddings", input=5), "invalid_request", "body.input", "Expected"),
+        pooling("/v1/embeddings", input=5), "invalid_request", "body.input",
+        "is a number; give `input`"),
     "embeddings as bytes": (
         pooling("/v1/embeddings", input="x", encoding_format="bytes"), "invalid_request",
-        "body.encoding_format", "bytes"),
+        "body.encoding_format", "is 'bytes'; give one of float, base64"),
     "a chat field in embeddings": (
         pooling("/v1/embeddings", input="x", max_tokens=5), "unknown_field", "body.max_tokens",
         "unknown to /v1/embeddings"),

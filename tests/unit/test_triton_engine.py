@@ -16,8 +16,9 @@ from contract.settings import SettingsError
 from demo.stack import MODEL
 from worker.engine import EngineRequest
 from worker.engine.remote.server import Health, Report, Server
+from worker.engine.spec import Preflight
 from worker.engine.triton import TritonSettings
-from worker.engine.triton.engine import MOST_SERVERS, TritonEngine
+from worker.engine.triton.engine import MOST_SERVERS, TritonEngine, rehearse
 from worker.engine.triton.request import Answer, Prompts, ServerAway, ServerRefused
 
 ASKED = EngineRequest(CHAT_URL, {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2})
@@ -154,5 +155,22 @@ def test_what_is_not_installed_or_no_tokenizer_is_a_setting_to_mend(
     monkeypatch.setitem(sys.modules, "worker.engine.triton.server", type(sys)("fake"))
     sys.modules["worker.engine.triton.server"].TritonServer = FakeServer  # type: ignore[attr-defined]
     engine = TritonEngine(TritonSettings(engine="triton", model=str(tmp_path)))
+    with pytest.raises(SettingsError, match=r"WARMQ_MODEL: .* has no tokenizer\.json"):
+        engine.build()
+    (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(SettingsError, match="WARMQ_MODEL: no tokenizer in"):
         engine.build()
+
+
+@pytest.mark.parametrize(("health", "told"), [(Health.ILL, "no server is ready"), (None, "")])
+def test_the_check_asks_the_servers_once(
+    monkeypatch: pytest.MonkeyPatch, health: Health | None, told: str
+) -> None:
+    module: Any = type(sys)("fake")
+    module.TritonServer = lambda address, model: one
+    monkeypatch.setitem(sys.modules, "worker.engine.triton.server", module)
+    one, seen = FakeServer(health=health or Health.WELL), Preflight()
+    one.up, one.parameters = False, {}  # type: ignore[attr-defined]
+    rehearse(TritonSettings(engine="triton", model=str(MODEL), triton_model="m"), seen)
+    assert [found.problem for found in seen.found] == ([f"{told}: fake:1: it went"] if told else [])
+    assert seen.rows == ({} if told else {"model": "m"})

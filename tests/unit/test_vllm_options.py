@@ -57,6 +57,11 @@ def test_an_old_spelling_is_refused_with_todays(args: str, remedy: str) -> None:
     assert remedy in finding.remedy
 
 
+def test_an_option_that_has_come_back_is_refused_only_before_that() -> None:
+    assert judged("--disable-log-requests", release="0.32.0")[0].fatal
+    assert judged("--disable-log-requests", release="0.33.0") == []
+
+
 @pytest.mark.parametrize("name", [*REMOVED, *SPECULATION])
 def test_every_old_option_is_named_once_in_both_spellings(name: str) -> None:
     for spelling in (name, name.replace("-", "_")):

@@ -16,6 +16,11 @@ class Counts:
         events.subscribe(HandedBack, self._handed_back)
         events.subscribe(Committed, self._committed)
 
+    @property
+    def ended(self) -> int:
+        """Requests that have a result, of whatever kind."""
+        return self.completed + self.failed + self.cancelled + self.expired
+
     def as_json(self) -> dict[str, Any]:
         """Return what `inspect stats` shows."""
         return dict(vars(self))

@@ -101,9 +101,33 @@ class RedisBack:
     away_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class Stopping:
+    """The worker was told to stop; what is in flight may take `within_s` seconds to end. Told
+    again, or not to wait, it hands everything back at once: 0."""
+
+    in_flight: int
+    within_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """Nothing is in flight; since the stop began so many requests have ended here, and so many
+    are in the queue again."""
+
+    ended: int
+    handed_back: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """The engine has ended too."""
+
+
 Event = (
     Leased | Started | FirstText | Committed | HandedBack | LeasesLost | Swept
     | EngineReady | EngineDied | RedisLost | RedisBack
+    | Stopping | Drained | Stopped
 )  # fmt: skip
 E = TypeVar("E", bound=Event)
 Listener = Callable[[Any], None]

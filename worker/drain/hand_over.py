@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from contract.errors import StoreUnavailable
 from worker.drain import stopping
+from worker.drain.announcement import announcement
 from worker.drain.in_flight import Running
 from worker.drain.scripts import ERRORS
 from worker.drain.serving import Serving
@@ -52,7 +53,10 @@ async def _leave(serving: Serving, suspects: Suspects) -> None:
     try:
         await serving.leases.renew(serving.in_flight.leases())
         await suspects.drop_lock()
-        await serving.leases.leave()
+        if serving.supervisor.failed:  # its reason stays for a while, for those who wait
+            await serving.leases.sweep(announcement(serving))
+        else:
+            await serving.leases.leave()
     except ERRORS as error:
         log.debug("could not say goodbye: %s", error)
 

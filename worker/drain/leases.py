@@ -194,6 +194,11 @@ class Leases(Scripts):
         )  # fmt: skip
         return int(count)
 
+    async def waiting(self) -> int:
+        """Return how many messages are in the queue's lists."""
+        lists = naming.priority_lists(self.queue)
+        return sum([int(await self._client.llen(key)) for key in lists])
+
     async def leave(self) -> None:
         """Remove this worker's announcement."""
         await self._client.hdel(keys.WORKERS, self.worker_id)

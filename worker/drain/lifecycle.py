@@ -41,6 +41,11 @@ class Lifecycle:
         """Whether the worker takes nothing more."""
         return self._asked.is_set()
 
+    @property
+    def hurrying(self) -> bool:
+        """Whether the worker waits for nothing any more."""
+        return self._hurried.is_set()
+
     def engine_ready(self) -> None:
         """Note that the engine can run requests."""
         if not self.stopping:

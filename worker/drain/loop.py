@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
+from worker.drain.events import Drained, Stopped, Stopping
 from worker.drain.hand_over import hand_over
 from worker.drain.leases import Leases, Popped
 from worker.drain.scripts import ERRORS
@@ -32,6 +33,8 @@ class Drain(Serving):
         """Prepare to drain into the engine that `make` returns, not built yet."""
         super().__init__(settings, leases, make)
         self.suspects = Suspects(self)
+        #: Requests that had ended, and were handed back, when the stop began.
+        self._before_stop = (0, 0)
 
     async def run(self, beside: Iterable[Coroutine[Any, Any, None]]) -> None:
         """Start the engine, drain until stopped, hand back what is left.
@@ -49,14 +52,16 @@ class Drain(Serving):
                     self.measure_room()
                     await self.lifecycle.until_hurried(self._refill())
             finally:
-                self.stop()
+                self._begin_stop()
                 try:
                     await hand_over(self, self.suspects)
+                    self.events.publish(self._drained())
                 finally:  # Redis may be away, or a side task may have died meanwhile
                     try:
                         await self.supervisor.stop()
                     finally:
                         await end_tasks(side)
+        self.events.publish(Stopped())
 
     async def _refill(self) -> None:
         while not self.lifecycle.stopping:
@@ -86,10 +91,23 @@ class Drain(Serving):
 
     def stop(self) -> None:
         """Take nothing more; what runs may finish within the drain timeout."""
-        self.lifecycle.stop()
-        self.wakeup.poke()
+        if not self.lifecycle.stopping:
+            self.events.publish(Stopping(len(self.in_flight), self.settings.drain_timeout_s))
+        self._begin_stop()
 
     def hurry(self) -> None:
         """Hand everything back at once."""
+        if not self.lifecycle.hurrying:
+            self.events.publish(Stopping(len(self.in_flight), 0))
+        self._begin_stop()
         self.lifecycle.hurry()
+
+    def _begin_stop(self) -> None:
+        if not self.lifecycle.stopping:
+            self._before_stop = self.counts.ended, self.counts.handed_back
+        self.lifecycle.stop()
         self.wakeup.poke()
+
+    def _drained(self) -> Drained:
+        ended, handed_back = self._before_stop
+        return Drained(self.counts.ended - ended, self.counts.handed_back - handed_back)

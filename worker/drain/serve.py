@@ -22,7 +22,7 @@ def read_request(delivery: Delivery, served: Sequence[str]) -> EngineRequest:
     body = read_body(delivery)
     delivery.message = {}  # it may be megabytes, and is decoded now
     url = delivery.url or infer_url(body)
-    check_body(url, body)
+    body = check_body(url, body)
     model = body.get("model")
     if served and model and model not in served:
         raise RequestRejected(

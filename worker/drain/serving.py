@@ -38,7 +38,7 @@ class Serving:
         self.leases = leases
         self.events = Events()
         self.counts = Counts(self.events)
-        log_events(self.events)
+        log_events(self.events, leases.queue)
         self.lifecycle = Lifecycle(settings.drain_timeout_s, leases.give_up_in)
         self.supervisor = Supervisor(
             make, settings.rebuild_tries, settings.max_deaths, self.lifecycle, self.events

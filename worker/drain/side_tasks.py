@@ -6,6 +6,7 @@ from typing import Any
 from worker.drain.cancels import Cancels
 from worker.drain.lease_keeper import keep_leases
 from worker.drain.loop import Drain
+from worker.drain.progress import Progress
 from worker.drain.streaming import Streaming
 from worker.drain.sweeper import sweep
 from worker.drain.watchdog import Watchdog
@@ -25,6 +26,7 @@ class SideTasks:
             keep_leases(self._drain),
             sweep(self._drain),
             Watchdog(self._drain).run(),
+            Progress(self._drain).run(),
             self.cancels.run(),
             self.streaming.run(),
         ]

@@ -11,7 +11,7 @@ from typing import TypeVar
 from contract.errors import EngineDead
 from worker.drain.events import EngineReady, Events
 from worker.drain.lifecycle import Lifecycle
-from worker.engine import Capacity, Engine
+from worker.engine import Capacity, Engine, Waits
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -55,6 +55,22 @@ class Supervisor:
         self._building: Engine | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
         self._stuck = False
+        #: What a start is doing, and why the latest one or a rebuild failed; '' if none did.
+        self._doing = self._failure = ""
+
+    @property
+    def why(self) -> str:
+        """Why no engine runs: what failed, and what its start is doing or waiting for; else ''."""
+        if self._engine is not None:
+            return ""
+        building = self._building
+        waits_for = building.waits_for() if isinstance(building, Waits) else ""
+        return "; ".join(filter(None, (self._failure, waits_for or self._doing)))
+
+    @property
+    def failed(self) -> bool:
+        """Whether the latest start failed, not because the worker was told to stop."""
+        return bool(self._failure)
 
     @property
     def engine(self) -> Engine:
@@ -87,21 +103,40 @@ class Supervisor:
     async def start(self) -> Capacity:
         """Build the engine. Any error here is final: a wrong setting does not heal."""
         began = time.monotonic()
+        try:
+            engine, capacity = await self._started()
+        except Exception as error:
+            self._fail(f"the engine failed to start: {error}")
+            raise
+        finally:
+            self._doing = ""
+        self._engine, self._building, self._failure = engine, None, ""
+        self.capacity = capacity
+        self._ready_at = time.monotonic()
+        self._lifecycle.engine_ready()
+        seconds = self._ready_at - began
+        self._events.publish(EngineReady(seconds, capacity, rebuilt=self.deaths > 0))
+        return capacity
+
+    async def _started(self) -> tuple[Engine, Capacity]:
+        self._doing = "preparing the engine"
         self._building = engine = await self._in_thread(self._make)
         self.grace_s = engine.grace_s
         try:
+            self._doing = "loading the model"
             await self._in_thread(engine.build)
-            self.capacity = await engine.start()
+            self._doing = "starting the engine"
+            return engine, await engine.start()
         except Exception:
             self._building = None
             await self._shut_down(engine)  # what was built must not keep the device
             raise
-        self._engine, self._building = engine, None
-        self._ready_at = time.monotonic()
-        self._lifecycle.engine_ready()
-        seconds = self._ready_at - began
-        self._events.publish(EngineReady(seconds, self.capacity, rebuilt=self.deaths > 0))
-        return self.capacity
+
+    def _fail(self, why: str) -> EngineDead:
+        """Keep why it failed, for those who wait; return it as an error."""
+        if not self._lifecycle.stopping:
+            self._failure = why
+        return EngineDead(why)
 
     async def rebuild(self, *, in_use: bool) -> Capacity:
         """Replace a dead engine; `in_use` says that it died with requests in it.
@@ -116,11 +151,11 @@ class Supervisor:
         if engine is not None:
             await self._shut_down(engine)
         if self._stuck:
-            raise EngineDead("the dead engine's shutdown does not end, so none can be built")
+            raise self._fail("the dead engine's shutdown does not end, so none can be built")
         if in_use or time.monotonic() - self._ready_at < IDLE_S:
             self._fruitless += 1
         if self._fruitless > self._deaths_allowed():
-            raise EngineDead(
+            raise self._fail(
                 f"the engine died {self._fruitless} times in a row without completing a request"
             )
         last: Exception | None = None
@@ -137,7 +172,7 @@ class Supervisor:
             except Exception as error:  # whatever a library raises, the next try may succeed
                 log.exception("the engine could not be rebuilt", extra={"action": "engine_failed"})
                 last = error
-        raise EngineDead(
+        raise self._fail(
             f"the engine could not be rebuilt in {self._tries} tries: {last}"
         ) from last
 

@@ -1,10 +1,10 @@
 """Puts back what dead workers held, ends finished batches, and announces this worker."""
 
 import asyncio
+from contextlib import suppress
 
-import orjson
-
-from worker.drain.events import Swept
+from worker.drain.announcement import announcement
+from worker.drain.events import EngineReady, Swept
 from worker.drain.loop import Drain
 from worker.drain.retiring import retire_some
 from worker.drain.scripts import ERRORS
@@ -13,12 +13,16 @@ SWEEP_S = 1.0
 
 
 async def sweep(drain: Drain) -> None:
-    """Sweep until cancelled."""
+    """Sweep until cancelled; at once when the engine is ready, which others wait to hear."""
     pause_s = min(SWEEP_S, drain.settings.lease_s / 8)
+    ready = asyncio.Event()
+    drain.events.subscribe(EngineReady, lambda _: ready.set())
     while True:
-        await asyncio.sleep(pause_s)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(ready.wait(), pause_s)
+        ready.clear()
         try:
-            count = await drain.leases.sweep(_announcement(drain))
+            count = await drain.leases.sweep(announcement(drain))
             await retire_some(drain.leases)
         except ERRORS as error:
             drain.outage.lost(error)
@@ -27,13 +31,3 @@ async def sweep(drain: Drain) -> None:
         if count > 0:
             drain.events.publish(Swept(count))
         drain.wakeup.poke()
-
-
-def _announcement(drain: Drain) -> bytes:
-    return orjson.dumps({
-        "state": drain.lifecycle.state.value,
-        "queue": drain.leases.queue,
-        "model": drain.settings.model,
-        "in_flight": len(drain.in_flight),
-        "limit": drain.room.limit,
-    })  # fmt: skip

@@ -6,7 +6,7 @@ wrong), RequestFailed (this attempt failed) and EngineDead (rebuild me).
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,4 +78,15 @@ class Engine(Protocol):
         """Stop and free the device; blocking, called in the engine's own thread.
 
         It ends within `grace_s` and a few seconds more. What it raises is logged.
+        """
+
+
+@runtime_checkable
+class Waits(Protocol):
+    """What an engine may have besides, if its `start` waits for something."""
+
+    def waits_for(self) -> str:
+        """Return what it waits for, as "waits for host: connection refused"; '' for nothing.
+
+        Shown to whoever waits for results, so it holds no secret.
         """

@@ -2,13 +2,14 @@
 
 from importlib.metadata import EntryPoint, entry_points
 from pkgutil import resolve_name
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import create_model
 
+from contract.setting_names import ENGINE_GROUP
 from contract.settings import SettingsError, Sourced, load
 from worker.engine import Engine
-from worker.engine.spec import EngineSpec
+from worker.engine.spec import EngineSpec, Preflight
 from worker.settings import ENGINE, WorkerSettings
 
 #: Each names an EngineSpec; only the chosen one is imported.
@@ -18,17 +19,17 @@ BUILT_IN = {
     "triton": "worker.engine.triton:ENGINE",
     "simulated": "worker.engine.simulated:ENGINE",
 }
-#: Other distributions name theirs in this group of entry points.
-GROUP = "warmq.engines"
 
 
 class _Choice(Sourced):
+    looks_at_names: ClassVar[bool] = False  # the engine may have settings of its own
+
     engine: str = ENGINE
 
 
 def names() -> tuple[str, ...]:
     """Return what WARMQ_ENGINE may be here."""
-    return tuple(dict.fromkeys([*BUILT_IN, *sorted(entry_points(group=GROUP).names)]))
+    return tuple(dict.fromkeys([*BUILT_IN, *sorted(entry_points(group=ENGINE_GROUP).names)]))
 
 
 def find_engine(name: str) -> EngineSpec:
@@ -38,9 +39,9 @@ def find_engine(name: str) -> EngineSpec:
         SettingsError: its distribution is broken.
     """
     if name in BUILT_IN:
-        entry = EntryPoint(name, BUILT_IN[name], GROUP)
+        entry = EntryPoint(name, BUILT_IN[name], ENGINE_GROUP)
     else:
-        (entry, *_) = entry_points(group=GROUP, name=name)
+        (entry, *_) = entry_points(group=ENGINE_GROUP, name=name)
     try:
         found = entry.load()
     except (ImportError, AttributeError) as error:
@@ -70,3 +71,16 @@ def make_engine(settings: WorkerSettings) -> Engine:
     make = find_engine(settings.engine).make
     engine: Engine = (resolve_name(make) if isinstance(make, str) else make)(settings)
     return engine
+
+
+def rehearse(settings: WorkerSettings, seen: Preflight) -> None:
+    """Run as much of a start as loads no model and waits for nobody; `seen` gets what it finds.
+
+    Raises:
+        SettingsError: as the start would.
+    """
+    own = find_engine(settings.engine).rehearse
+    if own is None:
+        make_engine(settings).shutdown()
+    else:
+        (resolve_name(own) if isinstance(own, str) else own)(settings, seen)

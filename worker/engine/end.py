@@ -1,9 +1,11 @@
-"""Ends an engine: its processes, and its connections."""
+"""Ends an engine: its processes, and its connections; and keeps them from ending by accident."""
 
 import asyncio
 import multiprocessing
+import signal
 import threading
 from collections.abc import Coroutine
+from multiprocessing import resource_tracker
 from typing import Any
 
 #: Between SIGTERM and SIGKILL where no setting says else; vLLM's own patience.
@@ -30,6 +32,17 @@ def close_on(loop: asyncio.AbstractEventLoop, closing: Coroutine[Any, Any, None]
     except TimeoutError:
         future.cancel()
         raise TimeoutError(f"its connections were not closed within {CLOSE_S:g} s") from None
+
+
+def shield_children() -> None:
+    """Keep what a terminal sends to all its processes from those that this thread starts.
+
+    Ctrl-C is for the worker, which ends its engine when nothing runs in it any more. The signals
+    are blocked, which children inherit, and not ignored: engine processes set handlers of their
+    own. SIGTERM and SIGKILL arrive.
+    """
+    resource_tracker.ensure_running()  # unblocks SIGINT in the thread that starts it
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGQUIT})
 
 
 def end_children(grace_s: float) -> None:

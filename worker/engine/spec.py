@@ -26,12 +26,19 @@ class EngineSpec:
 
     `make` returns the engine, not built yet; as `module:name` it is imported when it is needed.
     It runs in the engine's own thread, refuses what cannot work with a SettingsError, and is the
-    first that may import the engine's library. `check` imports no library and starts nothing.
+    first that may import the engine's library.
+
+    `python -m worker.check` calls `check`, which imports no library and starts nothing, and if that
+    found nothing fatal `rehearse`: as much of a start as loads no model, waits for nobody and ends
+    in seconds, by the start's own code, so that whatever a start refuses is refused here too. It
+    raises the start's SettingsError, may add to what `check` found, and leaves nothing behind. By
+    default it makes the engine and shuts it down, not built.
     """
 
     settings: type[WorkerSettings]
     make: Callable[[Any], Engine] | str
     check: Callable[[Any], Preflight] = lambda settings: Preflight()
+    rehearse: Callable[[Any, Preflight], None] | str | None = None
 
 
 def answers(most: int, who: str = "WARMQ_DEFAULT_MAX_TOKENS") -> str:

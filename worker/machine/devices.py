@@ -3,8 +3,11 @@
 The NPU vendor's runtime is asked in a process of its own: it stays out of ours.
 """
 
+import ctypes
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -68,6 +71,28 @@ def visible_gpus(dev: Path = Path("/dev")) -> Gpus | None:
     if 0 < there < count and not chosen.startswith("MIG"):
         return Gpus(there, f"{told} of which this machine shows {there}")
     return Gpus(count, told)
+
+
+def nvidia_driver(root: Path = Path("/"), library: str = "libcuda.so.1") -> int | None:
+    """Return the major version of NVIDIA's driver; 0 if it does not tell, None if there is none.
+
+    Its library is loaded and not called: what cannot load it finds no GPU, whatever is in /dev.
+    """
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return None
+    told = root / "proc/driver/nvidia/version"
+    found = re.search(r"\s(\d+)\.\d+", told.read_text() if told.exists() else "")
+    return int(found[1]) if found else 0
+
+
+def cuda_compiler() -> Path | None:
+    """Return the nvcc that libraries which compile at run time would find; None without one."""
+    named = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    found = None if named else shutil.which("nvcc")
+    nvcc = Path(found) if found else Path(named or "/usr/local/cuda") / "bin" / "nvcc"
+    return nvcc if nvcc.exists() else None
 
 
 def numa_nodes(folder: Path = Path("/sys/devices/system/node")) -> int:

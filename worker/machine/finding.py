@@ -21,14 +21,22 @@ class Finding:
         return f"{self.problem}. {self.remedy}."
 
 
+class Refused(SettingsError):
+    """What keeps an engine from starting: `found`, of which all are fatal."""
+
+    def __init__(self, found: list[Finding]) -> None:
+        super().__init__("\n".join(map(str, found)))
+        self.found = found
+
+
 def refuse_fatal(found: Iterable[Finding]) -> None:
     """Log the warnings.
 
     Raises:
-        SettingsError: naming every fatal problem and its remedy.
+        Refused: naming every fatal problem and its remedy.
     """
     found = list(found)
-    if fatal := [str(finding) for finding in found if finding.fatal]:
-        raise SettingsError("\n".join(fatal))
+    if fatal := [finding for finding in found if finding.fatal]:
+        raise Refused(fatal)
     for finding in found:
         log.warning("%s", finding, extra={"action": "start_warning"})

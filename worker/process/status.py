@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from contract.version import version
+from worker.drain.announcement import shown
 from worker.drain.lifecycle import State
 from worker.drain.loop import Drain
 from worker.settings import WorkerSettings
@@ -14,6 +16,8 @@ def describe(settings: WorkerSettings, drain: Drain | None) -> dict[str, Any]:
     capacity = drain.supervisor.capacity
     return {
         "state": drain.lifecycle.state.value,
+        "why": shown(drain.supervisor.why, settings),
+        "version": version(),
         "queue": settings.queue_to_drain,
         "engine": settings.engine,
         "model": capacity.model if capacity else settings.model,

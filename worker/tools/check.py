@@ -1,23 +1,28 @@
 """Pre-flight: `python -m worker.check` says what a worker with these settings will do.
 
-A table, then every problem with its remedy; nothing of an engine is imported or started.
-Exit status: 0 nothing in the way, 1 something is, 2 the settings themselves are wrong.
+A table, then every problem with its remedy. What the table shows is found without importing or
+starting anything of an engine; where nothing is in the way then, as much of a start as loads no
+model is run by the start's own code.
 """
 
+import logging
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from functools import partial
+
+import click
 
 from contract.errors import StoreUnavailable
 from contract.redis.batches import BatchStore
 from contract.redis.connect import masked
 from contract.settings import SettingsError
-from worker.engine.catalogue import find_engine, load_settings
+from worker.engine.catalogue import find_engine, load_settings, rehearse
 from worker.engine.spec import Preflight, answers
 from worker.machine import node_memory
-from worker.machine.finding import Finding
+from worker.machine.finding import Finding, Refused
 from worker.settings import WorkerSettings
-from worker.tools.command import problem_lines
+from worker.tools.command import CONTEXT, problem_lines, run, version_option
 
 
 def look(settings: WorkerSettings) -> Preflight:
@@ -25,11 +30,25 @@ def look(settings: WorkerSettings) -> Preflight:
     seen = find_engine(settings.engine).check(settings)
     seen.rows.setdefault("answers", answers(settings.default_max_tokens))
     seen.rows.setdefault("memory", f"{node_memory.machine().free / 2**30:.1f} GiB free")
-    _look_at_redis(settings, seen)
     return seen
 
 
-def _look_at_redis(settings: WorkerSettings, seen: Preflight) -> None:
+def try_start(settings: WorkerSettings, seen: Preflight) -> None:
+    """Add what only the start's own code finds; seconds, while the engine's library is imported."""
+    logging.getLogger("worker").setLevel(logging.ERROR)  # its warnings are in `seen` already
+    if sys.stderr.isatty():
+        click.echo("running the checks of the start itself, which takes some seconds ...", err=True)
+    try:
+        rehearse(settings, seen)
+    except Refused as error:
+        seen.found += error.found
+    except SettingsError as error:
+        remedy = "Correct it: a worker's start is refused with the same words"
+        seen.found += [Finding(line, remedy) for line in error.message.splitlines()]
+
+
+def look_at_redis(settings: WorkerSettings, seen: Preflight) -> None:
+    """Add what waits in the queue, or that Redis does not answer."""
     url, queue = settings.redis_url.get_secret_value(), settings.queue_to_drain
     try:
         with closing(BatchStore.open(url, "check", ttl_ms=settings.result_ttl_ms)) as store:
@@ -52,12 +71,28 @@ def report(rows: Mapping[str, str], found: Sequence[Finding]) -> str:
     return "\n".join(lines)
 
 
-def main() -> int:
-    """Check the environment's settings; return the exit status."""
-    try:
-        seen = look(load_settings())
-    except SettingsError as error:
-        sys.stderr.write(f"{error}\n")
-        return 2
-    sys.stdout.write(report(seen.rows, seen.found) + "\n")
-    return 1 if any(f.fatal for f in seen.found) else 0
+@click.command("check", context_settings=CONTEXT)
+@version_option
+def command() -> int:
+    """Say what a worker with these settings will do, and what is in its way.
+
+    Settings are taken from WARMQ_* variables, .env and warmq.toml, as a worker takes them. Nothing
+    is loaded and no request is taken; the engine's library is imported, and its servers are asked
+    once, which takes some seconds.
+
+    \b
+    Exit status:
+      0  nothing in the way
+      1  something is: a worker would not start, or would fail or wait
+      2  the command line or the settings themselves are wrong
+    """
+    settings = load_settings()
+    seen = look(settings)
+    if not any(finding.fatal for finding in seen.found):
+        try_start(settings, seen)
+    look_at_redis(settings, seen)
+    click.echo(report(seen.rows, seen.found))
+    return 1 if any(finding.fatal for finding in seen.found) else 0
+
+
+main = partial(run, command)

@@ -9,6 +9,7 @@ from contract.settings import SettingsError
 from worker.machine.finding import Finding
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+version_option = click.version_option(package_name="warmq", message="warmq %(version)s")
 FOLDER = click.Path(path_type=Path)
 USAGE, INTERRUPTED = 2, 130
 

@@ -18,7 +18,7 @@ from typing import Any
 import click
 
 from worker.machine.packages import installed
-from worker.tools.command import CONTEXT, FOLDER, USAGE, run
+from worker.tools.command import CONTEXT, FOLDER, USAGE, run, version_option
 from worker.tools.compile_plan import Plan, judge_compiler, judge_plan
 
 MANIFEST = "warmq_compile.json"
@@ -49,6 +49,7 @@ def _sizes(_: click.Context, __: click.Parameter, text: str) -> tuple[int, ...]:
 @click.option("--npu", metavar="CARD", help="Card, as RBLN-CA25; needed where no NPU is.")
 @click.option("--dtype", type=DTYPES, help="Of weights and KV cache. Default: the model's.")
 @click.option("--overwrite", is_flag=True, help="Replace the output folder.")
+@version_option
 def command(**options: Any) -> int:
     """Compile MODEL, a folder or a hub name, for Rebellions NPUs.
 

@@ -20,7 +20,7 @@ from worker.engine.triton.rules import (
     parameter_line,
 )
 from worker.machine.finding import Finding
-from worker.tools.command import CONTEXT, FOLDER, problem_lines, run
+from worker.tools.command import CONTEXT, FOLDER, problem_lines, run, version_option
 
 #: vLLM's own default differs by GPU and release; the workers have to know what it is.
 MAX_NUM_SEQS = 256
@@ -66,6 +66,7 @@ def _pairs(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> dic
 @click.option("--max-model-len", metavar="N", type=int, help="Context, in tokens. Default: vLLM's.")
 @click.option("--set", "pairs", metavar="KEY=JSON", multiple=True, callback=_pairs, help=PAIRS)
 @click.option("--overwrite", is_flag=True, help="Replace files of that name.")
+@version_option
 def command(
     model: Path | None,
     output: Path | None,

@@ -16,8 +16,15 @@ def command(context: Context, *, batch_id: str, custom_id: str | None, as_json: 
     """Cancel what is not finished, queued or running."""
     store, batch = context.store, context.batch(batch_id)
     if custom_id is not None:
-        count = store.cancel_request(batch, custom_id)
+        what, count = "cancelled", store.cancel_request(batch, custom_id)
     else:
         with hint(f"`producer cancel {batch_id}` again ends it"):
+            in_flight = store.in_flight(batch)
             count = store.cancel(batch)
-    changed(batch_id, "cancelled", count, as_json=as_json)
+        in_flight = min(in_flight, count)  # some may have ended before they were cancelled
+        what = (
+            f"cancelled ({count - in_flight} queued, {in_flight} in flight)"
+            if count
+            else "cancelled"
+        )
+    changed(batch_id, what, count, as_json=as_json)

@@ -8,7 +8,7 @@ from contract.errors import BatchConflict
 from contract.redis.batches import BatchStore
 from producer.cli import options
 from producer.cli.context import Context, pass_context
-from producer.cli.progress import tell
+from producer.cli.progress import counted, tell
 from producer.cli.show import letter_list, put_json, put_json_list
 
 _letter_ids = click.argument("letter_ids", metavar="ID...", nargs=-1)
@@ -85,6 +85,6 @@ def _no_letter(letter_id: str) -> BatchConflict:
 
 
 def _changed(what: str, count: int, as_json: bool) -> None:
-    tell(f"{count} dead letters {what}")
+    tell(f"{counted(count, 'dead letter')} {what}")
     if as_json:
         put_json({"requests": count})

@@ -22,4 +22,4 @@ def command(context: Context, *, batch_id: str, force: bool, as_json: bool) -> N
         raise BatchConflict(f"batch {batch_id} is still {batch.status}; --force cancels it first")
     tell(f"{batch_id}: deleted")
     if as_json:
-        show.put_json({"id": batch_id, "object": "batch", "deleted": True})
+        show.put_json({"id": batch_id, "object": "warmq.batch", "deleted": True})

@@ -4,14 +4,17 @@ import click
 
 from contract.errors import BatchConflict
 from producer.cli import options
-from producer.cli.collect import check_outputs, collect
+from producer.cli.collect import collect
 from producer.cli.context import Context, Exit, hint, pass_context
+from producer.cli.outputs import check_outputs
+from producer.cli.show import put_json, written_json
 
 
 @click.command("results")
 @options.batch_id
 @options.output
 @options.errors
+@options.force
 @click.option(
     "--order",
     type=click.Choice(["input", "completion"]),
@@ -21,6 +24,7 @@ from producer.cli.context import Context, Exit, hint, pass_context
 )
 @click.option("--follow", is_flag=True, help="Wait for the results that are not there yet.")
 @click.option("--partial", is_flag=True, help="Of an unfinished batch, take what is there.")
+@options.as_json
 @pass_context
 def command(
     context: Context,
@@ -28,17 +32,23 @@ def command(
     batch_id: str,
     output: str | None,
     errors: str | None,
+    force: bool,
     order: str,
     follow: bool,
     partial: bool,
+    as_json: bool,
 ) -> Exit:
     """Collect a batch's results, as OpenAI batch output lines.
 
-    A file appears when it is complete, never half-written. A finished batch
+    A file appears when it is complete, never half-written, and replaces only an
+    earlier collection of the batch, unless you give --force. A finished batch
     gives exactly one line for each request; if it is deleted, submitted anew or
     retried meanwhile, this ends with 2 and says so, and no file appears.
+
+    With --json: where the results are and how many, on stdout, or on stderr if
+    the results themselves go to stdout.
     """
-    check_outputs(output, errors)
+    check_outputs(output, errors, replaced_by=None if force else batch_id)
     store, batch = context.store, context.batch(batch_id)
     if not (batch.finished or follow or partial):
         raise BatchConflict(
@@ -47,4 +57,8 @@ def command(
         )
     with hint(f"`producer results {batch_id}` starts again; nothing is lost"):
         collected = collect(store, batch, order, output, errors, follow=follow, partial=partial)
+    if as_json:
+        done = written_json(output, collected.errors_file, collected.completed, collected.failed)
+        document = {"id": batch_id, "object": "warmq.results"} | done
+        put_json(document, err=output in (None, "-"))
     return Exit.SOME_FAILED if collected.failed else Exit.ALL_WELL

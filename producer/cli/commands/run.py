@@ -6,11 +6,16 @@ import click
 
 from contract.naming import queue_name
 from producer.cli import options
-from producer.cli.collect import check_outputs, errors_beside
 from producer.cli.context import Context, Exit, hint, open_input, pass_context
-from producer.cli.progress import Meter, tell
+from producer.cli.outputs import check_outputs, errors_beside
+from producer.cli.progress import Meter, counted, tell
+from producer.cli.served import tell_if_unserved
+from producer.cli.show import put_json, written_json
+from producer.cli.told import ignored_fields
 from producer.cli.values import parse_overrides
+from producer.core.files import check_writable
 from producer.core.journal import Journal, RunProgress
+from producer.core.reader import Input
 from producer.core.submission import Submission
 from producer.core.windows import Run
 
@@ -18,7 +23,7 @@ from producer.core.windows import Run
 @click.command("run")
 @click.argument("file", metavar="FILE")
 @click.argument("output", metavar="OUT")
-@click.option("--errors", metavar="ERR", help="File for failed requests; default OUT.errors.jsonl.")
+@click.option("--errors", metavar="ERR", help=options.ERRORS_BESIDE)
 @click.option(
     "--window",
     type=click.IntRange(min=1),
@@ -29,6 +34,7 @@ from producer.core.windows import Run
 @options.model
 @options.priority
 @options.pairs
+@options.as_json
 @pass_context
 def command(
     context: Context,
@@ -40,25 +46,43 @@ def command(
     model: str,
     priority: int,
     pairs: tuple[str, ...],
+    as_json: bool,
 ) -> Exit:
     """Take FILE through the queue into OUT, in windows, in the order of FILE.
 
     For files larger than Redis: it holds two windows at a time, whatever FILE is,
     and smaller ones where it is full. OUT grows as windows end. After an interruption,
     a crash or a full disk the same command goes on where OUT ends; OUT.progress
-    remembers where that is until all is done. FILE, OUT and ERR are different files,
+    remembers where that is, and that all is done. FILE, OUT and ERR are different files,
     and what is there that no run has left is refused, not overwritten.
     """
     if "-" in (output, errors):
         raise click.UsageError("OUT and ERR must be files: a run goes on where they end")
-    check_outputs(output, errors, file, Journal(Path(output)).path)
-    settings = context.settings
-    queue = queue_name(model or None, settings.queue)
+    check_writable(Path(output))
+    places = Path(output), Path(errors or errors_beside(output))
+    check_outputs(output, errors, file, Journal(places[0]).path)
+    queue = queue_name(model or None, context.settings.queue)
     submission = Submission("run", queue, priority, model, parse_overrides(pairs))
     submission.check()
     source = open_input(file)
+    tell_if_unserved(context.store, context.settings.queue, model)
+    taken = _taken(context, submission, source, output, places, window)
+    return _ended(output, str(places[1]), taken, as_json)
+
+
+def _taken(
+    context: Context,
+    submission: Submission,
+    source: Input,
+    output: str,
+    places: tuple[Path, Path],
+    window: int,
+) -> RunProgress:
+    """Take the input through, showing how far it is; return what is in the two files then."""
+    start_anew = Journal(places[0]).start_anew
     again = "the same command goes on where it stopped"
-    with hint(again, changed=again), Meter(output) as meter:
+    mended = f"the run cannot go on with another file: mend this one, and {start_anew}"
+    with hint(again, changed=again, mended=mended), Meter(output) as meter:
 
         def report(done: RunProgress, waiting: str) -> None:
             text = f"{done.line} lines done, {done.failed} failed"
@@ -66,12 +90,23 @@ def command(
                 text += f", waiting: {waiting}"
             meter.update(source.position, text, source.size, at_once=not waiting)
 
-        wide = Run(context.store, settings, submission, window, report)
+        wide = Run(context.store, context.settings, submission, window, report)
         try:
-            done = wide.run(source, Path(output), Path(errors or errors_beside(output)))
+            done = wide.run(source, *places)
         finally:
             source.close()
-    tell(f"{output}: {done.completed} results, {done.failed} failed")
+    if wide.ignored:
+        tell(f"{output}: {ignored_fields(wide.ignored)}")
+    return done
+
+
+def _ended(output: str, errors: str, done: RunProgress, as_json: bool) -> Exit:
+    """Tell what the run has written."""
+    already = "was complete already, " if done.complete else ""
+    tell(f"{output}: {already}{counted(done.completed, 'result')}, {done.failed} failed")
+    if as_json:
+        document = {"object": "warmq.run", "lines_read": done.line}
+        put_json(document | written_json(output, errors, done.completed, done.failed))
     if not done.completed:
         return Exit.BAD_INPUT
     return Exit.SOME_FAILED if done.failed else Exit.ALL_WELL

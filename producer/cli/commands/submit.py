@@ -2,6 +2,8 @@
 
 import datetime as dt
 import secrets
+import shlex
+import sys
 import time
 from dataclasses import dataclass, field
 
@@ -11,11 +13,14 @@ from contract.batch import Batch
 from contract.naming import queue_name
 from contract.redis.batches import BatchStore
 from contract.settings import Settings
-from producer.cli import options, progress, show
-from producer.cli.collect import check_outputs, collect
+from producer.cli import options, progress, show, told
+from producer.cli.collect import collect
 from producer.cli.context import WATCH_AGAIN, Context, Exit, hint, open_input, pass_context
+from producer.cli.outputs import check_outputs
 from producer.cli.progress import Meter, tell
+from producer.cli.served import tell_if_unserved
 from producer.cli.values import parse_deadline, parse_overrides
+from producer.core.files import OutputUnwritable
 from producer.core.queue_workers import QueueWorkers
 from producer.core.reader import Input, chunks
 from producer.core.same_batch import WritesLost
@@ -41,6 +46,7 @@ _TIMES = 5
 @click.option("--wait", is_flag=True, help="Follow the batch to its end (-o and --errors do too).")
 @options.output
 @options.errors
+@options.force
 @options.as_json
 @pass_context
 def command(
@@ -55,6 +61,7 @@ def command(
     wait: bool,
     output: str | None,
     errors: str | None,
+    force: bool,
     as_json: bool,
 ) -> Exit:
     """Queue every line of FILE as one batch.
@@ -69,32 +76,52 @@ def command(
 
     With --json: {"id"} at once, and the batch's state at the end.
     """
-    if output or errors:
-        check_outputs(output, errors, file)
     name = batch_id or f"batch_{dt.datetime.now(dt.UTC):%Y%m%d%H%M%S}_{secrets.token_hex(8)}"
     queue = queue_name(model or None, context.settings.queue)
     overrides, until = parse_overrides(pairs), parse_deadline(deadline)
     submission = Submission(name, queue, priority, model, overrides, until)
     submission.check()
+    if output or errors:
+        check_outputs(output, errors, file, replaced_by=None if force else batch_id or "")
     source = open_input(file)
-    # With `-o -` stdout is for results alone.
-    click.echo(f'{{"id":"{name}"}}' if as_json else name, err=output == "-")
+    if until:
+        submission.check_deadline(context.store)
+    _put_id(f'{{"id":"{name}"}}' if as_json else name, err=output == "-")
     submitting = ResumingSubmit(context.store, context.settings, submission, source)
-    summary = _queued(submitting, queue)
-    status, batch = Exit.ALL_WELL, summary.batch
+    batch, status = _queued(submitting, queue).batch, Exit.ALL_WELL
     if wait or output or errors:
         status, batch = _followed(submitting, batch, output, errors)
     if as_json:
         show.put_json(show.batch_json(batch), err=output == "-")
-    return Exit.BAD_INPUT if summary.batch.number("valid") == 0 else status
+    return Exit.BAD_INPUT if batch.number("valid") == 0 else status
+
+
+def _put_id(text: str, *, err: bool) -> None:
+    """Print the batch id, without which nobody could go on; with `err`, as for `-o -`, not on
+    stdout, which is for results alone then."""
+    try:
+        if (sys.stderr if err else sys.stdout) is None:  # closed from the start: click says nothing
+            raise BrokenPipeError
+        click.echo(text, err=err)
+    except BrokenPipeError:
+        stream = "standard error" if err else "standard output"
+        raise OutputUnwritable(
+            f"nothing was queued: {stream} is closed, and the batch id goes there"
+        ) from None
 
 
 def _queued(submitting: "ResumingSubmit", queue: str) -> Summary:
     """Queue the file, and say what became of it and who will serve it."""
     name, store, began = submitting.submission.batch_id, submitting.store, time.monotonic()
-    with hint(f"the same command with --batch-id {name} goes on where it stopped"):
+    tell_if_unserved(store, submitting.settings.queue, submitting.submission.model)
+    again = f"the same command with --batch-id {name}"
+    mended = (
+        f"mend the file, and {again} queues what batch {name} does not have yet; "
+        f"or `producer cancel {name}`"
+    )
+    with hint(f"{again} goes on where it stopped", mended=mended):
         summary = submitting.submit()
-    tell(_told(summary, time.monotonic() - began))
+    tell(told.queued(summary, time.monotonic() - began))
     if not (summary.batch.finished or store.workers(queue)):
         tell(f"{name}: {QueueWorkers(store, queue).text()}; the requests wait there")
     return summary
@@ -104,39 +131,24 @@ def _followed(
     submitting: "ResumingSubmit", batch: Batch, output: str | None, errors: str | None
 ) -> tuple[Exit, Batch]:
     """Follow the batch to its end, and collect its results if they have a place."""
-    with hint(WATCH_AGAIN.format(batch.id)):
+    later, collected = WATCH_AGAIN.format(batch.id), ""
+    if output or errors:
+        places = [("-o", output), ("--errors", errors)]
+        words = [
+            "producer",
+            "results",
+            batch.id,
+            *(w for place in places if place[1] for w in place),
+        ]
+        collected = shlex.join(map(str, words))
+        later = f"the batch goes on; `{collected} --follow` waits for its end and collects it"
+    with hint(later):
         batch = submitting.watched(batch)
     status = show.ended(batch)
     if output or errors:
-        with hint(f"the batch has ended; `producer results {batch.id}` collects it again"):
+        with hint(f"the batch has ended; `{collected}` collects it again"):
             collect(submitting.store, batch, "input", output, errors)
     return status, batch
-
-
-def _told(summary: Summary, took_s: float) -> str:
-    batch = summary.batch
-    valid, rejected = batch.number("valid"), batch.number("total") - batch.number("valid")
-    text = f"{batch.id}: {valid} requests queued in {took_s:.1f} s"
-    if summary.found and not (summary.queued or summary.rejected):
-        text = f"{batch.id}: was submitted already, {valid} requests, {batch.status}"
-    elif summary.found:
-        text += f", {summary.queued} of them now"
-    if rejected:
-        text += f", {rejected} bad lines (see `producer results`)"
-    deadline = show.iso_time(batch.fields.get("deadline"))
-    if deadline and not batch.finished:
-        text += f", deadline {deadline}"
-    if summary.without_limit:
-        text += (
-            f"\n{batch.id}: lines without max_tokens: {summary.without_limit}; they get the "
-            "worker's default (WARMQ_DEFAULT_MAX_TOKENS). --set max_tokens=256 gives all yours"
-        )
-    reason = batch.fields.get("reason")
-    if reason:
-        text += f"\n{batch.id}: {batch.status}: {reason}"
-    elif summary.first_error:
-        text += f"\n{batch.id}: first bad line: {summary.first_error}"
-    return text
 
 
 @dataclass(slots=True)

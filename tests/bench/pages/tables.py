@@ -208,7 +208,7 @@ def full_note(found: dict[str, Any], h200: dict[str, Any]) -> list[str]:
 
 
 def write() -> None:
-    """Replace the figures in docs/performance.md by those of the latest results."""
+    """Replace the figures of docs/performance.md and docs/comparison.md by the latest results."""
     shown_parts = dict.fromkeys([*(row[0] for row in ROWS), *comparison.PARTS])
     loaded = {part: report.load(part) for part in shown_parts}
     parts = {part: found for part, found in loaded.items() if found is not None}
@@ -217,7 +217,8 @@ def write() -> None:
         lines += [*look_ahead_table(parts["throughput"]), ""]
     if "scale" in parts and (h200 := report.load("gpu-8b")):
         lines += full_note(parts["scale"], h200)
-    page = qa_table.put_in(comparison.put_in(PAGE.read_text()))
+    comparison.PAGE.write_text(comparison.put_in(comparison.PAGE.read_text()))
+    page = qa_table.put_in(PAGE.read_text())
     head, _, rest = page.partition(BEGIN)
     _, _, tail = rest.partition(END)
     for name, shown in plots.write():

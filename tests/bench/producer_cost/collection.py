@@ -54,10 +54,12 @@ def measure(quick: bool) -> dict[str, Any]:
         out = Path(name) / "out.jsonl"
         with finished(Path(name), lines) as url:
             for _ in range(repeats):
-                start_s = timed([str(PRODUCER), "results", ONE, "-o", str(out)], url)["wall_s"]
+                start_s = timed([str(PRODUCER), "results", ONE, "-o", str(out), "--force"], url)[
+                    "wall_s"
+                ]
                 figures.setdefault("start_s", []).append(start_s)
                 for order in ORDERS:
-                    command = [str(PRODUCER), "results", COLLECTED, "-o", str(out)]
+                    command = [str(PRODUCER), "results", COLLECTED, "-o", str(out), "--force"]
                     found = timed([*command, "--order", order], url)
                     with out.open("rb") as file:
                         assert sum(1 for _ in file) == lines
@@ -69,7 +71,7 @@ def measure(quick: bool) -> dict[str, Any]:
                 loads.append(report.load_now())
         with finished(Path(name) / "more", more, "--appendonly", "no") as url:
             for _ in range(2):
-                found = timed([str(PRODUCER), "results", COLLECTED, "-o", str(out)], url)
+                found = timed([str(PRODUCER), "results", COLLECTED, "-o", str(out), "--force"], url)
                 figures.setdefault("input_lines_per_s_1m", []).append(more / found["wall_s"])
                 figures.setdefault("input_peak_mb_1m", []).append(found["peak_mb"])
                 with out.open("rb") as file:

@@ -74,4 +74,9 @@ def check(settings: OpenAISettings) -> Preflight:
     )
 
 
-ENGINE = EngineSpec(OpenAISettings, "worker.engine.openai.engine:OpenAIEngine", check)
+ENGINE = EngineSpec(
+    OpenAISettings,
+    "worker.engine.openai.engine:OpenAIEngine",
+    check,
+    "worker.engine.openai.engine:rehearse",
+)

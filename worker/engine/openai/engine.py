@@ -8,6 +8,7 @@ in retries.py; which server gets a request, and when one is away, is worker/engi
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import aiohttp
@@ -21,7 +22,7 @@ from worker.engine.openai.exchange import exchange, prompt_tokens
 from worker.engine.openai.reassembly import Reassembly
 from worker.engine.openai.retries import ATTEMPTS, TOO_LONG, Action, Unanswered
 from worker.engine.openai.upstream import CEILING, KEY_REFUSED, Upstream
-from worker.engine.remote import RemoteEngine
+from worker.engine.remote import RemoteEngine, ask_once
 
 #: uvicorn closes idle connections after 5 s; a request sent on one just then is lost.
 KEEP_ALIVE_S = 3.0
@@ -183,3 +184,6 @@ class OpenAIEngine(RemoteEngine[Upstream]):
         if fits := bool(0 < left < body["max_tokens"]):
             body["max_tokens"] = left
         return fits
+
+
+rehearse = partial(ask_once, OpenAIEngine)

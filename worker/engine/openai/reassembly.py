@@ -13,6 +13,7 @@ from contract.openai.body import CHAT_URL
 UNSTREAMED = (
     "prompt_logprobs", "echo", "use_beam_search", "kv_transfer_params", "ec_transfer_params",
     "routed_experts_prompt_start", "return_token_offsets", "return_assistant_tokens_mask", "tools",
+    "return_weight_versions",
 )  # fmt: skip
 
 #: Fields of vLLM's answers that are null unless asked for, and are left out of its streams.

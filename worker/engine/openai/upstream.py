@@ -6,6 +6,7 @@ requests wait there and no more: no slot idles, no other client is pushed back.
 
 import asyncio
 import logging
+import os
 import re
 import time
 from dataclasses import dataclass
@@ -78,7 +79,7 @@ class Upstream(Server):
         except TimeoutError:
             return Report(Health.SILENT, "does not answer")
         except (aiohttp.ClientError, OSError) as error:
-            return Report(Health.ILL, f"cannot be reached: {error}")
+            return Report(Health.ILL, f"cannot be reached: {_reason(error)}")
         if status >= 500:
             return Report(Health.ILL, f"its health is {status}")
         return Report(Health.WELL)
@@ -122,6 +123,12 @@ class Upstream(Server):
             running = metrics.running if metrics is not None else 0.0
             self._peak = max(running, PEAK_FADES * self._peak)
             self.limit = next_limit(self.limit, self.in_flight, metrics, self._peak)
+
+
+def _reason(error: Exception) -> str:
+    """Say what is wrong without the address, which stands before it."""
+    number = error.errno if isinstance(error, OSError) else None
+    return os.strerror(number).lower() if number is not None and number > 0 else str(error)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,18 @@
 """One fleet of servers for every engine whose model runs on other machines."""
 
 import asyncio
-from typing import Generic
+from collections.abc import Callable
+from typing import Any, Generic
 
 from pydantic import Field
 
+from contract.errors import EngineDead
 from contract.settings import Seconds
+from worker.engine import Capacity
 from worker.engine.end import close_on
 from worker.engine.remote.fleet import Fleet, S
+from worker.engine.spec import Preflight
+from worker.machine.finding import Finding
 from worker.settings import WorkerSettings
 
 
@@ -30,6 +35,22 @@ class RemoteEngine(Generic[S]):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._fleet: Fleet[S] = Fleet(settings.stall_timeout_s, settings.remote_wait_s)
 
+    def build(self) -> None:
+        """Load what is needed here; blocking, called in the engine's own thread."""
+        raise NotImplementedError
+
+    async def start(self) -> Capacity:
+        """Wait until a server is well."""
+        raise NotImplementedError
+
+    def away(self) -> str:
+        """Return the servers that are away, each with its reason; '' if none is."""
+        return self._fleet.away
+
+    def waits_for(self) -> str:
+        """Return the servers that a start waits for, each with its reason."""
+        return f"waits for {self._fleet.away}" if self._fleet.away else ""
+
     def dead(self) -> bool:
         """Whether every server is away."""
         return self._fleet.dead
@@ -49,3 +70,33 @@ class RemoteEngine(Generic[S]):
 
     async def _close(self) -> None:
         await self._fleet.close()
+
+
+def ask_once(
+    make: Callable[[Any], RemoteEngine[Any]], settings: RemoteSettings, seen: Preflight
+) -> None:
+    """Start an engine that waits for nobody, and add to `seen` what its servers say.
+
+    Raises:
+        SettingsError: as the start would.
+    """
+    engine = make(settings.model_copy(update={"remote_wait_s": 0.0}))
+
+    async def start() -> Capacity:
+        try:
+            engine.build()
+            return await engine.start()
+        finally:
+            await asyncio.to_thread(engine.shutdown)  # it closes on this loop
+
+    try:
+        capacity = asyncio.run(start())
+    except EngineDead:
+        problem = f"no server is ready: {engine.away()}"
+        remedy = "Start one, or correct its address; a worker that starts now waits for it"
+        seen.found.append(Finding(problem, remedy))
+        return
+    seen.rows["model"] = capacity.model
+    if away := engine.away():
+        remedy = "Requests go to the others until it is"
+        seen.found.append(Finding(f"a server is not ready: {away}", remedy, fatal=False))

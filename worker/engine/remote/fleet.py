@@ -51,10 +51,14 @@ class Fleet(Generic[S]):
         return not any(s.up for s in self.servers) or any(w.done() for w in self._watches)
 
     @property
+    def away(self) -> str:
+        """The servers that are away, each with its reason."""
+        return "; ".join(f"{s.name}: {s.why}" for s in self.servers if not s.up)
+
+    @property
     def reasons(self) -> str:
         """Why each server that is away is away."""
-        away = "; ".join(f"{s.name}: {s.why}" for s in self.servers if not s.up)
-        return away or "their health is not watched"
+        return self.away or "their health is not watched"
 
     async def start(self, servers: Sequence[S]) -> S:
         """Wait until a server is well, then watch all; return one that is well.

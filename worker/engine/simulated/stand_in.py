@@ -12,6 +12,8 @@ import subprocess
 import time
 from collections.abc import Callable
 
+from worker.engine.end import shield_children
+
 STEP_S = 0.05
 #: What the kernel may need to end a killed process.
 KILLED_S = 5.0
@@ -21,6 +23,7 @@ class StandIn:
     """One such process. Started in the engine's thread, watched on the drain's loop."""
 
     def __init__(self) -> None:
+        shield_children()
         # Unbuffered, so that a byte is a step; it ends by itself when its owner's end of the pipe
         # is closed, whatever the owner died of.
         self._process = subprocess.Popen(

@@ -48,4 +48,9 @@ def check(settings: TritonSettings) -> Preflight:
     )
 
 
-ENGINE = EngineSpec(TritonSettings, "worker.engine.triton.engine:TritonEngine", check)
+ENGINE = EngineSpec(
+    TritonSettings,
+    "worker.engine.triton.engine:TritonEngine",
+    check,
+    "worker.engine.triton.engine:rehearse",
+)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -18,7 +19,7 @@ from contract.errors import RequestFailed, RequestRejected
 from contract.openai.body import GENERATING
 from contract.settings import SettingsError
 from worker.engine import Capacity, Completion, EngineRequest
-from worker.engine.remote import RemoteEngine
+from worker.engine.remote import RemoteEngine, ask_once
 from worker.engine.triton import TritonSettings
 from worker.engine.triton.request import (
     ELSEWHERE,
@@ -31,6 +32,8 @@ from worker.engine.triton.request import (
     respond,
     sampling,
 )
+from worker.machine.finding import Refused, refuse_fatal
+from worker.machine.model_folder import TOKENIZERS, judge_model
 
 if TYPE_CHECKING:
     from worker.engine.triton.server import TritonServer
@@ -61,6 +64,7 @@ class TritonEngine(RemoteEngine["TritonServer"]):
 
     def build(self) -> None:
         """Load the tokenizer and the client library."""
+        refuse_fatal(judge_model(str(self._settings.model), holds=TOKENIZERS, ask_hub=True))
         try:
             from worker.engine.triton.server import TritonServer
 
@@ -71,7 +75,9 @@ class TritonEngine(RemoteEngine["TritonServer"]):
                 f"WARMQ_ENGINE=triton: {error}; install what it needs: scripts/setup base build "
                 "triton, or pip install 'warmq[triton]'"
             ) from error
-        except (OSError, ValueError) as error:
+        except Refused:
+            raise
+        except Exception as error:  # a broken file raises whatever transformers meets in it
             raise SettingsError(
                 f"WARMQ_MODEL: no tokenizer in {self._settings.model}: {error}; chats are "
                 "templated here, so name a folder with the model's tokenizer files"
@@ -161,6 +167,9 @@ class TritonEngine(RemoteEngine["TritonServer"]):
         """Close the connections, which cancels what runs in the servers."""
         self._templating.shutdown(wait=False, cancel_futures=True)
         super().shutdown()
+
+
+rehearse = partial(ask_once, TritonEngine)
 
 
 def _number(parameters: dict[str, str], name: str) -> int | None:

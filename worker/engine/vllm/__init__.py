@@ -1,26 +1,61 @@
 """vLLM's own serving classes, in process; models compiled for RBLN run through it too."""
 
-from worker.engine import Engine
+import os
+from typing import TYPE_CHECKING
+
+from contract.settings import SettingsError
 from worker.engine.rbln.start import prepare
-from worker.engine.spec import EngineSpec
+from worker.engine.spec import EngineSpec, Preflight
+from worker.engine.vllm.device import choose_sampler, judge_device
 from worker.engine.vllm.options import judge_options
-from worker.engine.vllm.preflight import look
+from worker.engine.vllm.preflight import judge_folder, judge_installed, look
+from worker.engine.vllm.releases import cannot_be_used, judge_release
 from worker.engine.vllm_settings import VllmSettings
 from worker.machine.finding import refuse_fatal
 from worker.machine.packages import installed
 
+if TYPE_CHECKING:
+    from worker.engine.vllm.engine import VllmEngine
 
-def make(settings: VllmSettings) -> Engine:
+
+def make(settings: VllmSettings) -> "VllmEngine":
     """Return the engine, not built yet.
 
     Raises:
         SettingsError: naming everything that cannot work, and its remedy.
     """
+    refuse_fatal(judge_installed(installed()))
+    refuse_fatal(judge_folder(settings, ask_hub=True))
     settings = prepare(settings)  # first: vLLM reads the environment when it is imported
-    refuse_fatal(judge_options(settings.engine_args, settings.model, installed()))
-    from worker.engine.vllm.engine import VllmEngine
+    packages = installed()
+    refuse_fatal(judge_device(packages))
+    refuse_fatal(judge_release(packages))
+    refuse_fatal(judge_options(settings.engine_args, settings.model, packages))
+    choose_sampler(packages)
+    try:
+        from worker.engine.vllm.engine import VllmEngine
+    except ImportError as error:
+        raise SettingsError(cannot_be_used(error, packages)) from error
 
     return VllmEngine(settings)
 
 
-ENGINE = EngineSpec(VllmSettings, make, look)
+def rehearse(settings: VllmSettings, _: Preflight) -> None:
+    """Make the engine, and let vLLM read the model's configuration; nothing is loaded.
+
+    Takes the seconds that vLLM's import takes.
+
+    Raises:
+        SettingsError: as the start would.
+    """
+    # What these log is of no use beside the findings.
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("TORCH_LOGS", "-torch._library")
+    engine = make(settings)
+    try:
+        engine.configure()
+    finally:
+        engine.shutdown()
+
+
+ENGINE = EngineSpec(VllmSettings, make, look, rehearse)

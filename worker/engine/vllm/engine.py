@@ -1,75 +1,48 @@
-"""The vLLM adapter; it and serving.py are the only files that know vLLM.
+"""The vLLM adapter; what it takes from vLLM stands in names.py.
 
 An AsyncLLMEngine in this process, with the serving classes of vLLM's own
 OpenAI server over it: they template chats, check lengths, build sampling
 parameters and responses, so a queued request gets what the server would give.
-Written for vLLM 0.30 (CPU, RBLN); 0.26 (CUDA, run on an H200) differs in three import paths.
 """
 
 import asyncio
 import gc
 import logging
 import multiprocessing
-import os
-import shutil
 import time
-from argparse import Namespace
 from functools import partial
 from typing import Any
 
+from starlette.datastructures import State
+
 from contract.errors import EngineDead, RequestFailed, RequestRejected
-from contract.openai.body import COMPLETION_URL
 from contract.openai.pooling import POOLING_TYPES
 from contract.settings import SettingsError
 from worker.engine import Capacity, Completion, EngineRequest
-from worker.engine.end import KILL_GRACE_S, end_children
-from worker.engine.vllm.cpu_memory import fill_in
+from worker.engine.end import KILL_GRACE_S, end_children, shield_children
+from worker.engine.vllm import serving
+from worker.engine.vllm.arguments import parse_engine_args
 from worker.engine.vllm.detokenized import Detokenized
 from worker.engine.vllm.kv_cache import explain
-from worker.engine.vllm.media import MAX_DOWNLOAD_MB, guard, unguard
+from worker.engine.vllm.media import guard, unguard
+from worker.engine.vllm.names import (
+    AsyncEngineArgs,
+    AsyncLLMEngine,
+    EngineDeadError,
+    ErrorResponse,
+    StatLoggerBase,
+    VLLMValidationError,
+    global_http_connection,
+    init_app_state,
+)
+from worker.engine.vllm.quiet import ORDERLY_END, quieten
+from worker.engine.vllm.refusals import refusals
+from worker.engine.vllm.releases import named
 from worker.engine.vllm.root_cause import RootCause
 from worker.engine.vllm_settings import VllmSettings
 from worker.machine.packages import installed
 
-# vLLM reads these when it is imported. Spawned engine processes inherit no locks
-# from Celery's threads; forked ones do.
-os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
-os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-if shutil.which("g++") is None:
-    # vLLM compiles its CPU sampler on the first request, even with --enforce-eager;
-    # without a compiler that kills the engine.
-    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
-os.environ.setdefault("VLLM_MAX_MEDIA_DOWNLOAD_SIZE_MB", str(MAX_DOWNLOAD_MB))
-# A package that vLLM imports sets the root logger to this, else to ERROR: our own
-# INFO and WARNING lines were gone once the engine had been imported.
-os.environ.setdefault("SAGEMAKER_CONTAINER_LOG_LEVEL", str(logging.root.level))
-
-import pydantic
-from starlette.datastructures import State
-from vllm import AsyncEngineArgs, AsyncLLMEngine
-from vllm.connections import global_http_connection
-from vllm.entrypoints.openai.api_server import init_app_state
-from vllm.exceptions import VLLMValidationError
-from vllm.platforms import current_platform
-from vllm.utils.argparse_utils import FlexibleArgumentParser
-from vllm.v1.engine.exceptions import EngineDeadError
-from vllm.v1.metrics.loggers import StatLoggerBase
-
-try:
-    from vllm.entrypoints.launchers.cli_args import make_arg_parser
-    from vllm.entrypoints.serve.engine.protocol import ErrorResponse
-except ImportError:  # vLLM 0.26, the newest for the PyTorch of some GPU images
-    from vllm.entrypoints.openai.cli_args import make_arg_parser
-    from vllm.entrypoints.openai.engine.protocol import ErrorResponse
-
-from worker.engine.vllm import serving
-
 log = logging.getLogger(__name__)
-
-
-class _Parser(FlexibleArgumentParser):
-    def error(self, message: str) -> None:
-        raise SettingsError(f"WARMQ_ENGINE_ARGS: {message}; options are those of `vllm serve`")
 
 
 class _Progress(StatLoggerBase):
@@ -87,33 +60,6 @@ class _Progress(StatLoggerBase):
     log_engine_initialized = record
 
 
-def parse_engine_args(settings: VllmSettings) -> Namespace:
-    """Return WARMQ_ENGINE_ARGS as vLLM's own parser does, with what is chosen for a CPU.
-
-    Raises:
-        SettingsError: in the words of vLLM's parser.
-    """
-    words = [*settings.engine_args.words, "--model", str(settings.model)]
-    if not settings.engine_stats_s:
-        words.insert(0, "--disable-log-stats")
-    if settings.served_model_name:
-        words += ["--served-model-name", settings.served_model_name]
-    parser = make_arg_parser(_Parser(add_help=False))
-    default = parser.get_default("gpu_memory_utilization")
-    parser.set_defaults(gpu_memory_utilization=None)  # to tell one that was given from this
-    try:
-        args: Namespace = parser.parse_args(words)
-    except SettingsError:
-        raise
-    except Exception as error:  # a --config file may be missing, or be no YAML
-        raise SettingsError(f"WARMQ_ENGINE_ARGS: {error}") from None
-    if current_platform.is_cpu():
-        fill_in(args, installed())
-    if args.gpu_memory_utilization is None:
-        args.gpu_memory_utilization = default
-    return args
-
-
 class VllmEngine:
     """One AsyncLLMEngine, built from the settings."""
 
@@ -128,21 +74,26 @@ class VllmEngine:
         grace_s = settings.kill_grace_s
         self.grace_s = KILL_GRACE_S if grace_s is None else grace_s
         self._fixed_name = settings.served_model_name is not None
-        #: What serves each url of the model: vLLM's class of its requests, and the call.
-        self._serving: dict[str, tuple[Any, Any]] = {}
+        self._serving: dict[str, serving.Served] = {}
         self._detokenized = Detokenized()
+
+    def configure(self) -> None:
+        """Let vLLM check its configuration, as `build` does first; SettingsError: it refuses."""
+        with refusals(Exception):  # vLLM, transformers and the platforms have types of their own
+            AsyncEngineArgs.from_cli_args(self._args).create_engine_config()
 
     def build(self) -> None:
         """Load the model and start the engine's processes; seconds to minutes."""
+        shield_children()
+        ORDERLY_END.ending = False
         try:
-            self._engine = AsyncLLMEngine.from_engine_args(
-                AsyncEngineArgs.from_cli_args(self._args),
-                stat_loggers=[lambda config, index=0: self._progress],
-            )
-        except pydantic.ValidationError as error:
-            raise SettingsError(
-                f"WARMQ_MODEL, WARMQ_ENGINE_ARGS: vLLM refuses them: {error.errors()[0]['msg']}"
-            ) from None
+            with refusals():
+                self._engine = AsyncLLMEngine.from_engine_args(
+                    AsyncEngineArgs.from_cli_args(self._args),
+                    stat_loggers=[lambda config, index=0: self._progress],
+                )
+        except SettingsError:
+            raise
         except Exception as error:
             raise self._died(error) from error
         self._cause.processes = multiprocessing.active_children()
@@ -161,7 +112,9 @@ class VllmEngine:
         await init_app_state(engine, state, self._args, await engine.get_supported_tasks())
         if not settings.media_private_networks:
             guard(global_http_connection, partial(VLLMValidationError, parameter="image_url"))
-        self._serving = serving.by_url(state, settings.default_max_tokens)
+        context = engine.vllm_config.model_config.max_model_len
+        self._serving = serving.by_url(state, context, settings.default_max_tokens)
+        self._tell_what_is_lacking()
         models = state.openai_serving_models
         self._names = {m.name for m in models.base_model_paths} | set(models.lora_requests)
         self._fixed_name |= bool(models.lora_requests)  # with adapters the name chooses
@@ -191,9 +144,10 @@ class VllmEngine:
         if model not in self._names and not self._fixed_name:
             body.pop("model", None)  # one model is served, whatever the line calls it
         body["request_id"] = request_id
-        self._check(request.url)
+        self._check(request.url, body)
+        served = self._serving[request.url]
         try:
-            response = await self._respond(request.url, body)
+            response = await served.call(served.form.validate_python(body))
         except EngineDeadError as error:
             raise self._died(error) from error
         except serving.CLIENT_ERRORS as error:
@@ -212,7 +166,7 @@ class VllmEngine:
             return serving.pooled(bytes(response.body), model)
         return self._completion_of(response, model)
 
-    def _check(self, url: str) -> None:
+    def _check(self, url: str, body: dict[str, Any]) -> None:
         if self.dead():
             raise EngineDead("the engine is dead", inside=False)
         if url not in self._serving:
@@ -222,6 +176,20 @@ class VllmEngine:
                 code="unknown_url",
                 field="url",
             )
+        for name in self._serving[url].lacks:
+            if body.get(name) is not None:
+                raise RequestRejected(
+                    f"field body.{name}: vLLM {named(installed())} of this worker does not know "
+                    "it; leave it out, or send the request to a worker with another release",
+                    field=f"body.{name}",
+                )
+
+    def _tell_what_is_lacking(self) -> None:
+        lacks = {name for served in self._serving.values() for name in served.lacks}
+        if lacks:
+            told = "vLLM %s does not know %s; requests with these fields are refused"
+            extra = {"action": "fields_unknown"}
+            log.info(told, named(installed()), ", ".join(sorted(lacks)), extra=extra)
 
     def text_so_far(self, request_id: str) -> list[str]:
         """Return each choice's text as the detokenizer has it, before any parser of vLLM's."""
@@ -242,14 +210,6 @@ class VllmEngine:
         return Completion(
             response.model_dump_json().encode(), usage.prompt_tokens, usage.completion_tokens or 0
         )
-
-    async def _respond(self, url: str, body: dict[str, Any]) -> Any:
-        form, serve = self._serving[url]
-        if url == COMPLETION_URL and body.get("max_tokens") is None:
-            # vLLM would fill in OpenAI's old 16; chat has no such default.
-            body["max_tokens"] = serve.__self__.default_sampling_params["max_tokens"]
-            return await serve(serving.AsLongAsItFits(**body))
-        return await serve(form.validate_python(body))
 
     def _refused(self, response: ErrorResponse) -> Exception:
         error = response.error
@@ -278,12 +238,15 @@ class VllmEngine:
     def kill(self) -> None:
         """Ask the engine's processes to end, and kill what has not ended after a grace."""
         self._killed = True
+        quieten()  # a build that is cut short says how, too
         end_children(self.grace_s)
 
     def shutdown(self) -> None:
         """Stop the engine's processes; blocks for seconds."""
         engine, self._engine = self._engine, None
         self._serving = {}
+        ORDERLY_END.ending = True
+        quieten()  # again: since 0.31 vLLM makes its log's handlers anew for each engine
         unguard(global_http_connection)
         if engine is not None:
             engine.shutdown(timeout=self.grace_s)  # SIGTERM first, and SIGKILL after so long

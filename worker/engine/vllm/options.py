@@ -13,7 +13,7 @@ from worker.engine.vllm.kv_cache import judge_cache, read_config
 from worker.engine.vllm.parallel import judge_parallel, number
 from worker.engine.vllm_settings import EngineArgs
 from worker.machine.finding import Finding
-from worker.machine.packages import Packages
+from worker.machine.packages import Packages, Release
 
 #: Option of vLLM 0.2 to 0.8 -> what to do now. `{}` is the value that was given.
 REMOVED = {
@@ -27,6 +27,8 @@ REMOVED = {
     "swap-space": "Leave it out: preempted requests are computed again, not swapped",
     "num-scheduler-steps": "Leave it out: scheduling overlaps with execution by itself",
 }
+#: Of these, what has come back: the first release that has it again.
+BACK_SINCE: dict[str, Release] = {"disable-log-requests": (0, 33)}
 #: The same for speculation: its key in --speculative-config.
 SPECULATION = {
     "speculative-model": "model",
@@ -48,7 +50,7 @@ def judge_options(args: EngineArgs, model: str | None, packages: Packages) -> It
     """Name what is wrong or wasteful in WARMQ_ENGINE_ARGS; nothing is loaded for it."""
     asked = args.options
     for name, now in REMOVED.items():
-        if name in asked:
+        if name in asked and not is_back(name, packages):
             yield _removed(name, now.format(asked[name] or "N"))
     if old := [name for name in SPECULATION if name in asked]:
         yield _removed(old[0], f"Write --speculative-config '{_speculation(asked)}'")
@@ -59,6 +61,12 @@ def judge_options(args: EngineArgs, model: str | None, packages: Packages) -> It
     yield from judge_cache(asked, model, packages.on_cpu)
     yield from judge_memory(asked, model, packages)
     yield from _judge_adapters(args)
+
+
+def is_back(name: str, packages: Packages) -> bool:
+    """Whether the installed vLLM takes an option again that was gone before it."""
+    since = BACK_SINCE.get(name)
+    return since is not None and packages.release_of_vllm >= since
 
 
 def _removed(name: str, remedy: str) -> Finding:

@@ -20,13 +20,15 @@ import threading
 import time
 
 from worker.engine.end import ASK_FIRST_ENV
+from worker.engine.vllm.quiet import quieten
 from worker.engine.vllm.root_cause import copy_errors
 
 PR_SET_PDEATHSIG = 1
 
 
 def register() -> None:
-    """Tie this engine process to its parent; does nothing outside engine processes."""
+    """Tie this engine process to its parent; the worker itself only gets a quieter log."""
+    quieten()
     parent = multiprocessing.parent_process()
     if parent is None:
         return

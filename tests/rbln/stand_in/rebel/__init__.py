@@ -2,7 +2,7 @@
 
 It has just what the real optimum-rbln 0.12 and vllm-rbln 0.12 touch. "Compiling" stores the
 wrapped torch module, "running" executes it eagerly, with plain implementations of the
-vendor's attention operators. Controlled through the folder WARMQ_FAKE_REBEL (faults.py).
+vendor's attention operators. Controlled through the folder WARMQ_TEST_REBEL (faults.py).
 """
 
 from importlib.metadata import PackageNotFoundError, version

@@ -1,6 +1,6 @@
 """The emulated cards of this machine: their name, which of them are visible, who holds one.
 
-WARMQ_FAKE_REBEL_CARDS names a folder that all processes share: in it each card is a file, locked
+WARMQ_TEST_REBEL_CARDS names a folder that all processes share: in it each card is a file, locked
 by the process that has it and holding its process id.
 """
 
@@ -8,9 +8,9 @@ import fcntl
 import os
 from pathlib import Path
 
-NAME = os.environ.get("WARMQ_FAKE_REBEL_NPU", "RBLN-CA25")
+NAME = os.environ.get("WARMQ_TEST_REBEL_NPU", "RBLN-CA25")
 VISIBLE = (os.environ.get("RBLN_VISIBLE_DEVICES") or "0").split(",")
-_FOLDER = os.environ.get("WARMQ_FAKE_REBEL_CARDS")
+_FOLDER = os.environ.get("WARMQ_TEST_REBEL_CARDS")
 _held = {}  # number -> open file: its lock goes with the process, as a card does
 
 

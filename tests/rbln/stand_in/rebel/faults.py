@@ -1,6 +1,6 @@
 """The tests' side door: faults that are switched on in a running engine, and a record of steps.
 
-WARMQ_FAKE_REBEL names a folder. Files in it: `raise` and `refuse-load` hold the message of the
+WARMQ_TEST_REBEL names a folder. Files in it: `raise` and `refuse-load` hold the message of the
 error that every step or every runtime's creation raises; `hang` makes both wait while it is
 there; `slow` holds the seconds that a step takes more. `steps` gets one line per step:
 `prefill 1 1` or `decode <compiled rows> <rows that hold a request>`.
@@ -10,7 +10,7 @@ import os
 import time
 from pathlib import Path
 
-_FOLDER = Path(os.environ["WARMQ_FAKE_REBEL"]) if "WARMQ_FAKE_REBEL" in os.environ else None
+_FOLDER = Path(os.environ["WARMQ_TEST_REBEL"]) if "WARMQ_TEST_REBEL" in os.environ else None
 POLL_S = 0.05
 
 

@@ -1,0 +1,109 @@
+"""Which names of settings there are, so that a misspelt one is refused and not ignored.
+
+One environment, `.env` or `warmq.toml` may serve producers and workers, so each side knows the
+names of both. A side loads none of the other's code: the names are listed here, and a test compares
+them with every settings class.
+
+An engine of another distribution brings settings that a producer cannot know, least of all where
+only the workers have it. So what is near no known name is refused by workers alone, which know
+every setting of the engine that they run; names that begin with an installed engine's own are
+never refused.
+"""
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from importlib.metadata import entry_points
+
+from contract.nearest import nearest
+
+PREFIX = "WARMQ_"
+#: Other distributions name their engines in this group of entry points.
+ENGINE_GROUP = "warmq.engines"
+
+#: What only workers read: every setting of this repository's engines.
+OF_WORKERS = frozenset(
+    """
+    engine model served_model_name default_max_tokens look_ahead max_in_flight
+    max_in_flight_bytes pop_bytes lease_s max_deaths drain_timeout_s stall_timeout_s rebuild_tries
+    engine_args engine_stats_s kill_grace_s media_private_networks rbln_devices rbln_timeout_s
+    remote_wait_s openai_base_urls openai_api_key openai_concurrency
+    triton_url triton_model triton_slots
+    simulated_slots simulated_latency_s simulated_step_s simulated_log simulated_build_s
+    simulated_fate simulated_process
+""".split()
+)
+#: Variables of the environment that are no settings: the TOML file's name, what a worker tells the
+#: processes of its engine, and what the files in compose/ are filled in with.
+NO_SETTINGS = frozenset(
+    """
+    config engine_errors ask_first_s
+    redis_password models_folder model_folder compiled compiled_out originals
+""".split()
+)
+#: What the tests of this repository are told.
+OF_TESTS = "test_"
+#: What Kubernetes tells every pod about each Service: warmq-redis gives WARMQ_REDIS_SERVICE_HOST.
+SERVICE_LINK = re.compile(r"(.+_)?(service_(host|port(_.+)?)|port_\d+_(tcp|udp|sctp)(_[a-z]+)?)")
+#: The one of those names that could be a person's is known by its value.
+SERVICE_PORT, SERVICE_ADDRESS = re.compile(r"(.+_)?port"), re.compile(r"(tcp|udp|sctp)://")
+#: How alike a name must be to be named as what was meant (difflib's ratio).
+ALIKE = 0.7
+
+
+def misspelt_variables(
+    given: Mapping[str, str | None], known: Collection[str], *, all_known: bool
+) -> Iterator[str]:
+    """Yield a sentence for each variable that would be ignored.
+
+    Args:
+        given: values by lower-case name; only what begins with warmq_ is looked at, and what is
+            empty counts as unset.
+        known: names of this side's settings, without the prefix.
+        all_known: whether what is near no known name is wrong too.
+    """
+    for variable, value in sorted(given.items()):
+        name = variable.lower().removeprefix(PREFIX.lower())
+        if name == variable.lower() or not value or name in NO_SETTINGS:
+            continue
+        if name.startswith(OF_TESTS) or SERVICE_LINK.fullmatch(name):
+            continue
+        if SERVICE_PORT.fullmatch(name) and SERVICE_ADDRESS.match(value):
+            continue
+        near = unknown(name, known, all_known=all_known)
+        if near is not None:
+            yield _sentence(variable.upper(), PREFIX + near.upper() if near else "", "unset it")
+
+
+def misspelt_keys(
+    given: Mapping[str, object], known: Collection[str], *, all_known: bool
+) -> Iterator[str]:
+    """Yield a sentence for each key or section of a TOML file that would be ignored."""
+    for key, value in given.items():
+        near = unknown(key, known, all_known=all_known or isinstance(value, dict))
+        if near is not None and isinstance(value, dict):
+            yield f"[{key}] is a section, and there are none; write its keys above all sections"
+        elif near is not None:
+            yield _sentence(key, near, "remove it")
+
+
+def unknown(name: str, known: Collection[str], *, all_known: bool) -> str | None:
+    """Return the known name that is most like an unknown one, '' if none is; None if it is right.
+
+    Also None for names of installed engines, and unless `all_known` for what is near no known name.
+    """
+    names = OF_WORKERS.union(known)
+    if name in names or name.startswith(_engines()):
+        return None
+    near = nearest(name.lower().removeprefix(PREFIX.lower()), sorted(names), ALIKE)
+    return near if near or all_known else None
+
+
+def _engines() -> tuple[str, ...]:
+    found = entry_points(group=ENGINE_GROUP).names
+    return tuple(re.sub(r"\W", "_", name).lower() + "_" for name in found)
+
+
+def _sentence(name: str, near: str, end: str) -> str:
+    if near:
+        return f"{name} is no setting; did you mean {near}?"
+    return f"{name} is no setting of warmq, whose settings docs/architecture.md lists; {end}"

@@ -1,0 +1,83 @@
+"""Looks at output files before anything is queued or collected: may they be written?"""
+
+import os
+import stat
+from pathlib import Path
+
+from producer.core.files import OutputUnwritable, check_writable
+from producer.core.own_results import is_result_of
+
+
+def errors_beside(output: str) -> Path:
+    """Return the error file of an output file that comes without one."""
+    path = Path(output)
+    return path.with_name(f"{path.stem}.errors{path.suffix or '.jsonl'}")
+
+
+def check_outputs(
+    output: str | None,
+    errors: str | None,
+    file: str | None = None,
+    journal: Path | None = None,
+    *,
+    replaced_by: str | None = None,
+) -> None:
+    """Raise OutputUnwritable where a file cannot be written, or where two of these are one file.
+
+    `output` and `errors` are as in collect.write; `file` is the input, where `-` is stdin. Files
+    are one also through links and streams. Terminals and other character devices may have many
+    names: nothing in them can be lost. With `replaced_by`, a batch's id, what is there must be
+    that batch's results; with '', of a batch that has no results yet, no file with content may be
+    there.
+    """
+    output = output or "-"
+    if not Path(output).name:
+        check_writable(Path(output))  # `.` and `/` have no name that the error file's could have
+    beside = None if output == "-" else errors_beside(output)
+    known: dict[object, str] = {}
+    for purpose, name, standard in (
+        ("the input", file, 0), ("the output", output, 1),
+        ("the error file", errors or beside, 1), ("the journal", journal, 1),
+    ):  # fmt: skip
+        place = _place(name, standard) if name is not None else None
+        if place in known:
+            raise OutputUnwritable(
+                f"{known[place]} and {purpose} are the same file, {name}; name another"
+            )
+        if place is not None:
+            known[place] = purpose
+        if name not in (None, "-", file):
+            check_writable(Path(name))
+    if replaced_by is not None:
+        _check_replaced(output, errors or beside, replaced_by)
+
+
+def _check_replaced(output: str, errors: str | Path | None, batch_id: str) -> None:
+    for name in (output, errors):
+        path = Path(name) if name and name != "-" else None
+        if path is not None and path.is_file() and not _may_go(path, batch_id):
+            what = f", and it is not an earlier collection of batch {batch_id}" * bool(batch_id)
+            raise OutputUnwritable(
+                f"{path} exists{what}; name another file, or replace it with --force"
+            )
+
+
+def _may_go(path: Path, batch_id: str) -> bool:
+    """Whether a file is empty, or begins with a result of the batch."""
+    try:
+        with path.open("rb") as file:
+            line = file.readline()
+    except OSError:
+        return False  # what cannot be read may be anything
+    return not line or (line.endswith(b"\n") and is_result_of(line, batch_id))
+
+
+def _place(name: str | Path, standard: int) -> object:
+    """Return what is equal for two names of one file; None for what many may share."""
+    try:
+        state = os.fstat(standard) if name == "-" else Path(name).stat()
+    except OSError:
+        return os.path.realpath(name)  # not there yet
+    if stat.S_ISCHR(state.st_mode) or (name == "-" and not stat.S_ISREG(state.st_mode)):
+        return None
+    return state.st_dev, state.st_ino

@@ -1,0 +1,42 @@
+"""What a submit tells when a file is queued."""
+
+from collections import Counter
+
+from producer.cli.progress import counted
+from producer.cli.show import iso_time
+from producer.core.submit import Summary
+
+
+def queued(summary: Summary, took_s: float) -> str:
+    """Return lines on what became of a file: queued, bad, ignored, without a limit, ended."""
+    batch = summary.batch
+    valid, rejected = batch.number("valid"), batch.number("total") - batch.number("valid")
+    text = f"{batch.id}: {counted(valid, 'request')} queued in {took_s:.1f} s"
+    if summary.found and not (summary.queued or summary.rejected):
+        text = f"{batch.id}: was submitted already, {counted(valid, 'request')}, {batch.status}"
+    elif summary.found:
+        text += f", {summary.queued} of them now"
+    if rejected:
+        text += f", {counted(rejected, 'bad line')} (see `producer results`)"
+    deadline = iso_time(batch.fields.get("deadline"))
+    if deadline and not batch.finished:
+        text += f", deadline {deadline}"
+    if summary.ignored:
+        text += f"\n{batch.id}: {ignored_fields(summary.ignored)}"
+    if summary.without_limit:
+        text += (
+            f"\n{batch.id}: lines without max_tokens: {summary.without_limit}; they get the "
+            "worker's default (WARMQ_DEFAULT_MAX_TOKENS). --set max_tokens=256 gives all yours"
+        )
+    reason = batch.fields.get("reason")
+    if reason:
+        text += f"\n{batch.id}: {batch.status}: {reason}"
+    elif summary.first_error:
+        text += f"\n{batch.id}: first bad line: {summary.first_error}"
+    return text
+
+
+def ignored_fields(lines: Counter[str]) -> str:
+    """Name the fields that were left out, and on how many lines each was."""
+    names = (f"{name} (on {counted(count, 'line')})" for name, count in sorted(lines.items()))
+    return f"ignored, because they concern OpenAI's service and not the answer: {', '.join(names)}"

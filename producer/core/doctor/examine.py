@@ -1,0 +1,101 @@
+"""Looks at all there is to look at, one thing after the other; nothing is changed."""
+
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from contract.errors import StoreForbidden, StoreUnavailable
+from contract.redis import rights
+from contract.redis.batches import BatchStore
+from contract.redis.connect import masked
+from contract.settings import Settings
+from contract.version import version
+from producer.core.doctor import here, server, workers
+from producer.core.doctor.finding import Area, Finding, ok, problem, remark
+
+#: How Redis names the command that a user may not run.
+_REFUSED = re.compile(r"run the '([^']+)' command")
+
+
+def examine(folder: Path | None, *, worker: bool = False) -> Iterator[Finding]:
+    """Yield everything there is to tell, problems and what is well; results go to `folder`.
+
+    `folder` is None where the current one was deleted. With `worker` Redis' user is to have the
+    rights of a worker too.
+    """
+    yield here.judge_program()
+    finding, settings = here.judge_settings()
+    yield finding
+    yield from here.judge_disk(folder)
+    if settings is not None:
+        yield from _redis(settings, worker)
+
+
+def _redis(settings: Settings, worker: bool) -> Iterator[Finding]:
+    url = settings.redis_url.get_secret_value()
+    try:
+        store = BatchStore.open(url, "warmq-producer", ttl_ms=settings.result_ttl_ms)
+        yield from _Looks(store, settings, worker).all()
+    except StoreForbidden as error:  # already as the connection is opened
+        command = _REFUSED.search(error.message)
+        lacks = [command[1] if command else error.message]
+        yield problem("redis", "rights_missing", missing=lacks, needed_by=["a producer"])
+    except StoreUnavailable as error:
+        yield problem("redis", "redis_unusable", url=masked(url), error=error.message)
+
+
+class _Looks:
+    """The looks at one Redis. Each may be forbidden to this user, which is told."""
+
+    def __init__(self, store: BatchStore, settings: Settings, worker: bool) -> None:
+        self._store, self._settings, self._worker = store, settings, worker
+        self._url = masked(settings.redis_url.get_secret_value())
+        self._primary, self._usable = True, True
+
+    def all(self) -> Iterator[Finding]:
+        looks: tuple[tuple[Area, str, Callable[[], Iterable[Finding]]], ...] = (
+            ("redis", "INFO (version, append-only file, eviction, memory, disk)", self._server),
+            ("redis", "TIME (the clock)", self._clock),
+            ("redis", "the rights of this user", self._rights),
+            ("workers", "workers, queues and batches", self._work),
+            ("queue", "dead letters", lambda: [workers.judge_letters(self._store)]),
+        )
+        for area, what, look in looks:
+            try:
+                if self._usable:
+                    yield from look()
+            except StoreForbidden as error:
+                yield remark(area, "forbidden", what=what, error=error.message)
+
+    def _server(self) -> Iterator[Finding]:
+        info = self._store.info()
+        if server.mode(info) == "sentinel":
+            self._usable = False
+            yield problem("redis", "sentinel", url=self._url)
+            return
+        self._primary = info.get("role") == "master"
+        yield from server.judge(info, self._url, self._settings.high_water)
+        yield from server.last_writes(info)
+
+    def _clock(self) -> Iterator[Finding]:
+        before = time.time()
+        redis_s = self._store.now_ms() / 1000
+        yield server.clocks(before, redis_s, time.time())
+
+    def _rights(self) -> Iterator[Finding]:
+        if not self._primary:  # a replica refuses to write, whoever asks
+            return
+        lacks = rights.missing(self._store, self._settings.queue, worker=self._worker)
+        facts = {"needed_by": ["a producer"] + ["a worker"] * self._worker}
+        if lacks:
+            yield problem("redis", "rights_missing", missing=lacks, **facts)
+        else:
+            yield ok("redis", "rights", **facts)
+
+    def _work(self) -> Iterator[Finding]:
+        store, heard = self._store, self._store.announcements()
+        yield from workers.judge_workers(heard, version())
+        batches = store.batches()
+        yield from workers.judge_queues(store, self._settings.queue, heard, batches)
+        yield workers.judge_batches(batches, store.now_ms() / 1000)

@@ -1,0 +1,112 @@
+"""Judges workers, queues, batches and dead letters by what Redis has of them."""
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+from contract.batch import Batch
+from contract.redis import keys
+from contract.redis.batches import BatchStore
+from contract.redis.reads import is_alive
+from producer.core.doctor.finding import Code, Finding, ok, problem, remark
+
+#: Dead letters are counted up to here: each must be read.
+DEAD_COUNTED = 1000
+#: What is told of a worker that does not run requests now.
+_STATES: dict[str, Code] = {
+    "starting": "worker_starting",
+    "degraded": "worker_degraded",
+    "draining": "worker_draining",
+}
+
+Worker = dict[str, Any]
+
+
+def judge_workers(heard: Sequence[Worker], version: str) -> Iterator[Finding]:
+    """Yield a finding for each worker that has announced itself; `version` is the producer's."""
+    if not living(heard):
+        yield problem("workers", "no_worker")
+    for worker in sorted(heard, key=lambda worker: (str(worker["queue"]), worker["id"])):
+        facts = _facts(worker)
+        if not is_alive(worker):
+            code: Code = "worker_stopped" if facts["state"] == "stopped" else "worker_silent"
+            yield remark("workers", code, **facts)
+            continue
+        busy = _STATES.get(facts["state"])
+        yield remark("workers", busy, **facts) if busy else ok("workers", "worker", **facts)
+        if facts["version"] not in (None, version):
+            yield remark("workers", "worker_other_version", **facts, own=version)
+
+
+def _facts(worker: Worker) -> dict[str, Any]:
+    """Return what is told of a worker; workers of other versions announce less, or more."""
+    return {
+        "id": str(worker["id"]),
+        "state": str(worker.get("state", "unknown")),
+        "why": worker.get("why"),
+        "queue": str(worker["queue"]),
+        "model": worker.get("model"),
+        "version": worker.get("version"),
+        "in_flight": worker.get("in_flight", 0),
+        "limit": worker.get("limit"),
+        "silent_s": round(worker["silent_s"], 1),
+    }
+
+
+def living(heard: Sequence[Worker]) -> list[Worker]:
+    """Return the announcements of those who live."""
+    return [worker for worker in heard if is_alive(worker)]
+
+
+def judge_queues(
+    store: BatchStore, own: str, heard: Sequence[Worker], batches: Sequence[Batch]
+) -> Iterator[Finding]:
+    """Yield the state of each queue: this producer's own, those of workers and of open batches."""
+    alive = living(heard)
+    served = {str(worker["queue"]) for worker in alive}
+    open_batches = {b.fields["queue"] for b in batches if not b.finished and "queue" in b.fields}
+    for queue in sorted({own} | served | open_batches):
+        lengths = store.queue_lengths(queue)
+        suspects = lengths.pop(keys.suspects_list(queue))
+        of_queue = [worker for worker in alive if worker["queue"] == queue]
+        facts = {
+            "queue": queue,
+            "waiting": sum(lengths.values()),
+            "in_flight": sum(worker.get("in_flight", 0) for worker in of_queue),
+            "workers": len(of_queue),
+        }
+        others = sorted(served - {queue})
+        if of_queue:
+            yield ok("queue", "queue", **facts)
+        elif facts["waiting"] or suspects:
+            yield problem("queue", "queue_unserved", **facts, others=others)
+        elif others:
+            yield remark("queue", "queue_unused", **facts, others=others)
+        if suspects:
+            yield remark("queue", "suspects", queue=queue, count=suspects)
+
+
+def judge_batches(batches: Sequence[Batch], now_s: float) -> Finding:
+    """Say which unfinished batch is the oldest; `batches` are all, the newest first."""
+    unfinished = [batch for batch in batches if not batch.finished]
+    if not unfinished:
+        return ok("queue", "no_open_batch", batches=len(batches))
+    oldest = unfinished[-1]
+    return ok(
+        "queue",
+        "open_batch",
+        unfinished=len(unfinished),
+        id=oldest.id,
+        status=oldest.status,
+        done=oldest.terminal,
+        total=oldest.number("total"),
+        age_s=max(0.0, round(now_s - int(oldest.created) / 1000)),
+    )
+
+
+def judge_letters(store: BatchStore) -> Finding:
+    """Say how many dead letters there are, up to DEAD_COUNTED."""
+    count = sum(1 for _ in islice(store.dead_letters(), DEAD_COUNTED))
+    if not count:
+        return ok("queue", "no_dead_letters")
+    return remark("queue", "dead_letters", count=count, more=count == DEAD_COUNTED)

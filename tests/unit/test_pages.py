@@ -1,0 +1,137 @@
+"""Pages keep to what they promise: their marks are known, their links lead somewhere, and what
+they quote is said by the code."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pages import DEVICES, OPTIONS, TUTORIALS, Block, blocks, pattern
+
+from contract.errors import WarmqError
+from demo.stack import ROOT
+
+PAGES = sorted(TUTORIALS.glob("*.md"))
+DOCS = [ROOT / "README.md", ROOT / "README.ko.md", ROOT / "CONTRIBUTING.md",
+        *sorted((ROOT / "docs").rglob("*.md"))]  # fmt: skip
+#: Where people find out that a line is not for every machine.
+WORDS = {"gpu": "needs a GPU", "npu": "needs an NPU", "network": "needs the network"}
+LANGUAGES = {"sh", "text", "json", "python"}
+
+
+def test_there_is_a_page_for_each_setting_and_something_follows_each() -> None:
+    followed = "".join(path.read_text() for path in (
+        ROOT / "tests/e2e/test_tutorials.py", ROOT / "tests/rbln/test_tutorial.py"
+    ))  # fmt: skip
+    assert len(PAGES) == 5
+    assert [page.stem for page in PAGES if page.stem not in followed] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_tutorial_is_short_and_its_marks_are_known(page: Path) -> None:
+    text = page.read_text()
+    found = [*blocks(text)]
+    assert text.count("\n") <= 170
+    assert text.count("```") == 2 * len(found), "a fence is not closed"
+    assert {block.language for block in found} <= LANGUAGES
+    assert {name for block in found for name in block.options} <= OPTIONS
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_line_that_needs_a_device_is_named_in_words_too(page: Path) -> None:
+    text = page.read_text()
+    for device in {block.options["needs"] for block in blocks(text) if "needs" in block.options}:
+        assert device in DEVICES
+        assert WORDS[device] in text
+
+
+def test_a_block_has_its_options_and_its_line() -> None:
+    page = "words\n\n```sh terminal=worker exit=1\none\ntwo\n```\n\n```text\nsaid\n```\n"
+    assert [*blocks(page)] == [
+        Block("sh", "one\ntwo\n", 3, {"terminal": "worker", "exit": "1"}),
+        Block("text", "said\n", 8, {}),
+    ]
+
+
+@pytest.mark.parametrize("printed", ["a  1 b\nand\nc", "x a 22 b\r\nc d\n"])
+def test_printed_lines_are_found_in_their_order(printed: str) -> None:
+    assert pattern("a … b\nc\n").search(printed)
+
+
+@pytest.mark.parametrize("printed", ["c\na 1 b\n", "a 1\nb\nc\n", "a b"])
+def test_other_lines_are_not_taken_for_them(printed: str) -> None:
+    assert not pattern("a … b\nc\n").search(printed)
+
+
+# -- links ---------------------------------------------------------------------------------------
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the names that GitHub gives a page's headings."""
+    titles = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", DOCS, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_pages_links_lead_to_files_and_headings_that_are_there(page: Path) -> None:
+    missing = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        name, _, anchor = link.partition("#")
+        target = page.parent / name if name else page
+        if "://" in link or not target.exists():
+            missing += [link] * ("://" not in link)
+        elif anchor and target.suffix == ".md" and anchor not in anchors(target):
+            missing.append(link)
+    assert missing == []
+
+
+# -- messages ------------------------------------------------------------------------------------
+
+
+def said() -> Iterator[str]:
+    """Yield all texts of the code; what is filled in stands there as `…`."""
+    for side in ("contract", "producer", "worker"):
+        for path in (ROOT / side).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.JoinedStr):
+                    yield "".join(
+                        str(part.value) if isinstance(part, ast.Constant) else "…"
+                        for part in node.values
+                    )
+                elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    yield re.sub(r"%(\.\d)?[sdgf]|\{[^{}]*\}", "…", node.value)
+
+
+def quoted() -> list[str]:
+    """Return the messages in the first columns of docs/troubleshooting.md, other programs' not."""
+    page = (ROOT / "docs" / "troubleshooting.md").read_text().split("\n## Words of other")[0]
+    return re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def texts() -> list[str]:
+    return [*dict.fromkeys(said())]
+
+
+def is_said(message: str, texts: list[str]) -> bool:
+    """Whether one text has all parts of a message in their order; a filled-in part may be any."""
+    parts = [part.strip() for part in message.split("…") if part.strip()]
+    wanted = re.compile(".*".join(map(re.escape, parts)), re.DOTALL)
+    return any(wanted.search(text) for text in texts)
+
+
+@pytest.mark.parametrize("message", quoted())
+def test_what_troubleshooting_quotes_is_said_by_the_code(message: str, texts: list[str]) -> None:
+    # A state, or a remedy in brackets, is filled in where the message is made.
+    first, *rest = re.split(r": (?=starting|degraded)|(?<=…) (?=\()", message)
+    assert is_said(first, texts)
+    assert all(is_said(part.strip("()"), texts) for part in rest)
+
+
+def test_what_nobody_says_is_noticed(texts: list[str]) -> None:
+    assert len(quoted()) > 25
+    assert not is_said("WARMQ_MODEL: there is no such thing", texts)
+    assert WarmqError.code in texts

@@ -1,0 +1,6 @@
+"""Start a worker: `python -m worker`, the same as `warmq-worker`."""
+
+from worker.tools.start import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""What a worker tells producers of itself every second, and when it ends because it failed."""
+
+import orjson
+from pydantic import SecretStr
+
+from contract.redis.connect import credentials_of
+from contract.version import version
+from worker.drain.lifecycle import State
+from worker.drain.serving import Serving
+from worker.settings import WorkerSettings
+
+#: Most characters of a reason.
+REASON_CHARACTERS = 300
+_VERSION = version()
+
+
+def announcement(serving: Serving) -> bytes:
+    """Return it as JSON: state, why (absent where the engine runs), queue, model and load."""
+    state, why = serving.lifecycle.state, serving.supervisor.why
+    if serving.lifecycle.stopping and serving.supervisor.failed:
+        state = State.STOPPED
+    reason = {"why": shown(why, serving.settings)} if why else {}
+    return orjson.dumps({
+        "state": state.value,
+        **reason,
+        "version": _VERSION,
+        "queue": serving.leases.queue,
+        "model": serving.settings.model,
+        "in_flight": len(serving.in_flight),
+        "limit": serving.room.limit,
+    })  # fmt: skip
+
+
+def shown(why: str, settings: WorkerSettings) -> str:
+    """Return the first line, not too long and without any secret of the settings.
+
+    Whoever may read the queue's state sees it, and an engine's library may quote what it was given.
+    """
+    line = next(iter(why.strip().splitlines()), "")
+    for secret in _secrets(settings):
+        line = line.replace(secret, "***")
+    return line if len(line) <= REASON_CHARACTERS else line[: REASON_CHARACTERS - 1] + "…"
+
+
+def _secrets(settings: WorkerSettings) -> list[str]:
+    values = [getattr(settings, name) for name in type(settings).model_fields]
+    texts = [one.get_secret_value() for one in values if isinstance(one, SecretStr)]
+    texts.append(credentials_of(settings.redis_url.get_secret_value())[1])
+    return sorted(filter(None, texts), key=len, reverse=True)

@@ -1,0 +1,67 @@
+"""Every name that this project takes from vLLM, and what has to be said before it is imported.
+
+vLLM moves its modules between minor releases. A name that stands elsewhere in one of them has a
+`try` of its own, so that each is found where it is, whatever the release calls itself. The newest
+place comes first; older ones are those of vLLM 0.26 to 0.28, which some GPU images still have.
+"""
+
+import logging
+import os
+import shutil
+
+from worker.engine.vllm.media import MAX_DOWNLOAD_MB
+
+# vLLM reads these when it is imported. Spawned engine processes inherit no locks
+# from Celery's threads; forked ones do.
+os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
+os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+if shutil.which("g++") is None:
+    # vLLM compiles its CPU sampler on the first request, even with --enforce-eager;
+    # without a compiler that kills the engine.
+    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+os.environ.setdefault("VLLM_MAX_MEDIA_DOWNLOAD_SIZE_MB", str(MAX_DOWNLOAD_MB))
+# A package that vLLM imports sets the root logger to this, else to ERROR: our own
+# INFO and WARNING lines were gone once the engine had been imported.
+os.environ.setdefault("SAGEMAKER_CONTAINER_LOG_LEVEL", str(logging.root.level))
+
+from vllm import AsyncEngineArgs, AsyncLLMEngine
+from vllm.connections import global_http_connection
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+from vllm.entrypoints.pooling.embed.protocol import EmbeddingRequest
+from vllm.entrypoints.pooling.scoring.protocol import RerankRequest, ScoreRequest
+from vllm.exceptions import VLLMValidationError
+from vllm.platforms import current_platform
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.metrics.loggers import StatLoggerBase
+
+try:
+    from vllm.entrypoints.launchers.api_server.app_state import init_app_state
+except ImportError:
+    from vllm.entrypoints.openai.api_server import init_app_state
+
+try:
+    from vllm.entrypoints.common.cli_args import make_arg_parser
+except ImportError:
+    try:
+        from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    except ImportError:
+        from vllm.entrypoints.openai.cli_args import make_arg_parser
+
+try:
+    from vllm.entrypoints.serve.engine.protocol import ErrorResponse
+except ImportError:
+    from vllm.entrypoints.openai.engine.protocol import ErrorResponse
+
+try:
+    from vllm.exceptions import VLLMClientError
+except ImportError:  # 0.26: its errors have no common class, and all but one are ValueErrors
+    from vllm.exceptions import VLLMNotFoundError as VLLMClientError
+
+__all__ = [
+    "AsyncEngineArgs", "AsyncLLMEngine", "ChatCompletionRequest", "CompletionRequest",
+    "EmbeddingRequest", "EngineDeadError", "ErrorResponse", "FlexibleArgumentParser",
+    "RerankRequest", "ScoreRequest", "StatLoggerBase", "VLLMClientError", "VLLMValidationError",
+    "current_platform", "global_http_connection", "init_app_state", "make_arg_parser",
+]  # fmt: skip
