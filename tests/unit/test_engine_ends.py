@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import subprocess
 import sys
 
@@ -65,3 +66,18 @@ def test_a_process_whose_stop_hangs_exits_by_itself_and_says_what_hung() -> None
     )  # fmt: skip
     assert ended.returncode == 1
     assert "most recent call first" in ended.stderr
+
+
+def test_ctrl_c_is_kept_from_an_engines_process_and_from_nothing_started_afterwards() -> None:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    with end.children_shielded():
+        shielded = _blocked_in_a_child()
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
+    assert {signal.SIGINT, signal.SIGQUIT} <= shielded
+    assert not {signal.SIGINT, signal.SIGQUIT} & _blocked_in_a_child()
+
+
+def _blocked_in_a_child() -> set[int]:
+    program = "import signal; print(*map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ())))"
+    told = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, check=True)
+    return set(map(int, told.stdout.split()))

@@ -1,10 +1,11 @@
 """Ends an engine: its processes, and its connections; and keeps them from ending by accident."""
 
 import asyncio
+import contextlib
 import multiprocessing
 import signal
 import threading
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from multiprocessing import resource_tracker
 from typing import Any
 
@@ -34,15 +35,21 @@ def close_on(loop: asyncio.AbstractEventLoop, closing: Coroutine[Any, Any, None]
         raise TimeoutError(f"its connections were not closed within {CLOSE_S:g} s") from None
 
 
-def shield_children() -> None:
-    """Keep what a terminal sends to all its processes from those that this thread starts.
+@contextlib.contextmanager
+def children_shielded() -> Iterator[None]:
+    """Keep what a terminal sends to all its processes from those that this thread starts within.
 
     Ctrl-C is for the worker, which ends its engine when nothing runs in it any more. The signals
     are blocked, which children inherit, and not ignored: engine processes set handlers of their
-    own. SIGTERM and SIGKILL arrive.
+    own. SIGTERM and SIGKILL arrive. Afterwards the thread has the signals it had.
     """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     resource_tracker.ensure_running()  # unblocks SIGINT in the thread that starts it
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGQUIT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def end_children(grace_s: float) -> None:

@@ -12,7 +12,7 @@ import subprocess
 import time
 from collections.abc import Callable
 
-from worker.engine.end import shield_children
+from worker.engine.end import children_shielded
 
 STEP_S = 0.05
 #: What the kernel may need to end a killed process.
@@ -23,12 +23,12 @@ class StandIn:
     """One such process. Started in the engine's thread, watched on the drain's loop."""
 
     def __init__(self) -> None:
-        shield_children()
         # Unbuffered, so that a byte is a step; it ends by itself when its owner's end of the pipe
         # is closed, whatever the owner died of.
-        self._process = subprocess.Popen(
-            ["cat", "-u"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
-        )
+        with children_shielded():
+            self._process = subprocess.Popen(
+                ["cat", "-u"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+            )
         assert self._process.stdin is not None and self._process.stdout is not None  # noqa: S101
         self._stdin, self._stdout = self._process.stdin, self._process.stdout
         self.stepped_at = time.monotonic()

@@ -19,7 +19,7 @@ from contract.errors import EngineDead, RequestFailed, RequestRejected
 from contract.openai.pooling import POOLING_TYPES
 from contract.settings import SettingsError
 from worker.engine import Capacity, Completion, EngineRequest
-from worker.engine.end import KILL_GRACE_S, end_children, shield_children
+from worker.engine.end import KILL_GRACE_S, children_shielded, end_children
 from worker.engine.vllm import serving
 from worker.engine.vllm.arguments import parse_engine_args
 from worker.engine.vllm.detokenized import Detokenized
@@ -84,10 +84,9 @@ class VllmEngine:
 
     def build(self) -> None:
         """Load the model and start the engine's processes; seconds to minutes."""
-        shield_children()
         ORDERLY_END.ending = False
         try:
-            with refusals():
+            with refusals(), children_shielded():
                 self._engine = AsyncLLMEngine.from_engine_args(
                     AsyncEngineArgs.from_cli_args(self._args),
                     stat_loggers=[lambda config, index=0: self._progress],
