@@ -50,7 +50,8 @@ def test_text_comes_while_the_engine_writes_it_and_makes_up_the_result(
     (line,) = stack.producer("results", batch_id).stdout.splitlines()
     assert transcript.texts == texts_of(json.loads(line)["response"]["body"])
     assert min(map(len, transcript.texts.values())) > 100
-    # Of which a part was written before there was a result
+    # Of which a part was written before there was a result: on a slow machine one choice's whole
+    # text may be read at once, but not that of all
     (first, fields) = stack.client.xrange(stream_key(request_id), count=2)[1]
-    assert len(fields[b"text"].decode()) < len(transcript.texts[int(fields[b"choice"])])
+    assert len(fields[b"text"].decode()) < sum(map(len, transcript.texts.values()))
     assert int(first.partition(b"-")[0]) < stack.batch(batch_id).number("finished_at")
