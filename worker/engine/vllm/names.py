@@ -23,9 +23,6 @@ os.environ.setdefault("VLLM_MAX_MEDIA_DOWNLOAD_SIZE_MB", str(MAX_DOWNLOAD_MB))
 # A package that vLLM imports sets the root logger to this, else to ERROR: our own
 # INFO and WARNING lines were gone once the engine had been imported.
 os.environ.setdefault("SAGEMAKER_CONTAINER_LOG_LEVEL", str(logging.root.level))
-# torch's build for GPUs, which is PyPI's, warns of what it misses on a machine without one.
-for name in ("torch.utils.flop_counter", "torch.utils.cpp_extension"):
-    logging.getLogger(name).setLevel(logging.ERROR)
 
 from vllm import AsyncEngineArgs, AsyncLLMEngine
 from vllm.connections import global_http_connection
