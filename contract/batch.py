@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from contract.naming import DEFAULT_TENANT
 from contract.results import OUTCOMES
 
 
@@ -25,6 +26,11 @@ class Batch:
     def life(self) -> str:
         """A random text that its messages carry too: no other batch of this id has the same."""
         return self.fields["life"]
+
+    @property
+    def tenant(self) -> str:
+        """Whose requests these are."""
+        return self.fields.get("tenant", DEFAULT_TENANT)
 
     @property
     def sealed(self) -> bool:

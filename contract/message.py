@@ -18,7 +18,7 @@ from typing import Any
 import orjson
 
 from contract.errors import RequestRejected
-from contract.naming import TASK_NAME, priority_list
+from contract.naming import TASK_NAME
 from contract.openai.decode import decode, shown
 
 _EMBED = b',{},{"callbacks":null,"errbacks":null,"chain":null,"chord":null}]'
@@ -36,7 +36,6 @@ class MessageWriter:
         priority: int,
         deadline: float | None = None,
     ) -> None:
-        self.list_key = priority_list(queue, priority)
         self._tail = (
             b',"batch":' + orjson.dumps(batch_id) + b',"created":"%d"' % created
             + b',"life":' + orjson.dumps(life)

@@ -30,6 +30,24 @@ def priority_lists(queue: str) -> list[str]:
     return [priority_list(queue, step) for step in PRIORITY_STEPS]
 
 
+#: The tenant of whoever names none, and that of plain Celery clients.
+DEFAULT_TENANT = "default"
+CELERY_TENANT = "celery"
+
+
+def turn_list(queue: str, priority: int, tenant: str, batch_id: str = "") -> str:
+    """Return the list of a batch's waiting messages; with no batch id, of all batches of the tenant
+    that keep the order in which they came."""
+    step = max(s for s in PRIORITY_STEPS if s <= priority)
+    return f"{queue}{PRIORITY_SEPARATOR}{step}\x06{tenant}\x06{batch_id}"
+
+
+def turns_key(queue: str, step: int | None = None) -> str:
+    """Return the hash of a queue's counters; with a priority step, the ZSET of the tenants that
+    have messages there (contract/lua/turns.lua)."""
+    return f"warmq:turns:{queue}" if step is None else f"warmq:turns:{queue}\x06{step}"
+
+
 def stream_key(request_id: str) -> str:
     """Return the stream that a listened-to request's text is written to."""
     return f"warmq:stream:{request_id}"

@@ -1,4 +1,5 @@
--- Shared by every script (contract/redis/scripts.py puts it, message.lua and leases.lua in front).
+-- Shared by every script (contract/redis/scripts.py puts it, message.lua, turns.lua and leases.lua
+-- in front).
 -- Keys are listed in docs/architecture.md. Time is always Redis TIME, in ms.
 
 local RESULT = 'celery-task-meta-'
@@ -35,9 +36,14 @@ local function batch_state(id)
   local b = batches[id]
   if not b then
     -- pcall: a forged name may lead to a key of another type.
-    local f = redis.pcall('HMGET', batch_key(id), 'life', 'finished_at', 'cancelling', 'deleting')
+    local f = redis.pcall('HMGET', batch_key(id), 'life', 'finished_at', 'cancelling', 'deleting',
+                          'completed', 'prompt_tokens', 'completion_tokens', 'list')
     b = { added = {}, ended = {} }
-    if not f.err and not f[4] then b.life, b.finished, b.cancelling = f[1], f[2], f[3] end
+    if not f.err and not f[4] then
+      b.life, b.finished, b.cancelling, b.list = f[1], f[2], f[3], f[8]
+      local completed = tonumber(f[5] or 0)
+      if completed > 0 then b.mean = math.floor((tonumber(f[6] or 0) + tonumber(f[7] or 0)) / completed) end
+    end
     batches[id] = b
   end
   return b

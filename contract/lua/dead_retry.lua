@@ -2,7 +2,7 @@
 -- another delivery answered meanwhile, or whose batch is gone, is only forgotten. Deadlines
 -- that have passed are lifted, and Celery's `expires` too, which Lua cannot read.
 -- ARGV: dead letter ids
--- Touches: warmq:{dead,returns,deaths,retiring,revoked}, warmq:dead:<n>, kombu's lists,
+-- Touches: warmq:{dead,returns,deaths,retiring,revoked}, warmq:dead:<n>, the lists of waiting messages, warmq:turns:*,
 --   celery-task-meta-<id>, warmq:batch:<id>
 -- Returns: how many were queued again (unreadable ones stay, and those of a batch that RETIRE has
 --   met: HOLD must come first).
@@ -43,6 +43,7 @@ for i = 1, #ARGV do
     elseif batch == '' or redis.call('HEXISTS', batch_key(batch), 'retiring') == 0 then
       local message = redis.call('LINDEX', 'warmq:dead:' .. ARGV[i], 0)
       redis.call('LPUSH', home, without_expires(without_past_deadline(message, now)))
+      note_pushed(home, 1)
       if failed then undo_failure(id, batch) end
       redis.call('ZREM', 'warmq:revoked', id)
       forget_counts(id)

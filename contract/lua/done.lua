@@ -5,7 +5,7 @@
 --   outcome ('' commits nothing, 'ignored' ends without a result), keep, prompt tokens,
 --   completion tokens, meta
 -- Touches: warmq:worker:<worker>, warmq:leased:<lease>, warmq:{leases,returns,deaths},
---   celery-task-meta-<id>, warmq:batch:<id>*
+--   celery-task-meta-<id>, warmq:batch:<id>*, warmq:turns:*
 -- Returns: the number of results that were written.
 local worker_hash, ttl_ms = 'warmq:worker:' .. ARGV[1], tonumber(ARGV[2])
 local written, leases, messages, ids, alone_ids = 0, {}, {}, {}, {}
@@ -20,6 +20,11 @@ end
 local function finish(i)
   local lease, id, batch, life, outcome = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], ARGV[i + 4]
   local owned = redis.call('ZSCORE', 'warmq:leases', lease)
+  if owned and tonumber(owned) >= 0 then -- else its turn has ended with its return to the queue
+    local used = (tonumber(ARGV[i + 6]) or 0) + (tonumber(ARGV[i + 7]) or 0)
+    local record = redis.call('HGET', worker_hash, lease)
+    if record then end_turn(unpack_lease(record), used, outcome == 'completed') end
+  end
   if outcome == 'completed' or (owned and outcome ~= '') then
     local wrote = outcome ~= 'ignored' and commit(id, ARGV[i + 8], outcome, batch, life, ttl_ms,
                                                   tonumber(ARGV[i + 6]) or 0, tonumber(ARGV[i + 7]) or 0)
@@ -52,5 +57,6 @@ call_many('HDEL', 'warmq:returns', ids)
 call_many('HDEL', 'warmq:deaths', ids)
 call_many('HDEL', 'warmq:deaths', alone_ids)
 apply_to_batches(now_ms())
+apply_turns()
 if not finished then error(problem, 0) end
 return written

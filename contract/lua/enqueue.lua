@@ -3,7 +3,8 @@
 --   index chunk, high water count, high water fraction, messages joined by newlines (JSON has
 --   none; one argument costs the producer a tenth of 500), then pairs (request id, meta) of
 --   rejected lines
--- Touches: warmq:batch:<id>, its :index and :finished, the list key, celery-task-meta-<id>
+-- Touches: warmq:batch:<id>, its :index and :finished, the list key, warmq:turns:*,
+--   celery-task-meta-<id>
 -- Returns: {'ok'} | {'gone'} | {'sealed'} | {'moved', cursor, digest} | {'full', text}
 local batch, life, list = ARGV[1], ARGV[2], ARGV[3]
 local key = batch_key(batch)
@@ -17,8 +18,12 @@ local limit = tonumber(string.match(memory, 'maxmemory:(%d+)'))
 if limit > 0 and used > limit * tonumber(ARGV[10]) then
   return { 'full', string.format('Redis uses %d of %d bytes', used, limit) }
 end
-if limit == 0 and redis.call('LLEN', list) >= tonumber(ARGV[9]) then
-  return { 'full', string.format('%d requests wait in the queue', redis.call('LLEN', list)) }
+local function waiting()
+  if is_kombus(list) then return redis.call('LLEN', list) end
+  return tonumber(redis.call('HGET', turns_key((place_of(list))), 'waiting') or 0)
+end
+if limit == 0 and waiting() >= tonumber(ARGV[9]) then
+  return { 'full', string.format('%d requests wait in the queue', waiting()) }
 end
 unblock() -- the caller's mark decides what is too much
 local messages, found, at = 0, {}, 1
@@ -33,6 +38,7 @@ while at <= #ARGV[11] do
   at = stop + 1
 end
 if #found > 0 then push() end
+note_pushed(list, messages)
 redis.call('RPUSH', key .. ':index', ARGV[8])
 redis.call('HSET', key, 'cursor', ARGV[6], 'digest', ARGV[7])
 redis.call('HINCRBY', key, 'total', messages + (#ARGV - 11) / 2)

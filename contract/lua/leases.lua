@@ -7,18 +7,19 @@ local MOVE_BYTES, MOVE_COUNT = 4 * 1024 * 1024, 500
 
 local function leased_key(lease) return 'warmq:leased:' .. lease end
 
--- <slots> NUL <size> NUL <list> NUL <home> NUL <request id> NUL <batch> NUL <life>: where the
--- message goes back to, where it is retried, the slots of the engine that holds it.
+-- <slots> NUL <cost> NUL <size> NUL <list> NUL <home> NUL <request id> NUL <batch> NUL <life>: the
+-- slots of the engine that holds it, the tokens it was charged for (turns.lua), where the message
+-- goes back to, and where it is retried.
 local function pack_lease(l)
-  return l.slots .. '\0' .. l.size .. '\0' .. l.list .. '\0' .. l.home .. '\0' .. l.id ..
+  return l.slots .. '\0' .. l.cost .. '\0' .. l.size .. '\0' .. l.list .. '\0' .. l.home .. '\0' .. l.id ..
     '\0' .. l.batch .. '\0' .. l.life
 end
 
 local function unpack_lease(record)
-  local slots, size, list, home, id, batch, life =
-    string.match(record, '^(%d+)%z(%d+)%z(%Z*)%z(%Z*)%z(%Z*)%z(%Z*)%z(.*)$')
-  return { slots = tonumber(slots), size = tonumber(size), list = list, home = home, id = id,
-           batch = batch, life = life }
+  local slots, cost, size, list, home, id, batch, life =
+    string.match(record, '^(%d+)%z(%d+)%z(%d+)%z(%Z*)%z(%Z*)%z(%Z*)%z(%Z*)%z(.*)$')
+  return { slots = tonumber(slots), cost = tonumber(cost), size = tonumber(size), list = list,
+           home = home, id = id, batch = batch, life = life }
 end
 
 local function lease_number(lease) return tonumber(string.match(lease, '/(%d+)$')) or 0 end
@@ -75,7 +76,10 @@ local function move_back()
     end
     local answer = l and redis.pcall('LMOVE', leased_key(lease), l.list, 'RIGHT', 'RIGHT')
     -- A list that is not a list must not stop the others; its messages wait until it is one.
-    if type(answer) ~= 'table' then drop_lease(worker, lease) end
+    if type(answer) ~= 'table' then
+      drop_lease(worker, lease)
+      if answer then note_pushed(l.list, 1) end
+    end
     moved = moved + (l and l.size or 0)
   end
   -- What LMOVE answers is in Lua's memory, which maxmemory does not count.
@@ -96,6 +100,7 @@ local function hand_back(worker, leases, max_deaths, now, date, ttl_ms)
   end
   for _, l in ipairs(leases) do
     local target, deaths = l.list, died_suspects[l.list]
+    end_turn(l, l.died and l.cost or 0) -- who kills an engine pays for it
     if l.batch ~= '' and not batch_alive(l.batch, l.life) then
       drop_lease(worker, l.lease) -- its batch was deleted
       if not batch_state(l.batch).life then forget_counts(l.id) end

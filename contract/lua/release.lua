@@ -1,7 +1,8 @@
 -- RELEASE: hand unfinished deliveries back to the head of their own lists, at once.
 -- ARGV: worker, max_deaths, ttl_ms, date, then pairs (lease id, died 0|1), newest first
 -- Touches: warmq:worker:<worker>, warmq:leased:<lease>, warmq:{leases,returns,deaths,dead,
---   lease_seq}, kombu's lists, <queue>:suspects*, and what commit() touches for a culprit
+--   lease_seq}, the lists of waiting messages, <queue>:suspects*, warmq:turns:*, and what commit()
+--   touches for a culprit
 -- Returns: {handed back, left}; left is 1 if messages have yet to be moved: call it again,
 --   without pairs.
 local worker, max_deaths, ttl_ms, date = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
@@ -18,4 +19,5 @@ for i = 5, #ARGV, 2 do
 end
 if #leases > 0 then hand_back(worker, leases, max_deaths, now, date, ttl_ms) end
 apply_to_batches(now)
+apply_turns()
 return { #leases, move_back() }

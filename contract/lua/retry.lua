@@ -2,8 +2,8 @@
 -- queued (cancelled, not yet met by POP) only loses its result. A deadline that has
 -- passed is lifted, from the messages and from the batch.
 -- ARGV: batch, life, then pairs (request id, outcome that is undone)
--- Touches: warmq:batch:<id>*, celery-task-meta-<id>, kombu's lists,
---   warmq:{returns,deaths,retiring,revoked}
+-- Touches: warmq:batch:<id>*, celery-task-meta-<id>, the lists of waiting messages,
+--   warmq:{returns,deaths,retiring,revoked}, warmq:turns:*
 -- Returns: how many will run again; -1 if the batch is gone, -2 if HOLD must come first (again).
 local batch, life = ARGV[1], ARGV[2]
 local key = batch_key(batch)
@@ -20,6 +20,7 @@ for i = 3, #ARGV, 2 do
       local message = redis.call('LMOVE', kept_key(batch, id), home, 'LEFT', 'LEFT')
       local lifted = message and without_past_deadline(message, now)
       if lifted ~= message then redis.call('LSET', home, 0, lifted) end
+      if message then note_pushed(home, 1) end
     end
     redis.call('HDEL', key .. ':failed', id)
     redis.call('DEL', RESULT .. id)

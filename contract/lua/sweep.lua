@@ -4,7 +4,8 @@
 -- engine (engines admit in order), so only those count a death; and none of a worker that has just
 -- renewed others: it lives, and never had these (the reply of their POP was lost). It also announces
 -- the worker that sweeps, forgets those silent for a minute, and entries that outlived what they name.
--- ARGV: lease_ms, max_deaths, ttl_ms, date, limit, worker, announcement (JSON)
+-- Tenants whose cap was raised get their turns again.
+-- ARGV: lease_ms, max_deaths, ttl_ms, date, limit, worker, announcement (JSON), queue
 -- Touches: warmq:{sweep,workers,batches,revoked,dead}, warmq:dead:<n> and what RELEASE touches
 -- Returns: how many leases were put back; -1 while holding.
 local lease_ms, max_deaths, ttl_ms, date = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
@@ -27,6 +28,11 @@ for i = 1, #letters, 2 do
   if gone or batch == '' and now - tonumber(at) > ttl_ms then forget_letter(letters[i]) end
 end
 redis.call('ZREMRANGEBYSCORE', 'warmq:revoked', '-inf', math.floor(now / 1000))
+
+for _, capped in ipairs(redis.call('SRANDMEMBER', turns_key(ARGV[8]) .. ':capped', 100)) do
+  local tenant = string.match(capped, '^%d\6(.*)$') or ''
+  if room_of(ARGV[8], tenant) > 0 then uncap(ARGV[8], tenant) end
+end
 
 local state = redis.call('HMGET', 'warmq:sweep', 'last', 'hold')
 local last, hold = tonumber(state[1] or 0), tonumber(state[2] or 0)
@@ -92,5 +98,6 @@ for worker in pairs(workers) do
   if count < limit then count = count + sweep_worker(worker) end
 end
 apply_to_batches(now)
+apply_turns()
 move_back()
 return count

@@ -116,10 +116,39 @@ class Reads:
     def queue_lengths(self, queue: str) -> dict[str, int]:
         """Return how many messages wait in each list of a queue, suspects included."""
         lists = [*naming.priority_lists(queue), keys.suspects_list(queue)]
-        pipe = self._client.pipeline(transaction=False)
-        for key in lists:
-            pipe.llen(key)
-        return dict(zip(lists, pipe.execute(), strict=True))
+        lists += [list_key for _, _, list_key in self.turns(queue)]
+        lists = list(dict.fromkeys(lists))
+        return dict(zip(lists, self._each("llen", lists), strict=True))
+
+    def turns(self, queue: str) -> list[tuple[int, str, str]]:
+        """Return the lists that have turns: (priority step, tenant, list key), as counted now."""
+        rings = [(step, naming.turns_key(queue, step)) for step in naming.PRIORITY_STEPS]
+        waiting = self._each("zrange", [ring for _, ring in rings], 0, -1)
+        tenants = {
+            (step, ring, tenant.decode())
+            for (step, ring), found in zip(rings, waiting, strict=True)
+            for tenant in found
+        }
+        for name in self._client.smembers(f"{naming.turns_key(queue)}:capped"):
+            step, _, tenant = name.decode().partition("\x06")
+            tenants.add((int(step), naming.turns_key(queue, int(step)), tenant))
+        found = sorted(tenants)
+        lists = self._each("zrange", [f"{ring}\x06{tenant}" for _, ring, tenant in found], 0, -1)
+        return [
+            (step, tenant, key.decode())
+            for (step, _, tenant), keys_found in zip(found, lists, strict=True)
+            for key in keys_found
+        ]
+
+    def _each(self, command: str, names: Sequence[str], *args: Any) -> list[Any]:
+        """Return what one command says of each of some keys: a round trip for PAGE of them."""
+        replies: list[Any] = []
+        for start in range(0, len(names), PAGE):
+            pipe = self._client.pipeline(transaction=False)
+            for name in names[start : start + PAGE]:
+                getattr(pipe, command)(name, *args)
+            replies += pipe.execute()
+        return replies
 
     def workers(self, queue: str) -> list[dict[str, Any]]:
         """Return the announcements of the living workers of a queue, as dictionaries."""
@@ -151,7 +180,7 @@ class Reads:
         return [worker for worker in found if queue in (None, worker["queue"])]
 
     def why_full(
-        self, list_key: str, coming: int, *, high_water: float, high_water_requests: int
+        self, queue: str, coming: int, *, high_water: float, high_water_requests: int
     ) -> str:
         """Say why ENQUEUE would refuse a chunk after `coming` more bytes, '' if it would not."""
         memory = self._client.info("memory")
@@ -159,7 +188,7 @@ class Reads:
         if limit:
             full = used + coming > limit * high_water
             return f"Redis uses {used} of {limit} bytes" if full else ""
-        waiting = self._client.llen(list_key)
+        waiting = int(self._client.hget(naming.turns_key(queue), "waiting") or 0)
         return f"{waiting} requests wait in the queue" if waiting >= high_water_requests else ""
 
 

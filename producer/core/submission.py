@@ -8,6 +8,7 @@ from typing import Any
 
 import orjson
 
+from contract import naming
 from contract.batch import Batch
 from contract.errors import BatchConflict, WarmqError
 from contract.message import MessageWriter
@@ -16,7 +17,7 @@ from producer.core.seen import SeenIds
 
 #: Part of every digest; a change of chunk boundaries or of the message's form changes it.
 _FORMAT = 2
-_BATCH_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
@@ -24,6 +25,15 @@ class BadOption(WarmqError):
     """An option of a submit is wrong; the message names it and says what it takes."""
 
     code = "bad_option"
+
+
+def check_name(what: str, name: str) -> None:
+    """Raise BadOption for a name that cannot be part of a Redis key."""
+    if not _NAME.fullmatch(name):
+        raise BadOption(
+            f"{what} {name[:140]!r}: use 1 to 128 letters, digits, `.`, `_` or `-`, beginning with "
+            "a letter or digit"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +60,14 @@ class Submission:
     overrides: dict[str, Any] = field(default_factory=dict)
     deadline: str = ""  # ms since 1970, or `+` and ms after the batch's creation; '' for never
     part: Part | None = None
+    tenant: str = naming.DEFAULT_TENANT
+    #: Whether it waits for the batches that its tenant submitted so before, instead of sharing.
+    in_order: bool = False
 
     def check(self) -> None:
         """Raise BadOption for names that cannot be part of a Redis key."""
-        if not _BATCH_ID.fullmatch(self.batch_id):
-            raise BadOption(
-                f"batch id {self.batch_id[:140]!r}: use 1 to 128 letters, digits, `.`, `_` or "
-                "`-`, beginning with a letter or digit"
-            )
+        check_name("batch id", self.batch_id)
+        check_name("tenant", self.tenant)
         if _CONTROL.search(self.queue):
             raise BadOption(f"model {self.model!r}: control characters are not allowed")
 
@@ -83,8 +93,13 @@ class Submission:
     def options(self) -> str:
         """The options as JSON; equal for equal messages."""
         shaping = {"queue": self.queue, "priority": self.priority, "set": self.overrides}
-        if self.deadline:  # without one the digest stays what it was before there were deadlines
+        # What is not asked for is not named: the digest stays what it was before there was such.
+        if self.deadline:
             shaping["deadline"] = self.deadline
+        if self.tenant != naming.DEFAULT_TENANT:
+            shaping["tenant"] = self.tenant
+        if self.in_order:
+            shaping["turn"] = "fifo"
         return orjson.dumps(shaping, option=orjson.OPT_SORT_KEYS).decode()
 
     @property
@@ -108,6 +123,8 @@ class Submission:
             "queue": self.queue,
             "input": input_name.encode(errors="replace").decode(),  # a file's name is any bytes
             "options": self.options,
+            "tenant": self.tenant,
+            "list": self._new_list,
         }
         _, batch = store.create(self.batch_id, self.start, fields, deadline=self.deadline)
         theirs = batch.fields.get("options", "")
@@ -117,6 +134,18 @@ class Submission:
                 remedy="same_options",
             )
         return batch
+
+    @property
+    def _new_list(self) -> str:
+        # The parts of a run follow each other: they share a list, and a batch's turns.
+        name = self.part.name if self.part else self.batch_id
+        batch = "" if self.in_order else name
+        return naming.turn_list(self.queue, self.priority, self.tenant, batch)
+
+    def list_of(self, batch: Batch) -> str:
+        """Return the list that the batch's messages wait in: kombu's for one of a version before
+        tenants had turns."""
+        return batch.fields.get("list") or naming.priority_list(self.queue, self.priority)
 
     def writer(self, batch: Batch) -> MessageWriter:
         """Return what writes the batch's messages."""

@@ -80,6 +80,7 @@ class Submitter:
         self._submission = submission
         self._report = report
         self._writer = submission.writer(batch)
+        self._list_key = submission.list_of(batch)
         self._summary = Summary(batch)
         self._end = (0, submission.start)
         self._sending: deque[tuple[Future[_Sent], SimpleQueue[str]]] = deque()
@@ -170,7 +171,7 @@ class Submitter:
         while True:
             answer = self._store.enqueue(
                 self._summary.batch,
-                self._writer.list_key,
+                self._list_key,
                 chunk.before,
                 chunk.index,
                 chunk.messages,

@@ -185,9 +185,8 @@ class Run:
         return _Window(submitter, digest, stored, sealed)
 
     def _why_full(self, coming: int = 0) -> str:
-        list_key = naming.priority_list(self.submission.queue, self.submission.priority)
         return self.store.why_full(
-            list_key,
+            self.submission.queue,
             coming,
             high_water=self.settings.high_water,
             high_water_requests=self.settings.high_water_requests,

@@ -88,7 +88,8 @@ def test_enqueue_into_a_sealed_cancelled_or_deleted_batch_is_refused(
         )
         answers.append(answer.answer)
     assert answers == ["sealed", "sealed", "gone"]
-    assert redis_client.llen(sealed.list_key) == 3
+    lists = (sealed.list_key, cancelled.list_key, deleted.list_key)
+    assert [redis_client.llen(key) for key in lists] == [1, 1, 1]
 
 
 def test_rejected_lines_are_counted_and_answered_in_the_same_script(

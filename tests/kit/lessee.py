@@ -60,11 +60,15 @@ def submit_batch(
     batch_id: str = "b1",
     queue: str = QUEUE,
     priority: int = 6,
+    tenant: str = naming.DEFAULT_TENANT,
+    fifo: bool = False,
     seal: bool = True,
     bodies: Sequence[dict[str, Any]] = (),
 ) -> Submitted:
     """Queue `count` chat requests c1, c2, ... as one batch of one chunk."""
-    _, batch = store.create(batch_id, SEED, {"queue": queue})
+    list_key = naming.turn_list(queue, priority, tenant, "" if fifo else batch_id)
+    fields: dict[str, str | int] = {"queue": queue, "tenant": tenant, "list": list_key}
+    _, batch = store.create(batch_id, SEED, fields)
     write = writer(batch, queue, priority)
     bodies = bodies or [chat(f"question {line}") for line in range(1, count + 1)]
     entries = [(line, f"c{line}", False) for line in range(1, len(bodies) + 1)]
@@ -75,11 +79,11 @@ def submit_batch(
         write.write(rid, custom_id, line, CHAT_URL, orjson.dumps(body))
         for rid, (line, custom_id, _), body in zip(ids, entries, bodies, strict=True)
     ]
-    answer = store.enqueue(batch, write.list_key, (0, SEED), chunk, messages, [], **LIMITS)
+    answer = store.enqueue(batch, list_key, (0, SEED), chunk, messages, [], **LIMITS)
     assert answer.answer == "ok", answer
     if seal:
         assert store.seal(batch, end).answer == "ok"
-    return Submitted(batch, ids, write.list_key, end)
+    return Submitted(batch, ids, list_key, end)
 
 
 def celery_message(request_id: str, body: object = None, **headers: Any) -> bytes:
@@ -120,6 +124,7 @@ class Lessee:
         self.worker = worker
         self.queue = queue
         self.head: list[Any] = []
+        self.turn: list[Any] = ["", 0]
         self.ttl_ms = 60_000
 
     def run(self, name: str, *args: Any) -> Any:
@@ -136,15 +141,16 @@ class Lessee:
         lists: Sequence[str] = (),
         floor: int = 0,
     ) -> list[Lease]:
-        """Lease up to k messages; the reply's first five values stay in `head`."""
+        """Lease up to k messages; the reply's first seven values stay in `head`."""
         reply = self.run(
             "pop", self.worker, self.queue, k, max_bytes, lease_ms, slots, self.ttl_ms, DATE,
-            floor, *(lists or naming.priority_lists(self.queue)),
+            floor, *self.turn, *lists,
         )  # fmt: skip
-        self.head = reply[:5]
+        self.head = reply[:7]
+        self.turn = reply[5:7]
         return [
             Lease(reply[i].decode(), int(reply[i + 1]), int(reply[i + 2]), reply[i + 3])
-            for i in range(5, len(reply), 4)
+            for i in range(7, len(reply), 4)
         ]
 
     def done(self, *leases: Lease, outcome: str = "completed", keep: bool = False) -> int:
@@ -186,7 +192,7 @@ class Lessee:
     def sweep(self, *, lease_ms: int = 60_000, max_deaths: int = 2, limit: int = 500) -> int:
         """Put expired leases back."""
         announcement = orjson.dumps({"state": "ready", "queue": self.queue})
-        args = (lease_ms, max_deaths, self.ttl_ms, DATE, limit, self.worker, announcement)
+        args = (lease_ms, max_deaths, self.ttl_ms, DATE, limit, self.worker, announcement, self.queue)
         return int(self.run("sweep", *args))
 
     def bury(self, lease: Lease, reason: str) -> int:

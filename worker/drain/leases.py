@@ -53,11 +53,15 @@ class Leases(Scripts):
         #: The highest lease number heard of, and what it was when each open POP was sent.
         self._highest = 0
         self._open_pops: list[int] = []
+        #: The list of the turn that goes on, and how many messages are left of it.
+        self._turn: tuple[bytes | str, int] = "", 0
 
     async def pop(
         self, k: int, slots: int, lists: Sequence[str] | None = None, max_bytes: float = math.inf
     ) -> Popped:
-        """Lease up to k requests. Raises StoreUnavailable if Redis does not answer.
+        """Lease up to k requests, of all lists or of `lists` alone.
+
+        Raises StoreUnavailable if Redis does not answer.
 
         The caller must count the deliveries as its own before it awaits anything else: `renew`
         hands back the leases that it is not told of.
@@ -69,17 +73,17 @@ class Leases(Scripts):
         try:
             reply = await self.run(
                 "pop", self.worker_id, self.queue, k, min(s.pop_bytes, max_bytes), s.lease_ms,
-                slots, s.result_ttl_ms, _date(), self._highest,
-                *(lists or naming.priority_lists(self.queue)),
+                slots, s.result_ttl_ms, _date(), self._highest, *self._turn, *(lists or ()),
             )  # fmt: skip
             self._highest = max(self._highest, reply[4])
+            self._turn = reply[5], reply[6]
             return await self._read(reply)
         finally:
             self._open_pops.remove(began)
 
     async def _read(self, reply: list[Any]) -> Popped:
         popped = Popped(reply[0] / 1000, more=reply[3] == 1, suspects=reply[1], group=int(reply[2]))
-        for i in range(5, len(reply), 4):
+        for i in range(7, len(reply), 4):
             lease, returns, deaths, message = reply[i : i + 4]
             try:
                 delivery = read_delivery(lease.decode(), message, int(returns), int(deaths))
@@ -190,14 +194,17 @@ class Leases(Scripts):
         s = self.settings
         count = await self.run(
             "sweep", s.lease_ms, s.max_deaths, s.result_ttl_ms, _date(), SWEEP_LIMIT,
-            self.worker_id, announcement,
+            self.worker_id, announcement, self.queue,
         )  # fmt: skip
         return int(count)
 
     async def waiting(self) -> int:
         """Return how many messages are in the queue's lists."""
-        lists = naming.priority_lists(self.queue)
-        return sum([int(await self._client.llen(key)) for key in lists])
+        pipe = self._client.pipeline(transaction=False)
+        pipe.hget(naming.turns_key(self.queue), "waiting")
+        for key in naming.priority_lists(self.queue):
+            pipe.llen(key)
+        return sum(int(count or 0) for count in await pipe.execute())
 
     async def leave(self) -> None:
         """Remove this worker's announcement."""

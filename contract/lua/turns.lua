@@ -1,0 +1,177 @@
+-- Whose turn it is: virtual token counters (Sheng et al., "Fairness in Serving Large Language
+-- Models", OSDI 2024). Of each queue and priority there is one ZSET of the tenants that have
+-- messages (tenant -> tokens served, divided by the tenant's weight), and for each of these one of
+-- its lists (list key -> tokens served). POP serves the smallest counter, at both. Keys:
+--   <queue>\6\22<step>\6<tenant>\6<batch>  messages of one batch; no <batch>: of all batches that
+--                                          keep the order in which they came (`--turn fifo`)
+--   <queue>, <queue>\6\22<step>            kombu's lists: messages of the tenant `celery`
+--   warmq:turns:<queue>\6<step>            the ring: tenants that have messages and are not capped
+--   warmq:turns:<queue>\6<step>\6<tenant>  the lists of one tenant that have messages
+--   warmq:turns:<queue>\6<step>:left       tenants without messages that were served more than
+--                                          those that have some: they come back with that counter
+--   warmq:turns:<queue>                    hash: `waiting`, messages in all lists but kombu's;
+--                                          `mean`, tokens of a request; `in_flight:<tenant>`
+--   warmq:turns:<queue>:capped             <step>\6<tenant>: has messages, but as many in flight
+--                                          as its cap allows
+--   warmq:tenants                          hash: tenant -> weight NUL cap ('' for none)
+local CELERY = 'celery'
+-- Tokens of a request of which nothing is known but its size: a text has about four bytes a token.
+local UNKNOWN_ANSWER, BYTES_A_TOKEN = 64, 4
+-- How long a tenant without messages is remembered, in ms.
+local LEFT_MS = 600000
+-- Requests over which the queue's mean forgets.
+local MEAN_OVER = 256
+
+local function turns_key(queue) return 'warmq:turns:' .. queue end
+local function ring_of(queue, step) return turns_key(queue) .. '\6' .. step end
+
+-- Queue, step and tenant of a list of waiting messages.
+local function place_of(list)
+  local queue, step, tenant = string.match(list, '^(.-)\6\22(%d)\6([^\6]*)\6')
+  if queue then return queue, step, tenant end
+  queue, step = string.match(list, '^(.-)\6\22(%d)$')
+  return queue or list, step or '0', CELERY
+end
+
+local function is_kombus(list) return not string.find(list, '\6\22%d\6') end
+
+-- Weight and cap of a tenant; a cap of nil is none.
+local any_tenants
+local function terms_of(tenant)
+  if any_tenants == nil then any_tenants = redis.call('EXISTS', 'warmq:tenants') == 1 end
+  local terms = any_tenants and redis.call('HGET', 'warmq:tenants', tenant)
+  local weight, cap = string.match(terms or '', '^([%d.]+)%z(%d*)$')
+  return tonumber(weight) or 1, tonumber(cap)
+end
+
+-- How many more requests of a tenant may be in flight.
+local function room_of(queue, tenant)
+  local _, cap = terms_of(tenant)
+  if not cap then return math.huge end
+  return cap - tonumber(redis.call('HGET', turns_key(queue), 'in_flight:' .. tenant) or 0)
+end
+
+local function least_of(ring)
+  return tonumber(redis.call('ZRANGE', ring, 0, 0, 'WITHSCORES')[2])
+end
+
+-- A tenant that comes back has neither credit nor penalty for the time it was away: it begins with
+-- the smallest counter there is, or with its own, if it was served more shortly before.
+local function enter(ring, tenant)
+  if redis.call('ZSCORE', ring, tenant) then return end
+  local left = ring .. ':left'
+  local score = least_of(ring) or least_of(left) or 0
+  score = math.max(score, tonumber(redis.call('ZSCORE', left, tenant) or score))
+  redis.call('ZREM', left, tenant)
+  redis.call('ZADD', ring, string.format('%.17g', score), tenant)
+end
+
+local function leave(ring, tenant)
+  local score = redis.call('ZSCORE', ring, tenant)
+  if not score then return end
+  redis.call('ZREM', ring, tenant)
+  local least, left = least_of(ring), ring .. ':left'
+  redis.call('ZADD', left, score, tenant)
+  if least then redis.call('ZREMRANGEBYSCORE', left, '-inf', string.format('%.17g', least)) end
+  redis.call('PEXPIRE', left, LEFT_MS)
+end
+
+-- Gives a list with messages its turns.
+local function join(list)
+  local queue, step, tenant = place_of(list)
+  local ring = ring_of(queue, step)
+  local lists = ring .. '\6' .. tenant
+  if not redis.call('ZSCORE', lists, list) then
+    redis.call('ZADD', lists, string.format('%.17g', least_of(lists) or 0), list)
+  end
+  if room_of(queue, tenant) > 0 then
+    enter(ring, tenant)
+  elseif not redis.call('ZSCORE', ring, tenant) then
+    redis.call('SADD', turns_key(queue) .. ':capped', step .. '\6' .. tenant)
+  end
+end
+
+local function drop_list(list)
+  local queue, step, tenant = place_of(list)
+  local ring = ring_of(queue, step)
+  local lists = ring .. '\6' .. tenant
+  redis.call('ZREM', lists, list)
+  if redis.call('EXISTS', lists) == 0 then leave(ring, tenant) end
+end
+
+-- Says that messages were added to the end or the head of a list.
+local function note_pushed(list, count)
+  if count == 0 or string.find(list, ':suspects$') then return end
+  if not is_kombus(list) then redis.call('HINCRBY', turns_key((place_of(list))), 'waiting', count) end
+  join(list)
+end
+
+-- Nothing waits, whatever the count says: somebody may have removed a list.
+local function forget_waiting(queue)
+  if redis.call('EXISTS', turns_key(queue) .. ':capped') == 0 then
+    redis.call('HDEL', turns_key(queue), 'waiting')
+  end
+end
+
+-- A tenant that was capped gets its turns again, at the priorities at which it waits.
+local function uncap(queue, tenant)
+  local capped = turns_key(queue) .. ':capped'
+  for _, step in ipairs({ '0', '3', '6', '9' }) do
+    if redis.call('SREM', capped, step .. '\6' .. tenant) == 1 then
+      local ring = ring_of(queue, step)
+      if redis.call('EXISTS', ring .. '\6' .. tenant) == 1 then enter(ring, tenant) end
+    end
+  end
+end
+
+-- Charges a list for requests that were given to a worker or have come back from one, and counts
+-- them: `tokens` is the estimate, later the difference to what was used.
+local function charge(list, requests, tokens)
+  local queue, step, tenant = place_of(list)
+  local ring, key = ring_of(queue, step), turns_key(queue)
+  if requests ~= 0 then
+    local field = 'in_flight:' .. tenant
+    if redis.call('HINCRBY', key, field, requests) <= 0 then redis.call('HDEL', key, field) end
+  end
+  if tokens ~= 0 then
+    local share = string.format('%.17g', tokens / (terms_of(tenant)))
+    if not redis.call('ZADD', ring, 'XX', 'INCR', share, tenant) then
+      redis.call('ZADD', ring .. ':left', 'XX', 'INCR', share, tenant)
+    end
+    redis.call('ZADD', ring .. '\6' .. tenant, 'XX', 'INCR', string.format('%.17g', tokens), list)
+  end
+  if requests < 0 and any_tenants and room_of(queue, tenant) > 0 then uncap(queue, tenant) end
+end
+
+-- What leases that end change, added up by list: applied once, at a script's end.
+local ended_turns = {}
+local function end_turn(l, used, answered)
+  local sum = ended_turns[l.home] or { requests = 0, tokens = 0, used = 0, answered = 0 }
+  ended_turns[l.home] = sum
+  sum.requests, sum.tokens = sum.requests - 1, sum.tokens + used - l.cost
+  if answered then sum.used, sum.answered = sum.used + used, sum.answered + 1 end
+end
+
+local function apply_turns()
+  for list, sum in pairs(ended_turns) do
+    charge(list, sum.requests, sum.tokens)
+    if sum.answered > 0 then
+      local key = turns_key((place_of(list)))
+      local mean, found = tonumber(redis.call('HGET', key, 'mean')), sum.used / sum.answered
+      mean = mean and mean + (found - mean) * math.min(1, sum.answered / MEAN_OVER) or found
+      redis.call('HSET', key, 'mean', string.format('%.1f', mean))
+    end
+  end
+end
+
+-- The tokens that a message will probably need: as its batch's requests so far, else as the
+-- queue's, else by its size.
+local queue_means = {}
+local function cost_of(list, b, size)
+  if b and b.mean then return b.mean end
+  local queue = place_of(list)
+  if queue_means[queue] == nil then
+    queue_means[queue] = tonumber(redis.call('HGET', turns_key(queue), 'mean')) or false
+  end
+  return queue_means[queue] or math.floor(size / BYTES_A_TOKEN) + UNKNOWN_ANSWER
+end
