@@ -17,8 +17,8 @@
 local CELERY = 'celery'
 -- Tokens of a request of which nothing is known but its size: a text has about four bytes a token.
 local UNKNOWN_ANSWER, BYTES_A_TOKEN = 64, 4
--- How long a tenant without messages is remembered, in ms.
-local LEFT_MS = 600000
+-- How long a tenant without messages is remembered, and a queue that nobody uses, in ms.
+local LEFT_MS, QUEUE_MS = 600000, 7 * 86400000
 -- Requests over which the queue's mean forgets.
 local MEAN_OVER = 256
 
@@ -102,7 +102,9 @@ end
 -- Says that messages were added to the end or the head of a list.
 local function note_pushed(list, count)
   if count == 0 or string.find(list, ':suspects$') then return end
-  if not is_kombus(list) then redis.call('HINCRBY', turns_key((place_of(list))), 'waiting', count) end
+  local key = turns_key((place_of(list)))
+  if not is_kombus(list) then redis.call('HINCRBY', key, 'waiting', count) end
+  redis.call('PEXPIRE', key, QUEUE_MS)
   join(list)
 end
 
@@ -132,6 +134,7 @@ local function charge(list, requests, tokens)
   if requests ~= 0 then
     local field = 'in_flight:' .. tenant
     if redis.call('HINCRBY', key, field, requests) <= 0 then redis.call('HDEL', key, field) end
+    redis.call('PEXPIRE', key, QUEUE_MS)
   end
   if tokens ~= 0 then
     local share = string.format('%.17g', tokens / (terms_of(tenant)))
@@ -140,7 +143,10 @@ local function charge(list, requests, tokens)
     end
     redis.call('ZADD', ring .. '\6' .. tenant, 'XX', 'INCR', string.format('%.17g', tokens), list)
   end
-  if requests < 0 and any_tenants and room_of(queue, tenant) > 0 then uncap(queue, tenant) end
+  if requests < 0 then
+    local _, cap = terms_of(tenant)
+    if cap and room_of(queue, tenant) > 0 then uncap(queue, tenant) end
+  end
 end
 
 -- What leases that end change, added up by list: applied once, at a script's end.

@@ -7,7 +7,7 @@ from typing import TypedDict
 import orjson
 
 from contract.redis import keys
-from contract.redis.reads import Reads
+from contract.redis.tenants import Tenants
 
 #: Messages moved by one script, and their bytes: Redis serves nobody else meanwhile.
 CHUNK = 500
@@ -30,7 +30,7 @@ class DeadLetter(TypedDict):
     custom_id: str | None
 
 
-class DeadLetters(Reads):
+class DeadLetters(Tenants):
     """The dead letters of one Redis. Raises StoreUnavailable where it cannot be used."""
 
     def dead_letters(self, letter_ids: Iterable[str] | None = None) -> Iterator[DeadLetter]:

@@ -13,6 +13,7 @@ DEATHS = "warmq:deaths"
 DEAD = "warmq:dead"
 REVOKED = "warmq:revoked"
 SWEEP = "warmq:sweep"
+TENANTS = "warmq:tenants"
 BATCHES = "warmq:batches"
 RETIRING = "warmq:retiring"
 #: Written and removed within one script, which tries what a user may do.

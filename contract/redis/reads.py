@@ -92,8 +92,8 @@ class Reads:
         # One with a negative time is on its way back to its queue (lua/leases.lua).
         for worker in {lease.rpartition(b"/")[0] for lease, ends in leases if ends > 0}:
             pipe.hgetall(keys.worker_key(worker.decode()))
-        held = (record.split(b"\0", 6) for leased in pipe.execute() for record in leased.values())
-        return sum(of[5:] == [batch.id.encode(), batch.life.encode()] for of in held)
+        held = (record.split(b"\0", 7) for leased in pipe.execute() for record in leased.values())
+        return sum(of[6:] == [batch.id.encode(), batch.life.encode()] for of in held)
 
     # -- requests -----------------------------------------------------------------
 

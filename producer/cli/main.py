@@ -33,6 +33,7 @@ COMMANDS = {
     "run": "Take FILE through the queue into OUT, in windows, in the order of FILE.",
     "status": "Show how far a batch, or one request of it, is.",
     "submit": "Queue every line of FILE as one batch.",
+    "tenant": "Say how tenants share the fleet: by weight, in tokens, with a cap if they need one.",
     "watch": "Follow a batch to its end: done and failed, rate, tokens/s, time left.",
 }
 #: What to do about an error, in the words of this command line.

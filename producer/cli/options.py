@@ -3,6 +3,7 @@
 import click
 
 from contract.errors import WarmqError
+from contract.naming import DEFAULT_TENANT
 from contract.redis.batches import BatchStore
 from contract.settings import Settings, load
 
@@ -56,4 +57,18 @@ pairs = click.option(
     metavar="NAME=VALUE",
     multiple=True,
     help="Set a body field of every line, as max_tokens=256; repeatable.",
+)
+tenant = click.option(
+    "--tenant",
+    metavar="T",
+    default=DEFAULT_TENANT,
+    show_default=True,
+    help="Whose requests these are: tenants of one priority share the fleet by weight.",
+)
+turn = click.option(
+    "--turn",
+    type=click.Choice(["fair", "fifo"]),
+    default="fair",
+    show_default=True,
+    help="fair: share with the tenant's other batches; fifo: run after those queued so before.",
 )

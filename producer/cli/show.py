@@ -9,6 +9,7 @@ import click
 import orjson
 
 from contract.batch import Batch
+from contract.naming import DEFAULT_TENANT
 from contract.redis import keys
 from contract.redis.batches import BatchStore
 from contract.redis.dead_letters import DeadLetter
@@ -49,6 +50,7 @@ def batch_json(batch: Batch) -> dict[str, Any]:
         "status": batch.status,
         "model": batch.fields.get("model") or None,
         "queue": batch.fields.get("queue"),
+        "tenant": batch.tenant,
         "input_file": batch.fields.get("input"),
         "created_at": iso_time(batch.created),
         "expires_at": iso_time(batch.fields.get("deadline")),
@@ -77,6 +79,7 @@ def batch_table(batch: Batch, workers: str | None = None) -> None:
         "requests": _counts(state) or "none yet",
         "tokens": f"{usage['prompt_tokens']} prompt, {usage['completion_tokens']} completion",
         "queue": state["queue"],
+        "tenant": None if batch.tenant == DEFAULT_TENANT else batch.tenant,
         "workers": workers,
         "file": state["input_file"],
         "created": state["created_at"],
@@ -152,7 +155,7 @@ def batch_list(batches: Sequence[Batch]) -> None:
         done = f"{batch.terminal}/{batch.number('total')}"
         created = str(iso_time(batch.created))[:19]
         rows.append((batch.id, batch.status, done, str(batch.number("failed")), created))
-    _columns(rows)
+    columns(rows)
 
 
 def harmless(value: object) -> str:
@@ -161,7 +164,8 @@ def harmless(value: object) -> str:
     return text if text.isprintable() else repr(text)[1:-1]
 
 
-def _columns(rows: Iterable[Sequence[str]]) -> None:
+def columns(rows: Iterable[Sequence[str]]) -> None:
+    """Print a table, its columns aligned; the first row is the heading."""
     rows = [[harmless(cell) for cell in row] for row in rows]
     widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
     for row in rows:
@@ -176,9 +180,9 @@ def letter_list(letters: Iterable[DeadLetter]) -> None:
         custom_id = letter["custom_id"] or "-"
         rows.append((letter["id"], letter["batch_id"] or "-", custom_id, letter["reason"]))
         if len(rows) > PAGE:
-            _columns(rows)
+            columns(rows)
             rows.clear()
-    _columns(rows)
+    columns(rows)
 
 
 def ended(batch: Batch) -> Exit:

@@ -64,7 +64,7 @@ async def test_slots_fill_up_with_a_small_look_ahead_above_them(
     async with draining(redis_url, simulated_slots=16) as running:
         await soon(lambda: running.engines and running.engine.running == 16)
         await soon(lambda: len(running.drain.in_flight) == 24)
-        assert redis_client.llen(naming.priority_list(QUEUE, 6)) == 76
+        assert redis_client.llen(naming.turn_list(QUEUE, 6, "default", "b1")) == 76
 
 
 @pytest.mark.parametrize("look_ahead", [0, 1, 5])

@@ -18,10 +18,10 @@ from lessee import (
 )
 from troubled import scene
 
-from contract import naming
 from contract.errors import EngineDead, RequestRejected
 from contract.redis import keys
 from contract.redis.batches import BatchStore
+from contract.redis.reads import Reads
 from demo.stack import RedisServer
 from worker.drain import supervisor
 from worker.drain.lifecycle import State
@@ -126,8 +126,7 @@ async def test_an_engine_that_dies_at_everything_ends_the_worker_before_the_queu
             await running.ended(20)
     assert caught.value.subgroup(EngineDead)
     assert len(list(store.dead_letters())) <= 2
-    waiting = sum(redis_client.llen(key) for key in naming.priority_lists(QUEUE))
-    waiting += redis_client.llen(keys.suspects_list(QUEUE))
+    waiting = sum(store.queue_lengths(QUEUE).values())
     assert waiting + len(list(store.dead_letters())) == 64
     assert leased(redis_client) == 0
 
@@ -164,7 +163,7 @@ async def test_an_engine_whose_shutdown_hangs_is_not_waited_for_when_it_is_to_be
             on.engine.kill()
             await on.running.ended()
     assert caught.value.subgroup(EngineDead)
-    assert sum(redis_client.llen(key) for key in naming.priority_lists(QUEUE)) == 10
+    assert sum(Reads(redis_client).queue_lengths(QUEUE).values()) == 10
     assert leased(redis_client) == 0
 
 

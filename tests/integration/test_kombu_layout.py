@@ -18,7 +18,7 @@ import pytest
 import redis
 from celery import Celery
 from celery_side import client_app
-from lessee import QUEUE, Lessee, chat, queued_ids, submit_batch
+from lessee import QUEUE, Lessee, chat, client_of, queued_ids, submit_batch
 
 from contract import naming
 from contract.message import read_body, read_delivery
@@ -163,6 +163,7 @@ def test_a_stock_worker_runs_the_messages_that_we_write(
 ) -> None:
     bodies = [chat('"quoted" \\ ünïcode \U0001f680 \x7f'), {"prompt": [1, 2, 3], "stop": []}]
     submitted = submit_batch(store, bodies=bodies, priority=9)
+    client_of(store).rename(submitted.list_key, PRIORITIES[9])
     stock_worker()
     answers = [client.AsyncResult(rid).get(timeout=20) for rid in submitted.ids]
     assert answers == [{"echo": body} for body in bodies]
@@ -172,6 +173,7 @@ def test_a_stock_consumer_sees_the_headers_that_we_write(
     redis_url: str, redis_client: redis.Redis, store: BatchStore
 ) -> None:
     submitted = submit_batch(store, 1)
+    redis_client.rename(submitted.list_key, QUEUE)
     ((headers, payload),) = consume(redis_url, 1)
     assert headers["task"] == naming.TASK_NAME
     assert headers["id"] == headers["root_id"] == submitted.ids[0]

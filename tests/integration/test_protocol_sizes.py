@@ -65,7 +65,7 @@ def test_release_moves_large_messages_a_few_at_a_time_in_their_old_order(
     pairs = [part for lease in reversed(handed_out) for part in (lease.id, 0)]
     count, left = worker.run("release", "w1", 2, 60_000, "", *pairs)
     assert (count, left) == (20, 1)
-    lists = naming.priority_list(QUEUE, 6)
+    lists = naming.turn_list(QUEUE, 6, "default", "b1")
     assert 1 <= redis_client.llen(lists) <= BOUND // MB
     assert lua_peak(redis_client) < 2 * BOUND
     # What waits to be moved is nobody's lease any more
@@ -81,7 +81,7 @@ def test_sweep_moves_large_messages_a_few_at_a_time_in_their_old_order(
 ) -> None:
     other.expire_leases(*handed_out)
     assert other.sweep() == 20
-    lists = naming.priority_list(QUEUE, 6)
+    lists = naming.turn_list(QUEUE, 6, "default", "b1")
     assert 1 <= redis_client.llen(lists) <= BOUND // MB
     while redis_client.zcard(keys.LEASES):
         assert other.sweep() == 0

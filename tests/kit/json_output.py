@@ -28,6 +28,9 @@ DOCUMENTS = {
     "status": "batch",
     "status --request": "request",
     "submit": "batch",
+    "tenant list": "tenants",
+    "tenant set": "tenant",
+    "tenant show": "tenant",
     "watch": "batch",
     "watch --request": "stream_entry",
 }
@@ -56,7 +59,7 @@ def check_printed(args: Sequence[str], stdout: str) -> None:
 def document_of(args: Sequence[str]) -> str | None:
     """Return the name of the document that a command line prints, None if it prints none."""
     words = list(args[:1])
-    if words == ["dead"]:
+    if words in (["dead"], ["tenant"]):
         words = list(args[:2])
     if "--json" not in args and words != ["dead", "show"]:
         return None

@@ -192,7 +192,16 @@ class Lessee:
     def sweep(self, *, lease_ms: int = 60_000, max_deaths: int = 2, limit: int = 500) -> int:
         """Put expired leases back."""
         announcement = orjson.dumps({"state": "ready", "queue": self.queue})
-        args = (lease_ms, max_deaths, self.ttl_ms, DATE, limit, self.worker, announcement, self.queue)
+        args = (
+            lease_ms,
+            max_deaths,
+            self.ttl_ms,
+            DATE,
+            limit,
+            self.worker,
+            announcement,
+            self.queue,
+        )
         return int(self.run("sweep", *args))
 
     def bury(self, lease: Lease, reason: str) -> int:

@@ -86,7 +86,8 @@ class World:
 
     def submit(self, batch_id: str, lines: int, bad: int, priority: int, *, late: bool) -> None:
         """Create a batch, or go on with it: one chunk of good and bad lines."""
-        _, batch = self.store.create(batch_id, SEED, {"queue": QUEUE})
+        list_key = naming.turn_list(QUEUE, priority, f"tenant-{priority % 2}", batch_id)
+        _, batch = self.store.create(batch_id, SEED, {"queue": QUEUE, "list": list_key})
         first = batch.number("cursor") + 1
         end = first + lines + bad - 1
         entries = [(line, f"c{line}", False) for line in range(first, end + 1)]
@@ -99,7 +100,8 @@ class World:
             else:
                 rejects.append((rid, _rejection(batch_id, rid, custom_id, line)))
         before = (batch.number("cursor"), batch.fields["digest"])
-        self.store.enqueue(batch, write.list_key, before, chunk, messages, rejects, **LIMITS)
+        list_key = batch.fields["list"]  # of its first chunk's priority
+        self.store.enqueue(batch, list_key, before, chunk, messages, rejects, **LIMITS)
 
     def seal(self, batch_id: str) -> None:
         """Say that no more lines will come."""

@@ -18,7 +18,7 @@ from contract.redis import keys
 #: One key each, whatever happens. The entries of some are looked at one by one.
 REGISTRIES = {
     keys.LEASE_SEQ, keys.LEASES, keys.WORKERS, keys.RETURNS, keys.DEATHS, keys.DEAD, keys.REVOKED,
-    keys.SWEEP, keys.BATCHES, keys.RETIRING,
+    keys.SWEEP, keys.BATCHES, keys.RETIRING, keys.TENANTS,
 }  # fmt: skip
 #: Celery's control queue, its bindings, and the replies to `inspect`.
 CELERY = re.compile(rb"_kombu\.binding.*|warmq[-:]control.*|.*\.celery\.pidbox")
@@ -62,6 +62,9 @@ def _owned(snap: Snapshot) -> set[str]:
     for queue in snap.queues():
         suspects = keys.suspects_list(queue)
         owned.update((*naming.priority_lists(queue), suspects, f"{suspects}:group"))
+        waiting = snap.turn_lists(queue)
+        # A worker that finds a list empty takes it out of the turns.
+        owned.update(waiting, snap.turns(queue) if waiting or _any(snap, queue) else ())
     for batch_id in owning_batches(snap):
         owned |= snap.batch_keys(batch_id)
         owned.update(map(keys.result_key, snap.request_ids(batch_id)))
@@ -72,6 +75,10 @@ def _owned(snap: Snapshot) -> set[str]:
             owned |= snap.lease_keys(worker)
     owned.update(map(keys.dead_key, snap.dead()))
     return owned
+
+
+def _any(snap: Snapshot, queue: str) -> bool:
+    return any(snap.list(key) for key in naming.priority_lists(queue))
 
 
 def _entries(snap: Snapshot) -> Iterator[tuple[str, str]]:

@@ -103,6 +103,7 @@ def leftovers(store: BatchStore) -> dict[str, Any]:
     found: dict[str, Any] = {
         name: size for name, size in store.queue_lengths(queue).items() if size
     }
+    found |= {name: "has turns" for _, _, name in store.turns(queue)}
     found |= {key.decode(): redis.hlen(key) for key in redis.scan_iter("warmq:worker:*")}
     for name, size in (
         (keys.LEASES, redis.zcard(keys.LEASES)),

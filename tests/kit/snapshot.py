@@ -164,6 +164,20 @@ class Snapshot:
         for queue in self.queues():
             for key in (*naming.priority_lists(queue), keys.suspects_list(queue)):
                 yield from map(read_message, self.list(key))
+            for key in self.turn_lists(queue):
+                yield from map(read_message, self.list(key))
+
+    def turn_lists(self, queue: str) -> list[str]:
+        """Return the lists of batches that wait in a queue."""
+        begin = f"{queue}{naming.PRIORITY_SEPARATOR}"
+        names = (key.decode(errors="replace") for key in self.held)
+        return [name for name in names if name.startswith(begin) and name.count("\x06") == 3]
+
+    def turns(self, queue: str) -> list[str]:
+        """Return the keys that say whose turn it is."""
+        begin = naming.turns_key(queue)
+        names = (key.decode(errors="replace") for key in self.held)
+        return [name for name in names if name.startswith((f"{begin}\x06", f"{begin}:"))]
 
     def workers(self) -> list[str]:
         """Return the workers that hold leases."""
@@ -172,7 +186,7 @@ class Snapshot:
     def leases(self, worker: str) -> dict[str, Message]:
         """Return what a worker's records say that it holds, by lease."""
         records = self.hash(script_keys.worker_key(worker))
-        return {lease: Message(*map(bytes.decode, raw.split(b"\0", 6)[4:]))
+        return {lease: Message(*map(bytes.decode, raw.split(b"\0", 7)[5:]))
                 for lease, raw in records.items()}  # fmt: skip
 
     def leased(self, worker: str) -> dict[str, Message]:
@@ -207,7 +221,7 @@ def suspects_leased(client: redis.Redis, worker: str) -> list[str]:
 
 def request_of(record: bytes) -> str:
     """Return the request id in a lease's record."""
-    return record.split(b"\0")[4].decode()
+    return record.split(b"\0")[5].decode()
 
 
 def lease_record(request_id: str, batch: str = "", life: str = "") -> bytes:

@@ -76,7 +76,7 @@ def queued(store: BatchStore, queue: str = naming.DEFAULT_QUEUE) -> list[dict[st
     """Return all waiting messages of a queue, decoded, next one first."""
     return [
         orjson.loads(raw)
-        for key in naming.priority_lists(queue)
+        for key in store.queue_lengths(queue)
         for raw in reversed(client_of(store).lrange(key, 0, -1))
     ]
 

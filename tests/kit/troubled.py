@@ -15,9 +15,9 @@ from draining import LONG, Draining, draining, send, soon
 from lessee import QUEUE, celery_message, chat, queued_ids, stored
 from snapshot import request_of
 
-from contract import naming
 from contract.errors import StoreUnavailable
 from contract.redis import keys
+from contract.redis.reads import Reads
 from demo.stack import RedisServer
 from worker.drain.lifecycle import State
 from worker.engine import Capacity, Completion, EngineRequest
@@ -151,7 +151,7 @@ class Scene:
 
     def queued(self) -> list[str]:
         """Return the ids of what waits in the queue or among the suspects."""
-        lists = [*naming.priority_lists(QUEUE), keys.suspects_list(QUEUE)]
+        lists = Reads(self.client).queue_lengths(QUEUE)
         return [rid for key in lists for rid in queued_ids(self.client, key)]
 
     def held(self) -> list[str]:

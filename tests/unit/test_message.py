@@ -56,11 +56,6 @@ def test_the_envelope_is_celerys_protocol_2() -> None:
     assert embed == {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
 
 
-@pytest.mark.parametrize(("priority", "key"), [(0, "q"), (6, "q\x06\x166"), (9, "q\x06\x169")])
-def test_the_writer_knows_its_list(priority: int, key: str) -> None:
-    assert MessageWriter("b1", 5, "life", "q", priority).list_key == key
-
-
 @pytest.mark.parametrize("encoding", ["base64", "BASE64", "utf-8", "UTF-8", None])
 def test_bodies_in_either_encoding_are_read(encoding: str | None) -> None:
     message = orjson.loads(celery_message("t0", chat("größer")))

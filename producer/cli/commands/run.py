@@ -33,6 +33,8 @@ from producer.core.windows import Run
 )
 @options.model
 @options.priority
+@options.tenant
+@options.turn
 @options.pairs
 @options.as_json
 @pass_context
@@ -45,6 +47,8 @@ def command(
     window: int,
     model: str,
     priority: int,
+    tenant: str,
+    turn: str,
     pairs: tuple[str, ...],
     as_json: bool,
 ) -> Exit:
@@ -62,7 +66,15 @@ def command(
     places = Path(output), Path(errors or errors_beside(output))
     check_outputs(output, errors, file, Journal(places[0]).path)
     queue = queue_name(model or None, context.settings.queue)
-    submission = Submission("run", queue, priority, model, parse_overrides(pairs))
+    submission = Submission(
+        "run",
+        queue,
+        priority,
+        model,
+        parse_overrides(pairs),
+        tenant=tenant,
+        in_order=turn == "fifo",
+    )
     submission.check()
     source = open_input(file)
     tell_if_unserved(context.store, context.settings.queue, model)

@@ -36,6 +36,8 @@ _TIMES = 5
 @click.option("--batch-id", metavar="ID", help="Name of the batch. The same name resumes it.")
 @options.model
 @options.priority
+@options.tenant
+@options.turn
 @options.pairs
 @click.option(
     "--deadline",
@@ -56,6 +58,8 @@ def command(
     batch_id: str | None,
     model: str,
     priority: int,
+    tenant: str,
+    turn: str,
     pairs: tuple[str, ...],
     deadline: str | None,
     wait: bool,
@@ -79,7 +83,9 @@ def command(
     name = batch_id or f"batch_{dt.datetime.now(dt.UTC):%Y%m%d%H%M%S}_{secrets.token_hex(8)}"
     queue = queue_name(model or None, context.settings.queue)
     overrides, until = parse_overrides(pairs), parse_deadline(deadline)
-    submission = Submission(name, queue, priority, model, overrides, until)
+    submission = Submission(
+        name, queue, priority, model, overrides, until, tenant=tenant, in_order=turn == "fifo"
+    )
     submission.check()
     if output or errors:
         check_outputs(output, errors, file, replaced_by=None if force else batch_id or "")

@@ -40,13 +40,17 @@ class Held:
     batch: Batch
     list_key: str
     request_ids: list[str]
+    step: int
 
     def release(self) -> float:
         """Hand everything to the worker at once; return Redis time in seconds."""
         pipe = self.client.pipeline(transaction=True)
         pipe.time()
         pipe.rename(HELD, self.list_key)
-        (seconds, micros), _ = pipe.execute()
+        ring = naming.turns_key(naming.DEFAULT_QUEUE, self.step)
+        pipe.zadd(f"{ring}\x06{naming.DEFAULT_TENANT}", {self.list_key: 0})
+        pipe.zadd(ring, {naming.DEFAULT_TENANT: 0})
+        seconds, micros = pipe.execute()[0]
         return float(seconds) + micros / 1e6
 
     def finished_at(self) -> float | None:
@@ -70,8 +74,10 @@ def hold(
 ) -> Held:
     """Queue `count` requests under a held key, as the producer would, and seal the batch."""
     store = BatchStore(client, ttl_ms=TTL_MS)
-    _, batch = store.create(batch_id, "", {"queue": naming.DEFAULT_QUEUE})
-    writer = MessageWriter(batch.id, int(batch.created), batch.life, naming.DEFAULT_QUEUE, priority)
+    queue = naming.DEFAULT_QUEUE
+    list_key = naming.turn_list(queue, priority, naming.DEFAULT_TENANT, batch_id)
+    _, batch = store.create(batch_id, "", {"queue": queue, "list": list_key})
+    writer = MessageWriter(batch.id, int(batch.created), batch.life, queue, priority)
     end, ids = (0, ""), []
     for start in range(0, count, CHUNK):
         numbers = range(start + 1, min(start + CHUNK, count) + 1)
@@ -90,7 +96,7 @@ def hold(
         assert answer.answer == "ok", answer
         end = (chunk.cursor, chunk.digest)
     store.seal(batch, end)
-    return Held(client, batch, writer.list_key, ids)
+    return Held(client, batch, list_key, ids, priority)
 
 
 def is_ready(client: redis.Redis) -> bool:

@@ -89,7 +89,7 @@ def submit(stage: Stage, path: Path, lines: int) -> dict[str, Any]:
 def _message_bytes(client: redis.Redis) -> tuple[int, int]:
     """Return the bytes of all queued messages, and how many they are."""
     total = count = 0
-    for key in naming.priority_lists(naming.DEFAULT_QUEUE):
+    for key in BatchStore(client, ttl_ms=0).queue_lengths(naming.DEFAULT_QUEUE):
         for start in range(0, client.llen(key), 5000):
             messages = client.lrange(key, start, start + 4999)
             total, count = total + sum(map(len, messages)), count + len(messages)

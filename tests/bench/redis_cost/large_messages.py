@@ -16,6 +16,7 @@ from bench.common import report
 from bench.redis_cost.redis_times import Watch
 from lessee import LIMITS, SEED, Lease, Lessee, chat, writer
 
+from contract import naming
 from contract.index import IndexChunk
 from contract.openai.body import CHAT_URL
 from contract.redis.batches import BatchStore
@@ -36,7 +37,8 @@ EXPECTED = {
 
 def submit(store: BatchStore, batch_id: str, count: int) -> None:
     """Queue a batch in chunks as large as `producer submit` sends."""
-    _, batch = store.create(batch_id, SEED, {"queue": "warmq"})
+    list_key = naming.turn_list("warmq", 6, "default", batch_id)
+    _, batch = store.create(batch_id, SEED, {"queue": "warmq", "list": list_key})
     write, end = writer(batch), (0, SEED)
     step = -(-CHUNK_BYTES // SIZE)
     for first in range(1, count + 1, step):
@@ -46,9 +48,7 @@ def submit(store: BatchStore, batch_id: str, count: int) -> None:
             write.write(rid, f"c{n}", n, CHAT_URL, orjson.dumps(chat("x" * SIZE + f"{n:06d}")))
             for rid, n in zip(chunk.request_ids(batch_id), lines, strict=True)
         ]
-        assert (
-            store.enqueue(batch, write.list_key, end, chunk, messages, [], **LIMITS).answer == "ok"
-        )
+        assert store.enqueue(batch, list_key, end, chunk, messages, [], **LIMITS).answer == "ok"
         end = (chunk.cursor, chunk.digest)
     store.seal(batch, end)
 

@@ -82,11 +82,13 @@ def drained(side: Side, url: str, lines: Path, log: Path, **engine: float) -> di
     """Queue a file, let a worker that is ready have it all at once; return the worker's figures."""
     with redis.Redis.from_url(url) as client:
         side.produce(url, "submit", lines, "--batch-id", BATCH)
-        (queue,) = (
-            key for key in naming.priority_lists(naming.DEFAULT_QUEUE) if client.exists(key)
-        )
+        # Whose turn it is, or in revisions without turns the messages themselves.
+        steps = naming.PRIORITY_STEPS
+        places = [naming.turns_key(naming.DEFAULT_QUEUE, step) for step in steps]
+        places += naming.priority_lists(naming.DEFAULT_QUEUE)
+        queue = next(key for key in places if client.exists(key))
         client.rename(queue, HELD)
-        count = client.llen(HELD)
+        count = int(client.hget(keys.batch_key(BATCH), "total"))
         with side.worker(url, log, **engine) as worker:
             eventually(lambda: is_ready(client), 60, "the worker is ready")
             cpu, began = cpu_s(worker.pid), now(client)

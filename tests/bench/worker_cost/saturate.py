@@ -16,7 +16,6 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from contract import naming
 from contract.message import Delivery
 from contract.results import success_meta
 from contract.settings import load
@@ -41,11 +40,10 @@ async def main(url: str, group: int) -> int:
     """Wait for the queue to fill, empty it; return how many results were written."""
     settings = load(SimulatedSettings, redis_url=url, engine="simulated")
     leases = Leases(settings, f"saturate.{os.getpid()}.bench")
-    lists = naming.priority_lists(leases.queue)
-    while not await leases.wait_for_message(lists[-2]):
-        continue
+    while not await leases.waiting():
+        await asyncio.sleep(0.01)
     written = 0
-    while popped := (await leases.pop(group, group, lists)).deliveries:
+    while popped := (await leases.pop(group, group)).deliveries:
         written += await leases.done([_completed(delivery) for delivery in popped])
     await leases.close()
     return written
