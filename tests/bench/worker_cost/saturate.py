@@ -40,7 +40,7 @@ async def main(url: str, group: int) -> int:
     """Wait for the queue to fill, empty it; return how many results were written."""
     settings = load(SimulatedSettings, redis_url=url, engine="simulated")
     leases = Leases(settings, f"saturate.{os.getpid()}.bench")
-    while not await leases.waiting():
+    while not await leases.waiting():  # noqa: ASYNC110 - it is filled from outside
         await asyncio.sleep(0.01)
     written = 0
     while popped := (await leases.pop(group, group)).deliveries:
