@@ -21,7 +21,7 @@ PYTHON = sorted(path for side in ("contract", "worker", "producer")
 
 
 #: What stands in front of every script.
-SHARED = ("common", "message", "leases")
+SHARED = ("common", "message", "turns", "leases")
 
 
 def table() -> str:
