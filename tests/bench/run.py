@@ -33,6 +33,8 @@ PARTS = {
     "alternatives": "peers.alternatives",
     "queues": "peers.queues",
     "scale": "worker_cost.scale",
+    "fairness": "fairness.shares",
+    "many_tenants": "fairness.many",
     "size": "producer_cost.size",
     "clients": "openai_servers.clients",
     "upstream": "openai_servers.upstream",
