@@ -33,7 +33,7 @@ BARS = {"many_to_one": 1.2}
 
 
 def fill(client: redis.Redis, tenants: int, batches: int, each: int) -> None:
-    """Queue batches as ENQUEUE leaves them, but for their index; the messages of a batch are alike."""
+    """Queue batches as ENQUEUE leaves them, without an index; messages of a batch are alike."""
     ring = naming.turns_key(QUEUE, 6)
     for tenant in (f"t{n}" for n in range(tenants)):
         pipe = client.pipeline(transaction=False)
