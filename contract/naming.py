@@ -48,6 +48,11 @@ def turns_key(queue: str, step: int | None = None) -> str:
     return f"warmq:turns:{queue}" if step is None else f"warmq:turns:{queue}\x06{step}"
 
 
+def keys_with_work(queue: str) -> list[str]:
+    """Return the keys of which one exists whenever a message waits that a worker may take."""
+    return [*priority_lists(queue), *(turns_key(queue, step) for step in PRIORITY_STEPS)]
+
+
 def stream_key(request_id: str) -> str:
     """Return the stream that a listened-to request's text is written to."""
     return f"warmq:stream:{request_id}"

@@ -91,7 +91,7 @@ async def test_a_high_priority_overtakes_what_waits_in_the_queue(
 
 
 async def test_an_idle_drain_wakes_up_at_once(redis_client: redis.Redis, redis_url: str) -> None:
-    # Without side tasks nothing but the blocked connections can wake it.
+    # Without side tasks nothing but Redis' word of a new message can wake it.
     async with draining(redis_url, side_tasks=False) as running:
         await soon(lambda: running.state is State.READY)
         for n, priority in enumerate((0, 3, 6, 9, 0, 6)):

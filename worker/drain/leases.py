@@ -16,6 +16,7 @@ from contract import naming
 from contract.errors import RequestRejected, StoreRefused
 from contract.message import Delivery, read_delivery
 from contract.redis import keys
+from contract.redis.arrivals import Arrivals
 from contract.streaming import STREAM_ENTRIES, STREAM_TTL_MS, Entry
 from worker.drain.endings import Ending, arguments, with_error
 from worker.drain.scripts import ALWAYS_TAKEN_BYTES, Scripts
@@ -23,7 +24,7 @@ from worker.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
 
-#: Seconds a BLMOVE blocks; a wake-up comes at once, this only bounds a dead socket.
+#: Seconds without a message until Redis is asked; it tells at once, this only bounds a dead socket.
 WAKE_BLOCK_S = 5
 #: Leases put back in one SWEEP call, so that the script stays short.
 SWEEP_LIMIT = 500
@@ -50,6 +51,7 @@ class Leases(Scripts):
     def __init__(self, settings: WorkerSettings, worker_id: str) -> None:
         super().__init__(settings, worker_id)
         self._pops = 0
+        self._arrivals = Arrivals(self._client, naming.keys_with_work(self.queue))
         #: The highest lease number heard of, and what it was when each open POP was sent.
         self._highest = 0
         self._open_pops: list[int] = []
@@ -210,11 +212,18 @@ class Leases(Scripts):
         """Remove this worker's announcement."""
         await self._client.hdel(keys.WORKERS, self.worker_id)
 
-    async def wait_for_message(self, list_key: str) -> bool:
-        """Block until the list is not empty; False after a few seconds of nothing."""
-        block_s = min(WAKE_BLOCK_S, self.settings.redis_timeout_s / 2)
-        moved = await self._client.blmove(list_key, list_key, block_s, "RIGHT", "RIGHT")
-        return moved is not None
+    async def wait_for_message(self) -> bool:
+        """Wait until a message is there that POP takes; False after a few seconds of none.
+
+        The list of suspects is not watched: most workers may not run them, and the sweeper has
+        the loop look every second.
+        """
+        return await self._arrivals.wait(min(WAKE_BLOCK_S, self.settings.redis_timeout_s / 2))
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._arrivals.close()
+        await super().close()
 
     async def ended(self, deliveries: Sequence[Delivery]) -> list[bool]:
         """Return of each request whether it has its terminal result already.

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from contract import naming
 from worker.drain.leases import Leases
 from worker.drain.scripts import ERRORS
 
@@ -35,14 +34,14 @@ class Wakeup:
         await self._changed.wait()
 
     def tasks(self) -> list[Coroutine[Any, Any, None]]:
-        """Return what must run beside: one blocked connection for each priority."""
-        return [self._wake_on(key) for key in naming.priority_lists(self._leases.queue)]
+        """Return what must run beside: it waits for messages, on one connection."""
+        return [self._wake_on_message()]
 
-    async def _wake_on(self, key: str) -> None:
+    async def _wake_on_message(self) -> None:
         while True:
             await self.queue_empty.wait()
             try:
-                if await self._leases.wait_for_message(key):
+                if await self._leases.wait_for_message():
                     self.queue_empty.clear()
                     self._changed.set()
             except ERRORS:
