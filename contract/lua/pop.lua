@@ -181,7 +181,7 @@ local function take_run(list, most)
   turn_left = turn_left - charged
   charged, charged_tokens = 0, 0
   if examined > before and not is_kombus(list) then
-    redis.call('HINCRBY', turns_key(queue), 'waiting', before - examined)
+    add_to_queue(queue, 'waiting', before - examined)
   end
   if not finished then error(problem, 0) end
   if redis.call('EXISTS', list) == 0 then

@@ -25,6 +25,14 @@ local MEAN_OVER = 256
 local function turns_key(queue) return 'warmq:turns:' .. queue end
 local function ring_of(queue, step) return turns_key(queue) .. '\6' .. step end
 
+-- Adds to a counter of a queue; the counters end some days after the queue was used last.
+local function add_to_queue(queue, field, number)
+  local key = turns_key(queue)
+  local found = redis.call('HINCRBY', key, field, number)
+  redis.call('PEXPIRE', key, QUEUE_MS)
+  return found
+end
+
 -- Queue, step and tenant of a list of waiting messages.
 local function place_of(list)
   local queue, step, tenant = string.match(list, '^(.-)\6\22(%d)\6([^\6]*)\6')
@@ -100,11 +108,9 @@ local function drop_list(list)
 end
 
 -- Says that messages were added to the end or the head of a list.
-local function note_pushed(list, count)
-  if count == 0 or string.find(list, ':suspects$') then return end
-  local key = turns_key((place_of(list)))
-  if not is_kombus(list) then redis.call('HINCRBY', key, 'waiting', count) end
-  redis.call('PEXPIRE', key, QUEUE_MS)
+local function note_pushed(list, pushed)
+  if pushed == 0 or string.find(list, ':suspects$') then return end
+  if not is_kombus(list) then add_to_queue((place_of(list)), 'waiting', pushed) end
   join(list)
 end
 
@@ -130,11 +136,10 @@ end
 -- them: `tokens` is the estimate, later the difference to what was used.
 local function charge(list, requests, tokens)
   local queue, step, tenant = place_of(list)
-  local ring, key = ring_of(queue, step), turns_key(queue)
+  local ring = ring_of(queue, step)
   if requests ~= 0 then
     local field = 'in_flight:' .. tenant
-    if redis.call('HINCRBY', key, field, requests) <= 0 then redis.call('HDEL', key, field) end
-    redis.call('PEXPIRE', key, QUEUE_MS)
+    if add_to_queue(queue, field, requests) <= 0 then redis.call('HDEL', turns_key(queue), field) end
   end
   if tokens ~= 0 then
     local share = string.format('%.17g', tokens / (terms_of(tenant)))
@@ -166,6 +171,7 @@ local function apply_turns()
       local mean, found = tonumber(redis.call('HGET', key, 'mean')), sum.used / sum.answered
       mean = mean and mean + (found - mean) * math.min(1, sum.answered / MEAN_OVER) or found
       redis.call('HSET', key, 'mean', string.format('%.1f', mean))
+      redis.call('PEXPIRE', key, QUEUE_MS)
     end
   end
 end
