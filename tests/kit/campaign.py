@@ -21,6 +21,7 @@ from owners import ownerless
 from proxy import Proxy
 from settled import assert_batch_settled, assert_nothing_left
 from stage import Stage
+from starvation import Starvation
 from support import producer_command, producer_env, write_lines
 
 from contract import naming
@@ -44,6 +45,8 @@ class Campaign:
     hang_s = 90.0
     #: Most progress between two faults.
     step = 180
+    #: Who submits; weights and caps change meanwhile.
+    tenants = ("alpha", "beta", "gamma", "delta")
     #: How many batches have large prompts, one in ten.
     large_batches = 0.05
 
@@ -63,6 +66,7 @@ class Campaign:
         self.failing: dict[str, dict[str, str]] = {}
         self.poisons: set[str] = set()
         self.may_compute_again = 0
+        self._starvation = Starvation(on.store, naming.DEFAULT_QUEUE, self.hang_s)
 
     # -- what faults use ------------------------------------------------------------
 
@@ -107,7 +111,11 @@ class Campaign:
         """Keep the queue filled."""
         while sum(self.on.store.queue_lengths(naming.DEFAULT_QUEUE).values()) < self.waiting:
             batch_id, bodies = self.new_batch()
-            self.on.submit(bodies, batch_id)
+            self.on.submit(bodies, batch_id, tenant=self.tenant_of(batch_id))
+
+    def tenant_of(self, batch_id: str) -> str:
+        """Return whose batch it is."""
+        return self.tenants[int(batch_id.removeprefix("b")) % len(self.tenants)]
 
     def engine_parts_now(self, worker: Worker) -> list[psutil.Process]:
         """Return the processes of a worker's engine, EngineCore or its stand-in first; [] if
@@ -151,7 +159,8 @@ class Campaign:
             write_lines(file, ({"custom_id": f"c{n}", "url": "/v1/chat/completions",
                                 "method": "POST", "body": body}
                                for n, body in enumerate(bodies, 1)))  # fmt: skip
-        command = producer_command("submit", file, "--batch-id", batch_id)
+        tenant = ("--tenant", self.tenant_of(batch_id))
+        command = producer_command("submit", file, "--batch-id", batch_id, *tenant)
         return command, producer_env(self.on.server.url)
 
     # -- the run --------------------------------------------------------------------
@@ -200,6 +209,7 @@ class Campaign:
 
     def _advance(self) -> None:
         """Let some more work begin: the next fault's moment."""
+        self._starvation.look()
         target = self.progress() + self.random.randint(1, self.step)
         eventually(lambda: self.progress() >= target, self.hang_s, f"progress to {target}")
 

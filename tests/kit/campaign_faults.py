@@ -26,6 +26,7 @@ from lessee import client_of
 from snapshot import suspects_leased
 
 from contract.redis import keys
+from contract.redis.tenants import Tenant
 from demo.stack import Worker, eventually
 
 if TYPE_CHECKING:
@@ -205,6 +206,13 @@ def two_submits_at_once(c: Campaign) -> int:
     return 0
 
 
+def change_terms(c: Campaign) -> int:
+    """No fault, but the queue's order changes under way."""
+    tenant, cap = c.random.choice(c.tenants), c.random.choice((None, 1, 5, 20))
+    c.on.store.set_tenant(Tenant(tenant, c.random.choice((0.1, 0.5, 1, 2, 10)), cap))
+    return 0
+
+
 def kinds(*, simulated: bool, clock: bool) -> dict[str, Fault]:
     """Return the faults that can be done, by name; `clock`: Redis's can be set wrong."""
     both = [
@@ -213,7 +221,7 @@ def kinds(*, simulated: bool, clock: bool) -> dict[str, Fault]:
     ]  # fmt: skip
     only = [
         kill_all_workers, pause_worker, flush_scripts, pause_redis, kill_redis, kill_submit,
-        two_submits_at_once,
+        two_submits_at_once, change_terms,
     ] if simulated else [kill_engine_worker]  # fmt: skip
     with_clock = [step_clock] if clock else []
     return {fault.__name__: fault for fault in (*both, *only, *with_clock)}
