@@ -21,8 +21,9 @@ log = logging.getLogger(__name__)
 POLL_S = 0.25
 #: Seconds of looks until tracking is tried again: rights and servers change.
 POLLING_S = 60.0
-#: So many calls in a row that find a key at once are answered at once. If nobody takes what
-#: is there, those after them are answered after POLL_S: whoever calls must not spin.
+#: So many calls in a row that find a key which nobody has written since are answered at once.
+#: Those after them are answered after POLL_S: nobody takes what is there, and whoever calls
+#: must not spin.
 AT_ONCE = 3
 
 
@@ -36,7 +37,7 @@ class Arrivals:
         self._connection: Any = None
         self._polls_until = 0.0
         self._said = False
-        self._found_at_once = 0
+        self._in_vain = 0
 
     async def wait(self, timeout_s: float) -> bool:
         """Return whether any key exists, once one does, or after `timeout_s` of none.
@@ -44,17 +45,18 @@ class Arrivals:
         Raises:
             StoreUnavailable: Redis cannot be asked; the next call connects anew.
         """
-        if self._found_at_once >= AT_ONCE:
+        if self._in_vain >= AT_ONCE:
             await asyncio.sleep(POLL_S)
         try:
             if time.monotonic() < self._polls_until or not await self._track():
                 await asyncio.sleep(POLL_S)
                 return bool(await self._client.exists(*self._keys))
+            told = await self._connection.can_read()  # pushes since the last look
             # What is written before this look is found by it, what is written after it is told.
-            if await self._any():
-                self._found_at_once += 1
+            found = await self._any()
+            self._in_vain = self._in_vain + 1 if found and not told else 0
+            if found:
                 return True
-            self._found_at_once = 0
             # Returns at a push, and at nothing within the time. The look after it is also the
             # question whether the connection still lives.
             await self._connection.read_response(timeout=timeout_s, push_request=True)

@@ -97,13 +97,18 @@ async def test_what_is_there_already_is_found(redis_client: redis.Redis, redis_u
 
 
 async def test_each_of_many_messages_is_heard(redis_client: redis.Redis, redis_url: str) -> None:
+    taker = connect_async(redis_url, "taker")
     async with watching(redis_url) as watch:
-        for _ in range(200):  # written at any moment of the watch's course
+        began = time.monotonic()
+        for n in range(200):
             waiting = asyncio.create_task(watch.wait(LONG_S))
-            await asyncio.sleep(0)
+            for _ in range(n % 8):  # written at another moment of the watch's course each time
+                await asyncio.sleep(0)
             redis_client.lpush(QUEUE, "m")
             assert await asyncio.wait_for(waiting, 5)
-            redis_client.delete(QUEUE)
+            await taker.delete(QUEUE)
+        assert time.monotonic() - began < 10  # none waited for a look at the clock
+    await taker.aclose()
 
 
 async def test_other_keys_wake_nobody(redis_client: redis.Redis, redis_url: str) -> None:
