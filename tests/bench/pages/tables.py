@@ -50,7 +50,7 @@ ROWS: tuple[tuple[str, str, str, str, str], ...] = (
     ("overhead", "scripts_per_request", "round trips (scripts) per request, N = 256", "",
      "8 ms linger before a DONE, of those that end alone"),
     ("overhead", "commands_per_request", "Redis commands per request, inside scripts", "", ""),
-    ("latency", "wake_ms_p50", "idle: sent → worker has it, p50", " ms", "BLMOVE, then POP"),
+    ("latency", "wake_ms_p50", "idle: sent → worker has it, p50", " ms", "woken by Redis, then POP"),
     ("latency", "wake_ms_p99", "idle: sent → worker has it, p99", " ms", "the scheduler"),
     ("latency", "answer_ms_p50", "idle: sent → result read, whole worker, p50", " ms",
      "three round trips"),

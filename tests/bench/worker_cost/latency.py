@@ -30,7 +30,7 @@ EXPECTED = {
     "commit_64_ms_p50": 4.5,
     "commit_256_ms_p50": 5,
     "overtake_64_ms_p50": 15,
-    "why": "a blocked BLMOVE wakes the drain, POP and DONE are one round trip each; under load "
+    "why": "Redis wakes the drain, POP and DONE are one round trip each; under load "
     "results linger 3 ms to share a DONE",
 }
 BARS = {

@@ -88,7 +88,7 @@ def lean(folder: Path, processes: int, group: int, count: int) -> dict[str, Any]
             subprocess.Popen([*command, str(group)], stdout=subprocess.PIPE, text=True)
             for _ in range(processes)
         ]
-        eventually(lambda: _blocked(client) == processes, 60, "all processes wait for requests")
+        eventually(lambda: _listening(client) == processes, 60, "all processes wait for requests")
         found = follow(held, [process.pid for process in running])
         written = sum(int(process.communicate(timeout=60)[0]) for process in running)
     if written != count:
@@ -96,8 +96,8 @@ def lean(folder: Path, processes: int, group: int, count: int) -> dict[str, Any]
     return found | {"processes": processes, "group": group}
 
 
-def _blocked(client: redis.Redis) -> int:
-    return int(client.info("clients")["blocked_clients"])
+def _listening(client: redis.Redis) -> int:
+    return int(client.info("clients")["tracking_clients"])
 
 
 def model(few: dict[str, Any], many: dict[str, Any]) -> tuple[float, float]:
