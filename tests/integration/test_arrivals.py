@@ -174,6 +174,18 @@ async def test_an_outage_is_told_and_the_next_wait_connects_anew(own: RedisServe
             assert await woken_by(client, watch, lambda: client.lpush(QUEUE, "m")) < 1
 
 
+async def test_messages_are_heard_of_over_a_socket_file(tmp_path: Path) -> None:
+    socket = tmp_path / "s"
+    with (
+        RedisServer(tmp_path / "redis", "--unixsocket", str(socket)) as server,
+        server.client() as client,
+    ):
+        async with watching(f"unix://{socket}?db=3") as watch:
+            other = redis.Redis(port=server.port, db=3)
+            assert await woken_by(client, watch, lambda: other.lpush(QUEUE, "m")) < 1
+            other.close()
+
+
 async def test_without_the_right_to_be_told_redis_is_asked(
     own: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
