@@ -24,8 +24,16 @@ class Batch:
 
     @property
     def life(self) -> str:
-        """A random text that its messages carry too: no other batch of this id has the same."""
-        return self.fields["life"]
+        """A random text that its messages carry too: no other batch of this id has the same.
+
+        A batch of protocol 1 has none; its messages carry its creation time.
+        """
+        return self.fields.get("life") or self.created
+
+    @property
+    def protocol(self) -> int:
+        """The protocol (contract/version.py) of the producer that queued it."""
+        return self.number("v") or 1
 
     @property
     def tenant(self) -> str:

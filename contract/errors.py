@@ -91,6 +91,12 @@ class StoreForbidden(StoreUnavailable):
     """Redis' user has not the right to this command or key: its administrator must give it."""
 
 
+class ProtocolMismatch(WarmqError):
+    """Another version of warmq is at work in this Redis, and the two do not understand each other."""
+
+    code = "protocol_mismatch"
+
+
 class BatchConflict(WarmqError):
     """The batch exists in a state that forbids what was asked."""
 

@@ -2,6 +2,11 @@
 
 from importlib import metadata
 
+#: The form of what Redis holds: batches, messages, leases, lists. Workers announce theirs, batches
+#: carry it as `v`, and lua/common.lua has the same number. What a lower one wrote is served; what
+#: a higher one wrote is refused. 1: commits before there was a number.
+PROTOCOL = 2
+
 
 def version() -> str:
     """Return the version that is installed, as `0.1.0`; a mere checkout does not know its own."""

@@ -3,6 +3,8 @@
 -- Keys are listed in docs/architecture.md. Time is always Redis TIME, in ms.
 
 local RESULT = 'celery-task-meta-'
+-- What Redis holds has this form (contract/version.py); 1 is that of commits before it had a number.
+local PROTOCOL = 2
 
 local function now_ms()
   local t = redis.call('TIME')
@@ -30,17 +32,19 @@ local function kept_key(batch, id) return batch_key(batch) .. ':kept:' .. id end
 -- Batches this script has met: the state at its start, and what it adds to their counters
 -- and to the list of finished requests (apply_to_batches). `life` is nil for a batch that is
 -- gone or being deleted. It is random, and only CREATE writes it: a message that carries it
--- was queued by ENQUEUE, for this batch and not for a deleted one of the same name.
+-- was queued by ENQUEUE, for this batch and not for a deleted one of the same name. A batch of
+-- protocol 1 (`older`) has none: its messages carry the time of its creation, and that is its life.
 local batches = {}
 local function batch_state(id)
   local b = batches[id]
   if not b then
     -- pcall: a forged name may lead to a key of another type.
     local f = redis.pcall('HMGET', batch_key(id), 'life', 'finished_at', 'cancelling', 'deleting',
-                          'completed', 'prompt_tokens', 'completion_tokens', 'list')
+                          'completed', 'prompt_tokens', 'completion_tokens', 'list', 'created_at')
     b = { added = {}, ended = {} }
     if not f.err and not f[4] then
-      b.life, b.finished, b.cancelling, b.list = f[1], f[2], f[3], f[8]
+      b.life, b.finished, b.cancelling, b.list = f[1] or f[9], f[2], f[3], f[8]
+      b.older = b.life and not f[1]
       local completed = tonumber(f[5] or 0)
       if completed > 0 then b.mean = math.floor((tonumber(f[6] or 0) + tonumber(f[7] or 0)) / completed) end
     end
@@ -131,10 +135,41 @@ local function note_ended(batch, id, outcome, size, home)
   end
 end
 
+-- How a request of a batch of protocol 1 ended; nil if it has not.
+local function older_outcome(id)
+  local status = result_status(id)
+  if status == FAILURE then return 'failed' end
+  if status ~= '{"status":"REVOKED"' then return nil end
+  local meta = redis.call('GET', RESULT .. id)
+  return string.find(meta, '"code":"expired"', 1, true) and 'expired' or 'cancelled'
+end
+
+-- The same for protocol 1: a note is <list> NUL <message>, and a cancelled request whose message
+-- still waits has none. A note gets the form of today.
+local function older_ending(batch, id, note)
+  local outcome = older_outcome(id)
+  if not note then
+    if outcome == 'cancelled' then return outcome, '' end
+    return nil
+  end
+  local list, message = string.match(note, '^(%Z*)%z({.*)$')
+  if not list or not outcome then return nil end
+  local home, kept = string.gsub(list, ':suspects$', ''), kept_key(batch, id)
+  redis.call('DEL', kept)
+  redis.call('LPUSH', kept, message)
+  redis.call('HSET', batch_key(batch) .. ':failed', id, outcome .. '\0' .. #message .. '\0' .. home)
+  local left = redis.call('PTTL', batch_key(batch))
+  if left > 0 then redis.call('PEXPIRE', kept, left) end
+  return outcome, home
+end
+
 -- How a request ended that RETRY may run again, and the home of its kept message ('' if it
 -- still waits in the queue); nil if it is not noted.
 local function noted_ending(batch, id)
   local note = redis.call('HGET', batch_key(batch) .. ':failed', id)
+  if batch_state(batch).older and not (note and string.find(note, '^%Z*%z%d+%z')) then
+    return older_ending(batch, id, note)
+  end
   if not note then return nil end
   return string.match(note, '^(%Z*)%z%d+%z(.*)$')
 end

@@ -5,7 +5,7 @@
 --   deaths,revoked}
 -- Returns: 1 if there is more to remove, else 0.
 local key = batch_key(ARGV[1])
-if redis.call('HEXISTS', key, 'deleting') == 0 then return 0 end
+if redis.call('EXISTS', key) == 1 and redis.call('HEXISTS', key, 'deleting') == 0 then return 0 end
 -- Another delete may have been faster.
 if (redis.call('LINDEX', key .. ':index', 0) or '') ~= ARGV[2] then return 1 end
 for i = 3, #ARGV do

@@ -22,6 +22,20 @@ local function unpack_lease(record)
            home = home, id = id, batch = batch, life = life }
 end
 
+-- The record of a lease in the form of today. One of protocol 1, <slots> NUL <list> NUL <message>,
+-- gives up its message to the lease's own list; who asks then writes the record or drops the lease.
+local function adopt_lease(lease, record)
+  local slots, list, message = string.match(record, '^(%d+)%z(%Z*)%z(%Z+)$')
+  local r = slots and read_message(message)
+  if not r then return record end
+  local queue = string.match(list, '^(.*):suspects$')
+  redis.call('DEL', leased_key(lease))
+  redis.call('LPUSH', leased_key(lease), message)
+  return pack_lease({ slots = slots, cost = 0, size = #message, list = list,
+                      home = queue and queue .. r.step or list,
+                      id = r.id, batch = r.batch, life = r.life })
+end
+
 local function lease_number(lease) return tonumber(string.match(lease, '/(%d+)$')) or 0 end
 
 local function suspects_of(list)
@@ -29,14 +43,34 @@ local function suspects_of(list)
   return queue .. ':suspects'
 end
 
+local function pack_letter(l, r, reason, at)
+  return table.concat({ at, l.size, l.home, l.id, l.batch, l.life,
+                        cjson.encode(r and r.custom_id or cjson.null), (string.gsub(reason, '%z', '?')) }, '\0')
+end
+
 -- Moves the last message in `from` to the dead letters. `l` tells size, home, request id, batch
 -- and life, `r` what its message says (nil if it cannot be read).
 local function dead_letter(from, l, r, reason, now)
   local letter = redis.call('INCR', 'warmq:lease_seq')
   redis.call('LMOVE', from, 'warmq:dead:' .. letter, 'RIGHT', 'LEFT')
-  redis.call('HSET', 'warmq:dead', letter,
-             table.concat({ now, l.size, l.home, l.id, l.batch, l.life,
-                            cjson.encode(r and r.custom_id or cjson.null), (string.gsub(reason, '%z', '?')) }, '\0'))
+  redis.call('HSET', 'warmq:dead', letter, pack_letter(l, r, reason, now))
+end
+
+-- The record of a dead letter in the form of today. In protocol 1 it was
+-- <reason> NUL <time> NUL <list> NUL <message>, and no reason a number.
+local function adopt_letter(letter, record)
+  if string.find(record, '^%d+%z%d+%z') then return record end
+  local reason, at, list, message = string.match(record, '^(%Z*)%z(%d+)%z(%Z*)%z(.*)$')
+  if not reason then return record end
+  local r = read_message(message)
+  local l = r or { id = '', batch = '', life = '' }
+  local queue = string.match(list, '^(.*):suspects$')
+  l.size, l.home = #message, queue and queue .. (r and r.step or '') or list
+  redis.call('DEL', 'warmq:dead:' .. letter)
+  redis.call('LPUSH', 'warmq:dead:' .. letter, message)
+  local adopted = pack_letter(l, r, reason, at)
+  redis.call('HSET', 'warmq:dead', letter, adopted)
+  return adopted
 end
 
 local function drop_lease(worker, lease)

@@ -71,7 +71,8 @@ local function read_written(message, stop)
 end
 
 -- What warmq needs of a Celery protocol-2 message; nil and the reason if it is not one.
--- `step` is the suffix of the priority's list.
+-- `step` is the suffix of the priority's list. The reason beside a message: it can be read, but a
+-- newer warmq wrote it, which may mean more than this one knows.
 local function read_message(message)
   local stop = body_end(message)
   local written = stop and read_written(message, stop)
@@ -92,12 +93,19 @@ local function read_message(message)
   local w = h['warmq']
   if type(w) == 'table' then
     if type(w['batch']) == 'string' and w['batch'] ~= '' then
-      -- A message that only claims to be of a batch belongs to none that lives.
-      out.batch, out.life = w['batch'], type(w['life']) == 'string' and w['life'] or ''
+      -- A message that only claims to be of a batch belongs to none that lives. One of protocol 1
+      -- has no life: it belongs to a batch that has none either (batch_state).
+      out.batch = w['batch']
+      local life = w['life'] == nil and w['created'] or w['life']
+      out.life = type(life) == 'string' and life or ''
     end
     if type(w['custom_id']) == 'string' and is_utf8(w['custom_id']) then out.custom_id = w['custom_id'] end
     if type(w['line']) == 'number' then out.line = w['line'] end
     if type(w['deadline']) == 'number' then out.deadline = w['deadline'] end
+    if type(w['v']) == 'number' and w['v'] > PROTOCOL then
+      return out, string.format('queued by a newer warmq (protocol %.0f, this worker knows %d): ' ..
+                                'upgrade the workers, then retry it', w['v'], PROTOCOL)
+    end
   end
   return out
 end

@@ -131,7 +131,11 @@ local function take_from(list, most)
     local usable, ended = r and true, nil
     -- A request whose result key has another type must not stop the queue.
     if r then usable, ended = pcall(end_unrun, list, message, r) end
-    if not usable then
+    if usable and reason and not ended then
+      -- It has no ending: retried, it goes to a worker that knows what it means.
+      dead_letter(list, { size = #message, home = home_of(list, r), id = r.id, batch = r.batch,
+                          life = r.life }, r, reason, now)
+    elseif not usable then
       dead_letter(list, { size = #message, home = list, id = '', batch = '', life = '' }, r,
                   reason or 'the key of its result has another type', now)
     elseif not ended then

@@ -23,8 +23,8 @@ for _, batch in ipairs(redis.call('ZRANDMEMBER', 'warmq:batches', 20)) do
 end
 local letters = redis.call('HRANDFIELD', 'warmq:dead', 20, 'WITHVALUES')
 for i = 1, #letters, 2 do
-  local at, batch, life = string.match(letters[i + 1], '^(%d+)%z%d+%z%Z*%z%Z*%z(%Z*)%z(%Z*)%z')
-  local gone = batch ~= '' and not batch_alive(batch, life)
+  local at, batch, life = string.match(adopt_letter(letters[i], letters[i + 1]), '^(%d+)%z%d+%z%Z*%z%Z*%z(%Z*)%z(%Z*)%z')
+  local gone = batch and batch ~= '' and not batch_alive(batch, life)
   if gone or batch == '' and now - tonumber(at) > ttl_ms then forget_letter(letters[i]) end
 end
 redis.call('ZREMRANGEBYSCORE', 'warmq:revoked', '-inf', math.floor(now / 1000))
@@ -67,8 +67,11 @@ local function sweep_worker(worker)
   local back, left, died = {}, {}, false
   local all, alive = leases_of(hash)
   for i, found in ipairs(all) do
-    local l = unpack_lease(redis.call('HGET', hash, found.id))
-    l.lease, l.died = found.id, not alive and #all - i < l.slots
+    local record = redis.call('HGET', hash, found.id)
+    if found.expired then record = adopt_lease(found.id, record) end
+    local l = unpack_lease(record)
+    l.slots = tonumber(string.match(record, '^%d+')) -- one of protocol 1 that has time left
+    l.lease, l.record, l.died = found.id, record, not alive and #all - i < l.slots
     if found.expired then
       back[#back + 1] = l
       died = died or l.died
@@ -78,8 +81,7 @@ local function sweep_worker(worker)
   end
   -- What was not in the engine keeps that mark when the ones before it are gone.
   for _, l in ipairs(died and left or {}) do
-    l.slots = 0
-    redis.call('HSET', hash, l.lease, pack_lease(l))
+    redis.call('HSET', hash, l.lease, (string.gsub(l.record, '^%d+', '0')))
   end
   hand_back(worker, back, max_deaths, now, date, ttl_ms)
   return #back

@@ -20,7 +20,7 @@ from contract.nearest import did_you_mean
 from contract.redis import keys
 from contract.redis.connect import connect, masked
 from contract.redis.dead_letters import CHUNK, DeadLetters, groups
-from contract.results import failure_meta
+from contract.results import failure_meta, outcome_of, read_meta
 
 #: RETRY's answer where RETIRE has given the results their expiry: HOLD has to come first.
 NOT_HELD = -2
@@ -193,12 +193,8 @@ class BatchStore(DeadLetters):
 
     def retry(self, batch: Batch, outcomes: Sequence[str]) -> int:
         """Queue ended requests again whose outcome is named; return how many."""
-        wanted: dict[str, tuple[str, int]] = {}  # outcome and bytes of the message
-        key = keys.batch_key(batch.id, "failed")
-        for request_id, note in self._client.hscan_iter(key, count=1000):
-            outcome, size, _ = note.decode().split("\0", 2)
-            if outcome in outcomes:
-                wanted[request_id.decode()] = (outcome, int(size))
+        # Outcome and bytes of the message.
+        wanted = {rid: of for rid, of in self._ended(batch) if of[0] in outcomes}
         if not wanted:
             return 0
         self._hold(batch.id)
@@ -209,6 +205,26 @@ class BatchStore(DeadLetters):
                 self._hold(batch.id)
             count += max(0, int(done))
         return count
+
+    def _ended(self, batch: Batch) -> Iterator[tuple[str, tuple[str, int]]]:
+        """Yield id, outcome and bytes of the message of each request that RETRY may run again."""
+        key = keys.batch_key(batch.id, "failed")
+        older: dict[str, int] = {}  # notes of protocol 1: list and message
+        for request_id, note in self._client.hscan_iter(key, count=1000):
+            outcome, size, *home = note.split(b"\0", 2)
+            if home:
+                yield request_id.decode(), (outcome.decode(), int(size))
+            else:
+                older[request_id.decode()] = len(size)
+        if batch.protocol > 1 or "life" in batch.fields:
+            return
+        # There the result says how a request ended, and a cancelled one that waits has no note.
+        for chunk in self.index(batch.id):
+            ids = chunk.request_ids(batch.id)
+            for rid, raw in zip(ids, self.results(ids), strict=True):
+                ending = outcome_of(read_meta(raw)) if raw else ""
+                if ending and (rid in older or ending == "cancelled"):
+                    yield rid, (ending, older.get(rid, 0))
 
     def _hold(self, batch_id: str) -> None:
         batch = self.batch(batch_id)

@@ -10,9 +10,11 @@ import redis
 
 from contract import naming
 from contract.batch import Batch
+from contract.errors import ProtocolMismatch
 from contract.redis import keys
 from contract.redis.client import Client
 from contract.streaming import Listener
+from contract.version import PROTOCOL, version
 
 #: Workers announce themselves every second; one silent for so long is not counted.
 WORKER_SILENT_S = 15.0
@@ -23,6 +25,12 @@ PAGE = 250
 def is_alive(worker: Mapping[str, Any]) -> bool:
     """Whether an announcement of `Reads.announcements` is fresh, and not its worker's last."""
     return bool(worker["silent_s"] < WORKER_SILENT_S and worker.get("state") != "stopped")
+
+
+def protocol_of(worker: Mapping[str, Any]) -> int:
+    """Return the protocol that a worker announced; those before it had a number announce none."""
+    told = worker.get("protocol")
+    return told if isinstance(told, int) else 1
 
 
 class Reads:
@@ -53,9 +61,19 @@ class Reads:
     # -- batches ----------------------------------------------------------------
 
     def batch(self, batch_id: str) -> Batch | None:
-        """Return the state of a batch, or None if there is none."""
+        """Return the state of a batch, or None if there is none.
+
+        Raises:
+            ProtocolMismatch: for a batch that a newer warmq has queued.
+        """
         raw = self._client.hgetall(keys.batch_key(batch_id))
-        return Batch(batch_id, _texts(raw.items())) if raw else None
+        batch = Batch(batch_id, _texts(raw.items())) if raw else None
+        if batch and batch.protocol > PROTOCOL:
+            raise ProtocolMismatch(
+                f"batch {batch_id} was queued by a newer warmq (protocol {batch.protocol}; this "
+                f"one, {version()}, knows {PROTOCOL}): upgrade this one"
+            )
+        return batch
 
     def batches(self) -> list[Batch]:
         """Return all batches, newest first: one round trip for the first PAGE, one for the next."""
@@ -93,7 +111,10 @@ class Reads:
         for worker in {lease.rpartition(b"/")[0] for lease, ends in leases if ends > 0}:
             pipe.hgetall(keys.worker_key(worker.decode()))
         held = (record.split(b"\0", 7) for leased in pipe.execute() for record in leased.values())
-        return sum(of[6:] == [batch.id.encode(), batch.life.encode()] for of in held)
+        ours = [batch.id.encode(), batch.life.encode()]
+        older = b'"batch":%s,"created":"%s"' % (orjson.dumps(batch.id), ours[1])
+        # A lease record of protocol 1 ends with the message.
+        return sum(of[6:] == ours or (len(of) == 3 and older in of[2]) for of in held)
 
     # -- requests -----------------------------------------------------------------
 

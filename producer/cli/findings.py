@@ -98,6 +98,14 @@ WORDS: dict[Code, tuple[str, str]] = {
         "{id} runs warmq {other_version}, this producer {own}",
         "install the same version everywhere",
     ),
+    "worker_older": (
+        "{id} speaks protocol {theirs}, this producer {own}: it does not take what this one queues",
+        "upgrade the worker",
+    ),
+    "worker_newer": (
+        "{id} speaks protocol {theirs}, this producer {own}: it may not be read right from here",
+        "upgrade the producer",
+    ),
     "no_worker": (
         "no worker runs on this Redis",
         "start one with the same WARMQ_REDIS_URL; `python -m worker.check` says whether it can run",

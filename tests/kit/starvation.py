@@ -19,7 +19,7 @@ class Starvation:
         self._ended: dict[str, tuple[int, float]] = {}
 
     def look(self) -> None:
-        """Raise TimeoutError if a tenant has requests waiting and none of them ended for so long."""
+        """Raise TimeoutError if none of a waiting tenant's requests ended for so long."""
         now, ended = time.monotonic(), Counter[str]()
         for batch in self._store.batches():
             ended[batch.tenant] += batch.terminal

@@ -4,7 +4,7 @@ import orjson
 from pydantic import SecretStr
 
 from contract.redis.connect import credentials_of
-from contract.version import version
+from contract.version import PROTOCOL, version
 from worker.drain.lifecycle import State
 from worker.drain.serving import Serving
 from worker.settings import WorkerSettings
@@ -24,6 +24,7 @@ def announcement(serving: Serving) -> bytes:
         "state": state.value,
         **reason,
         "version": _VERSION,
+        "protocol": PROTOCOL,
         "queue": serving.leases.queue,
         "model": serving.settings.model,
         "in_flight": len(serving.in_flight),

@@ -238,11 +238,13 @@ class Leases(Scripts):
             pipe.pttl(keys.result_key(delivery.request_id))
         batches = sorted({d.batch for d in deliveries if d.batch})
         for batch in batches:
-            pipe.hmget(keys.batch_key(batch), "life", "finished_at")
+            pipe.hmget(keys.batch_key(batch), "life", "created_at", "finished_at")
         replies = await pipe.execute()
         states = dict(zip(batches, replies[len(deliveries) :], strict=True))
         open_lives = {
-            b: life.decode() for b, (life, finished) in states.items() if life and not finished
+            b: (life or created).decode()
+            for b, (life, created, finished) in states.items()
+            if created and not finished
         }
         return [
             pttl == -1 or (open_lives.get(d.batch) != d.life if d.batch else pttl != -2)

@@ -97,7 +97,8 @@ class Scripts:
 
     async def life_of(self, batch_id: str) -> bytes:
         """Return the random mark of a batch, b'' if it is gone."""
-        return await self._client.hget(keys.batch_key(batch_id), "life") or b""
+        life, created = await self._client.hmget(keys.batch_key(batch_id), "life", "created_at")
+        return life or created or b""  # one of protocol 1 has no life
 
     async def index_chunks(self, batch_id: str, start: int, count: int) -> list[bytes]:
         """Return up to `count` chunks of a batch's index as they are stored."""

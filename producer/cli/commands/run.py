@@ -9,7 +9,7 @@ from producer.cli import options
 from producer.cli.context import Context, Exit, hint, open_input, pass_context
 from producer.cli.outputs import check_outputs, errors_beside
 from producer.cli.progress import Meter, counted, tell
-from producer.cli.served import tell_if_unserved
+from producer.cli.served import refuse_older_workers, tell_if_unserved
 from producer.cli.show import put_json, written_json
 from producer.cli.told import ignored_fields
 from producer.cli.values import parse_overrides
@@ -77,6 +77,7 @@ def command(
     )
     submission.check()
     source = open_input(file)
+    refuse_older_workers(context.store, queue)
     tell_if_unserved(context.store, context.settings.queue, model)
     taken = _taken(context, submission, source, output, places, window)
     return _ended(output, str(places[1]), taken, as_json)

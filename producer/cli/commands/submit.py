@@ -18,7 +18,7 @@ from producer.cli.collect import collect
 from producer.cli.context import WATCH_AGAIN, Context, Exit, hint, open_input, pass_context
 from producer.cli.outputs import check_outputs
 from producer.cli.progress import Meter, tell
-from producer.cli.served import tell_if_unserved
+from producer.cli.served import refuse_older_workers, tell_if_unserved
 from producer.cli.values import parse_deadline, parse_overrides
 from producer.core.files import OutputUnwritable
 from producer.core.queue_workers import QueueWorkers
@@ -119,6 +119,7 @@ def _put_id(text: str, *, err: bool) -> None:
 def _queued(submitting: "ResumingSubmit", queue: str) -> Summary:
     """Queue the file, and say what became of it and who will serve it."""
     name, store, began = submitting.submission.batch_id, submitting.store, time.monotonic()
+    refuse_older_workers(store, queue)
     tell_if_unserved(store, submitting.settings.queue, submitting.submission.model)
     again = f"the same command with --batch-id {name}"
     mended = (

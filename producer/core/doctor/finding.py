@@ -14,8 +14,8 @@ Code = Literal[
     "no_worker", "open_batch", "other_policy", "queue", "queue_unserved", "queue_unused",
     "redis_unusable", "redis_writes_fail", "replica", "rights", "rights_missing", "sentinel",
     "server", "server_too_old", "settings", "settings_wrong", "suspects", "version", "worker",
-    "worker_degraded", "worker_draining", "worker_other_version", "worker_silent",
-    "worker_starting", "worker_stopped",
+    "worker_degraded", "worker_draining", "worker_newer", "worker_older", "worker_other_version",
+    "worker_silent", "worker_starting", "worker_stopped",
 ]  # fmt: skip
 
 

@@ -7,7 +7,8 @@ from typing import Any
 from contract.batch import Batch
 from contract.redis import keys
 from contract.redis.batches import BatchStore
-from contract.redis.reads import is_alive
+from contract.redis.reads import is_alive, protocol_of
+from contract.version import PROTOCOL
 from producer.core.doctor.finding import Code, Finding, ok, problem, remark
 
 #: Dead letters are counted up to here: each must be read.
@@ -34,7 +35,11 @@ def judge_workers(heard: Sequence[Worker], version: str) -> Iterator[Finding]:
             continue
         busy = _STATES.get(facts["state"])
         yield remark("workers", busy, **facts) if busy else ok("workers", "worker", **facts)
-        if facts["version"] not in (None, version):
+        if protocol_of(worker) != PROTOCOL:
+            both = {"theirs": protocol_of(worker), "own": PROTOCOL}
+            code = "worker_older" if both["theirs"] < PROTOCOL else "worker_newer"
+            yield problem("workers", code, **facts, **both)
+        elif facts["version"] not in (None, version):
             yield remark("workers", "worker_other_version", **facts, own=version)
 
 
