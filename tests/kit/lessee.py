@@ -19,6 +19,7 @@ from contract.redis import keys
 from contract.redis.batches import BatchStore
 from contract.redis.scripts import source
 from contract.results import failure_meta, success_meta
+from contract.version import PROTOCOL
 
 QUEUE = naming.DEFAULT_QUEUE
 SEED = "00" * 20
@@ -191,18 +192,9 @@ class Lessee:
 
     def sweep(self, *, lease_ms: int = 60_000, max_deaths: int = 2, limit: int = 500) -> int:
         """Put expired leases back."""
-        announcement = orjson.dumps({"state": "ready", "queue": self.queue})
-        args = (
-            lease_ms,
-            max_deaths,
-            self.ttl_ms,
-            DATE,
-            limit,
-            self.worker,
-            announcement,
-            self.queue,
-        )
-        return int(self.run("sweep", *args))
+        announcement = orjson.dumps({"state": "ready", "queue": self.queue, "protocol": PROTOCOL})
+        args = (lease_ms, max_deaths, self.ttl_ms, DATE, limit, self.worker, announcement)
+        return int(self.run("sweep", *args, self.queue))
 
     def bury(self, lease: Lease, reason: str) -> int:
         """Make a leased message a dead letter."""
