@@ -92,7 +92,7 @@ class StoreForbidden(StoreUnavailable):
 
 
 class ProtocolMismatch(WarmqError):
-    """Another version of warmq is at work in this Redis, and the two do not understand each other."""
+    """Another version of warmq uses this Redis, and the two do not understand each other."""
 
     code = "protocol_mismatch"
 

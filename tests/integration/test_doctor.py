@@ -20,7 +20,7 @@ from support import producer_command, producer_env, run_producer
 from contract.naming import DEFAULT_QUEUE
 from contract.redis import keys, rights
 from contract.redis.batches import BatchStore
-from contract.version import version
+from contract.version import PROTOCOL, version
 from demo.stack import ROOT, RedisServer, eventually, free_port, redis_binary
 from producer.cli.findings import WORDS, text_and_remedy
 from producer.core.doctor import here, server, workers
@@ -62,7 +62,7 @@ def levels(found: Found, level: str) -> set[str]:
 def announce(store: BatchStore, name: str = "celery@a.12.0a1b2c3d", **more: Any) -> None:
     """Leave what a worker says of itself; `silent_s` ago."""
     said = {"state": "ready", "queue": DEFAULT_QUEUE, "model": "tiny", "in_flight": 3, "limit": 40,
-            "version": version()} | more  # fmt: skip
+            "version": version(), "protocol": PROTOCOL} | more  # fmt: skip
     seconds, _ = client_of(store).time()
     record = b"%d\0" % ((seconds - said.pop("silent_s", 0)) * 1000)
     client_of(store).hset(keys.WORKERS, name, record + orjson.dumps(said))
@@ -332,8 +332,9 @@ def test_a_worker_that_announces_less_is_told_all_the_same(
     seconds, _ = client_of(own_store).time()
     said = orjson.dumps({"state": "ready", "queue": DEFAULT_QUEUE})
     client_of(own_store).hset(keys.WORKERS, "celery@a.1.0", b"%d\0" % (seconds * 1000) + said)
-    found = doctor(own.url, 0)
+    found = doctor(own.url, 1)
     assert found["worker"]["text"] == "celery@a.1.0: ready, 0 in flight, queue warmq"
+    assert found["worker_older"]["text"].startswith("celery@a.1.0 speaks protocol 1, ")
 
 
 @pytest.mark.parametrize(

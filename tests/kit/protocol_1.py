@@ -1,4 +1,4 @@
-"""Records what commit f5e998d, the last of protocol 1, leaves in Redis: tests of upgrades begin there.
+"""What commit f5e998d, of protocol 1, leaves in Redis: upgrade tests begin there.
 
     python tests/kit/protocol_1.py      (in a checkout with its history)
 
@@ -68,12 +68,14 @@ def submit(batch, count, *options):
 
 def pop(count, lease_ms=60000):
     lists = ["warmq", *(f"warmq\\x06\\x16{step}" for step in (3, 6, 9))]
-    reply = script("pop", "old@host.1.0a", "warmq", count, 2**20, lease_ms, 2, 60000, DATE, 0, *lists)
+    reply = script("pop", "old@host.1.0a", "warmq", count, 2**20, lease_ms, 2, 60000, DATE, 0,
+                   *lists)
     found = reply[4:]
     return [read_delivery(found[i].decode(), found[i + 3]) for i in range(0, len(found), 4)]
 
 def done(delivery, ok=True):
-    answer = json.dumps({"id": "chatcmpl-1", "object": "chat.completion", "created": 1, "model": "m",
+    answer = json.dumps({"id": "chatcmpl-1", "object": "chat.completion", "created": 1,
+        "model": "m",
         "choices": [{"index": 0, "message": {"role": "assistant", "content": "an old answer"},
                      "finish_reason": "stop", "logprobs": None}],
         "usage": {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}}).encode()
