@@ -8,8 +8,23 @@ import orjson
 
 from contract import naming
 
-#: A line's number, its custom_id, and whether its request id is derived from the number.
-IndexEntry = tuple[int, str, bool]
+#: A line's number, its custom_id, and whether its request id is derived from the number. A fourth
+#: part, where there is one, is the request id of its leader: the line is a follower, which has no
+#: message and no result of its own, and is answered by its leader's (`submit --once`).
+IndexEntry = tuple[int, str, bool] | tuple[int, str, bool, str]
+
+
+def own_id(batch_id: str, entry: IndexEntry) -> str:
+    """Return the request id of a line."""
+    line, custom_id, by_line = entry[:3]
+    if by_line:
+        return naming.line_request_id(batch_id, line)
+    return naming.request_id(batch_id, custom_id)
+
+
+def leader_of(entry: IndexEntry) -> str:
+    """Return the request id of a follower's leader, '' for a line that is no follower."""
+    return entry[3] if len(entry) == 4 else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +52,6 @@ class IndexChunk:
     def request_ids(self, batch_id: str) -> list[str]:
         """Return the request ids in line order."""
         return [
-            naming.line_request_id(batch_id, line)
-            if by_line
-            else naming.request_id(batch_id, custom)
-            for line, custom, by_line in self.entries
+            naming.line_request_id(batch_id, e[0]) if e[2] else naming.request_id(batch_id, e[1])
+            for e in self.entries
         ]

@@ -110,7 +110,11 @@ _decode_success = msgspec.json.Decoder(_Success).decode
 
 
 def _plain_line(
-    request_id: str, raw: bytes, custom_id: str | None = None, line: int | None = None
+    request_id: str,
+    raw: bytes,
+    custom_id: str | None = None,
+    line: int | None = None,
+    leader: str = "",
 ) -> ResultLine | None:
     """Return the line of a success that warmq wrote, without decoding its body; None for others.
 
@@ -119,6 +123,10 @@ def _plain_line(
     try:
         meta = _decode_success(raw)
         body, rid = bytes(meta.result), request_id.encode()
+        ran, same_as = rid, b""
+        if leader:
+            ran = leader.encode()
+            same_as = b',"same_as":' + orjson.dumps(meta.warmq.custom_id)
         body.decode()  # msgspec does not look into what it passes over
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
@@ -128,16 +136,22 @@ def _plain_line(
         return None
     out = b"".join((
         b'{"id":"batch_req_', rid, b'","custom_id":', orjson.dumps(custom_id),
-        b',"response":{"status_code":200,"request_id":"', rid, b'","body":', body,
-        b'},"error":null,"warmq":{"line":%d,"timing":' % line, bytes(meta.warmq.timing), b"}}",
+        b',"response":{"status_code":200,"request_id":"', ran, b'","body":', body,
+        b'},"error":null,"warmq":{"line":%d,"timing":' % line, bytes(meta.warmq.timing),
+        same_as, b"}}",
     ))  # fmt: skip
     return ResultLine(out, False)
 
 
-def result_line(request_id: str, custom_id: str, line: int, raw: bytes | None) -> ResultLine:
-    """Return OpenAI's batch output line for a stored result, or for a lost one."""
-    plain = _plain_line(request_id, raw, custom_id, line) if raw is not None else None
-    return plain or _any_line(request_id, custom_id, line, raw)
+def result_line(
+    request_id: str, custom_id: str, line: int, raw: bytes | None, leader: str = ""
+) -> ResultLine:
+    """Return OpenAI's batch output line for a stored result, or for a lost one.
+
+    With `leader`, a request id, the result is that request's, and the line says so (`same_as`).
+    """
+    plain = _plain_line(request_id, raw, custom_id, line, leader) if raw is not None else None
+    return plain or _any_line(request_id, custom_id, line, raw, leader)
 
 
 def own_line(request_id: str, raw: bytes) -> ResultLine | None:
@@ -148,17 +162,26 @@ def own_line(request_id: str, raw: bytes) -> ResultLine | None:
     return _any_line(request_id, ours["custom_id"], ours["line"], raw) if ours else None
 
 
-def _any_line(request_id: str, custom_id: str, line: int, raw: bytes | None) -> ResultLine:
+def _any_line(
+    request_id: str, custom_id: str, line: int, raw: bytes | None, leader: str = ""
+) -> ResultLine:
     out: dict[str, Any] = {"id": f"batch_req_{request_id}", "custom_id": custom_id}
     out |= {"response": None, "error": None}
-    error = {"code": "result_expired", "message": "the result was collected too late"}
+    error: dict[str, Any] = {
+        "code": "result_expired", "message": "the result was collected too late"
+    }  # fmt: skip
+    same_as: dict[str, Any] = {}
     if raw is not None:
         meta = read_meta(raw)
         ours, body = meta.get("warmq") or {}, meta.get("result")
+        if leader:
+            same_as = {"same_as": ours.get("custom_id")}
         if meta["status"] == "SUCCESS":
-            out["response"] = {"status_code": 200, "request_id": request_id, "body": body}
-            out["warmq"] = {"line": line, "timing": ours.get("timing")}
+            ran = leader or request_id
+            out["response"] = {"status_code": 200, "request_id": ran, "body": body}
+            out["warmq"] = {"line": line, "timing": ours.get("timing")} | same_as
             return ResultLine(orjson.dumps(out), False)
         error = ours.get("error") or {"code": "request_failed", "message": str(body)}
-    out["error"] = {"line": line, **error}
+    own = {"line": line} if leader else {}  # the leader's error may name the leader's line
+    out["error"] = {"line": line, **error, **own, **same_as}
     return ResultLine(orjson.dumps(out), True)

@@ -3,7 +3,7 @@
 -- ARGV: batch, life, flag 0|1, ttl_ms, then pairs (request id, meta)
 --   flag 1 seals the batch and makes POP cancel the rest of it (first call of a batch cancel)
 -- Touches: warmq:batch:<id>*, celery-task-meta-<id>, channels warmq:cancel, warmq:batch-cancel
--- Returns: how many were cancelled; -1 if the batch is gone.
+-- Returns: how many lines were cancelled; -1 if the batch is gone.
 local batch, life = ARGV[1], ARGV[2]
 unblock()
 if not batch_alive(batch, life) then return -1 end
@@ -13,13 +13,14 @@ if ARGV[3] == '1' and not b.finished then
   redis.call('PUBLISH', 'warmq:batch-cancel', batch)
   b.touched = true
 end
-local ids = {}
+local ids, lines = {}, 0
 for i = 5, #ARGV, 2 do
   if commit(ARGV[i], ARGV[i + 1], 'cancelled', batch, life, tonumber(ARGV[4]), 0, 0) then
     ids[#ids + 1] = ARGV[i]
+    lines = lines + 1 + followers_of(batch, ARGV[i])
     note_ended(batch, ARGV[i], 'cancelled', 0, '')
   end
 end
 if #ids > 0 and ARGV[3] ~= '1' then redis.call('PUBLISH', 'warmq:cancel', cjson.encode(ids)) end
 apply_to_batches(now_ms())
-return #ids
+return lines

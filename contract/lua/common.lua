@@ -40,13 +40,16 @@ local function batch_state(id)
   if not b then
     -- pcall: a forged name may lead to a key of another type.
     local f = redis.pcall('HMGET', batch_key(id), 'life', 'finished_at', 'cancelling', 'deleting',
-                          'completed', 'prompt_tokens', 'completion_tokens', 'list', 'created_at')
+                          'completed', 'prompt_tokens', 'completion_tokens', 'list', 'created_at',
+                          'identical')
     b = { added = {}, ended = {} }
     if not f.err and not f[4] then
       b.life, b.finished, b.cancelling, b.list = f[1] or f[9], f[2], f[3], f[8]
-      b.older = b.life and not f[1]
+      b.older, b.once = b.life and not f[1], f[10]
       local completed = tonumber(f[5] or 0)
-      if completed > 0 then b.mean = math.floor((tonumber(f[6] or 0) + tonumber(f[7] or 0)) / completed) end
+      if completed > 0 and not b.once then -- lines that share an answer are counted, too
+        b.mean = math.floor((tonumber(f[6] or 0) + tonumber(f[7] or 0)) / completed)
+      end
     end
     batches[id] = b
   end
@@ -68,6 +71,22 @@ local function foreign(id, b)
   return not b.finished and redis.call('PTTL', RESULT .. id) > 0
 end
 
+-- Of a batch submitted with --once: the followers of each leader, the lines that its result answers
+-- too. <leader's request id> -> how many; <leader's request id> NUL <n> -> the n-th, from 1, as
+-- its entry in the index begins.
+local function followers_key(batch) return batch_key(batch) .. ':identical' end
+
+-- How many followers a request of a batch has now.
+local function followers_of(batch, id)
+  if not batch_state(batch).once then return 0 end
+  return tonumber(redis.call('HGET', followers_key(batch), id)) or 0
+end
+
+-- The note in the list of finished requests that followers have ended, from one number to another.
+local function ended_followers(leader, from, to)
+  return string.format('%s\0%d\0%d', leader, from, to)
+end
+
 -- Writes a terminal result once. batch == '' means a plain Celery request.
 local function commit(id, meta, outcome, batch, life, ttl_ms, prompt_tokens, completion_tokens)
   local b = batch ~= '' and batch_state(batch)
@@ -77,10 +96,12 @@ local function commit(id, meta, outcome, batch, life, ttl_ms, prompt_tokens, com
     redis.call('SET', RESULT .. id, meta)
   end
   if b then
-    add(b, outcome, 1)
+    local followers = followers_of(batch, id)
+    add(b, outcome, 1 + followers)
     add(b, 'prompt_tokens', prompt_tokens)
     add(b, 'completion_tokens', completion_tokens)
     b.ended[#b.ended + 1] = id
+    if followers > 0 then b.ended[#b.ended + 1] = ended_followers(id, 1, followers) end
   else
     redis.call('PEXPIRE', RESULT .. id, ttl_ms)
   end

@@ -20,7 +20,7 @@ local function undo_failure(id, batch)
   redis.call('DEL', RESULT .. id)
   if batch == '' then return end
   local key = batch_key(batch)
-  redis.call('HINCRBY', key, 'failed', -1)
+  redis.call('HINCRBY', key, 'failed', -1 - followers_of(batch, id))
   redis.call('HDEL', key, 'finished_at')
   redis.call('HINCRBY', key, 'retried', 1)
   redis.call('ZREM', 'warmq:retiring', batch)

@@ -3,9 +3,49 @@
 --   index chunk, high water count, high water fraction, messages joined by newlines (JSON has
 --   none; one argument costs the producer a tenth of 500), then pairs (request id, meta) of
 --   rejected lines
--- Touches: warmq:batch:<id>, its :index and :finished, the list key, warmq:turns:*,
+--   Where the batch was submitted with --once, an entry of the chunk with a fourth part is a
+--   follower's: the result of the request named there answers it, before or after it ended.
+-- Touches: warmq:batch:<id>, its :index, :finished and :identical, the list key, warmq:turns:*,
 --   celery-task-meta-<id>
 -- Returns: {'ok'} | {'gone'} | {'sealed'} | {'moved', cursor, digest} | {'full', text}
+
+-- The outcome of a request of a batch that has its result; nil while it has none.
+local function outcome_of(batch, id)
+  local status = result_status(id)
+  if status == '' or foreign(id, batch_state(batch)) then return nil end
+  if string.find(status, '{"status":"SUCCESS"', 1, true) then return 'completed' end
+  if status == FAILURE then return 'failed' end
+  -- Of those that are revoked only the code, which the meta has but once unescaped, tells.
+  local expired = string.find(redis.call('GET', RESULT .. id), '"code":"expired"', 1, true)
+  return expired and 'expired' or 'cancelled'
+end
+
+-- Notes the followers of a chunk, ended where their leader has; returns how many they are.
+local function add_followers(batch, chunk)
+  local b = batch_state(batch)
+  if not b.once then return 0 end
+  local key, count, first, last = followers_key(batch), 0, {}, {}
+  for _, entry in ipairs(cjson.decode(chunk)[3]) do
+    local leader = entry[4]
+    if leader then
+      local n = redis.call('HINCRBY', key, leader, 1)
+      redis.call('HSET', key, leader .. '\0' .. string.format('%d', n),
+                 cjson.encode({ entry[1], entry[2], entry[3] }))
+      first[leader], last[leader] = first[leader] or n, n
+      count = count + 1
+    end
+  end
+  for leader, from in pairs(first) do
+    local outcome = outcome_of(batch, leader)
+    if outcome then
+      add(b, outcome, last[leader] - from + 1)
+      b.ended[#b.ended + 1] = ended_followers(leader, from, last[leader])
+    end
+  end
+  add(b, 'identical', count)
+  return count
+end
+
 local batch, life, list = ARGV[1], ARGV[2], ARGV[3]
 local key = batch_key(batch)
 if not batch_alive(batch, life) then return { 'gone' } end
@@ -39,10 +79,11 @@ while at <= #ARGV[11] do
 end
 if #found > 0 then push() end
 note_pushed(list, messages)
+local followers = add_followers(batch, ARGV[8])
 redis.call('RPUSH', key .. ':index', ARGV[8])
 redis.call('HSET', key, 'cursor', ARGV[6], 'digest', ARGV[7])
-redis.call('HINCRBY', key, 'total', messages + (#ARGV - 11) / 2)
-redis.call('HINCRBY', key, 'valid', messages)
+redis.call('HINCRBY', key, 'total', messages + followers + (#ARGV - 11) / 2)
+redis.call('HINCRBY', key, 'valid', messages + followers)
 for i = 12, #ARGV, 2 do
   commit(ARGV[i], ARGV[i + 1], 'failed', batch, life, 0, 0, 0)
 end

@@ -9,7 +9,7 @@ if not batch_alive(ARGV[1], ARGV[2]) then return 0 end
 if not batch_state(ARGV[1]).finished then return 1 end
 redis.call('HDEL', key, 'retiring')
 redis.call('ZADD', 'warmq:retiring', now_ms() + 60000, ARGV[1])
-for _, part in ipairs({ ':index', ':finished', ':failed', '' }) do
+for _, part in ipairs({ ':index', ':identical', ':finished', ':failed', '' }) do
   redis.call('PERSIST', key .. part)
 end
 for i = 3, #ARGV do

@@ -24,7 +24,7 @@ for i = 5, #ARGV do
   if any_kept then redis.call('PEXPIRE', kept_key(batch, ARGV[i]), ttl_ms) end
 end
 if ARGV[4] == '1' then
-  for _, part in ipairs({ ':index', ':finished', ':failed', '' }) do
+  for _, part in ipairs({ ':index', ':identical', ':finished', ':failed', '' }) do
     redis.call('PEXPIRE', key .. part, ttl_ms)
   end
   redis.call('ZREM', 'warmq:retiring', batch)

@@ -4,7 +4,8 @@
 -- ARGV: batch, life, then pairs (request id, outcome that is undone)
 -- Touches: warmq:batch:<id>*, celery-task-meta-<id>, the lists of waiting messages,
 --   warmq:{returns,deaths,retiring,revoked}, warmq:turns:*
--- Returns: how many will run again; -1 if the batch is gone, -2 if HOLD must come first (again).
+-- Returns: how many lines will have an answer of a new run; -1 if the batch is gone, -2 if HOLD must
+--   come first (again).
 local batch, life = ARGV[1], ARGV[2]
 local key = batch_key(batch)
 if not batch_alive(batch, life) then return -1 end
@@ -24,10 +25,11 @@ for i = 3, #ARGV, 2 do
     end
     redis.call('HDEL', key .. ':failed', id)
     redis.call('DEL', RESULT .. id)
-    redis.call('HINCRBY', key, outcome, -1)
+    local lines = 1 + followers_of(batch, id)
+    redis.call('HINCRBY', key, outcome, -lines)
     redis.call('ZREM', 'warmq:revoked', id)
     forget_counts(id)
-    count = count + 1
+    count = count + lines
   end
 end
 if count > 0 then

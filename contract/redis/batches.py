@@ -7,7 +7,7 @@ that grows with the batch goes in chunks, so that no script stalls Redis.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -15,19 +15,15 @@ import redis
 
 from contract.batch import Batch
 from contract.errors import BatchConflict, RequestFailed, StoreUnavailable
-from contract.index import IndexChunk, IndexEntry
-from contract.nearest import did_you_mean
+from contract.index import IndexChunk, IndexEntry, leader_of
 from contract.redis import keys
+from contract.redis.batch_lines import BatchLines
 from contract.redis.connect import connect, masked
 from contract.redis.dead_letters import CHUNK, DeadLetters, groups
 from contract.results import failure_meta, outcome_of, read_meta
 
 #: RETRY's answer where RETIRE has given the results their expiry: HOLD has to come first.
 NOT_HELD = -2
-#: After a reply of more bytes of results the next MGET asks for half as many.
-REPLY_BYTES = 16 * 2**20
-#: Among so many of a batch's first custom_ids the nearest to a misspelt one is looked for.
-NEAR_AMONG = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +36,12 @@ class Enqueued:
     text: str = ""
 
 
-class BatchStore(DeadLetters):
+class BatchStore(BatchLines, DeadLetters):
     """Batches in one Redis. Raises StoreUnavailable where Redis cannot be used."""
 
     def __init__(self, client: redis.Redis, *, ttl_ms: int) -> None:
         super().__init__(client)
         self._ttl_ms = ttl_ms
-        #: How many results one MGET asks for: it halves where results are large.
-        self._results_at_once = CHUNK
 
     @classmethod
     def open(
@@ -115,50 +109,6 @@ class BatchStore(DeadLetters):
         """Say that no more lines will come; `end` is the (cursor, digest) of the last chunk."""
         return _enqueued(self._run("seal", batch.id, batch.life, *end, reason))
 
-    # -- read from first to last line -------------------------------------------
-
-    def index(self, batch_id: str, start: int = 0) -> Iterator[IndexChunk]:
-        """Yield the batch's chunks in line order, those that exist now."""
-        key = keys.batch_key(batch_id, "index")
-        while True:
-            raws = self._client.lrange(key, start, start + 7)
-            yield from (IndexChunk.load(raw) for raw in raws)
-            if len(raws) < 8:
-                return
-            start += 8
-
-    def finished_ids(self, batch_id: str, start: int, count: int) -> list[str]:
-        """Return request ids in the order they finished; a retried one comes again."""
-        raws = self._client.lrange(keys.batch_key(batch_id, "finished"), start, start + count - 1)
-        return [raw.decode() for raw in raws]
-
-    def results(self, request_ids: Sequence[str]) -> list[bytes | None]:
-        """Return the stored results, None where there is none (yet)."""
-        found: list[bytes | None] = []
-        while len(found) < len(request_ids):
-            part = request_ids[len(found) : len(found) + self._results_at_once]
-            raws: list[bytes | None] = self._client.mget([keys.result_key(i) for i in part])
-            found += raws
-            if sum(len(raw) for raw in raws if raw) > REPLY_BYTES:
-                self._results_at_once = max(1, len(part) // 2)
-        return found
-
-    def find(self, batch: Batch, custom_id: str) -> tuple[IndexEntry, str]:
-        """Return index entry and request id of one request; the first, if a custom_id repeats.
-
-        Raises:
-            BatchConflict: if the batch has no such request.
-        """
-        first_ids: list[str] = []
-        for chunk in self.index(batch.id):
-            for position, entry in enumerate(chunk.entries):
-                if entry[1] == custom_id:
-                    return entry, chunk.request_ids(batch.id)[position]
-            if len(first_ids) < NEAR_AMONG:
-                first_ids += [entry[1] for entry in chunk.entries]
-        hint = did_you_mean(custom_id, first_ids)
-        raise BatchConflict(f"batch {batch.id} has no request {custom_id!r}{hint}")
-
     # -- change ---------------------------------------------------------------
 
     def cancel(self, batch: Batch) -> int:
@@ -177,8 +127,18 @@ class BatchStore(DeadLetters):
         return max(count, after.number("cancelled") - batch.number("cancelled"))
 
     def cancel_request(self, batch: Batch, custom_id: str) -> int:
-        """Cancel one request; return 1, or 0 if it had already ended."""
+        """Cancel one request; return 1 and its followers, or 0 if it had already ended.
+
+        Raises:
+            BatchConflict: if there is none, or it is a follower: its leader's answer is its own.
+        """
         entry, rid = self.find(batch, custom_id)
+        if leader := leader_of(entry):
+            name = self.custom_id_of(batch, leader)
+            raise BatchConflict(
+                f"request {custom_id!r} of batch {batch.id} is answered by request {name!r}, whose "
+                f"body is the same (--once): cancel {name!r}, which ends all lines with that body"
+            )
         return self._cancel_entries(batch, [entry], [rid])
 
     def _cancel_entries(
@@ -186,9 +146,13 @@ class BatchStore(DeadLetters):
     ) -> int:
         error = RequestFailed("cancelled by the user", code="cancelled")
         args: list[str | bytes] = []
-        for (line, name, _), rid in zip(entries, request_ids, strict=True):
-            meta = failure_meta(rid, error, batch=batch.id, custom_id=name, line=line, revoked=True)
-            args += (rid, meta)
+        for entry, rid in zip(entries, request_ids, strict=True):
+            if not leader_of(entry):  # a follower ends with its leader
+                line, name, _ = entry[:3]
+                meta = failure_meta(
+                    rid, error, batch=batch.id, custom_id=name, line=line, revoked=True
+                )
+                args += (rid, meta)
         return max(0, int(self._run("cancel", batch.id, batch.life, 0, self._ttl_ms, *args)))
 
     def retry(self, batch: Batch, outcomes: Sequence[str]) -> int:

@@ -25,6 +25,12 @@ def _complete_batch_id(_: click.Context, __: click.Parameter, incomplete: str) -
 
 
 batch_id = click.argument("batch_id", metavar="BATCH", shell_complete=_complete_batch_id)
+once = click.option(
+    "--once",
+    is_flag=True,
+    help="Run lines with the same body once and give all the answer, where the body alone decides "
+    "it: temperature 0.",
+)
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout.")
 ERRORS_BESIDE = (
     "File for failed requests. Default: beside OUT, as answers.errors.jsonl is beside "

@@ -9,6 +9,7 @@ import click
 import orjson
 
 from contract.batch import Batch
+from contract.index import leader_of
 from contract.naming import DEFAULT_TENANT
 from contract.redis import keys
 from contract.redis.batches import BatchStore
@@ -57,7 +58,7 @@ def batch_json(batch: Batch) -> dict[str, Any]:
         "finished_at": iso_time(batch.fields.get("finished_at")),
         "request_counts": {"total": total}
         | {name: batch.number(name) for name in OUTCOMES}
-        | {"in_progress": total - batch.terminal},
+        | {"in_progress": total - batch.terminal, "identical": batch.number("identical")},
         "usage": {
             "prompt_tokens": prompt,
             "completion_tokens": completion,
@@ -111,7 +112,10 @@ def request_state(store: BatchStore, batch: Batch, custom_id: str) -> dict[str, 
     Raises:
         BatchConflict: if the batch has no such request.
     """
-    (line, custom_id, _), request_id = store.find(batch, custom_id)
+    entry, own_id = store.find(batch, custom_id)
+    line, custom_id, _ = entry[:3]
+    leader = leader_of(entry)
+    request_id = leader or own_id
     raw = store.results([request_id])[0]
     state: dict[str, Any] = {
         "object": "warmq.request",
@@ -124,6 +128,8 @@ def request_state(store: BatchStore, batch: Batch, custom_id: str) -> dict[str, 
         "timing": None,
         "result": None,
     }
+    if leader:
+        state["same_as"] = store.custom_id_of(batch, leader)
     if raw is not None:
         meta = read_meta(raw)
         state["status"] = outcome_of(meta)
@@ -133,7 +139,7 @@ def request_state(store: BatchStore, batch: Batch, custom_id: str) -> dict[str, 
         return state
     else:
         state["status"] = "result_expired"
-    state["result"] = orjson.loads(result_line(request_id, custom_id, line, raw).json)
+    state["result"] = orjson.loads(result_line(own_id, custom_id, line, raw, leader).json)
     return state
 
 

@@ -16,6 +16,8 @@ def queued(summary: Summary, took_s: float) -> str:
         text = f"{batch.id}: was submitted already, {counted(valid, 'request')}, {batch.status}"
     elif summary.found:
         text += f", {summary.queued} of them now"
+    if identical := batch.number("identical"):
+        text += f", {identical} of them answered by an earlier line with the same body"
     if rejected:
         text += f", {counted(rejected, 'bad line')} (see `producer results`)"
     deadline = iso_time(batch.fields.get("deadline"))

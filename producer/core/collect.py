@@ -3,10 +3,11 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from itertools import islice
+from itertools import islice, repeat
+from typing import NamedTuple
 
 from contract.batch import Batch
-from contract.index import IndexEntry
+from contract.index import IndexChunk, IndexEntry, leader_of, own_id
 from contract.redis.ahead import ResultsAhead
 from contract.redis.batches import BatchStore
 from contract.results import ResultLine, own_line, result_line
@@ -21,8 +22,22 @@ _INDEX_CHUNKS = 8
 #: Between two looks for new results while following, in seconds.
 _SHORTEST_WAIT_S, _LONGEST_WAIT_S = 0.02, 0.5
 
-#: Request ids and their entries of the batch's index.
-_Window = tuple[list[str], list[IndexEntry]]
+
+class _Window(NamedTuple):
+    """Lines that are fetched together: their request ids, those whose results answer them (a
+    follower's is its leader's; one list where none is a follower), their entries in the index."""
+
+    request_ids: list[str]
+    answering_ids: list[str]
+    entries: list[IndexEntry]
+
+    def part(self, start: int, end: int) -> "_Window":
+        """Return some of the lines."""
+        ids = self.request_ids[start:end]
+        plain = self.answering_ids is self.request_ids
+        return _Window(
+            ids, ids if plain else self.answering_ids[start:end], self.entries[start:end]
+        )
 
 
 class Collector:
@@ -81,22 +96,26 @@ class Collector:
         self._wait_s = min(self._wait_s * 2, _LONGEST_WAIT_S)
 
     def _in_input_order(self) -> Iterator[ResultLine]:
-        for (request_ids, entries), raws in self._fetched(self._windows()):
+        for window, raws in self._fetched(self._windows()):
             if None in raws:
-                yield from self._with_gaps(request_ids, entries)
+                yield from self._with_gaps(window)
                 continue
             self._wait_s = _SHORTEST_WAIT_S
             self._given += len(raws)
-            lines, custom_ids, _ = zip(*entries, strict=True)
-            yield from map(result_line, request_ids, custom_ids, lines, raws)
+            ids, answering_ids, entries = window
+            lines, custom_ids = islice(zip(*entries, strict=False), 2)  # followers' have 4 parts
+            leaders = repeat("") if answering_ids is ids else map(leader_of, entries)
+            yield from map(result_line, ids, custom_ids, lines, raws, leaders)
 
     def _as_completed(self) -> Iterator[ResultLine]:
         with closing(SeenIds()) as seen:
-            for (request_ids, _), raws in self._fetched(self._finished_windows()):
-                for request_id, raw in zip(request_ids, raws, strict=True):
-                    # None: being retried, it will come again; or lost, see below.
-                    line = own_line(request_id, raw) if raw is not None else None
-                    if line is not None and seen.add(request_id):
+            for (ended, request_ids, _), raws in self._fetched(self._finished_windows()):
+                for note, request_id, raw in zip(ended, request_ids, raws, strict=True):
+                    if raw is None:
+                        continue  # being retried, it will come again; or lost, see below
+                    if note != request_id:
+                        yield from self._followers(note, raw, seen)
+                    elif (line := own_line(request_id, raw)) is not None and seen.add(request_id):
                         self._given += 1
                         yield line
             if self._same.state().finished or not self._partial:
@@ -111,7 +130,7 @@ class Collector:
             for window in windows:
                 raws = self._sized(ahead.answer()) if asked else []
                 if window:
-                    ahead.ask(window[0])
+                    ahead.ask(window.answering_ids)
                 if asked:
                     yield asked, raws
                 asked = window
@@ -124,10 +143,10 @@ class Collector:
             chunks = list(islice(self._store.index(self._id, read), _INDEX_CHUNKS))
             batch = self._same.state()  # after it: so these chunks are this batch's
             for chunk in chunks:
-                ids, start = chunk.request_ids(self._id), 0
-                while start < len(ids):
+                lines, start = self._lines_of(chunk), 0
+                while start < len(lines.entries):
                     end = start + self._fetch
-                    yield ids[start:end], chunk.entries[start:end]
+                    yield lines.part(start, end)
                     start = end
             read += len(chunks)
             if len(chunks) == _INDEX_CHUNKS:
@@ -138,13 +157,14 @@ class Collector:
             self._pause()
 
     def _finished_windows(self) -> Iterator[_Window | None]:
-        """Yield the same of the requests that have ended, in that order and without entries."""
-        at, finished = 0, False
+        """Yield the same of what has ended, in that order and without entries: where followers
+        have, their note stands in the place of a request id."""
+        at, finished, once = 0, False, "identical" in self._same.last.fields
         while True:
             if ids := self._store.finished_ids(self._id, at, self._fetch):
                 at, finished = at + len(ids), False
                 self._wait_s = _SHORTEST_WAIT_S
-                yield ids, []
+                yield _Window(ids, [note.partition("\0")[0] for note in ids] if once else ids, [])
                 continue
             yield None
             if finished or not self._follow:
@@ -153,11 +173,26 @@ class Collector:
             if not finished:
                 self._pause()
 
-    def _with_gaps(self, request_ids: list[str], entries: list[IndexEntry]) -> Iterator[ResultLine]:
+    def _lines_of(self, chunk: IndexChunk) -> _Window:
+        ids = answering_ids = chunk.request_ids(self._id)
+        if "identical" in self._same.last.fields:
+            pairs = zip(ids, chunk.entries, strict=True)
+            answering_ids = [leader_of(entry) or request_id for request_id, entry in pairs]
+        return _Window(ids, answering_ids, chunk.entries)
+
+    def _followers(self, note: str, raw: bytes, seen: SeenIds) -> Iterator[ResultLine]:
+        """Yield the lines of the followers of a result that were not given yet."""
+        for entry in self._store.followers(self._id, note):
+            request_id = own_id(self._id, entry)
+            if seen.add(request_id):
+                self._given += 1
+                yield result_line(request_id, entry[1], entry[0], raw, leader_of(entry))
+
+    def _with_gaps(self, window: _Window) -> Iterator[ResultLine]:
         """Yield a window's lines where results are missing: not there yet, or lost."""
-        start = 0
-        while start < len(request_ids):
-            raws, lost = self._looked_up(request_ids[start : start + self._fetch])
+        start, answering_ids = 0, window.answering_ids
+        while start < len(answering_ids):
+            raws, lost = self._looked_up(answering_ids[start : start + self._fetch])
             for raw in raws:
                 if raw is None and not lost:
                     if self._follow:
@@ -167,9 +202,9 @@ class Collector:
                         raise self._same.incomplete(self._given)
                 else:
                     self._wait_s = _SHORTEST_WAIT_S
-                    line, custom_id, _ = entries[start]
+                    entry, request_id = window.entries[start], window.request_ids[start]
                     self._given += 1
-                    yield result_line(request_ids[start], custom_id, line, raw)
+                    yield result_line(request_id, entry[1], entry[0], raw, leader_of(entry))
                 start += 1
 
     def _looked_up(self, request_ids: list[str]) -> tuple[list[bytes | None], bool]:
@@ -183,6 +218,6 @@ class Collector:
     def _left_out(self, seen: SeenIds) -> Iterator[ResultLine]:
         """Yield a line for each request that the list of finished ones did not give."""
         for chunk in self._store.index(self._id):
-            pairs = zip(chunk.request_ids(self._id), chunk.entries, strict=True)
-            missing = [pair for pair in pairs if seen.add(pair[0])]
-            yield from self._with_gaps([rid for rid, _ in missing], [entry for _, entry in missing])
+            lines = zip(*self._lines_of(chunk), strict=True)
+            if missing := [line for line in lines if seen.add(line[0])]:
+                yield from self._with_gaps(_Window(*map(list, zip(*missing, strict=True))))

@@ -1,16 +1,18 @@
 """Turns a file's lines into messages, and each bad line into an error result of its own."""
 
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from contract import naming
 from contract.errors import RequestRejected
-from contract.index import IndexChunk, IndexEntry
+from contract.index import IndexChunk, IndexEntry, leader_of
 from contract.message import MessageWriter
 from contract.openai.lines import parse_line
 from contract.results import failure_meta
 from producer.core.reader import RawChunk
+from producer.core.repeatable import Leaders
 from producer.core.seen import SeenIds
 
 
@@ -18,6 +20,7 @@ from producer.core.seen import SeenIds
 class PreparedChunk:
     """One chunk, ready to send: `before` is the cursor and digest it follows.
 
+    `identical` of its requests have no message, for an earlier line's answers them;
     `without_limit` of its requests name no max_tokens; `ignored` counts the lines with each field
     that means nothing here; `first_error` is its first bad line's.
     """
@@ -28,6 +31,7 @@ class PreparedChunk:
     index: IndexChunk
     messages: list[bytes] = field(default_factory=list)
     rejects: list[tuple[str, bytes]] = field(default_factory=list)
+    identical: int = 0
     without_limit: int = 0
     ignored: Counter[str] = field(default_factory=Counter)
     first_error: str = ""
@@ -38,7 +42,7 @@ class LinesToMessages:
     """Checks the lines of one file and writes their messages.
 
     custom_ids are remembered in `seen` as requests of this batch, or of the batch `whole`, of which
-    this one is a part.
+    this one is a part. With `leaders`, a body that was met before gets no message.
     """
 
     batch_id: str
@@ -47,6 +51,7 @@ class LinesToMessages:
     max_line_bytes: int
     seen: SeenIds
     whole: str = ""
+    leaders: Leaders | None = None
 
     def first_use(self, custom_id: str, request_id: str) -> bool:
         """Remember a custom_id; return whether no earlier line had it."""
@@ -59,7 +64,7 @@ class LinesToMessages:
         entries: list[IndexEntry] = []
         index = IndexChunk(raw.cursor, raw.digest, entries)
         chunk = PreparedChunk(raw.ordinal, raw.first, before, index)
-        write, first_use = self.writer.write, self.first_use
+        write, first_use, leaders = self.writer.write, self.first_use, self.leaders
         raw.lines.reverse()
         while raw.lines:
             number, line = raw.lines.pop()  # a line's bytes go as soon as its message is there
@@ -78,12 +83,29 @@ class LinesToMessages:
             except RequestRejected as error:
                 self._reject(chunk, number, error)
                 continue
-            entries.append((number, custom_id, by_line))
             chunk.without_limit += not request.limited
             if request.ignored:
                 chunk.ignored.update(request.ignored)
+            if leaders and (leader := leaders.of(request, request_id)):
+                entries.append((number, custom_id, by_line, leader))
+                chunk.identical += 1
+                continue
+            entries.append((number, custom_id, by_line))
             chunk.messages.append(write(request_id, custom_id, number, request.url, request.body))
         return chunk
+
+    def take_stored(self, raw: RawChunk, kept: IndexChunk) -> None:
+        """Remember the custom_ids of a chunk that was queued before, and its leaders."""
+        lines = zip(raw.lines, kept.entries, kept.request_ids(self.batch_id), strict=True)
+        for (_, line), entry, request_id in lines:
+            _, custom_id, by_line = entry[:3]
+            if not by_line:
+                self.first_use(custom_id, request_id)
+            if self.leaders and not leader_of(entry):
+                with suppress(RequestRejected):  # a bad line leads nobody
+                    request = parse_line(line, self.overrides)
+                    if by_line == (request.custom_id is None):  # else its custom_id was repeated
+                        self.leaders.of(request, request_id)
 
     def _reject(self, chunk: PreparedChunk, number: int, error: RequestRejected) -> None:
         """Give a bad line its error result."""

@@ -63,6 +63,7 @@ class Submission:
     tenant: str = naming.DEFAULT_TENANT
     #: Whether it waits for the batches that its tenant submitted so before, instead of sharing.
     in_order: bool = False
+    once: bool = False  # lines with the same repeatable body run once (repeatable.py)
 
     def check(self) -> None:
         """Raise BadOption for names that cannot be part of a Redis key."""
@@ -100,6 +101,8 @@ class Submission:
             shaping["tenant"] = self.tenant
         if self.in_order:
             shaping["turn"] = "fifo"
+        if self.once:
+            shaping["once"] = True
         return orjson.dumps(shaping, option=orjson.OPT_SORT_KEYS).decode()
 
     @property
@@ -127,6 +130,8 @@ class Submission:
             "tenant": self.tenant,
             "list": self._new_list,
         }
+        if self.once:
+            fields["identical"] = 0  # there at all, it tells the scripts to look for followers
         _, batch = store.create(self.batch_id, self.start, fields, deadline=self.deadline)
         if "life" not in batch.fields:
             raise ProtocolMismatch(

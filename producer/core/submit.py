@@ -22,6 +22,7 @@ from contract.redis.batches import BatchStore, Enqueued
 from contract.settings import Settings
 from producer.core.lines import LinesToMessages, PreparedChunk
 from producer.core.reader import CHUNK_BYTES, RawChunk
+from producer.core.repeatable import Leaders
 from producer.core.same_batch import BatchChanged, WritesLost
 from producer.core.seen import SeenIds
 from producer.core.submission import Submission
@@ -99,7 +100,8 @@ class Submitter:
         summary, part = self._summary, self._submission.part
         stored = self._store.index(self._id) if summary.batch.number("cursor") else iter(())
         ids = nullcontext(part.seen) if part else closing(SeenIds())
-        with ids as seen, ThreadPoolExecutor(1, "warmq-enqueue") as sender:
+        once = closing(Leaders()) if self._submission.once else nullcontext()
+        with ids as seen, once as leaders, ThreadPoolExecutor(1, "warmq-enqueue") as sender:
             lines = LinesToMessages(
                 self._id,
                 self._writer,
@@ -107,6 +109,7 @@ class Submitter:
                 self._settings.max_line_bytes,
                 seen,
                 part.name if part else "",
+                leaders,
             )
             try:
                 for raw in raw_chunks:
@@ -158,11 +161,7 @@ class Submitter:
         """Take a chunk as submitted before, if it is the same."""
         if (raw.cursor, raw.digest) != (kept.cursor, kept.digest):
             raise self._differs(f"it differs within lines {raw.first} to {raw.cursor}")
-        for (_, custom_id, by_line), request_id in zip(
-            kept.entries, kept.request_ids(self._id), strict=True
-        ):
-            if not by_line:
-                lines.first_use(custom_id, request_id)
+        lines.take_stored(raw, kept)
         self._summary.found += len(kept.entries)
 
     def _send(self, chunk: PreparedChunk, waits: SimpleQueue[str]) -> _Sent:
@@ -180,7 +179,7 @@ class Submitter:
                 high_water_requests=self._settings.high_water_requests,
             )
             if answer.answer == "ok":
-                return _Sent(queued=len(chunk.messages), rejected=len(chunk.rejects))
+                return _Sent(len(chunk.messages) + chunk.identical, len(chunk.rejects))
             if answer.answer != "full":
                 return _Sent(found=self._already_there(answer, chunk))
             waits.put(answer.text)

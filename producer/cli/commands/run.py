@@ -36,6 +36,7 @@ from producer.core.windows import Run
 @options.tenant
 @options.turn
 @options.pairs
+@options.once
 @options.as_json
 @pass_context
 def command(
@@ -50,6 +51,7 @@ def command(
     tenant: str,
     turn: str,
     pairs: tuple[str, ...],
+    once: bool,
     as_json: bool,
 ) -> Exit:
     """Take FILE through the queue into OUT, in windows, in the order of FILE.
@@ -74,6 +76,7 @@ def command(
         parse_overrides(pairs),
         tenant=tenant,
         in_order=turn == "fifo",
+        once=once,
     )
     submission.check()
     source = open_input(file)

@@ -39,6 +39,7 @@ _TIMES = 5
 @options.tenant
 @options.turn
 @options.pairs
+@options.once
 @click.option(
     "--deadline",
     metavar="D",
@@ -61,6 +62,7 @@ def command(
     tenant: str,
     turn: str,
     pairs: tuple[str, ...],
+    once: bool,
     deadline: str | None,
     wait: bool,
     output: str | None,
@@ -84,7 +86,15 @@ def command(
     queue = queue_name(model or None, context.settings.queue)
     overrides, until = parse_overrides(pairs), parse_deadline(deadline)
     submission = Submission(
-        name, queue, priority, model, overrides, until, tenant=tenant, in_order=turn == "fifo"
+        name,
+        queue,
+        priority,
+        model,
+        overrides,
+        until,
+        tenant=tenant,
+        in_order=turn == "fifo",
+        once=once,
     )
     submission.check()
     if output or errors:

@@ -8,6 +8,7 @@ import click
 
 from contract.batch import Batch
 from contract.errors import BatchConflict
+from contract.index import leader_of
 from contract.redis.batches import BatchStore
 from contract.results import outcome_of, read_meta
 from contract.streaming import LISTEN_S, Entry, Transcript, texts_of
@@ -61,7 +62,8 @@ def listen(
         BatchConflict: if there is no such request, or its result is gone.
         BatchChanged: if the batch is deleted or submitted anew meanwhile.
     """
-    _, request_id = store.find(batch, custom_id)
+    found, own_id = store.find(batch, custom_id)
+    request_id = leader_of(found) or own_id
     same = SameBatch(store, batch, "a request of it was watched", may_reopen=True)
     listener, transcript = store.listener(request_id), Transcript()
     workers = QueueWorkers(store, batch.fields.get("queue", ""))

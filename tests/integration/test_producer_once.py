@@ -1,0 +1,423 @@
+"""`submit --once`: one answer for all lines with the same repeatable body."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from draining import draining, soon
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from lessee import Lease, Lessee, client_of
+from submitting import ONCE as WITHOUT
+from submitting import submit
+from support import as_json, chat_line, finish, queued, run_all, run_producer, state, write_lines
+
+from contract import naming
+from contract.errors import BatchConflict, RequestFailed
+from contract.redis import keys
+from contract.redis.batches import BatchStore
+from contract.results import OUTCOMES
+from demo.stack import eventually
+from producer.core import reader
+from producer.core.collect import Collector
+from producer.core.reader import RawChunk
+from producer.core.submission import Submission
+from worker.engine.simulated.engine import digest
+
+ONCE = Submission("b1", "warmq", 6, once=True)
+#: custom_id and content of lines of which a, c and f ask the same, and b and d.
+ASKED = {"a": "one", "b": "two", "c": "one", "d": "two", "e": "three", "f": "one"}
+
+
+def greedy(custom_id: str | None, content: str, **body: Any) -> dict[str, Any]:
+    return chat_line(custom_id, content, temperature=0, **body)
+
+
+def six_lines(path: Path) -> Path:
+    return write_lines(path, (greedy(name, content) for name, content in ASKED.items()))
+
+
+def collect(store: BatchStore, order: str = "input", **options: bool) -> list[dict[str, Any]]:
+    lines = Collector(store, state(store, "b1"), **({"follow": False} | options)).lines(order)
+    return [orjson.loads(line.json) for line in lines]
+
+
+def custom_ids(lines: list[dict[str, Any]]) -> list[str]:
+    return [line["custom_id"] for line in lines]
+
+
+def number(line: dict[str, Any]) -> int:
+    return int((line["error"] or line["warmq"])["line"])
+
+
+def waiting(store: BatchStore) -> list[str]:
+    return [message["headers"]["warmq"]["custom_id"] for message in queued(store)]
+
+
+def counts(store: BatchStore) -> dict[str, int]:
+    names = ("total", "valid", "identical", "completed", "failed", "cancelled", "expired")
+    found = {name: state(store, "b1").number(name) for name in names}
+    return {name: count for name, count in found.items() if count}
+
+
+def outcome(line: dict[str, Any]) -> str:
+    if not line["error"]:
+        return "completed"
+    code = line["error"]["code"]
+    return code if code in ("cancelled", "expired") else "failed"
+
+
+@pytest.mark.asyncio
+async def test_all_lines_are_answered_and_one_of_each_question_is_computed(
+    redis_url: str, store: BatchStore, tmp_path: Path
+):
+    submit(store, six_lines(tmp_path / "in"), ONCE)
+    assert waiting(store) == ["a", "b", "e"]
+    log = tmp_path / "log"
+    async with draining(redis_url, simulated_log=log) as running:
+        running.engine.log = log
+        await soon(lambda: state(store, "b1").finished)
+    assert log.read_text().count("start") == 3
+    assert counts(store) == {"total": 6, "valid": 6, "identical": 3, "completed": 6}
+    assert state(store, "b1").status == "completed"
+    lines = collect(store)
+    assert custom_ids(lines) == list(ASKED)
+    for line in lines:
+        text = line["response"]["body"]["choices"][0]["message"]["content"]
+        body = greedy(None, ASKED[line["custom_id"]])["body"]
+        assert text == f"simulated {digest(body)}"
+    usage = [line["response"]["body"]["usage"] for line in lines if "same_as" not in line["warmq"]]
+    assert state(store, "b1").number("prompt_tokens") == sum(u["prompt_tokens"] for u in usage)
+
+
+def test_a_line_that_another_answers_says_so_and_keeps_its_own_name(
+    store: BatchStore, tmp_path: Path
+):
+    submit(store, six_lines(tmp_path / "in"), ONCE)
+    run_all(store)
+    a, _, c, _, _, f = collect(store)
+    leader = naming.request_id("b1", "a")
+    assert a["warmq"].keys() == {"line", "timing"}
+    assert (c["id"], c["custom_id"]) == (f"batch_req_{naming.request_id('b1', 'c')}", "c")
+    assert (c["warmq"]["line"], c["warmq"]["same_as"]) == (3, "a")
+    assert c["response"] == a["response"] == f["response"]
+    assert c["response"]["request_id"] == leader
+
+
+def test_without_the_option_and_without_temperature_0_every_line_runs(
+    store: BatchStore, tmp_path: Path
+):
+    path = six_lines(tmp_path / "in")
+    submit(store, path, WITHOUT)
+    assert waiting(store) == list(ASKED)
+    assert client_of(store).exists(keys.batch_key("b1", "identical")) == 0
+    path = write_lines(tmp_path / "in", (chat_line(n, text) for n, text in ASKED.items()))
+    submit(store, path, Submission("b2", "warmq.other", 6, once=True))
+    assert len(queued(store, "warmq.other")) == 6
+
+
+def test_lines_are_the_same_only_after_the_overrides(store: BatchStore, tmp_path: Path):
+    path = write_lines(tmp_path / "in", (chat_line(n, text) for n, text in ASKED.items()))
+    overrides = {"temperature": 0}
+    submit(store, path, Submission("b1", "warmq", 6, "", overrides, once=True))
+    assert waiting(store) == ["a", "b", "e"]
+
+
+def test_bad_lines_and_repeated_custom_ids_stay_errors(store: BatchStore, tmp_path: Path):
+    lines = [greedy("a", "one"), b"{", greedy("a", "one"), greedy("a", "two"), greedy("b", "two")]
+    path = write_lines(tmp_path / "in", [*lines, greedy(None, "two"), greedy("c", "one", n=0)])
+    submit(store, path, ONCE)
+    assert waiting(store) == ["a", "b"]
+    run_all(store)
+    for order in ("input", "completion"):
+        found = sorted(
+            collect(store, order), key=lambda line: (line["error"] or line["warmq"])["line"]
+        )
+        assert [outcome(line) for line in found] == [
+            "completed", "failed", "failed", "failed", "completed", "completed", "failed"
+        ]  # fmt: skip
+        assert [(line.get("warmq") or {}).get("same_as") for line in found][5] == "b"
+    assert counts(store) == {
+        "total": 7, "valid": 3, "identical": 1, "completed": 3, "failed": 4
+    }  # fmt: skip
+
+
+def test_followers_come_with_their_leader_in_completion_order(store: BatchStore, tmp_path: Path):
+    submit(store, six_lines(tmp_path / "in"), ONCE)
+    lessee = Lessee(client_of(store))
+    a, b, e = lessee.pop()
+    finish(lessee, [b])
+    partly = collect(store, "completion", partial=True)
+    assert custom_ids(partly) == ["b", "d"]
+    assert custom_ids(collect(store, "input", partial=True)) == ["b", "d"]
+    finish(lessee, [e])
+    finish(lessee, [a], RequestFailed("no"))
+    lines = collect(store, "completion")
+    assert custom_ids(lines) == ["b", "d", "e", "a", "c", "f"]
+    assert lines[4]["error"] == {
+        "code": "request_failed", "message": "no", "line": 3, "same_as": "a"
+    }  # fmt: skip
+
+
+def test_a_line_that_comes_after_its_leader_ended_has_its_ending_at_once(
+    store: BatchStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(reader, "CHUNK_LINES", 2)
+    lessee, fates = Lessee(client_of(store)), {"a": None, "b": RequestFailed("no")}
+    given: list[str] = []
+
+    def watch(chunks: Iterator[RawChunk]) -> Iterator[RawChunk]:
+        yield next(chunks)
+        leases: list[Any] = []
+        while len(leases) < 2:
+            leases += lessee.pop()
+        for lease, fate in zip(leases, fates.values(), strict=True):
+            finish(lessee, [lease], fate)
+        given.extend(custom_ids(collect(store, "completion", partial=True)))
+        yield from chunks
+
+    submit(store, six_lines(tmp_path / "in"), ONCE, watch=watch)
+    assert given[:2] == ["a", "b"]
+    assert counts(store) == {
+        "total": 6, "valid": 6, "identical": 3, "completed": 3, "failed": 2
+    }  # fmt: skip
+    assert not state(store, "b1").finished
+    assert run_all(store) == 1
+    assert state(store, "b1").finished
+    assert sorted(custom_ids(collect(store, "completion"))) == sorted(ASKED)
+
+
+def test_a_failed_leader_is_retried_for_all_its_followers(
+    redis_url: str, store: BatchStore, tmp_path: Path
+):
+    submit(store, six_lines(tmp_path / "in"), ONCE)
+    lessee = Lessee(client_of(store))
+    a, *others = lessee.pop()
+    finish(lessee, [a], RequestFailed("no"))
+    finish(lessee, others)
+    assert counts(store)["failed"] == 3
+    done = run_producer("retry", "b1", "--json", redis_url=redis_url)
+    assert orjson.loads(done.stdout) == {"id": "b1", "requests": 3}
+    assert waiting(store) == ["a"]
+    assert "failed" not in counts(store)
+    run_all(store)
+    assert counts(store)["completed"] == 6
+    for order in ("input", "completion"):
+        lines = collect(store, order)
+        assert sorted(custom_ids(lines)) == sorted(ASKED)
+        assert {outcome(line) for line in lines} == {"completed"}
+
+
+def test_a_dead_letter_is_one_of_all_its_lines(redis_url: str, store: BatchStore, tmp_path: Path):
+    submit(store, six_lines(tmp_path / "in"), ONCE)
+    lessee = Lessee(client_of(store))
+    a, *others = lessee.pop()
+    lessee.bury(a, "unreadable")
+    finish(lessee, others)
+    assert counts(store)["failed"] == 3
+    assert state(store, "b1").finished
+    run_producer("dead", "retry", redis_url=redis_url)
+    assert "failed" not in counts(store)
+    run_all(store)
+    assert counts(store)["completed"] == 6
+
+
+def test_a_follower_is_cancelled_only_with_its_leader(
+    redis_url: str, store: BatchStore, tmp_path: Path
+):
+    submit(store, six_lines(tmp_path / "in"), ONCE)
+    refused = run_producer("cancel", "b1", "--request", "c", redis_url=redis_url)
+    assert refused.returncode == 2
+    assert "request 'c' of batch b1 is answered by request 'a'" in refused.stderr
+    assert "cancel 'a'" in refused.stderr
+    told = run_producer("cancel", "b1", "--request", "a", redis_url=redis_url).stderr
+    assert told == "b1: 3 requests cancelled\n"
+    run_all(store)
+    assert counts(store) == {
+        "total": 6, "valid": 6, "identical": 3, "completed": 3, "cancelled": 3
+    }  # fmt: skip
+    assert [outcome(line) for line in collect(store)].count("cancelled") == 3
+
+
+def test_a_batch_is_cancelled_with_all_lines_counted(
+    redis_url: str, store: BatchStore, tmp_path: Path
+):
+    submit(store, six_lines(tmp_path / "in"), ONCE)
+    lessee = Lessee(client_of(store))
+    lessee.pop(1)
+    told = run_producer("cancel", "b1", redis_url=redis_url).stderr
+    assert told.startswith("b1: 6 requests cancelled")
+    batch = state(store, "b1")
+    assert (batch.status, batch.number("cancelled")) == ("cancelled", 6)
+    assert len(collect(store)) == 6
+    assert store.retry(batch, ["cancelled"]) == 6
+
+
+def test_the_deadline_of_a_leader_is_that_of_its_followers(store: BatchStore, tmp_path: Path):
+    submit(
+        store, six_lines(tmp_path / "in"), Submission("b1", "warmq", 6, once=True, deadline="+1")
+    )
+    lessee = Lessee(client_of(store))
+    while state(store, "b1").number("expired") < 6:
+        assert lessee.pop() == []
+    assert state(store, "b1").status == "expired"
+    assert {outcome(line) for line in collect(store, "completion")} == {"expired"}
+
+
+def test_a_resumed_submit_finds_the_leaders_of_the_lines_before_it(
+    store: BatchStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(reader, "CHUNK_LINES", 2)
+    path = write_lines(
+        tmp_path / "in",
+        [greedy("a", "one"), b"{", greedy("a", "two"), greedy("b", "two"), greedy("c", "one"),
+         greedy(None, "three"), greedy("d", "three"), greedy("e", "two"), greedy("f", "one")],
+    )  # fmt: skip
+
+    class StoppedError(Exception):
+        pass
+
+    def stop_after(count: int) -> Any:
+        def watch(chunks: Iterator[RawChunk]) -> Iterator[RawChunk]:
+            for chunk in chunks:
+                if chunk.ordinal == count:
+                    raise StoppedError
+                yield chunk
+
+        return watch
+
+    for count in range(1, 5):
+        with pytest.raises(StoppedError):
+            submit(store, path, ONCE, watch=stop_after(count))
+    submit(store, path, ONCE)
+    entries = [entry for chunk in store.index("b1") for entry in chunk.entries]
+    submit(store, path, Submission("b2", "warmq.other", 6, once=True))
+    leaders = {entry[1]: entry[3] if len(entry) == 4 else "" for entry in entries}
+    first, second = naming.request_id("b1", "a"), naming.request_id("b1", "b")
+    third = naming.line_request_id("b1", 6)
+    assert [leaders[n] for n in ("c", "d", "e", "f")] == [first, third, second, first]
+    whole = [entry[:3] for chunk in store.index("b2") for entry in chunk.entries]
+    assert whole == [entry[:3] for entry in entries]
+    assert waiting(store) == ["a", "b", "line-6"]
+    run_all(store)
+    assert [outcome(line) for line in collect(store)].count("failed") == 2
+
+
+def test_a_batch_is_resumed_with_the_same_option_only(store: BatchStore, tmp_path: Path):
+    path = six_lines(tmp_path / "in")
+    submit(store, path, ONCE)
+    with pytest.raises(BatchConflict, match="other options"):
+        submit(store, path, WITHOUT)
+
+
+def test_commands_count_every_line_and_name_the_line_that_answers(
+    redis_url: str, store: BatchStore, tmp_path: Path
+):
+    path = six_lines(tmp_path / "in")
+    done = run_producer("submit", path, "--batch-id", "b1", "--once", redis_url=redis_url)
+    assert "6 requests queued" in done.stderr
+    assert "3 of them answered by an earlier line with the same body" in done.stderr
+    shown = as_json(run_producer("status", "b1", "--request", "f", "--json", redis_url=redis_url))
+    assert (shown["same_as"], shown["status"], shown["line"]) == ("a", "in_progress", 6)
+    assert shown["request_id"] == naming.request_id("b1", "a")
+    run_all(store)
+    shown = as_json(run_producer("status", "b1", "--request", "f", "--json", redis_url=redis_url))
+    assert shown["result"]["custom_id"] == "f"
+    assert shown["result"]["warmq"]["same_as"] == "a"
+    batch = as_json(run_producer("status", "b1", "--json", redis_url=redis_url))
+    assert batch["request_counts"] == {
+        "total": 6, "completed": 6, "failed": 0, "cancelled": 0, "expired": 0, "in_progress": 0,
+        "identical": 3,
+    }  # fmt: skip
+    assert batch["usage"]["total_tokens"] == 3 * 5
+    assert (
+        "6 total, 6 completed, 3 identical"
+        in run_producer("status", "b1", redis_url=redis_url).stdout
+    )
+    out = tmp_path / "out.jsonl"
+    assert run_producer("results", "b1", "-o", out, redis_url=redis_url).returncode == 0
+    assert run_producer("results", "b1", "-o", out, redis_url=redis_url).returncode == 0
+    assert len(out.read_bytes().splitlines()) == 6
+    run_producer("delete", "b1", redis_url=redis_url)
+    assert list(client_of(store).scan_iter("warmq:batch:*")) == []
+
+
+class Scene:
+    """A worker and a user who do something at random while a file is submitted, and after."""
+
+    def __init__(self, store: BatchStore, names: list[str], chance: random.Random) -> None:
+        self.store, self.names, self.chance = store, names, chance
+        self.lessee = Lessee(client_of(store))
+        self.leases: list[Lease] = []
+
+    def something(self) -> None:
+        batch, chance = self.store.batch("b1"), self.chance
+        assert batch is not None
+        match chance.randrange(5):
+            case 0 | 1:
+                self.leases += self.lessee.pop(chance.randrange(4))
+            case 2 if self.leases:
+                lease = self.leases.pop(chance.randrange(len(self.leases)))
+                finish(self.lessee, [lease], chance.choice([None, None, RequestFailed("no")]))
+            case 3:
+                with suppress(BatchConflict):  # a follower, or not submitted yet
+                    self.store.cancel_request(batch, chance.choice(self.names))
+            case 4:
+                outcomes = ("failed", "cancelled")
+                self.store.retry(batch, chance.sample(outcomes, chance.randrange(3)))
+
+    def between_chunks(self, chunks: Iterator[RawChunk]) -> Iterator[RawChunk]:
+        cursor = 0
+        for chunk in chunks:
+            # What was given before is in Redis: so the same draws find the same state.
+            eventually(lambda at=cursor: state(self.store, "b1").number("cursor") == at)
+            cursor = chunk.cursor
+            for _ in range(self.chance.randrange(5)):
+                self.something()
+            yield chunk
+
+    def check_counters(self, lines: list[dict[str, Any]]) -> None:
+        found, batch = Counter(map(outcome, lines)), state(self.store, "b1")
+        assert [batch.number(name) for name in OUTCOMES] == [found[name] for name in OUTCOMES]
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(st.randoms(use_true_random=False))
+def test_whatever_happens_each_line_has_one_outcome_and_the_counters_are_those(
+    store: BatchStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chance: random.Random
+):
+    client_of(store).flushall()
+    monkeypatch.setattr(reader, "CHUNK_LINES", 3)
+    names = [f"q{n}" for n in range(chance.randrange(1, 25))]
+    asked = {name: str(chance.randrange(6)) for name in names}
+    path = write_lines(tmp_path / "in", (greedy(name, asked[name]) for name in names))
+    scene = Scene(store, names, chance)
+
+    submit(store, path, ONCE, watch=scene.between_chunks)
+    for _ in range(chance.randrange(9)):
+        scene.something()
+        for order in ("input", "completion"):
+            scene.check_counters(collect(store, order, partial=True))
+    if chance.randrange(3) == 0:
+        store.cancel(state(store, "b1"))
+    run_all(store)
+    finish(scene.lessee, scene.leases)
+    run_all(store)
+
+    assert state(store, "b1").finished
+    for order in ("input", "completion"):
+        lines = collect(store, order)
+        assert sorted(custom_ids(lines)) == sorted(names)
+        scene.check_counters(lines)
+        for line in lines:
+            same = (line.get("warmq") or line["error"]).get("same_as")
+            assert same is None or asked[same] == asked[line["custom_id"]]
