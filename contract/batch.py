@@ -51,6 +51,11 @@ class Batch:
         return "finished_at" in self.fields
 
     @property
+    def once(self) -> bool:
+        """Whether lines with the same repeatable body run once in it."""
+        return "identical" in self.fields
+
+    @property
     def terminal(self) -> int:
         """How many requests have a terminal result."""
         return sum(self.number(name) for name in OUTCOMES)

@@ -137,7 +137,7 @@ class BatchStore(BatchLines, DeadLetters):
             name = self.custom_id_of(batch, leader)
             raise BatchConflict(
                 f"request {custom_id!r} of batch {batch.id} is answered by request {name!r}, whose "
-                f"body is the same (--once): cancel {name!r}, which ends all lines with that body"
+                f"body is the same: cancel {name!r}, which ends all lines with that body"
             )
         return self._cancel_entries(batch, [entry], [rid])
 

@@ -58,7 +58,8 @@ def batch_json(batch: Batch) -> dict[str, Any]:
         "finished_at": iso_time(batch.fields.get("finished_at")),
         "request_counts": {"total": total}
         | {name: batch.number(name) for name in OUTCOMES}
-        | {"in_progress": total - batch.terminal, "identical": batch.number("identical")},
+        | {"in_progress": total - batch.terminal}
+        | ({"identical": batch.number("identical")} if batch.once else {}),
         "usage": {
             "prompt_tokens": prompt,
             "completion_tokens": completion,

@@ -159,7 +159,7 @@ class Collector:
     def _finished_windows(self) -> Iterator[_Window | None]:
         """Yield the same of what has ended, in that order and without entries: where followers
         have, their note stands in the place of a request id."""
-        at, finished, once = 0, False, "identical" in self._same.last.fields
+        at, finished, once = 0, False, self._same.last.once
         while True:
             if ids := self._store.finished_ids(self._id, at, self._fetch):
                 at, finished = at + len(ids), False
@@ -175,7 +175,7 @@ class Collector:
 
     def _lines_of(self, chunk: IndexChunk) -> _Window:
         ids = answering_ids = chunk.request_ids(self._id)
-        if "identical" in self._same.last.fields:
+        if self._same.last.once:
             pairs = zip(ids, chunk.entries, strict=True)
             answering_ids = [leader_of(entry) or request_id for request_id, entry in pairs]
         return _Window(ids, answering_ids, chunk.entries)

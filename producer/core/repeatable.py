@@ -1,4 +1,4 @@
-"""Which lines of a batch ask the same question, so that one answer is enough (`submit --once`)."""
+"""Which lines of a batch ask the same question, so that one answer is enough."""
 
 import hashlib
 import uuid
@@ -29,7 +29,7 @@ def question(url: str, text: bytes) -> bytes | None:
 
     `text` is a valid body's JSON. An answer is repeatable where the body alone decides it:
 
-    - A generated text must be greedy, which is temperature 0, on the line or by `--set`: without
+    - A generated text must be greedy, which is temperature 0, in the line or set for all: without
       a temperature the model's own default counts, which mostly samples. vLLM then looks neither
       at `seed` nor at `top_p`, `top_k` and `min_p` (SamplingParams.__post_init__).
     - One text, n = 1; vLLM refuses more that are greedy.

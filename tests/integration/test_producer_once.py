@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import random
+import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ from draining import draining, soon
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lessee import Lease, Lessee, client_of
+from runs import running
 from submitting import ONCE as WITHOUT
 from submitting import submit
 from support import as_json, chat_line, finish, queued, run_all, run_producer, state, write_lines
@@ -29,7 +33,7 @@ from producer.core import reader
 from producer.core.collect import Collector
 from producer.core.reader import RawChunk
 from producer.core.submission import Submission
-from worker.engine.simulated.engine import digest
+from worker.engine.simulated.engine import SimulatedEngine, digest
 
 ONCE = Submission("b1", "warmq", 6, once=True)
 #: custom_id and content of lines of which a, c and f ask the same, and b and d.
@@ -81,8 +85,7 @@ async def test_all_lines_are_answered_and_one_of_each_question_is_computed(
     submit(store, six_lines(tmp_path / "in"), ONCE)
     assert waiting(store) == ["a", "b", "e"]
     log = tmp_path / "log"
-    async with draining(redis_url, simulated_log=log) as running:
-        running.engine.log = log
+    async with draining(redis_url, partial(SimulatedEngine, log=log)):  # type: ignore[arg-type]
         await soon(lambda: state(store, "b1").finished)
     assert log.read_text().count("start") == 3
     assert counts(store) == {"total": 6, "valid": 6, "identical": 3, "completed": 6}
@@ -223,7 +226,7 @@ def test_a_dead_letter_is_one_of_all_its_lines(redis_url: str, store: BatchStore
     finish(lessee, others)
     assert counts(store)["failed"] == 3
     assert state(store, "b1").finished
-    run_producer("dead", "retry", redis_url=redis_url)
+    run_producer("dead", "retry", "--all", redis_url=redis_url)
     assert "failed" not in counts(store)
     run_all(store)
     assert counts(store)["completed"] == 6
@@ -261,12 +264,8 @@ def test_a_batch_is_cancelled_with_all_lines_counted(
 
 
 def test_the_deadline_of_a_leader_is_that_of_its_followers(store: BatchStore, tmp_path: Path):
-    submit(
-        store, six_lines(tmp_path / "in"), Submission("b1", "warmq", 6, once=True, deadline="+1")
-    )
-    lessee = Lessee(client_of(store))
-    while state(store, "b1").number("expired") < 6:
-        assert lessee.pop() == []
+    submit(store, six_lines(tmp_path / "in"), Submission("b1", "warmq", 6, once=True, deadline="1"))
+    assert Lessee(client_of(store)).pop() == []
     assert state(store, "b1").status == "expired"
     assert {outcome(line) for line in collect(store, "completion")} == {"expired"}
 
@@ -347,6 +346,82 @@ def test_commands_count_every_line_and_name_the_line_that_answers(
     assert len(out.read_bytes().splitlines()) == 6
     run_producer("delete", "b1", redis_url=redis_url)
     assert list(client_of(store).scan_iter("warmq:batch:*")) == []
+
+
+@pytest.mark.asyncio
+async def test_what_is_kept_of_followers_expires_with_the_batch_and_a_retry_keeps_it(
+    redis_url: str, store: BatchStore, tmp_path: Path
+):
+    lines = [greedy("a", "one", user="simulate:fail"), greedy("b", "one"), greedy("c", "two")]
+    submit(store, write_lines(tmp_path / "in", lines), ONCE)
+    client, key = client_of(store), keys.batch_key("b1", "identical")
+    async with draining(redis_url):
+        await soon(lambda: client.pttl(key) > 0)
+    assert counts(store)["failed"] == 2
+    assert store.retry(state(store, "b1"), ["failed"]) == 2
+    assert client.pttl(key) == -1
+    run_all(store)
+    assert counts(store)["completed"] == 3
+
+
+@pytest.mark.parametrize("order", ["input", "completion"])
+def test_results_are_followed_while_the_file_is_still_submitted(
+    store: BatchStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: str
+):
+    # Given a batch of which nothing is there yet but its name
+    monkeypatch.setattr(reader, "CHUNK_LINES", 2)
+    path = six_lines(tmp_path / "in")
+    found: list[dict[str, Any]] = []
+    following = Collector(
+        store, ONCE.create(store, "in"), follow=True, sleep=lambda _: time.sleep(0.001)
+    )
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(
+            lambda: found.extend(orjson.loads(line.json) for line in following.lines(order))
+        )
+
+        # When after each chunk the reader has all there is, and then the next one comes
+        def watch(chunks: Iterator[RawChunk]) -> Iterator[RawChunk]:
+            for count, chunk in enumerate(chunks):
+                eventually(lambda at=2 * count: run_all(store) >= 0 and len(found) >= at)
+                yield chunk
+
+        submit(store, path, ONCE, watch=watch)
+        run_all(store)
+        reading.result(30)
+    # Then it has each line once, the late followers too
+    assert sorted(custom_ids(found)) == sorted(ASKED)
+    assert [line["warmq"].get("same_as") for line in sorted(found, key=number)] == [
+        None, None, "a", "b", None, "a"
+    ]  # fmt: skip
+
+
+def test_the_text_of_a_follower_is_its_leaders(redis_url: str, store: BatchStore, tmp_path: Path):
+    submit(store, six_lines(tmp_path / "in"), ONCE)
+    run_all(store)
+    told = run_producer("watch", "b1", "--request", "f", "--stream", redis_url=redis_url)
+    assert told.stdout == "answer to a\n"
+
+
+def test_a_run_answers_the_same_lines_of_a_window_once(
+    redis_url: str, store: BatchStore, tmp_path: Path
+):
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    names = [f"q{n}" for n in range(1000)]
+    write_lines(source, (greedy(name, str(n % 7)) for n, name in enumerate(names)))
+    answered = 0
+    with running(redis_url, source, out, "--once", "--window", "500") as process:
+
+        def served() -> bool:
+            nonlocal answered
+            answered += run_all(store)
+            return process.poll() is not None
+
+        eventually(served, 40)
+    assert answered == 2 * 7
+    lines = [orjson.loads(line) for line in out.read_bytes().splitlines()]
+    assert custom_ids(lines) == names
+    assert sum("same_as" in line["warmq"] for line in lines) == 1000 - answered
 
 
 class Scene:
