@@ -27,6 +27,19 @@ def leader_of(entry: IndexEntry) -> str:
     return entry[3] if len(entry) == 4 else ""
 
 
+def read_ending(text: str) -> tuple[str, range]:
+    """Read one text of a batch's list of finished requests.
+
+    Returns:
+        The request id, and the numbers of those followers whose ending this is: none where it is
+        the request's own. After a leader's own ending comes that of its followers; followers that
+        were queued after their leader ended have one of theirs.
+    """
+    request_id, *numbers = text.split("\0")
+    first, last = map(int, numbers) if numbers else (1, 0)
+    return request_id, range(first, last + 1)
+
+
 @dataclass(frozen=True, slots=True)
 class IndexChunk:
     """What one ENQUEUE appended.

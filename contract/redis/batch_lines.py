@@ -1,6 +1,7 @@
 """Reads a batch from its first line to its last: index, endings, results."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 import orjson
@@ -41,22 +42,22 @@ class BatchLines(Reads):
     def finished_ids(self, batch_id: str, start: int, count: int) -> list[str]:
         """Return request ids in the order they finished; a retried one comes again.
 
-        After a leader's comes a note of its followers that have ended: the id, and the numbers of
-        the first and the last one, with NULs between; one for followers that were late comes alone.
+        In a batch that runs the same bodies once, some are texts for `contract.index.read_ending`.
         """
         raws = self._client.lrange(keys.batch_key(batch_id, "finished"), start, start + count - 1)
         return [raw.decode() for raw in raws]
 
-    def followers(self, batch_id: str, note: str) -> Iterator[IndexEntry]:
-        """Yield the entries of the followers that a note in `finished_ids` tells of."""
-        leader, first, last = note.split("\0")
-        numbers = range(int(first), int(last) + 1)
+    def followers(
+        self, batch_id: str, of: Iterable[tuple[str, range]]
+    ) -> Iterator[IndexEntry | None]:
+        """Yield the entries of followers, None for one that is gone; `of` has leaders' request ids
+        and the numbers of their followers."""
         key = keys.batch_key(batch_id, "identical")
-        for start in range(0, len(numbers), CHUNK):
-            fields = [f"{leader}\0{n}" for n in numbers[start : start + CHUNK]]
-            for raw in filter(None, self._client.hmget(key, fields)):
-                line, custom_id, by_line = orjson.loads(raw)
-                yield line, custom_id, by_line, leader
+        wanted = ((leader, f"{leader}\0{n}") for leader, numbers in of for n in numbers)
+        while page := list(islice(wanted, CHUNK)):
+            raws = self._client.hmget(key, [field for _, field in page])
+            for (leader, _), raw in zip(page, raws, strict=True):
+                yield (*orjson.loads(raw), leader) if raw else None
 
     def results(self, request_ids: Sequence[str]) -> list[bytes | None]:
         """Return the stored results, None where there is none (yet)."""

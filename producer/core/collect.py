@@ -1,13 +1,13 @@
 """Collects a batch's results, in input or completion order."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from itertools import islice, repeat
 from typing import NamedTuple
 
 from contract.batch import Batch
-from contract.index import IndexChunk, IndexEntry, leader_of, own_id
+from contract.index import IndexChunk, IndexEntry, leader_of, own_id, read_ending
 from contract.redis.ahead import ResultsAhead
 from contract.redis.batches import BatchStore
 from contract.results import ResultLine, own_line, result_line
@@ -109,15 +109,18 @@ class Collector:
 
     def _as_completed(self) -> Iterator[ResultLine]:
         with closing(SeenIds()) as seen:
-            for (ended, request_ids, _), raws in self._fetched(self._finished_windows()):
-                for note, request_id, raw in zip(ended, request_ids, raws, strict=True):
-                    if raw is None:
-                        continue  # being retried, it will come again; or lost, see below
-                    if note != request_id:
-                        yield from self._followers(note, raw, seen)
-                    elif (line := own_line(request_id, raw)) is not None and seen.add(request_id):
+            for window, raws in self._fetched(self._finished_windows()):
+                for request_id, raw, followers in self._with_followers(window, raws):
+                    # None: being retried, it will come again; or lost, see below.
+                    line = own_line(request_id, raw) if raw is not None else None
+                    if line is not None and seen.add(request_id):
                         self._given += 1
                         yield line
+                    for entry in followers:
+                        rid = own_id(self._id, entry) if entry else ""
+                        if entry and raw is not None and seen.add(rid):
+                            self._given += 1
+                            yield result_line(rid, entry[1], entry[0], raw, request_id)
             if self._same.state().finished or not self._partial:
                 yield from self._left_out(seen)
 
@@ -157,14 +160,15 @@ class Collector:
             self._pause()
 
     def _finished_windows(self) -> Iterator[_Window | None]:
-        """Yield the same of what has ended, in that order and without entries: where followers
-        have, their note stands in the place of a request id."""
+        """Yield the same of what has ended, in that order and without entries: the request
+        ids as the list of finished ones has them."""
         at, finished, once = 0, False, self._same.last.once
         while True:
             if ids := self._store.finished_ids(self._id, at, self._fetch):
                 at, finished = at + len(ids), False
                 self._wait_s = _SHORTEST_WAIT_S
-                yield _Window(ids, [note.partition("\0")[0] for note in ids] if once else ids, [])
+                asked = list(dict.fromkeys(read_ending(e)[0] for e in ids)) if once else ids
+                yield _Window(ids, asked, [])
                 continue
             yield None
             if finished or not self._follow:
@@ -180,13 +184,18 @@ class Collector:
             answering_ids = [leader_of(entry) or request_id for request_id, entry in pairs]
         return _Window(ids, answering_ids, chunk.entries)
 
-    def _followers(self, note: str, raw: bytes, seen: SeenIds) -> Iterator[ResultLine]:
-        """Yield the lines of the followers of a result that were not given yet."""
-        for entry in self._store.followers(self._id, note):
-            request_id = own_id(self._id, entry)
-            if seen.add(request_id):
-                self._given += 1
-                yield result_line(request_id, entry[1], entry[0], raw, leader_of(entry))
+    def _with_followers(
+        self, window: _Window, raws: list[bytes | None]
+    ) -> Iterator[tuple[str, bytes | None, Iterable[IndexEntry | None]]]:
+        """Return what has ended, each with its result and the followers that ended with it; they
+        are to be read before the next one is."""
+        ended, request_ids, _ = window
+        if ended is request_ids:
+            return zip(ended, raws, repeat(()))
+        found = dict(zip(request_ids, raws, strict=True))
+        endings = list(map(read_ending, ended))
+        entries = self._store.followers(self._id, endings)
+        return ((rid, found[rid], islice(entries, len(numbers))) for rid, numbers in endings)
 
     def _with_gaps(self, window: _Window) -> Iterator[ResultLine]:
         """Yield a window's lines where results are missing: not there yet, or lost."""
