@@ -7,7 +7,7 @@ that grows with the batch goes in chunks, so that no script stalls Redis.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
