@@ -28,6 +28,7 @@ COMMANDS = {
     "delete": "Delete a finished batch and its results.",
     "doctor": "Look for what is in the way: Redis, workers, queues, disk, settings.",
     "list": "List all batches, newest first.",
+    "plan": "Say what FILE will take before it is submitted: tokens, Redis, time.",
     "results": "Collect a batch's results, as OpenAI batch output lines.",
     "retry": "Run a batch's failed requests again.",
     "run": "Take FILE through the queue into OUT, in windows, in the order of FILE.",

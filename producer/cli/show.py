@@ -88,7 +88,7 @@ def batch_table(batch: Batch, workers: str | None = None) -> None:
         "deadline": state["expires_at"],
         "finished": state["finished_at"],
     }
-    _rows(rows)
+    put_rows(rows)
     if not batch.sealed:
         lines = state["lines_read"]
         click.echo(f"\nNot submitted to its end ({lines} lines so far). The same `producer submit`")
@@ -100,9 +100,10 @@ def _counts(state: dict[str, Any]) -> str:
     return ", ".join(f"{count} {name}" for name, count in counts.items() if count)
 
 
-def _rows(rows: dict[str, Any]) -> None:
-    width = max(map(len, rows))
-    for name, value in rows.items():
+def put_rows(named: dict[str, Any]) -> None:
+    """Print names and values, one a line; what is None is left out."""
+    width = max(map(len, named))
+    for name, value in named.items():
         if value is not None:
             click.echo(f"{name:<{width}}  {harmless(value)}")
 
@@ -150,7 +151,7 @@ def request_table(state: dict[str, Any]) -> None:
     rows = {name: value for name, value in state.items() if name not in hidden}
     if state["timing"]:
         rows["timing"] = ", ".join(f"{name} {value}" for name, value in state["timing"].items())
-    _rows(rows)
+    put_rows(rows)
     if state["result"] is not None:
         put_json(state["result"])
 

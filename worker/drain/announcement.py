@@ -15,7 +15,7 @@ _VERSION = version()
 
 
 def announcement(serving: Serving) -> bytes:
-    """Return it as JSON: state, why (absent where the engine runs), queue, model and load."""
+    """Return it as JSON: state, why (absent where the engine runs), queue, model, load, rates."""
     state, why = serving.lifecycle.state, serving.supervisor.why
     if serving.lifecycle.stopping and serving.supervisor.failed:
         state = State.STOPPED
@@ -29,6 +29,7 @@ def announcement(serving: Serving) -> bytes:
         "model": serving.settings.model,
         "in_flight": len(serving.in_flight),
         "limit": serving.room.limit,
+        **serving.rates.as_json(),
     })  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from worker.drain.in_flight import ABORTS, InFlight, Running
 from worker.drain.leases import Leases, Popped, lease_number
 from worker.drain.lifecycle import Lifecycle
 from worker.drain.outage import Outage
+from worker.drain.rates import Rates
 from worker.drain.room import Room
 from worker.drain.scripts import ERRORS
 from worker.drain.serve import failed, serve
@@ -44,6 +45,7 @@ class Serving:
             make, settings.rebuild_tries, settings.max_deaths, self.lifecycle, self.events
         )
         self.outage = Outage(self.events)
+        self.rates = Rates(self.events, self.supervisor.cached_prompt_tokens)
         self.in_flight = InFlight()
         self.wakeup = Wakeup(leases)
         self.room = Room()  # none before the engine is ready

@@ -11,7 +11,7 @@ from typing import TypeVar
 from contract.errors import EngineDead
 from worker.drain.events import EngineReady, Events
 from worker.drain.lifecycle import Lifecycle
-from worker.engine import Capacity, Engine, Waits
+from worker.engine import Capacity, Engine, TellsCached, Waits
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -94,6 +94,10 @@ class Supervisor:
         if self.capacity is None:
             raise EngineDead("the engine has not started")
         return self.capacity
+
+    def cached_prompt_tokens(self) -> int:
+        """How many prompt tokens the running engine had in its prefix cache; 0 if it tells none."""
+        return self._engine.cached_prompt_tokens() if isinstance(self._engine, TellsCached) else 0
 
     async def _in_thread(self, call: Callable[[], T]) -> T:
         if self._stuck:

@@ -15,7 +15,8 @@ class Capacity:
 
     `max_num_seqs` counts all data-parallel replicas; `max_model_len` is in
     tokens; `adapters` are names that a line's `model` may have besides the
-    model's own; `details` is shown by `inspect stats`.
+    model's own; `details` is shown by `inspect stats`. `kv_tokens` is the size of
+    the KV cache and `prefix_caching` whether prompts share it, None where unknown.
     """
 
     max_num_seqs: int
@@ -23,6 +24,8 @@ class Capacity:
     model: str
     adapters: tuple[str, ...] = ()
     details: dict[str, Any] = field(default_factory=dict)
+    kv_tokens: int | None = None
+    prefix_caching: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,3 +93,11 @@ class Waits(Protocol):
 
         Shown to whoever waits for results, so it holds no secret.
         """
+
+
+@runtime_checkable
+class TellsCached(Protocol):
+    """What an engine may have besides, if it has a prefix cache and counts what that saves."""
+
+    def cached_prompt_tokens(self) -> int:
+        """Return how many prompt tokens it has found in its prefix cache so far."""

@@ -1,0 +1,178 @@
+"""Reads a file as submit would, without queueing it, and adds up what it asks for.
+
+Nothing here grows with the file: bodies, custom_ids and beginnings of prompts are remembered in
+tables of fixed size.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from contract.message import MessageWriter
+from contract.openai.body import GENERATING
+from contract.settings import Settings
+from producer.core.lines import LinesToMessages, PreparedChunk
+from producer.core.plan.shared import Shared, SharedBeginnings
+from producer.core.plan.tokens import Estimate, Prompt, prompt_of
+from producer.core.reader import RawChunk
+from producer.core.seen import SeenIds
+
+#: Bad lines that are told, as submit would tell them.
+TOLD = 10
+#: As long as those of a real batch, for the sizes of messages.
+_CREATED, _LIFE = 1_700_000_000_000, "sixteen.letters.12345"
+
+
+@dataclass(slots=True)
+class Asked:
+    """Tokens that a file asks for: `written` to be written, each after reading its context,
+    `read` tokens in all."""
+
+    written: float = 0.0
+    read: float = 0.0
+
+    def add(self, prompt: int, answer: float, choices: int) -> None:
+        """Take a request whose answers have so many tokens each."""
+        self.written += choices * answer
+        self.read += choices * answer * (prompt + answer / 2)
+
+
+@dataclass(slots=True)
+class FileContent:
+    """What was found. `estimated` requests have an estimated number of prompt tokens.
+
+    `limits` is the sum of what their answers may have at most, in tokens; `without_limit` requests
+    name none. `fixed` ones will be that long. `choices` are all answers (`n` of a request);
+    `expected` is what they take if they are as long as the queue's answers on average, `most` if
+    each ends at its limit.
+    """
+
+    lines: int = 0
+    requests: int = 0
+    bad: int = 0
+    first_bad: list[str] = field(default_factory=list)
+    duplicates: int = 0
+    prompt_tokens: int = 0
+    estimated: int = 0
+    limits: int = 0
+    without_limit: int = 0
+    fixed: int = 0
+    most: Asked = field(default_factory=Asked)
+    expected: Asked = field(default_factory=Asked)
+    choices: int = 0
+    message_bytes: int = 0
+    index_bytes: int = 0
+    reject_bytes: int = 0
+    shared: Shared = field(default_factory=Shared)
+
+
+class _Look(MessageWriter):
+    """Writes messages as submit would, and shows each request to `look`."""
+
+    def __init__(self, look: Callable[[str, bytes], None], batch_id: str, queue: str) -> None:
+        super().__init__(batch_id, _CREATED, _LIFE, queue, 6)
+        self._look = look
+
+    def write(
+        self, request_id: str, custom_id: str | None, line: int, url: str, body: bytes
+    ) -> bytes:
+        """Return one message."""
+        self._look(url, body)
+        return super().write(request_id, custom_id, line, url, body)
+
+
+class FileReader:
+    """Reads one file.
+
+    Args:
+        overrides: body fields that replace those of every line.
+        counter: counts the tokens of prompts.
+        mean_answer: tokens of the queue's answers on average; None if nobody knows.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        queue: str,
+        overrides: dict[str, Any],
+        counter: Estimate,
+        mean_answer: float | None,
+        batch_id: str = "plan",
+    ) -> None:
+        self.content = FileContent()
+        self._counter = counter
+        self._mean = mean_answer
+        self._bodies: list[tuple[str, dict[str, Any]]] = []
+        self._ids, self._same = SeenIds(), SeenIds()
+        self._beginnings = SharedBeginnings()
+        self.content.shared = self._beginnings.found
+        self._lines = LinesToMessages(
+            batch_id,
+            _Look(self._look, batch_id, queue),
+            overrides,
+            settings.max_line_bytes,
+            self._ids,
+        )
+
+    def read(
+        self, raw_chunks: Iterator[RawChunk], report: Callable[[FileContent], None]
+    ) -> FileContent:
+        """Read to the end; `report` is called now and then with what was found so far.
+
+        Raises:
+            InputUnreadable: for damaged input.
+        """
+        try:
+            for raw in raw_chunks:
+                self._take(self._lines.prepare(raw, (0, "")))
+                self.content.lines = raw.cursor
+                report(self.content)
+        finally:
+            for table in (self._ids, self._same, self._beginnings):
+                table.close()
+        return self.content
+
+    def _look(self, url: str, raw: bytes) -> None:
+        body = orjson.loads(raw)
+        self._bodies.append((url, body))
+        same = orjson.dumps([url, body], option=orjson.OPT_SORT_KEYS)
+        new = self._same.add(hashlib.blake2b(same, digest_size=16).hexdigest())
+        self.content.duplicates += not new
+
+    def _take(self, chunk: PreparedChunk) -> None:
+        content, bodies = self.content, self._bodies
+        content.requests += len(bodies)
+        content.bad += len(chunk.rejects)
+        content.without_limit += chunk.without_limit
+        content.message_bytes += sum(map(len, chunk.messages))
+        content.index_bytes += len(chunk.index.dump())
+        for _, meta in chunk.rejects:
+            content.reject_bytes += len(meta)
+            if len(content.first_bad) < TOLD:
+                content.first_bad.append(orjson.loads(meta)["warmq"]["error"]["message"])
+        prompts = [prompt_of(url, body, self._counter) for url, body in bodies]
+        counts = self._counter.count(prompts)
+        for (url, body), prompt, count in zip(bodies, prompts, counts, strict=True):
+            self._add(url, body, prompt, count)
+        bodies.clear()
+
+    def _add(self, url: str, body: dict[str, Any], prompt: Prompt, count: int) -> None:
+        content = self.content
+        content.prompt_tokens += count
+        content.estimated += not self._counter.exact(prompt)
+        salt = str(body.get("cache_salt") or "")
+        self._beginnings.add("\n".join(prompt.texts), salt)
+        if url not in GENERATING:
+            return
+        choices = body.get("n") or 1
+        limit = body.get("max_completion_tokens") or body.get("max_tokens")
+        fixed = limit is not None and (body.get("ignore_eos") or body.get("min_tokens") == limit)
+        content.choices += choices
+        content.fixed += bool(fixed)
+        content.limits += choices * (limit or 0)
+        usual = limit if fixed or self._mean is None else min(self._mean, limit or self._mean)
+        content.expected.add(count, usual or 0, choices)
+        content.most.add(count, limit or usual or 0, choices)

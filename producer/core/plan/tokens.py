@@ -1,0 +1,234 @@
+"""Counts the tokens of prompts as vLLM counts them: with the model's tokenizer and chat template.
+
+Without a tokenizer a prompt counts a token for four characters, which is an estimate. Of some
+requests even the tokenizer knows too little (images, scores): these are estimated, too.
+"""
+
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from contract.errors import WarmqError
+from contract.openai.body import CHAT_URL, COMPLETION_URL
+from contract.openai.pooling import EMBEDDINGS_URL
+
+#: Characters of a token where no tokenizer says better, and tokens of what a chat template adds to
+#: each message.
+CHARACTERS, MESSAGE_TOKENS = 4, 4
+Json = dict[str, Any]
+
+
+class NoTokenizer(WarmqError):
+    """The tokenizer that was named cannot be used."""
+
+    code = "no_tokenizer"
+
+
+@dataclass(slots=True)
+class Prompt:
+    """What a request asks: `texts` to be tokenized, with special tokens around each or not, and
+    `ids`, a number of tokens that come as such. `exact` says whether that is all; `most` is where
+    the request cuts it."""
+
+    texts: list[str] = field(default_factory=list)
+    ids: int = 0
+    special: bool = True
+    exact: bool = True
+    messages: int = 0
+    most: int | None = None
+
+
+class Estimate:
+    """Counts characters."""
+
+    #: Whose tokenizer it is; '' for none.
+    name = ""
+
+    def count(self, prompts: Sequence[Prompt]) -> list[int]:
+        """Return the tokens of each prompt."""
+        return [_cut(_estimated(prompt), prompt) for prompt in prompts]
+
+    def chat(self, body: Json) -> str | None:
+        """Return a chat as the model reads it; None where only its texts are known."""
+        return None
+
+    def exact(self, prompt: Prompt) -> bool:
+        """Whether `count` is what vLLM will count."""
+        return not prompt.texts and prompt.exact
+
+
+class Tokenizer(Estimate):
+    """Counts with the tokenizer of `model`, a folder or a name of the Hugging Face hub.
+
+    Raises:
+        NoTokenizer: transformers is not installed, or finds no tokenizer there.
+    """
+
+    def __init__(self, model: str) -> None:
+        self.name = model
+        os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+        os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+        try:
+            from transformers import AutoTokenizer  # noqa: PLC0415 - seconds, and may be missing
+
+            self._tokenizer = AutoTokenizer.from_pretrained(model)
+        except ImportError as error:
+            raise NoTokenizer(
+                f"--tokenizer {model}: {error}; install transformers beside warmq (it comes with "
+                "vLLM), or leave --tokenizer out for an estimate"
+            ) from None
+        except Exception as error:  # a broken file raises whatever transformers meets in it
+            first = next(iter(str(error).splitlines()), type(error).__name__)
+            told = f"--tokenizer {model}: no tokenizer can be read there: {first}"
+            raise NoTokenizer(told) from None
+        logging.getLogger("transformers").setLevel(logging.ERROR)
+
+    def count(self, prompts: Sequence[Prompt]) -> list[int]:
+        """Return the tokens of each prompt."""
+        counts = [prompt.ids for prompt in prompts]
+        for special in (True, False):
+            which = [i for i, p in enumerate(prompts) if p.special is special for _ in p.texts]
+            texts = [text for p in prompts if p.special is special for text in p.texts]
+            if texts:
+                ids = self._tokenizer(texts, add_special_tokens=special, verbose=False)["input_ids"]
+                for i, tokens in zip(which, ids, strict=True):
+                    counts[i] += len(tokens)
+        return [_cut(count, prompt) for count, prompt in zip(counts, prompts, strict=True)]
+
+    def chat(self, body: Json) -> str | None:
+        """Return a chat as the model's template writes it; None where that refuses it."""
+        going_on = bool(body.get("continue_final_message"))
+        generate = body.get("add_generation_prompt")
+        options = dict(body.get("chat_template_kwargs") or {})
+        if body.get("reasoning_effort"):
+            options.setdefault("reasoning_effort", body["reasoning_effort"])
+        try:
+            text: str = self._tokenizer.apply_chat_template(
+                [_message(one) for one in body["messages"]],
+                tools=body.get("tools"),
+                documents=body.get("documents"),
+                chat_template=body.get("chat_template"),
+                tokenize=False,
+                continue_final_message=going_on,
+                add_generation_prompt=not going_on if generate is None else generate,
+                **options,
+            )
+        except Exception:  # templates are programs of the model's author; vLLM says what is wrong
+            return None
+        return text
+
+    def exact(self, prompt: Prompt) -> bool:
+        """Whether `count` is what vLLM will count."""
+        return prompt.exact
+
+
+def at_hand(named: str, announced: Sequence[str]) -> Estimate:
+    """Return what counts: the tokenizer that was named, else that of the one announced model whose
+    folder is on this machine, else an estimate.
+
+    Raises:
+        NoTokenizer: the one that was named cannot be used.
+    """
+    if named:
+        return Tokenizer(named)
+    folders = {model for model in announced if Path(model).is_dir()}
+    if len(set(announced)) == 1 and folders:
+        try:
+            return Tokenizer(folders.pop())
+        except NoTokenizer:
+            return Estimate()
+    return Estimate()
+
+
+def prompt_of(url: str, body: Json, counter: Estimate) -> Prompt:
+    """Return what a checked request asks."""
+    if body.get("messages") is not None and url in (CHAT_URL, EMBEDDINGS_URL):
+        prompt = _chat(body, counter)
+    elif url in (COMPLETION_URL, EMBEDDINGS_URL):
+        prompt = Prompt(special=body.get("add_special_tokens") is not False)
+        prompt.exact = body.get("prompt_embeds") is None
+        _take(prompt, body["prompt" if url == COMPLETION_URL else "input"])
+    else:  # scores: which side goes with which, and what stands between them, is the model's
+        prompt = Prompt(list(_texts(body)), exact=False)
+    kept = body.get("truncate_prompt_tokens")
+    if kept is not None and kept >= 0:
+        prompt.most = kept
+    elif kept is not None:  # -1: to what the context leaves
+        prompt.exact = False
+    return prompt
+
+
+def _chat(body: Json, counter: Estimate) -> Prompt:
+    prompt = Prompt(special=body.get("add_special_tokens") is True)
+    text = counter.chat(body)
+    prompt.exact = text is not None and not any(map(_has_media, body["messages"]))
+    if text is None:
+        prompt.messages = len(body["messages"])
+        text = "\n".join([*_texts(body.get("tools")), *_texts(body["messages"])])
+    prompt.texts.append(text)
+    return prompt
+
+
+def _take(prompt: Prompt, value: Any) -> None:
+    """Add a text, token ids, or a list of either."""
+    if isinstance(value, str):
+        prompt.texts.append(value)
+    elif isinstance(value, int):
+        prompt.ids += 1
+    elif isinstance(value, list):
+        for part in value:
+            _take(prompt, part)
+    else:
+        prompt.exact = False
+        prompt.texts += _texts(value)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield the texts in a JSON value, images left out."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list):
+        for part in value:
+            yield from _texts(part)
+    elif isinstance(value, dict):
+        for name, part in value.items():
+            if name not in ("image_url", "input_audio", "audio_url", "video_url", "type"):
+                yield from _texts(part)
+
+
+def _has_media(message: Json) -> bool:
+    content = message.get("content")
+    return isinstance(content, list) and any(part.get("type", "text") != "text" for part in content)
+
+
+def _message(message: Json) -> Json:
+    """Return a message as vLLM hands it to a template: texts in one, arguments of tools decoded."""
+    content = message.get("content")
+    if isinstance(content, list):
+        parts = (part.get("text") for part in content)
+        message = message | {"content": "\n".join(part for part in parts if isinstance(part, str))}
+    if calls := message.get("tool_calls"):
+        message = message | {"tool_calls": [_call(call) for call in calls]}
+    return message
+
+
+def _call(call: Json) -> Json:
+    function = call.get("function") or {}
+    if not isinstance(function.get("arguments"), str):
+        return call
+    arguments = orjson.loads(function["arguments"] or "{}")
+    return call | {"function": function | {"arguments": arguments}}
+
+
+def _estimated(prompt: Prompt) -> int:
+    characters = sum(map(len, prompt.texts))
+    return prompt.ids + -(-characters // CHARACTERS) + MESSAGE_TOKENS * prompt.messages
+
+
+def _cut(count: int, prompt: Prompt) -> int:
+    return count if prompt.most is None else min(count, prompt.most)
