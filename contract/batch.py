@@ -1,6 +1,9 @@
 """The state of one batch, as its Redis hash tells it."""
 
 from dataclasses import dataclass
+from typing import Any
+
+import orjson
 
 from contract.naming import DEFAULT_TENANT
 from contract.results import OUTCOMES
@@ -54,6 +57,19 @@ class Batch:
     def once(self) -> bool:
         """Whether lines with the same repeatable body run once in it."""
         return "identical" in self.fields
+
+    @property
+    def expected(self) -> dict[str, Any] | None:
+        """What its submit expected of it: prompt_tokens, completion_tokens and seconds, the last
+        two None where no worker had measured; None for a batch of which nothing was expected."""
+        raw = self.fields.get("expected")
+        return orjson.loads(raw) if raw else None
+
+    @property
+    def seconds(self) -> float | None:
+        """From its creation to its last request's end; None while it is not finished."""
+        ended = self.fields.get("finished_at")
+        return (int(ended) - int(self.created)) / 1000 if ended else None
 
     @property
     def terminal(self) -> int:

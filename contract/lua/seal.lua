@@ -1,5 +1,6 @@
 -- SEAL: no more lines will come; COMPLETE is tested.
--- ARGV: batch, life, cursor, digest, reason (why the batch is `failed`, or '')
+-- ARGV: batch, life, cursor, digest, reason (why the batch is `failed`, or ''),
+--   expected (JSON of what the submit expects of the batch, or '')
 -- Touches: warmq:batch:<id>, warmq:retiring
 -- Returns: {'ok'} | {'gone'} | {'sealed', cursor, digest} | {'moved', cursor, digest}
 local batch, key = ARGV[1], batch_key(ARGV[1])
@@ -10,6 +11,7 @@ if state[1] then return { 'sealed', state[2], state[3] } end
 if state[2] ~= ARGV[3] or state[3] ~= ARGV[4] then return { 'moved', state[2], state[3] } end
 redis.call('HSET', key, 'sealed', 1)
 if ARGV[5] ~= '' then redis.call('HSET', key, 'reason', ARGV[5]) end
+if (ARGV[6] or '') ~= '' then redis.call('HSET', key, 'expected', ARGV[6]) end
 batch_state(batch).touched = true
 apply_to_batches(now_ms())
 return { 'ok' }

@@ -105,9 +105,14 @@ class BatchStore(BatchLines, DeadLetters):
         )  # fmt: skip
         return _enqueued(reply)
 
-    def seal(self, batch: Batch, end: tuple[int, str], reason: str = "") -> Enqueued:
-        """Say that no more lines will come; `end` is the (cursor, digest) of the last chunk."""
-        return _enqueued(self._run("seal", batch.id, batch.life, *end, reason))
+    def seal(
+        self, batch: Batch, end: tuple[int, str], reason: str = "", expected: bytes = b""
+    ) -> Enqueued:
+        """Say that no more lines will come; `end` is the (cursor, digest) of the last chunk.
+
+        `expected` is JSON: what the submit expects of the batch.
+        """
+        return _enqueued(self._run("seal", batch.id, batch.life, *end, reason, expected))
 
     # -- change ---------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from contract.redis.dead_letters import DeadLetter
 from contract.results import OUTCOMES, outcome_of, read_meta, result_line
 from producer.cli.context import Exit
 from producer.cli.progress import counted, tell
+from producer.core.queue_workers import clock_text
 
 #: Lines of a long table that are aligned with each other.
 PAGE = 500
@@ -65,6 +66,8 @@ def batch_json(batch: Batch) -> dict[str, Any]:
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
         },
+        "seconds": batch.seconds,
+        "expected": batch.expected,
         "lines_read": batch.number("cursor"),
         "reason": batch.fields.get("reason"),
     }
@@ -80,6 +83,8 @@ def batch_table(batch: Batch, workers: str | None = None) -> None:
         "reason": state["reason"],
         "requests": _counts(state) or "none yet",
         "tokens": f"{usage['prompt_tokens']} prompt, {usage['completion_tokens']} completion",
+        "took": None if batch.seconds is None else clock_text(batch.seconds),
+        "expected": _expected(batch),
         "queue": state["queue"],
         "tenant": None if batch.tenant == DEFAULT_TENANT else batch.tenant,
         "workers": workers,
@@ -93,6 +98,19 @@ def batch_table(batch: Batch, workers: str | None = None) -> None:
         lines = state["lines_read"]
         click.echo(f"\nNot submitted to its end ({lines} lines so far). The same `producer submit`")
         click.echo(f"with --batch-id {batch.id} goes on where it stopped.")
+
+
+def _expected(batch: Batch) -> str | None:
+    """Return what the submit expected, to stand below what came."""
+    expected = batch.expected
+    if expected is None:
+        return None
+    parts = [f"about {expected['prompt_tokens']} prompt"]
+    if expected["completion_tokens"] is not None:
+        parts.append(f"{expected['completion_tokens']} completion")
+    if expected["seconds"] is not None:
+        parts.append(f"in {clock_text(expected['seconds'])}")
+    return ", ".join(parts)
 
 
 def _counts(state: dict[str, Any]) -> str:

@@ -21,6 +21,7 @@ from contract.index import IndexChunk
 from contract.redis.batches import BatchStore, Enqueued
 from contract.settings import Settings
 from producer.core.lines import LinesToMessages, PreparedChunk
+from producer.core.plan.expected import expected
 from producer.core.reader import CHUNK_BYTES, RawChunk
 from producer.core.repeatable import Leaders
 from producer.core.same_batch import BatchChanged, WritesLost
@@ -38,10 +39,12 @@ UNDER_WAY = 2
 class Summary:
     """What one submit did. `found` requests were there before it, `queued` were not;
     `without_limit` of those have no max_tokens; `ignored` counts those with each field that means
-    nothing here. `lines` of the file were read; `waiting` says what for, while Redis is full."""
+    nothing here. `lines` of the file were read, with requests of `size` bytes; `waiting` says what
+    for, while Redis is full."""
 
     batch: Batch
     lines: int = 0
+    size: int = 0
     found: int = 0
     queued: int = 0
     rejected: int = 0
@@ -120,6 +123,7 @@ class Submitter:
                         self._queue(sender, lines, raw)
                     self._end = (raw.cursor, raw.digest)
                     summary.lines = raw.cursor
+                    summary.size += raw.size
                     self._report(summary)
                 self._settle(0)
             finally:
@@ -234,7 +238,7 @@ class Submitter:
         reason = ""
         if batch is not None and batch.number("valid") == 0:
             reason = self._why_nothing_runs(batch)
-        answer = self._store.seal(summary.batch, self._end, reason)
+        answer = self._store.seal(summary.batch, self._end, reason, self._expected(batch))
         if answer.answer == "moved" and answer.cursor < self._end[0]:
             raise self._lost(answer)
         if answer.answer in ("moved", "sealed") and (answer.cursor, answer.digest) != self._end:
@@ -246,6 +250,14 @@ class Submitter:
             raise self._deleted()
         summary.batch = after
         return summary
+
+    def _expected(self, batch: Batch | None) -> bytes:
+        """Return what is expected of the batch, as `status` shows it beside what came; nothing
+        for a part of a longer file, which nobody looks at."""
+        requests = batch.number("valid") if batch is not None else 0
+        if not requests or self._submission.part is not None:
+            return b""
+        return expected(self._summary.size, requests, self._store.workers(self._submission.queue))
 
     def _why_nothing_runs(self, batch: Batch) -> str:
         total = batch.number("total")

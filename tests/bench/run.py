@@ -40,6 +40,7 @@ PARTS = {
     "upstream": "openai_servers.upstream",
     "throughput": "beside_vllm.throughput",
     "streaming": "beside_vllm.streaming",
+    "planning": "beside_vllm.planning",
 }
 
 

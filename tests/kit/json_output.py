@@ -22,6 +22,7 @@ DOCUMENTS = {
     "delete": "deleted",
     "doctor": "doctor",
     "list": "batches",
+    "plan": "plan",
     "results": "results",
     "retry": "changed",
     "run": "run",

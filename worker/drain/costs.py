@@ -20,8 +20,10 @@ from collections.abc import Sequence
 USUAL = (1.0, 2.6, 0.0044)
 #: The standard deviation of each around that proportion, as a share of it.
 DOUBT = 0.7
+#: Passes of fitting and weighing.
+PASSES = 8
 #: Fewer stretches than this say nothing.
-FEWEST = 3
+FEWEST = 2
 _N = len(USUAL)
 
 Matrix = list[list[float]]
@@ -32,11 +34,11 @@ class Costs:
 
     def __init__(self) -> None:
         #: Sums over stretches, in units of USUAL: products of amounts with each other and with
-        #: the seconds, squares of the seconds, and how many stretches they are.
+        #: the seconds, squares of the seconds, how many stretches they are, and their seconds.
         self._products: Matrix = [[0.0] * _N for _ in range(_N)]
         self._with_seconds = [0.0] * _N
         self._squares = 0.0
-        self.stretches = 0.0
+        self.stretches = self.seconds = 0.0
 
     def add(self, amounts: Sequence[float], seconds: float, keep: float) -> None:
         """Take in one stretch: tokens computed, written and read; what was before counts `keep`."""
@@ -48,6 +50,7 @@ class Costs:
             self._with_seconds[i] = self._with_seconds[i] * keep + scaled[i] * seconds
         self._squares = self._squares * keep + seconds * seconds
         self.stretches = self.stretches * keep + 1
+        self.seconds = self.seconds * keep + seconds
 
     def fitted(self) -> tuple[list[float], Matrix] | None:
         """Return the seconds of a token of each kind and their covariance; None: too early."""
@@ -56,7 +59,7 @@ class Costs:
             return None
         level = sum(self._with_seconds) / whole  # as if the usual proportion were exact
         costs = [level] * _N
-        for _ in range(2):  # the first pass says how much stretches scatter
+        for _ in range(PASSES):  # what is left unexplained says how far to trust them
             scatter = max(self._scatter(costs), 1e-4 * self._squares / self.stretches)
             pull = scatter / (DOUBT * level) ** 2
             matrix = [[p + pull * (i == j) for j, p in enumerate(self._products[i])]
