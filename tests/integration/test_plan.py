@@ -1,0 +1,146 @@
+"""`producer plan` beside a real Redis and a worker that announces what it has measured."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+import redis
+from draining import Draining, draining, soon
+from support import as_json, batch_file, chat_line, run_all, run_producer, write_lines
+
+from contract.redis.batches import BatchStore
+from worker.engine import Completion, EngineRequest
+from worker.engine.simulated.engine import SimulatedEngine, _answer
+
+SLOTS = 8
+#: Seconds of a prompt token, and of a token of the answer, with full slots.
+PROMPT_S, TOKEN_S = 20e-6, 200e-6
+
+
+class RatedEngine(SimulatedEngine):
+    """Takes as long as a request's tokens take, and counts them: 4 characters are one."""
+
+    async def generate(self, request: EngineRequest, request_id: str) -> Completion:
+        text = request.body["messages"][0]["content"]
+        prompt, written = len(text) // 4 + 5, int(request.body["max_tokens"])
+        async with self._free:
+            await asyncio.sleep(SLOTS * (prompt * PROMPT_S + written * TOKEN_S))
+        return Completion(_answer(request, request_id).body, prompt, written)
+
+
+def lines(count: int, characters: int, answer: int, prefix: str) -> list[dict[str, Any]]:
+    return [
+        chat_line(f"{prefix}{n}", f"{prefix}{n} ".ljust(characters, "x"), max_tokens=answer,
+                  ignore_eos=True)
+        for n in range(count)
+    ]  # fmt: skip
+
+
+async def producer(running: Draining, *args: str | Path) -> Any:
+    """Run a command beside the drain; return its JSON."""
+    url = running.settings.redis_url.get_secret_value()
+    return as_json(await asyncio.to_thread(run_producer, *args, "--json", redis_url=url))
+
+
+async def test_a_plan_tells_time_from_the_rates_that_a_worker_announces(
+    redis_url: str, store: BatchStore, tmp_path: Path
+) -> None:
+    warm = write_lines(tmp_path / "warm.jsonl", lines(300, 400, 40, "s") + lines(300, 4000, 5, "l"))
+    file = write_lines(tmp_path / "file.jsonl", lines(400, 2000, 20, "f"))
+    async with draining(redis_url, RatedEngine, simulated_slots=SLOTS) as running:
+        before = await producer(running, "plan", file)
+        submitted = asyncio.to_thread(run_producer, "submit", warm, redis_url=redis_url)
+        assert (await submitted).returncode == 0
+        await soon(lambda: "rates" in store.workers("warmq")[0], 60, "rates are announced")
+        await soon(lambda: all(b.finished for b in store.batches()), 60)
+        await asyncio.sleep(1.2)  # the next announcement has them all
+        planned = await producer(running, "plan", file)
+        done = await asyncio.to_thread(
+            run_producer, "submit", file, "--wait", "--json", redis_url=redis_url
+        )
+    batch = orjson.loads(done.stdout.splitlines()[-1])
+    assert (before["workers"], before["duration"]) == (1, None)
+    assert planned["completion_tokens"]["expected"] == batch["usage"]["completion_tokens"] == 8000
+    work_s = batch["usage"]["prompt_tokens"] * PROMPT_S + 8000 * TOKEN_S
+    # Not beside the clock: what the engine was told to take, which a busy machine only exceeds.
+    assert 0.6 * work_s < planned["duration"]["seconds"]
+    assert batch["expected"]["seconds"] is not None
+    assert batch["expected"]["completion_tokens"] > 0
+    assert batch["seconds"] > 0
+
+
+def test_a_plan_queues_nothing_and_writes_nothing(
+    redis_url: str, redis_client: redis.Redis, tmp_path: Path
+) -> None:
+    done = run_producer("plan", batch_file(tmp_path / "in.jsonl", 30), redis_url=redis_url)
+    assert done.returncode == 0, done.stderr
+    assert "30" in done.stdout
+    assert "no worker" in done.stdout
+    assert redis_client.keys("*") == []
+
+
+def test_a_plan_needs_no_redis(tmp_path: Path) -> None:
+    file = batch_file(tmp_path / "in.jsonl", 3)
+    done = run_producer("plan", file, "--json", redis_url="redis://127.0.0.1:1/0")
+    planned = as_json(done)
+    assert planned["request_counts"]["valid"] == 3
+    assert (planned["workers"], planned["duration"]) == (0, None)
+    assert "without the workers" in done.stderr
+
+
+def test_bad_lines_set_the_exit_status(redis_url: str, tmp_path: Path) -> None:
+    some = write_lines(tmp_path / "some.jsonl", [chat_line("a"), b"bad"])
+    all_ = write_lines(tmp_path / "all.jsonl", [b"bad"] * 12)
+    found = run_producer("plan", some, redis_url=redis_url)
+    assert found.returncode == 1
+    assert "bad: line 2, not valid JSON" in found.stdout
+    found = run_producer("plan", all_, redis_url=redis_url)
+    assert found.returncode == 2
+    assert "bad: 2 more" in found.stdout
+
+
+def test_a_model_without_tokenizer_is_refused_by_name(redis_url: str, tmp_path: Path) -> None:
+    file = batch_file(tmp_path / "in.jsonl", 3)
+    done = run_producer("plan", file, "--tokenizer", tmp_path, redis_url=redis_url)
+    assert done.returncode == 2
+    assert f"--tokenizer {tmp_path}" in done.stderr
+
+
+def test_status_shows_what_was_expected_beside_what_came(
+    redis_url: str, store: BatchStore, tmp_path: Path
+) -> None:
+    file = batch_file(tmp_path / "in.jsonl", 10)
+    run_producer("submit", file, "--batch-id", "b1", redis_url=redis_url)
+    run_all(store)
+    batch = as_json(run_producer("status", "b1", "--json", redis_url=redis_url))
+    assert batch["expected"]["prompt_tokens"] > 0
+    assert (batch["expected"]["completion_tokens"], batch["expected"]["seconds"]) == (None, None)
+    assert batch["seconds"] is not None
+    text = run_producer("status", "b1", redis_url=redis_url).stdout
+    assert f"about {batch['expected']['prompt_tokens']} prompt" in text
+    assert "took" in text
+
+
+def used(client: redis.Redis) -> int:
+    """Return the bytes that Redis uses, without the buffers of its clients."""
+    memory = client.info("memory")
+    return int(memory["used_memory"] - memory["mem_clients_normal"])
+
+
+@pytest.mark.parametrize("characters", [50, 2000])
+def test_redis_takes_about_the_bytes_that_were_planned(
+    redis_url: str, redis_client: redis.Redis, store: BatchStore, tmp_path: Path, characters: int
+) -> None:
+    count = 4000
+    file = write_lines(tmp_path / "in.jsonl", lines(count, characters, 2, "r"))
+    planned = as_json(run_producer("plan", file, "--json", redis_url=redis_url))["redis_bytes"]
+    empty = used(redis_client)
+    run_producer("submit", file, "--batch-id", "b1", redis_url=redis_url)
+    waiting = used(redis_client) - empty
+    assert planned["waiting"] == pytest.approx(waiting, rel=0.1)
+    run_all(store, text="x" * 50)
+    assert used(redis_client) - empty < 1.1 * planned["most"]

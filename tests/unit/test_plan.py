@@ -1,0 +1,287 @@
+"""`producer plan`'s library: what a file holds, what prompts share, how long it takes."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import chat_line, write_lines
+
+from contract.settings import Settings
+from demo.stack import MODEL
+from producer.core.plan.duration import duration, kv_tokens, mean_answer, saved_tokens
+from producer.core.plan.plan import Plan, plan
+from producer.core.plan.reading import Asked, FileContent
+from producer.core.plan.shared import DEPTHS, Filter, SharedBeginnings
+from producer.core.plan.tokens import Estimate, NoTokenizer, Tokenizer, at_hand, prompt_of
+from producer.core.reader import Input
+from producer.core.submission import Submission
+
+CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
+#: 1,000 prompt tokens, 100 written tokens or 1,000,000 tokens of context a second.
+WORKER: dict[str, Any] = {
+    "id": "w",
+    "slots": 4,
+    "kv_tokens": 1000,
+    "prefix_caching": True,
+    "mean_answer": 10.0,
+    "rates": {
+        "prefill_tokens_s": 1000.0,
+        "decode_tokens_s": 100.0,
+        "context_tokens_s": 1e6,
+        "measured_s": 60.0,
+        "covariance": [[0.0] * 3] * 3,
+    },
+}
+
+
+def planned(
+    path: Path, lines: list[Any], workers: list[dict[str, Any]] | None = None, **set_: Any
+) -> Plan:
+    """Plan a file of these lines, tokens estimated."""
+    source = Input(str(write_lines(path / "in.jsonl", lines)))
+    submission = Submission("plan", "warmq", 6, "", set_)
+    return plan(Settings(_env_file=None), submission, source, Estimate(), workers or [])
+
+
+def content(**fields: Any) -> FileContent:
+    """Return 100 requests of 100 prompt tokens, answers of 10."""
+    usual = Asked(1000, 1000 * 105)
+    defaults: dict[str, Any] = {
+        "requests": 100, "choices": 100, "fixed": 100, "prompt_tokens": 10_000,
+        "expected": usual, "most": usual,
+    }  # fmt: skip
+    return FileContent(**(defaults | fields))
+
+
+# -- what a file holds -----------------------------------------------------------
+
+
+def test_lines_are_counted_as_submit_would_take_them(tmp_path: Path) -> None:
+    bad = chat_line("b", temperature=9)
+    twice = [chat_line("a"), b"", chat_line("a", "other"), bad, b"no json", chat_line("c")]
+    found = planned(tmp_path, twice).content
+    assert (found.lines, found.requests, found.bad, found.duplicates) == (6, 2, 3, 1)
+    assert [text.partition(",")[0] for text in found.first_bad] == ["line 3", "line 4", "line 5"]
+    assert "field custom_id: 'a' was used by an earlier line" in found.first_bad[0]
+
+
+def test_only_the_first_ten_bad_lines_are_told(tmp_path: Path) -> None:
+    found = planned(tmp_path, [b"no json"] * 25).content
+    assert (found.bad, len(found.first_bad)) == (25, 10)
+
+
+def test_duplicates_are_the_same_whatever_the_order_of_fields(tmp_path: Path) -> None:
+    lines = [{"prompt": "x", "seed": 1}, {"seed": 1, "prompt": "x"}, {"prompt": "x", "seed": 2}]
+    assert planned(tmp_path, lines).content.duplicates == 1
+
+
+def test_limits_count_each_choice_and_lines_without_one_are_told(tmp_path: Path) -> None:
+    lines = [
+        {"prompt": "x", "max_tokens": 10, "n": 3},
+        chat_line("a", max_completion_tokens=7, max_tokens=99),
+        chat_line("b"),
+    ]
+    found = planned(tmp_path, lines).content
+    assert (found.limits, found.without_limit, found.choices) == (37, 1, 5)
+
+
+def test_answers_are_expected_as_the_queues_were_unless_a_line_fixes_them(tmp_path: Path) -> None:
+    lines = [
+        {"prompt": "x", "max_tokens": 100},  # 10, as the worker's answers
+        {"prompt": "x", "max_tokens": 4},  # 4: it ends there
+        {"prompt": "x", "max_tokens": 50, "ignore_eos": True},  # 50
+        {"prompt": "x", "max_tokens": 30, "min_tokens": 30},  # 30
+        {"prompt": "x"},  # 10
+    ]
+    found = planned(tmp_path, lines, [WORKER]).content
+    assert (found.expected.written, found.fixed) == (104, 2)
+    assert found.most.written == 100 + 4 + 50 + 30 + 10
+
+
+def test_overrides_are_those_of_submit(tmp_path: Path) -> None:
+    found = planned(tmp_path, [{"prompt": "x"}] * 3, max_tokens=5).content
+    assert (found.limits, found.without_limit) == (15, 0)
+
+
+def test_pooling_requests_write_nothing(tmp_path: Path) -> None:
+    line = {"custom_id": "e", "url": "/v1/embeddings", "body": {"input": "abcd" * 10}}
+    found = planned(tmp_path, [line], [WORKER])
+    assert (found.content.prompt_tokens, found.content.choices) == (10, 0)
+    assert found.duration is not None
+
+
+# -- tokens ----------------------------------------------------------------------
+
+
+def test_without_a_tokenizer_four_characters_are_a_token() -> None:
+    estimate = Estimate()
+    chat = prompt_of(CHAT, {"messages": [{"role": "user", "content": "x" * 36}]}, estimate)
+    ids = prompt_of(COMPLETION, {"prompt": [1, 2, 3]}, estimate)
+    cut = prompt_of(COMPLETION, {"prompt": "x" * 400, "truncate_prompt_tokens": 7}, estimate)
+    # "user" and the text, and what a template adds to a message
+    assert estimate.count([chat, ids, cut]) == [4 + 11, 3, 7]
+    assert [estimate.exact(prompt) for prompt in (chat, ids, cut)] == [False, True, False]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    pytest.importorskip("transformers")
+    return Tokenizer(str(MODEL))
+
+
+def test_a_tokenizer_counts_the_chat_template_and_special_tokens(tokenizer: Tokenizer) -> None:
+    body = {"messages": [{"role": "user", "content": "Hello"}]}
+    parts = {"messages": [{"role": "user", "content": [{"type": "text", "text": "Hello"}]}]}
+    chat, same = prompt_of(CHAT, body, tokenizer), prompt_of(CHAT, parts, tokenizer)
+    assert chat.texts == same.texts
+    assert chat.texts != ["Hello"]
+    text = prompt_of(COMPLETION, {"prompt": "Hello"}, tokenizer)
+    two = prompt_of(COMPLETION, {"prompt": ["Hello", "Hello"]}, tokenizer)
+    bare = prompt_of(COMPLETION, {"prompt": "Hello", "add_special_tokens": False}, tokenizer)
+    counts = tokenizer.count([chat, text, two, bare])
+    assert counts[0] > counts[1] >= counts[3]
+    assert counts[2] == 2 * counts[1]
+    assert all(tokenizer.exact(prompt) for prompt in (chat, text, two, bare))
+
+
+def test_what_a_tokenizer_cannot_know_is_estimated_and_says_so(tokenizer: Tokenizer) -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 4000}}
+    body = {"messages": [{"role": "user", "content": [{"type": "text", "text": "See"}, image]}]}
+    refused = {"messages": [{"role": "user", "content": "x"}], "chat_template": "{{ 1/0 }}"}
+    scores = {"query": "What?", "documents": ["this", "that"]}
+    prompts = [
+        prompt_of(CHAT, body, tokenizer),
+        prompt_of(CHAT, refused, tokenizer),
+        prompt_of("/v1/rerank", scores, tokenizer),
+        prompt_of(COMPLETION, {"prompt": "x", "truncate_prompt_tokens": -1}, tokenizer),
+    ]
+    assert not any(map(tokenizer.exact, prompts))
+    assert all(0 < count < 100 for count in tokenizer.count(prompts))
+
+
+def test_the_tokenizer_of_the_workers_model_is_used_where_its_folder_is_here() -> None:
+    pytest.importorskip("transformers")
+    assert at_hand("", [str(MODEL), str(MODEL)]).name == str(MODEL)
+    assert at_hand("", [str(MODEL), "another/model"]).name == ""
+    assert at_hand("", ["meta-llama/Llama-3.1-8B"]).name == ""
+    assert at_hand("", []).name == ""
+
+
+def test_a_tokenizer_that_is_named_and_not_there_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(NoTokenizer, match="--tokenizer"):
+        at_hand(str(tmp_path), [])
+
+
+# -- shared beginnings -------------------------------------------------------------
+
+
+def test_beginnings_are_found_to_the_last_step_before_they_end() -> None:
+    found = SharedBeginnings()
+    for number in range(10):
+        found.add("d" * 1000 + f"{number}" * 300)
+    shared = found.found
+    assert shared.whole == 13_000
+    assert shared.repeated == 9 * max(d for d in DEPTHS if d <= 1000)
+    assert shared.distinct == max(d for d in DEPTHS if d <= 1000)
+    found.close()
+
+
+def test_different_prompts_and_different_salts_share_nothing() -> None:
+    found = SharedBeginnings()
+    for number in range(200):
+        found.add(f"{number} " * 100)
+    found.add("x" * 500, "salt 1")
+    found.add("x" * 500, "salt 2")
+    found.add("short")
+    found.add("short")  # below a step: too little for a block of the cache
+    assert (found.found.repeated, found.found.distinct) == (0, 0)
+    assert found.found.share == 0.0
+    found.close()
+
+
+def test_steps_grow_by_an_eighth_at_most() -> None:
+    for before, depth in pairwise(DEPTHS):
+        assert before < depth <= before + max(128, before // 8)
+
+
+def test_a_filter_forgets_nothing_and_rarely_takes_new_for_known() -> None:
+    met = Filter(2**16)  # 10 bits for each of 50,000
+    digests = [(n * 0x9E3779B97F4A7C15F39CC0605CEDC834 % 2**128).to_bytes(16, "little")
+               for n in range(1, 100_001)]  # fmt: skip
+    for digest in digests[:50_000]:
+        met.add(digest)
+    assert not any(met.add(digest) for digest in digests[:50_000])
+    wrongly = sum(not met.add(digest) for digest in digests[50_000:51_000])
+    assert wrongly < 30
+    met.close()
+
+
+# -- time ----------------------------------------------------------------------------
+
+
+def test_seconds_are_the_tokens_at_their_rates_and_half_a_round_for_the_end() -> None:
+    found = duration(content(), [WORKER])
+    assert found is not None
+    work = 10_000 / 1000 + 1000 / 100 + 105_000 / 1e6
+    tail = 4 / 100 * (1000 / 100 + 105_000 / 1e6) / 2
+    assert found.seconds == pytest.approx(work + tail)
+    assert (found.low, found.high) == pytest.approx((0.9 * found.seconds, 1.1 * found.seconds))
+    assert found.why == ["rates"]
+
+
+def test_workers_work_side_by_side_and_unmeasured_ones_count_as_the_others() -> None:
+    alone = duration(content(), [WORKER])
+    two = duration(content(), [WORKER, WORKER])
+    new = duration(content(), [WORKER, {"id": "new", "slots": 4}])
+    assert alone is not None
+    assert two is not None
+    assert new is not None
+    assert two.seconds == pytest.approx(alone.seconds / 2, rel=0.05)
+    assert new.seconds == pytest.approx(two.seconds)
+    assert (new.workers, new.measured) == (2, 1)
+
+
+def test_without_measured_rates_no_time_is_told() -> None:
+    assert duration(content(), []) is None
+    assert duration(content(), [{"id": "new", "slots": 4}]) is None
+    assert duration(content(), [WORKER | {"rates": "of another version"}]) is None
+
+
+def test_a_range_is_wider_where_lengths_limits_and_cache_are_open() -> None:
+    open_ = content(fixed=0, without_limit=5, most=Asked(50_000, 50_000 * 350.0))
+    open_.shared.whole, open_.shared.repeated, open_.shared.distinct = 40_000, 20_000, 20_000
+    found = duration(open_, [WORKER])
+    assert found is not None
+    assert found.why == ["rates", "lengths", "limits", "cache"]
+    assert found.low < 0.8 * found.seconds
+    assert found.high > 20 * found.seconds
+
+
+def test_doubtful_rates_widen_the_range() -> None:
+    rows = [[(0.3 / 1000) ** 2, 0, 0], [0, 0, 0], [0, 0, 0]]
+    doubtful = WORKER | {"rates": WORKER["rates"] | {"covariance": rows}}
+    found = duration(content(), [doubtful])
+    assert found is not None
+    assert found.high / found.seconds == pytest.approx(1 + 2 * 0.3 * 10 / 20.105, rel=0.02)
+
+
+def test_a_prefix_cache_saves_what_is_shared_in_any_order_if_it_fits() -> None:
+    sharing = content()
+    sharing.shared.whole, sharing.shared.repeated, sharing.shared.distinct = 40_000, 30_000, 1_000
+    assert saved_tokens(sharing, [WORKER]) == (7500, True)
+    sharing.shared.distinct = 10_000  # 2,500 tokens, and the cache has 1,000
+    assert saved_tokens(sharing, [WORKER]) == (7500, False)
+    assert saved_tokens(sharing, [WORKER | {"prefix_caching": False}]) == (0, True)
+    assert saved_tokens(sharing, []) == (0, True)
+
+
+def test_announcements_of_other_versions_are_taken_as_far_as_they_go() -> None:
+    odd: list[dict[str, Any]] = [
+        {"id": "old"},
+        {"id": "odd", "mean_answer": "x", "kv_tokens": None},
+    ]
+    assert (mean_answer(odd), kv_tokens(odd)) == (None, None)
+    assert (mean_answer([*odd, WORKER]), kv_tokens([*odd, WORKER])) == (10.0, 1000)
