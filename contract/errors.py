@@ -4,8 +4,9 @@ from typing import Literal
 
 #: What the user can do about an error, for each user interface to word in its own terms.
 Remedy = Literal[
-    "collect_earlier", "follow_results", "name_error_file", "new_batch_id", "read_new_batch",
-    "report", "resume_submit", "same_options", "submit_again", "submit_from_start",
+    "collect_earlier", "follow_results", "name_error_file", "new_batch_id", "other_tokenizer",
+    "read_new_batch", "report", "resume_submit", "same_options", "submit_again",
+    "submit_from_start",
 ]  # fmt: skip
 
 

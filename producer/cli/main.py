@@ -43,6 +43,8 @@ REMEDIES: dict[Remedy, str] = {
     "follow_results": "`producer results {batch_id} --follow` waits until all have ended",
     "name_error_file": "give --errors {errors_file}, or {start_anew}",
     "new_batch_id": "use another --batch-id",
+    "other_tokenizer": "name a model's folder, or a model of the Hugging Face hub, with "
+    "--tokenizer; or give --estimate",
     "read_new_batch": "what was read is not from one batch: begin again with the new one",
     "report": "if nothing else removes keys there, please report it; submit the file again "
     "under another --batch-id",

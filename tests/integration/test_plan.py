@@ -107,7 +107,8 @@ def test_a_model_without_tokenizer_is_refused_by_name(redis_url: str, tmp_path: 
     file = batch_file(tmp_path / "in.jsonl", 3)
     done = run_producer("plan", file, "--tokenizer", tmp_path, redis_url=redis_url)
     assert done.returncode == 2
-    assert f"--tokenizer {tmp_path}" in done.stderr
+    assert f"can be read in {tmp_path}" in done.stderr
+    assert "--estimate" in done.stderr
 
 
 def test_status_shows_what_was_expected_beside_what_came(

@@ -171,7 +171,7 @@ def test_the_tokenizer_of_the_workers_model_is_used_where_its_folder_is_here() -
 
 
 def test_a_tokenizer_that_is_named_and_not_there_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(NoTokenizer, match="--tokenizer"):
+    with pytest.raises(NoTokenizer, match="no tokenizer that can be read in"):
         at_hand(str(tmp_path), [])
 
 

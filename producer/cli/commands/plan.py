@@ -126,9 +126,9 @@ def plan_json(file: str, found: Plan) -> dict[str, Any]:
             "any_order": found.any_order,
         },
         "redis_bytes": {
-            "waiting": found.redis.waiting,
-            "finished": found.redis.finished,
-            "most": found.redis.most,
+            "waiting": found.memory.waiting,
+            "finished": found.memory.finished,
+            "most": found.memory.most,
         },
         "workers": found.workers,
         "duration": None
@@ -152,8 +152,8 @@ def _table(file: str, found: Plan) -> None:
         "tokens in": _tokens_in(found),
         "tokens out": _tokens_out(found),
         "shared": _shared(found),
-        "redis": f"{size_text(found.redis.most)} at most: {size_text(found.redis.waiting)} while "
-        f"all wait, {size_text(found.redis.finished)} with all results",
+        "redis": f"{size_text(found.memory.most)} at most: {size_text(found.memory.waiting)} while "
+        f"all wait, {size_text(found.memory.finished)} with all results",
         "time": _time(found),
     })  # fmt: skip
     for error in content.first_bad:

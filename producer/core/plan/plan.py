@@ -36,7 +36,7 @@ class Plan:
     kv_tokens: int | None
     saved_tokens: int
     any_order: bool
-    redis: RedisBytes
+    memory: RedisBytes
     workers: int
     duration: Duration | None
 

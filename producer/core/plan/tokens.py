@@ -79,13 +79,14 @@ class Tokenizer(Estimate):
             self._tokenizer = AutoTokenizer.from_pretrained(model)
         except ImportError as error:
             raise NoTokenizer(
-                f"--tokenizer {model}: {error}; install transformers beside warmq (it comes with "
-                "vLLM), or leave --tokenizer out for an estimate"
+                f"the tokenizer of {model} cannot be read: {error}; install transformers beside "
+                "warmq (it comes with vLLM)",
+                remedy="other_tokenizer",
             ) from None
         except Exception as error:  # a broken file raises whatever transformers meets in it
             first = next(iter(str(error).splitlines()), type(error).__name__)
-            told = f"--tokenizer {model}: no tokenizer can be read there: {first}"
-            raise NoTokenizer(told) from None
+            told = f"there is no tokenizer that can be read in {model}: {first}"
+            raise NoTokenizer(told, remedy="other_tokenizer") from None
         logging.getLogger("transformers").setLevel(logging.ERROR)
 
     def count(self, prompts: Sequence[Prompt]) -> list[int]:
@@ -94,11 +95,18 @@ class Tokenizer(Estimate):
         for special in (True, False):
             which = [i for i, p in enumerate(prompts) if p.special is special for _ in p.texts]
             texts = [text for p in prompts if p.special is special for text in p.texts]
-            if texts:
-                ids = self._tokenizer(texts, add_special_tokens=special, verbose=False)["input_ids"]
-                for i, tokens in zip(which, ids, strict=True):
-                    counts[i] += len(tokens)
+            for i, tokens in zip(which, self._lengths(texts, special), strict=True):
+                counts[i] += tokens
         return [_cut(count, prompt) for count, prompt in zip(counts, prompts, strict=True)]
+
+    def _lengths(self, texts: list[str], special: bool) -> list[int]:
+        if not texts:
+            return []
+        rust = getattr(self._tokenizer, "backend_tokenizer", None)
+        if rust is not None:  # on all cores, and half of the time without lists of ids
+            return list(map(len, rust.encode_batch_fast(texts, add_special_tokens=special)))
+        ids = self._tokenizer(texts, add_special_tokens=special, verbose=False)["input_ids"]
+        return list(map(len, ids))
 
     def chat(self, body: Json) -> str | None:
         """Return a chat as the model's template writes it; None where that refuses it."""
