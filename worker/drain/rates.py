@@ -1,4 +1,4 @@
-"""How fast this worker is, measured while it works; announced for `producer plan`.
+"""How fast this worker is, measured while it works; announced for whoever plans a file.
 
 A subscriber of the drain's events: it costs a request a few dictionary operations, and nothing
 while nothing runs. Time is cut into stretches. A request's prompt counts where it got its slot,
