@@ -57,7 +57,7 @@ async def test_a_plan_tells_time_from_the_rates_that_a_worker_announces(
         assert (await submitted).returncode == 0
         await soon(lambda: "rates" in store.workers("warmq")[0], 60, "rates are announced")
         await soon(lambda: all(b.finished for b in store.batches()), 60)
-        await asyncio.sleep(1.2)  # the next announcement has them all
+        await soon(lambda: store.workers("warmq")[0]["in_flight"] == 0, 30, "that is announced")
         planned = await producer(running, "plan", file)
         done = await asyncio.to_thread(
             run_producer, "submit", file, "--wait", "--json", redis_url=redis_url

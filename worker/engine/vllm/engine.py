@@ -143,7 +143,7 @@ class VllmEngine:
                 "pipeline_parallel_size": parallel.pipeline_parallel_size,
                 "data_parallel_size": parallel.data_parallel_size,
             },
-            kv_tokens=blocks * cache.block_size or None,
+            kv_tokens=blocks * (cache.block_size or 0) or None,
             prefix_caching=bool(cache.enable_prefix_caching),
         )
 
