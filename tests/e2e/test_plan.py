@@ -14,7 +14,8 @@ from planned_files import SHAPES, write_shape
 from real_stack import Stack, write_jsonl
 
 from demo.stack import MODEL
-from producer.core.plan.tokens import Tokenizer, prompt_of
+from producer.core.plan.prompts import prompt_of
+from producer.core.plan.tokens import Tokenizer
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.usefixtures("worker")]
 
@@ -89,7 +90,7 @@ def test_tokens_of_every_form_of_prompt_are_planned_exactly(stack: Stack, tmp_pa
     ]
     tokenizer = Tokenizer(str(MODEL))
     urls = ["/v1/chat/completions" if "messages" in form else "/v1/completions" for form in FORMS]
-    prompts = [prompt_of(url, form, tokenizer) for url, form in zip(urls, FORMS, strict=True)]
+    prompts = [prompt_of(url, form, tokenizer.chat) for url, form in zip(urls, FORMS, strict=True)]
     assert all(map(tokenizer.exact, prompts))
     assert dict(enumerate(tokenizer.count(prompts))) == dict(enumerate(counted))
 

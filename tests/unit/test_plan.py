@@ -13,9 +13,10 @@ from contract.settings import Settings
 from demo.stack import MODEL
 from producer.core.plan.duration import duration, kv_tokens, mean_answer, saved_tokens
 from producer.core.plan.plan import Plan, plan
+from producer.core.plan.prompts import prompt_of
 from producer.core.plan.reading import Asked, FileContent
 from producer.core.plan.shared import DEPTHS, Filter, SharedBeginnings
-from producer.core.plan.tokens import Estimate, NoTokenizer, Tokenizer, at_hand, prompt_of
+from producer.core.plan.tokens import Estimate, NoTokenizer, Tokenizer, at_hand
 from producer.core.reader import Input
 from producer.core.submission import Submission
 
@@ -118,9 +119,9 @@ def test_pooling_requests_write_nothing(tmp_path: Path) -> None:
 
 def test_without_a_tokenizer_four_characters_are_a_token() -> None:
     estimate = Estimate()
-    chat = prompt_of(CHAT, {"messages": [{"role": "user", "content": "x" * 36}]}, estimate)
-    ids = prompt_of(COMPLETION, {"prompt": [1, 2, 3]}, estimate)
-    cut = prompt_of(COMPLETION, {"prompt": "x" * 400, "truncate_prompt_tokens": 7}, estimate)
+    chat = prompt_of(CHAT, {"messages": [{"role": "user", "content": "x" * 36}]}, estimate.chat)
+    ids = prompt_of(COMPLETION, {"prompt": [1, 2, 3]}, estimate.chat)
+    cut = prompt_of(COMPLETION, {"prompt": "x" * 400, "truncate_prompt_tokens": 7}, estimate.chat)
     # "user" and the text, and what a template adds to a message
     assert estimate.count([chat, ids, cut]) == [4 + 11, 3, 7]
     assert [estimate.exact(prompt) for prompt in (chat, ids, cut)] == [False, True, False]
@@ -135,12 +136,12 @@ def tokenizer() -> Tokenizer:
 def test_a_tokenizer_counts_the_chat_template_and_special_tokens(tokenizer: Tokenizer) -> None:
     body = {"messages": [{"role": "user", "content": "Hello"}]}
     parts = {"messages": [{"role": "user", "content": [{"type": "text", "text": "Hello"}]}]}
-    chat, same = prompt_of(CHAT, body, tokenizer), prompt_of(CHAT, parts, tokenizer)
+    chat, same = prompt_of(CHAT, body, tokenizer.chat), prompt_of(CHAT, parts, tokenizer.chat)
     assert chat.texts == same.texts
     assert chat.texts != ["Hello"]
-    text = prompt_of(COMPLETION, {"prompt": "Hello"}, tokenizer)
-    two = prompt_of(COMPLETION, {"prompt": ["Hello", "Hello"]}, tokenizer)
-    bare = prompt_of(COMPLETION, {"prompt": "Hello", "add_special_tokens": False}, tokenizer)
+    text = prompt_of(COMPLETION, {"prompt": "Hello"}, tokenizer.chat)
+    two = prompt_of(COMPLETION, {"prompt": ["Hello", "Hello"]}, tokenizer.chat)
+    bare = prompt_of(COMPLETION, {"prompt": "Hello", "add_special_tokens": False}, tokenizer.chat)
     counts = tokenizer.count([chat, text, two, bare])
     assert counts[0] > counts[1] >= counts[3]
     assert counts[2] == 2 * counts[1]
@@ -153,10 +154,10 @@ def test_what_a_tokenizer_cannot_know_is_estimated_and_says_so(tokenizer: Tokeni
     refused = {"messages": [{"role": "user", "content": "x"}], "chat_template": "{{ 1/0 }}"}
     scores = {"query": "What?", "documents": ["this", "that"]}
     prompts = [
-        prompt_of(CHAT, body, tokenizer),
-        prompt_of(CHAT, refused, tokenizer),
-        prompt_of("/v1/rerank", scores, tokenizer),
-        prompt_of(COMPLETION, {"prompt": "x", "truncate_prompt_tokens": -1}, tokenizer),
+        prompt_of(CHAT, body, tokenizer.chat),
+        prompt_of(CHAT, refused, tokenizer.chat),
+        prompt_of("/v1/rerank", scores, tokenizer.chat),
+        prompt_of(COMPLETION, {"prompt": "x", "truncate_prompt_tokens": -1}, tokenizer.chat),
     ]
     assert not any(map(tokenizer.exact, prompts))
     assert all(0 < count < 100 for count in tokenizer.count(prompts))

@@ -15,8 +15,9 @@ from contract.message import MessageWriter
 from contract.openai.body import GENERATING
 from contract.settings import Settings
 from producer.core.lines import LinesToMessages, PreparedChunk
+from producer.core.plan.prompts import Prompt, prompt_of
 from producer.core.plan.shared import Shared, SharedBeginnings
-from producer.core.plan.tokens import Estimate, Prompt, prompt_of
+from producer.core.plan.tokens import Estimate
 from producer.core.reader import RawChunk
 from producer.core.seen import SeenIds
 
@@ -153,7 +154,7 @@ class FileReader:
             content.reject_bytes += len(meta)
             if len(content.first_bad) < TOLD:
                 content.first_bad.append(orjson.loads(meta)["warmq"]["error"]["message"])
-        prompts = [prompt_of(url, body, self._counter) for url, body in bodies]
+        prompts = [prompt_of(url, body, self._counter.chat) for url, body in bodies]
         counts = self._counter.count(prompts)
         for (url, body), prompt, count in zip(bodies, prompts, counts, strict=True):
             self._add(url, body, prompt, count)
