@@ -148,6 +148,19 @@ def test_a_tokenizer_counts_the_chat_template_and_special_tokens(tokenizer: Toke
     assert all(tokenizer.exact(prompt) for prompt in (chat, text, two, bare))
 
 
+def test_texts_of_a_message_are_joined_unless_the_template_takes_them_apart(
+    tokenizer: Tokenizer,
+) -> None:
+    texts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    body = {"messages": [{"role": "user", "content": texts}]}
+    joined = "{% for m in messages %}<{{ m.content }}>{% endfor %}"
+    apart = (
+        "{% for m in messages %}{% for c in m['content'] %}<{{ c.text }}>{% endfor %}{% endfor %}"
+    )
+    assert tokenizer.chat(body | {"chat_template": joined}) == "<one\ntwo>"
+    assert tokenizer.chat(body | {"chat_template": apart}) == "<one><two>"
+
+
 def test_what_a_tokenizer_cannot_know_is_estimated_and_says_so(tokenizer: Tokenizer) -> None:
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 4000}}
     body = {"messages": [{"role": "user", "content": [{"type": "text", "text": "See"}, image]}]}

@@ -6,6 +6,7 @@ requests even the tokenizer knows too little (images, scores): these are estimat
 
 import logging
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,6 +18,9 @@ from producer.core.plan.prompts import Json, Prompt
 #: Characters of a token where no tokenizer says better, and tokens of what a chat template adds to
 #: each message.
 CHARACTERS, MESSAGE_TOKENS = 4, 4
+#: A template with a loop over the parts of a message gets them apart (vLLM's
+#: `--chat-template-content-format auto`).
+_TAKES_PARTS = re.compile(r"for\s+\w+\s+in\s+[\w.\[\]'\"]*content\b")
 
 
 class NoTokenizer(WarmqError):
@@ -99,7 +103,7 @@ class Tokenizer(Estimate):
             options.setdefault("reasoning_effort", body["reasoning_effort"])
         try:
             text: str = self._tokenizer.apply_chat_template(
-                [_message(one) for one in body["messages"]],
+                [self._message(one, body) for one in body["messages"]],
                 tools=body.get("tools"),
                 documents=body.get("documents"),
                 chat_template=body.get("chat_template"),
@@ -111,6 +115,19 @@ class Tokenizer(Estimate):
         except Exception:  # templates are programs of the model's author; vLLM says what is wrong
             return None
         return text
+
+    def _message(self, message: Json, body: Json) -> Json:
+        """Return a message as vLLM hands it to a template: arguments of tools decoded, and texts
+        in one unless the template goes through them by itself."""
+        content = message.get("content")
+        template = body.get("chat_template") or self._tokenizer.chat_template
+        if isinstance(content, list) and not _TAKES_PARTS.search(str(template)):
+            parts = (part.get("text") for part in content)
+            joined = "\n".join(part for part in parts if isinstance(part, str))
+            message = message | {"content": joined}
+        if calls := message.get("tool_calls"):
+            message = message | {"tool_calls": [_call(call) for call in calls]}
+        return message
 
     def exact(self, prompt: Prompt) -> bool:
         """Whether `count` is what vLLM will count."""
@@ -133,17 +150,6 @@ def at_hand(named: str, announced: Sequence[str]) -> Estimate:
         except NoTokenizer:
             return Estimate()
     return Estimate()
-
-
-def _message(message: Json) -> Json:
-    """Return a message as vLLM hands it to a template: texts in one, arguments of tools decoded."""
-    content = message.get("content")
-    if isinstance(content, list):
-        parts = (part.get("text") for part in content)
-        message = message | {"content": "\n".join(part for part in parts if isinstance(part, str))}
-    if calls := message.get("tool_calls"):
-        message = message | {"tool_calls": [_call(call) for call in calls]}
-    return message
 
 
 def _call(call: Json) -> Json:
