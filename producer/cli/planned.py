@@ -7,6 +7,7 @@ import click
 from producer.cli import show
 from producer.cli.findings import size_text
 from producer.cli.progress import counted
+from producer.core.plan.duration import Duration
 from producer.core.plan.plan import Plan
 from producer.core.plan.reading import FileContent
 from producer.core.queue_workers import clock_text
@@ -59,15 +60,17 @@ def plan_json(file: str, found: Plan) -> dict[str, Any]:
             "most": found.memory.most,
         },
         "workers": found.workers,
-        "duration": None
-        if time is None
-        else {
-            "seconds": round(time.seconds, 1),
-            "low": round(time.low, 1),
-            "high": round(time.high, 1),
-            "measured_workers": time.measured,
-            "range_from": time.why,
-        },
+        "duration": None if time is None else _duration_json(time),
+    }
+
+
+def _duration_json(time: Duration) -> dict[str, Any]:
+    return {
+        "seconds": round(time.seconds, 1),
+        "low": round(time.low, 1),
+        "high": round(time.high, 1),
+        "measured_workers": time.measured,
+        "range_from": time.why,
     }
 
 

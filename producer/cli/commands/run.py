@@ -1,18 +1,18 @@
 """`producer run`."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
-from contract.naming import queue_name
 from producer.cli import options
 from producer.cli.context import Context, Exit, hint, open_input, pass_context
 from producer.cli.outputs import check_outputs, errors_beside
 from producer.cli.progress import Meter, counted, tell
 from producer.cli.served import refuse_older_workers, tell_if_unserved
+from producer.cli.shaping import make_submission, shaping_options
 from producer.cli.show import put_json, written_json
 from producer.cli.told import ignored_fields
-from producer.cli.values import parse_overrides
 from producer.core.files import check_writable
 from producer.core.journal import Journal, RunProgress
 from producer.core.reader import Input
@@ -31,12 +31,7 @@ from producer.core.windows import Run
     show_default=True,
     help="Lines to queue at a time, in steps of 500; Redis holds two windows.",
 )
-@options.model
-@options.priority
-@options.tenant
-@options.turn
-@options.pairs
-@options.once
+@shaping_options
 @options.as_json
 @pass_context
 def command(
@@ -46,12 +41,7 @@ def command(
     output: str,
     errors: str | None,
     window: int,
-    model: str,
-    priority: int,
-    tenant: str,
-    turn: str,
-    pairs: tuple[str, ...],
-    once: bool,
+    shaping: dict[str, Any],
     as_json: bool,
 ) -> Exit:
     """Take FILE through the queue into OUT, in windows, in the order of FILE.
@@ -67,21 +57,10 @@ def command(
     check_writable(Path(output))
     places = Path(output), Path(errors or errors_beside(output))
     check_outputs(output, errors, file, Journal(places[0]).path)
-    queue = queue_name(model or None, context.settings.queue)
-    submission = Submission(
-        "run",
-        queue,
-        priority,
-        model,
-        parse_overrides(pairs),
-        tenant=tenant,
-        in_order=turn == "fifo",
-        once=once,
-    )
-    submission.check()
+    submission = make_submission(context.settings, "run", shaping)
     source = open_input(file)
-    refuse_older_workers(context.store, queue)
-    tell_if_unserved(context.store, context.settings.queue, model)
+    refuse_older_workers(context.store, submission.queue)
+    tell_if_unserved(context.store, context.settings.queue, submission.model)
     taken = _taken(context, submission, source, output, places, window)
     return _ended(output, str(places[1]), taken, as_json)
 

@@ -6,11 +6,11 @@ import shlex
 import sys
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 import click
 
 from contract.batch import Batch
-from contract.naming import queue_name
 from contract.redis.batches import BatchStore
 from contract.settings import Settings
 from producer.cli import options, progress, show, told
@@ -19,7 +19,8 @@ from producer.cli.context import WATCH_AGAIN, Context, Exit, hint, open_input, p
 from producer.cli.outputs import check_outputs
 from producer.cli.progress import Meter, tell
 from producer.cli.served import refuse_older_workers, tell_if_unserved
-from producer.cli.values import parse_deadline, parse_overrides
+from producer.cli.shaping import make_submission, shaping_options
+from producer.cli.values import parse_deadline
 from producer.core.files import OutputUnwritable
 from producer.core.queue_workers import QueueWorkers
 from producer.core.reader import Input, chunks
@@ -34,12 +35,7 @@ _TIMES = 5
 @click.command("submit")
 @click.argument("file", metavar="FILE")
 @click.option("--batch-id", metavar="ID", help="Name of the batch. The same name resumes it.")
-@options.model
-@options.priority
-@options.tenant
-@options.turn
-@options.pairs
-@options.once
+@shaping_options
 @click.option(
     "--deadline",
     metavar="D",
@@ -57,12 +53,7 @@ def command(
     *,
     file: str,
     batch_id: str | None,
-    model: str,
-    priority: int,
-    tenant: str,
-    turn: str,
-    pairs: tuple[str, ...],
-    once: bool,
+    shaping: dict[str, Any],
     deadline: str | None,
     wait: bool,
     output: str | None,
@@ -83,20 +74,8 @@ def command(
     With --json: {"id"} at once, and the batch's state at the end.
     """
     name = batch_id or f"batch_{dt.datetime.now(dt.UTC):%Y%m%d%H%M%S}_{secrets.token_hex(8)}"
-    queue = queue_name(model or None, context.settings.queue)
-    overrides, until = parse_overrides(pairs), parse_deadline(deadline)
-    submission = Submission(
-        name,
-        queue,
-        priority,
-        model,
-        overrides,
-        until,
-        tenant=tenant,
-        in_order=turn == "fifo",
-        once=once,
-    )
-    submission.check()
+    until = parse_deadline(deadline)
+    submission = make_submission(context.settings, name, shaping, until)
     if output or errors:
         check_outputs(output, errors, file, replaced_by=None if force else batch_id or "")
     source = open_input(file)
@@ -104,7 +83,7 @@ def command(
         submission.check_deadline(context.store)
     _put_id(f'{{"id":"{name}"}}' if as_json else name, err=output == "-")
     submitting = ResumingSubmit(context.store, context.settings, submission, source)
-    batch, status = _queued(submitting, queue).batch, Exit.ALL_WELL
+    batch, status = _queued(submitting, submission.queue).batch, Exit.ALL_WELL
     if wait or output or errors:
         status, batch = _followed(submitting, batch, output, errors)
     if as_json:
