@@ -49,6 +49,11 @@ class Batch:
         return "sealed" in self.fields
 
     @property
+    def planned(self) -> bool:
+        """Whether its messages come after all its lines, in an order of their own."""
+        return "planned" in self.fields
+
+    @property
     def finished(self) -> bool:
         """Whether every line has its terminal result."""
         return "finished_at" in self.fields

@@ -1,8 +1,8 @@
 -- ENQUEUE: append one chunk of a batch, if it is the chunk the batch waits for.
 -- ARGV: batch, life, list key, cursor before, digest before, cursor after, digest after,
 --   index chunk, high water count, high water fraction, messages joined by newlines (JSON has
---   none; one argument costs the producer a tenth of 500), then pairs (request id, meta) of
---   rejected lines
+--   none; one argument costs the producer a tenth of 500), or `=` and how many ENQUEUE_PLANNED will
+--   bring, then pairs (request id, meta) of rejected lines
 --   Where the batch was submitted with --once, an entry of the chunk with a fourth part is a
 --   follower's: the result of the request named there answers it, before or after it ended.
 -- Touches: warmq:batch:<id>, its :index, :finished and :identical, the list key, warmq:turns:*,
@@ -58,18 +58,19 @@ local limit = tonumber(string.match(memory, 'maxmemory:(%d+)'))
 if limit > 0 and used > limit * tonumber(ARGV[10]) then
   return { 'full', string.format('Redis uses %d of %d bytes', used, limit) }
 end
-local function waiting()
-  if is_kombus(list) then return redis.call('LLEN', list) end
-  return tonumber(redis.call('HGET', turns_key((place_of(list))), 'waiting') or 0)
-end
-if limit == 0 and waiting() >= tonumber(ARGV[9]) then
-  return { 'full', string.format('%d requests wait in the queue', waiting()) }
+if limit == 0 and waiting_beside(list) >= tonumber(ARGV[9]) then
+  return { 'full', string.format('%d requests wait in the queue', waiting_beside(list)) }
 end
 unblock() -- the caller's mark decides what is too much
 local messages, found, at = 0, {}, 1
 local function push()
   redis.call('LPUSH', list, unpack(found))
   messages, found = messages + #found, {}
+end
+local coming = tonumber(string.match(ARGV[11], '^=(%d+)$'))
+if coming then
+  messages, at = coming, #ARGV[11] + 1
+  redis.call('HINCRBY', key, 'announced', coming)
 end
 while at <= #ARGV[11] do
   local stop = string.find(ARGV[11], '\n', at, true) or #ARGV[11] + 1
@@ -78,7 +79,7 @@ while at <= #ARGV[11] do
   at = stop + 1
 end
 if #found > 0 then push() end
-note_pushed(list, messages)
+if not coming then note_pushed(list, messages) end
 local followers = add_followers(batch, ARGV[8])
 redis.call('RPUSH', key .. ':index', ARGV[8])
 redis.call('HSET', key, 'cursor', ARGV[6], 'digest', ARGV[7])

@@ -37,6 +37,9 @@ if count > 0 then
   local deadline = tonumber(redis.call('HGET', key, 'deadline') or '')
   if deadline and deadline <= now then redis.call('HDEL', key, 'deadline') end
   redis.call('HINCRBY', key, 'retried', count)
+  -- Cancelled before all its messages were there: the same submit brings the others.
+  local there = redis.call('HMGET', key, 'planned', 'announced')
+  if tonumber(there[1] or 0) < tonumber(there[2] or 0) then redis.call('HDEL', key, 'sealed') end
   redis.call('ZREM', 'warmq:retiring', batch)
 end
 return count

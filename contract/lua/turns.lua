@@ -107,6 +107,12 @@ local function drop_list(list)
   if redis.call('EXISTS', lists) == 0 then leave(ring, tenant) end
 end
 
+-- How many messages wait in the queue of a list; of kombu's lists only their own are counted.
+local function waiting_beside(list)
+  if is_kombus(list) then return redis.call('LLEN', list) end
+  return tonumber(redis.call('HGET', turns_key((place_of(list))), 'waiting') or 0)
+end
+
 -- Says that messages were added to the end or the head of a list.
 local function note_pushed(list, pushed)
   if pushed == 0 or string.find(list, ':suspects$') then return end

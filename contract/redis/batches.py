@@ -28,7 +28,11 @@ NOT_HELD = -2
 
 @dataclass(frozen=True, slots=True)
 class Enqueued:
-    """ENQUEUE's and SEAL's answer: ok, gone, sealed, moved or full."""
+    """The answer of ENQUEUE, ENQUEUE_PLANNED or SEAL: ok, gone, sealed, moved, full, at or plan.
+
+    `cursor` and `digest` come with `moved` and `sealed`, `cursor` is the position with `at`; `text`
+    is the reason of `full`, and the batch's plan with `plan`.
+    """
 
     answer: str
     cursor: int = 0
@@ -96,14 +100,40 @@ class BatchStore(BatchLines, DeadLetters):
         *,
         high_water: float,
         high_water_requests: int,
+        announced: int = 0,
     ) -> Enqueued:
-        """Append one chunk. `before` is the (cursor, digest) it follows."""
+        """Append one chunk. `before` is the (cursor, digest) it follows.
+
+        Of a planned batch it has no messages: so many are `announced`, for `enqueue_planned`.
+        """
+        sent = b"=%d" % announced if announced else b"\n".join(messages)
         flat = [part for pair in rejects for part in pair]
         reply = self._run(
             "enqueue", batch.id, batch.life, list_key, *before, chunk.cursor, chunk.digest,
-            chunk.dump(), high_water_requests, high_water, b"\n".join(messages), *flat,
+            chunk.dump(), high_water_requests, high_water, sent, *flat,
         )  # fmt: skip
         return _enqueued(reply)
+
+    def enqueue_planned(
+        self,
+        batch: Batch,
+        list_key: str,
+        end: tuple[int, str],
+        plan: str,
+        position: int,
+        messages: Sequence[bytes],
+        *,
+        high_water: float,
+        high_water_requests: int,
+    ) -> Enqueued:
+        """Append messages of a batch all of whose chunks are there, up to `end`.
+
+        `plan` names their order, `position` is how many come before them in it.
+        """
+        return _enqueued(self._run(
+            "enqueue_planned", batch.id, batch.life, list_key, *end, plan, position,
+            high_water_requests, high_water, b"\n".join(messages),
+        ))  # fmt: skip
 
     def seal(
         self, batch: Batch, end: tuple[int, str], reason: str = "", expected: bytes = b""
@@ -240,4 +270,6 @@ def _enqueued(reply: list[bytes]) -> Enqueued:
     answer = reply[0].decode()
     if answer == "moved" or (answer == "sealed" and len(reply) > 1):
         return Enqueued(answer, int(reply[1]), reply[2].decode())
+    if answer == "at":
+        return Enqueued(answer, int(reply[1] or 0))
     return Enqueued(answer, text=reply[1].decode() if len(reply) > 1 else "")

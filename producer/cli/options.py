@@ -78,3 +78,12 @@ turn = click.option(
     show_default=True,
     help="fair: share with the tenant's other batches; fifo: run after those queued so before.",
 )
+order = click.option(
+    "--order",
+    type=click.Choice(["input", "prefix", "auto"]),
+    default="input",
+    show_default=True,
+    help="input: queue the lines as they stand. prefix: lines with a common beginning together, "
+    "so that the engine computes it once. auto: prefix where that saves something. Results keep "
+    "FILE's order.",
+)

@@ -173,7 +173,7 @@ class SubmitPause:
     def look(self, batch: Batch) -> float:
         """Take the batch's state of now; return for how many seconds it has been the same."""
         now = self._clock()
-        seen = batch.sealed, batch.number("cursor")
+        seen = batch.sealed, batch.number("cursor") + batch.number("planned")
         if seen != self._seen:
             self._seen, self._since = seen, now
         return now - self._since

@@ -18,6 +18,7 @@ _OPTIONS = {
     "turn": options.turn,
     "pairs": options.pairs,
     "once": options.once,
+    "order": options.order,
 }
 
 
@@ -51,6 +52,7 @@ def make_submission(
         tenant=shaped["tenant"],
         in_order=shaped["turn"] == "fifo",
         once=shaped["once"],
+        order=shaped["order"],
     )
     found.check()
     return found

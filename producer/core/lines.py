@@ -22,7 +22,9 @@ class PreparedChunk:
 
     `identical` of its requests have no message, for an earlier line's answers them;
     `without_limit` of its requests name no max_tokens; `ignored` counts the lines with each field
-    that means nothing here; `first_error` is its first bad line's.
+    that means nothing here; `first_error` is its first bad line's. Where the order is planned,
+    `bodies` has the url and body of each message until the messages are taken out: then they are
+    `announced`.
     """
 
     ordinal: int
@@ -30,6 +32,8 @@ class PreparedChunk:
     before: tuple[int, str]
     index: IndexChunk
     messages: list[bytes] = field(default_factory=list)
+    bodies: list[tuple[str, bytes]] = field(default_factory=list)
+    announced: int = 0
     rejects: list[tuple[str, bytes]] = field(default_factory=list)
     identical: int = 0
     without_limit: int = 0
@@ -42,7 +46,8 @@ class LinesToMessages:
     """Checks the lines of one file and writes their messages.
 
     custom_ids are remembered in `seen` as requests of this batch, or of the batch `whole`, of which
-    this one is a part. With `leaders`, a body that was met before gets no message.
+    this one is a part. With `leaders`, a body that was met before gets no message. With
+    `keep_bodies` the chunks have their messages' bodies, too.
     """
 
     batch_id: str
@@ -52,6 +57,7 @@ class LinesToMessages:
     seen: SeenIds
     whole: str = ""
     leaders: Leaders | None = None
+    keep_bodies: bool = False
 
     def first_use(self, custom_id: str, request_id: str) -> bool:
         """Remember a custom_id; return whether no earlier line had it."""
@@ -92,6 +98,8 @@ class LinesToMessages:
                 continue
             entries.append((number, custom_id, by_line))
             chunk.messages.append(write(request_id, custom_id, number, request.url, request.body))
+            if self.keep_bodies:
+                chunk.bodies.append((request.url, request.body))
         return chunk
 
     def take_stored(self, raw: RawChunk, kept: IndexChunk) -> None:

@@ -4,7 +4,7 @@ import datetime as dt
 import hashlib
 import re
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import orjson
 
@@ -18,6 +18,8 @@ from producer.core.seen import SeenIds
 #: Part of every digest; a change of chunk boundaries or of the message's form changes it.
 _FORMAT = 2
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+#: In which order the lines are queued; `auto` is one of the others (producer/core/order).
+Wish = Literal["input", "prefix", "auto"]
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
@@ -64,6 +66,7 @@ class Submission:
     #: Whether it waits for the batches that its tenant submitted so before, instead of sharing.
     in_order: bool = False
     once: bool = False  # lines with the same repeatable body run once (repeatable.py)
+    order: Wish = "input"
 
     def check(self) -> None:
         """Raise BadOption for names that cannot be part of a Redis key."""
@@ -103,6 +106,8 @@ class Submission:
             shaping["turn"] = "fifo"
         if self.once:
             shaping["once"] = True
+        if self.order != "input":
+            shaping["order"] = self.order
         return orjson.dumps(shaping, option=orjson.OPT_SORT_KEYS).decode()
 
     @property
@@ -115,8 +120,10 @@ class Submission:
         """The digest (hex) that the batch's first chunk follows."""
         return self.part.digest if self.part else self.seed
 
-    def create(self, store: BatchStore, input_name: str) -> Batch:
+    def create(self, store: BatchStore, input_name: str, *, planned: bool = False) -> Batch:
         """Make the batch, or find the one that an earlier submit has made.
+
+        A `planned` one gets its messages when all its lines were read (planned.py).
 
         Raises:
             BatchConflict: if the batch has other options.
@@ -132,6 +139,8 @@ class Submission:
         }
         if self.once:
             fields["identical"] = 0  # there at all, it tells the scripts to look for followers
+        if planned:
+            fields["planned"] = 0
         _, batch = store.create(self.batch_id, self.start, fields, deadline=self.deadline)
         if "life" not in batch.fields:
             raise ProtocolMismatch(

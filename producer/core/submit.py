@@ -5,6 +5,8 @@ the cursor and digest it follows, so that repeated, resumed and concurrent
 submits of the same file queue every request once, and another file is refused.
 """
 
+from __future__ import annotations
+
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
@@ -12,21 +14,25 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from queue import SimpleQueue
+from typing import TYPE_CHECKING
 
 import orjson
 
 from contract.batch import Batch
-from contract.errors import BatchConflict
 from contract.index import IndexChunk
 from contract.redis.batches import BatchStore, Enqueued
 from contract.settings import Settings
+from producer.core import conflicts
 from producer.core.lines import LinesToMessages, PreparedChunk
 from producer.core.plan.expected import expected
 from producer.core.reader import CHUNK_BYTES, RawChunk
 from producer.core.repeatable import Leaders
-from producer.core.same_batch import BatchChanged, WritesLost
 from producer.core.seen import SeenIds
 from producer.core.submission import Submission
+
+if TYPE_CHECKING:  # it loads numpy, which takes 0.1 s
+    from producer.core.order.choice import Choice
+    from producer.core.planned import PlannedMessages
 
 #: Waits between looks at a Redis that is full, in seconds.
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 2.0
@@ -40,7 +46,8 @@ class Summary:
     """What one submit did. `found` requests were there before it, `queued` were not;
     `without_limit` of those have no max_tokens; `ignored` counts those with each field that means
     nothing here. `lines` of the file were read, with requests of `size` bytes; `waiting` says what
-    for, while Redis is full."""
+    for, while Redis is full. Of a planned batch `pushed` messages are in the queue, in the order
+    `choice`."""
 
     batch: Batch
     lines: int = 0
@@ -52,6 +59,8 @@ class Summary:
     ignored: Counter[str] = field(default_factory=Counter)
     first_error: str = ""
     waiting: str = ""
+    pushed: int = 0
+    choice: Choice | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +98,7 @@ class Submitter:
         self._end = (0, submission.start)
         self._sending: deque[tuple[Future[_Sent], SimpleQueue[str]]] = deque()
         self._stop = threading.Event()
+        self._planned: PlannedMessages | None = None
 
     def run(self, raw_chunks: Iterator[RawChunk]) -> Summary:
         """Queue what is not queued yet, and seal the batch.
@@ -99,7 +109,25 @@ class Submitter:
                 of it, which submitting again puts back.
             InputUnreadable: for damaged input; the batch stays open.
             StoreUnavailable: if Redis is gone or refuses; the batch stays open.
+            WriteFailed: if there is no room on disk for a planned batch's messages.
         """
+        summary = self._summary
+        if summary.batch.planned and not summary.batch.sealed:
+            from producer.core.planned import PlannedMessages  # noqa: PLC0415 - loads numpy
+
+            batch, wish = summary.batch, self._submission.order
+            self._planned = PlannedMessages(
+                self._store, self._settings, batch, self._list_key, wish
+            )
+        with closing(self._planned) if self._planned else nullcontext():
+            self._read(raw_chunks)
+            if self._planned:
+                self._push(self._planned)
+        self._report(summary)
+        return self.seal()
+
+    def _read(self, raw_chunks: Iterator[RawChunk]) -> None:
+        """Check all lines, and bring to Redis what it does not have of them."""
         summary, part = self._summary, self._submission.part
         stored = self._store.index(self._id) if summary.batch.number("cursor") else iter(())
         ids = nullcontext(part.seen) if part else closing(SeenIds())
@@ -113,6 +141,7 @@ class Submitter:
                 seen,
                 part.name if part else "",
                 leaders,
+                keep_bodies=self._planned is not None,
             )
             try:
                 for raw in raw_chunks:
@@ -128,12 +157,22 @@ class Submitter:
                 self._settle(0)
             finally:
                 self._stop.set()
-        self._report(summary)
-        return self.seal()
+
+    def _push(self, planned: PlannedMessages) -> None:
+        """Queue a planned batch's messages."""
+        summary = self._summary
+
+        def report(pushed: int, waiting: str) -> None:
+            summary.pushed, summary.waiting = pushed, waiting
+            self._report(summary)
+
+        summary.choice, summary.queued = planned.push(self._end, report)
 
     def _queue(self, sender: ThreadPoolExecutor, lines: LinesToMessages, raw: RawChunk) -> None:
         """Give the sender a chunk, as soon as it has room for one."""
         prepared = lines.prepare(raw, self._end)
+        if self._planned:
+            self._planned.keep(prepared)
         self._summary.without_limit += prepared.without_limit
         self._summary.ignored += prepared.ignored
         self._summary.first_error = self._summary.first_error or prepared.first_error
@@ -164,9 +203,14 @@ class Submitter:
     def _skip(self, lines: LinesToMessages, raw: RawChunk, kept: IndexChunk) -> None:
         """Take a chunk as submitted before, if it is the same."""
         if (raw.cursor, raw.digest) != (kept.cursor, kept.digest):
-            raise self._differs(f"it differs within lines {raw.first} to {raw.cursor}")
-        lines.take_stored(raw, kept)
+            raise conflicts.differs(
+                self._id, f"it differs within lines {raw.first} to {raw.cursor}"
+            )
         self._summary.found += len(kept.entries)
+        if self._planned:
+            self._planned.keep(lines.prepare(raw, self._end))
+        else:
+            lines.take_stored(raw, kept)
 
     def _send(self, chunk: PreparedChunk, waits: SimpleQueue[str]) -> _Sent:
         """Enqueue one chunk; while Redis is full, wait and say so. Runs in the sender's thread."""
@@ -181,6 +225,7 @@ class Submitter:
                 chunk.rejects,
                 high_water=self._settings.high_water,
                 high_water_requests=self._settings.high_water_requests,
+                announced=chunk.announced,
             )
             if answer.answer == "ok":
                 return _Sent(len(chunk.messages) + chunk.identical, len(chunk.rejects))
@@ -195,36 +240,17 @@ class Submitter:
         """Return how many requests of a chunk another submit has stored, or the first try of a
         script whose reply was lost."""
         if answer.answer == "gone":
-            raise self._deleted()
+            raise conflicts.deleted(self._id)
         kept = next(self._store.index(self._id, chunk.ordinal), None)
         if kept is None and answer.answer == "moved" and answer.cursor < chunk.before[0]:
-            raise self._lost(answer)
+            raise conflicts.lost(self._id, answer)
         if kept is None:
-            raise BatchConflict(
-                f"batch {self._id} was closed before line {chunk.first} (cancelled, or submitted "
-                "from a shorter file)",
-                remedy="new_batch_id",
-            )
+            raise conflicts.closed(self._id, f"line {chunk.first}")
         if (kept.cursor, kept.digest) != (chunk.index.cursor, chunk.index.digest):
-            raise self._differs(f"it differs within lines {chunk.first} to {chunk.index.cursor}")
+            raise conflicts.differs(
+                self._id, f"it differs within lines {chunk.first} to {chunk.index.cursor}"
+            )
         return len(kept.entries)
-
-    def _differs(self, where: str) -> BatchConflict:
-        return BatchConflict(
-            f"batch {self._id} was submitted from a different file: {where}",
-            remedy="new_batch_id",
-        )
-
-    def _deleted(self) -> BatchChanged:
-        return BatchChanged(
-            f"batch {self._id} was deleted while it was submitted, or Redis has lost it",
-            remedy="submit_from_start",
-            batch_id=self._id,
-        )
-
-    def _lost(self, answer: Enqueued) -> WritesLost:
-        lost = f"of batch {self._id} it has the lines up to {answer.cursor} only"
-        return WritesLost(self._id, lost)
 
     def seal(self) -> Summary:
         """Mark the batch as submitted to its end; may be called again if Redis has lost that.
@@ -239,15 +265,15 @@ class Submitter:
         if batch is not None and batch.number("valid") == 0:
             reason = self._why_nothing_runs(batch)
         answer = self._store.seal(summary.batch, self._end, reason, self._expected(batch))
-        if answer.answer == "moved" and answer.cursor < self._end[0]:
-            raise self._lost(answer)
+        if answer.answer == "at" or (answer.answer == "moved" and answer.cursor < self._end[0]):
+            raise conflicts.lost(self._id, answer)
         if answer.answer in ("moved", "sealed") and (answer.cursor, answer.digest) != self._end:
-            raise self._differs(
-                f"this one ends at line {self._end[0]}, the batch has {answer.cursor}"
+            raise conflicts.differs(
+                self._id, f"this one ends at line {self._end[0]}, the batch has {answer.cursor}"
             )
         after = self._store.batch(self._id)
         if answer.answer == "gone" or after is None or after.created != summary.batch.created:
-            raise self._deleted()
+            raise conflicts.deleted(self._id)
         summary.batch = after
         return summary
 

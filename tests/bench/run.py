@@ -25,6 +25,7 @@ PARTS = {
     "overhead": "worker_cost.overhead",
     "latency": "worker_cost.latency",
     "submit": "producer_cost.submission",
+    "order": "producer_cost.ordering",
     "results": "producer_cost.collection",
     "admission": "worker_cost.admission",
     "instructions": "worker_cost.instructions",

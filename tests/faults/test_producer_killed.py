@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import subprocess
+from functools import partial
 from pathlib import Path
 
 from lessee import chat
@@ -28,9 +29,10 @@ def input_file(on: Stage, count: int = LINES) -> Path:
     )  # fmt: skip
 
 
-def submit(on: Stage, file: Path | str) -> subprocess.Popen[bytes]:
+def submit(on: Stage, file: Path | str, *options: str) -> subprocess.Popen[bytes]:
+    command = producer_command("submit", file, "--batch-id", "b1", *options)
     return subprocess.Popen(
-        producer_command("submit", file, "--batch-id", "b1"), env=producer_env(on.server.url),
+        command, env=producer_env(on.server.url),
         stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
     )  # fmt: skip
 
@@ -67,6 +69,33 @@ def test_submit_killed_at_random_bytes_is_resumed_with_every_request_once(tmp_pa
         _, told = resumed.communicate(timeout=50)
         assert resumed.returncode == 0, told.decode()
         assert 0 < before < LINES
+        answered(on)
+
+
+def test_a_planned_submit_killed_at_random_moments_is_resumed_with_every_request_once(
+    tmp_path: Path,
+) -> None:
+    draw = random.Random(14)
+    with stage(tmp_path) as on:
+        file = input_file(on, 40_000)
+
+        def queued_now() -> int:
+            batch = on.store.batch("b1")
+            return batch.number("cursor") + batch.number("planned") if batch else 0
+
+        def further(wanted: int) -> bool:
+            return queued_now() >= wanted
+
+        for _ in range(5):
+            wanted = min(80_000, queued_now() + draw.randrange(1, 20_000))
+            killed = submit(on, file, "--order", "prefix")
+            eventually(partial(further, wanted), 40, "it is further")
+            killed.kill()
+            killed.communicate()
+        both = [submit(on, file, "--order", "prefix") for _ in range(2)]
+        for one in both:
+            _, told = one.communicate(timeout=50)
+            assert one.returncode == 0, told.decode()
         answered(on)
 
 

@@ -31,7 +31,8 @@ def submit(
     """Submit a file in this process; `watch` may look at the chunks on their way."""
     source = Input(str(path))
     try:
-        batch = submission.create(store, path.name)
+        planned = submission.order != "input"
+        batch = submission.create(store, path.name, planned=planned)
         submitter = Submitter(store, settings, submission, batch, report)
         return submitter.run(watch(chunks(source.lines(), submission.seed, 10**6)))
     finally:

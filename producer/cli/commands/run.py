@@ -52,6 +52,12 @@ def command(
     remembers where that is, and that all is done. FILE, OUT and ERR are different files,
     and what is there that no run has left is refused, not overwritten.
     """
+    order = shaping["order"]
+    if order != "input":
+        raise click.UsageError(
+            f"--order {order}: a run queues a window at a time, and within windows next to nothing "
+            "is saved; `producer submit --order` plans the whole file, if Redis has room for it"
+        )
     if "-" in (output, errors):
         raise click.UsageError("OUT and ERR must be files: a run goes on where they end")
     check_writable(Path(output))

@@ -25,7 +25,7 @@ from producer.core.files import OutputUnwritable
 from producer.core.queue_workers import QueueWorkers
 from producer.core.reader import Input, chunks
 from producer.core.same_batch import WritesLost
-from producer.core.submission import Submission
+from producer.core.submission import Submission, Wish
 from producer.core.submit import Submitter, Summary
 
 #: Times a file is read anew before the user is asked to.
@@ -79,6 +79,8 @@ def command(
     if output or errors:
         check_outputs(output, errors, file, replaced_by=None if force else batch_id or "")
     source = open_input(file)
+    if submission.order != "input" and source.size is None:
+        _tell_unplanned(submission.order, file)
     if until:
         submission.check_deadline(context.store)
     _put_id(f'{{"id":"{name}"}}' if as_json else name, err=output == "-")
@@ -89,6 +91,16 @@ def command(
     if as_json:
         show.put_json(show.batch_json(batch), err=output == "-")
     return Exit.BAD_INPUT if batch.number("valid") == 0 else status
+
+
+def _tell_unplanned(order: Wish, file: str) -> None:
+    """Say that a pipe's lines are queued as they come; refuse to promise another order."""
+    why = f"{file} is a pipe, and an order is planned from the whole file"
+    if order == "prefix":
+        raise click.UsageError(
+            f"--order prefix: {why}; save it as a file and submit that, or leave --order out"
+        )
+    tell(f"order: input; {why}")
 
 
 def _put_id(text: str, *, err: bool) -> None:
@@ -205,13 +217,16 @@ class ResumingSubmit:
             def report(summary: Summary) -> None:
                 nonlocal waited
                 text = f"{summary.lines} lines read"
+                if summary.pushed:
+                    text += f", {summary.pushed} of the requests queued"
                 if summary.waiting:
                     text += f", waiting: {summary.waiting}"
                 meter.update(source.position, text, at_once=bool(summary.waiting) and not waited)
                 waited = bool(summary.waiting)
 
             try:
-                batch = submission.create(self.store, source.name)
+                planned = submission.order != "input" and source.size is not None
+                batch = submission.create(self.store, source.name, planned=planned)
                 self._submitter = Submitter(self.store, self.settings, submission, batch, report)
                 seed, limit = submission.seed, self.settings.max_line_bytes
                 return self._submitter.run(chunks(source.lines(), seed, limit))

@@ -1,0 +1,207 @@
+"""From checked request bodies to keys of their prompts' beginnings.
+
+What the engine will see is written as one text a request, in the order in which chat templates
+render it: what shapes the whole prompt (model, template, tools), the system message, the turns. A
+key stands for the text up to one depth. Depths lie close (64 bytes, later an eighth of what is
+before), because what two requests share may end anywhere; they begin anew with each message, so
+that a short document after a long system message is found too. Which depths a text has up to some
+byte depends on its bytes up to there alone: texts that share a beginning share its keys.
+"""
+
+import hashlib
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import orjson
+
+from contract.openai.body import CHAT_URL, COMPLETION_URL
+
+#: Bytes of text that are about one token, in English; of Korean or Chinese it is a character.
+BYTES_PER_TOKEN = 4
+#: One block of vLLM's prefix cache (16 tokens) in bytes: less than it is never shared.
+BLOCK_BYTES = 64
+#: What follows is not looked at: 64,000 tokens that agree are agreement enough.
+MOST_BYTES = 2**18
+#: Most keys of one text.
+MOST_KEYS = 64
+#: An image, or another part that is no text, counts as 256 tokens.
+_MEDIA_BYTES = 1024
+_WORD = 8
+_BLOCK = BLOCK_BYTES // _WORD
+#: Texts whose keys are computed together, so that little memory is needed, in bytes.
+_TOGETHER_BYTES = 2**20
+
+
+def _ladder() -> np.ndarray:
+    depths = [_BLOCK]
+    while depths[-1] < MOST_BYTES // _WORD:
+        depths.append(depths[-1] + max(_BLOCK, depths[-1] // 8))
+    return np.array(depths[:-1], dtype=np.int64)
+
+
+def _multipliers() -> np.ndarray:
+    """One odd number for each word of a text: SplitMix64 (Steele, Lea, Flood 2014) of its place."""
+    z = np.arange(1, MOST_BYTES // _WORD + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return (z ^ (z >> np.uint64(31))) | np.uint64(1)
+
+
+_LADDER, _MULTIPLIERS = _ladder(), _multipliers()
+
+
+class _Head(msgspec.Struct):
+    """What templates and the cache put before the first message."""
+
+    model: Any = None
+    cache_salt: Any = None
+    chat_template: Any = None
+    chat_template_kwargs: Any = None
+    reasoning_effort: Any = None
+    documents: Any = None
+    tools: Any = None
+
+
+class _Chat(_Head):
+    messages: list[dict[str, Any]] = []
+
+
+class _Completion(msgspec.Struct):
+    prompt: Any = ""
+    model: Any = None
+    cache_salt: Any = None
+
+
+_chat = msgspec.json.Decoder(_Chat).decode
+_completion = msgspec.json.Decoder(_Completion).decode
+_HEAD_FIELDS = _Head.__struct_fields__
+
+
+def text_of(url: str, body: bytes) -> list[bytes]:
+    """Return a request's text in sections: the head, then the messages; empty for requests that
+    read no prefix cache (embeddings and scores)."""
+    if url == CHAT_URL:
+        return _sections(_chat_pieces(_chat(body)))
+    if url == COMPLETION_URL:
+        return _sections(_completion_pieces(_completion(body)))
+    return []
+
+
+def _chat_pieces(body: _Chat) -> Iterator[bytes]:
+    head = [value for name in _HEAD_FIELDS if (value := getattr(body, name)) is not None]
+    yield b"chat" + (orjson.dumps(head) if head else b"")
+    for message in body.messages:
+        content = message.get("content")
+        yield b"\n" + str(message.get("role")).encode() + b"\n"
+        if isinstance(content, str):
+            yield content.encode()
+        elif isinstance(content, list):
+            yield from map(_part, content)
+        if len(message) > 2:  # tool calls of an earlier turn, a name
+            yield orjson.dumps({k: v for k, v in message.items() if k not in ("role", "content")})
+
+
+def _part(part: Any) -> bytes:
+    if isinstance(part, dict) and isinstance(part.get("text"), str):
+        return str(part["text"]).encode()
+    digest = hashlib.blake2b(orjson.dumps(part), digest_size=16).digest()
+    return digest * (_MEDIA_BYTES // len(digest))
+
+
+def _completion_pieces(body: _Completion) -> Iterator[bytes]:
+    yield b"text" + orjson.dumps([body.model, body.cache_salt])
+    prompt = body.prompt
+    if isinstance(prompt, str):
+        yield prompt.encode()
+    elif all(isinstance(token, int) for token in prompt):
+        yield array("I", prompt).tobytes()  # four bytes a token
+    else:  # several prompts in one request
+        yield orjson.dumps(prompt)
+
+
+def _sections(pieces: Iterable[bytes]) -> list[bytes]:
+    """Join pieces until each section has a block at least, the last one aside; fill up words."""
+    found: list[bytes] = []
+    open_, left = b"", MOST_BYTES
+    for piece in pieces:
+        open_ = open_ + piece if open_ else piece
+        if len(open_) >= BLOCK_BYTES:
+            left -= _add(found, open_[:left])
+            open_ = b""
+            if left <= 0:
+                return found
+    if open_:
+        _add(found, open_[:left])
+    return found
+
+
+def _add(found: list[bytes], section: bytes) -> int:
+    section += bytes(-len(section) % _WORD)
+    found.append(section)
+    return len(section)
+
+
+def keys_of(texts: Sequence[list[bytes]]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the keys of some texts, and the texts' lengths.
+
+    Returns:
+        uint64 of shape (texts, most keys of one): depth in words of 8 bytes shifted left by 32,
+        plus a hash of the text up to there; 0 behind a text's last key. And uint32 (texts,): bytes.
+    """
+    tables, start, size = [], 0, 0
+    for at, text in enumerate(texts):
+        size += sum(map(len, text))
+        if size >= _TOGETHER_BYTES or at == len(texts) - 1:
+            tables.append(_keys(texts[start : at + 1]))
+            start, size = at + 1, 0
+    if len(tables) == 1:
+        return tables[0]
+    width = max((table.shape[1] for table, _ in tables), default=0)
+    wide = [np.pad(t, ((0, 0), (0, width - t.shape[1]))) for t, _ in tables]
+    if not tables:
+        return np.zeros((0, 0), dtype=np.uint64), np.zeros(0, dtype=np.uint32)
+    return np.concatenate(wide), np.concatenate([sizes for _, sizes in tables])
+
+
+def _starts(lengths: np.ndarray) -> np.ndarray:
+    return np.cumsum(lengths) - lengths
+
+
+def _keys(texts: Sequence[list[bytes]]) -> tuple[np.ndarray, np.ndarray]:
+    rows = len(texts)
+    sections = [section for text in texts for section in text]
+    words = np.frombuffer(b"".join(sections), dtype="<u8")
+    length = np.fromiter(map(len, sections), np.int64, len(sections)) // _WORD
+    owner = np.repeat(np.arange(rows), np.fromiter(map(len, texts), np.int64, rows))
+    text_length = np.bincount(owner, weights=length, minlength=rows).astype(np.int64)
+    text_start = _starts(text_length)
+    # Hash: the sum of each word times the odd number of its place in the text; its upper half.
+    place = np.arange(len(words)) - np.repeat(text_start, text_length)
+    sums = np.zeros(len(words) + 1, dtype=np.uint64)
+    np.cumsum(words * _MULTIPLIERS[place], out=sums[1:])
+    # Depths: the ladder in each section, and its end unless that is near the last of them.
+    steps = np.searchsorted(_LADDER, length, side="right")
+    last = np.where(steps > 0, _LADDER[np.maximum(steps, 1) - 1], 0)
+    count = steps + (length - last >= _BLOCK)
+    base = _starts(length) - text_start[owner]
+    of = np.repeat(np.arange(len(sections)), count)
+    step = np.arange(len(of)) - np.repeat(_starts(count), count)
+    on_ladder = step < steps[of]
+    depth = base[of] + np.where(on_ladder, _LADDER[np.where(on_ladder, step, 0)], length[of])
+    row = owner[of]
+    in_row = np.bincount(row, minlength=rows)
+    level = np.arange(len(row)) - np.repeat(_starts(in_row), in_row)
+    table = np.zeros((rows, min(MOST_KEYS, int(in_row.max(initial=0)))), dtype=np.uint64)
+    kept = level < MOST_KEYS
+    row, level, depth = row[kept], level[kept], depth[kept]
+    hashes = sums[text_start[row] + depth] - sums[text_start[row]]
+    table[row, level] = depth.astype(np.uint64) << np.uint64(32) | hashes >> np.uint64(32)
+    return table, (text_length * _WORD).astype(np.uint32)
+
+
+def depth_bytes(keys: np.ndarray) -> np.ndarray:
+    """Return how many bytes of text keys stand for (uint64, any shape)."""
+    return (keys >> np.uint64(32)).astype(np.int64) * _WORD

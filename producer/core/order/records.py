@@ -1,0 +1,88 @@
+"""A record of fixed size for each request: its keys and its text's length, column by column."""
+
+import numpy as np
+
+from producer.core.order.spool import Spool
+
+#: Requests whose keys are kept in memory; beyond, all are on disk and read a column at a time.
+IN_MEMORY = 50_000
+#: Requests that are written together.
+_GROUP = 8192
+
+
+class Records:
+    """Keys and lengths of the requests of a file, in its order.
+
+    A plan needs one column (8 bytes a request) at a time, so memory does not grow with the texts.
+    """
+
+    def __init__(self, in_memory: int = IN_MEMORY) -> None:
+        self._in_memory = in_memory
+        self._waiting: list[np.ndarray] = []
+        self._rows_waiting = 0
+        #: Columns of each group of requests; those on disk are numbers in the spool.
+        self._groups: list[tuple[int, list[np.ndarray]]] = []
+        self._on_disk: list[tuple[int, int, int]] = []
+        self._spool: Spool | None = None
+        self._sizes: list[np.ndarray] = []
+        self._rows = 0
+        self.levels = 0
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def add(self, keys: np.ndarray, sizes: np.ndarray) -> None:
+        """Add what `keys_of` returned for the next requests.
+
+        Raises:
+            WriteFailed: there is no room on disk.
+        """
+        self._sizes.append(sizes)
+        self._rows += len(sizes)
+        self.levels = max(self.levels, keys.shape[1])
+        self._waiting.append(keys)
+        self._rows_waiting += len(keys)
+        if self._rows_waiting >= _GROUP:
+            self._put_group()
+
+    def _put_group(self) -> None:
+        width = max((table.shape[1] for table in self._waiting), default=0)
+        columns = np.zeros((width, self._rows_waiting), dtype=np.uint64)
+        at = 0
+        for table in self._waiting:
+            columns[: table.shape[1], at : at + len(table)] = table.T
+            at += len(table)
+        self._groups.append((at, list(columns)))
+        self._waiting, self._rows_waiting = [], 0
+        if self._rows > self._in_memory:
+            self._spool = self._spool or Spool()
+            for rows, group in self._groups:
+                self._on_disk.append((rows, len(self._spool), len(group)))
+                self._spool.add(column.tobytes() for column in group)
+            self._groups = []
+
+    def sizes(self) -> np.ndarray:
+        """Return the lengths of all texts in bytes (uint32)."""
+        return np.concatenate(self._sizes) if self._sizes else np.zeros(0, dtype=np.uint32)
+
+    def column(self, level: int) -> np.ndarray:
+        """Return all requests' keys of one level (uint64), 0 where a text has none."""
+        if self._rows_waiting:
+            self._put_group()
+        found, at = np.zeros(self._rows, dtype=np.uint64), 0
+        for rows, first, width in self._on_disk:
+            if level < width and self._spool is not None:
+                raw = self._spool.read(first + level)
+                found[at : at + rows] = np.frombuffer(raw, dtype=np.uint64)
+            at += rows
+        for rows, columns in self._groups:
+            if level < len(columns):
+                found[at : at + rows] = columns[level]
+            at += rows
+        return found
+
+    def close(self) -> None:
+        """Give memory and file back."""
+        self._waiting, self._groups, self._sizes = [], [], []
+        if self._spool is not None:
+            self._spool.close()
