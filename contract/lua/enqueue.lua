@@ -72,6 +72,8 @@ if coming then
   messages, at = coming, #ARGV[11] + 1
   redis.call('HINCRBY', key, 'announced', coming)
 end
+-- First: a producer's user that may not change whose turn it is must not have pushed anything.
+if at <= #ARGV[11] then join(list) end
 while at <= #ARGV[11] do
   local stop = string.find(ARGV[11], '\n', at, true) or #ARGV[11] + 1
   found[#found + 1] = string.sub(ARGV[11], at, stop - 1)

@@ -31,6 +31,7 @@ if limit == 0 and waiting_beside(list) >= tonumber(ARGV[8]) then
 end
 unblock() -- the caller's mark decides what is too much
 local found, at = {}, 1
+join(list) -- first: a user that may not do that must not have pushed anything
 while at <= #ARGV[10] do
   local stop = string.find(ARGV[10], '\n', at, true) or #ARGV[10] + 1
   found[#found + 1] = string.sub(ARGV[10], at, stop - 1)

@@ -40,9 +40,13 @@ OF_PRODUCERS = tuple(
     rpush {key} v
     lmove {key} {key} LEFT LEFT
     lset {key} 0 v
+    sadd {key} m
+    smembers {key}
     zadd {key} 1 m
+    zrange {key} 0 0
     zrem {key} m
     zrevrange {key} 0 0
+    zscore {key} m
     xread STREAMS {key} 0
     publish {key} v
     del {key}
@@ -60,15 +64,12 @@ OF_WORKERS = tuple(
     hrandfield {key} 1
     ltrim {key} 0 0
     xadd {key} * f v
-    sadd {key} m
+    srandmember {key} 1
     srem {key} m
-    smembers {key}
     zincrby {key} 1 m
     zrandmember {key} 1
-    zrange {key} 0 0
     zrangebyscore {key} 0 0
     zremrangebyscore {key} 0 0
-    zscore {key} m
     """.strip().splitlines()
 )
 _KEYS_OF_CELERY = ("_kombu.binding.scratch", "scratch.celery.pidbox")
