@@ -191,6 +191,7 @@ def kill_submit(c: Campaign) -> int:
 def two_submits_at_once(c: Campaign) -> int:
     batch_id, bodies = c.new_batch()
     command, env = c.submit_command(batch_id, bodies)
+    command += ["--order", c.random.choice(("input", "prefix"))]
     codes: list[int] = []
 
     def submit() -> None:
