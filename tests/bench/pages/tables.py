@@ -65,6 +65,22 @@ ROWS: tuple[tuple[str, str, str, str, str], ...] = (
      "what ends together is written at once"),
     ("latency", "overtake_256_ms_p50", "priority 0 overtakes a backlog, N = 256, p50", " ms",
      "waits until half the look-ahead is free"),
+    ("fairness", "late_share", "a tenant comes when 100,000 requests wait: its share of tokens", "",
+     ""),
+    ("fairness", "late_share_error", "that, away from a half", "", "turns of 32 requests"),
+    ("fairness", "late_first_answer_in_mean_requests",
+     "its first answer after submit, in mean request times", "", "the look-ahead before it"),
+    ("fairness", "occupancy", "slots full meanwhile, N = 64", "", ""),
+    ("fairness", "worst_share_error",
+     "weights 1, 2, 4, tokens 10 times apart: furthest from its share in 10,000 requests", "",
+     "turns of 32 requests"),
+    ("many_tenants", "many_to_one",
+     "a POP of 32: 1,000 tenants of 100 batches ÷ one tenant, one batch", "",
+     "a turn that ends in a POP"),
+    ("many_tenants", "one_us", "of that: one tenant, Redis' time", " µs", ""),
+    ("order", "added_time",
+     "`submit --order prefix`, 1,000,000 lines of 2 kB: time added, as a share", "", ""),
+    ("order", "peak_mb_prefix", "its peak memory", " MB", "keys of a line, numpy"),
     ("scale", "share_1", "1 worker, 256 slots at 200 ms: share of 1,280/s", "", ""),
     ("scale", "share_8", "8 workers: share of 10,240/s", "", "this machine's two cores"),
     ("scale", "share_16", "16 workers: share of 20,480/s", "", "the same"),
@@ -116,7 +132,7 @@ ROWS: tuple[tuple[str, str, str, str, str], ...] = (
 )  # fmt: skip
 
 #: Figures where less is better; a bar is a ceiling there.
-LESS = ("us", "ms", "mb", "bytes", "growth", "scripts")
+LESS = ("us", "ms", "mb", "bytes", "growth", "scripts", "error", "answer", "many", "added")
 LOOK_AHEAD = "look_ahead_"
 
 
