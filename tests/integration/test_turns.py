@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 import pytest
 import redis
-from lessee import QUEUE, Lease, Lessee, celery_message, submit_batch
+from lessee import QUEUE, Lease, Lessee, celery_message, chat, submit_batch
 
 from contract import naming
 from contract.message import read_delivery
@@ -283,3 +283,22 @@ def test_a_queue_that_is_purged_gives_its_turns_up(
     redis_client.delete(submitted.list_key)
     assert serve(worker, 3, 32, {}) == ["kept"] * 40
     assert turn_keys(redis_client) == set()
+
+
+@pytest.mark.parametrize("workers", [2, 4])
+def test_lines_of_one_document_stay_with_one_worker(
+    redis_client: redis.Redis, store: BatchStore, workers: int
+) -> None:
+    documents, questions = 240, 5
+    bodies = [chat(f"document {n // questions}") for n in range(documents * questions)]
+    submit_batch(store, bodies=bodies)
+    fleet = [Lessee(redis_client, f"w{n}") for n in range(workers)]
+    hits, seen = 0, [set[str]() for _ in fleet]
+    while any(found := [worker.pop(32, slots=256) for worker in fleet]):
+        for leases, known in zip(found, seen, strict=True):
+            for lease in leases:
+                prompt = orjson.loads(orjson.loads(lease.message)["body"])[0][0]["messages"]
+                hits += str(prompt) in known
+                known.add(str(prompt))
+    # Of the four lines in five that one worker alone would find in its prefix cache
+    assert hits >= 0.95 * documents * (questions - 1)
