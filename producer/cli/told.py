@@ -56,8 +56,8 @@ def order(choice: Choice) -> str:
     )
     if choice.in_groups:
         return (
-            f"order: prefix, {counted(plan.groups, 'group')} share about {plan.group_tokens:,} "
-            f"tokens each; about {planned:.0f} % of prompt tokens need no computing "
+            f"order: prefix, {counted(plan.groups, 'group')} of lines that share about "
+            f"{plan.group_tokens:,} tokens; about {planned:.0f} % of prompt tokens need no computing "
             f"(in the file's order {as_is:.0f} %)"
         )
     return (

@@ -111,7 +111,7 @@ def test_results_come_in_the_order_of_the_file(
         "submit", file, "--order", "prefix", "--batch-id", "b1", redis_url=redis_url
     )
     assert done.returncode == 0, done.stderr
-    assert "b1: order: prefix, 6 groups share about 1" in done.stderr
+    assert "b1: order: prefix, 6 groups of lines that share about 1" in done.stderr
     assert names(store) == grouped()
     run_all(store)
     done = run_producer("results", "b1", "-o", out, redis_url=redis_url)
