@@ -57,8 +57,8 @@ def order(choice: Choice) -> str:
     if choice.in_groups:
         return (
             f"order: prefix, {counted(plan.groups, 'group')} of lines that share about "
-            f"{plan.group_tokens:,} tokens; about {planned:.0f} % of prompt tokens need no computing "
-            f"(in the file's order {as_is:.0f} %)"
+            f"{plan.group_tokens:,} tokens; about {planned:.0f} % of prompt tokens need no "
+            f"computing (in the file's order {as_is:.0f} %)"
         )
     return (
         f"order: input; another would save about {max(0.0, 100 * plan.gain):.1f} % of the prompts"
