@@ -41,7 +41,7 @@ def test_messages_are_what_celery_would_write(store: BatchStore, tmp_path: Path)
 
     submit(store, write_lines(tmp_path / "in", [line]), submission)
 
-    raw = client_of(store).lindex(naming.priority_list("warmq.tiny", 3), 0)
+    raw = client_of(store).lindex(naming.turn_list("warmq.tiny", 3, "default", "b1"), 0)
     message = orjson.loads(raw)
     assert orjson.loads(message["body"])[0] == [
         {"prompt": "Hi é", "max_tokens": 7, "temperature": 0.5}

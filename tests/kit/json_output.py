@@ -29,6 +29,7 @@ DOCUMENTS = {
     "status": "batch",
     "status --request": "request",
     "submit": "batch",
+    "tenant delete": "tenant",
     "tenant list": "tenants",
     "tenant set": "tenant",
     "tenant show": "tenant",

@@ -77,12 +77,15 @@ def list_tenants(context: Context, *, as_json: bool) -> None:
 
 @command.command("delete")
 @_name
+@options.as_json
 @pass_context
-def delete(context: Context, *, name: str) -> None:
+def delete(context: Context, *, name: str, as_json: bool) -> None:
     """Give a tenant weight 1 and no cap again. Its batches stay."""
     if not context.store.delete_tenant(name):
         raise BatchConflict(f"tenant {name!r} has no weight or cap of its own")
     tell(f"{name}: weight 1, no cap")
+    if as_json:
+        _put(context, Tenant(name), as_json)
 
 
 def _put(context: Context, tenant: Tenant, as_json: bool) -> None:

@@ -59,6 +59,5 @@ class Spool:
             folder = "a temporary folder"
         return WriteFailed(
             f"cannot keep the requests in {folder} until they are in order: {error.strerror}; make "
-            "room there for about the input's size, name another folder in TMPDIR, or use "
-            "--order input"
+            "room there for about the input's size, or name another folder in TMPDIR"
         )
