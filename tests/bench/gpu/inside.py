@@ -109,7 +109,7 @@ class Inside:
         return {"limit": self.drain.room.limit, "slots": self.drain.room.slots}
 
     async def _size(self) -> None:
-        self.drain._size()
+        self.drain.measure_room()
 
     def watch(self, ask: dict[str, Any]) -> dict[str, Any]:
         """Count the steps of what the queue is about to bring."""

@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from multiprocessing.connection import Client
+from pathlib import Path
 from typing import Any
 
 from bench.gpu import workload
@@ -25,7 +26,10 @@ def main() -> None:
 
 def generate(llm: Any, sampling: Any, ask: dict[str, Any]) -> dict[str, Any]:
     """Run all requests at once, as a script around vLLM does."""
-    wanted = workload.requests(ask["count"], ask["tokens"])
+    if "file" in ask:
+        wanted = [tuple(one) for one in json.loads(Path(ask["file"]).read_text())]
+    else:
+        wanted = workload.requests(ask["count"], ask["tokens"])
     prompts = [prompt for prompt, _ in wanted]
     params = [sampling(temperature=0, ignore_eos=True, max_tokens=n) for _, n in wanted]
     began, cpu = time.perf_counter(), time.process_time()
