@@ -80,6 +80,7 @@ class Inside:
         self.step = current()
         self.runs = 0
         self.cpu = 0.0
+        self.cached = 0
 
     def serve(self) -> None:
         """Answer until told to end."""
@@ -87,7 +88,7 @@ class Inside:
         self.drain: Any = self.step.drain
         eventually(lambda: self.drain.lifecycle.state is State.READY, 900, "the engine", 0.1)
         eventually(lambda: self.drain.room.limit, 60, "the drain's size", 0.1)
-        self.adapter = self.drain.supervisor.engine
+        self.adapter: Any = self.drain.supervisor.engine
         progress = self.adapter._progress
         self.steps = progress.record = Steps(progress.record)
         with Client(os.environ["BENCH_ADDRESS"]) as line:
@@ -116,16 +117,21 @@ class Inside:
         last = self.drain.counts.popped + ask["count"]
         self.steps.begin(self.drain.room.slots, lambda _: self.drain.counts.popped < last)
         self.cpu = cpu_s(os.getpid())
+        self.cached = self.adapter.cached_prompt_tokens()
         return {}
 
     def watched(self, _: dict[str, Any]) -> dict[str, Any]:
         """Return what was counted since `watch`."""
-        return {"cpu_s": cpu_s(os.getpid()) - self.cpu} | self.steps.seen()
+        return {
+            "cpu_s": cpu_s(os.getpid()) - self.cpu,
+            "cached_tokens": self.adapter.cached_prompt_tokens() - self.cached,
+        } | self.steps.seen()
 
     def direct(self, ask: dict[str, Any]) -> dict[str, Any]:
         """Run requests past the queue."""
         self.runs += 1
         self.cpu = cpu_s(os.getpid())
+        self.cached = self.adapter.cached_prompt_tokens()
         seconds = self.step.run_on_loop(self._direct(ask), 600)
         return {"seconds": seconds} | self.watched(ask)
 

@@ -42,6 +42,7 @@ def generate(llm: Any, sampling: Any, ask: dict[str, Any]) -> dict[str, Any]:
         "seconds": seconds,
         "cpu_s": time.process_time() - cpu,
         "prompt_tokens": sum(len(answer.prompt_token_ids) for answer in done),
+        "cached_tokens": sum(answer.num_cached_tokens or 0 for answer in done),
     }
 
 

@@ -1,16 +1,19 @@
 """`submit --order prefix` beside the file's own order and `LLM.generate`, on one GPU.
 
     ordering.py --shape 8b --out FILE [--rounds 4] [--documents 240] [--questions 4]
-                [--kv-gib 24] [--seconds 500]
+                [--kv-gib 24] [--seconds 500] [--few-rounds 2]
 
 Documents × questions whose documents do not fit the prefix cache together. Each round runs every
 form once, the order rotates; each run has documents of its own, of the same lengths, so that
 nothing of an earlier run is in a cache. Both engines are warm and share the GPU; only one works
-at a time. Requests/s count from the start of `producer submit` to the last result.
+at a time. Requests/s count from the start of `producer submit` to the last result. Computed tokens
+(prompt tokens less the engine's own count of cache hits) are over the least possible.
 
 by_question_input, by_question_prefix   all first questions, then all second ones; as is, or ordered
 shuffled_input, shuffled_prefix         the same lines in random order; as is, or ordered
 offline                                 `LLM.generate` on the shuffled lines
+few_input, few_prefix                   as many shuffled lines of 8 documents, which all fit the
+                                        cache: nothing is to be gained, and nothing may be lost
 """
 
 from __future__ import annotations
@@ -19,7 +22,6 @@ import argparse
 import json
 import os
 import random
-import statistics
 import subprocess
 import sys
 import time
@@ -36,6 +38,8 @@ from bench.gpu import pairs, workload
 from contract.redis import keys
 from demo.stack import eventually
 
+FEW = 8
+FEW_FORMS = ("few_input", "few_prefix")
 FORMS = ("by_question_input", "by_question_prefix", "shuffled_input", "shuffled_prefix", "offline")
 #: Tokens (letters, see workload.py) of a document and of a question, and of an answer.
 DOCUMENT, QUESTION, ANSWER = (1500, 2500), 40, (16, 64)
@@ -45,8 +49,11 @@ EXPECTED = {
     "by_question": 3.0,
     "shuffled": 2.2,
     "to_offline": 2.1,
+    "few": 1.0,
+    "computed": 1.01,
 }
-BARS = {"by_question": 2.5, "shuffled": 1.8, "to_offline": 1.7}
+#: `computed` at most; the others at least.
+BARS = {"by_question": 2.5, "shuffled": 1.8, "to_offline": 1.7, "few": 0.97, "computed": 1.02}
 RUN_S = 180.0
 
 
@@ -76,17 +83,23 @@ class Ordering:
     def time(self, form: str) -> dict[str, Any]:
         """Run all requests one way, with documents of this run."""
         self.runs += 1
-        wanted = lines(
-            self.runs, self.chosen.documents, self.chosen.questions,
-            shuffled=not form.startswith("by_question"),
-        )  # fmt: skip
+        documents, questions = self.chosen.documents, self.chosen.questions
+        if form in FEW_FORMS:
+            documents, questions = FEW, documents * questions // FEW
+        wanted = lines(self.runs, documents, questions, shuffled=not form.startswith("by_question"))
         if form == "offline":
             path = self.folder / "prompts.json"
             path.write_text(json.dumps(wanted))
             found = self.bench.peers["offline"].ask(file=str(path))
         else:
             found = self._queue(wanted, form.rpartition("_")[2])
-        found = {"form": form, "requests_per_s": len(wanted) / found["seconds"]} | found
+        least = sum({prompt[:-QUESTION]: len(prompt) - QUESTION for prompt, _ in wanted}.values())
+        computed = found["prompt_tokens"] - found["cached_tokens"]
+        figures = {
+            "requests_per_s": len(wanted) / found["seconds"],
+            "computed_to_least": computed / (least + QUESTION * len(wanted)),
+        }
+        found = {"form": form} | figures | found
         print(json.dumps(found), flush=True)
         return found
 
@@ -94,7 +107,8 @@ class Ordering:
         path = self.folder / "in.jsonl"
         with path.open("w") as file:
             file.writelines(json.dumps(workload.body(one)) + "\n" for one in wanted)
-        client = self.bench.server.client()
+        worker, client = self.bench.peers["worker"], self.bench.server.client()
+        worker.ask(do="watch", count=len(wanted))
         seconds, micros = client.time()
         command = [sys.executable, "-m", "producer", "submit", str(path), "--batch-id", "b",
                    "--order", order]  # fmt: skip
@@ -107,21 +121,35 @@ class Ordering:
         client.close()
         assert int(state[b"completed"]) == len(wanted), state
         assert int(state[b"completion_tokens"]) == sum(tokens for _, tokens in wanted), state
-        return {"seconds": int(ended) / 1000 - int(seconds) - int(micros) / 1e6}
+        return {
+            "seconds": int(ended) / 1000 - int(seconds) - int(micros) / 1e6,
+            "prompt_tokens": int(state[b"prompt_tokens"]),
+        } | worker.ask(do="watched")
 
 
 def reached(rounds: Sequence[dict[str, dict[str, Any]]]) -> dict[str, Any]:
-    """Return rates and ratios of the same round."""
-    found: dict[str, Any] = {}
-    for form in FORMS:
-        found[form] = report.spread([turn[form]["requests_per_s"] for turn in rounds], 2)
+    """Return rates, computed tokens and ratios of the same round."""
+    found = {}
+    for form in FORMS + FEW_FORMS:
+        mine = [turn[form] for turn in rounds if form in turn]
+        if mine:
+            found[form] = report.spread([run["requests_per_s"] for run in mine], 2)
+            least = [run["computed_to_least"] for run in mine if "computed_to_least" in run]
+            if least:
+                found[f"{form}_computed_to_least"] = report.spread(least, 4)
     for name, over, base in (
         ("by_question", "by_question_prefix", "by_question_input"),
         ("shuffled", "shuffled_prefix", "shuffled_input"),
         ("to_offline", "shuffled_prefix", "offline"),
+        ("few", "few_prefix", "few_input"),
     ):
-        ratios = [turn[over]["requests_per_s"] / turn[base]["requests_per_s"] for turn in rounds]
-        found[name] = report.spread(ratios, 3)
+        ratios = [
+            turn[over]["requests_per_s"] / turn[base]["requests_per_s"]
+            for turn in rounds
+            if over in turn
+        ]
+        if ratios:
+            found[name] = report.spread(ratios, 3)
     return found
 
 
@@ -131,6 +159,7 @@ def main() -> None:
     parser.add_argument("--shape", choices=sorted(workload.SHAPES), default="8b")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--few-rounds", type=int, default=2, help="rounds with few documents, too")
     parser.add_argument("--documents", type=int, default=240)
     parser.add_argument("--questions", type=int, default=4)
     parser.add_argument("--kv-gib", type=float, default=24, help="KV cache of each engine")
@@ -159,12 +188,12 @@ def main() -> None:
         for number in range(chosen.rounds):
             if rounds and time.monotonic() - begin > chosen.seconds:
                 break
-            turn = number % len(FORMS)
-            rounds.append({form: ordering.time(form) for form in FORMS[turn:] + FORMS[:turn]})
+            forms = FORMS + (FEW_FORMS if number < chosen.few_rounds else ())
+            turn = number % len(forms)
+            rounds.append({form: ordering.time(form) for form in forms[turn:] + forms[:turn]})
             data["reached"] = reached(rounds)
             chosen.out.write_text(report.as_text(data))
     print(json.dumps({name: found["median"] for name, found in data["reached"].items()}))
-    print(statistics.median(turn["shuffled_prefix"]["seconds"] for turn in rounds))
 
 
 if __name__ == "__main__":
