@@ -30,9 +30,8 @@ def priority_lists(queue: str) -> list[str]:
     return [priority_list(queue, step) for step in PRIORITY_STEPS]
 
 
-#: The tenant of whoever names none, and that of plain Celery clients.
+#: The tenant of whoever names none; plain Celery clients are `celery` (contract/lua/turns.lua).
 DEFAULT_TENANT = "default"
-CELERY_TENANT = "celery"
 
 
 def turn_list(queue: str, priority: int, tenant: str, batch_id: str = "") -> str:

@@ -52,36 +52,15 @@ if not batch_alive(batch, life) then return { 'gone' } end
 local state = redis.call('HMGET', key, 'sealed', 'cursor', 'digest', 'cancelling')
 if state[1] or state[4] then return { 'sealed' } end
 if state[2] ~= ARGV[4] or state[3] ~= ARGV[5] then return { 'moved', state[2], state[3] } end
-local memory = redis.call('INFO', 'memory')
-local used = tonumber(string.match(memory, 'used_memory:(%d+)'))
-local limit = tonumber(string.match(memory, 'maxmemory:(%d+)'))
-if limit > 0 and used > limit * tonumber(ARGV[10]) then
-  return { 'full', string.format('Redis uses %d of %d bytes', used, limit) }
-end
-if limit == 0 and waiting_beside(list) >= tonumber(ARGV[9]) then
-  return { 'full', string.format('%d requests wait in the queue', waiting_beside(list)) }
-end
+local full = why_full(list, tonumber(ARGV[9]), tonumber(ARGV[10]))
+if full then return { 'full', full } end
 unblock() -- the caller's mark decides what is too much
-local messages, found, at = 0, {}, 1
-local function push()
-  redis.call('LPUSH', list, unpack(found))
-  messages, found = messages + #found, {}
+local messages = tonumber(string.match(ARGV[11], '^=(%d+)$'))
+if messages then
+  redis.call('HINCRBY', key, 'announced', messages)
+else
+  messages = push_lines(list, ARGV[11])
 end
-local coming = tonumber(string.match(ARGV[11], '^=(%d+)$'))
-if coming then
-  messages, at = coming, #ARGV[11] + 1
-  redis.call('HINCRBY', key, 'announced', coming)
-end
--- First: a producer's user that may not change whose turn it is must not have pushed anything.
-if at <= #ARGV[11] then join(list) end
-while at <= #ARGV[11] do
-  local stop = string.find(ARGV[11], '\n', at, true) or #ARGV[11] + 1
-  found[#found + 1] = string.sub(ARGV[11], at, stop - 1)
-  if #found == 1000 then push() end -- unpack() overflows Lua's stack at 8000 values
-  at = stop + 1
-end
-if #found > 0 then push() end
-if not coming then note_pushed(list, messages) end
 local followers = add_followers(batch, ARGV[8])
 redis.call('RPUSH', key .. ':index', ARGV[8])
 redis.call('HSET', key, 'cursor', ARGV[6], 'digest', ARGV[7])

@@ -107,10 +107,18 @@ local function drop_list(list)
   if redis.call('EXISTS', lists) == 0 then leave(ring, tenant) end
 end
 
--- How many messages wait in the queue of a list; of kombu's lists only their own are counted.
-local function waiting_beside(list)
-  if is_kombus(list) then return redis.call('LLEN', list) end
-  return tonumber(redis.call('HGET', turns_key((place_of(list))), 'waiting') or 0)
+-- Why no more may be queued, nil if they may: Redis uses more than a fraction of its maxmemory or,
+-- where it has none, so many messages wait. Of kombu's lists only their own are counted.
+local function why_full(list, most, fraction)
+  local memory = redis.call('INFO', 'memory')
+  local used = tonumber(string.match(memory, 'used_memory:(%d+)'))
+  local limit = tonumber(string.match(memory, 'maxmemory:(%d+)'))
+  if limit > 0 then
+    return used > limit * fraction and string.format('Redis uses %d of %d bytes', used, limit) or nil
+  end
+  local waiting = is_kombus(list) and redis.call('LLEN', list)
+    or tonumber(redis.call('HGET', turns_key((place_of(list))), 'waiting') or 0)
+  return waiting >= most and string.format('%d requests wait in the queue', waiting) or nil
 end
 
 -- Says that messages were added to the end or the head of a list.
@@ -118,6 +126,27 @@ local function note_pushed(list, pushed)
   if pushed == 0 or string.find(list, ':suspects$') then return end
   if not is_kombus(list) then add_to_queue((place_of(list)), 'waiting', pushed) end
   join(list)
+end
+
+-- Appends messages, joined by newlines, to a list; returns how many. The turn comes first: a
+-- producer's user that may not change whose turn it is must not have pushed anything.
+local function push_lines(list, text)
+  if text == '' then return 0 end
+  join(list)
+  local pushed, found, at = 0, {}, 1
+  local function push()
+    redis.call('LPUSH', list, unpack(found))
+    pushed, found = pushed + #found, {}
+  end
+  while at <= #text do
+    local stop = string.find(text, '\n', at, true) or #text + 1
+    found[#found + 1] = string.sub(text, at, stop - 1)
+    if #found == 1000 then push() end -- unpack() overflows Lua's stack at 8000 values
+    at = stop + 1
+  end
+  if #found > 0 then push() end
+  note_pushed(list, pushed)
+  return pushed
 end
 
 -- Nothing waits, whatever the count says: somebody may have removed a list.
