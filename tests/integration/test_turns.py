@@ -9,6 +9,7 @@ import orjson
 import pytest
 import redis
 from lessee import QUEUE, Lease, Lessee, celery_message, chat, submit_batch
+from support import run_producer
 
 from contract import naming
 from contract.message import read_delivery
@@ -302,3 +303,13 @@ def test_lines_of_one_document_stay_with_one_worker(
                 known.add(str(prompt))
     # Of the four lines in five that one worker alone would find in its prefix cache
     assert hits >= 0.95 * documents * (questions - 1)
+
+
+@pytest.mark.parametrize("weight", ["nan", "inf", "0", "-1", "1001"])
+def test_a_weight_that_is_no_share_is_refused(
+    redis_url: str, store: BatchStore, weight: str
+) -> None:
+    done = run_producer("tenant", "set", "t", "--weight", weight, redis_url=redis_url)
+    assert done.returncode == 2
+    assert "--weight" in done.stderr
+    assert store.tenants() == []

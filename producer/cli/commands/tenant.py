@@ -1,5 +1,6 @@
 """`producer tenant`."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -43,6 +44,8 @@ def set_terms(
         raise click.UsageError("name what to change: --weight, --max-in-flight, or both")
     tenant = context.store.tenant(name)
     if weight is not None:
+        if math.isnan(weight):  # which click's range lets pass
+            raise click.BadParameter("nan is no share", param_hint="--weight")
         tenant = replace(tenant, weight=weight)
     if max_in_flight is not None:
         tenant = replace(tenant, max_in_flight=_cap(max_in_flight))
