@@ -141,7 +141,7 @@ def _shared(found: Plan) -> str:
 def _time(found: Plan) -> str:
     time = found.duration
     if not found.workers:
-        return f"not known: no worker serves queue {found.queue} now"
+        return f"not known: no worker of queue {found.queue} is known"
     if time is None:
         workers = counted(found.workers, "worker")
         return f"not known: {workers}, but none has had all its slots full for a few seconds yet"
