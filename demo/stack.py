@@ -114,8 +114,12 @@ class RedisServer:
                 stdout=log, stderr=log,
             )  # fmt: skip
         if wait:
-            with self.client() as client:
-                eventually(lambda: _answers(client), 10, "redis-server answers")
+            try:
+                with self.client() as client:
+                    eventually(lambda: _answers(client), 10, "redis-server answers")
+            except TimeoutError:
+                self.stop()  # nobody else would, nor wait for one that has ended by itself
+                raise
         return self
 
     def client(self) -> redis.Redis:
