@@ -7,6 +7,7 @@ short form: a body at top level with an optional `custom_id`.
 from typing import Annotated, Any, Literal
 
 import msgspec
+import orjson
 
 from contract.errors import RequestRejected
 from contract.openai.body import BODY_TYPES, CHAT_URL, COMPLETION_URL, GENERATING, smallest
@@ -116,8 +117,8 @@ def _plain_line(raw: bytes) -> Request | None:
         line = _decode_line(raw)
         body: Any = _decode_body[line.url](line.body)
         text = bytes(line.body)
-        text.decode()  # msgspec passes over fields it does not know, whatever their bytes
-    except (msgspec.DecodeError, UnicodeDecodeError, KeyError):
+        orjson.loads(text)  # msgspec passes over fields it does not know, whatever they hold
+    except (msgspec.DecodeError, orjson.JSONDecodeError, UnicodeDecodeError, KeyError):
         return None
     limited = (
         line.url not in GENERATING

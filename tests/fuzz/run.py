@@ -30,6 +30,8 @@ from fuzz import corpus  # noqa: E402
 TARGETS = ("lines", "messages", "bodies")
 #: libFuzzer calls an input that takes longer, in seconds, or more memory, in MB, a finding.
 SLOW_S, MEMORY_MB = 10, 1024
+#: The short form starts alike each time: a change is judged, not luck. 0 lets libFuzzer choose.
+SEED = 20261123
 #: One process fuzzes so long, in seconds of the clock; the next goes on with what it kept.
 ROUND_S = 60
 #: Words of the formats, so that the fuzzer need not guess them letter by letter.
@@ -61,13 +63,14 @@ def fuzz(target: str, seconds: float, full: bool) -> dict[str, object]:
                 [
                     sys.executable, str(HERE / "fuzz_one.py"), target, f"-timeout={SLOW_S}",
                     f"-rss_limit_mb={MEMORY_MB}", f"-max_total_time={turn_s}", "-max_len=20000",
+                    f"-seed={0 if full else SEED}",
                     f"-dict={work}/words", "-print_final_stats=1",
                     f"-artifact_prefix={findings}/", str(kept),
                 ],
                 capture_output=True, text=True, errors="replace", check=False, env=_quiet(),
             )  # fmt: skip
             if done.returncode or any(findings.iterdir()):
-                _tell_finding(target, findings, done.stderr)
+                _tell_finding(target, findings, done.stderr[-3000:] + done.stdout[-3000:])
             executions += _number(r"stat::number_of_executed_units:\s+(\d+)", done.stderr)
             coverage = max(coverage, _number(r".*cov: (\d+)", done.stderr))
             wall_s, cpu_s = time.monotonic() - began, _children_cpu_s() - cpu
@@ -85,7 +88,7 @@ def _tell_finding(target: str, findings: Path, log: str) -> NoReturn:
     keep.mkdir(exist_ok=True)
     for path in findings.iterdir():
         (keep / f"{target}-{path.name}").write_bytes(path.read_bytes())
-    sys.exit(f"{log[-6000:]}\nfinding in {target}, inputs in {keep}; add them to its corpus")
+    sys.exit(f"{log}\nfinding in {target}, inputs in {keep}; add them to its corpus")
 
 
 def _quiet() -> dict[str, str]:

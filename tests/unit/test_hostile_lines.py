@@ -45,6 +45,7 @@ def parsed(raw: bytes) -> Request | RequestRejected:
 @example(b'{"prompt":"x","logit_bias":{"' + b"k" * 100_000 + b'":"\\u0000"}}')
 @example(b'{"url":"/v1/chat/completions","body":{"messages":[{"role":"user","con\xfftent":"hi"}]}}')
 @example(b'{"url":"/v1/chat/completions","body":{"messages":[{"role":"user","x":"\xed\xa0\x80"}]}}')
+@example(b'{"url":"/v1/chat/completions","body":{"messages":[{"role":"user","x":1e999}]}}')
 def test_any_line_is_a_request_or_an_error_that_says_why(raw: bytes):
     result = parsed(raw)
     if isinstance(result, RequestRejected):
@@ -74,6 +75,8 @@ LINE = b'{"custom_id":"a","method":"POST","url":"/v1/completions","body":%s}'
 @example(LINE % b'{"prompt":"x","response_format":{"a":1e999,"\\ud800":1}}')
 @example(LINE % (b'{"prompt":"x","response_format":' + deep(251, b'{"a":', b"}") + b"}"))
 @example(LINE % b'{"prompt":"x","stream":false}')
+@example(LINE % b'{"prompt" \r\r:"x","temperature":1.50,"user":"\\u0041"}')
+@example(b'{"url":"/v1/chat/completions","body":{"messages":[{"role":"user","x":1e999}]}}')
 @example(LINE.replace(b'"a"', b'"' + "😀".encode() * 513 + b'"') % b'{"prompt":"x"}')
 @example(b"\xef\xbb\xbf" + LINE % b'{"prompt":"x"}')
 def test_the_short_way_for_good_lines_takes_nothing_that_the_long_way_refuses(raw: bytes):
