@@ -32,6 +32,14 @@ OF_WORKERS = frozenset(
     simulated_fate simulated_process
 """.split()
 )
+#: What only gateways read.
+OF_GATEWAYS = frozenset(
+    """
+    gateway_host gateway_port gateway_store gateway_max_file_bytes gateway_max_body_bytes
+    gateway_models gateway_online_timeout_s gateway_lease_s gateway_connections
+    gateway_private_webhooks
+""".split()
+)
 #: Variables of the environment that are no settings: the TOML file's name, what a worker tells the
 #: processes of its engine, and what the files in compose/ are filled in with.
 NO_SETTINGS = frozenset(
@@ -91,7 +99,7 @@ def unknown(name: str, known: Collection[str], *, all_known: bool) -> str | None
 
     Also None for names of installed engines, and unless `all_known` for what is near no known name.
     """
-    names = OF_WORKERS.union(known)
+    names = OF_WORKERS.union(OF_GATEWAYS, known)
     if name in names or name.startswith(_engines()):
         return None
     near = nearest(name.lower().removeprefix(PREFIX.lower()), sorted(names), ALIKE)

@@ -2,8 +2,10 @@
 requests a batch has.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import orjson
 import redis
@@ -44,6 +46,11 @@ class Reads:
     def _run(self, name: str, *args: Any) -> Any:
         """Run a script that writes, and return its reply."""
         return self._client.run_script(name, *args)
+
+    @classmethod
+    def beside(cls, other: Reads) -> Self:
+        """Return these calls for the Redis that another object uses, on its connections."""
+        return cls(other._raw_client)
 
     def close(self) -> None:
         """Close the client that this was made with, and all connections."""

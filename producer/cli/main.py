@@ -32,6 +32,7 @@ COMMANDS = {
     "results": "Collect a batch's results, as OpenAI batch output lines.",
     "retry": "Run a batch's failed requests again.",
     "run": "Take FILE through the queue into OUT, in windows, in the order of FILE.",
+    "serve": "Serve the OpenAI API over the queue: files, batches, online answers.",
     "status": "Show how far a batch, or one request of it, is.",
     "submit": "Queue every line of FILE as one batch.",
     "tenant": "Say how tenants share the fleet: by weight, in tokens, with a cap if they need one.",

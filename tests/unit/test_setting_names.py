@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from setting_bounds import NAMES
 
-from contract.setting_names import NO_SETTINGS, OF_WORKERS
+from contract.setting_names import NO_SETTINGS, OF_GATEWAYS, OF_WORKERS
 from contract.settings import Settings, SettingsError, load
 from demo.stack import ROOT
+from producer.gateway.settings import GatewaySettings
 from worker.engine.catalogue import BUILT_IN, load_settings
 
 #: A name in the environment, and what is said of it.
@@ -65,11 +66,15 @@ def test_the_contract_lists_every_setting_of_every_engine() -> None:
     assert not OF_WORKERS & Settings.model_fields.keys()
 
 
+def test_the_contract_lists_every_setting_of_a_gateway() -> None:
+    assert GatewaySettings.model_fields.keys() - Settings.model_fields.keys() == OF_GATEWAYS
+
+
 def test_what_the_compose_files_are_filled_in_with_is_listed() -> None:
     texts = "".join(path.read_text() for path in (ROOT / "compose").glob("*.yaml"))
     names = {name.lower() for name in re.findall(r"\$\{WARMQ_([A-Z0-9_]+)", texts)}
     assert "redis_password" in names
-    assert names <= NO_SETTINGS | OF_WORKERS | Settings.model_fields.keys()
+    assert names <= NO_SETTINGS | OF_WORKERS | OF_GATEWAYS | Settings.model_fields.keys()
 
 
 @pytest.mark.parametrize("side", ["producer", "worker"])

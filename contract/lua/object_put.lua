@@ -1,0 +1,20 @@
+-- OBJECT_PUT: write one of the gateways' objects, if it is at the version that the writer has read.
+-- ARGV: kind, id, owner, version ('0' for a new one), created (s), document (JSON), expires_at (s since
+--   1970, '' for never)
+-- Touches: warmq:gateway:<kind>:<id>, warmq:gateway:<kind>s:<owner>
+-- Returns: the new version; 0 if the object has another version, or is there although new or gone
+--   although not
+local kind, id, owner = ARGV[1], ARGV[2], ARGV[3]
+local key = 'warmq:gateway:' .. kind .. ':' .. id
+local found = redis.call('HMGET', key, 'version', 'owner')
+if (found[1] or '0') ~= ARGV[4] or (found[2] and found[2] ~= owner) then return 0 end
+local version = tonumber(ARGV[4]) + 1
+redis.call('HSET', key, 'version', version, 'owner', owner, 'created', ARGV[5], 'document', ARGV[6])
+if ARGV[7] ~= '' then
+  redis.call('EXPIREAT', key, ARGV[7])
+else
+  redis.call('PERSIST', key)
+end
+-- Equal scores are in the order of their names: a list is sorted by creation, then by id.
+if version == 1 then redis.call('ZADD', 'warmq:gateway:' .. kind .. 's:' .. owner, ARGV[5], id) end
+return version

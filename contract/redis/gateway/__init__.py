@@ -1,0 +1,1 @@
+"""What gateways share in Redis: their objects, their unfinished work, online requests, keys."""

@@ -1,0 +1,48 @@
+"""Work of the gateways that has a time: whichever lives takes it, under a lease."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from contract.redis.reads import Reads
+
+Work = Literal["batch", "webhook", "file"]
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Work that this gateway holds, until its lease ends."""
+
+    work: Work
+    id: str
+    token: str
+
+
+class Due(Reads):
+    """Work in one Redis. Each call raises StoreUnavailable where it cannot be used.
+
+    A lease that ends gives the work to another one; what the former holder writes then must be
+    refused by the versions of the objects it writes (objects.py).
+    """
+
+    def add(self, work: Work, work_id: str, in_ms: int = 0) -> None:
+        """Ask for work to be done, or to be looked at again, also while somebody is at it."""
+        self._run("due_set", work, work_id, "", in_ms)
+
+    def claim(self, work: Work, lease_ms: int, most: int = 1) -> list[Claim]:
+        """Take work whose time has come."""
+        _, *flat = self._run("due_claim", work, lease_ms, most)
+        return [
+            Claim(work, i.decode(), t.decode()) for i, t in zip(flat[::2], flat[1::2], strict=True)
+        ]
+
+    def renew(self, claim: Claim, lease_ms: int) -> bool:
+        """Hold work for longer; False if another one has it now."""
+        return bool(self._run("due_set", claim.work, claim.id, claim.token, lease_ms))
+
+    def release(self, claim: Claim, in_ms: int) -> bool:
+        """Give work back, to be looked at again; False if another one has it now."""
+        return bool(self._run("due_release", claim.work, claim.id, claim.token, in_ms))
+
+    def finish(self, claim: Claim) -> bool:
+        """Say that work is done; False if another one has it now."""
+        return bool(self._run("due_set", claim.work, claim.id, claim.token, ""))

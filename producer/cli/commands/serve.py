@@ -1,0 +1,36 @@
+"""`producer serve`."""
+
+from typing import Any
+
+import click
+
+from contract.errors import WarmqError
+from contract.settings import load
+
+
+class GatewayMissing(WarmqError):
+    """The packages of the gateway are not installed."""
+
+    code = "not_installed"
+
+
+@click.command("serve")
+@click.option("--host", help="Address to listen on. Default: WARMQ_GATEWAY_HOST, 127.0.0.1.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    help="Port to listen on; 0 for any. Default: WARMQ_GATEWAY_PORT, 8000.",
+)
+def command(host: str | None, port: int | None) -> None:
+    """Serve the OpenAI API over the queue: files, batches, online answers (docs/gateway.md)."""
+    try:
+        from producer.gateway.server import serve  # noqa: PLC0415 - an extra: not everybody has it
+        from producer.gateway.settings import GatewaySettings  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        raise GatewayMissing(
+            f"{error.name} is not installed; pip install 'warmq[gateway]'"
+        ) from None
+    given: dict[str, Any] = {"gateway_host": host, "gateway_port": port}
+    serve(
+        load(GatewaySettings, **{name: value for name, value in given.items() if value is not None})
+    )

@@ -1,0 +1,116 @@
+"""The Starlette application: which resources there are, and what every answer has."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from contract.errors import WarmqError
+from contract.version import version
+from producer.gateway.caller import Caller
+from producer.gateway.errors import ApiError, answer, of_warmq
+from producer.gateway.http import reply
+from producer.gateway.services import Services
+
+log = logging.getLogger(__name__)
+
+
+class EveryAnswer:
+    """Gives each request an id, which each answer carries."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = f"req_{secrets.token_hex(16)}"
+        scope["warmq.request_id"] = request_id
+        scope["warmq.caller"] = Caller()
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [
+                    *message["headers"],
+                    (b"x-request-id", request_id.encode()),
+                    (b"openai-version", b"2020-10-01"),
+                ]
+            await send(message)
+
+        await self._app(scope, receive, send_with_id)
+
+
+def _health(_: Request) -> Response:
+    return reply({"status": "ok"})
+
+
+def _ready(request: Request) -> Response:
+    request.app.state.services.batches.ping()
+    return reply({"status": "ready"})
+
+
+def _version(_: Request) -> Response:
+    return reply({"version": version()})
+
+
+def _of_http(_: Request, error: HTTPException) -> Response:
+    told = {404: "there is no such route here; docs/gateway.md lists them",
+            405: "this route takes another method"}  # fmt: skip
+    message = told.get(error.status_code, error.detail)
+    return answer(ApiError(error.status_code, message), error.headers)
+
+
+def _of_api(_: Request, error: ApiError) -> Response:
+    return answer(error)
+
+
+def _of_warmq(request: Request, error: WarmqError) -> Response:
+    told = of_warmq(error)
+    if told.status >= 500:
+        log.error("%s %s: %s", request.method, request.url.path, error.message)
+    return answer(told)
+
+
+def _unforeseen(request: Request, error: Exception) -> Response:
+    log.error("%s %s", request.method, request.url.path, exc_info=error)
+    return answer(ApiError(500, "the gateway failed; its log says why", code="internal_error"))
+
+
+def routes() -> list[Route]:
+    """Return the routes of all resources."""
+    return [
+        Route("/health", _health),
+        Route("/ready", _ready),
+        Route("/version", _version),
+    ]
+
+
+def build(services: Services) -> Starlette:
+    """Return the application."""
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> Any:
+        yield
+
+    handlers: dict[Any, Callable[[Request, Any], Response]] = {
+        HTTPException: _of_http,
+        ApiError: _of_api,
+        WarmqError: _of_warmq,
+        Exception: _unforeseen,
+    }
+    app = Starlette(routes=routes(), lifespan=lifespan, exception_handlers=handlers)
+    app.add_middleware(EveryAnswer)
+    app.state.services = services
+    return app

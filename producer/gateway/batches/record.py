@@ -1,0 +1,83 @@
+"""What a gateway knows of a batch: kept in Redis as JSON, turned into OpenAI's or Anthropic's form."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Status = Literal[
+    "validating", "in_progress", "finalizing", "completed", "failed", "expired", "cancelling",
+    "cancelled",
+]  # fmt: skip
+ENDED: frozenset[Status] = frozenset(("completed", "failed", "expired", "cancelled"))
+
+
+class Part(msgspec.Struct, frozen=True):
+    """The lines of one model: a batch of the queue, as `producer submit` makes them."""
+
+    batch_id: str
+    model: str  # '' for the default queue
+    queue: str
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """Why the whole file was refused; `line` counts from 1."""
+
+    code: str
+    message: str
+    param: str | None = None
+    line: int | None = None
+
+
+class Counts(msgspec.Struct):
+    """Requests of a batch; `failed` are all that have no answer (expired, cancelled ones too)."""
+
+    total: int = 0
+    completed: int = 0
+    failed: int = 0
+
+
+class Usage(msgspec.Struct):
+    """Tokens of a batch's answers; `cached` of the input's came from the prefix cache."""
+
+    input: int = 0
+    output: int = 0
+    cached: int = 0
+    reasoning: int = 0
+
+
+class BatchRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """One batch. Times are in seconds since 1970; `changed_at` has those at which a status began.
+
+    Whoever changes it reads it, and writes it back with the version that was read (objects.py):
+    only one of two writers wins, the other reads again.
+    """
+
+    id: str
+    tenant: str
+    key_id: str = ""
+    api: Literal["openai", "anthropic"] = "openai"
+    endpoint: str
+    input_file_id: str
+    completion_window: str
+    created_at: int
+    expires_at: int  # the deadline: what has not begun by then expires
+    status: Status = "validating"
+    changed_at: dict[str, int] = {}
+    metadata: dict[str, str] | None = None
+    output_expires_after_s: int | None = None
+    order: Literal["input", "prefix", "auto"] = "input"
+    once: bool = False
+    priority: int = 6
+    model: str = ""  # if all lines name the same
+    problems: list[Problem] = []
+    parts: list[Part] = []  # empty until the file was looked through
+    counts: Counts = msgspec.field(default_factory=Counts)  # final once ended
+    usage: Usage | None = None  # final once ended
+    output_file_id: str | None = None
+    error_file_id: str | None = None
+
+
+decode = msgspec.json.Decoder(BatchRecord).decode
+encode = msgspec.json.Encoder().encode

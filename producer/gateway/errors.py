@@ -1,0 +1,101 @@
+"""Errors as OpenAI's clients read them: an envelope, a status, and whether a retry helps."""
+
+from collections.abc import Mapping
+
+import orjson
+from starlette.responses import Response
+
+from contract.errors import (
+    RequestFailed,
+    RequestRejected,
+    StoreForbidden,
+    StoreFull,
+    StoreUnavailable,
+    WarmqError,
+)
+
+
+class ApiError(Exception):
+    """An answer that is an error: the caller's mistake, a limit, or something that is away.
+
+    `param` names the field. With `retry` false the SDKs, which by themselves retry 408, 409, 429
+    and 5xx, are told not to; `after_s` says when it makes sense.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        type: str | None = None,
+        retry: bool | None = None,
+        after_s: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.code = code
+        self.param = param
+        self.type = type or _TYPES.get(status, "server_error" if status >= 500 else _INVALID)
+        self.retry = retry
+        self.after_s = after_s
+
+    @property
+    def body(self) -> dict[str, dict[str, str | None]]:
+        """The envelope."""
+        error = {
+            "message": self.message, "type": self.type, "param": self.param, "code": self.code
+        }  # fmt: skip
+        return {"error": error}
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Headers that say whether and when to try again."""
+        found = {}
+        if self.retry is not None:
+            found["x-should-retry"] = str(self.retry).lower()
+        if self.after_s is not None:
+            found["retry-after"] = f"{max(1, round(self.after_s))}"
+        return found
+
+
+_INVALID = "invalid_request_error"
+_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error",
+          429: "rate_limit_exceeded"}  # fmt: skip
+
+
+def invalid(message: str, param: str | None = None, code: str = "invalid_value") -> ApiError:
+    """Return the error for a wrong parameter; the message says what to give instead."""
+    return ApiError(400, message, code=code, param=param)
+
+
+def not_found(what: str, name: str) -> ApiError:
+    """Return the error for what is not there, or is another tenant's: the two look alike."""
+    return ApiError(404, f"No such {what}: {name[:200]}", code=f"{what}_not_found", param="id")
+
+
+def of_warmq(error: WarmqError) -> ApiError:
+    """Return the answer for an error of the queue."""
+    if isinstance(error, RequestRejected):
+        status = 404 if error.code == "model_not_found" else 400
+        return ApiError(status, error.message, code=error.code, param=error.field)
+    if isinstance(error, StoreFull):
+        return ApiError(503, error.message, code="queue_full", after_s=5)
+    if isinstance(error, StoreUnavailable) and not isinstance(error, StoreForbidden):
+        # What Redis and its address are called concerns the operator, who reads the log.
+        return ApiError(503, "the queue cannot be reached; try again", code=error.code, after_s=2)
+    if isinstance(error, RequestFailed):
+        return ApiError(503, error.message, code=error.code, after_s=1)
+    return ApiError(500, "the gateway failed; its log says why", code="internal_error")
+
+
+def answer(error: ApiError, headers: Mapping[str, str] | None = None) -> Response:
+    """Return the response for an error."""
+    return Response(
+        orjson.dumps(error.body),
+        status_code=error.status,
+        headers={**error.headers, **(headers or {})},
+        media_type="application/json",
+    )

@@ -1,0 +1,43 @@
+"""Settings of `producer serve`: `WARMQ_GATEWAY_*`, and what producer and worker share."""
+
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from contract.settings import Bytes, Count, Line, Seconds, Settings
+
+
+class GatewaySettings(Settings):
+    """What a gateway takes besides what every producer takes."""
+
+    knows_all_names: ClassVar[bool] = False
+
+    gateway_host: Line = Field("127.0.0.1", description="address that the gateway listens on")
+    gateway_port: Annotated[int, Field(ge=0, le=65535)] = Field(
+        8000, description="port that the gateway listens on; 0 for any that is free"
+    )
+    gateway_store: Line = Field(
+        "warmq-files",
+        description="where files are kept: a folder, or s3://, gs://, az:// and a bucket",
+    )
+    gateway_max_file_bytes: Bytes = Field(
+        8 * 2**30, description="largest file that is taken, in bytes"
+    )
+    gateway_max_body_bytes: Bytes = Field(
+        20 * 2**20, description="largest body of a request that is no upload, in bytes"
+    )
+    gateway_models: Line = Field(
+        "", description="models that may be asked for although no worker serves them yet, by commas"
+    )
+    gateway_online_timeout_s: Seconds = Field(
+        50, gt=0, description="how long an online request may wait for its answer, in seconds"
+    )
+    gateway_lease_s: Seconds = Field(
+        6, ge=1, description="after how long without a sign of life another gateway takes work over"
+    )
+    gateway_connections: Count = Field(
+        20_000, ge=1, description="most connections at a time; more are refused with 503"
+    )
+    gateway_private_webhooks: bool = Field(
+        False, description="whether webhooks may go to private addresses"
+    )
