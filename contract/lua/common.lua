@@ -24,6 +24,17 @@ local function call_many(command, key, values)
   end
 end
 
+-- Asks a command for any number of fields or members; returns what it says of each.
+local function ask_many(command, key, names)
+  local found = {}
+  for i = 1, #names, 1000 do
+    local last = math.min(i + 999, #names)
+    local said = redis.call(command, key, unpack(names, i, last))
+    for n = i, last do found[n] = said[n - i + 1] end
+  end
+  return found
+end
+
 local function batch_key(id) return 'warmq:batch:' .. id end
 
 -- The message of an ended request that RETRY may need.

@@ -22,6 +22,12 @@ local function unpack_lease(record)
            home = home, id = id, batch = batch, life = life }
 end
 
+-- Of a record only what end_turn needs.
+local function charge_of(record)
+  local cost, home = string.match(record, '^%d+%z(%d+)%z%d+%z%Z*%z(%Z*)%z')
+  return { cost = tonumber(cost), home = home }
+end
+
 -- The record of a lease in the form of today. One of protocol 1, <slots> NUL <list> NUL <message>,
 -- gives up its message to the lease's own list; who asks then writes the record or drops the lease.
 local function adopt_lease(lease, record)
