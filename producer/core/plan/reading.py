@@ -5,6 +5,7 @@ Bodies and custom_ids are remembered in tables of fixed size, beginnings as `--o
 
 import hashlib
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -150,18 +151,14 @@ class FileReader:
         Raises:
             InputUnreadable: for damaged input.
         """
-        try:
-            for raw in raw_chunks:
-                self._take(self._lines.prepare(raw, (0, "")))
-                self.content.lines = raw.cursor
-                report(self.content)
+        with closing(self._records):
+            with closing(self._ids), closing(self._same):  # the plan needs their memory
+                for raw in raw_chunks:
+                    self._take(self._lines.prepare(raw, (0, "")))
+                    self.content.lines = raw.cursor
+                    report(self.content)
             found = plan(self._records, self._cache)
-            self.content.shared = Shared(
-                found.prompt, found.saved, found.saved_as_is, found.distinct
-            )
-        finally:
-            for table in (self._ids, self._same, self._records):
-                table.close()
+        self.content.shared = Shared(found.prompt, found.saved, found.saved_as_is, found.distinct)
         return self.content
 
     def _look(self, url: str, raw: bytes) -> None:
