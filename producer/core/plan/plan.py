@@ -61,7 +61,8 @@ def plan(
         InputUnreadable: for damaged input.
     """
     usual = mean_answer(workers)
-    reader = FileReader(settings, submission.queue, submission.overrides, counter, usual)
+    cache = kv_tokens(workers)
+    reader = FileReader(settings, submission.queue, submission.overrides, counter, usual, cache)
     try:
         raw = chunks(source.lines(), submission.seed, settings.max_line_bytes)
         content = reader.read(raw, report)
@@ -69,6 +70,6 @@ def plan(
         source.close()
     saved, any_order = saved_tokens(content, workers)
     return Plan(
-        content, submission.queue, counter.name, usual, kv_tokens(workers), saved, any_order,
+        content, submission.queue, counter.name, usual, cache, saved, any_order,
         redis_bytes(content), len(workers), duration(content, workers),
     )  # fmt: skip

@@ -1,11 +1,11 @@
 """Reads a file as submit would, without queueing it, and adds up what it asks for.
 
-Nothing here grows with the file: bodies, custom_ids and beginnings of prompts are remembered in
-tables of fixed size.
+Bodies and custom_ids are remembered in tables of fixed size, beginnings as `--order` does it.
 """
 
 import hashlib
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,8 +15,10 @@ from contract.message import MessageWriter
 from contract.openai.body import GENERATING
 from contract.settings import Settings
 from producer.core.lines import LinesToMessages, PreparedChunk
+from producer.core.order.keys import keys_of, text_of
+from producer.core.order.plan import UNKNOWN_CACHE_TOKENS, plan
+from producer.core.order.records import Records
 from producer.core.plan.prompts import Prompt, prompt_of
-from producer.core.plan.shared import Shared, SharedBeginnings
 from producer.core.plan.tokens import Estimate
 from producer.core.reader import RawChunk
 from producer.core.seen import SeenIds
@@ -39,6 +41,26 @@ class Asked:
         """Take a request whose answers have so many tokens each."""
         self.written += choices * answer
         self.read += choices * answer * (prompt + answer / 2)
+
+
+@dataclass(slots=True)
+class Shared:
+    """Beginnings that prompts share, in tokens as `order.plan` estimates them.
+
+    `whole` is that of all prompts; `repeated` are those that an earlier prompt has begun with,
+    `as_is` those of them that stay in the cache in the file's own order, `distinct` the shared
+    beginnings, each once.
+    """
+
+    whole: int = 0
+    repeated: int = 0
+    as_is: int = 0
+    distinct: int = 0
+
+    @property
+    def share(self) -> float:
+        """The share of the prompts that need not be computed if the cache keeps it all."""
+        return self.repeated / self.whole if self.whole else 0.0
 
 
 @dataclass(slots=True)
@@ -92,6 +114,7 @@ class FileReader:
         overrides: body fields that replace those of every line.
         counter: counts the tokens of prompts.
         mean_answer: tokens of the queue's answers on average; None if nobody knows.
+        cache: tokens that the workers' prefix caches hold; None if nobody knows.
     """
 
     def __init__(
@@ -101,6 +124,7 @@ class FileReader:
         overrides: dict[str, Any],
         counter: Estimate,
         mean_answer: float | None,
+        cache: int | None = None,
         batch_id: str = "plan",
     ) -> None:
         self.content = FileContent()
@@ -108,8 +132,9 @@ class FileReader:
         self._mean = mean_answer
         self._bodies: list[tuple[str, dict[str, Any]]] = []
         self._ids, self._same = SeenIds(), SeenIds()
-        self._beginnings = SharedBeginnings()
-        self.content.shared = self._beginnings.found
+        self._cache = UNKNOWN_CACHE_TOKENS if cache is None else cache
+        self._texts: list[list[bytes]] = []
+        self._records = Records()
         self._lines = LinesToMessages(
             batch_id,
             _Look(self._look, batch_id, queue),
@@ -126,19 +151,20 @@ class FileReader:
         Raises:
             InputUnreadable: for damaged input.
         """
-        try:
-            for raw in raw_chunks:
-                self._take(self._lines.prepare(raw, (0, "")))
-                self.content.lines = raw.cursor
-                report(self.content)
-        finally:
-            for table in (self._ids, self._same, self._beginnings):
-                table.close()
+        with closing(self._records):
+            with closing(self._ids), closing(self._same):  # the plan needs their memory
+                for raw in raw_chunks:
+                    self._take(self._lines.prepare(raw, (0, "")))
+                    self.content.lines = raw.cursor
+                    report(self.content)
+            found = plan(self._records, self._cache)
+        self.content.shared = Shared(found.prompt, found.saved, found.saved_as_is, found.distinct)
         return self.content
 
     def _look(self, url: str, raw: bytes) -> None:
         body = orjson.loads(raw)
         self._bodies.append((url, body))
+        self._texts.append(text_of(url, raw))
         same = orjson.dumps([url, body], option=orjson.OPT_SORT_KEYS)
         new = self._same.add(hashlib.blake2b(same, digest_size=16).hexdigest())
         self.content.duplicates += not new
@@ -159,13 +185,13 @@ class FileReader:
         for (url, body), prompt, count in zip(bodies, prompts, counts, strict=True):
             self._add(url, body, prompt, count)
         bodies.clear()
+        self._records.add(*keys_of(self._texts))
+        self._texts.clear()
 
     def _add(self, url: str, body: dict[str, Any], prompt: Prompt, count: int) -> None:
         content = self.content
         content.prompt_tokens += count
         content.estimated += not self._counter.exact(prompt)
-        salt = str(body.get("cache_salt") or "")
-        self._beginnings.add("\n".join(prompt.texts), salt)
         if url not in GENERATING:
             return
         choices = body.get("n") or 1
