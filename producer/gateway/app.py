@@ -20,6 +20,8 @@ from contract.version import version
 from producer.gateway.caller import Caller
 from producer.gateway.errors import ApiError, answer, of_warmq
 from producer.gateway.http import reply
+from producer.gateway.live import routes as live
+from producer.gateway.live.online import online
 from producer.gateway.services import Services
 
 log = logging.getLogger(__name__)
@@ -94,6 +96,7 @@ def routes() -> list[Route]:
         Route("/health", _health),
         Route("/ready", _ready),
         Route("/version", _version),
+        *live.routes(),
     ]
 
 
@@ -102,7 +105,8 @@ def build(services: Services) -> Starlette:
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> Any:
-        yield
+        async with online(services.settings) as app.state.online:
+            yield
 
     handlers: dict[Any, Callable[[Request, Any], Response]] = {
         HTTPException: _of_http,
