@@ -73,9 +73,7 @@ def test_above_the_mark_nothing_is_queued_and_the_reason_is_told(worker: Lessee)
     assert len(worker.pop()) == 2
 
 
-def test_above_the_memory_mark_nothing_is_queued(
-    worker: Lessee, redis_client: redis.Redis
-) -> None:
+def test_above_the_memory_mark_nothing_is_queued(worker: Lessee, redis_client: redis.Redis) -> None:
     redis_client.config_set("maxmemory", 2**30)
     try:
         (answer,) = push(worker, "a", fraction=0.000001)

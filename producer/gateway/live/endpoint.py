@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 from starlette.types import Message, Receive, Scope, Send
 
-from contract.errors import RequestFailed, RequestRejected, StoreUnavailable, WarmqError
+from contract.errors import RequestRejected, WarmqError
 from contract.message import write_online
 from contract.naming import turn_list
 from contract.redis.gateway.live import Push
@@ -58,11 +58,8 @@ class Endpoint:
         raw = await _body(receive)
         if raw is None:
             return
-        try:
-            asked = read(self._url, raw, caller.highest_priority)
-            waiter = await _ask(online, asked, caller, scope.get("warmq.idempotency", ""))
-        except WarmqError as error:
-            raise of_warmq(error) from None
+        asked = read(self._url, raw, caller.highest_priority)
+        waiter = await _ask(online, asked, caller, scope.get("warmq.idempotency", ""))
         watching = asyncio.create_task(_hung_up(receive, waiter))
         timeout_s = STREAM_S if asked.stream else online.timeout_s
         timer = asyncio.get_running_loop().call_later(timeout_s, waiter.end, Late())
@@ -140,7 +137,7 @@ async def _answer(waiter: Waiter, timeout_s: float) -> bytes | None:
     """Return the response's JSON; None if the caller has gone.
 
     Raises:
-        ApiError: why there is none.
+        ApiError, StoreUnavailable: why there is none.
     """
     try:
         meta = await waiter.ending
@@ -148,8 +145,6 @@ async def _answer(waiter: Waiter, timeout_s: float) -> bytes | None:
         return None
     except Late:
         raise _late(timeout_s) from None
-    except StoreUnavailable as error:
-        raise of_warmq(error) from None
     body = body_of(meta)
     if body is None:
         raise _of_result(error_of(meta), timeout_s)
@@ -176,8 +171,6 @@ def _of_result(error: WarmqError, timeout_s: float) -> ApiError:
         return ApiError(500, error.message, code=error.code, retry=False)
     elif error.code == "cancelled":
         return ApiError(503, "the request was cancelled", code=error.code, retry=False)
-    elif isinstance(error, RequestFailed) and error.code == "unknown_url":
-        return ApiError(404, error.message, code=error.code, retry=False)
     return of_warmq(error)
 
 
@@ -205,10 +198,11 @@ class _Stream:
             body = await _answer(self._waiter, self._timeout_s)
             if body is not None:
                 await self._write(self._last(orjson.loads(body)), more=False)
-        except ApiError as error:
+        except (ApiError, WarmqError) as error:
             if not self._started:
                 raise
-            await self._write([broken(error)], more=False)
+            told = error if isinstance(error, ApiError) else of_warmq(error)
+            await self._write([broken(told)], more=False)
 
     async def _wait_for_news(self) -> None:
         if self._texts.sent:
