@@ -18,7 +18,7 @@ from typing import Any
 import orjson
 
 from contract.errors import RequestRejected
-from contract.naming import TASK_NAME
+from contract.naming import LISTENER, TASK_NAME
 from contract.openai.decode import decode, shown
 
 _EMBED = b',{},{"callbacks":null,"errbacks":null,"chain":null,"chord":null}]'
@@ -106,7 +106,8 @@ class Delivery:
     hash of the message's body; `deadline` and
     `expires` are seconds since the epoch; `returns` and `deaths` count what
     happened to earlier deliveries of the same request; `size` is the message's in bytes. Of a
-    request without a batch `keep_ms` says how long its result is kept; None: as long as others.
+    request without a batch `keep_ms` says how long its result is kept (None: as long as others),
+    and `listener` names who wants its text while it runs ('' for nobody).
     """
 
     lease: str
@@ -127,6 +128,7 @@ class Delivery:
     deaths: int = 0
     size: int = 0
     keep_ms: int | None = None
+    listener: str = ""
 
     @property
     def attempt(self) -> int:
@@ -174,6 +176,7 @@ def read_delivery(lease: str, raw: bytes, returns: int = 0, deaths: int = 0) -> 
             deaths=deaths,
             size=len(raw),
             keep_ms=_line(ours.get("keep_ms")),
+            listener=_listener(ours.get("listener")),
         )
     except (RequestRejected, KeyError, TypeError, AttributeError) as error:
         raise RequestRejected(f"unreadable message: {error}") from None
@@ -185,6 +188,10 @@ def _text(value: object) -> str | None:
 
 def _line(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _listener(value: object) -> str:
+    return value if isinstance(value, str) and LISTENER.fullmatch(value) else ""
 
 
 def _deadline(ours: object, expires: object) -> float | None:
