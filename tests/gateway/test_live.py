@@ -101,7 +101,6 @@ def test_a_stream_ends_as_the_sse_of_openai_does(stack: Stack) -> None:
         ({"priority": "high"}, 400, "priority", "invalid_request"),
         ({"model": "smal"}, 404, "model", "model_not_found"),
         ({"model": 7}, 400, "model", "invalid_request"),
-        ({"user": "simulate:fail"}, 503, None, "request_failed"),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
@@ -115,6 +114,37 @@ def test_what_is_wrong_is_told_with_status_field_and_code(
     error = answer.json()["error"]
     assert (answer.status_code, error["param"], error["code"]) == (status, param, code)
     assert error.keys() == {"message", "type", "param", "code"}
+
+
+def test_a_failed_attempt_is_told_and_may_be_retried(stack: Stack) -> None:
+    with pytest.raises(openai.InternalServerError) as caught:
+        stack.client.chat.completions.create(model=MODEL, messages=HELLO, user="simulate:fail")
+    assert (caught.value.status_code, caught.value.code) == (503, "request_failed")
+    assert caught.value.response.headers["retry-after"] == "1"
+
+
+def test_a_failure_after_the_first_text_is_an_event_of_the_stream(stack: Stack) -> None:
+    stream = stack.client.chat.completions.create(
+        model=MODEL, messages=HELLO, user="simulate:fail=1", stream=True
+    )
+    assert next(stream).choices[0].delta.role == "assistant"
+    with pytest.raises(openai.APIError, match="simulated failure") as caught:
+        list(stream)
+    assert caught.value.code == "request_failed"
+
+
+def test_the_first_text_is_streamed_while_the_request_runs(stack: Stack) -> None:
+    began = time.monotonic()
+    stream = stack.client.chat.completions.create(
+        model=MODEL, messages=HELLO, user="simulate:sleep=3", stream=True
+    )
+    for chunk in stream:
+        if chunk.choices[0].delta.content:
+            break
+    assert time.monotonic() - began < 1
+    assert chunk.choices[0].delta.content == "simulated "
+    rest = "".join(c.choices[0].delta.content or "" for c in stream)
+    assert "simulated " + rest == stack.text_of("Hello")
 
 
 def test_an_unknown_model_is_told_what_is_served_and_not_to_retry(stack: Stack) -> None:
@@ -165,13 +195,12 @@ def test_a_caller_who_hangs_up_frees_the_slot(stack: Stack) -> None:
 def test_a_caller_who_hangs_up_while_its_request_waits_costs_no_slot(stack: Stack) -> None:
     holding = [stack.begin("simulate:sleep=50") for _ in range(4)]
     eventually(lambda: stack.running() == 4, 10, "all slots are taken")
-    started = stack.started()
+    started, revoked = stack.started(), len(stack.revoked())
     waiting = [stack.begin("simulate:sleep=40") for _ in range(3)]
     eventually(lambda: stack.waiting() == 3, 10, "three wait")
     for sock in waiting:
         sock.close()
-    # The gateway hears of the hanging up before it is asked the next time.
-    eventually(lambda: len(stack.revoked()) >= 3, 10, "they are cancelled")
+    eventually(lambda: len(stack.revoked()) == revoked + 3, 10, "they are cancelled")
     for sock in holding:
         sock.close()
     stack.client.chat.completions.create(model=MODEL, messages=HELLO)

@@ -108,3 +108,8 @@ class Stack:
     def revoked(self) -> list[bytes]:
         """Return the requests that were cancelled."""
         return list(self.store._client.zrange(keys.REVOKED, 0, -1))
+
+    def messages(self) -> list[dict[str, Any]]:
+        """Return the messages that wait."""
+        found = (self.store._client.lrange(key, 0, -1) for key in self.store.queue_lengths(QUEUE))
+        return [orjson.loads(raw) for raws in found for raw in raws]

@@ -81,6 +81,10 @@ class LiveRequests:
         """Return what hears of these patterns and channels; nothing is connected yet."""
         return Subscription(self._client, list(patterns), list(channels))
 
+    async def reconnect(self) -> None:
+        """Use none of the idle connections again: Redis has been away."""
+        await self._client.connection_pool.disconnect(inuse_connections=False)
+
     async def close(self) -> None:
         """Close all connections."""
         await self._client.aclose()

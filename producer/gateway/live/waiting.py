@@ -210,6 +210,7 @@ class Waiting:
             finally:
                 self._subscription = None
                 await subscription.close()
+                await self._redis.reconnect()
             await asyncio.sleep(RECONNECT_S)
 
     def _heard(self, channel: bytes, data: bytes) -> None:
