@@ -1,7 +1,8 @@
 -- DONE: end leases and commit their results, many at a time; of each request all or nothing.
 -- A success may be committed by anyone, any other ending only by the lease's
 -- holder. `keep` = 1 keeps the message for `producer retry`.
--- ARGV: worker, ttl_ms, then for each: lease id, request id, batch, life,
+-- ARGV: worker, ttl_ms, then for each: lease id, request id, batch, life (of a request without a
+--   batch: for how long its result is kept, in ms; '': for ttl_ms),
 --   outcome ('' commits nothing, 'ignored' ends without a result), keep, prompt tokens,
 --   completion tokens, meta
 -- Touches: warmq:worker:<worker>, warmq:leased:<lease>, warmq:{leases,returns,deaths},
@@ -29,7 +30,8 @@ local function finish(n)
     if record then end_turn(charge_of(record), used, outcome == 'completed') end
   end
   if outcome == 'completed' or (owned and outcome ~= '') then
-    local wrote = outcome ~= 'ignored' and commit(id, ARGV[i + 8], outcome, batch, life, ttl_ms,
+    local keep_ms = batch == '' and kept_ms(life, ttl_ms) or ttl_ms
+    local wrote = outcome ~= 'ignored' and commit(id, ARGV[i + 8], outcome, batch, life, keep_ms,
                                                   tonumber(ARGV[i + 6]) or 0, tonumber(ARGV[i + 7]) or 0)
     if wrote then written = written + 1 end
     if owned and batch ~= '' and batch_alive(batch, life) then

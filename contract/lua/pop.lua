@@ -43,7 +43,8 @@ end
 local suspects = suspects_of(queue)
 local function home_of(list, r)
   if list ~= suspects then return list end
-  return r.batch ~= '' and batch_state(r.batch).list or queue .. r.step
+  if r.batch ~= '' then return batch_state(r.batch).list or queue .. r.step end
+  return r.tenant and tenant_list(queue, r.step, r.tenant) or queue .. r.step
 end
 
 local function keep(list, message, r, outcome)

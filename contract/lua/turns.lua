@@ -43,6 +43,11 @@ end
 
 local function is_kombus(list) return not string.find(list, '\6\22%d\6') end
 
+-- The list of a tenant's messages that have no batch; `step` is the suffix of a priority's list.
+local function tenant_list(queue, step, tenant)
+  return queue .. (step == '' and '\6\0220' or step) .. '\6' .. tenant .. '\6'
+end
+
 -- Weight and cap of a tenant; a cap of nil is none.
 local any_tenants
 local function terms_of(tenant)
