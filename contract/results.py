@@ -67,10 +67,12 @@ def _warmq(
 
 @dataclass(slots=True)
 class ResultLine:
-    """One output line; `failed` says which file it belongs in."""
+    """One output line; `failed` says which file it belongs in, `rejected` that its author must
+    change the request."""
 
     json: bytes
     failed: bool
+    rejected: bool = False
 
 
 def read_meta(raw: bytes) -> dict[str, Any]:
@@ -193,6 +195,7 @@ def _any_line(
         "code": "result_expired", "message": "the result was collected too late"
     }  # fmt: skip
     same_as: dict[str, Any] = {}
+    rejected = False
     if raw is not None:
         meta = read_meta(raw)
         ours, body = meta.get("warmq") or {}, meta.get("result")
@@ -204,6 +207,7 @@ def _any_line(
             out["warmq"] = {"line": line, "timing": ours.get("timing")} | same_as
             return ResultLine(orjson.dumps(out), False)
         error = ours.get("error") or {"code": "request_failed", "message": str(body)}
+        rejected = isinstance(body, dict) and body.get("exc_type") == RequestRejected.__name__
     own = {"line": line} if leader else {}  # the leader's error may name the leader's line
     out["error"] = {"line": line, **error, **own, **same_as}
-    return ResultLine(orjson.dumps(out), True)
+    return ResultLine(orjson.dumps(out), True, rejected)
