@@ -18,7 +18,7 @@ from typing import Any
 import orjson
 
 from contract.errors import RequestRejected
-from contract.naming import TASK_NAME
+from contract.naming import LISTENER, TASK_NAME
 from contract.openai.decode import decode, shown
 
 _EMBED = b',{},{"callbacks":null,"errbacks":null,"chain":null,"chord":null}]'
@@ -72,7 +72,8 @@ class Delivery:
     `created` is the batch's creation time in ms as text, `life` its random mark, `content` a
     hash of the message's body; `deadline` and
     `expires` are seconds since the epoch; `returns` and `deaths` count what
-    happened to earlier deliveries of the same request; `size` is the message's in bytes.
+    happened to earlier deliveries of the same request; `size` is the message's in bytes;
+    `listener` names who wants its text while it runs ('' for nobody).
     """
 
     lease: str
@@ -92,6 +93,7 @@ class Delivery:
     returns: int = 0
     deaths: int = 0
     size: int = 0
+    listener: str = ""
 
     @property
     def attempt(self) -> int:
@@ -138,6 +140,7 @@ def read_delivery(lease: str, raw: bytes, returns: int = 0, deaths: int = 0) -> 
             returns=returns,
             deaths=deaths,
             size=len(raw),
+            listener=_listener(ours.get("listener")),
         )
     except (RequestRejected, KeyError, TypeError, AttributeError) as error:
         raise RequestRejected(f"unreadable message: {error}") from None
@@ -149,6 +152,10 @@ def _text(value: object) -> str | None:
 
 def _line(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _listener(value: object) -> str:
+    return value if isinstance(value, str) and LISTENER.fullmatch(value) else ""
 
 
 def _deadline(ours: object, expires: object) -> float | None:

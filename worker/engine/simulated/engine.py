@@ -17,7 +17,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -33,6 +33,10 @@ from worker.engine.simulated.stand_in import StandIn
 #: Spread of the lognormal latency; mean is the setting.
 SIGMA = 0.5
 FIRST_WORD = ("simulated ",)
+
+
+def _nobody() -> None:
+    """Take the place of who wants to know of texts."""
 
 
 def digest(body: dict[str, Any]) -> str:
@@ -69,6 +73,7 @@ class SimulatedEngine:
         self._dead = asyncio.Event()
         self._sleeping: set[asyncio.Future[bool]] = set()
         self._texts: dict[str, Sequence[str]] = {}
+        self._wrote: Callable[[], None] = _nobody
 
     def build(self) -> None:
         """Take as long as a model would; start the process if there is to be one."""
@@ -95,6 +100,7 @@ class SimulatedEngine:
             self.running += 1
             self._note("start", request_id)
             self._texts[request_id] = FIRST_WORD
+            self._wrote()
             try:
                 await self._work(request.body)
                 self._note("end", request_id)
@@ -106,6 +112,10 @@ class SimulatedEngine:
     def text_so_far(self, request_id: str) -> Sequence[str]:
         """Return the first word of a request that runs; the other comes with its end."""
         return self._texts.get(request_id, ())
+
+    def on_text(self, call: Callable[[], None]) -> None:
+        """Call this when a request begins: it writes its first word then."""
+        self._wrote = call
 
     async def _work(self, body: dict[str, Any]) -> None:
         fate, _, seconds = str(body.get("user") or self.fate).partition("=")

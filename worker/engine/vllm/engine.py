@@ -10,6 +10,7 @@ import gc
 import logging
 import multiprocessing
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -45,6 +46,10 @@ from worker.machine.packages import installed
 log = logging.getLogger(__name__)
 
 
+def _nobody() -> None:
+    """Take the place of who wants to know of steps."""
+
+
 class _Progress(StatLoggerBase):
     """Stamps every engine step: with final-only output nothing else shows progress.
 
@@ -55,9 +60,11 @@ class _Progress(StatLoggerBase):
     def __init__(self) -> None:
         self.at = time.monotonic()
         self.cached_tokens = 0
+        self.stepped: Callable[[], None] = _nobody
 
     def record(self, scheduler_stats: Any = None, *_: Any, **__: Any) -> None:
         self.at = time.monotonic()
+        self.stepped()
         hits = getattr(getattr(scheduler_stats, "prefix_cache_stats", None), "hits", 0)
         if hits:
             self.cached_tokens += hits
@@ -145,6 +152,7 @@ class VllmEngine:
             },
             kv_tokens=blocks * (cache.block_size or 0) or None,
             prefix_caching=bool(cache.enable_prefix_caching),
+            parses_chats=serving.parses_chats(config),
         )
 
     async def generate(self, request: EngineRequest, request_id: str) -> Completion:
@@ -154,6 +162,9 @@ class VllmEngine:
             body.pop("model", None)  # one model is served, whatever the line calls it
         body["request_id"] = request_id
         self._check(request.url, body)
+        prompts = body.get("prompt")
+        if isinstance(prompts, list) and not isinstance(prompts[0], int):
+            self._detokenized.prompts[request_id] = len(prompts)
         served = self._serving[request.url]
         try:
             response = await served.call(served.form.validate_python(body))
@@ -166,7 +177,7 @@ class VllmEngine:
                 raise self._died(error) from error
             raise RequestFailed(f"{type(error).__name__}: {error}") from error
         finally:
-            self._detokenized.found.pop(request_id, None)
+            self._detokenized.forget(request_id)
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             # The completion class answers a cancellation with an error response.
@@ -205,6 +216,10 @@ class VllmEngine:
         if self._engine is None:
             return []
         return self._detokenized.texts(self._engine.output_processor, request_id)
+
+    def on_text(self, call: Callable[[], None]) -> None:
+        """Call this after each step: vLLM has detokenized its tokens by then."""
+        self._progress.stepped = call
 
     def _completion_of(self, response: Any, model: str | None) -> Completion:
         if isinstance(response, ErrorResponse):

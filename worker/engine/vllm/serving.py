@@ -72,6 +72,16 @@ def by_url(state: State, context: int, default_max_tokens: int) -> dict[str, Ser
     }
 
 
+def parses_chats(config: Any) -> bool:
+    """Say whether vLLM takes a part of what a model writes out of a chat's content.
+
+    Args:
+        config: the engine's VllmConfig.
+    """
+    harmony = getattr(config.model_config.hf_config, "model_type", "") == "gpt_oss"
+    return harmony or bool(config.structured_outputs_config.reasoning_parser)
+
+
 def pooled(raw: bytes, model: str | None) -> Completion:
     """Return the completion of an embeddings, score or rerank response.
 
