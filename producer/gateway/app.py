@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from contract.errors import WarmqError
 from contract.version import version
+from producer.gateway.batches import routes as batches
 from producer.gateway.caller import Caller
 from producer.gateway.errors import ApiError, answer, of_warmq
 from producer.gateway.http import reply
@@ -94,6 +95,7 @@ def routes() -> list[Route]:
         Route("/health", _health),
         Route("/ready", _ready),
         Route("/version", _version),
+        *batches.routes(),  # before files/, which takes any id
     ]
 
 
