@@ -7,7 +7,7 @@ from typing import Any, Literal
 import msgspec
 import orjson
 
-from contract.errors import RequestRejected, WarmqError
+from contract.errors import RequestFailed, RequestRejected, WarmqError
 from contract.message import Delivery
 
 #: Outcomes as the batch counters name them.
@@ -109,6 +109,28 @@ class _Success(msgspec.Struct):
 
 
 _decode_success = msgspec.json.Decoder(_Success).decode
+
+
+def body_of(raw: bytes) -> bytes | None:
+    """Return the response's JSON in a stored success, not decoded; None for any other result."""
+    try:
+        meta = _decode_success(raw)
+        body = bytes(meta.result)
+        body.decode()  # msgspec does not look into what it passes over
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    return body
+
+
+def error_of(raw: bytes) -> WarmqError:
+    """Return the error that a stored result other than a success tells."""
+    meta = read_meta(raw)
+    result, ours = meta.get("result"), meta.get("warmq") or {}
+    told = ours.get("error") or {"message": str(result), "code": "request_failed"}
+    message, code = str(told.get("message")), str(told.get("code"))
+    if isinstance(result, dict) and result.get("exc_type") == "RequestRejected":
+        return RequestRejected(message, code=code, field=told.get("param"))
+    return RequestFailed(message, code=code)
 
 
 def _plain_line(

@@ -27,6 +27,7 @@ COMMANDS = {
     "dead": "Look at dead letters: messages that could not be read, or that killed the engine.",
     "delete": "Delete a finished batch and its results.",
     "doctor": "Look for what is in the way: Redis, workers, queues, disk, settings.",
+    "keys": "Give, list and revoke the keys by which callers of `producer serve` are known.",
     "list": "List all batches, newest first.",
     "plan": "Say what FILE will take before it is submitted: tokens, Redis, time.",
     "results": "Collect a batch's results, as OpenAI batch output lines.",

@@ -10,24 +10,30 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from contract.errors import WarmqError
 from contract.version import version
+from producer.gateway.audit import Audit
+from producer.gateway.auth import Auth
 from producer.gateway.batches import routes as batches
+from producer.gateway.bodies import Bodies
 from producer.gateway.caller import Caller
 from producer.gateway.errors import ApiError, answer, of_warmq
 from producer.gateway.http import reply
+from producer.gateway.idempotency import Idempotency
+from producer.gateway.live import routes as live
+from producer.gateway.live.online import online
 from producer.gateway.services import Services
 
 log = logging.getLogger(__name__)
 
 
 class EveryAnswer:
-    """Gives each request an id, which each answer carries."""
+    """Gives each request an id, which each answer carries, and its headers by name."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -40,6 +46,7 @@ class EveryAnswer:
         request_id = f"req_{secrets.token_hex(16)}"
         scope["warmq.request_id"] = request_id
         scope["warmq.caller"] = Caller()
+        scope["warmq.headers"] = dict(scope["headers"])
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -84,6 +91,10 @@ def _of_warmq(request: Request, error: WarmqError) -> Response:
     return answer(told)
 
 
+def _of_gone(_: Request, __: ClientDisconnect) -> Response:
+    return Response(status_code=499)  # nobody reads it
+
+
 def _unforeseen(request: Request, error: Exception) -> Response:
     log.error("%s %s", request.method, request.url.path, exc_info=error)
     return answer(ApiError(500, "the gateway failed; its log says why", code="internal_error"))
@@ -96,6 +107,7 @@ def routes() -> list[Route]:
         Route("/ready", _ready),
         Route("/version", _version),
         *batches.routes(),  # before files/, which takes any id
+        *live.routes(),
     ]
 
 
@@ -104,15 +116,23 @@ def build(services: Services) -> Starlette:
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> Any:
-        yield
+        async with online(services.settings) as app.state.online:
+            yield
+        await services.close_async()
 
     handlers: dict[Any, Callable[[Request, Any], Response]] = {
         HTTPException: _of_http,
         ApiError: _of_api,
         WarmqError: _of_warmq,
+        ClientDisconnect: _of_gone,
         Exception: _unforeseen,
     }
     app = Starlette(routes=routes(), lifespan=lifespan, exception_handlers=handlers)
+    # The last one added is the first one asked.
+    app.add_middleware(Idempotency, tries=services.tries)
+    app.add_middleware(Audit)
+    app.add_middleware(Auth, lookup=services.lookup, host=services.settings.gateway_host)
+    app.add_middleware(Bodies, most=services.settings.gateway_max_body_bytes)
     app.add_middleware(EveryAnswer)
     app.state.services = services
     return app

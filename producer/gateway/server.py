@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import uvicorn
 
+from producer.gateway import audit
 from producer.gateway.app import build
+from producer.gateway.auth import check_address
+from producer.gateway.connections import most_connections, protocol_for, quiet_about_clients
 from producer.gateway.services import Services
 from producer.gateway.settings import GatewaySettings
 
@@ -20,18 +23,23 @@ def serve(settings: GatewaySettings) -> None:
 
     Raises:
         StoreUnavailable: Redis does not answer at the start.
+        KeyMissing: it would be open to the network.
     """
     services = Services.open(settings)
     try:
+        check_address(settings.gateway_host, services.keys)
+        audit.to_stdout()
+        quiet_about_clients()
         uvicorn.run(
             build(services),
             host=settings.gateway_host,
             port=settings.gateway_port,
             loop="uvloop",
-            http="httptools",
+            http=protocol_for(most_connections(settings.gateway_connections)),
+            ws="none",
+            proxy_headers=False,  # who calls is said by its key, not by its address
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=GRACE_S,
-            limit_concurrency=settings.gateway_connections,
             access_log=False,
             server_header=False,
             log_level="info",

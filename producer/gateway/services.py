@@ -5,19 +5,31 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from contract.redis.batches import BatchStore
+from contract.redis.gateway.api_keys import ApiKeys, KeyLookup
 from contract.redis.gateway.due import Due
+from contract.redis.gateway.idempotency import Tries
+from contract.redis.gateway.limits import Budgets, Rates
 from contract.redis.gateway.objects import Objects
+from producer.gateway.limits import Limits
 from producer.gateway.settings import GatewaySettings
 
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """One process' connections; all are safe to use from several threads."""
+    """One process' connections; all are safe to use from several threads.
+
+    `lookup`, `tries` and `rates` are for the event loop alone; they connect when first used.
+    """
 
     settings: GatewaySettings
     batches: BatchStore
     objects: Objects
     due: Due
+    keys: ApiKeys
+    limits: Limits
+    lookup: KeyLookup
+    tries: Tries
+    rates: Rates
 
     @classmethod
     def open(cls, settings: GatewaySettings, name: str = "warmq-gateway") -> Services:
@@ -28,7 +40,23 @@ class Services:
         """
         url = settings.redis_url.get_secret_value()
         batches = BatchStore.open(url, name, ttl_ms=settings.result_ttl_ms)
-        return cls(settings, batches, Objects.beside(batches), Due.beside(batches))
+        rates = Rates.open(url, name)
+        return cls(
+            settings=settings,
+            batches=batches,
+            objects=Objects.beside(batches),
+            due=Due.beside(batches),
+            keys=ApiKeys.beside(batches),
+            limits=Limits(rates, Budgets.beside(batches)),
+            lookup=KeyLookup.open(url, name),
+            tries=Tries.open(url, name),
+            rates=rates,
+        )
+
+    async def close_async(self) -> None:
+        """Close what the event loop has used, before it ends."""
+        for used in (self.lookup, self.tries, self.rates):
+            await used.close()
 
     def close(self) -> None:
         """Close all connections."""

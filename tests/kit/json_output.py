@@ -21,6 +21,9 @@ DOCUMENTS = {
     "dead show": "dead_letter_message",
     "delete": "deleted",
     "doctor": "doctor",
+    "keys create": "key_created",
+    "keys list": "keys",
+    "keys revoke": "key",
     "list": "batches",
     "plan": "plan",
     "results": "results",
@@ -61,7 +64,7 @@ def check_printed(args: Sequence[str], stdout: str) -> None:
 def document_of(args: Sequence[str]) -> str | None:
     """Return the name of the document that a command line prints, None if it prints none."""
     words = list(args[:1])
-    if words in (["dead"], ["tenant"]):
+    if words in (["dead"], ["keys"], ["tenant"]):
         words = list(args[:2])
     if "--json" not in args and words != ["dead", "show"]:
         return None

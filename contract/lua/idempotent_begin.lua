@@ -1,0 +1,21 @@
+-- IDEMPOTENT_BEGIN: a POST with an Idempotency-Key begins, or learns that it was here before.
+-- ARGV: name (digest of caller, path and key), fingerprint of the content ('' if it is not known yet),
+--   token of this try, lease in ms (a try that is silent for longer has died), ms to remember
+-- Touches: warmq:gateway:idempotent:<name>
+-- Returns: {'new'}: this try has it; {'running', ms until its lease ends}; {'other'}: the content is
+--   another one; {'done', status, headers, body} as stored, {'done'} if the answer was not stored, or
+--   its content is not known yet
+local key, fingerprint, token, now = 'warmq:gateway:idempotent:' .. ARGV[1], ARGV[2], ARGV[3], now_ms()
+local was = redis.call('HMGET', key, 'fingerprint', 'token', 'until', 'status', 'headers', 'body')
+if was[1] and was[1] ~= '' and fingerprint ~= '' and was[1] ~= fingerprint then return { 'other' } end
+if was[2] and was[2] ~= '' and was[2] ~= token and tonumber(was[3]) > now then
+  return { 'running', tonumber(was[3]) - now }
+end
+if was[2] == '' then
+  if was[4] and fingerprint ~= '' then return { 'done', was[4], was[5], was[6] } end
+  return { 'done' }
+end
+if fingerprint == '' and was[1] then fingerprint = was[1] end
+redis.call('HSET', key, 'fingerprint', fingerprint, 'token', token, 'until', now + tonumber(ARGV[4]))
+redis.call('PEXPIRE', key, ARGV[5])
+return { 'new' }

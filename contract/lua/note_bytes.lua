@@ -1,0 +1,18 @@
+-- NOTE_BYTES: count the bytes of a file that a tenant keeps, in place of what was counted of it before.
+-- ARGV: tenant, file id, bytes (0 when it has gone), most bytes of the tenant ('' for no limit)
+-- Touches: warmq:gateway:stored, warmq:gateway:stored:<tenant>
+-- Returns: {1, bytes of all its files}; {0, bytes of all others} if it does not fit, and nothing changed
+unblock()
+local tenant, file, bytes, limit = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
+local sums, files = 'warmq:gateway:stored', 'warmq:gateway:stored:' .. tenant
+local before = tonumber(redis.call('HGET', files, file) or 0)
+local others = tonumber(redis.call('HGET', sums, tenant) or 0) - before
+if limit and bytes > 0 and others + bytes > limit then return { 0, others } end
+if bytes > 0 then
+  redis.call('HSET', files, file, ARGV[3])
+else
+  redis.call('HDEL', files, file)
+end
+local sum = redis.call('HINCRBY', sums, tenant, string.format('%d', bytes - before))
+if sum <= 0 then redis.call('HDEL', sums, tenant) end
+return { 1, sum }

@@ -1,0 +1,124 @@
+"""Keys of the gateways' callers: digests and limits, by digest in one hash; never a key itself."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Self
+
+import msgspec
+
+from contract.redis.client import AsyncClient
+from contract.redis.connect import connect_async
+from contract.redis.reads import Reads
+
+#: digest (SHA-256, hex) -> record (JSON).
+KEYS = "warmq:gateway:keys"
+#: Random bytes of a key: 256 bits cannot be guessed, so a plain SHA-256 hides it well enough.
+SECRET_BYTES = 32
+
+
+class ApiKey(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What is kept of a key. Limits that are None do not limit; times are in s since 1970.
+
+    `tail` are the last four characters, by which people know a key again. `highest_priority` is
+    the smallest number that its online requests may have.
+    """
+
+    id: str
+    tenant: str
+    tail: str
+    created_at: int
+    name: str = ""
+    revoked_at: int | None = None
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    enqueued_tokens: int | None = None
+    file_bytes: int | None = None
+    models: tuple[str, ...] | None = None
+    highest_priority: int = 0
+
+
+class Found(NamedTuple):
+    """What a digest stands for: its key, None if it is nobody's; and whether any key exists."""
+
+    key: ApiKey | None
+    any_keys: bool
+
+
+_decode = msgspec.json.Decoder(ApiKey).decode
+_encode = msgspec.json.Encoder().encode
+
+
+def digest_of(key: str | bytes) -> str:
+    """Return the digest under which a key is kept.
+
+    Finding it in a hash compares no characters of the key, so no time tells how many were right.
+    """
+    return hashlib.sha256(key if isinstance(key, bytes) else key.encode()).hexdigest()
+
+
+class ApiKeys(Reads):
+    """Keys in one Redis. Each call raises StoreUnavailable where it cannot be used."""
+
+    def create(self, tenant: str, **limits: Any) -> tuple[str, ApiKey]:
+        """Make a key with a name and limits of ApiKey; return it, this once, and its record."""
+        secret = f"sk-{secrets.token_urlsafe(SECRET_BYTES)}"
+        key = ApiKey(
+            id=f"key_{secrets.token_hex(8)}", tenant=tenant, tail=secret[-4:],
+            created_at=int(time.time()), **limits,
+        )  # fmt: skip
+        self._client.hset(KEYS, digest_of(secret), _encode(key))
+        return secret, key
+
+    def all(self) -> list[ApiKey]:
+        """Return all keys, the oldest first, also those that were revoked."""
+        found = [_decode(record) for record in self._client.hgetall(KEYS).values()]
+        return sorted(found, key=lambda key: (key.created_at, key.id))
+
+    def any(self) -> bool:
+        """Return whether a key was ever made; one that was revoked counts."""
+        return bool(self._client.exists(KEYS))
+
+    def get(self, key_id: str) -> ApiKey | None:
+        """Return a key by its id, as work that goes on after its request knows it."""
+        return next((key for key in self.all() if key.id == key_id), None)
+
+    def revoke(self, key_id: str) -> ApiKey | None:
+        """Take a key's rights, for ever; gateways notice within a second.
+
+        Returns:
+            It, with the time of the first revocation; None if there is none of that id.
+        """
+        for digest, record in self._client.hgetall(KEYS).items():
+            key = _decode(record)
+            if key.id == key_id:
+                if key.revoked_at is None:
+                    key = msgspec.structs.replace(key, revoked_at=int(time.time()))
+                    self._client.hset(KEYS, digest, _encode(key))
+                return key
+        return None
+
+
+class KeyLookup:
+    """Looks keys up in one event loop. Each call raises StoreUnavailable if Redis is away."""
+
+    def __init__(self, client: AsyncClient) -> None:
+        self._client: Any = client
+
+    @classmethod
+    def open(cls, url: str, name: str) -> Self:
+        """Return lookups in the Redis behind a URL; it is connected to when first asked."""
+        return cls(connect_async(url, name))
+
+    async def find(self, digests: Sequence[str]) -> list[Found]:
+        """Return what each digest stands for: one round trip for all."""
+        pipe = self._client.pipeline(transaction=False)
+        records, any_keys = await pipe.hmget(KEYS, digests).exists(KEYS).execute()
+        return [Found(_decode(r) if r else None, bool(any_keys)) for r in records]
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._client.aclose()

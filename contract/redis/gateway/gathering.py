@@ -1,0 +1,52 @@
+"""Many small questions, one command: what is asked while a command is under way goes with the next.
+
+redis-py's asyncio client takes 100 to 200 µs of CPU for a command, whatever is in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Generic, TypeVar
+
+Q = TypeVar("Q")
+A = TypeVar("A")
+
+
+class Gathering(Generic[Q, A]):
+    """Puts the questions of one event loop to `ask`, one call at a time, at most `most` in each."""
+
+    def __init__(self, ask: Callable[[list[Q]], Awaitable[Sequence[A]]], most: int = 500) -> None:
+        self._ask = ask
+        self._most = most
+        self._waiting: deque[tuple[Q, asyncio.Future[A]]] = deque()
+        self._asking: asyncio.Task[None] | None = None
+
+    def put(self, question: Q) -> asyncio.Future[A]:
+        """Ask; the future has the answer, or what `ask` has raised."""
+        future: asyncio.Future[A] = asyncio.get_running_loop().create_future()
+        # Nobody may be left who waits for it: then its error is nobody's.
+        future.add_done_callback(lambda done: done.cancelled() or done.exception())
+        self._waiting.append((question, future))
+        if self._asking is None:
+            self._asking = asyncio.create_task(self._ask_all(), name="gathering")
+        return future
+
+    async def _ask_all(self) -> None:
+        try:
+            while self._waiting:
+                count = min(self._most, len(self._waiting))
+                asked = [self._waiting.popleft() for _ in range(count)]
+                try:
+                    answers = await self._ask([question for question, _ in asked])
+                except Exception as error:  # it is raised in all who have asked
+                    for _, future in asked:
+                        if not future.done():
+                            future.set_exception(error)
+                    continue
+                for (_, future), answer in zip(asked, answers, strict=True):
+                    if not future.done():
+                        future.set_result(answer)
+        finally:
+            self._asking = None

@@ -1,0 +1,75 @@
+"""POSTs that were here before, by caller, path and Idempotency-Key; the answer of the first."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple, Self
+
+import orjson
+
+from contract.redis.client import AsyncClient
+from contract.redis.connect import connect_async
+
+#: A try whose gateway has not said for so long that it goes on has died with it.
+LEASE_MS = 15_000
+#: How long an answer is remembered: OpenAI's and others' promise is a day.
+REMEMBER_MS = 25 * 3600 * 1000
+
+
+class Answer(NamedTuple):
+    """An answer as it is stored: status, headers of interest, body."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+
+class Begun(NamedTuple):
+    """What is known of a try: `new` (it is its turn), `running` (another try is at it, for
+    `wait_ms` at least), `other` (the key came with another content), `done` (with the `answer`,
+    if it was stored and the content is the same)."""
+
+    state: Literal["new", "running", "other", "done"]
+    wait_ms: int = 0
+    answer: Answer | None = None
+
+
+class Tries:
+    """Tries in one Redis, for one event loop. Raises StoreUnavailable where it cannot be used."""
+
+    def __init__(self, client: AsyncClient) -> None:
+        self._client = client
+
+    @classmethod
+    def open(cls, url: str, name: str) -> Self:
+        """Return the tries in the Redis behind a URL; it is connected to when first asked."""
+        return cls(connect_async(url, name))
+
+    async def begin(self, name: str, fingerprint: str, token: str) -> Begun:
+        """Begin a try, or tell the content of one that has begun; '' is not known yet."""
+        state, *rest = await self._client.run_script(
+            "idempotent_begin", name, fingerprint, token, LEASE_MS, REMEMBER_MS
+        )
+        if state == b"running":
+            return Begun("running", int(rest[0]))
+        if state == b"done" and rest:
+            return Begun("done", answer=Answer(int(rest[0]), orjson.loads(rest[1]), rest[2]))
+        return Begun(state.decode())
+
+    async def renew(self, name: str, token: str) -> bool:
+        """Say that a try goes on; False if another one has its place."""
+        return bool(await self._client.run_script(
+            "idempotent_end", name, token, "renew", LEASE_MS
+        ))  # fmt: skip
+
+    async def forget(self, name: str, token: str) -> None:
+        """Let the next try be the first: this one has had no answer, or one that may change."""
+        await self._client.run_script("idempotent_end", name, token, "forget")
+
+    async def finish(self, name: str, token: str, answer: Answer | None) -> None:
+        """Remember that a try has had its answer, and the answer itself if it may be stored."""
+        stored = (answer.status, orjson.dumps(answer.headers), answer.body) if answer else ()
+        await self._client.run_script("idempotent_end", name, token, "done", REMEMBER_MS, *stored)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._client.aclose()

@@ -1,0 +1,146 @@
+"""What callers of a gateway may use: rates by key, tokens and bytes by tenant; counted in Redis."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, NamedTuple, Self
+
+import orjson
+
+from contract.redis.client import AsyncClient
+from contract.redis.connect import connect_async
+from contract.redis.reads import Reads
+
+#: A reservation may be older than its batch by so long: whoever reserves first and creates then.
+GRACE_MS = 60_000
+_ENDED = frozenset(("completed", "failed", "expired", "cancelled"))
+
+
+class Take(NamedTuple):
+    """What a request takes of its key's rates; limits of None do not limit.
+
+    With 0 `requests` it is a correction: nothing is refused, negative `tokens` are given back.
+    """
+
+    key_id: str
+    requests_per_minute: int | None
+    tokens_per_minute: int | None
+    requests: int
+    tokens: int
+
+
+class Taken(NamedTuple):
+    """The answer. `wait_ms` is until what was asked for is there, -1 if that is never."""
+
+    allowed: bool
+    requests_left: int
+    requests_full_ms: int
+    tokens_left: int
+    tokens_full_ms: int
+    wait_ms: int
+
+
+class Rates:
+    """Rates in one Redis, for one event loop. Raises StoreUnavailable where it cannot be used."""
+
+    def __init__(self, client: AsyncClient) -> None:
+        self._client = client
+
+    @classmethod
+    def open(cls, url: str, name: str) -> Self:
+        """Return the rates in the Redis behind a URL; it is connected to when first asked."""
+        return cls(connect_async(url, name))
+
+    async def take(self, takes: Sequence[Take]) -> list[Taken]:
+        """Take for several requests: one round trip for all, in their order."""
+        flat = ("" if part is None else part for part in chain.from_iterable(takes))
+        rows = await self._client.run_script("rate", *flat)
+        return [Taken(bool(row[0]), *row[1:]) for row in rows]
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._client.aclose()
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A reservation that did not fit: `held` is what the tenant's other batches (files) hold."""
+
+    model: str
+    held: int
+
+
+class Budgets(Reads):
+    """Tokens that batches hold and bytes that files take, by tenant. Raises StoreUnavailable."""
+
+    def reserve(
+        self, tenant: str, batch_id: str, tokens: Mapping[str, int], limit: int | None
+    ) -> Refused | None:
+        """Hold tokens by model for a batch, in place of what it holds; None: they are held.
+
+        `limit` is for each model. It may be repeated, and be called for a batch whose models
+        have become known.
+        """
+        flat = chain.from_iterable((model, int(n)) for model, n in tokens.items())
+        reply = self._run("reserve", tenant, batch_id, "" if limit is None else limit, *flat)
+        return None if reply[0] else Refused(reply[1].decode(), int(reply[2]))
+
+    def give_back(self, batch_id: str) -> bool:
+        """End what a batch holds; False if it held nothing (any more)."""
+        return bool(self._run("give_back", batch_id))
+
+    def enqueued(self, tenant: str) -> dict[str, int]:
+        """Return the tokens that a tenant's batches hold, by model."""
+        found = self._client.hgetall(f"warmq:gateway:enqueued:{tenant}")
+        return {model.decode(): int(tokens) for model, tokens in found.items()}
+
+    def give_back_of_ended(self, tenant: str) -> int:
+        """Give back what a tenant's batches hold that have ended or gone; return how many had.
+
+        Whoever ends a batch gives back; this is for what a crash has left in between.
+        """
+        now, count = self.now_ms(), 0
+        for page in self._pages(f"warmq:gateway:reserved:{tenant}"):
+            documents = self._each_field("batch", [batch_id for batch_id, _ in page], "document")
+            for (batch_id, note), document in zip(page, documents, strict=True):
+                if _is_over(orjson.loads(note), document, now):
+                    count += self.give_back(batch_id)
+        return count
+
+    def note_bytes(self, tenant: str, file_id: str, size: int, limit: int | None) -> Refused | None:
+        """Count a file's bytes, 0 when it has gone; None: they are counted. May be repeated."""
+        limited = "" if limit is None else limit
+        fits, held = self._run("note_bytes", tenant, file_id, size, limited)
+        return None if fits else Refused("", int(held))
+
+    def stored_bytes(self, tenant: str) -> int:
+        """Return the bytes of a tenant's files."""
+        return int(self._client.hget("warmq:gateway:stored", tenant) or 0)
+
+    def forget_files_that_have_gone(self, tenant: str) -> int:
+        """Count no bytes any more of files that have expired; return how many there were."""
+        count = 0
+        for page in self._pages(f"warmq:gateway:stored:{tenant}"):
+            owners = self._each_field("file", [file_id for file_id, _ in page], "owner")
+            for (file_id, _), owner in zip(page, owners, strict=True):
+                if owner is None:
+                    self.note_bytes(tenant, file_id, 0, None)
+                    count += 1
+        return count
+
+    def _pages(self, key: str) -> Iterator[list[tuple[str, bytes]]]:
+        cursor = -1
+        while cursor:
+            cursor, found = self._client.hscan(key, max(0, cursor), count=250)
+            yield [(name.decode(), value) for name, value in found.items()]
+
+    def _each_field(self, kind: str, ids: Sequence[str], field: str) -> list[Any]:
+        return self._each("hget", [f"warmq:gateway:{kind}:{name}" for name in ids], field)
+
+
+def _is_over(note: dict[str, Any], document: bytes | None, now_ms: int) -> bool:
+    if now_ms - note["at"] < GRACE_MS:
+        return False
+    return document is None or orjson.loads(document).get("status") in _ENDED

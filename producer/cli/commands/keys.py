@@ -1,0 +1,158 @@
+"""`producer keys`."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import click
+
+from contract.errors import BatchConflict
+from contract.naming import DEFAULT_TENANT
+from contract.redis.gateway.api_keys import ApiKey, ApiKeys
+from producer.cli import options
+from producer.cli.context import Context, pass_context
+from producer.cli.progress import tell
+from producer.cli.show import columns, iso_time, put_json, put_json_list
+from producer.core.submission import check_name
+
+_COUNT = click.IntRange(1, 10**15)
+#: What people may call a key.
+_LONGEST_NAME = 128
+
+
+@click.group("keys")
+def command() -> None:
+    """Give, list and revoke the keys by which callers of `producer serve` are known."""
+
+
+@command.command("create")
+@click.option(
+    "--tenant",
+    metavar="T",
+    default=DEFAULT_TENANT,
+    show_default=True,
+    help="Whose files, batches and requests the key's caller sees and makes.",
+)
+@click.option("--name", default="", help="What people call the key.")
+@click.option(
+    "--requests-per-minute", type=_COUNT, metavar="N", help="Online requests of the key, at most."
+)
+@click.option(
+    "--tokens-per-minute",
+    type=_COUNT,
+    metavar="N",
+    help="Tokens of the key's online requests, at most: prompts and answers.",
+)
+@click.option(
+    "--enqueued-tokens",
+    type=_COUNT,
+    metavar="N",
+    help="Tokens that the tenant's unfinished batches may have for one model, about.",
+)
+@click.option("--file-bytes", type=_COUNT, metavar="N", help="Bytes of the tenant's files.")
+@click.option("--models", metavar="A,B", help="Models that may be asked for. Default: all.")
+@click.option(
+    "--highest-priority",
+    type=click.IntRange(0, 9),
+    default=0,
+    show_default=True,
+    help="Most urgent priority of the key's online requests; 0 is the most urgent of all.",
+)
+@options.as_json
+@pass_context
+def create(
+    context: Context, *, tenant: str, name: str, models: str | None, as_json: bool, **limits: Any
+) -> None:
+    """Make a key and print it: this once, for only its digest is kept."""
+    check_name("tenant", tenant)
+    if len(name) > _LONGEST_NAME or not (name.isprintable()):
+        raise click.BadParameter(
+            f"use at most {_LONGEST_NAME} printable characters", param_hint="--name"
+        )
+    secret, key = _keys(context).create(tenant, name=name, models=_models(models), **limits)
+    if as_json:
+        put_json({**_json(key), "key": secret})
+    else:
+        click.echo(secret)
+        tell(f"{key.id}: a key of tenant {tenant}; it is not shown again")
+
+
+@command.command("list")
+@options.as_json
+@pass_context
+def list_keys(context: Context, *, as_json: bool) -> None:
+    """List all keys, the oldest first, also those that were revoked."""
+    found = _keys(context).all()
+    if as_json:
+        put_json_list(_json(key) for key in found)
+    else:
+        _table(found)
+
+
+@command.command("revoke")
+@click.argument("key_id", metavar="ID")
+@options.as_json
+@pass_context
+def revoke(context: Context, *, key_id: str, as_json: bool) -> None:
+    """Take a key's rights for ever. Gateways refuse it within a second; what it made stays."""
+    key = _keys(context).revoke(key_id)
+    if key is None:
+        raise BatchConflict(f"there is no key {key_id[:140]!r}; see `producer keys list`")
+    tell(f"{key.id}: revoked")
+    if as_json:
+        put_json(_json(key))
+
+
+def _keys(context: Context) -> ApiKeys:
+    return ApiKeys.beside(context.store)
+
+
+def _models(text: str | None) -> tuple[str, ...] | None:
+    if text is None:
+        return None
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+    if not all(name and name.isprintable() for name in names):
+        raise click.BadParameter("names of models, separated by commas", param_hint="--models")
+    return names
+
+
+def _json(key: ApiKey) -> dict[str, Any]:
+    return {
+        "id": key.id,
+        "object": "warmq.key",
+        "tenant": key.tenant,
+        "name": key.name,
+        "tail": key.tail,
+        "created_at": _time(key.created_at),
+        "revoked_at": _time(key.revoked_at),
+        "requests_per_minute": key.requests_per_minute,
+        "tokens_per_minute": key.tokens_per_minute,
+        "enqueued_tokens": key.enqueued_tokens,
+        "file_bytes": key.file_bytes,
+        "models": None if key.models is None else list(key.models),
+        "highest_priority": key.highest_priority,
+    }
+
+
+def _time(seconds: int | None) -> str | None:
+    return None if seconds is None else iso_time(str(seconds * 1000))
+
+
+def _table(found: Iterable[ApiKey]) -> None:
+    rows = [("ID", "TENANT", "KEY", "STATE", "CREATED", "LIMITS", "NAME")]
+    for key in found:
+        state = "in use" if key.revoked_at is None else "revoked"
+        created = str(_time(key.created_at))[:19]
+        rows.append((key.id, key.tenant, f"...{key.tail}", state, created, _limits(key), key.name))
+    columns(rows)
+
+
+def _limits(key: ApiKey) -> str:
+    told = {
+        "requests/min": key.requests_per_minute,
+        "tokens/min": key.tokens_per_minute,
+        "enqueued tokens": key.enqueued_tokens,
+        "file bytes": key.file_bytes,
+        "models": None if key.models is None else " ".join(key.models),
+        "priority from": key.highest_priority or None,
+    }
+    return ", ".join(f"{name} {value}" for name, value in told.items() if value is not None) or "-"

@@ -1,0 +1,187 @@
+"""Who may call: keys by Bearer or x-api-key; without any key, this machine's own programs alone."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+import time
+from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from contract.errors import WarmqError
+from contract.redis.gateway.api_keys import ApiKeys, Found, KeyLookup, digest_of
+from contract.redis.gateway.gathering import Gathering
+from producer.gateway.caller import Caller
+from producer.gateway.errors import ApiError, of_warmq
+from producer.gateway.refusal import refuse
+
+#: What needs no key: a balancer's questions, and the API's own description.
+OPEN = frozenset(("/health", "/ready", "/version", "/metrics", "/openapi.json"))
+#: A key that was looked up so long ago is looked up again beside the request, ...
+FRESH_S = 0.4
+#: ... and so long ago before it: a revocation acts within a second in every gateway.
+LAST_S = 0.9
+#: Keys that are remembered; nobody has so many. Wrong ones are not: those could be endless.
+MOST_KEYS = 10_000
+
+_WRONG = "Incorrect API key provided: it is unknown or was revoked; `producer keys list` shows all"
+_MISSING = (
+    "You didn't provide an API key: send it as `Authorization: Bearer sk-...` or as `x-api-key`"
+)
+Headers = Mapping[bytes, bytes]
+
+
+class KeyMissing(WarmqError):
+    """The gateway would be open to the network."""
+
+    code = "no_keys"
+
+
+def check_address(host: str, keys: ApiKeys) -> None:
+    """Raise KeyMissing if a gateway that has no key would listen on more than this machine."""
+    if not is_loopback(host) and not keys.any():
+        raise KeyMissing(
+            f"the gateway has no keys, and anybody who reaches {host} could use it: make one with "
+            "`producer keys create --tenant NAME`, or listen on 127.0.0.1"
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether an address or name is of this machine alone."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        pass
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        found = {str(info[4][0]) for info in socket.getaddrinfo(host, None)}
+    except OSError:
+        return False
+    return bool(found) and all(ipaddress.ip_address(a.partition("%")[0]).is_loopback for a in found)
+
+
+class WrongKey(ApiError):
+    """401: the key is unknown, revoked, or not there."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(401, message, code="invalid_api_key", type="invalid_request_error")
+
+
+class Callers:
+    """Callers by the digests of their keys, looked up together, remembered for under a second."""
+
+    def __init__(self, lookup: KeyLookup) -> None:
+        self._lookup = Gathering(lookup.find)
+        self._known: dict[str, tuple[float, Caller | None]] = {}
+        self._no_keys: tuple[float, Caller | None] | None = None  # when there were none
+        self._asking: dict[str, asyncio.Task[Caller | None]] = {}
+
+    async def of(self, digest: str) -> Caller | None:
+        """Return who calls, '' for a request without a key; None if no key exists at all.
+
+        Raises:
+            WrongKey: 401, the key is unknown or revoked.
+            StoreUnavailable: Redis does not answer.
+        """
+        known = self._known.get(digest) or self._no_keys
+        age_s = time.monotonic() - known[0] if known else LAST_S
+        if known and age_s < FRESH_S:
+            return known[1]
+        asking = self._asking.get(digest)
+        if asking is None:
+            asking = asyncio.create_task(self._ask(digest))
+            self._asking[digest] = asking
+            asking.add_done_callback(lambda done: self._asked(digest, done))
+        if known and age_s < LAST_S:
+            return known[1]
+        return await asyncio.shield(asking)
+
+    def _asked(self, digest: str, task: asyncio.Task[Caller | None]) -> None:
+        del self._asking[digest]
+        if not task.cancelled():
+            task.exception()  # who waits for it has it; else nobody needs it
+
+    async def _ask(self, digest: str) -> Caller | None:
+        began = time.monotonic()
+        found: Found = await self._lookup.put(digest)
+        self._known.pop(digest, None)
+        self._no_keys = None if found.any_keys else (began, None)
+        if found.key is None or found.key.revoked_at is not None:
+            if found.any_keys:
+                raise WrongKey(_WRONG if digest else _MISSING)
+            return None
+        if len(self._known) >= MOST_KEYS:
+            self._known.clear()
+        caller = Caller.of(found.key)
+        self._known[digest] = (began, caller)
+        return caller
+
+
+class Auth:
+    """Sets scope["warmq.caller"], or answers 401."""
+
+    def __init__(self, app: ASGIApp, lookup: KeyLookup, host: str) -> None:
+        self._app = app
+        self._callers = Callers(lookup)
+        self._host = host
+        self._loopback = is_loopback(host)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] == "http" and scope["path"] not in OPEN:
+            headers: Headers = scope["warmq.headers"]
+            try:
+                key = key_in(headers)
+                caller = await self._callers.of(digest_of(key) if key else "")
+                if caller is None:
+                    self._check_without_keys(scope, headers)
+                    caller = Caller()
+            except (ApiError, WarmqError) as error:
+                told = error if isinstance(error, ApiError) else of_warmq(error)
+                await refuse(scope, receive, send, told)
+                return
+            scope["warmq.caller"] = caller
+        await self._app(scope, receive, send)
+
+    def _check_without_keys(self, scope: Scope, headers: Headers) -> None:
+        """Raise ApiError unless a program of this machine asks, and not a page in its browser.
+
+        A page of another origin can send requests to this machine, and with a name of its own that
+        leads here (DNS rebinding) read the answers, too.
+        """
+        client = scope.get("client")
+        local = self._loopback and client is not None and is_loopback(client[0])
+        if not local or b"x-forwarded-for" in headers or b"forwarded" in headers:
+            raise WrongKey(
+                "this gateway has no keys, so it answers programs on its own machine alone; make a "
+                "key there with `producer keys create`",
+            )
+        host = urlsplit("//" + headers.get(b"host", b"").decode("latin-1")).hostname or ""
+        origin = headers.get(b"origin")
+        from_page = origin and not _local_name(urlsplit(origin.decode("latin-1")).hostname or "")
+        if from_page or not (_local_name(host) or host == self._host):
+            raise WrongKey(
+                "this gateway has no keys, so it answers under the names of its own machine alone, "
+                "as 127.0.0.1, and no pages of others; make a key with `producer keys create`",
+            )
+
+
+def key_in(headers: Headers) -> bytes:
+    """Return the key that a request carries, '' if none; OpenAI-Organization is of no interest."""
+    scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
+    if scheme.lower() == b"bearer" and token:
+        return token.strip()
+    return headers.get(b"x-api-key", b"")
+
+
+def _local_name(name: str) -> bool:
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,258 @@
+"""`Idempotency-Key` on POST: a retry gets the first try's answer, and nothing is done twice.
+
+A request is known again by its caller, its path and the key. scope["warmq.idempotency"] is a text
+of these three, '' without the header: batches and online requests derive their ids from it.
+
+JSON bodies are read and compared here. Multipart bodies are not, because clients choose another
+boundary for each try: who has read the content calls `fingerprint` with its digest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import secrets
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from contract.errors import StoreUnavailable
+from contract.redis.gateway.idempotency import LEASE_MS, Answer, Begun, Tries
+from producer.gateway.caller import Caller
+from producer.gateway.errors import ApiError, of_warmq
+from producer.gateway.refusal import refuse
+
+log = logging.getLogger(__name__)
+
+#: What an Idempotency-Key may be at most, in characters.
+LONGEST_KEY = 255
+#: Larger answers are not kept beside their object: the retry asks the resource again, which
+#: derives the same ids.
+LARGEST_ANSWER = 256 * 1024
+#: Retries that come while the first is at it are told to come again after so long.
+AFTER_S = 1.0
+#: Requests for these attach themselves to the first one's, by their ids (live/).
+ATTACHING = frozenset(
+    f"/v1/{path}" for path in (
+        "chat/completions", "completions", "embeddings", "score", "rerank", "responses", "messages",
+    )
+) | {"/tokenize", "/v1/tokenize"}  # fmt: skip
+_KEPT_HEADERS = frozenset((b"content-type", b"location"))
+
+
+class Try:
+    """One try of a POST that has a key; `owned` while it is the one whose answer counts."""
+
+    def __init__(self, tries: Tries, name: str, attaches: bool) -> None:
+        self._tries = tries
+        self._name = name
+        self._token = secrets.token_hex(8)
+        self._attaches = attaches
+        self.owned = False
+
+    async def begin(self, content: str) -> Answer | None:
+        """Begin, or tell the content's digest of a try that has begun ('' is not known yet).
+
+        Returns:
+            The first try's answer, where it was stored.
+
+        Raises:
+            ApiError: 409, the key came with another content, or another try is at it now.
+        """
+        begun = await self._tries.begin(self._name, content, self._token)
+        self.owned = begun.state == "new"
+        if begun.state == "other":
+            raise ApiError(
+                409, "this Idempotency-Key was used for another request: use a new one for a new "
+                "request, and the same body for a retry",
+                code="idempotency_conflict", param="Idempotency-Key", retry=False,
+            )  # fmt: skip
+        if begun.state == "running" and not self._attaches:
+            raise _still_running(begun)
+        return begun.answer
+
+    async def keep(self) -> None:
+        """Renew its lease for as long as it is awaited; Redis may be away meanwhile."""
+        while self.owned:
+            await asyncio.sleep(LEASE_MS / 3000)
+            try:
+                self.owned = await self._tries.renew(self._name, self._token)
+            except StoreUnavailable as error:
+                log.warning("an Idempotency-Key's lease is not renewed: %s", error.message)
+
+    async def end(self, status: int, answer: Answer | None) -> None:
+        """End it with a status (0: no answer was sent) and what is to be stored.
+
+        Errors that may pass are forgotten: the retry is the first then.
+        """
+        if not self.owned:
+            return
+        self.owned = False
+        try:
+            if status in (0, 408, 409, 429, 499) or status >= 500:
+                await self._tries.forget(self._name, self._token)
+            else:
+                await self._tries.finish(self._name, self._token, answer)
+        except StoreUnavailable as error:
+            log.warning("an answer is not kept for its Idempotency-Key: %s", error.message)
+
+
+def _still_running(begun: Begun) -> ApiError:
+    return ApiError(
+        409, "the first request with this Idempotency-Key is still running; try again",
+        code="idempotency_in_progress", param="Idempotency-Key", retry=True, after_s=AFTER_S,
+    )  # fmt: skip
+
+
+async def fingerprint(request: Request, digest: str) -> Response | None:
+    """Tell what a multipart request contains: `digest` of all that shapes what it makes.
+
+    The handler calls it once, when it has read all and before it makes anything. Without an
+    Idempotency-Key it does nothing.
+
+    Returns:
+        The answer of the first try, which the handler returns, leaving nothing behind; None if it
+        is to go on.
+
+    Raises:
+        ApiError: 409, the key came with another content, or another try is at it now.
+    """
+    mine: Try | None = request.scope.get("warmq.try")
+    earlier = await mine.begin(digest) if mine is not None else None
+    return _response(earlier) if earlier is not None else None
+
+
+def _response(earlier: Answer) -> Response:
+    headers = {**earlier.headers, "idempotent-replayed": "true"}
+    return Response(earlier.body, earlier.status, headers)
+
+
+def name_of(caller: Caller, path: str, key: str) -> str:
+    """Return the text that is the same for each try: of who calls, what, and its key."""
+    who = caller.key_id or caller.tenant
+    return hashlib.sha256(f"{who}\0{path}\0{key}".encode()).hexdigest()
+
+
+class Idempotency:
+    """Looks at the Idempotency-Key of each POST; others pass."""
+
+    def __init__(self, app: ASGIApp, tries: Tries) -> None:
+        self._app = app
+        self._tries = tries
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        key = b""
+        if scope["type"] == "http":
+            scope["warmq.idempotency"] = ""
+            if scope["method"] == "POST":
+                key = scope["warmq.headers"].get(b"idempotency-key", b"")
+        if not key:
+            await self._app(scope, receive, send)
+            return
+        try:
+            await self._keyed(key.decode("latin-1"), scope, receive, send)
+        except ApiError as error:
+            await refuse(scope, receive, send, error)
+        except StoreUnavailable as error:
+            await refuse(scope, receive, send, of_warmq(error))
+
+    async def _keyed(self, key: str, scope: Scope, receive: Receive, send: Send) -> None:
+        if len(key) > LONGEST_KEY or not (key.isascii() and key.isprintable()):
+            raise ApiError(
+                400, f"Idempotency-Key must have 1 to {LONGEST_KEY} printable ASCII characters",
+                code="invalid_value", param="Idempotency-Key",
+            )  # fmt: skip
+        path: str = scope["path"]
+        name = name_of(scope["warmq.caller"], path, key)
+        mine = Try(self._tries, name, path in ATTACHING)
+        scope["warmq.idempotency"], scope["warmq.try"] = name, mine
+        content = ""
+        if not scope["warmq.headers"].get(b"content-type", b"").startswith(b"multipart/"):
+            body = await _whole_body(receive)
+            if body is None:  # the client has gone
+                return
+            # The query shapes what is made, too.
+            content = hashlib.sha256(scope["query_string"] + b"\0" + body).hexdigest()
+            receive = _replaying(body, receive)
+        earlier = await mine.begin(content)
+        if earlier is not None:
+            await _response(earlier)(scope, receive, send)
+            return
+        await self._first(mine, scope, receive, send)
+
+    async def _first(self, mine: Try, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the request and remember how it was answered."""
+        seen = _Seen(send, store=True)
+        keeping = asyncio.create_task(mine.keep())
+        status = 0
+        try:
+            await self._app(scope, receive, seen)
+            status = seen.status if seen.complete else 0
+        finally:
+            keeping.cancel()
+            # Shielded: a client that goes cancels its request, and this must still be said.
+            await asyncio.shield(mine.end(status, seen.answer))
+
+
+class _Seen:
+    """Passes an answer on, and keeps a copy if it is short and whole."""
+
+    def __init__(self, send: Send, *, store: bool) -> None:
+        self._send = send
+        self.status = 0
+        self.complete = False
+        self._headers: dict[str, str] = {}
+        self._body: bytearray | None = bytearray() if store else None
+
+    @property
+    def answer(self) -> Answer | None:
+        if self._body is None or not self.complete:
+            return None
+        return Answer(self.status, self._headers, bytes(self._body))
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._start(message)
+        elif message["type"] == "http.response.body":
+            if self._body is not None:
+                self._body += message.get("body", b"")
+                if len(self._body) > LARGEST_ANSWER:
+                    self._body = None
+            self.complete = not message.get("more_body", False)
+        await self._send(message)
+
+    def _start(self, message: Any) -> None:
+        self.status = message["status"]
+        for name, value in message["headers"]:
+            if name.lower() in _KEPT_HEADERS:
+                self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+        if self._headers.get("content-type", "").startswith("text/event-stream"):
+            self._body = None
+
+
+async def _whole_body(receive: Receive) -> bytes | None:
+    parts = []
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
+        parts.append(message.get("body", b""))
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+def _replaying(body: bytes, receive: Receive) -> Receive:
+    given = False
+
+    async def replay() -> Message:
+        nonlocal given
+        if given:
+            return await receive()
+        given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return replay

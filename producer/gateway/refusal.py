@@ -1,0 +1,40 @@
+"""Answers an error before any route is reached, in OpenAI's envelope or Anthropic's."""
+
+from __future__ import annotations
+
+import orjson
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from producer.gateway.errors import ApiError, answer
+
+#: Anthropic's types by status; others are `invalid_request_error`, from 500 on `api_error`.
+_ANTHROPIC = {
+    401: "authentication_error", 403: "permission_error", 404: "not_found_error",
+    409: "conflict_error", 429: "rate_limit_error", 503: "overloaded_error",
+}  # fmt: skip
+
+
+def response_for(scope: Scope, error: ApiError) -> Response:
+    """Return the response for an error, in the form that the path's clients read."""
+    path: str = scope.get("path", "")
+    if path != "/v1/messages" and not path.startswith("/v1/messages/"):
+        return answer(error)
+    kind = _ANTHROPIC.get(error.status, "api_error" if error.status >= 500 else error.type)
+    body = {
+        "type": "error",
+        "error": {"type": kind, "message": error.message},
+        "request_id": scope.get("warmq.request_id"),
+    }
+    headers = {**error.headers, "request-id": scope.get("warmq.request_id", "")}
+    return Response(orjson.dumps(body), error.status, headers, "application/json")
+
+
+async def refuse(
+    scope: Scope, receive: Receive, send: Send, error: ApiError, *, close: bool = False
+) -> None:
+    """Answer an error; with `close` the connection is not used again: its body is unread."""
+    response = response_for(scope, error)
+    if close:
+        response.headers["connection"] = "close"
+    await response(scope, receive, send)
