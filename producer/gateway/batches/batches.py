@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contract.batch import Batch as QueueBatch
 from contract.redis.gateway.batch_views import BatchView, BatchViews
-from producer.gateway.batches.create import checked
+from producer.gateway.batches.create import checked, id_for
 from producer.gateway.batches.protocol import Batch, BatchList
 from producer.gateway.batches.record import ENDED
 from producer.gateway.batches.shown import shown, view_status
@@ -16,6 +16,12 @@ from producer.gateway.services import Services
 
 def create(services: Services, caller: Caller, body: bytes, idempotency: str) -> Batch:
     """Make a batch, or find the one that the same create has made before."""
+    if idempotency:
+        # Its file may have gone since, and its window has begun: nothing is checked again.
+        view = BatchViews.beside(services.batches).get(caller.tenant, id_for(caller, idempotency))
+        batch = shown(view) if view else None
+        if batch is not None:
+            return batch
     record = checked(services, caller, body, idempotency)
     start_batch(services, record)
     return retrieve(services, caller, record.id)

@@ -69,7 +69,7 @@ def checked(services: Services, caller: Caller, body: bytes, idempotency: str) -
     _check_file(services, caller, asked.input_file_id)
     now, kept = int(time.time()), asked.output_expires_after
     return BatchRecord(
-        id=_derived_id(caller, idempotency) if idempotency else new_id("batch_"),
+        id=id_for(caller, idempotency) if idempotency else new_id("batch_"),
         tenant=caller.tenant,
         key_id=caller.key_id,
         endpoint=asked.endpoint,
@@ -106,6 +106,7 @@ def _check_file(services: Services, caller: Caller, file_id: str) -> None:
         raise invalid(told, "input_file_id")
 
 
-def _derived_id(caller: Caller, idempotency: str) -> str:
+def id_for(caller: Caller, idempotency: str) -> str:
+    """Return the id of the batch that a create makes, however often it is sent."""
     name = f"batch\0{caller.tenant}\0{idempotency}"
     return "batch_" + hashlib.sha256(name.encode()).hexdigest()[:24]
