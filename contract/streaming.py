@@ -96,7 +96,16 @@ def announcement(listener: str, request_ids: Iterable[str]) -> bytes:
 
 
 def texts_of(body: Mapping[str, Any]) -> dict[int, str]:
-    """Return the text of each choice of a response body; of none where it has no choices."""
+    """Return the text of each choice of a response body; of none where it has no choices.
+
+    A message of Anthropic's and a response of OpenAI's have one.
+    """
+    parts = body.get("content") if body.get("type") == "message" else None
+    if body.get("object") == "response":
+        items = (item for item in body.get("output") or () if item.get("type") == "message")
+        parts = [part for item in items for part in item.get("content") or ()]
+    if parts is not None:
+        return {0: "".join(part.get("text") or "" for part in parts)}
     texts = {}
     for number, choice in enumerate(body.get("choices") or ()):
         said = choice.get("message") or choice

@@ -15,7 +15,7 @@ from typing import Any
 
 from contract.errors import EngineDead
 from contract.naming import LISTENER
-from contract.openai.body import CHAT_URL
+from contract.openai.body import COMPLETION_URL
 from contract.streaming import LISTEN_S, Piece
 from worker.drain.events import EngineReady, FirstText, Leased
 from worker.drain.in_flight import Running
@@ -192,7 +192,7 @@ class OnlineText:
 
 
 def _is_chat(running: Running) -> bool:
-    return running.delivery.url in (None, CHAT_URL)
+    return running.delivery.url != COMPLETION_URL
 
 
 def _news_of(key: Key, told: _Told, running: Running, texts: Sequence[str]) -> _News:

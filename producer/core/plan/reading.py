@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from contract.message import MessageWriter
-from contract.openai.body import GENERATING
+from contract.openai.body import LIMITS
 from contract.settings import Settings
 from producer.core.lines import LinesToMessages, PreparedChunk
 from producer.core.order.keys import keys_of, text_of
@@ -192,10 +192,10 @@ class FileReader:
         content = self.content
         content.prompt_tokens += count
         content.estimated += not self._counter.exact(prompt)
-        if url not in GENERATING:
+        if url not in LIMITS:
             return
         choices = body.get("n") or 1
-        limit = body.get("max_completion_tokens") or body.get("max_tokens")
+        limit = next((body[name] for name in reversed(LIMITS[url]) if body.get(name)), None)
         fixed = limit is not None and (body.get("ignore_eos") or body.get("min_tokens") == limit)
         content.choices += choices
         content.fixed += bool(fixed)

@@ -7,6 +7,8 @@ alone can be read at any time, and the request runs no differently for it.
 
 from typing import Any
 
+from worker.engine.vllm.other_urls import response_id
+
 
 class Detokenized:
     """Texts of requests in one engine.
@@ -47,8 +49,10 @@ class Detokenized:
         ]
 
     def _names(self, known: Any, request_id: str) -> list[str]:
-        """Return vLLM's name of a chat, or those of a completion's prompts in their order."""
-        chat = f"chatcmpl-{request_id}"
+        """Return vLLM's names: one of a chat or response, a completion's of its prompts."""
+        chat, response = f"chatcmpl-{request_id}", f"{response_id(request_id)}_0"
         if chat in known:
             return [chat]
+        if response in known:
+            return [response]
         return [f"cmpl-{request_id}-{n}" for n in range(self.prompts.get(request_id, 1))]
