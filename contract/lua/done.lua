@@ -11,6 +11,7 @@
 local worker_hash, ttl_ms = 'warmq:worker:' .. ARGV[1], tonumber(ARGV[2])
 local written, given, leases, messages, ids, alone_ids = 0, {}, {}, {}, {}, {}
 unblock()
+local any_counts = redis.call('EXISTS', 'warmq:returns', 'warmq:deaths') > 0
 
 for i = 3, #ARGV, 9 do given[#given + 1] = ARGV[i] end
 -- Asked for all at once: a call of its own for each costs a tenth of the script.
@@ -27,7 +28,10 @@ local function finish(n)
   local id, batch, life, outcome = ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], ARGV[i + 4]
   if owned and tonumber(owned) >= 0 then -- else its turn has ended with its return to the queue
     local used = (tonumber(ARGV[i + 6]) or 0) + (tonumber(ARGV[i + 7]) or 0)
-    if record then end_turn(charge_of(record), used, outcome == 'completed') end
+    if record then
+      local home, cost = charge_of(record)
+      end_turn(home, cost, used, outcome == 'completed')
+    end
   end
   if outcome == 'completed' or (owned and outcome ~= '') then
     local keep_ms = batch == '' and kept_ms(life, ttl_ms) or ttl_ms
@@ -43,7 +47,7 @@ local function finish(n)
         if noted and home == '' then keep(lease, record, id, batch, noted) end
       end
     end
-    ids[#ids + 1], alone_ids[#alone_ids + 1] = id, alone(id)
+    if any_counts then ids[#ids + 1], alone_ids[#alone_ids + 1] = id, alone(id) end
   end
   leases[n], messages[n] = lease, leased_key(lease)
 end

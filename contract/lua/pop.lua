@@ -98,8 +98,7 @@ local function lease(list, message, r)
   local id = worker .. '/' .. string.format('%d', next_number())
   local cost = cost_of(list, r.batch ~= '' and batch_state(r.batch), #message)
   local home = home_of(list, r)
-  local record = pack_lease({ slots = slots, cost = string.format('%d', cost), size = #message,
-                              list = list, home = home, id = r.id, batch = r.batch, life = r.life })
+  local record = lease_record(slots, string.format('%d', cost), #message, list, home, r.id, r.batch, r.life)
   if list == suspects then
     charge(home, 1, cost)
   else

@@ -7,9 +7,9 @@ import click
 from producer.cli import show
 from producer.cli.findings import size_text
 from producer.cli.progress import counted
+from producer.core.plan.content import FileContent
 from producer.core.plan.duration import Duration
 from producer.core.plan.plan import Plan
-from producer.core.plan.reading import FileContent
 from producer.core.queue_workers import clock_text
 
 #: Where a duration's range comes from.

@@ -10,10 +10,10 @@ from support import chat_line, write_lines
 
 from contract.settings import Settings
 from demo.stack import MODEL
+from producer.core.plan.content import Asked, FileContent
 from producer.core.plan.duration import duration, kv_tokens, mean_answer, saved_tokens
 from producer.core.plan.plan import Plan, plan
 from producer.core.plan.prompts import prompt_of
-from producer.core.plan.reading import Asked, FileContent
 from producer.core.plan.tokens import Estimate, NoTokenizer, Tokenizer, at_hand
 from producer.core.reader import Input
 from producer.core.submission import Submission

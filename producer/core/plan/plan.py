@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from contract.settings import Settings
+from producer.core.plan.content import FileContent
 from producer.core.plan.duration import (
     Duration,
     Worker,
@@ -13,7 +14,7 @@ from producer.core.plan.duration import (
     saved_tokens,
 )
 from producer.core.plan.memory import RedisBytes, redis_bytes
-from producer.core.plan.reading import FileContent, FileReader
+from producer.core.plan.reading import FileReader
 from producer.core.plan.tokens import Estimate
 from producer.core.reader import Input, chunks
 from producer.core.submission import Submission
