@@ -29,6 +29,7 @@ from producer.gateway.http import reply
 from producer.gateway.idempotency import Idempotency
 from producer.gateway.live import routes as live
 from producer.gateway.live.online import online
+from producer.gateway.refusal import response_for
 from producer.gateway.services import Services
 
 log = logging.getLogger(__name__)
@@ -82,15 +83,15 @@ def _of_http(_: Request, error: HTTPException) -> Response:
     return answer(ApiError(error.status_code, message), error.headers)
 
 
-def _of_api(_: Request, error: ApiError) -> Response:
-    return answer(error)
+def _of_api(request: Request, error: ApiError) -> Response:
+    return response_for(request.scope, error)
 
 
 def _of_warmq(request: Request, error: WarmqError) -> Response:
     told = of_warmq(error)
     if told.status >= 500:
         log.error("%s %s: %s", request.method, request.url.path, error.message)
-    return answer(told)
+    return response_for(request.scope, told)
 
 
 def _of_gone(_: Request, __: ClientDisconnect) -> Response:
