@@ -18,10 +18,18 @@ from typing import Any
 import orjson
 
 from contract.errors import RequestRejected
-from contract.naming import TASK_NAME
+from contract.naming import LISTENER, TASK_NAME
 from contract.openai.decode import decode, shown
 
 _EMBED = b',{},{"callbacks":null,"errbacks":null,"chain":null,"chord":null}]'
+
+#: What follows the body, up to the request id.
+_HEAD = (
+    b',"content-encoding":"utf-8","content-type":"application/json","headers":{"lang":"py",'
+    b'"task":"' + TASK_NAME.encode() + b'","argsrepr":"","kwargsrepr":"","origin":"warmq",'
+    b'"eta":null,"expires":null,"group":null,"parent_id":null,"retries":0,'
+    b'"timelimit":[null,null],"id":"'
+)
 
 
 class MessageWriter:
@@ -44,12 +52,6 @@ class MessageWriter:
             + b',"delivery_info":{"exchange":"","routing_key":' + orjson.dumps(queue)
             + b'},"body_encoding":"utf-8","reply_to":"","correlation_id":"'
         )  # fmt: skip
-        self._head = (
-            b',"content-encoding":"utf-8","content-type":"application/json","headers":{"lang":"py",'
-            b'"task":"' + TASK_NAME.encode() + b'","argsrepr":"","kwargsrepr":"","origin":"warmq",'
-            b'"eta":null,"expires":null,"group":null,"parent_id":null,"retries":0,'
-            b'"timelimit":[null,null],"id":"'
-        )
 
     def write(
         self, request_id: str, custom_id: str | None, line: int, url: str, body: bytes
@@ -58,11 +60,42 @@ class MessageWriter:
         text = orjson.dumps((b"[[" + body + b"]" + _EMBED).decode())
         rid = request_id.encode()
         return b"".join((
-            b'{"body":', text, self._head, rid, b'","root_id":"', rid,
+            b'{"body":', text, _HEAD, rid, b'","root_id":"', rid,
             b'","warmq":{"line":%d,"url":"' % line, url.encode(),
             b'","custom_id":', orjson.dumps(custom_id), self._tail, rid,
             b'","delivery_tag":"', rid, b'"}}',
         ))  # fmt: skip
+
+
+def write_online(
+    request_id: str,
+    url: str,
+    body: bytes,
+    *,
+    queue: str,
+    priority: int,
+    tenant: str,
+    deadline: float,
+    keep_ms: int,
+    listener: str = "",
+) -> bytes:
+    """Return the message of a request that has no batch, and whose caller waits for the answer.
+
+    `body` is the request body's JSON, `deadline` in seconds since the epoch. The result is kept for
+    `keep_ms`. `listener` is who hears of the text while it runs (contract/streaming.py).
+    """
+    text = orjson.dumps((b"[[" + body + b"]" + _EMBED).decode())
+    ours = {"url": url, "tenant": tenant, "deadline": deadline, "keep_ms": keep_ms, "v": 1}
+    if listener:
+        ours["listener"] = listener
+    rid = request_id.encode()
+    return b"".join((
+        b'{"body":', text, _HEAD, rid, b'","root_id":"', rid, b'","warmq":', orjson.dumps(ours),
+        b'},"properties":{"delivery_mode":2,"priority":%d' % priority,
+        b',"delivery_info":{"exchange":"","routing_key":', orjson.dumps(queue),
+        b'},"body_encoding":"utf-8","reply_to":"","correlation_id":"', rid,
+        b'","delivery_tag":"', rid, b'"}}',
+    ))  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -72,7 +105,9 @@ class Delivery:
     `created` is the batch's creation time in ms as text, `life` its random mark, `content` a
     hash of the message's body; `deadline` and
     `expires` are seconds since the epoch; `returns` and `deaths` count what
-    happened to earlier deliveries of the same request; `size` is the message's in bytes.
+    happened to earlier deliveries of the same request; `size` is the message's in bytes. Of a
+    request without a batch `keep_ms` says how long its result is kept (None: as long as others),
+    and `listener` names who wants its text while it runs ('' for nobody).
     """
 
     lease: str
@@ -92,6 +127,8 @@ class Delivery:
     returns: int = 0
     deaths: int = 0
     size: int = 0
+    keep_ms: int | None = None
+    listener: str = ""
 
     @property
     def attempt(self) -> int:
@@ -138,6 +175,8 @@ def read_delivery(lease: str, raw: bytes, returns: int = 0, deaths: int = 0) -> 
             returns=returns,
             deaths=deaths,
             size=len(raw),
+            keep_ms=_line(ours.get("keep_ms")),
+            listener=_listener(ours.get("listener")),
         )
     except (RequestRejected, KeyError, TypeError, AttributeError) as error:
         raise RequestRejected(f"unreadable message: {error}") from None
@@ -149,6 +188,10 @@ def _text(value: object) -> str | None:
 
 def _line(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _listener(value: object) -> str:
+    return value if isinstance(value, str) and LISTENER.fullmatch(value) else ""
 
 
 def _deadline(ours: object, expires: object) -> float | None:

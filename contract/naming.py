@@ -1,6 +1,7 @@
 """Names that every client sees: task, queues, priority lists, task ids, results, text streams."""
 
 import hashlib
+import re
 
 TASK_NAME = "warmq.generate"
 DEFAULT_QUEUE = "warmq"
@@ -9,6 +10,8 @@ PRIORITY_STEPS = (0, 3, 6, 9)
 PRIORITY_SEPARATOR = "\x06\x16"
 RESULT_PREFIX = "celery-task-meta-"
 LISTEN_CHANNEL = "warmq:listen"
+#: What a listener that hears of texts may call itself: one process, so that it has one channel.
+LISTENER = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 #: Namespace of every request id (uuid5 of the DNS name "warmq.generate").
 _NAMESPACE = bytes.fromhex("960db37e6ab45803a58e8309e9e21b67")
@@ -55,6 +58,11 @@ def keys_with_work(queue: str) -> list[str]:
 def stream_key(request_id: str) -> str:
     """Return the stream that a listened-to request's text is written to."""
     return f"warmq:stream:{request_id}"
+
+
+def text_channel(listener: str) -> str:
+    """Return the channel on which one listener hears the texts of all its requests."""
+    return f"warmq:text:{listener}"
 
 
 #: The first hex digit of the 9th byte, with RFC 9562's variant bits in it.

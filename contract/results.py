@@ -7,7 +7,7 @@ from typing import Any, Literal
 import msgspec
 import orjson
 
-from contract.errors import RequestRejected, WarmqError
+from contract.errors import RequestFailed, RequestRejected, WarmqError
 from contract.message import Delivery
 
 #: Outcomes as the batch counters name them.
@@ -67,10 +67,12 @@ def _warmq(
 
 @dataclass(slots=True)
 class ResultLine:
-    """One output line; `failed` says which file it belongs in."""
+    """One output line; `failed` says which file it belongs in, `rejected` that its author must
+    change the request."""
 
     json: bytes
     failed: bool
+    rejected: bool = False
 
 
 def read_meta(raw: bytes) -> dict[str, Any]:
@@ -107,6 +109,28 @@ class _Success(msgspec.Struct):
 
 
 _decode_success = msgspec.json.Decoder(_Success).decode
+
+
+def body_of(raw: bytes) -> bytes | None:
+    """Return the response's JSON in a stored success, not decoded; None for any other result."""
+    try:
+        meta = _decode_success(raw)
+        body = bytes(meta.result)
+        body.decode()  # msgspec does not look into what it passes over
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    return body
+
+
+def error_of(raw: bytes) -> WarmqError:
+    """Return the error that a stored result other than a success tells."""
+    meta = read_meta(raw)
+    result, ours = meta.get("result"), meta.get("warmq") or {}
+    told = ours.get("error") or {"message": str(result), "code": "request_failed"}
+    message, code = str(told.get("message")), str(told.get("code"))
+    if isinstance(result, dict) and result.get("exc_type") == "RequestRejected":
+        return RequestRejected(message, code=code, field=told.get("param"))
+    return RequestFailed(message, code=code)
 
 
 def _plain_line(
@@ -171,6 +195,7 @@ def _any_line(
         "code": "result_expired", "message": "the result was collected too late"
     }  # fmt: skip
     same_as: dict[str, Any] = {}
+    rejected = False
     if raw is not None:
         meta = read_meta(raw)
         ours, body = meta.get("warmq") or {}, meta.get("result")
@@ -182,6 +207,7 @@ def _any_line(
             out["warmq"] = {"line": line, "timing": ours.get("timing")} | same_as
             return ResultLine(orjson.dumps(out), False)
         error = ours.get("error") or {"code": "request_failed", "message": str(body)}
+        rejected = isinstance(body, dict) and body.get("exc_type") == RequestRejected.__name__
     own = {"line": line} if leader else {}  # the leader's error may name the leader's line
     out["error"] = {"line": line, **error, **own, **same_as}
-    return ResultLine(orjson.dumps(out), True)
+    return ResultLine(orjson.dumps(out), True, rejected)

@@ -1,5 +1,11 @@
 """The text of running requests: how a worker writes it for listeners, and how they read it.
 
+There are two ways. A process that waits for many requests names itself in their messages
+(`headers.warmq.listener`) and hears all their texts on one channel, `warmq:text:<its name>`: each
+publication is a JSON list of pieces (`Piece`) with their positions. The result is the end: it has
+the whole text, so a publication that was lost costs nothing but time. Whoever was disconnected
+announces itself (`announcement`) and is told the texts from their beginning.
+
 A client that wants a request's text publishes its id (JSON list) on `warmq:listen` and again every
 LISTEN_S / 3; a worker that holds the request then writes entries to `warmq:stream:<id>`, whose
 values are all text:
@@ -15,8 +21,9 @@ result decides: a request that ended without a worker (cancelled, expired) has n
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
+import msgspec
 import orjson
 
 from contract import naming
@@ -46,8 +53,59 @@ def end(attempt: int, outcome: str, *, whole: bool) -> Entry:
     return {"event": "end", "attempt": str(attempt), "outcome": outcome, "whole": str(int(whole))}
 
 
+class Piece(NamedTuple):
+    """A piece of one choice's text, at position `at` in characters.
+
+    `attempt` rises when the request runs again, with a text of its own.
+    """
+
+    request_id: str
+    attempt: int
+    choice: int
+    at: int
+    text: str
+
+
+def published(pieces: Iterable[Piece]) -> bytes:
+    """Return what is published of these pieces."""
+    return _encode(list(pieces))
+
+
+def read_published(data: bytes) -> list[Piece]:
+    """Return the pieces of one publication.
+
+    Raises:
+        ValueError: if it is none.
+    """
+    try:
+        return _decode_pieces(data)
+    except msgspec.DecodeError as error:
+        raise ValueError(str(error)) from None
+
+
+_encode = msgspec.json.Encoder().encode
+_decode_pieces = msgspec.json.Decoder(list[Piece]).decode
+
+
+def announcement(listener: str, request_ids: Iterable[str]) -> bytes:
+    """Return what a listener publishes on `warmq:listen` to be told these texts from their start.
+
+    It counts for LISTEN_S, or as long as the worker runs the request.
+    """
+    return orjson.dumps({"listener": listener, "ids": list(request_ids)})
+
+
 def texts_of(body: Mapping[str, Any]) -> dict[int, str]:
-    """Return the text of each choice of a response body; of none where it has no choices."""
+    """Return the text of each choice of a response body; of none where it has no choices.
+
+    A message of Anthropic's and a response of OpenAI's have one.
+    """
+    parts = body.get("content") if body.get("type") == "message" else None
+    if body.get("object") == "response":
+        items = (item for item in body.get("output") or () if item.get("type") == "message")
+        parts = [part for item in items for part in item.get("content") or ()]
+    if parts is not None:
+        return {0: "".join(part.get("text") or "" for part in parts)}
     texts = {}
     for number, choice in enumerate(body.get("choices") or ()):
         said = choice.get("message") or choice

@@ -11,7 +11,7 @@ local now, l = now_ms(), unpack_lease(record)
 unblock()
 local function ending(r) return ending_meta(r, 'RequestRejected', 'invalid_json', reason, ARGV[5]) end
 give_up(lease, l, reason, now, ending, tonumber(ARGV[4]))
-if tonumber(redis.call('ZSCORE', 'warmq:leases', lease) or -1) >= 0 then end_turn(l, 0) end
+if tonumber(redis.call('ZSCORE', 'warmq:leases', lease) or -1) >= 0 then end_turn(l.home, l.cost, 0) end
 drop_lease(ARGV[1], lease)
 apply_turns()
 apply_to_batches(now)

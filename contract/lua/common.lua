@@ -24,6 +24,17 @@ local function call_many(command, key, values)
   end
 end
 
+-- Asks a command for any number of fields or members; returns what it says of each.
+local function ask_many(command, key, names)
+  local found = {}
+  for i = 1, #names, 1000 do
+    local last = math.min(i + 999, #names)
+    local said = redis.call(command, key, unpack(names, i, last))
+    for n = i, last do found[n] = said[n - i + 1] end
+  end
+  return found
+end
+
 local function batch_key(id) return 'warmq:batch:' .. id end
 
 -- The message of an ended request that RETRY may need.
@@ -87,6 +98,13 @@ local function ended_followers(leader, from, to)
   return string.format('%s\0%d\0%d', leader, from, to)
 end
 
+-- How long the result of a request without a batch is kept, in ms: as its message asks (`keep_ms`),
+-- but no longer than others. Anybody may write anything there, and cjson reads even nan.
+local function kept_ms(asked, ttl_ms)
+  asked = tonumber(asked)
+  return asked and asked >= 1 and asked <= ttl_ms and math.floor(asked) or ttl_ms
+end
+
 -- Writes a terminal result once. batch == '' means a plain Celery request.
 local function commit(id, meta, outcome, batch, life, ttl_ms, prompt_tokens, completion_tokens)
   local b = batch ~= '' and batch_state(batch)
@@ -112,7 +130,7 @@ end
 -- Writes an ending that no worker computed. A plain Celery request may want no result.
 local function commit_ending(r, meta, outcome, ttl_ms)
   if r.ignored and r.batch == '' then return false end
-  return commit(r.id, meta, outcome, r.batch, r.life, ttl_ms, 0, 0)
+  return commit(r.id, meta, outcome, r.batch, r.life, kept_ms(r.keep_ms, ttl_ms), 0, 0)
 end
 
 -- Adds to the batches' counters what this script has committed, and tests for COMPLETE:

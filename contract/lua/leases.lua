@@ -10,9 +10,13 @@ local function leased_key(lease) return 'warmq:leased:' .. lease end
 -- <slots> NUL <cost> NUL <size> NUL <list> NUL <home> NUL <request id> NUL <batch> NUL <life>: the
 -- slots of the engine that holds it, the tokens it was charged for (turns.lua), where the message
 -- goes back to, and where it is retried.
+local function lease_record(slots, cost, size, list, home, id, batch, life)
+  return slots .. '\0' .. cost .. '\0' .. size .. '\0' .. list .. '\0' .. home .. '\0' .. id ..
+    '\0' .. batch .. '\0' .. life
+end
+
 local function pack_lease(l)
-  return l.slots .. '\0' .. l.cost .. '\0' .. l.size .. '\0' .. l.list .. '\0' .. l.home .. '\0' .. l.id ..
-    '\0' .. l.batch .. '\0' .. l.life
+  return lease_record(l.slots, l.cost, l.size, l.list, l.home, l.id, l.batch, l.life)
 end
 
 local function unpack_lease(record)
@@ -20,6 +24,12 @@ local function unpack_lease(record)
     string.match(record, '^(%d+)%z(%d+)%z(%d+)%z(%Z*)%z(%Z*)%z(%Z*)%z(%Z*)%z(.*)$')
   return { slots = tonumber(slots), cost = tonumber(cost), size = tonumber(size), list = list,
            home = home, id = id, batch = batch, life = life }
+end
+
+-- Of a record only what end_turn needs: home and cost. Each table is work for the garbage collector.
+local function charge_of(record)
+  local cost, home = string.match(record, '^%d+%z(%d+)%z%d+%z%Z*%z(%Z*)%z')
+  return home, tonumber(cost)
 end
 
 -- The record of a lease in the form of today. One of protocol 1, <slots> NUL <list> NUL <message>,
@@ -134,7 +144,7 @@ local function hand_back(worker, leases, max_deaths, now, date, ttl_ms)
   end
   for _, l in ipairs(leases) do
     local target, deaths = l.list, died_suspects[l.list]
-    end_turn(l, l.died and l.cost or 0) -- who kills an engine pays for it
+    end_turn(l.home, l.cost, l.died and l.cost or 0) -- who kills an engine pays for it
     if l.batch ~= '' and not batch_alive(l.batch, l.life) then
       drop_lease(worker, l.lease) -- its batch was deleted
       if not batch_state(l.batch).life then forget_counts(l.id) end

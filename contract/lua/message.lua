@@ -71,7 +71,8 @@ local function read_written(message, stop)
 end
 
 -- What warmq needs of a Celery protocol-2 message; nil and the reason if it is not one.
--- `step` is the suffix of the priority's list. The reason beside a message: it can be read, but a
+-- `step` is the suffix of the priority's list; `tenant` and `keep_ms` only requests without a batch
+-- have, which a gateway has pushed. The reason beside a message: it can be read, but a
 -- newer warmq wrote it, which may mean more than this one knows.
 local function read_message(message)
   local stop = body_end(message)
@@ -102,6 +103,8 @@ local function read_message(message)
     if type(w['custom_id']) == 'string' and is_utf8(w['custom_id']) then out.custom_id = w['custom_id'] end
     if type(w['line']) == 'number' then out.line = w['line'] end
     if type(w['deadline']) == 'number' then out.deadline = w['deadline'] end
+    if type(w['tenant']) == 'string' and usable_id(w['tenant']) then out.tenant = w['tenant'] end
+    if type(w['keep_ms']) == 'number' then out.keep_ms = w['keep_ms'] end
     if type(w['v']) == 'number' and w['v'] > PROTOCOL then
       return out, string.format('queued by a newer warmq (protocol %.0f, this worker knows %d): ' ..
                                 'upgrade the workers, then retry it', w['v'], PROTOCOL)

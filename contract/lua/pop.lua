@@ -43,7 +43,8 @@ end
 local suspects = suspects_of(queue)
 local function home_of(list, r)
   if list ~= suspects then return list end
-  return r.batch ~= '' and batch_state(r.batch).list or queue .. r.step
+  if r.batch ~= '' then return batch_state(r.batch).list or queue .. r.step end
+  return r.tenant and tenant_list(queue, r.step, r.tenant) or queue .. r.step
 end
 
 local function keep(list, message, r, outcome)
@@ -97,8 +98,7 @@ local function lease(list, message, r)
   local id = worker .. '/' .. string.format('%d', next_number())
   local cost = cost_of(list, r.batch ~= '' and batch_state(r.batch), #message)
   local home = home_of(list, r)
-  local record = pack_lease({ slots = slots, cost = string.format('%d', cost), size = #message,
-                              list = list, home = home, id = r.id, batch = r.batch, life = r.life })
+  local record = lease_record(slots, string.format('%d', cost), #message, list, home, r.id, r.batch, r.life)
   if list == suspects then
     charge(home, 1, cost)
   else
@@ -171,7 +171,9 @@ local function next_list(step)
     end
     if list then
       turn, turn_left = list, TURN
-      return list, math.min(TURN, room)
+      -- Where nobody else waits there is nobody to give turns to.
+      local alone = redis.call('ZCARD', ring) == 1 and redis.call('ZCARD', ring .. '\6' .. tenant) == 1
+      return list, math.min(alone and k or TURN, room)
     end
     leave(ring, tenant)
   end
@@ -182,7 +184,7 @@ local function take_run(list, most)
   local before = examined
   local finished, problem = pcall(take_from, list, most)
   if charged > 0 then charge(list, charged, charged_tokens) end
-  turn_left = turn_left - charged
+  turn_left = math.max(0, turn_left - charged)
   charged, charged_tokens = 0, 0
   if examined > before and not is_kombus(list) then
     add_to_queue(queue, 'waiting', before - examined)
@@ -219,6 +221,6 @@ apply_to_batches(now)
 if not finished then error(problem, 0) end
 if bytes > 1024 * 1024 then collectgarbage() end
 local head = { now, redis.call('LLEN', suspects), redis.call('GET', suspects .. ':group') or '0',
-               full and 1 or 0, highest, turn, math.max(0, turn_left) }
+               full and 1 or 0, highest, turn, turn_left }
 for i = 1, #out do head[7 + i] = out[i] end
 return head

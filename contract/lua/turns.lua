@@ -43,6 +43,11 @@ end
 
 local function is_kombus(list) return not string.find(list, '\6\22%d\6') end
 
+-- The list of a tenant's messages that have no batch; `step` is the suffix of a priority's list.
+local function tenant_list(queue, step, tenant)
+  return queue .. (step == '' and '\6\0220' or step) .. '\6' .. tenant .. '\6'
+end
+
 -- Weight and cap of a tenant; a cap of nil is none.
 local any_tenants
 local function terms_of(tenant)
@@ -191,10 +196,10 @@ end
 
 -- What leases that end change, added up by list: applied once, at a script's end.
 local ended_turns = {}
-local function end_turn(l, used, answered)
-  local sum = ended_turns[l.home] or { requests = 0, tokens = 0, used = 0, answered = 0 }
-  ended_turns[l.home] = sum
-  sum.requests, sum.tokens = sum.requests - 1, sum.tokens + used - l.cost
+local function end_turn(home, cost, used, answered)
+  local sum = ended_turns[home] or { requests = 0, tokens = 0, used = 0, answered = 0 }
+  ended_turns[home] = sum
+  sum.requests, sum.tokens = sum.requests - 1, sum.tokens + used - cost
   if answered then sum.used, sum.answered = sum.used + used, sum.answered + 1 end
 end
 

@@ -9,11 +9,13 @@ Left out on purpose: `stream*`, because a batch has no open connection, and
 `request_id`, which warmq derives.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
+from contract.openai.messages import COUNT_TOKENS_URL, MESSAGES_URL, CountTokensBody, MessagesBody
 from contract.openai.pooling import (
     FORMS,
     POOLING_TYPES,
@@ -25,8 +27,14 @@ from contract.openai.pooling import (
     NonNegative,
     Text,
 )
+from contract.openai.responses import (
+    RESPONSES_URL,
+    TOKENIZE_URL,
+    Penalty,
+    ResponsesBody,
+    TokenizeBody,
+)
 
-Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Tokens = list[NonNegative]
 
 
@@ -123,20 +131,42 @@ class CompletionBody(Sampling, forbid_unknown_fields=True, kw_only=True):
 CHAT_URL = "/v1/chat/completions"
 COMPLETION_URL = "/v1/completions"
 GENERATING = (CHAT_URL, COMPLETION_URL)
+#: Of the urls whose answers are generated, the fields that limit how many tokens are.
+LIMITS = {
+    CHAT_URL: ("max_tokens", "max_completion_tokens"),
+    COMPLETION_URL: ("max_tokens",),
+    MESSAGES_URL: ("max_tokens",),
+    RESPONSES_URL: ("max_output_tokens",),
+}
 BODY_TYPES: dict[str, type[Struct]] = {
     CHAT_URL: ChatBody,
     COMPLETION_URL: CompletionBody,
     **POOLING_TYPES,
+    MESSAGES_URL: MessagesBody,
+    COUNT_TOKENS_URL: CountTokensBody,
+    RESPONSES_URL: ResponsesBody,
+    TOKENIZE_URL: TokenizeBody,
+}
+_SMALLEST: dict[str, dict[str, Any]] = {
+    CHAT_URL: {"messages": [{"role": "user", "content": "Hello"}]},
+    COMPLETION_URL: {"prompt": "x"},
+    MESSAGES_URL: {"max_tokens": 16, "messages": [{"role": "user", "content": "Hello"}]},
+    COUNT_TOKENS_URL: {"messages": [{"role": "user", "content": "Hello"}]},
+    RESPONSES_URL: {"input": "Hello"},
+    TOKENIZE_URL: {"prompt": "x"},
 }
 
 
 def smallest(url: str) -> dict[str, Any]:
     """Return the smallest valid body for `url`."""
-    if url == CHAT_URL:
-        return {"messages": [{"role": "user", "content": "Hello"}]}
-    if url == COMPLETION_URL:
-        return {"prompt": "x"}
+    if url in _SMALLEST:
+        return dict(_SMALLEST[url])
     return dict.fromkeys(FORMS[BODY_TYPES[url]][0], "x")
+
+
+def limits_tokens(url: str, body: Mapping[str, Any]) -> bool:
+    """Say whether a body names how many tokens may be written, or writes none."""
+    return url not in LIMITS or any(body.get(name) is not None for name in LIMITS[url])
 
 
 def field_names(url: str) -> set[str]:

@@ -10,7 +10,14 @@ import msgspec
 import orjson
 
 from contract.errors import RequestRejected
-from contract.openai.body import BODY_TYPES, CHAT_URL, COMPLETION_URL, GENERATING, smallest
+from contract.openai.body import (
+    BODY_TYPES,
+    CHAT_URL,
+    COMPLETION_URL,
+    LIMITS,
+    limits_tokens,
+    smallest,
+)
 from contract.openai.decode import MAX_DEPTH, decode, encode, shown
 from contract.openai.openai_only import without
 from contract.openai.problems import bad_field, explain
@@ -120,11 +127,8 @@ def _plain_line(raw: bytes) -> Request | None:
         orjson.loads(text)  # msgspec passes over fields it does not know, whatever they hold
     except (msgspec.DecodeError, orjson.JSONDecodeError, UnicodeDecodeError, KeyError):
         return None
-    limited = (
-        line.url not in GENERATING
-        or body.max_tokens is not None
-        or (line.url == CHAT_URL and body.max_completion_tokens is not None)
-    )
+    limits = LIMITS.get(line.url)
+    limited = limits is None or any(getattr(body, name) is not None for name in limits)
     return Request(line.custom_id, line.url, text, limited)
 
 
@@ -149,9 +153,7 @@ def _any_line(raw: bytes, overrides: dict[str, Any]) -> Request:
         body.update(overrides)
         kept = check_body(url, body, where)
         ignored = tuple(name for name in body.keys() - kept.keys() if body[name] is not None)
-        limits = body.get("max_tokens"), body.get("max_completion_tokens")
-        limited = url not in GENERATING or limits != (None, None)
-        return Request(custom_id, url, encode(kept), limited, ignored)
+        return Request(custom_id, url, encode(kept), limits_tokens(url, body), ignored)
     except RequestRejected as error:
         error.custom_id = custom_id
         raise

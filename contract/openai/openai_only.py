@@ -1,6 +1,6 @@
-"""Fields that OpenAI's requests have and vLLM's have not.
+"""Fields that OpenAI's (and Anthropic's) requests have and vLLM's have not, or only seem to have.
 
-Most of them concern OpenAI's storage, caches and tariffs. They mean nothing here, so they are
+Most of them concern their storage, caches and tariffs. They mean nothing here, so they are
 accepted and left out, and whoever submits is told which they were. Those that would change the
 answer are refused. A null is as good as no field. tests/unit/test_openai_fields.py compares
 the names with those of OpenAI's own client.
@@ -10,6 +10,8 @@ from typing import Any
 
 from contract.errors import RequestRejected
 from contract.openai.body import BODY_TYPES, CHAT_URL, COMPLETION_URL, field_names
+from contract.openai.messages import COUNT_TOKENS_URL, MESSAGES_URL
+from contract.openai.responses import RESPONSES_URL
 
 #: Accepted and left out.
 IGNORED: dict[str, frozenset[str]] = {
@@ -17,7 +19,20 @@ IGNORED: dict[str, frozenset[str]] = {
         "metadata", "prediction", "prompt_cache_key", "prompt_cache_options",
         "prompt_cache_retention", "safety_identifier", "service_tier", "store",
     )),
+    RESPONSES_URL: frozenset((
+        "access_programs", "context_management", "image", "prompt_cache_options",
+        "prompt_cache_retention", "safety_identifier",
+    )),
+    # How long a model thinks is its template's to say, and its chat_template_kwargs'.
+    MESSAGES_URL: frozenset((
+        "cache_control", "context_management", "diagnostics", "inference_geo", "service_tier",
+        "speed", "thinking",
+    )),
+    COUNT_TOKENS_URL: frozenset((
+        "cache_control", "context_management", "output_config", "speed", "thinking",
+    )),
 }  # fmt: skip
+_FORGETS = "no conversation is kept here; give all of it in `input`"
 #: Refused unless they have the value that changes nothing: that value, and what to do.
 REFUSED: dict[str, dict[str, tuple[Any, str]]] = {
     CHAT_URL: {
@@ -37,6 +52,18 @@ REFUSED: dict[str, dict[str, tuple[Any, str]]] = {
             1,
             "the best of several texts is not chosen here; use `n`, or remove it",
         ),
+    },
+    RESPONSES_URL: {
+        "background": (False, "a queued request is answered once; remove it"),
+        "conversation": (None, _FORGETS),
+        "moderation": (None, "nothing is moderated here; remove it"),
+        "previous_response_id": (None, _FORGETS),
+        "prompt": (None, "no prompts are kept here; write it into `input` and `instructions`"),
+        "store": (False, "no response is kept here after it was collected; give false"),
+    },
+    MESSAGES_URL: {
+        "container": (None, "nothing is executed here; remove it"),
+        "mcp_servers": (None, "no server is asked here; give `tools`, or remove it"),
     },
 }
 _ONLY_OPENAI = {

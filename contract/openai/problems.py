@@ -10,7 +10,9 @@ from contract.errors import RequestRejected
 from contract.nearest import nearest
 from contract.openai.body import BODY_TYPES
 from contract.openai.decode import shown
+from contract.openai.messages import MESSAGES_URL
 from contract.openai.openai_only import known_names
+from contract.openai.responses import RESPONSES_URL, TOKENIZE_URL
 
 _PATH = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>[^`]*)`")
@@ -55,6 +57,14 @@ REMEDIES = {
         "and `data_2`; to rerank, `query` and `documents`",
     ),
 }
+#: The same for one endpoint, where the field means something else there.
+_REMEDIES_OF = {
+    MESSAGES_URL: {"max_tokens": "give a whole number of at least 1"},
+    RESPONSES_URL: {
+        "input": 'give a text, or a list such as [{"role": "user", "content": "Hello"}]'
+    },
+    TOKENIZE_URL: {"prompt": "give `prompt` (a text), or `messages`"},
+}
 
 
 def bad_field(field: str, problem: str, code: str | None = None) -> RequestRejected:
@@ -74,7 +84,8 @@ def explain(text: str, url: str, where: str) -> RequestRejected:
         problem, give = "is missing", ""
     else:
         problem, give = _in_words(text, path, url)
-    give = REMEDIES.get(re.split(r"[.\[]", path, maxsplit=1)[0], give)
+    name = re.split(r"[.\[]", path, maxsplit=1)[0]
+    give = _REMEDIES_OF.get(url, {}).get(name) or REMEDIES.get(name, give)
     return bad_field(where + shown(path), shown(problem, 200) + (f"; {give}" if give else ""))
 
 

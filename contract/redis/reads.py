@@ -35,6 +35,21 @@ def protocol_of(worker: Mapping[str, Any]) -> int:
     return told if isinstance(told, int) else 1
 
 
+def read_announcements(raw: Mapping[bytes, bytes], now_s: float) -> list[dict[str, Any]]:
+    """Return what workers have announced, each `silent_s` old at `now_s` by Redis' clock."""
+    found = []
+    for name, record in raw.items():
+        at_ms, _, state = record.partition(b"\0")
+        try:
+            silent_s = abs(now_s - int(at_ms) / 1000)  # the clock may have stepped back
+            worker = {"id": name.decode(), "silent_s": silent_s} | orjson.loads(state)
+        except (ValueError, TypeError):
+            continue
+        if isinstance(worker.get("queue"), str):
+            found.append(worker)
+    return found
+
+
 class Reads:
     """Reads of one Redis. Each raises StoreUnavailable where it cannot be used."""
 
@@ -195,17 +210,7 @@ class Reads:
         """
         pipe = self._client.pipeline(transaction=False)
         raw, (now_s, _) = pipe.hgetall(keys.WORKERS).time().execute()
-        found = []
-        for name, record in raw.items():
-            at_ms, _, state = record.partition(b"\0")
-            try:
-                silent_s = abs(now_s - int(at_ms) / 1000)  # the clock may have stepped back
-                worker = {"id": name.decode(), "silent_s": silent_s} | orjson.loads(state)
-            except (ValueError, TypeError):
-                continue
-            if isinstance(worker.get("queue"), str):
-                found.append(worker)
-        return [worker for worker in found if queue in (None, worker["queue"])]
+        return [each for each in read_announcements(raw, now_s) if queue in (None, each["queue"])]
 
     def why_full(
         self, queue: str, coming: int, *, high_water: float, high_water_requests: int

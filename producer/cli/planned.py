@@ -7,9 +7,9 @@ import click
 from producer.cli import show
 from producer.cli.findings import size_text
 from producer.cli.progress import counted
+from producer.core.plan.content import FileContent
 from producer.core.plan.duration import Duration
 from producer.core.plan.plan import Plan
-from producer.core.plan.reading import FileContent
 from producer.core.queue_workers import clock_text
 
 #: Where a duration's range comes from.
@@ -51,6 +51,7 @@ def plan_json(file: str, found: Plan) -> dict[str, Any]:
             "share": round(shared.share, 4),
             "distinct_share": round(shared.distinct / shared.whole, 4) if shared.whole else 0.0,
             "saved_tokens": found.saved_tokens,
+            "saved_as_is": _as_is(found),
             "kv_tokens": found.kv_tokens,
             "any_order": found.any_order,
         },
@@ -135,7 +136,16 @@ def _shared(found: Plan) -> str:
     text += f": {found.saved_tokens:,} tokens need not be computed"
     if found.any_order:
         return f"{text}, in any order"
-    return f"{text} if sharers run next to each other; the KV cache has {found.kv_tokens:,} tokens"
+    return (
+        f"{text} with --order prefix, {_as_is(found):,} as the lines stand; the KV cache has "
+        f"{found.kv_tokens:,} tokens"
+    )
+
+
+def _as_is(found: Plan) -> int:
+    """Return the prompt tokens that the prefix caches save in the file's own order."""
+    shared = found.content.shared
+    return round(found.saved_tokens * shared.as_is / shared.repeated) if shared.repeated else 0
 
 
 def _time(found: Plan) -> str:

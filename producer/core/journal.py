@@ -26,7 +26,8 @@ class RunProgress:
     `fingerprint` is the input's, `errors_file` is relative to the output's folder. `line` is the
     last physical line whose result is there, `digest` that of the input up to it, `windows`
     counts the windows collected; `output` and `errors` are the files' sizes in bytes. `complete`
-    says that the whole input is done.
+    says that the whole input is done. `plan` names the order in which a run with --order takes the
+    lines: then `line` counts in it, and the files are in it until the run is complete.
     """
 
     name: str
@@ -41,6 +42,7 @@ class RunProgress:
     completed: int = 0
     failed: int = 0
     complete: bool = False
+    plan: str = ""
     format: int = FORMAT
 
 
@@ -192,8 +194,22 @@ class RunFiles:
         self.journal.write(done)
         self.done = done
 
+    def settle_plan(self, name: str) -> None:
+        """Note the order of the lines before the first of them is queued."""
+        self.done = replace(self.done, plan=name)
+        self.journal.write(self.done)
+
     def finish(self) -> None:
-        """Note that the run is complete; remove an error file without a line."""
+        """Note that the run is complete; remove an error file without a line.
+
+        Lines that were taken in another order are put back into the input's.
+        """
+        if self.done.plan and not self.done.complete:
+            from producer.core.order.by_line import sort_by_line  # noqa: PLC0415 - loads numpy
+
+            # Stopped in between, it is done once more: the sizes stay what the journal says.
+            for path in (self._output, self._errors):
+                sort_by_line(path)
         if not self.done.errors:
             self._errors.unlink(missing_ok=True)
         if not self.done.complete:

@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 
 from contract.errors import RequestRejected
-from contract.openai.body import GENERATING
+from contract.openai.body import LIMITS
 from contract.openai.decode import decode
 from contract.openai.lines import Request
 from producer.core.seen import IN_MEMORY, Table
@@ -45,7 +45,7 @@ def question(url: str, text: bytes) -> bytes | None:
         body: dict[str, Any] = decode(text)
     except RequestRejected:  # the worker decodes it so, too, and says what is wrong
         return None
-    if url in GENERATING and (body.get("temperature") != 0 or body.get("n") not in (None, 1)):
+    if url in LIMITS and (body.get("temperature") != 0 or body.get("n") not in (None, 1)):
         return None
     if any(body.get(name) not in (None, False) for name in _DEPENDS):
         return None

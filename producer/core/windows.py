@@ -11,11 +11,12 @@ journal has and continues; results that workers wrote meanwhile are used.
 import secrets
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from contract import naming
 from contract.batch import Batch
@@ -30,6 +31,9 @@ from producer.core.reader import Input, RawChunk, chunks
 from producer.core.seen import SeenIds
 from producer.core.submission import Part, Submission
 from producer.core.submit import UNDER_WAY, Submitter
+
+if TYPE_CHECKING:
+    from producer.core.order.choice import Choice
 
 #: Windows in Redis at a time.
 WINDOWS_IN_REDIS = 2
@@ -78,7 +82,7 @@ class _Chunks:
 class Run:
     """One run of one file, `window` lines at a time. `report` is called with what is done and what
     it waits for: '' after each window. `ignored` counts the lines it has queued with each field
-    that means nothing here."""
+    that means nothing here. With an order, `choice` says which, of `planned_lines` lines."""
 
     store: BatchStore
     settings: Settings
@@ -86,6 +90,8 @@ class Run:
     window: int
     report: Callable[[RunProgress, str], None]
     ignored: Counter[str] = field(default_factory=Counter)
+    choice: "Choice | None" = None
+    planned_lines: int = 0
     _tell_at: float = 0.0
     _seen: SeenIds = field(default_factory=SeenIds)
 
@@ -105,9 +111,11 @@ class Run:
         begin = RunProgress(name, seed, source.name, source.fingerprint(), errors_file="")
         with closing(self._seen), RunFiles(output, errors, begin) as files:
             self._delete_done(files.done)  # it may have been stopped before it deleted the last one
-            raws = _Chunks(chunks(source.lines(), seed, self.settings.max_line_bytes))
-            self._skip(raws, files)
-            self._windows(raws, source.name, files)
+            read = chunks(source.lines(), seed, self.settings.max_line_bytes)
+            with closing(self._in_order(read, files)) as ordered:
+                raws = _Chunks(ordered)
+                self._skip(raws, files)
+                self._windows(raws, source.name, files)
             if source.fingerprint() != begin.fingerprint:
                 raise BatchConflict(
                     f"{source.name} has changed while it was read; {files.journal.start_anew}"
@@ -115,6 +123,28 @@ class Run:
             self._delete_done(files.done)
             files.finish()
             return files.done
+
+    def _in_order(self, read: Iterator[RawChunk], files: RunFiles) -> Generator[RawChunk]:
+        """Yield the input's chunks; where an order is asked for, after reading all of it."""
+        wish, earlier = self.submission.order, files.done.plan
+        if wish == "input":
+            yield from read
+            return
+        from producer.core.order.choice import cache_tokens  # noqa: PLC0415 - loads numpy
+        from producer.core.order.lines import PlannedLines  # noqa: PLC0415
+
+        lines = PlannedLines(read, self.submission.seed, self.submission.overrides)
+        with closing(lines):
+            choice = lines.choose(wish, cache_tokens(self.store, self.submission.queue), earlier)
+            if earlier and choice.name != earlier:
+                raise BatchConflict(
+                    "the input has changed, or this version of warmq plans another order for it; "
+                    f"go on with the version that began it, or {files.journal.start_anew}"
+                )
+            self.choice, self.planned_lines = choice, len(lines)
+            if not earlier:
+                files.settle_plan(choice.name)
+            yield from lines.chunks(choice)
 
     def _delete_done(self, done: RunProgress) -> None:
         """Delete windows whose results are in the output; a failover of Redis brings some back."""

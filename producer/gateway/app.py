@@ -24,6 +24,8 @@ from producer.gateway.caller import Caller
 from producer.gateway.errors import ApiError, answer, of_warmq
 from producer.gateway.http import reply
 from producer.gateway.idempotency import Idempotency
+from producer.gateway.live import routes as live
+from producer.gateway.live.online import online
 from producer.gateway.services import Services
 
 log = logging.getLogger(__name__)
@@ -103,6 +105,7 @@ def routes() -> list[Route]:
         Route("/health", _health),
         Route("/ready", _ready),
         Route("/version", _version),
+        *live.routes(),
     ]
 
 
@@ -111,7 +114,8 @@ def build(services: Services) -> Starlette:
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> Any:
-        yield
+        async with online(services.settings) as app.state.online:
+            yield
         await services.close_async()
 
     handlers: dict[Any, Callable[[Request, Any], Response]] = {

@@ -42,6 +42,7 @@ PARTS = {
     "throughput": "beside_vllm.throughput",
     "streaming": "beside_vllm.streaming",
     "planning": "beside_vllm.planning",
+    "gateway_online": "gateway.online",
 }
 
 

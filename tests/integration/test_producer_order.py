@@ -379,13 +379,3 @@ def test_a_full_disk_is_an_error_that_names_the_folder_and_tmpdir(
     with pytest.raises(WriteFailed, match="TMPDIR"):
         submit(store, by_question(tmp_path / "in.jsonl"), PREFIX)
     assert not state(store, "b1").sealed
-
-
-def test_a_run_says_that_its_windows_cannot_be_put_in_order(
-    redis_url: str, store: BatchStore, tmp_path: Path
-) -> None:
-    file, out = by_question(tmp_path / "in.jsonl"), tmp_path / "out.jsonl"
-    done = run_producer("run", file, out, "--order", "prefix", redis_url=redis_url)
-    assert done.returncode == 2
-    assert "`producer submit --order` plans the whole file" in done.stderr
-    assert not out.exists()

@@ -5,50 +5,20 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 import orjson
 import redis
 from draining import LONG, Draining, draining, error_of, send, soon
 from lessee import QUEUE, celery_message, chat, now, stored, submit_batch
 from support import producer_env
+from writing import Writer
 
 from contract import naming, streaming
-from contract.errors import RequestFailed
 from contract.redis import keys
 from contract.redis.batches import BatchStore
 from contract.streaming import Entry, Listener, Transcript, texts_of
 from worker.drain.events import Committed, FirstText
 from worker.drain.streaming import Streaming
-from worker.engine import Completion, EngineRequest
-from worker.engine.simulated.engine import SimulatedEngine
-
-
-class Writer(SimulatedEngine):
-    """Has written of every request what the test put into `texts`; ends when `go` is set."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.texts: list[str] = []
-        #: What the result says where that is not the text so far.
-        self.answers: list[str] | None = None
-        self.asked: set[str] = set()
-        self.go = asyncio.Event()
-        self.fails = False
-
-    async def generate(self, request: EngineRequest, request_id: str) -> Completion:
-        if request.body.get("user") == "at once":
-            return await super().generate(request, request_id)
-        await self.go.wait()
-        if self.fails:
-            raise RequestFailed("as told")
-        texts = self.texts if self.answers is None else self.answers
-        choices = [{"index": n, "message": {"content": text}} for n, text in enumerate(texts)]
-        return Completion(orjson.dumps({"choices": choices}), 1, 1)
-
-    def text_so_far(self, request_id: str) -> Sequence[str]:
-        self.asked.add(request_id)
-        return list(self.texts)
 
 
 class Reader:

@@ -40,10 +40,11 @@ async def writes(redis: Redis) -> AsyncIterator[Committer]:
     running.cancel()
 
 
-def ending(meta: bytes = b"{}") -> Ending:
+def ending(meta: bytes = b"{}", keep_ms: int | None = None) -> Ending:
     delivery = Delivery(
-        "w/1", "id", "warmq.generate", "", "", "", 0, None, None, None, None, False, {}, {}
-    )
+        "w/1", "id", "warmq.generate", "", "", "", 0, None, None, None, None, False, {}, {},
+        keep_ms=keep_ms,
+    )  # fmt: skip
     return Ending(delivery, "completed", meta)
 
 
@@ -116,3 +117,24 @@ async def test_a_flush_waits_for_what_is_under_way_and_for_what_came_meanwhile(
     redis.open.set()
     await asyncio.wait_for(flushing, 5)
     assert sum(map(len, redis.groups)) == committer.GROUP + 1
+
+
+async def test_the_ending_of_an_online_request_waits_for_no_others(
+    redis: Redis, writes: Committer
+) -> None:
+    writes.put(ending(keep_ms=60_000))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert [len(group) for group in redis.groups] == [1]
+
+
+async def test_online_requests_that_end_during_a_done_share_the_next(
+    redis: Redis, writes: Committer
+) -> None:
+    redis.open.clear()
+    for _ in range(5):
+        writes.put(ending(keep_ms=60_000))
+        await asyncio.sleep(0)
+    redis.open.set()
+    await writes.flush()
+    assert [len(group) for group in redis.groups] == [1, 4]

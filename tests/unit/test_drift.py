@@ -11,7 +11,10 @@ from pathlib import Path
 import pytest
 
 from contract.openai.body import CHAT_URL, COMPLETION_URL, field_names
+from contract.openai.messages import COUNT_TOKENS_URL, MESSAGES_URL
+from contract.openai.openai_only import REFUSED
 from contract.openai.pooling import EMBEDDINGS_URL, RERANK_URLS, SCORE_URLS
+from contract.openai.responses import RESPONSES_URL, TOKENIZE_URL
 from contract.settings import SettingsError
 from demo.stack import ROOT
 from worker.engine.vllm.options import REMOVED, SPECULATION, is_back
@@ -121,6 +124,32 @@ def test_our_field_names_for_pooling_models_are_those_of_all_vllms_forms() -> No
         assert lacking(url, form) == set()
 
 
+#: Fields of vLLM's that need a server which remembers, or that vLLM itself refuses.
+FORGETTING = {"background", "store", "previous_response_id", "prompt"}
+
+
+def test_our_field_names_for_messages_responses_and_tokens_are_vllms() -> None:
+    from worker.engine.vllm.forms import fields_of, lacking
+    from worker.engine.vllm.names import (
+        AnthropicCountTokensRequest,
+        AnthropicMessagesRequest,
+        ResponsesRequest,
+        TokenizeRequest,
+    )
+
+    forms = {
+        MESSAGES_URL: (AnthropicMessagesRequest, {"stream"}),
+        COUNT_TOKENS_URL: (AnthropicCountTokensRequest, set()),
+        RESPONSES_URL: (ResponsesRequest, {"stream", "request_id"} | FORGETTING),
+        TOKENIZE_URL: (TokenizeRequest, set()),
+    }
+    for url, (form, left_out) in forms.items():
+        assert fields_of(form) - field_names(url) == left_out, url
+        assert lacking(url, form) == lacking_here() & field_names(url), url
+        for name in left_out - {"stream", "request_id"}:
+            assert name in REFUSED[url]
+
+
 def test_what_the_adapter_relies_on_is_there() -> None:
     import inspect
 
@@ -146,6 +175,19 @@ def test_what_the_adapter_relies_on_is_there() -> None:
     assert {"detokenizer", "parent_req", "request_index"} <= set(state)
     wanted = ["finished", "delta"]
     assert list(inspect.signature(Detokenizer.get_next_output_text).parameters)[1:] == wanted
+    # What worker/engine/vllm/other_urls.py calls, and stands in for
+    from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
+    from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses
+    from vllm.entrypoints.serve.tokenize.serving import ServingTokenization
+
+    assert issubclass(AnthropicServingMessages, OpenAIServingChat)
+    for serving in (AnthropicServingMessages, OpenAIServingResponses):
+        ends = list(inspect.signature(serving._raise_if_error).parameters)
+        assert ends == ["self", "finish_reason", "request_id"]
+    for name in ("create_messages", "count_tokens"):
+        assert inspect.iscoroutinefunction(getattr(AnthropicServingMessages, name))
+    assert inspect.iscoroutinefunction(OpenAIServingResponses.create_responses)
+    assert inspect.iscoroutinefunction(ServingTokenization.create_tokenize)
     # If this is no longer 16, vLLM has given up OpenAI's old default; so may our adapter.
     assert CompletionRequest(prompt="x").max_tokens == 16
 

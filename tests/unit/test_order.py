@@ -58,6 +58,8 @@ def test_documents_written_question_by_question_are_put_together() -> None:
     assert found.groups == 9
     assert 440 <= found.group_tokens <= 510
     assert found.saved_as_is == 0
+    assert found.saved == pytest.approx(3 * found.distinct, rel=0.01)
+    assert found.distinct == pytest.approx(9 * found.group_tokens, rel=0.01)
     assert 0.60 < found.saved / found.prompt < 0.75
 
 
@@ -72,7 +74,10 @@ def test_short_documents_after_a_long_system_message_are_told_apart() -> None:
         chat(f"{text(d, 300)} {text(70 + q, 60)}", system=text(1, 12_000))
         for q in range(3) for d in range(5)
     ]  # fmt: skip
-    assert planned(bodies).order.tolist() == [q * 5 + d for d in range(5) for q in range(3)]
+    found = planned(bodies)
+    assert found.order.tolist() == [q * 5 + d for d in range(5) for q in range(3)]
+    # The system message counts once, each document once more
+    assert 3_000 < found.distinct < 3_500
 
 
 def test_tools_come_before_the_system_message_wherever_they_stand_in_the_body() -> None:

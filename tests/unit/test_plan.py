@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,10 @@ from support import chat_line, write_lines
 
 from contract.settings import Settings
 from demo.stack import MODEL
+from producer.core.plan.content import Asked, FileContent
 from producer.core.plan.duration import duration, kv_tokens, mean_answer, saved_tokens
 from producer.core.plan.plan import Plan, plan
 from producer.core.plan.prompts import prompt_of
-from producer.core.plan.reading import Asked, FileContent
-from producer.core.plan.shared import DEPTHS, Filter, SharedBeginnings
 from producer.core.plan.tokens import Estimate, NoTokenizer, Tokenizer, at_hand
 from producer.core.reader import Input
 from producer.core.submission import Submission
@@ -187,50 +185,6 @@ def test_the_tokenizer_of_the_workers_model_is_used_where_its_folder_is_here() -
 def test_a_tokenizer_that_is_named_and_not_there_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(NoTokenizer, match="no tokenizer that can be read in"):
         at_hand(str(tmp_path), [])
-
-
-# -- shared beginnings -------------------------------------------------------------
-
-
-def test_beginnings_are_found_to_the_last_step_before_they_end() -> None:
-    found = SharedBeginnings()
-    for number in range(10):
-        found.add("d" * 1000 + f"{number}" * 300)
-    shared = found.found
-    assert shared.whole == 13_000
-    assert shared.repeated == 9 * max(d for d in DEPTHS if d <= 1000)
-    assert shared.distinct == max(d for d in DEPTHS if d <= 1000)
-    found.close()
-
-
-def test_different_prompts_and_different_salts_share_nothing() -> None:
-    found = SharedBeginnings()
-    for number in range(200):
-        found.add(f"{number} " * 100)
-    found.add("x" * 500, "salt 1")
-    found.add("x" * 500, "salt 2")
-    found.add("short")
-    found.add("short")  # below a step: too little for a block of the cache
-    assert (found.found.repeated, found.found.distinct) == (0, 0)
-    assert found.found.share == 0.0
-    found.close()
-
-
-def test_steps_grow_by_an_eighth_at_most() -> None:
-    for before, depth in pairwise(DEPTHS):
-        assert before < depth <= before + max(128, before // 8)
-
-
-def test_a_filter_forgets_nothing_and_rarely_takes_new_for_known() -> None:
-    met = Filter(2**16)  # 10 bits for each of 50,000
-    digests = [(n * 0x9E3779B97F4A7C15F39CC0605CEDC834 % 2**128).to_bytes(16, "little")
-               for n in range(1, 100_001)]  # fmt: skip
-    for digest in digests[:50_000]:
-        met.add(digest)
-    assert not any(met.add(digest) for digest in digests[:50_000])
-    wrongly = sum(not met.add(digest) for digest in digests[50_000:51_000])
-    assert wrongly < 30
-    met.close()
 
 
 # -- time ----------------------------------------------------------------------------

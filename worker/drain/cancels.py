@@ -11,6 +11,7 @@ from contract import naming
 from contract.redis import keys
 from worker.drain.in_flight import Running
 from worker.drain.loop import Drain
+from worker.drain.online_text import OnlineText
 from worker.drain.scripts import ERRORS
 from worker.drain.streaming import Streaming
 
@@ -24,10 +25,11 @@ REVOKE_KEEP_S = 10800.0
 class Cancels:
     """Aborts what is cancelled while it runs here."""
 
-    def __init__(self, drain: Drain, streaming: Streaming) -> None:
+    def __init__(self, drain: Drain, streaming: Streaming, online_text: OnlineText) -> None:
         self._leases = drain.leases
         self._in_flight = drain.in_flight
         self._streaming = streaming
+        self._online_text = online_text
         self._timeout_s = drain.settings.redis_timeout_s
 
     async def run(self) -> None:
@@ -69,15 +71,25 @@ class Cancels:
     def _act_on(self, channel: str, data: bytes) -> None:
         try:
             if channel == naming.LISTEN_CHANNEL:
-                self._streaming.heard(data)
+                self._heard(orjson.loads(data))
             elif channel == keys.BATCH_CANCEL_CHANNEL:
                 batch = data.decode()
                 of_batch = [r for r in self._in_flight if r.delivery.batch == batch]
                 self._in_flight.abort(of_batch, "cancelled")
             else:
                 self._in_flight.abort(self._running({*map(str, orjson.loads(data))}), "cancelled")
-        except (ValueError, TypeError):  # anybody may publish anything; no worker dies of it
+        except (
+            ValueError,
+            TypeError,
+            KeyError,
+        ):  # anybody may publish anything; no worker dies of it
             log.warning("ignored what came on %s", channel, extra={"action": "bad_message"})
+
+    def _heard(self, announced: Any) -> None:
+        if isinstance(announced, dict):
+            self._online_text.heard(announced)
+        else:
+            self._streaming.heard(announced)
 
     def _running(self, request_ids: set[str]) -> Iterator[Running]:
         return (r for r in self._in_flight if r.delivery.request_id in request_ids)

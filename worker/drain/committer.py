@@ -38,10 +38,15 @@ class Committer:
         self._idle.set()
 
     def put(self, ending: Ending) -> None:
-        """Take an ending; returns at once."""
+        """Take an ending; returns at once.
+
+        That of an online request, whose slot only its caller's next one fills, waits for no others;
+        those that end while one DONE is under way share the next.
+        """
         self._waiting.append(ending)
         self._idle.clear()
-        if len(self._waiting) >= min(GROUP, self._enough()):
+        online = ending.delivery.keep_ms is not None
+        if online or len(self._waiting) >= min(GROUP, self._enough()):
             self._due.set()
         elif len(self._waiting) == 1:
             asyncio.get_running_loop().call_soon(self._linger)

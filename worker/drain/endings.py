@@ -44,8 +44,9 @@ def arguments(endings: Sequence[Ending]) -> list[Any]:
         prompt, completion = e.prompt_tokens, e.completion_tokens
         if not (0 <= prompt <= MOST_TOKENS and 0 <= completion <= MOST_TOKENS):
             prompt, completion = (min(max(0, n), MOST_TOKENS) for n in (prompt, completion))
+        life = d.life if d.batch else d.keep_ms or ""
         args += (
-            d.lease, d.request_id, d.batch, d.life, outcome, int(e.keep), prompt, completion, e.meta
+            d.lease, d.request_id, d.batch, life, outcome, int(e.keep), prompt, completion, e.meta
         )  # fmt: skip
     return args
 

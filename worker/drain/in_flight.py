@@ -16,7 +16,8 @@ ABORTS = {"cancelled": "cancelled by the user", "expired": "not finished before 
 class Running:
     """One request in flight; `abort` says why its task was cancelled, `died` that the
     engine died with it inside. The engine knows it by `engine_id`; `since` is the
-    time.monotonic() at which its task began."""
+    time.monotonic() at which its task began; `plain` says that somebody wants its text while it
+    runs, and that this is what its answer will say, word for word (plain_text.py)."""
 
     delivery: Delivery
     engine_id: str
@@ -26,6 +27,7 @@ class Running:
     ended: bool = False
     died: bool = False
     since: float = 0.0
+    plain: bool = False
 
 
 class InFlight:

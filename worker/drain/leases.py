@@ -8,7 +8,7 @@ the drain has other things to look at.
 import datetime as dt
 import logging
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,7 @@ from contract.errors import RequestRejected, StoreRefused
 from contract.message import Delivery, read_delivery
 from contract.redis import keys
 from contract.redis.arrivals import Arrivals
-from contract.streaming import STREAM_ENTRIES, STREAM_TTL_MS, Entry
+from contract.streaming import STREAM_ENTRIES, STREAM_TTL_MS, Entry, Piece, published
 from worker.drain.endings import Ending, arguments, with_error
 from worker.drain.scripts import ALWAYS_TAKEN_BYTES, Scripts
 from worker.settings import WorkerSettings
@@ -273,6 +273,16 @@ class Leases(Scripts):
                 pipe.xadd(key, entry, maxlen=STREAM_ENTRIES)
             pipe.pexpire(key, STREAM_TTL_MS)
         await pipe.execute(raise_on_error=False)
+
+    async def publish_texts(self, pieces: Mapping[str, Sequence[Piece]]) -> dict[str, int]:
+        """Publish to each listener its pieces; return how many connections heard each."""
+        if not pieces:
+            return {}
+        pipe = self._client.pipeline(transaction=False)
+        for listener, of_it in pieces.items():
+            pipe.publish(naming.text_channel(listener), published(of_it))
+        replies = await pipe.execute()
+        return dict(zip(pieces, replies, strict=True))
 
     async def take_suspects_lock(self) -> bool:
         """Become, or stay, the one worker that runs suspects of this queue."""

@@ -10,6 +10,7 @@ from contract.results import failure_meta, success_meta
 from worker.drain.endings import Ending
 from worker.drain.events import Events, Started
 from worker.drain.in_flight import Running
+from worker.drain.plain_text import is_plain
 from worker.engine import Engine, EngineRequest
 
 
@@ -80,6 +81,8 @@ async def serve(
     running.since = time.monotonic()
     try:
         request = read_request(delivery, served)
+        if delivery.listener:
+            running.plain = is_plain(request)
         if events.listeners(Started):
             events.publish(Started(delivery))
         completion = await engine.generate(request, running.engine_id)

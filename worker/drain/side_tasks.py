@@ -6,6 +6,7 @@ from typing import Any
 from worker.drain.cancels import Cancels
 from worker.drain.lease_keeper import keep_leases
 from worker.drain.loop import Drain
+from worker.drain.online_text import OnlineText
 from worker.drain.progress import Progress
 from worker.drain.streaming import Streaming
 from worker.drain.sweeper import sweep
@@ -18,7 +19,8 @@ class SideTasks:
     def __init__(self, drain: Drain) -> None:
         self._drain = drain
         self.streaming = Streaming(drain)
-        self.cancels = Cancels(drain, self.streaming)
+        self.online_text = OnlineText(drain)
+        self.cancels = Cancels(drain, self.streaming, self.online_text)
 
     def tasks(self) -> list[Coroutine[Any, Any, None]]:
         """Return the coroutines to run."""
@@ -29,4 +31,5 @@ class SideTasks:
             Progress(self._drain).run(),
             self.cancels.run(),
             self.streaming.run(),
+            self.online_text.run(),
         ]

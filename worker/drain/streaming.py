@@ -7,8 +7,9 @@ is and appends what is new. With no listener there are no ticks, and nothing els
 import asyncio
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import orjson
 
@@ -60,14 +61,14 @@ class Streaming:
         self._awake = asyncio.Event()
         self._said = ""
 
-    def heard(self, data: bytes) -> None:
-        """Take in an announcement: a JSON list of request ids.
+    def heard(self, request_ids: Iterable[Any]) -> None:
+        """Take in an announcement.
 
         Raises:
-            ValueError, TypeError: if it is none.
+            TypeError: if it is none.
         """
         until = time.monotonic() + streaming.LISTEN_S
-        for request_id in map(str, orjson.loads(data)):
+        for request_id in map(str, request_ids):
             if request_id in self._until or len(self._until) < MOST:
                 self._until[request_id] = until
         if self._until and not self._awake.is_set():

@@ -4,7 +4,7 @@ Adapters translate their library's errors into RequestRejected (the request is
 wrong), RequestFailed (this attempt failed) and EngineDead (rebuild me).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -17,6 +17,8 @@ class Capacity:
     tokens; `adapters` are names that a line's `model` may have besides the
     model's own; `details` is shown by `inspect stats`. `kv_tokens` is the size of
     the KV cache and `prefix_caching` whether prompts share it, None where unknown.
+    `parses_chats` says that a chat's answer is more than the text of `text_so_far`: a parser takes
+    the reasoning out of it.
     """
 
     max_num_seqs: int
@@ -26,6 +28,7 @@ class Capacity:
     details: dict[str, Any] = field(default_factory=dict)
     kv_tokens: int | None = None
     prefix_caching: bool | None = None
+    parses_chats: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,3 +104,14 @@ class TellsCached(Protocol):
 
     def cached_prompt_tokens(self) -> int:
         """Return how many prompt tokens it has found in its prefix cache so far."""
+
+
+@runtime_checkable
+class TellsText(Protocol):
+    """What an engine may have besides, if it knows when there is new text; others are looked at."""
+
+    def on_text(self, call: Callable[[], None]) -> None:
+        """Call this on the drain's loop whenever `text_so_far` may return more than before.
+
+        Called once for each step of the engine, not for each request; it returns at once.
+        """

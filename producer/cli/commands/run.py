@@ -12,7 +12,7 @@ from producer.cli.progress import Meter, counted, tell
 from producer.cli.served import refuse_older_workers, tell_if_unserved
 from producer.cli.shaping import make_submission, shaping_options
 from producer.cli.show import put_json, written_json
-from producer.cli.told import ignored_fields
+from producer.cli.told import ignored_fields, order
 from producer.core.files import check_writable
 from producer.core.journal import Journal, RunProgress
 from producer.core.reader import Input
@@ -47,17 +47,12 @@ def command(
     """Take FILE through the queue into OUT, in windows, in the order of FILE.
 
     For files larger than Redis: it holds two windows at a time, whatever FILE is,
-    and smaller ones where it is full. OUT grows as windows end. After an interruption,
+    and smaller ones where it is full. OUT grows as windows end; with --order prefix
+    FILE is read whole first, and OUT is put into FILE's order at the end. After an interruption,
     a crash or a full disk the same command goes on where OUT ends; OUT.progress
     remembers where that is, and that all is done. FILE, OUT and ERR are different files,
     and what is there that no run has left is refused, not overwritten.
     """
-    order = shaping["order"]
-    if order != "input":
-        raise click.UsageError(
-            f"--order {order}: a run queues a window at a time, and within windows next to nothing "
-            "is saved; `producer submit --order` plans the whole file, if Redis has room for it"
-        )
     if "-" in (output, errors):
         raise click.UsageError("OUT and ERR must be files: a run goes on where they end")
     check_writable(Path(output))
@@ -89,13 +84,18 @@ def _taken(
             text = f"{done.line} lines done, {done.failed} failed"
             if waiting:
                 text += f", waiting: {waiting}"
-            meter.update(source.position, text, source.size, at_once=not waiting)
+            taken = (
+                (done.line, wide.planned_lines) if wide.choice else (source.position, source.size)
+            )
+            meter.update(taken[0], text, taken[1], at_once=not waiting)
 
         wide = Run(context.store, context.settings, submission, window, report)
         try:
             done = wide.run(source, *places)
         finally:
             source.close()
+    if wide.choice:
+        tell(f"{output}: {order(wide.choice)}")
     if wide.ignored:
         tell(f"{output}: {ignored_fields(wide.ignored)}")
     return done

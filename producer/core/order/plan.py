@@ -27,13 +27,15 @@ class Plan:
 
     Tokens are estimates from the texts' lengths. `prompt` is that of all prompts; of these the
     engine finds `saved_as_is` in its prefix cache in the file's order, `saved` in this order.
-    `groups` requests' beginnings are shared by two or more, `group_tokens` long on average.
+    `distinct` is the size of the shared beginnings, each once. `groups` requests' beginnings are
+    shared by two or more, `group_tokens` long on average.
     """
 
     order: np.ndarray
     prompt: int
     saved: int
     saved_as_is: int
+    distinct: int
     groups: int
     group_tokens: int
 
@@ -70,7 +72,7 @@ def plan(records: Records, cache_tokens: int = UNKNOWN_CACHE_TOKENS) -> Plan:
     saved, as_is = np.zeros(count, dtype=_NUMBER), np.zeros(count, dtype=_NUMBER)
     # Of the smallest group that a line is in: its first line, and how much it shares.
     leaf, leaf_depth = np.full(count, -1, dtype=_NUMBER), np.zeros(count, dtype=_NUMBER)
-    written = _written(records, sizes)
+    written, distinct = _written(records, sizes), 0
     for level in range(records.levels):
         keys = records.column(level)[now.line]
         now, keys = _split(now, keys)
@@ -81,6 +83,7 @@ def plan(records: Records, cache_tokens: int = UNKNOWN_CACHE_TOKENS) -> Plan:
         depth = depth_bytes(keys).astype(_NUMBER)
         later = now.group != np.arange(len(keys))
         saved[now.line[later]] = depth[later]
+        distinct += int((depth - leaf_depth[now.line])[~later].sum(dtype=np.int64))
         apart = np.diff(written[now.line], prepend=0)
         near = later & (apart <= cache_tokens * BYTES_PER_TOKEN // BLOCK_BYTES)
         as_is[now.line[near]] = depth[near]
@@ -93,6 +96,7 @@ def plan(records: Records, cache_tokens: int = UNKNOWN_CACHE_TOKENS) -> Plan:
         prompt=int(sizes.sum(dtype=np.int64)) // BYTES_PER_TOKEN,
         saved=int(saved.sum(dtype=np.int64)) // BYTES_PER_TOKEN,
         saved_as_is=int(as_is.sum(dtype=np.int64)) // BYTES_PER_TOKEN,
+        distinct=distinct // BYTES_PER_TOKEN,
         groups=len(leaves),
         group_tokens=int(shared.mean()) // BYTES_PER_TOKEN if len(shared) else 0,
     )

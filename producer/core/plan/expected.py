@@ -2,8 +2,8 @@
 
 import orjson
 
+from producer.core.plan.content import Asked, FileContent
 from producer.core.plan.duration import Worker, duration, mean_answer
-from producer.core.plan.reading import Asked, FileContent
 from producer.core.plan.tokens import CHARACTERS
 
 #: Bytes of a line that are not its prompt: names of fields, custom_id, parameters.

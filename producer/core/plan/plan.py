@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from contract.settings import Settings
+from producer.core.plan.content import FileContent
 from producer.core.plan.duration import (
     Duration,
     Worker,
@@ -13,7 +14,7 @@ from producer.core.plan.duration import (
     saved_tokens,
 )
 from producer.core.plan.memory import RedisBytes, redis_bytes
-from producer.core.plan.reading import FileContent, FileReader
+from producer.core.plan.reading import FileReader
 from producer.core.plan.tokens import Estimate
 from producer.core.reader import Input, chunks
 from producer.core.submission import Submission
@@ -61,7 +62,8 @@ def plan(
         InputUnreadable: for damaged input.
     """
     usual = mean_answer(workers)
-    reader = FileReader(settings, submission.queue, submission.overrides, counter, usual)
+    cache = kv_tokens(workers)
+    reader = FileReader(settings, submission.queue, submission.overrides, counter, usual, cache)
     try:
         raw = chunks(source.lines(), submission.seed, settings.max_line_bytes)
         content = reader.read(raw, report)
@@ -69,6 +71,6 @@ def plan(
         source.close()
     saved, any_order = saved_tokens(content, workers)
     return Plan(
-        content, submission.queue, counter.name, usual, kv_tokens(workers), saved, any_order,
+        content, submission.queue, counter.name, usual, cache, saved, any_order,
         redis_bytes(content), len(workers), duration(content, workers),
     )  # fmt: skip

@@ -1,22 +1,24 @@
 """Reads a file as submit would, without queueing it, and adds up what it asks for.
 
-Nothing here grows with the file: bodies, custom_ids and beginnings of prompts are remembered in
-tables of fixed size.
+Bodies and custom_ids are remembered in tables of fixed size, beginnings as `--order` does it.
 """
 
 import hashlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from contextlib import closing
 from typing import Any
 
 import orjson
 
 from contract.message import MessageWriter
-from contract.openai.body import GENERATING
+from contract.openai.body import LIMITS
 from contract.settings import Settings
 from producer.core.lines import LinesToMessages, PreparedChunk
+from producer.core.order.keys import keys_of, text_of
+from producer.core.order.plan import UNKNOWN_CACHE_TOKENS, plan
+from producer.core.order.records import Records
+from producer.core.plan.content import FileContent, Shared
 from producer.core.plan.prompts import Prompt, prompt_of
-from producer.core.plan.shared import Shared, SharedBeginnings
 from producer.core.plan.tokens import Estimate
 from producer.core.reader import RawChunk
 from producer.core.seen import SeenIds
@@ -25,49 +27,6 @@ from producer.core.seen import SeenIds
 TOLD = 10
 #: As long as those of a real batch, for the sizes of messages.
 _CREATED, _LIFE = 1_700_000_000_000, "sixteen.letters.12345"
-
-
-@dataclass(slots=True)
-class Asked:
-    """Tokens that a file asks for: `written` to be written, each after reading its context,
-    `read` tokens in all."""
-
-    written: float = 0.0
-    read: float = 0.0
-
-    def add(self, prompt: int, answer: float, choices: int) -> None:
-        """Take a request whose answers have so many tokens each."""
-        self.written += choices * answer
-        self.read += choices * answer * (prompt + answer / 2)
-
-
-@dataclass(slots=True)
-class FileContent:
-    """What was found. `estimated` requests have an estimated number of prompt tokens.
-
-    `limits` is the sum of what their answers may have at most, in tokens; `without_limit` requests
-    name none. `fixed` ones will be that long. `choices` are all answers (`n` of a request);
-    `expected` is what they take if they are as long as the queue's answers on average, `most` if
-    each ends at its limit.
-    """
-
-    lines: int = 0
-    requests: int = 0
-    bad: int = 0
-    first_bad: list[str] = field(default_factory=list)
-    duplicates: int = 0
-    prompt_tokens: int = 0
-    estimated: int = 0
-    limits: int = 0
-    without_limit: int = 0
-    fixed: int = 0
-    most: Asked = field(default_factory=Asked)
-    expected: Asked = field(default_factory=Asked)
-    choices: int = 0
-    message_bytes: int = 0
-    index_bytes: int = 0
-    reject_bytes: int = 0
-    shared: Shared = field(default_factory=Shared)
 
 
 class _Look(MessageWriter):
@@ -92,6 +51,7 @@ class FileReader:
         overrides: body fields that replace those of every line.
         counter: counts the tokens of prompts.
         mean_answer: tokens of the queue's answers on average; None if nobody knows.
+        cache: tokens that the workers' prefix caches hold; None if nobody knows.
     """
 
     def __init__(
@@ -101,6 +61,7 @@ class FileReader:
         overrides: dict[str, Any],
         counter: Estimate,
         mean_answer: float | None,
+        cache: int | None = None,
         batch_id: str = "plan",
     ) -> None:
         self.content = FileContent()
@@ -108,8 +69,9 @@ class FileReader:
         self._mean = mean_answer
         self._bodies: list[tuple[str, dict[str, Any]]] = []
         self._ids, self._same = SeenIds(), SeenIds()
-        self._beginnings = SharedBeginnings()
-        self.content.shared = self._beginnings.found
+        self._cache = UNKNOWN_CACHE_TOKENS if cache is None else cache
+        self._texts: list[list[bytes]] = []
+        self._records = Records()
         self._lines = LinesToMessages(
             batch_id,
             _Look(self._look, batch_id, queue),
@@ -126,19 +88,20 @@ class FileReader:
         Raises:
             InputUnreadable: for damaged input.
         """
-        try:
-            for raw in raw_chunks:
-                self._take(self._lines.prepare(raw, (0, "")))
-                self.content.lines = raw.cursor
-                report(self.content)
-        finally:
-            for table in (self._ids, self._same, self._beginnings):
-                table.close()
+        with closing(self._records):
+            with closing(self._ids), closing(self._same):  # the plan needs their memory
+                for raw in raw_chunks:
+                    self._take(self._lines.prepare(raw, (0, "")))
+                    self.content.lines = raw.cursor
+                    report(self.content)
+            found = plan(self._records, self._cache)
+        self.content.shared = Shared(found.prompt, found.saved, found.saved_as_is, found.distinct)
         return self.content
 
     def _look(self, url: str, raw: bytes) -> None:
         body = orjson.loads(raw)
         self._bodies.append((url, body))
+        self._texts.append(text_of(url, raw))
         same = orjson.dumps([url, body], option=orjson.OPT_SORT_KEYS)
         new = self._same.add(hashlib.blake2b(same, digest_size=16).hexdigest())
         self.content.duplicates += not new
@@ -159,17 +122,17 @@ class FileReader:
         for (url, body), prompt, count in zip(bodies, prompts, counts, strict=True):
             self._add(url, body, prompt, count)
         bodies.clear()
+        self._records.add(*keys_of(self._texts))
+        self._texts.clear()
 
     def _add(self, url: str, body: dict[str, Any], prompt: Prompt, count: int) -> None:
         content = self.content
         content.prompt_tokens += count
         content.estimated += not self._counter.exact(prompt)
-        salt = str(body.get("cache_salt") or "")
-        self._beginnings.add("\n".join(prompt.texts), salt)
-        if url not in GENERATING:
+        if url not in LIMITS:
             return
         choices = body.get("n") or 1
-        limit = body.get("max_completion_tokens") or body.get("max_tokens")
+        limit = next((body[name] for name in reversed(LIMITS[url]) if body.get(name)), None)
         fixed = limit is not None and (body.get("ignore_eos") or body.get("min_tokens") == limit)
         content.choices += choices
         content.fixed += bool(fixed)

@@ -15,7 +15,7 @@ import aiohttp
 import orjson
 
 from contract.errors import EngineDead, RequestFailed
-from contract.openai.body import CHAT_URL, GENERATING
+from contract.openai.body import CHAT_URL, LIMITS, limits_tokens
 from worker.engine import Capacity, Completion, EngineRequest
 from worker.engine.openai import OpenAISettings
 from worker.engine.openai.exchange import exchange, prompt_tokens
@@ -109,9 +109,8 @@ class OpenAIEngine(RemoteEngine[Upstream]):
             RequestRejected, RequestFailed, EngineDead: by the table of retries.py.
         """
         body, tries = dict(request.body), _Tries()
-        limits = body.get("max_tokens"), body.get("max_completion_tokens")
-        if request.url in GENERATING and limits == (None, None):
-            body["max_tokens"] = self._settings.default_max_tokens
+        if not limits_tokens(request.url, body):
+            body[LIMITS[request.url][0]] = self._settings.default_max_tokens
         while True:
             upstream = await self._fleet.take(tries.avoid)
             try:
@@ -130,13 +129,10 @@ class OpenAIEngine(RemoteEngine[Upstream]):
                 self._partial.pop(request_id, None)
             await asyncio.sleep(pause_s)
         upstream.pause_s = 0.0
-        if model := request.body.get("model"):
+        if (model := request.body.get("model")) and "model" in answer:
             answer["model"] = model
-        usage = answer.get("usage") or {}
         return Completion(
-            orjson.dumps(answer, option=orjson.OPT_NON_STR_KEYS),
-            int(usage.get("prompt_tokens") or 0),
-            int(usage.get("completion_tokens") or 0),
+            orjson.dumps(answer, option=orjson.OPT_NON_STR_KEYS), *_used(answer.get("usage") or {})
         )
 
     def text_so_far(self, request_id: str) -> Sequence[str]:
@@ -184,6 +180,15 @@ class OpenAIEngine(RemoteEngine[Upstream]):
         if fits := bool(0 < left < body["max_tokens"]):
             body["max_tokens"] = left
         return fits
+
+
+def _used(usage: Json) -> tuple[int, int]:
+    """Return the tokens of prompt and answer, in OpenAI's older and newer words and Anthropic's,
+    who counts those of the cache apart."""
+    cached = ("cache_read_input_tokens", "cache_creation_input_tokens")
+    asked = sum(int(usage.get(name) or 0) for name in ("prompt_tokens", "input_tokens", *cached))
+    written = sum(int(usage.get(name) or 0) for name in ("completion_tokens", "output_tokens"))
+    return asked, written
 
 
 rehearse = partial(ask_once, OpenAIEngine)

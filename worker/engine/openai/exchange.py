@@ -10,6 +10,7 @@ import aiohttp
 import orjson
 
 from contract.openai.body import GENERATING
+from contract.openai.pooling import POOLING_TYPES
 from worker.engine.openai.reassembly import Reassembly, streamable
 from worker.engine.openai.retries import Condition, Unanswered, unanswered
 from worker.engine.openai.upstream import ASK_S, Upstream
@@ -50,7 +51,7 @@ async def exchange(
                 retry_after = response.headers.get("Retry-After")
                 raise unanswered(response.status, await response.read(), retry_after)
             inside = True
-            return await _receive(upstream, response, whole)
+            return await _receive(upstream, url, response, whole)
     except Interrupted as error:
         raise Unanswered(Condition.STALLED, str(error), inside=True) from error
     except TimeoutError as error:  # aiohttp's own: only connecting has a limit
@@ -77,10 +78,10 @@ def _post(
 
 
 async def _receive(
-    upstream: Upstream, response: aiohttp.ClientResponse, whole: Reassembly | None
+    upstream: Upstream, url: str, response: aiohttp.ClientResponse, whole: Reassembly | None
 ) -> Json:
     if whole is None:
-        return _read(await response.read())
+        return _read(url, await response.read())
     async for data in _events(response):
         upstream.progress()
         _add(whole, data)
@@ -106,17 +107,20 @@ def _add(whole: Reassembly, data: bytes) -> None:
     raise fault
 
 
-def _read(raw: bytes) -> Json:
+def _read(url: str, raw: bytes) -> Json:
     try:
         answer = orjson.loads(raw)
-        # Embeddings are `data`, rerankings `results`: they have no ending.
-        choices = () if "data" in answer or "results" in answer else answer["choices"]
+        # Only chats and completions tell how each choice ended.
+        choices = answer["choices"] if url in GENERATING else ()
+        if url in POOLING_TYPES and answer.keys().isdisjoint(("data", "results")):
+            raise LookupError("neither data nor results")
         ends = [choice["finish_reason"] for choice in choices]
-    except (ValueError, LookupError, TypeError) as error:
+        whole = dict(answer.items())
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise _garbled(raw) from error
     if "abort" in ends:
         raise Unanswered(Condition.ENDED, "the server was told to end")
-    return dict(answer)
+    return whole
 
 
 def _garbled(raw: bytes) -> Unanswered:

@@ -59,6 +59,11 @@ class RemoteEngine(Generic[S]):
         """Return when a server last made a step; now, if no request is in any."""
         return self._fleet.last_progress()
 
+    def on_text(self, call: Callable[[], None]) -> None:
+        """Call this with each step of a server: then it has sent more."""
+        for server in self._fleet.servers:
+            server.stepped = call
+
     def kill(self) -> None:
         """Give up every server; what is in them ends with EngineDead."""
         self._fleet.kill()

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -22,6 +22,10 @@ class Health(StrEnum):
     ILL = "answers with an error, or refuses the connection"
     SILENT = "does not answer in time"
     UNUSABLE = "answers, but cannot be used with these settings"
+
+
+def _nobody() -> None:
+    """Take the place of who wants to know of steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,8 @@ class Server:
         self.pause_s = 0.0
         self.progress_at = time.monotonic()
         self._running: set[asyncio.Timeout] = set()
+        #: Called with each step it makes.
+        self.stepped: Callable[[], None] = _nobody
 
     async def ask(self) -> Report:
         """Ask the server for its health, and if it was away, for what it serves."""
@@ -82,6 +88,7 @@ class Server:
     def progress(self) -> None:
         """Note that it made a step."""
         self.progress_at = time.monotonic()
+        self.stepped()
 
     def pause(self, wait_s: float | None) -> None:
         """Send it nothing for a while: as long as it asked for, or longer each time."""

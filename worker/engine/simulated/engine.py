@@ -17,7 +17,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -25,7 +25,9 @@ from typing import Any, ClassVar
 import orjson
 
 from contract.errors import EngineDead, RequestFailed, RequestRejected
-from contract.openai.body import CHAT_URL, GENERATING
+from contract.openai.body import CHAT_URL, LIMITS
+from contract.openai.messages import MESSAGES_URL
+from contract.openai.responses import RESPONSES_URL
 from worker.engine import Capacity, Completion, EngineRequest
 from worker.engine.simulated import SimulatedSettings
 from worker.engine.simulated.stand_in import StandIn
@@ -35,9 +37,13 @@ SIGMA = 0.5
 FIRST_WORD = ("simulated ",)
 
 
+def _nobody() -> None:
+    """Take the place of who wants to know of texts."""
+
+
 def digest(body: dict[str, Any]) -> str:
     """Return the digest a simulated answer to `body` carries."""
-    prompt = body.get("messages") or body.get("prompt")
+    prompt = body.get("messages") or body.get("prompt") or body.get("input")
     return hashlib.sha256(orjson.dumps(prompt)).hexdigest()[:16]
 
 
@@ -69,6 +75,7 @@ class SimulatedEngine:
         self._dead = asyncio.Event()
         self._sleeping: set[asyncio.Future[bool]] = set()
         self._texts: dict[str, Sequence[str]] = {}
+        self._wrote: Callable[[], None] = _nobody
 
     def build(self) -> None:
         """Take as long as a model would; start the process if there is to be one."""
@@ -83,7 +90,7 @@ class SimulatedEngine:
 
     async def generate(self, request: EngineRequest, request_id: str) -> Completion:
         """Wait for a slot and the drawn latency, then answer with the prompt's digest."""
-        if request.url not in GENERATING:
+        if request.url not in LIMITS:
             raise RequestRejected(
                 f"field url: the simulated engine has no answer for {request.url}",
                 code="unknown_url",
@@ -95,6 +102,7 @@ class SimulatedEngine:
             self.running += 1
             self._note("start", request_id)
             self._texts[request_id] = FIRST_WORD
+            self._wrote()
             try:
                 await self._work(request.body)
                 self._note("end", request_id)
@@ -106,6 +114,10 @@ class SimulatedEngine:
     def text_so_far(self, request_id: str) -> Sequence[str]:
         """Return the first word of a request that runs; the other comes with its end."""
         return self._texts.get(request_id, ())
+
+    def on_text(self, call: Callable[[], None]) -> None:
+        """Call this when a request begins: it writes its first word then."""
+        self._wrote = call
 
     async def _work(self, body: dict[str, Any]) -> None:
         fate, _, seconds = str(body.get("user") or self.fate).partition("=")
@@ -196,16 +208,44 @@ def _settle(ends: Sequence[asyncio.Future[bool]]) -> None:
 
 def _answer(request: EngineRequest, request_id: str) -> Completion:
     text = FIRST_WORD[0] + digest(request.body)
+    model = request.body.get("model") or "simulated"
+    if request.url == MESSAGES_URL:
+        return Completion(orjson.dumps(_message(request_id, model, text)), 1, 1)
+    if request.url == RESPONSES_URL:
+        return Completion(orjson.dumps(_response(request_id, model, text)), 1, 1)
     chat = request.url == CHAT_URL
     content = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
     body = {
         "id": request_id,
         "object": "chat.completion" if chat else "text_completion",
-        "model": request.body.get("model") or "simulated",
+        "model": model,
         "choices": [{"index": 0, "finish_reason": "stop", **content}],
         "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
     }
     return Completion(orjson.dumps(body), 1, 1)
+
+
+def _message(request_id: str, model: str, text: str) -> dict[str, Any]:
+    return {
+        "id": request_id, "type": "message", "role": "assistant", "model": model,
+        "content": [{"type": "text", "text": text}],
+        "stop_reason": "end_turn", "stop_sequence": None,
+        "usage": {"input_tokens": 1, "output_tokens": 1},
+    }  # fmt: skip
+
+
+def _response(request_id: str, model: str, text: str) -> dict[str, Any]:
+    part = {"type": "output_text", "text": text, "annotations": []}
+    said = {"type": "message", "id": f"msg_{request_id}", "role": "assistant",
+            "status": "completed", "content": [part]}  # fmt: skip
+    tokens = {"input_tokens": 1, "output_tokens": 1, "total_tokens": 2}
+    details = {"input_tokens_details": {"cached_tokens": 0},
+               "output_tokens_details": {"reasoning_tokens": 0}}  # fmt: skip
+    return {
+        "id": f"resp_{request_id}", "object": "response", "model": model, "status": "completed",
+        "created_at": int(time.time()), "output": [said], "usage": tokens | details,
+        "parallel_tool_calls": True, "tool_choice": "none", "tools": [],
+    }  # fmt: skip
 
 
 def from_settings(settings: SimulatedSettings) -> SimulatedEngine:

@@ -7,15 +7,24 @@ alone can be read at any time, and the request runs no differently for it.
 
 from typing import Any
 
+from worker.engine.vllm.other_urls import response_id
+
 
 class Detokenized:
     """Texts of requests in one engine.
 
-    `found` holds on to choices that ended before others; a request that ended is taken out of it.
+    `found` holds on to choices that ended before others, `prompts` says how many a completion has,
+    if several. `forget` a request that ended.
     """
 
     def __init__(self) -> None:
         self.found: dict[str, dict[int, Any]] = {}
+        self.prompts: dict[str, int] = {}
+
+    def forget(self, request_id: str) -> None:
+        """Drop what is held of a request."""
+        self.found.pop(request_id, None)
+        self.prompts.pop(request_id, None)
 
     def texts(self, processor: Any, request_id: str) -> list[str]:
         """Return each choice's text so far.
@@ -25,7 +34,7 @@ class Detokenized:
             request_id: ours, from which vLLM's serving classes make theirs.
         """
         found = self.found.get(request_id, {})
-        for place, name in _names(processor.external_req_ids, request_id):
+        for place, name in enumerate(self._names(processor.external_req_ids, request_id)):
             for internal in processor.external_req_ids.get(name, ()):
                 state = processor.request_states.get(internal)
                 if state is not None and state.detokenizer is not None:
@@ -39,13 +48,11 @@ class Detokenized:
             for n in range(max(found, default=-1) + 1)
         ]
 
-
-def _names(known: Any, request_id: str) -> list[tuple[int, str]]:
-    """Return vLLM's name of a chat, or those of a completion's prompts, with their places."""
-    chat = f"chatcmpl-{request_id}"
-    if chat in known:
-        return [(0, chat)]
-    prefix = f"cmpl-{request_id}-"
-    prompts = [name for name in known if name.startswith(prefix)]
-    places = [(name.removeprefix(prefix), name) for name in prompts]
-    return [(int(place), name) for place, name in places if place.isdecimal()]
+    def _names(self, known: Any, request_id: str) -> list[str]:
+        """Return vLLM's names: one of a chat or response, a completion's of its prompts."""
+        chat, response = f"chatcmpl-{request_id}", f"{response_id(request_id)}_0"
+        if chat in known:
+            return [chat]
+        if response in known:
+            return [response]
+        return [f"cmpl-{request_id}-{n}" for n in range(self.prompts.get(request_id, 1))]

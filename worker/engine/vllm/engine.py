@@ -10,6 +10,7 @@ import gc
 import logging
 import multiprocessing
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -35,6 +36,7 @@ from worker.engine.vllm.names import (
     global_http_connection,
     init_app_state,
 )
+from worker.engine.vllm.other_urls import OTHER_URLS, Aborted, body_for, completion
 from worker.engine.vllm.quiet import ORDERLY_END, quieten
 from worker.engine.vllm.refusals import refusals
 from worker.engine.vllm.releases import named
@@ -43,6 +45,10 @@ from worker.engine.vllm_settings import VllmSettings
 from worker.machine.packages import installed
 
 log = logging.getLogger(__name__)
+
+
+def _nobody() -> None:
+    """Take the place of who wants to know of steps."""
 
 
 class _Progress(StatLoggerBase):
@@ -55,9 +61,11 @@ class _Progress(StatLoggerBase):
     def __init__(self) -> None:
         self.at = time.monotonic()
         self.cached_tokens = 0
+        self.stepped: Callable[[], None] = _nobody
 
     def record(self, scheduler_stats: Any = None, *_: Any, **__: Any) -> None:
         self.at = time.monotonic()
+        self.stepped()
         hits = getattr(getattr(scheduler_stats, "prefix_cache_stats", None), "hits", 0)
         if hits:
             self.cached_tokens += hits
@@ -145,20 +153,19 @@ class VllmEngine:
             },
             kv_tokens=blocks * (cache.block_size or 0) or None,
             prefix_caching=bool(cache.enable_prefix_caching),
+            parses_chats=serving.parses_chats(config),
         )
 
     async def generate(self, request: EngineRequest, request_id: str) -> Completion:
         """Run one request through vLLM's serving class for its url."""
-        body, model = dict(request.body), request.body.get("model")
-        if model not in self._names and not self._fixed_name:
-            body.pop("model", None)  # one model is served, whatever the line calls it
-        body["request_id"] = request_id
-        self._check(request.url, body)
+        body, model = self._body_of(request, request_id), request.body.get("model")
         served = self._serving[request.url]
         try:
             response = await served.call(served.form.validate_python(body))
         except EngineDeadError as error:
             raise self._died(error) from error
+        except Aborted as error:
+            raise self._ended() from error
         except serving.CLIENT_ERRORS as error:
             raise serving.rejected(error) from error
         except Exception as error:
@@ -166,14 +173,25 @@ class VllmEngine:
                 raise self._died(error) from error
             raise RequestFailed(f"{type(error).__name__}: {error}") from error
         finally:
-            self._detokenized.found.pop(request_id, None)
+            self._detokenized.forget(request_id)
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             # The completion class answers a cancellation with an error response.
             raise asyncio.CancelledError
-        if request.url in POOLING_TYPES and not isinstance(response, ErrorResponse):
-            return serving.pooled(bytes(response.body), model)
-        return self._completion_of(response, model)
+        return self._completion_of(request.url, response, model)
+
+    def _body_of(self, request: EngineRequest, request_id: str) -> dict[str, Any]:
+        """Return what vLLM's form is made of, of a request that can be served."""
+        body, model = dict(request.body), request.body.get("model")
+        if model not in self._names and not self._fixed_name:
+            body.pop("model", None)  # one model is served, whatever the line calls it
+        self._check(request.url, body)
+        if request.url in OTHER_URLS:
+            return body_for(request.url, body, request_id)
+        prompts = body.get("prompt")
+        if isinstance(prompts, list) and not isinstance(prompts[0], int):
+            self._detokenized.prompts[request_id] = len(prompts)
+        return body | {"request_id": request_id}
 
     def _check(self, url: str, body: dict[str, Any]) -> None:
         if self.dead():
@@ -206,13 +224,27 @@ class VllmEngine:
             return []
         return self._detokenized.texts(self._engine.output_processor, request_id)
 
-    def _completion_of(self, response: Any, model: str | None) -> Completion:
+    def on_text(self, call: Callable[[], None]) -> None:
+        """Call this after each step: vLLM has detokenized its tokens by then."""
+        self._progress.stepped = call
+
+    def _ended(self) -> EngineDead:
+        # EngineCore was told to end and gave up what it had. Only if we told it, for it
+        # made no step, may a request be the cause.
+        return EngineDead("the engine was told to end", inside=self._killed)
+
+    def _completion_of(self, url: str, response: Any, model: str | None) -> Completion:
         if isinstance(response, ErrorResponse):
             raise self._refused(response)
+        if url in POOLING_TYPES:
+            return serving.pooled(bytes(response.body), model)
+        if url in OTHER_URLS:
+            try:
+                return completion(url, response, model)
+            except Aborted as error:
+                raise self._ended() from error
         if any(choice.finish_reason == "abort" for choice in response.choices):
-            # EngineCore was told to end and gave up what it had. Only if we told it, for it
-            # made no step, may a request be the cause.
-            raise EngineDead("the engine was told to end", inside=self._killed)
+            raise self._ended()
         if model:
             response.model = model
         usage = response.usage

@@ -37,6 +37,17 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 try:
+    from vllm.entrypoints.anthropic.protocol import (
+        AnthropicCountTokensRequest,
+        AnthropicMessagesRequest,
+    )
+    from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
+    from vllm.entrypoints.serve.tokenize.protocol import TokenizeRequest
+except ImportError:  # a release that has not all of them serves none of them here
+    AnthropicCountTokensRequest = AnthropicMessagesRequest = None
+    ResponsesRequest = TokenizeRequest = None
+
+try:
     from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 except ImportError:
     from vllm.entrypoints.openai.api_server import init_app_state
@@ -60,8 +71,10 @@ except ImportError:  # 0.26: its errors have no common class, and all but one ar
     from vllm.exceptions import VLLMNotFoundError as VLLMClientError
 
 __all__ = [
-    "AsyncEngineArgs", "AsyncLLMEngine", "ChatCompletionRequest", "CompletionRequest",
-    "EmbeddingRequest", "EngineDeadError", "ErrorResponse", "FlexibleArgumentParser",
-    "RerankRequest", "ScoreRequest", "StatLoggerBase", "VLLMClientError", "VLLMValidationError",
-    "current_platform", "global_http_connection", "init_app_state", "make_arg_parser",
+    "AnthropicCountTokensRequest", "AnthropicMessagesRequest", "AsyncEngineArgs",
+    "AsyncLLMEngine", "ChatCompletionRequest", "CompletionRequest", "EmbeddingRequest",
+    "EngineDeadError", "ErrorResponse", "FlexibleArgumentParser", "RerankRequest",
+    "ResponsesRequest", "ScoreRequest", "StatLoggerBase", "TokenizeRequest", "VLLMClientError",
+    "VLLMValidationError", "current_platform", "global_http_connection", "init_app_state",
+    "make_arg_parser",
 ]  # fmt: skip

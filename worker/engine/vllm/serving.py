@@ -21,6 +21,7 @@ from worker.engine.vllm.names import (
     VLLMClientError,
     VLLMValidationError,
 )
+from worker.engine.vllm.other_urls import other_urls
 
 #: What vLLM's server answers with 400 (entrypoints/serve/exception_handling): its own class of
 #: errors, and the others as long as it still raises them itself.
@@ -61,6 +62,9 @@ def by_url(state: State, context: int, default_max_tokens: int) -> dict[str, Ser
         forms = make_forms(context, default, completion.override_max_tokens)
         serving[CHAT_URL] = forms[0], chat.create_chat_completion
         serving[COMPLETION_URL] = forms[1], completion.create_completion
+        serving |= other_urls(state, forms[0], default_max_tokens)
+    else:  # tokens can be counted by any model
+        serving |= other_urls(state, object, default_max_tokens)
     if embedding := getattr(state, "serving_embedding", None):
         serving[EMBEDDINGS_URL] = EmbeddingRequest, embedding
     if scores := getattr(state, "serving_scores", None):
@@ -70,6 +74,16 @@ def by_url(state: State, context: int, default_max_tokens: int) -> dict[str, Ser
         url: Served(pydantic.TypeAdapter(form), call, lacking(url, form))
         for url, (form, call) in serving.items()
     }
+
+
+def parses_chats(config: Any) -> bool:
+    """Say whether vLLM takes a part of what a model writes out of a chat's content.
+
+    Args:
+        config: the engine's VllmConfig.
+    """
+    harmony = getattr(config.model_config.hf_config, "model_type", "") == "gpt_oss"
+    return harmony or bool(config.structured_outputs_config.reasoning_parser)
 
 
 def pooled(raw: bytes, model: str | None) -> Completion:

@@ -1,0 +1,110 @@
+"""What an online request asks for: its body checked, and what concerns the gateway alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from contract.errors import RequestRejected
+from contract.openai.body import CHAT_URL, GENERATING
+from contract.openai.decode import decode, encode
+from contract.openai.lines import check_body
+from producer.gateway.errors import ApiError, invalid
+from producer.gateway.live.protocol import StreamOptions
+
+#: Queue priorities: online requests go before everything, OpenAI's `flex` before batches.
+URGENT, FLEX = 0, 3
+LOWEST = 9
+#: What these ask for is in the answer alone, not in the text that is there before it.
+_NOT_IN_TEXT = (
+    "logprobs", "top_logprobs", "prompt_logprobs", "logprob_token_ids", "echo", "return_token_ids",
+    "return_token_offsets", "return_prompt_text", "use_beam_search", "prompt_embeds",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One request. `body` is its JSON as the engine gets it; `priority` is the queue's, 0 to 9.
+
+    With `stream` the answer comes in events. `by_text` says that they can be made of the text while
+    it is written; else the answer is sent in events once it is there.
+    """
+
+    url: str
+    body: bytes
+    model: str | None
+    priority: int
+    stream: StreamOptions | None
+    by_text: bool
+
+
+def read(url: str, raw: bytes, highest_priority: int) -> Asked:
+    """Read a body; its caller's requests have `highest_priority` (the smallest number) at most.
+
+    Raises:
+        ApiError, RequestRejected: naming the field and what to give instead.
+    """
+    body = _object(raw)
+    fields = len(body)
+    stream = _stream(url, body)
+    priority = _priority(body)
+    kept = check_body(url, body, "")
+    return Asked(
+        url,
+        raw if kept is body and len(body) == fields else encode(kept),
+        kept.get("model"),
+        min(LOWEST, max(highest_priority, priority)),
+        stream,
+        stream is not None and _by_text(kept),
+    )
+
+
+def _object(raw: bytes) -> dict[str, Any]:
+    try:
+        body = decode(raw)
+    except RequestRejected as error:
+        message = error.message.partition("; write one JSON")[0]
+        raise ApiError(400, f"the body is {message}", code="invalid_json") from None
+    if not isinstance(body, dict):
+        raise ApiError(400, "the body must be a JSON object", code="invalid_json")
+    return body
+
+
+def _stream(url: str, body: dict[str, Any]) -> StreamOptions | None:
+    """Take what says how to answer out of the body; None: in one piece."""
+    asked, options = body.pop("stream", None), body.pop("stream_options", None)
+    if asked is not None and not isinstance(asked, bool):
+        raise invalid("`stream` is true or false", "stream")
+    if not asked:
+        if options is not None:
+            raise invalid("`stream_options` needs `stream: true`; remove it", "stream_options")
+        return None
+    if url not in GENERATING:
+        raise invalid(f"{url} has no streamed answers; remove `stream`", "stream")
+    try:
+        return msgspec.convert(options or {}, StreamOptions)
+    except msgspec.ValidationError as error:
+        raise invalid(f"`stream_options`: {error}", "stream_options") from None
+
+
+def _priority(body: dict[str, Any]) -> int:
+    """Take the queue's priority out of the body: vLLM's own field, or OpenAI's tier."""
+    asked = body.get("priority")
+    if type(asked) is int:  # anything else is refused by name with the other fields
+        del body["priority"]
+        return max(URGENT, asked)
+    return FLEX if body.get("service_tier") == "flex" else URGENT
+
+
+def _by_text(body: dict[str, Any]) -> bool:
+    if body.get("tools") and body.get("tool_choice") != "none":
+        return False
+    # A log probability of 0 alternatives is asked for, too; false and null are not.
+    return all(body.get(name) is None or body.get(name) is False for name in _NOT_IN_TEXT)
+
+
+def is_chat(url: str) -> bool:
+    """Whether answers are messages, not mere texts."""
+    return url == CHAT_URL

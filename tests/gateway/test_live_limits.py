@@ -1,0 +1,187 @@
+"""Online requests that wait too long, find no worker or a full queue, or are asked twice."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+import uvicorn
+from live_stack import HELLO, MODEL, Stack
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from contract.naming import RESULT_PREFIX
+from demo.stack import eventually
+from producer.gateway.app import build
+from producer.gateway.services import Services
+from producer.gateway.settings import GatewaySettings
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    with Stack(tmp_path_factory.mktemp("limits"), gateway_online_timeout_s=1.5) as made:
+        yield made
+
+
+def test_a_request_that_takes_too_long_is_given_up_and_frees_its_slot(stack: Stack) -> None:
+    began = time.monotonic()
+    with pytest.raises(openai.InternalServerError) as caught:
+        stack.client.chat.completions.create(model=MODEL, messages=HELLO, user="simulate:sleep=50")
+    assert 1.4 < time.monotonic() - began < 5
+    assert (caught.value.status_code, caught.value.code) == (503, "request_timeout")
+    assert caught.value.response.headers["retry-after"] == "5"
+    eventually(lambda: stack.running() == 0, 5, "the slot is free")
+
+
+def test_a_stream_may_take_longer(stack: Stack) -> None:
+    stream = stack.client.chat.completions.create(
+        model=MODEL, messages=HELLO, user="simulate:sleep=3", stream=True
+    )
+    assert stack.said(stream) == stack.text_of("Hello")
+
+
+def test_results_of_online_requests_are_kept_for_minutes_alone(stack: Stack) -> None:
+    stack.client.chat.completions.create(model=MODEL, messages=HELLO)
+    redis = stack.store._client
+    for key in redis.scan_iter(RESULT_PREFIX + "*"):
+        assert 0 < redis.pttl(key) <= 120_000
+
+
+def test_without_a_worker_the_answer_is_to_come_back(tmp_path: Path) -> None:
+    with Stack(tmp_path, worker=False) as stack:
+        with pytest.raises(openai.InternalServerError) as caught:
+            stack.client.chat.completions.create(model=MODEL, messages=HELLO)
+        assert (caught.value.status_code, caught.value.code) == (503, "no_worker")
+        headers = caught.value.response.headers
+        assert (headers["x-should-retry"], headers["retry-after"]) == ("true", "5")
+        assert stack.client.models.list().data == []
+
+
+def test_a_full_queue_takes_no_more(tmp_path: Path) -> None:
+    settings = {"gateway_models": MODEL, "high_water_requests": 1}
+    with Stack(tmp_path, worker=False, **settings) as stack, stack.begin("none"):
+        eventually(lambda: stack.waiting() == 1, 10, "one waits")
+        with pytest.raises(openai.InternalServerError) as caught:
+            stack.client.chat.completions.create(model=MODEL, messages=HELLO)
+        assert (caught.value.status_code, caught.value.code) == (503, "queue_full")
+        assert "1 requests wait" in caught.value.message
+
+
+def test_a_gateway_without_redis_answers_503_until_it_is_back(tmp_path: Path) -> None:
+    with Stack(tmp_path) as stack:
+        stack.client.chat.completions.create(model=MODEL, messages=HELLO)
+        stack.redis.stop()
+        with pytest.raises(openai.InternalServerError) as caught:
+            stack.client.chat.completions.create(model=MODEL, messages=HELLO)
+        assert caught.value.code == "store_unavailable"
+        assert "redis" not in caught.value.message.lower()
+        stack.redis.start()
+        retrying = stack.client.with_options(max_retries=8)
+        answer = retrying.chat.completions.create(model=MODEL, messages=HELLO)
+        assert stack.said(answer) == stack.text_of("Hello")
+
+
+class KeyedByHeader:
+    """Sets what the gateway's idempotency sets: the same for each try of one request."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = dict(scope.get("headers", ()))
+        scope["warmq.idempotency"] = headers.get(b"idempotency-key", b"").decode()
+        await self._app(scope, receive, send)
+
+
+@contextmanager
+def gateway_with_keys(redis_url: str) -> Iterator[str]:
+    """Run a gateway in a thread; yield the URL of its chats."""
+    services = Services.open(GatewaySettings(redis_url=redis_url))
+    config = uvicorn.Config(KeyedByHeader(build(services)), port=0, log_level="warning")
+    server = uvicorn.Server(config)
+    running = threading.Thread(target=server.run)
+    running.start()
+    try:
+        eventually(lambda: server.started, 10, "it listens")
+        port = server.servers[0].sockets[0].getsockname()[1]
+        yield f"http://127.0.0.1:{port}/v1/chat/completions"
+    finally:
+        server.should_exit = True
+        running.join(20)
+        services.close()
+
+
+@pytest.fixture(scope="module")
+def keyed(stack: Stack) -> Iterator[str]:
+    with gateway_with_keys(stack.redis.url) as url:
+        yield url
+
+
+def ask(url: str, key: str, timeout_s: float = 20, **fields: object) -> httpx.Response:
+    body = {"model": MODEL, "messages": HELLO} | fields
+    return httpx.post(url, json=body, headers={"idempotency-key": key}, timeout=timeout_s)
+
+
+def test_a_retry_after_a_lost_answer_computes_nothing_again(stack: Stack, keyed: str) -> None:
+    started = stack.started()
+    with pytest.raises(httpx.ReadTimeout):
+        ask(keyed, "k1", 0.5, user="simulate:sleep=2")
+    again = ask(keyed, "k1", user="simulate:sleep=2")
+    third = ask(keyed, "k1", user="simulate:sleep=2")
+    assert again.json() == third.json()
+    assert again.status_code == 200
+    assert stack.started() == started + 1
+
+
+def test_a_retried_stream_goes_on_with_the_same_request(stack: Stack, keyed: str) -> None:
+    started = stack.started()
+    body = {"model": MODEL, "messages": HELLO, "stream": True, "user": "simulate:sleep=2"}
+    headers = {"idempotency-key": "k2"}
+    with httpx.stream("POST", keyed, json=body, headers=headers) as first:
+        assert b"data: " in next(first.iter_bytes())
+    events = ask(keyed, "k2", user="simulate:sleep=2", stream=True).text
+    assert '"content":"simulated "' in events
+    assert events.endswith("data: [DONE]\n\n")
+    assert stack.started() == started + 1
+
+
+def test_a_failed_request_is_computed_again_at_a_retry(stack: Stack, keyed: str) -> None:
+    started = stack.started()
+    assert ask(keyed, "k3", user="simulate:fail").status_code == 503
+    assert ask(keyed, "k3", user="simulate:fail").status_code == 503
+    assert stack.started() == started + 2
+
+
+def test_another_gateway_answers_the_retry_too(stack: Stack, keyed: str) -> None:
+    started = stack.started()
+    with pytest.raises(httpx.ReadTimeout):
+        ask(keyed, "k4", 0.5, user="simulate:sleep=2")
+    with gateway_with_keys(stack.redis.url) as other:
+        assert ask(other, "k4", user="simulate:sleep=2").status_code == 200
+    assert stack.started() == started + 1
+
+
+def test_two_who_ask_the_same_at_once_share_one_computation(stack: Stack, keyed: str) -> None:
+    started = stack.started()
+    with ThreadPoolExecutor(2) as pool:
+        answers = list(pool.map(lambda _: ask(keyed, "k5", user="simulate:sleep=1"), range(2)))
+    assert [answer.status_code for answer in answers] == [200, 200]
+    assert answers[0].json() == answers[1].json()
+    assert stack.started() == started + 1
+
+
+def test_the_requests_of_a_killed_gateway_do_not_begin_long_after(tmp_path: Path) -> None:
+    settings = {"gateway_models": MODEL, "gateway_online_timeout_s": 0.5}
+    with Stack(tmp_path, worker=False, **settings) as stack:
+        with stack.begin("none"):
+            eventually(lambda: stack.waiting() == 1, 10, "one waits")
+            stack.gateway.kill()
+        (message,) = stack.messages()
+        deadline = message["headers"]["warmq"]["deadline"]
+        assert 0 < deadline - time.time() < 15
