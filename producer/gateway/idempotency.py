@@ -172,12 +172,12 @@ class Idempotency:
         scope["warmq.idempotency"], scope["warmq.try"] = name, mine
         content = ""
         if not scope["warmq.headers"].get(b"content-type", b"").startswith(b"multipart/"):
-            body = await _whole_body(receive)
+            body = await whole_body(receive)
             if body is None:  # the client has gone
                 return
             # The query shapes what is made, too.
             content = hashlib.sha256(scope["query_string"] + b"\0" + body).hexdigest()
-            receive = _replaying(body, receive)
+            receive = replaying(body, receive)
         earlier = await mine.begin(content)
         if earlier is not None:
             await _response(earlier)(scope, receive, send)
@@ -229,7 +229,8 @@ class _Kept:
             self._body = None
 
 
-async def _whole_body(receive: Receive) -> bytes | None:
+async def whole_body(receive: Receive) -> bytes | None:
+    """Return a request's body; None if the client has gone before its end."""
     parts = []
     while True:
         message = await receive()
@@ -240,7 +241,8 @@ async def _whole_body(receive: Receive) -> bytes | None:
             return b"".join(parts)
 
 
-def _replaying(body: bytes, receive: Receive) -> Receive:
+def replaying(body: bytes, receive: Receive) -> Receive:
+    """Return a `receive` for a body that was read already."""
     given = False
 
     async def replay() -> Message:
