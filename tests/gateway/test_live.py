@@ -242,7 +242,7 @@ def test_a_half_sent_body_is_no_request(stack: Stack) -> None:
     started = stack.started()
     with socket.create_connection(("127.0.0.1", stack.gateway.port)) as sock:
         sock.sendall(
-            b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 99\r\n\r\n{"
+            b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 99\r\n\r\n{"
         )
     stack.client.chat.completions.create(model=MODEL, messages=HELLO)
     assert stack.started() == started + 1
