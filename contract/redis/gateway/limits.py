@@ -11,6 +11,7 @@ import orjson
 
 from contract.redis.client import AsyncClient
 from contract.redis.connect import connect_async
+from contract.redis.gateway.riding_out import ride_out
 from contract.redis.reads import Reads
 
 #: What a batch or file holds may be older than itself by so long: it is counted, then created.
@@ -55,8 +56,8 @@ class Rates:
 
     async def take(self, takes: Sequence[Take]) -> list[Taken]:
         """Take for several requests: one round trip for all, in their order."""
-        flat = ("" if part is None else part for part in chain.from_iterable(takes))
-        rows = await self._client.run_script("rate", *flat)
+        flat = ["" if part is None else part for part in chain.from_iterable(takes)]
+        rows = await ride_out(self._client, lambda: self._client.run_script("rate", *flat))
         return [Taken(bool(row[0]), *row[1:]) for row in rows]
 
     async def close(self) -> None:
