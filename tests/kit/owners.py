@@ -82,7 +82,7 @@ def _owned(snap: Snapshot) -> set[str]:
 
 def _of_gateways(snap: Snapshot) -> set[str]:
     """Return counters that a batch or a file answers for."""
-    holders = set(snap.hash(RESERVED).values())
+    holders = {tenant.decode() for tenant in snap.hash(RESERVED).values()}
     held = {f"warmq:gateway:{part}:{tenant}" for tenant in holders
             for part in ("enqueued", "reserved")}  # fmt: skip
     return held | {f"{STORED}:{tenant}" for tenant in snap.hash(STORED)}
