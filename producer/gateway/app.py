@@ -19,6 +19,7 @@ from contract.errors import WarmqError
 from contract.version import version
 from producer.gateway.audit import Audit
 from producer.gateway.auth import Auth
+from producer.gateway.batches import routes as batches
 from producer.gateway.bodies import Bodies
 from producer.gateway.caller import Caller
 from producer.gateway.errors import ApiError, answer, of_warmq
@@ -105,6 +106,7 @@ def routes() -> list[Route]:
         Route("/health", _health),
         Route("/ready", _ready),
         Route("/version", _version),
+        *batches.routes(),  # before files/, which takes any id
         *live.routes(),
     ]
 
