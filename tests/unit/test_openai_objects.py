@@ -32,7 +32,7 @@ PAIRS = [
     ("live.protocol", "Model", sdk.Model),
 ]
 #: Fields of the SDK's models that the gateway never sends.
-LEFT_OUT = {"File": {"status_details"}}
+LEFT_OUT = {"File": {"status_details"}, "Model": {"shutdown_date"}}
 
 
 def struct_of(module: str, name: str) -> type[msgspec.Struct]:
