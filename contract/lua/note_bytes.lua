@@ -5,11 +5,12 @@
 unblock()
 local tenant, file, bytes, limit = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local sums, files = 'warmq:gateway:stored', 'warmq:gateway:stored:' .. tenant
-local before = tonumber(redis.call('HGET', files, file) or 0)
+-- Beside the bytes stands when they were noted: a file may be created a little later.
+local before = tonumber(string.match(redis.call('HGET', files, file) or '0', '^%d+'))
 local others = tonumber(redis.call('HGET', sums, tenant) or 0) - before
 if limit and bytes > 0 and others + bytes > limit then return { 0, others } end
 if bytes > 0 then
-  redis.call('HSET', files, file, ARGV[3])
+  redis.call('HSET', files, file, string.format('%d %d', bytes, now_ms()))
 else
   redis.call('HDEL', files, file)
 end

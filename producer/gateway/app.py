@@ -22,11 +22,15 @@ from producer.gateway.auth import Auth
 from producer.gateway.batches import routes as batches
 from producer.gateway.bodies import Bodies
 from producer.gateway.caller import Caller
-from producer.gateway.errors import ApiError, answer, of_warmq
+from producer.gateway.errors import ApiError, of_warmq
+from producer.gateway.files import routes as files
+from producer.gateway.files.sweeping import sweeping
 from producer.gateway.http import reply
 from producer.gateway.idempotency import Idempotency
 from producer.gateway.live import routes as live
 from producer.gateway.live.online import online
+from producer.gateway.metering import Metering
+from producer.gateway.refusal import response_for
 from producer.gateway.services import Services
 
 log = logging.getLogger(__name__)
@@ -73,22 +77,24 @@ def _version(_: Request) -> Response:
     return reply({"version": version()})
 
 
-def _of_http(_: Request, error: HTTPException) -> Response:
+def _of_http(request: Request, error: HTTPException) -> Response:
     told = {404: "there is no such route here; docs/gateway.md lists them",
             405: "this route takes another method"}  # fmt: skip
     message = told.get(error.status_code, error.detail)
-    return answer(ApiError(error.status_code, message), error.headers)
+    response = response_for(request.scope, ApiError(error.status_code, message))
+    response.headers.update(error.headers or {})
+    return response
 
 
-def _of_api(_: Request, error: ApiError) -> Response:
-    return answer(error)
+def _of_api(request: Request, error: ApiError) -> Response:
+    return response_for(request.scope, error)
 
 
 def _of_warmq(request: Request, error: WarmqError) -> Response:
     told = of_warmq(error)
     if told.status >= 500:
         log.error("%s %s: %s", request.method, request.url.path, error.message)
-    return answer(told)
+    return response_for(request.scope, told)
 
 
 def _of_gone(_: Request, __: ClientDisconnect) -> Response:
@@ -97,7 +103,11 @@ def _of_gone(_: Request, __: ClientDisconnect) -> Response:
 
 def _unforeseen(request: Request, error: Exception) -> Response:
     log.error("%s %s", request.method, request.url.path, exc_info=error)
-    return answer(ApiError(500, "the gateway failed; its log says why", code="internal_error"))
+    told = ApiError(500, "the gateway failed; its log says why", code="internal_error")
+    response = response_for(request.scope, told)
+    # Starlette answers this one outside of all middlewares.
+    response.headers["x-request-id"] = request.scope.get("warmq.request_id", "")
+    return response
 
 
 def routes() -> list[Route]:
@@ -106,8 +116,9 @@ def routes() -> list[Route]:
         Route("/health", _health),
         Route("/ready", _ready),
         Route("/version", _version),
-        *batches.routes(),  # before files/, which takes any id
         *live.routes(),
+        *batches.routes(),  # before those of files/, which take any id
+        *files.routes(),
     ]
 
 
@@ -116,7 +127,7 @@ def build(services: Services) -> Starlette:
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> Any:
-        async with online(services.settings) as app.state.online:
+        async with sweeping(services), online(services.settings) as app.state.online:
             yield
         await services.close_async()
 
@@ -129,6 +140,7 @@ def build(services: Services) -> Starlette:
     }
     app = Starlette(routes=routes(), lifespan=lifespan, exception_handlers=handlers)
     # The last one added is the first one asked.
+    app.add_middleware(Metering, limits=services.limits)
     app.add_middleware(Idempotency, tries=services.tries)
     app.add_middleware(Audit)
     app.add_middleware(Auth, lookup=services.lookup, host=services.settings.gateway_host)

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -17,7 +18,7 @@ from contract.redis.gateway.api_keys import KEYS, ApiKeys, KeyLookup, digest_of
 from contract.redis.gateway.gathering import Gathering
 from contract.redis.gateway.limits import GRACE_MS, Budgets, Rates, Take
 from contract.redis.gateway.objects import Objects
-from demo.stack import eventually
+from demo.stack import RedisServer, eventually
 
 
 @pytest.fixture
@@ -255,7 +256,9 @@ def test_bytes_are_counted_once_for_each_file(budgets: Budgets) -> None:
     assert budgets.stored_bytes("t") == 40
 
 
-def test_files_that_have_expired_count_no_more(budgets: Budgets, store: BatchStore) -> None:
+def test_files_that_have_expired_count_no_more(
+    budgets: Budgets, store: BatchStore, redis_client: redis.Redis
+) -> None:
     objects = Objects.beside(store)
     ends = int(time.time()) + 1
     objects.create("file", "t", "file-1", 1, b"{}", expires_at=ends)
@@ -263,5 +266,17 @@ def test_files_that_have_expired_count_no_more(budgets: Budgets, store: BatchSto
     for name in ("file-1", "file-2"):
         budgets.note_bytes("t", name, 10, None)
     eventually(lambda: objects.get("file", "t", "file-1") is None, 10, "the file has expired")
+    assert budgets.forget_files_that_have_gone("t") == 0  # it may yet be created
+    redis_client.hset("warmq:gateway:stored:t", "file-1", "10 0")
     assert budgets.forget_files_that_have_gone("t") == 1
     assert budgets.stored_bytes("t") == 10
+
+
+async def test_a_restart_of_redis_is_ridden_out(tmp_path: Path) -> None:
+    with RedisServer(tmp_path) as server:
+        lookup = KeyLookup.open(server.url, "test")
+        assert not (await lookup.find(["d"]))[0].any_keys
+        server.stop()
+        server.start()
+        assert not (await lookup.find(["d"]))[0].any_keys  # its connection is stale
+        await lookup.close()
