@@ -19,9 +19,12 @@ from contract.errors import WarmqError
 from contract.version import version
 from producer.gateway.audit import Audit
 from producer.gateway.auth import Auth
+from producer.gateway.batches import routes as batches
 from producer.gateway.bodies import Bodies
 from producer.gateway.caller import Caller
 from producer.gateway.errors import ApiError, of_warmq
+from producer.gateway.files import routes as files
+from producer.gateway.files.sweeping import sweeping
 from producer.gateway.http import reply
 from producer.gateway.idempotency import Idempotency
 from producer.gateway.live import routes as live
@@ -114,6 +117,8 @@ def routes() -> list[Route]:
         Route("/ready", _ready),
         Route("/version", _version),
         *live.routes(),
+        *batches.routes(),  # before those of files/, which take any id
+        *files.routes(),
     ]
 
 
@@ -122,7 +127,7 @@ def build(services: Services) -> Starlette:
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> Any:
-        async with online(services.settings) as app.state.online:
+        async with sweeping(services), online(services.settings) as app.state.online:
             yield
         await services.close_async()
 

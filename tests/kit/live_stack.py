@@ -66,7 +66,7 @@ class Stack:
         body = orjson.dumps({"model": MODEL, "messages": HELLO, "user": user} | fields)
         sock = socket.create_connection(("127.0.0.1", self.gateway.port))
         head = (
-            f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}"
+            f"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: {len(body)}"
         )
         sock.sendall(head.encode() + b"\r\n\r\n" + body)
         return sock

@@ -5,6 +5,7 @@ Nothing is kept between requests: a response that refers to another one is refus
 here (contract/openai/openai_only.py).
 """
 
+from dataclasses import replace
 from typing import Any
 
 from starlette.datastructures import State
@@ -60,6 +61,12 @@ def _messages(serving: Any, chat: type[Any]) -> Forms:
     class OfMessage(chat):
         def limit(self) -> tuple[str, int | None]:
             return "max_tokens", self.max_completion_tokens
+
+        def build_tok_params(self, model_config: Any) -> Any:
+            params = super().build_tok_params(model_config)
+            if hasattr(params, "max_output_tokens_param"):  # its name in vLLM's errors
+                params = replace(params, max_output_tokens_param="max_tokens")
+            return params
 
     class Messages(AnthropicMessagesRequest):
         model: str = ""  # one model is served, whatever it is called
