@@ -29,7 +29,6 @@ from producer.gateway.http import reply
 from producer.gateway.idempotency import Idempotency
 from producer.gateway.live import routes as live
 from producer.gateway.live.online import online
-from producer.gateway.metering import Metering
 from producer.gateway.refusal import response_for
 from producer.gateway.services import Services
 
@@ -139,8 +138,8 @@ def build(services: Services) -> Starlette:
         Exception: _unforeseen,
     }
     app = Starlette(routes=routes(), lifespan=lifespan, exception_handlers=handlers)
+    app.router.redirect_slashes = False  # a path with one more slash is another path
     # The last one added is the first one asked.
-    app.add_middleware(Metering, limits=services.limits)
     app.add_middleware(Idempotency, tries=services.tries)
     app.add_middleware(Audit)
     app.add_middleware(Auth, lookup=services.lookup, host=services.settings.gateway_host)
