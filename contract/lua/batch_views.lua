@@ -1,7 +1,7 @@
 -- BATCH_VIEWS: read an owner's batches, one or a page, newest first: those made over HTTP with the
 -- counters of their parts while they run, and those of `producer submit`.
 -- The second kind is put into the owner's list here, and only here: whoever has no gateway keeps no
--- such lists. It takes batches up in the order of their creation, at most 1000 in a call.
+-- such lists. It takes batches up in the order of their creation, at most 250 in a call.
 -- ARGV: owner, id of the one that is wanted ('' for a page), id after which the page begins ('' for
 --   the newest), most
 -- Touches: warmq:gateway:batch:<id>, warmq:gateway:batchs:<owner>, warmq:gateway:listed_until,
@@ -11,7 +11,7 @@
 --   {id, '', '0', {field, value, ...}} for each
 local owner, wanted, after, most = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local OBJECT, LIST, UNTIL = 'warmq:gateway:batch:', 'warmq:gateway:batchs:', 'warmq:gateway:listed_until'
-local AT_ONCE, HIDDEN = 1000, '^msgbatch_'
+local AT_ONCE, HIDDEN = 250, '^msgbatch_'
 local PARTS = { 'total', 'completed', 'failed', 'cancelled', 'expired', 'prompt_tokens',
                 'completion_tokens', 'sealed', 'finished_at', 'created_at' }
 local ENDED = { completed = true, failed = true, expired = true, cancelled = true }

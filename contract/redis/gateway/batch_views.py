@@ -44,7 +44,7 @@ class BatchViews(Reads):
     def page(self, owner: str, *, after: str = "", limit: int) -> BatchPage | None:
         """Return what comes after the batch `after` ('' : the newest).
 
-        One round trip, and one more for each 1000 batches that `producer submit` has made since
+        One round trip, and one more for each 250 batches that `producer submit` has made since
         the last page of anybody.
 
         Returns:
