@@ -28,6 +28,7 @@ from producer.gateway.idempotency import Idempotency
 from producer.gateway.live import routes as live
 from producer.gateway.live.online import online
 from producer.gateway.services import Services
+from producer.gateway.webhooks import delivering
 
 log = logging.getLogger(__name__)
 
@@ -117,7 +118,8 @@ def build(services: Services) -> Starlette:
     @asynccontextmanager
     async def lifespan(app: Starlette) -> Any:
         async with online(services.settings) as app.state.online:
-            yield
+            with delivering(services):
+                yield
         await services.close_async()
 
     handlers: dict[Any, Callable[[Request, Any], Response]] = {
