@@ -60,17 +60,19 @@ class Bucket:
 
     @contextmanager
     def write(self, name: str) -> Iterator[_Writer]:
-        """Begin a file; one that is not committed leaves parts that the bucket's own rule removes."""
+        """Begin a file; parts of one that is not committed stay until the bucket ends them."""
         writer = _Writer(self._store, name)
         yield writer
 
     def read(self, name: str, start: int = 0, end: int | None = None) -> Iterator[bytes]:
         """Yield a file's bytes."""
-        options = {"range": {"offset": start} if end is None else (start, end)}
+        options: Any = {"range": {"offset": start} if end is None else (start, end)}
         if end is not None and end <= start:
             return
         try:
-            for piece in obstore.get(self._store, name, options=options).stream(min_chunk_size=PIECE):
+            for piece in obstore.get(self._store, name, options=options).stream(
+                min_chunk_size=PIECE
+            ):
                 yield bytes(piece)
         except (BaseError, OSError) as error:
             raise _failed("read", error) from None

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from contextlib import contextmanager
+from contextlib import asynccontextmanager
 
 from contract.errors import StoreUnavailable
 from contract.redis.gateway.due import Claim
@@ -145,8 +146,8 @@ def _deliver_until(services: Services, stop: threading.Event) -> None:
             stop.wait(LOOK_S)
 
 
-@contextmanager
-def delivering(services: Services) -> Iterator[None]:
+@asynccontextmanager
+async def delivering(services: Services) -> AsyncIterator[None]:
     """Deliver in a thread of this process for as long as the context is open."""
     stop = threading.Event()
     thread = threading.Thread(
@@ -157,4 +158,4 @@ def delivering(services: Services) -> Iterator[None]:
         yield
     finally:
         stop.set()
-        thread.join(2 * LOOK_S + 1)
+        await asyncio.to_thread(thread.join, 2 * LOOK_S + 1)
