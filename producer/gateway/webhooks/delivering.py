@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 #: Seconds from one try to the next; the last one stands for all that follow, for three days.
 BACKOFF_S = (5, 30, 120, 600, 1800, 3600, 7200, 14400, 28800)
-#: Tries at a time in one gateway: a receiver that does not answer holds one of them for 15 s.
+#: Tries at a time in one gateway: a receiver that does not answer holds one of them for 10 s.
 AT_ONCE = 16
 #: How often Redis is asked for deliveries.
 LOOK_S = 0.5

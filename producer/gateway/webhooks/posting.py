@@ -18,7 +18,7 @@ import httpcore
 from contract.public_address import is_public
 
 #: A receiver has so long to take a connection, and so long for all of the rest.
-CONNECT_S, WHOLE_S = 5.0, 15.0
+CONNECT_S, WHOLE_S = 5.0, 10.0
 #: So much of an answer is read; only its status matters.
 _READ_BYTES = 16 * 1024
 
@@ -108,7 +108,7 @@ def post(url: str, body: bytes, headers: dict[str, str], *, private: bool) -> in
     With `private` addresses may be of any kind, as WARMQ_GATEWAY_PRIVATE_WEBHOOKS says.
 
     Raises:
-        NotDelivered: nothing was answered within 15 s, or nobody may be asked.
+        NotDelivered: nothing was answered within 10 s, or nobody may be asked.
     """
     backend = _Guarded(private, time.monotonic() + WHOLE_S)
     told = {"user-agent": "warmq-webhooks", "accept": "*/*", "connection": "close"} | headers
