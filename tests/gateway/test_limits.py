@@ -187,6 +187,3 @@ def test_durations_are_written_as_go_writes_them(ms: int, text: str) -> None:
 
 def test_tokens_are_estimated_from_bytes() -> None:
     assert [estimated_tokens(size) for size in (0, 1, 4, 5)] == [0, 1, 1, 2]
-
-
-# -- what a request asks for, and what it used ----------------------------------------------
