@@ -18,13 +18,8 @@ from contract.redis.batches import BatchStore
 from contract.redis.gateway.limits import Budgets, Rates
 from producer.gateway.caller import Caller
 from producer.gateway.errors import ApiError, answer
-from producer.gateway.limits import (
-    LimitReached,
-    Limits,
-    check_model,
-    estimated_tokens,
-    go_duration,
-)
+from producer.gateway.limits import Limits, check_model, estimated_tokens
+from producer.gateway.rate_answers import LimitReached, go_duration
 
 
 @pytest.fixture
