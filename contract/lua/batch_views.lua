@@ -16,6 +16,12 @@ local PARTS = { 'total', 'completed', 'failed', 'cancelled', 'expired', 'prompt_
                 'completion_tokens', 'sealed', 'finished_at', 'created_at' }
 local ENDED = { completed = true, failed = true, expired = true, cancelled = true }
 
+-- Fields of a hash; none if it is no hash: an id that nobody has given may lead to any key.
+local function fields(key, ...)
+  local found = redis.pcall('HMGET', key, ...)
+  return found.err and {} or found
+end
+
 -- Whether the queue has this batch for one that was made over HTTP.
 local function is_part(id)
   local whole = string.match(id, '^(.+)%.%d+$')
@@ -29,7 +35,7 @@ local function made_over_http(id, document, version)
     local record = cjson.decode(document)
     if not ENDED[record.status or 'validating'] then
       for _, part in ipairs(record.parts) do
-        out[#out + 1] = redis.call('HMGET', batch_key(part.batch_id), unpack(PARTS))
+        out[#out + 1] = fields(batch_key(part.batch_id), unpack(PARTS))
       end
     end
   end
@@ -37,11 +43,11 @@ local function made_over_http(id, document, version)
 end
 
 local function view(id)
-  local object = redis.call('HMGET', OBJECT .. id, 'owner', 'document', 'version')
+  local object = fields(OBJECT .. id, 'owner', 'document', 'version')
   if object[1] then
     return object[1] == owner and made_over_http(id, object[2], object[3]) or nil
   end
-  local state = redis.call('HMGET', batch_key(id), 'created_at', 'tenant', 'deleting')
+  local state = fields(batch_key(id), 'created_at', 'tenant', 'deleting')
   if not state[1] or state[3] or (state[2] or 'default') ~= owner or is_part(id) then return nil end
   return { id, '', '0', redis.call('HGETALL', batch_key(id)) }
 end
@@ -59,7 +65,7 @@ local function take_up()
   for i = 1, #ids, 2 do
     local id, at = ids[i], tonumber(ids[i + 1])
     if redis.call('EXISTS', OBJECT .. id) == 0 and not is_part(id) then
-      local state = redis.call('HMGET', batch_key(id), 'created_at', 'tenant')
+      local state = fields(batch_key(id), 'created_at', 'tenant')
       if state[1] then
         local list = LIST .. (state[2] or 'default')
         redis.call('ZADD', list, math.floor(at / 1000), id)

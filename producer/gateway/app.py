@@ -31,6 +31,7 @@ from producer.gateway.live import routes as live
 from producer.gateway.live.online import online
 from producer.gateway.refusal import response_for
 from producer.gateway.services import Services
+from producer.gateway.webhooks import delivering
 
 log = logging.getLogger(__name__)
 
@@ -126,7 +127,11 @@ def build(services: Services) -> Starlette:
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> Any:
-        async with sweeping(services), online(services.settings) as app.state.online:
+        async with (
+            sweeping(services),
+            delivering(services),
+            online(services.settings) as app.state.online,
+        ):
             yield
         await services.close_async()
 

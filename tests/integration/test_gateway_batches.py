@@ -19,6 +19,7 @@ from producer.gateway.batches import batches, virtual_files
 from producer.gateway.batches.record import BatchRecord, Counts, Part, Usage, encode
 from producer.gateway.caller import Caller
 from producer.gateway.errors import ApiError
+from producer.gateway.files.objects import FileRecord, Files
 from producer.gateway.services import Services
 from producer.gateway.settings import GatewaySettings
 
@@ -29,10 +30,14 @@ BODY = orjson.dumps({
 
 
 @pytest.fixture
-def services(redis_url: str) -> Iterator[Services]:
+def services(redis_url: str, tmp_path: Path) -> Iterator[Services]:
     """Return what handlers work with."""
-    found = Services.open(GatewaySettings(_env_file=None, redis_url=redis_url))
-    found.objects.create("file", "default", "file-1", 1, b'{"purpose":"batch"}')
+    found = Services.open(
+        GatewaySettings(_env_file=None, redis_url=redis_url, gateway_store=str(tmp_path / "files"))
+    )
+    Files(found).create(FileRecord(
+        id="file-1", tenant="default", bytes=0, created_at=1, filename="f", purpose="batch"
+    ))  # fmt: skip
     yield found
     found.close()
 

@@ -64,7 +64,7 @@ class BatchStack:
         """Write the record of a file, without content: enough for what only creates batches."""
         document = orjson.dumps({
             "id": file_id, "tenant": tenant, "bytes": 0, "created_at": 1, "purpose": purpose,
-            "filename": "in.jsonl", "name": "none",
+            "filename": "in.jsonl",
         })  # fmt: skip
         Objects.beside(self.store).create("file", tenant, file_id, 1, document)
         return file_id

@@ -14,9 +14,9 @@ from contract.redis.gateway.objects import Stored
 from producer.gateway.batches.create import window_s
 from producer.gateway.batches.protocol import Batch
 from producer.gateway.batches.record import BatchRecord, Counts, Part, Problem, Usage, encode
-from producer.gateway.batches.routes import page_limit
 from producer.gateway.batches.shown import shown
 from producer.gateway.errors import ApiError
+from producer.gateway.pages import page_limit
 
 
 @pytest.mark.parametrize(

@@ -26,11 +26,13 @@ PAIRS = [
     ("batches.protocol", "InputDetails", batch_usage.InputTokensDetails),
     ("batches.protocol", "OutputDetails", batch_usage.OutputTokensDetails),
     ("files.protocol", "File", sdk.FileObject),
-    ("files.protocol", "FileDeleted", sdk.FileDeleted),
+    ("files.protocol", "Deleted", sdk.FileDeleted),
     ("uploads.protocol", "Upload", sdk.Upload),
     ("uploads.protocol", "UploadPart", importlib.import_module("openai.types.uploads").UploadPart),
     ("live.protocol", "Model", sdk.Model),
 ]
+#: Texts that are one of the SDK's, or newer: `evals` is a purpose that its model does not name.
+ANY_TEXT = {("File", "purpose")}
 #: Fields of the SDK's models that the gateway never sends.
 LEFT_OUT = {"File": {"status_details"}, "Model": {"shutdown_date"}}
 
@@ -94,6 +96,8 @@ def test_each_field_holds_what_the_sdk_expects(
             continue
         expected = model.model_fields[field.encode_name]
         extra = missing_from(kinds(field.type), kinds(expected.annotation))
+        if (name, field.encode_name) in ANY_TEXT:
+            extra -= {"text"}
         assert not extra, (field.encode_name, extra)
         if expected.is_required():
             assert UnsetType not in typing.get_args(field.type), f"{field.name} may be left out"

@@ -6,14 +6,13 @@ import hashlib
 import re
 import time
 
-import msgspec
-
 from contract.openai.body import BODY_TYPES
 from contract.redis.url import LONGEST_S
 from producer.gateway.batches.protocol import BatchCreate
 from producer.gateway.batches.record import BatchRecord
 from producer.gateway.caller import Caller
 from producer.gateway.errors import ApiError, invalid
+from producer.gateway.files.objects import Files
 from producer.gateway.http import new_id, read
 from producer.gateway.services import Services
 
@@ -22,15 +21,6 @@ DEFAULT_PRIORITY = 6
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _WINDOW = re.compile(r"(?:[0-9]{1,12}(?:\.[0-9]{1,9})?[smhd])+")
 _WINDOW_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)([smhd])")
-
-
-class _InputFile(msgspec.Struct):
-    """What of a file's record matters here."""
-
-    purpose: str = "batch"
-
-
-_decode_file = msgspec.json.Decoder(_InputFile).decode
 
 
 def window_s(text: str) -> int:
@@ -96,13 +86,12 @@ def _priority(caller: Caller, asked: int | None) -> int:
 
 
 def _check_file(services: Services, caller: Caller, file_id: str) -> None:
-    found = services.objects.get("file", caller.tenant, file_id)
+    found = Files(services).get(caller.tenant, file_id)
     if found is None:
         told = f"No such file: {file_id[:200]}; upload it with purpose=batch first"
         raise ApiError(404, told, code="file_not_found", param="input_file_id")
-    purpose = _decode_file(found.document).purpose
-    if purpose != "batch":
-        told = f"file {file_id} has the purpose {purpose!r}; upload it with purpose=batch"
+    if found.purpose != "batch":
+        told = f"file {file_id} has the purpose {found.purpose!r}; upload it with purpose=batch"
         raise invalid(told, "input_file_id")
 
 

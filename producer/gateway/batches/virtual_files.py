@@ -25,6 +25,7 @@ from producer.gateway.batches.record import ENDED
 from producer.gateway.batches.shown import ERRORS, OUTPUT, PARTIAL, parts_of, shown
 from producer.gateway.caller import Caller
 from producer.gateway.errors import ApiError, not_found
+from producer.gateway.files.protocol import OUTPUT_PURPOSE, File
 from producer.gateway.services import Services
 
 #: What their ids look like.
@@ -53,18 +54,16 @@ def _find(services: Services, caller: Caller, file_id: str) -> tuple[str, BatchV
     return kind, view, batch
 
 
-def file_object(services: Services, caller: Caller, file_id: str) -> dict[str, object]:
+def file_object(services: Services, caller: Caller, file_id: str) -> File:
     """Return the File of an id. Its `bytes` are 0: nobody has counted them."""
     kind, _, batch = _find(services, caller, file_id)
-    return {
-        "id": file_id,
-        "object": "file",
-        "bytes": 0,
-        "created_at": batch.created_at,
-        "filename": f"{batch.id}_{_NAMES[kind]}.jsonl",
-        "purpose": "batch_output",
-        "status": "processed",
-    }
+    return File(
+        id=file_id,
+        bytes=0,
+        created_at=batch.created_at,
+        filename=f"{batch.id}_{_NAMES[kind]}.jsonl",
+        purpose=OUTPUT_PURPOSE,
+    )
 
 
 def content(services: Services, caller: Caller, file_id: str, offset: int) -> Response:
