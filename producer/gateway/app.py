@@ -29,9 +29,9 @@ from producer.gateway.http import reply
 from producer.gateway.idempotency import Idempotency
 from producer.gateway.live import routes as live
 from producer.gateway.live.online import online
-from producer.gateway.metering import Metering
 from producer.gateway.refusal import response_for
 from producer.gateway.services import Services
+from producer.gateway.webhooks import delivering
 
 log = logging.getLogger(__name__)
 
@@ -127,7 +127,11 @@ def build(services: Services) -> Starlette:
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> Any:
-        async with sweeping(services), online(services.settings) as app.state.online:
+        async with (
+            sweeping(services),
+            delivering(services),
+            online(services.settings) as app.state.online,
+        ):
             yield
         await services.close_async()
 
@@ -139,8 +143,8 @@ def build(services: Services) -> Starlette:
         Exception: _unforeseen,
     }
     app = Starlette(routes=routes(), lifespan=lifespan, exception_handlers=handlers)
+    app.router.redirect_slashes = False  # a path with one more slash is another path
     # The last one added is the first one asked.
-    app.add_middleware(Metering, limits=services.limits)
     app.add_middleware(Idempotency, tries=services.tries)
     app.add_middleware(Audit)
     app.add_middleware(Auth, lookup=services.lookup, host=services.settings.gateway_host)

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 LONGEST_KEY = 255
 #: Larger answers are not kept beside their object: the retry asks the resource again, which
 #: derives the same ids.
-LARGEST_ANSWER = 256 * 1024
+LARGEST_ANSWER = 64 * 1024
 #: Retries that come while the first is at it are told to come again after so long.
 AFTER_S = 1.0
 #: Requests for these attach themselves to the first one's, by their ids (live/).

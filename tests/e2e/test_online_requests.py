@@ -74,10 +74,9 @@ def test_the_text_comes_on_the_listeners_channel_and_is_the_results(
 def test_a_message_and_a_response_say_what_a_chat_says(stack: Stack) -> None:
     for n, question in enumerate(listed_questions(8, seed=31)):
         messages = asked(question, True)["messages"]
-        ask(stack, f"m{n}", MESSAGES_URL,
-            {"model": "tiny", "messages": messages, "max_tokens": 16, "temperature": 0})  # fmt: skip
-        ask(stack, f"r{n}", RESPONSES_URL,
-            {"input": messages, "max_output_tokens": 16, "temperature": 0, "store": False})  # fmt: skip
+        short = {"temperature": 0, "model": "tiny"}
+        ask(stack, f"m{n}", MESSAGES_URL, {"messages": messages, "max_tokens": 16, **short})
+        ask(stack, f"r{n}", RESPONSES_URL, {"input": messages, "max_output_tokens": 16, **short})
         message, response = answer(stack, f"m{n}")["result"], answer(stack, f"r{n}")["result"]
         assert texts_of(message)[0].strip() == texts_of(response)[0].strip() == question.answer
         assert (message["id"], message["model"]) == (f"chatcmpl-m{n}", "tiny")

@@ -8,7 +8,6 @@ from typing import Any
 
 import httpx
 import openai
-import orjson
 import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -26,7 +25,6 @@ from producer.gateway.limits import (
     estimated_tokens,
     go_duration,
 )
-from producer.gateway.metering import Metering, tokens_of, tokens_used
 
 
 @pytest.fixture
@@ -192,69 +190,3 @@ def test_tokens_are_estimated_from_bytes() -> None:
 
 
 # -- what a request asks for, and what it used ----------------------------------------------
-
-
-def asked(path: str = "/v1/chat/completions", limit: int = 10**6, **body: Any) -> int:
-    return tokens_of(path, orjson.dumps(body), limit)
-
-
-def test_a_request_asks_for_its_prompt_and_its_longest_answer() -> None:
-    prompt = asked("/v1/embeddings", input="x" * 4000)
-    assert 1000 <= prompt < 1020
-    assert 1100 <= asked(prompt="x" * 4000, max_tokens=100) < 1130
-    assert 1300 <= asked(prompt="x" * 4000, max_completion_tokens=100, n=3) < 1350
-    assert asked(prompt="x" * 4000, limit=1200) == 1200  # it names no longest answer
-    assert asked(prompt="x" * 4000, limit=500) > 1000
-    assert asked(prompt="x" * 4000) > 1000 + 500
-
-
-def test_an_image_counts_by_itself_and_not_by_its_bytes() -> None:
-    image = "data:image/png;base64," + "A" * 4_000_000
-    assert 1000 < asked("/v1/embeddings", url=image) < 1100
-
-
-def test_a_body_that_is_no_request_counts_by_its_bytes() -> None:
-    for body in (b"{", b"[]", b'{"max_tokens": "x"}', b"\xff" * 40):
-        assert tokens_of("/v1/completions", body, 100) == estimated_tokens(len(body))
-
-
-@pytest.mark.parametrize(("tail", "used"), [
-    (b'{"choices":[],"usage":{"prompt_tokens":3,"total_tokens":5,"completion_tokens":2}}', 5),
-    (b'data: {"usage":{"total_tokens": 7}}\n\ndata: [DONE]\n\n', 7),
-    (b'{"usage":{"input_tokens":3,"output_tokens":4}}', 7),
-    (b'{"text":"\\"total_tokens\\":99"}', None),
-    (b"data: [DONE]", None),
-])  # fmt: skip
-def test_an_answer_tells_what_it_used(tail: bytes, used: int | None) -> None:
-    assert tokens_used(tail) == used
-
-
-async def test_online_requests_of_a_limited_key_are_metered(limits: Limits) -> None:
-    caller = Caller(key_id="k", requests_per_minute=100, tokens_per_minute=1000)
-
-    async def serve(request: Request) -> Response:
-        await request.body()
-        return JSONResponse({"usage": {"total_tokens": 7}})
-
-    metered = Metering(Starlette(routes=[Route("/{p:path}", serve, methods=["POST"])]), limits)
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        scope["warmq.caller"] = caller
-        await metered(scope, receive, send)
-
-    async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(app), base_url="http://in"
-    ) as client:
-        for n in range(5):
-            body = {"prompt": "a", "max_tokens": 900}
-            told = await client.post("/v1/completions", json=body)
-            assert told.status_code == 200
-            assert told.headers["x-ratelimit-remaining-requests"] == str(99 - n)
-        assert int(told.headers["x-ratelimit-remaining-tokens"]) < 100
-        told = await client.post("/v1/completions", json={"max_tokens": 2000})
-        assert told.status_code == 429
-        assert told.headers["x-should-retry"] == "false"
-        told = await client.post("/v1/batches", json={"max_tokens": 2000})  # nothing online
-        assert "x-ratelimit-limit-tokens" not in told.headers
-        told = await client.post("/v1/messages", json={"max_tokens": 2000})
-        assert told.json()["error"]["type"] == "rate_limit_error"

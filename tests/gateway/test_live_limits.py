@@ -90,7 +90,8 @@ def keyed(stack: Stack) -> Iterator[str]:
 
 def ask(url: str, key: str, timeout_s: float = 20, **fields: object) -> httpx.Response:
     body = {"model": MODEL, "messages": HELLO} | fields
-    return httpx.post(url, json=body, headers={"idempotency-key": key}, timeout=timeout_s)
+    headers = {"idempotency-key": key} if key else {}
+    return httpx.post(url, json=body, headers=headers, timeout=timeout_s)
 
 
 def test_a_retry_after_a_lost_answer_computes_nothing_again(stack: Stack, keyed: str) -> None:
@@ -157,3 +158,17 @@ def test_the_requests_of_a_killed_gateway_do_not_begin_long_after(tmp_path: Path
         (message,) = stack.messages()
         deadline = message["headers"]["warmq"]["deadline"]
         assert 0 < deadline - time.time() < 15
+
+
+def test_a_gateway_that_is_stopped_frees_the_slots_of_its_requests(stack: Stack) -> None:
+    with GatewayProcess(stack.redis.url, stack.folder) as gateway, ThreadPoolExecutor(2) as pool:
+        url = f"{gateway.url}/v1/chat/completions"
+        whole = pool.submit(ask, url, "", user="simulate:sleep=50")
+        streamed = pool.submit(ask, url, "", user="simulate:sleep=50", stream=True)
+        eventually(lambda: stack.running() == 2, 10, "they run")
+        gateway.stop()
+        eventually(lambda: stack.running() == 0, 2, "the slots are free")
+        assert whole.result().status_code == 503
+        assert whole.result().json()["error"]["code"] == "gateway_stops"
+        assert '"code":"gateway_stops"' in streamed.result().text
+        assert "Traceback" not in gateway.log_path.read_text()

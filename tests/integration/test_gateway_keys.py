@@ -198,7 +198,7 @@ def test_what_is_in_use_has_no_time_to_live(budgets: Budgets, redis_client: redi
     budgets.reserve("t", "b1", {"m": 60}, 100)
     budgets.note_bytes("t", "file-1", 5, None)
     found = list(redis_client.scan_iter("warmq:gateway:*"))
-    assert len(found) == 5
+    assert len(found) == 6
     assert all(redis_client.ttl(key) == -1 for key in found)
 
 
@@ -243,7 +243,7 @@ def age(client: redis.Redis, batch_id: str) -> None:
 # -- bytes of files -----------------------------------------------------------------------
 
 
-def test_bytes_are_counted_once_for_each_file(budgets: Budgets) -> None:
+def test_bytes_are_counted_once_for_each_file(budgets: Budgets, redis_client: redis.Redis) -> None:
     for _ in range(3):
         assert budgets.note_bytes("t", "file-1", 60, 100) is None
     assert budgets.stored_bytes("t") == 60
@@ -254,6 +254,10 @@ def test_bytes_are_counted_once_for_each_file(budgets: Budgets) -> None:
     budgets.note_bytes("t", "file-1", 0, None)
     budgets.note_bytes("t", "file-1", 0, None)
     assert budgets.stored_bytes("t") == 40
+    for _ in range(2):
+        budgets.note_bytes("", "file-2", 0, None)  # whose it was is not known any more
+    assert budgets.stored_bytes("t") == 0
+    assert not list(redis_client.scan_iter("warmq:gateway:*"))
 
 
 def test_files_that_have_expired_count_no_more(

@@ -22,6 +22,7 @@ RESERVED, STORED = "warmq:gateway:reserved", "warmq:gateway:stored"
 REGISTRIES = {
     keys.LEASE_SEQ, keys.LEASES, keys.WORKERS, keys.RETURNS, keys.DEATHS, keys.DEAD, keys.REVOKED,
     keys.SWEEP, keys.BATCHES, keys.RETIRING, keys.TENANTS, GATEWAY_KEYS, RESERVED, STORED,
+    "warmq:gateway:stored-by",
 }  # fmt: skip
 #: Celery's control queue, its bindings, and the replies to `inspect`.
 CELERY = re.compile(rb"_kombu\.binding.*|warmq[-:]control.*|.*\.celery\.pidbox")

@@ -111,7 +111,10 @@ class Budgets(Reads):
         return count
 
     def note_bytes(self, tenant: str, file_id: str, size: int, limit: int | None) -> Refused | None:
-        """Count a file's bytes, 0 when it has gone; None: they are counted. May be repeated."""
+        """Count a file's bytes, 0 when it has gone; None: they are counted. May be repeated.
+
+        The tenant may be '' for a file that is counted already.
+        """
         limited = "" if limit is None else limit
         fits, held = self._run("note_bytes", tenant, file_id, size, limited)
         return None if fits else Refused("", int(held))

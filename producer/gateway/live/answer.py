@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Mapping
 
 import msgspec
@@ -46,6 +47,8 @@ async def answer_of(waiter: Waiter, lasts_s: float) -> bytes | None:
     """
     try:
         meta = await waiter.ending
+    except asyncio.CancelledError:
+        raise stopping() from None
     except Gone:
         return None
     except Late:
@@ -59,6 +62,11 @@ async def answer_of(waiter: Waiter, lasts_s: float) -> bytes | None:
 def header_pairs(headers: Mapping[str, str]) -> Iterable[tuple[bytes, bytes]]:
     """Return headers as ASGI takes them."""
     return [(name.encode(), value.encode()) for name, value in headers.items()]
+
+
+def stopping() -> ApiError:
+    """Return the error for a request whose gateway is told to stop, and has waited long enough."""
+    return ApiError(503, "this gateway stops; try again", code="gateway_stops", after_s=1)
 
 
 def _late(lasts_s: float) -> ApiError:

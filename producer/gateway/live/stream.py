@@ -11,7 +11,7 @@ from starlette.types import Send
 from contract.errors import WarmqError
 from contract.streaming import texts_of
 from producer.gateway.errors import ApiError, of_warmq
-from producer.gateway.live.answer import answer_of, header_pairs
+from producer.gateway.live.answer import answer_of, header_pairs, stopping
 from producer.gateway.live.asked import Asked
 from producer.gateway.live.events.texts import Texts
 from producer.gateway.live.events.writer import WAITING, events_of
@@ -43,12 +43,8 @@ class Stream:
     async def run(self) -> bytes | None:
         """Send events until the answer is whole; return the answer, None if there is none."""
         self._waiter.poke = self._news.set
-        ending = self._waiter.ending
-        while not ending.done():
-            await self._wait_for_news()
-            self._news.clear()
-            await self._send_texts()
         try:
+            await self._send_while_it_is_written()
             body = await answer_of(self._waiter, self._lasts_s)
             if body is not None:
                 await self._write(self._last(body), more=False)
@@ -59,6 +55,15 @@ class Stream:
             await self._write([self._events.broken(told)], more=False)
             return None
         return body
+
+    async def _send_while_it_is_written(self) -> None:
+        try:
+            while not self._waiter.ending.done():
+                await self._wait_for_news()
+                self._news.clear()
+                await self._send_texts()
+        except asyncio.CancelledError:
+            raise stopping() from None
 
     async def _wait_for_news(self) -> None:
         if self._texts.sent:

@@ -10,6 +10,7 @@ from typing import Any
 
 from starlette.datastructures import State
 
+from contract.openai.body import COUNTING
 from contract.openai.messages import COUNT_TOKENS_URL, MESSAGES_URL
 from contract.openai.responses import RESPONSES_URL, TOKENIZE_URL
 from worker.engine import Completion
@@ -127,7 +128,7 @@ def completion(url: str, answer: Any, model: str | None) -> Completion:
     Raises:
         Aborted: the engine gave it up.
     """
-    if url in (COUNT_TOKENS_URL, TOKENIZE_URL):
+    if url in COUNTING:
         return Completion(answer.model_dump_json(exclude_none=True).encode(), 0, 0)
     answer.model = model or answer.model
     usage = answer.usage
