@@ -153,13 +153,19 @@ class BatchStore(BatchLines, DeadLetters):
             How many requests were cancelled since `batch` was read: workers that look for
             requests end cancelled ones, too, and are often faster.
         """
-        count = max(0, int(self._run("cancel", batch.id, batch.life, 1, self._ttl_ms)))
+        count = self.begin_cancel(batch)
         for chunk in self.index(batch.id):
             count += self._cancel_entries(batch, chunk.entries, chunk.request_ids(batch.id))
         after = self.batch(batch.id)
         if after is None or after.life != batch.life:  # deleted meanwhile
             return count
         return max(count, after.number("cancelled") - batch.number("cancelled"))
+
+    def begin_cancel(self, batch: Batch) -> int:
+        """Note that a batch is to be cancelled: no worker begins a request of it any more, and
+        those that run are stopped. `cancel` also ends those that wait, which may take time.
+        """
+        return max(0, int(self._run("cancel", batch.id, batch.life, 1, self._ttl_ms)))
 
     def cancel_request(self, batch: Batch, custom_id: str) -> int:
         """Cancel one request; return 1 and its followers, or 0 if it had already ended.

@@ -19,15 +19,19 @@ from contract.errors import WarmqError
 from contract.version import version
 from producer.gateway.audit import Audit
 from producer.gateway.auth import Auth
+from producer.gateway.batches import routes as batches
 from producer.gateway.bodies import Bodies
 from producer.gateway.caller import Caller
-from producer.gateway.errors import ApiError, answer, of_warmq
+from producer.gateway.errors import ApiError, of_warmq
+from producer.gateway.files import routes as files
+from producer.gateway.files.sweeping import sweeping
 from producer.gateway.http import reply
 from producer.gateway.idempotency import Idempotency
 from producer.gateway.live import routes as live
 from producer.gateway.live.online import online
 from producer.gateway.refusal import response_for
 from producer.gateway.services import Services
+from producer.gateway.webhooks import delivering
 
 log = logging.getLogger(__name__)
 
@@ -73,11 +77,13 @@ def _version(_: Request) -> Response:
     return reply({"version": version()})
 
 
-def _of_http(_: Request, error: HTTPException) -> Response:
+def _of_http(request: Request, error: HTTPException) -> Response:
     told = {404: "there is no such route here; docs/gateway.md lists them",
             405: "this route takes another method"}  # fmt: skip
     message = told.get(error.status_code, error.detail)
-    return answer(ApiError(error.status_code, message), error.headers)
+    response = response_for(request.scope, ApiError(error.status_code, message))
+    response.headers.update(error.headers or {})
+    return response
 
 
 def _of_api(request: Request, error: ApiError) -> Response:
@@ -97,7 +103,11 @@ def _of_gone(_: Request, __: ClientDisconnect) -> Response:
 
 def _unforeseen(request: Request, error: Exception) -> Response:
     log.error("%s %s", request.method, request.url.path, exc_info=error)
-    return answer(ApiError(500, "the gateway failed; its log says why", code="internal_error"))
+    told = ApiError(500, "the gateway failed; its log says why", code="internal_error")
+    response = response_for(request.scope, told)
+    # Starlette answers this one outside of all middlewares.
+    response.headers["x-request-id"] = request.scope.get("warmq.request_id", "")
+    return response
 
 
 def routes() -> list[Route]:
@@ -107,6 +117,8 @@ def routes() -> list[Route]:
         Route("/ready", _ready),
         Route("/version", _version),
         *live.routes(),
+        *batches.routes(),  # before those of files/, which take any id
+        *files.routes(),
     ]
 
 
@@ -115,7 +127,11 @@ def build(services: Services) -> Starlette:
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> Any:
-        async with online(services.settings) as app.state.online:
+        async with (
+            sweeping(services),
+            delivering(services),
+            online(services.settings) as app.state.online,
+        ):
             yield
         await services.close_async()
 
@@ -127,6 +143,7 @@ def build(services: Services) -> Starlette:
         Exception: _unforeseen,
     }
     app = Starlette(routes=routes(), lifespan=lifespan, exception_handlers=handlers)
+    app.router.redirect_slashes = False  # a path with one more slash is another path
     # The last one added is the first one asked.
     app.add_middleware(Idempotency, tries=services.tries)
     app.add_middleware(Audit)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from typing import Any, TypeVar
 
@@ -15,6 +16,8 @@ from producer.gateway.services import Services
 
 T = TypeVar("T")
 _encode = msgspec.json.Encoder().encode
+#: Where in a body msgspec has found something wrong.
+_PATH = re.compile(r" - at (?:`key` in )?`\$\.?([^`]*)`$")
 
 
 def services(request: Request) -> Services:
@@ -48,11 +51,14 @@ def read(body: bytes, shape: type[T]) -> T:
     try:
         return msgspec.json.decode(body or b"{}", type=shape)
     except msgspec.ValidationError as error:
-        text, _, path = str(error).partition(" - at `$")
-        field = path.strip("`.") or None
+        text, path = str(error), _PATH.search(str(error))
+        field = path[1].removesuffix("[...]") or None if path else None
+        if path:
+            text = text[: path.start()]
         if "missing required field" in text:
-            field = text.split("`")[1]
-            raise invalid(text, field, "missing_required_parameter") from None
-        raise invalid(text, field) from None
+            field = f"{field}.{text.split('`')[1]}" if field else text.split("`")[1]
+            told = f"{field} is missing; give it"
+            raise invalid(told, field, "missing_required_parameter") from None
+        raise invalid(f"{field}: {text}" if field else text, field) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ApiError(400, f"the body is not JSON: {error}", code="invalid_json") from None

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 LONGEST_KEY = 255
 #: Larger answers are not kept beside their object: the retry asks the resource again, which
 #: derives the same ids.
-LARGEST_ANSWER = 256 * 1024
+LARGEST_ANSWER = 64 * 1024
 #: Retries that come while the first is at it are told to come again after so long.
 AFTER_S = 1.0
 #: Requests for these attach themselves to the first one's, by their ids (live/).
@@ -172,12 +172,12 @@ class Idempotency:
         scope["warmq.idempotency"], scope["warmq.try"] = name, mine
         content = ""
         if not scope["warmq.headers"].get(b"content-type", b"").startswith(b"multipart/"):
-            body = await _whole_body(receive)
+            body = await whole_body(receive)
             if body is None:  # the client has gone
                 return
             # The query shapes what is made, too.
             content = hashlib.sha256(scope["query_string"] + b"\0" + body).hexdigest()
-            receive = _replaying(body, receive)
+            receive = replaying(body, receive)
         earlier = await mine.begin(content)
         if earlier is not None:
             await _response(earlier)(scope, receive, send)
@@ -186,33 +186,24 @@ class Idempotency:
 
     async def _first(self, mine: Try, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the request and remember how it was answered."""
-        seen = _Seen(send, store=True)
         keeping = asyncio.create_task(mine.keep())
-        status = 0
         try:
-            await self._app(scope, receive, seen)
-            status = seen.status if seen.complete else 0
+            await self._app(scope, receive, _Kept(mine, send))
         finally:
             keeping.cancel()
-            # Shielded: a client that goes cancels its request, and this must still be said.
-            await asyncio.shield(mine.end(status, seen.answer))
+            # It had no whole answer. Shielded: a client that goes cancels its request.
+            await asyncio.shield(mine.end(0, None))
 
 
-class _Seen:
-    """Passes an answer on, and keeps a copy if it is short and whole."""
+class _Kept:
+    """Passes an answer on; before its end it is stored, if it is short and no stream."""
 
-    def __init__(self, send: Send, *, store: bool) -> None:
+    def __init__(self, mine: Try, send: Send) -> None:
+        self._mine = mine
         self._send = send
-        self.status = 0
-        self.complete = False
+        self._status = 0
         self._headers: dict[str, str] = {}
-        self._body: bytearray | None = bytearray() if store else None
-
-    @property
-    def answer(self) -> Answer | None:
-        if self._body is None or not self.complete:
-            return None
-        return Answer(self.status, self._headers, bytes(self._body))
+        self._body: bytearray | None = bytearray()
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -222,11 +213,15 @@ class _Seen:
                 self._body += message.get("body", b"")
                 if len(self._body) > LARGEST_ANSWER:
                     self._body = None
-            self.complete = not message.get("more_body", False)
+            if not message.get("more_body", False):
+                # Before the client has it whole: it may ask again at once.
+                kept = self._body
+                whole = None if kept is None else Answer(self._status, self._headers, bytes(kept))
+                await self._mine.end(self._status, whole)
         await self._send(message)
 
     def _start(self, message: Any) -> None:
-        self.status = message["status"]
+        self._status = message["status"]
         for name, value in message["headers"]:
             if name.lower() in _KEPT_HEADERS:
                 self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
@@ -234,7 +229,8 @@ class _Seen:
             self._body = None
 
 
-async def _whole_body(receive: Receive) -> bytes | None:
+async def whole_body(receive: Receive) -> bytes | None:
+    """Return a request's body; None if the client has gone before its end."""
     parts = []
     while True:
         message = await receive()
@@ -245,7 +241,8 @@ async def _whole_body(receive: Receive) -> bytes | None:
             return b"".join(parts)
 
 
-def _replaying(body: bytes, receive: Receive) -> Receive:
+def replaying(body: bytes, receive: Receive) -> Receive:
+    """Return a `receive` for a body that was read already."""
     given = False
 
     async def replay() -> Message:

@@ -146,7 +146,7 @@ class Limits:
             raise _too_many_bytes(size, refused.held, limit)
 
     def forget_bytes(self, tenant: str, file_id: str) -> None:
-        """Count a file's bytes no more: it was deleted, or has expired."""
+        """Count a file's bytes no more; the tenant may be '' where it is not known."""
         self._budgets.note_bytes(tenant, file_id, 0, None)
 
 

@@ -10,8 +10,10 @@ from contract.redis.gateway.due import Due
 from contract.redis.gateway.idempotency import Tries
 from contract.redis.gateway.limits import Budgets, Rates
 from contract.redis.gateway.objects import Objects
+from producer.gateway.caller import Caller
 from producer.gateway.limits import Limits
 from producer.gateway.settings import GatewaySettings
+from producer.gateway.store import Store, open_store
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,7 @@ class Services:
     due: Due
     keys: ApiKeys
     limits: Limits
+    store: Store
     lookup: KeyLookup
     tries: Tries
     rates: Rates
@@ -37,6 +40,7 @@ class Services:
 
         Raises:
             StoreUnavailable: Redis does not answer.
+            StoreFailed: files cannot be kept where the settings say.
         """
         url = settings.redis_url.get_secret_value()
         batches = BatchStore.open(url, name, ttl_ms=settings.result_ttl_ms)
@@ -48,10 +52,16 @@ class Services:
             due=Due.beside(batches),
             keys=ApiKeys.beside(batches),
             limits=Limits(rates, Budgets.beside(batches)),
+            store=open_store(settings.gateway_store),
             lookup=KeyLookup.open(url, name),
             tries=Tries.open(url, name),
             rates=rates,
         )
+
+    def caller_of(self, tenant: str, key_id: str) -> Caller:
+        """Return who has made a batch, with the limits of its key, for work that goes on alone."""
+        key = self.keys.get(key_id) if key_id else None
+        return Caller(tenant) if key is None or key.tenant != tenant else Caller.of(key)
 
     async def close_async(self) -> None:
         """Close what the event loop has used, before it ends."""

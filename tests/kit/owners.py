@@ -14,11 +14,15 @@ from snapshot import Snapshot
 
 from contract import naming
 from contract.redis import keys
+from contract.redis.gateway.api_keys import KEYS as GATEWAY_KEYS
 
+#: What batches hold of budgets, by batch; bytes of files, by tenant.
+RESERVED, STORED = "warmq:gateway:reserved", "warmq:gateway:stored"
 #: One key each, whatever happens. The entries of some are looked at one by one.
 REGISTRIES = {
     keys.LEASE_SEQ, keys.LEASES, keys.WORKERS, keys.RETURNS, keys.DEATHS, keys.DEAD, keys.REVOKED,
-    keys.SWEEP, keys.BATCHES, keys.RETIRING, keys.TENANTS,
+    keys.SWEEP, keys.BATCHES, keys.RETIRING, keys.TENANTS, GATEWAY_KEYS, RESERVED, STORED,
+    "warmq:gateway:stored-by",
 }  # fmt: skip
 #: Celery's control queue, its bindings, and the replies to `inspect`.
 CELERY = re.compile(rb"_kombu\.binding.*|warmq[-:]control.*|.*\.celery\.pidbox")
@@ -74,7 +78,15 @@ def _owned(snap: Snapshot) -> set[str]:
         if not leases.keys().isdisjoint(snap.leases(worker)) or worker in snap.hash(keys.WORKERS):
             owned |= snap.lease_keys(worker)
     owned.update(map(keys.dead_key, snap.dead()))
-    return owned
+    return owned | _of_gateways(snap)
+
+
+def _of_gateways(snap: Snapshot) -> set[str]:
+    """Return counters that a batch or a file answers for."""
+    holders = {tenant.decode() for tenant in snap.hash(RESERVED).values()}
+    held = {f"warmq:gateway:{part}:{tenant}" for tenant in holders
+            for part in ("enqueued", "reserved")}  # fmt: skip
+    return held | {f"{STORED}:{tenant}" for tenant in snap.hash(STORED)}
 
 
 def _any(snap: Snapshot, queue: str) -> bool:

@@ -1,4 +1,4 @@
-"""What a gateway knows of a batch: kept in Redis as JSON, turned into OpenAI's or Anthropic's form."""
+"""What a gateway knows of a batch: kept in Redis as JSON, shown in OpenAI's or Anthropic's form."""
 
 from __future__ import annotations
 

@@ -1,0 +1,111 @@
+-- BATCH_VIEWS: read an owner's batches, one or a page, newest first: those made over HTTP with the
+-- counters of their parts while they run, and those of `producer submit`.
+-- The second kind is put into the owner's list here, and only here: whoever has no gateway keeps no
+-- such lists. It takes batches up in the order of their creation, at most 250 in a call.
+-- ARGV: owner, id of the one that is wanted ('' for a page), id after which the page begins ('' for
+--   the newest), most
+-- Touches: warmq:gateway:batch:<id>, warmq:gateway:batchs:<owner>, warmq:gateway:listed_until,
+--   warmq:batches, warmq:batch:<id>
+-- Returns: {0; 1 if there are more; -1 if the owner has no such id; 2 if batches are still to be taken
+--   up: ask again}, then {id, document, version, counters of each part, as PARTS names them} or
+--   {id, '', '0', {field, value, ...}} for each
+local owner, wanted, after, most = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
+local OBJECT, LIST, UNTIL = 'warmq:gateway:batch:', 'warmq:gateway:batchs:', 'warmq:gateway:listed_until'
+local AT_ONCE, HIDDEN = 250, '^msgbatch_'
+local PARTS = { 'total', 'completed', 'failed', 'cancelled', 'expired', 'prompt_tokens',
+                'completion_tokens', 'sealed', 'finished_at', 'created_at' }
+local ENDED = { completed = true, failed = true, expired = true, cancelled = true }
+
+-- Fields of a hash; none if it is no hash: an id that nobody has given may lead to any key.
+local function fields(key, ...)
+  local found = redis.pcall('HMGET', key, ...)
+  return found.err and {} or found
+end
+
+-- Whether the queue has this batch for one that was made over HTTP.
+local function is_part(id)
+  local whole = string.match(id, '^(.+)%.%d+$')
+  return whole ~= nil and redis.call('EXISTS', OBJECT .. whole) == 1
+end
+
+local function made_over_http(id, document, version)
+  local out = { id, document, version }
+  -- Quotes inside of a JSON text are escaped, so that this is no part of one.
+  if string.find(document, '"parts":[{"', 1, true) then
+    local record = cjson.decode(document)
+    if not ENDED[record.status or 'validating'] then
+      for _, part in ipairs(record.parts) do
+        out[#out + 1] = fields(batch_key(part.batch_id), unpack(PARTS))
+      end
+    end
+  end
+  return out
+end
+
+local function view(id)
+  local object = fields(OBJECT .. id, 'owner', 'document', 'version')
+  if object[1] then
+    return object[1] == owner and made_over_http(id, object[2], object[3]) or nil
+  end
+  local state = fields(batch_key(id), 'created_at', 'tenant', 'deleting')
+  if not state[1] or state[3] or (state[2] or 'default') ~= owner or is_part(id) then return nil end
+  return { id, '', '0', redis.call('HGETALL', batch_key(id)) }
+end
+
+if wanted ~= '' then
+  local found = view(wanted)
+  return found and { 0, found } or { -1 }
+end
+
+-- Takes batches of `producer submit` up into their owners' lists; returns whether there may be more.
+local function take_up()
+  local from, now = tonumber(redis.call('GET', UNTIL) or 0), now_ms()
+  if from > now then from = 0 end -- Redis' clock stepped back: new batches may be behind the mark
+  local ids = redis.call('ZRANGEBYSCORE', 'warmq:batches', from, '+inf', 'WITHSCORES', 'LIMIT', 0, AT_ONCE)
+  for i = 1, #ids, 2 do
+    local id, at = ids[i], tonumber(ids[i + 1])
+    if redis.call('EXISTS', OBJECT .. id) == 0 and not is_part(id) then
+      local state = fields(batch_key(id), 'created_at', 'tenant')
+      if state[1] then
+        local list = LIST .. (state[2] or 'default')
+        redis.call('ZADD', list, math.floor(at / 1000), id)
+        -- What has expired leaves lists that nobody reads, too.
+        for _, old in ipairs(redis.call('ZRANGE', list, 0, 1)) do
+          if redis.call('EXISTS', OBJECT .. old, batch_key(old)) == 0 then redis.call('ZREM', list, old) end
+        end
+      end
+    end
+    from = at
+  end
+  if #ids > 0 then redis.call('SET', UNTIL, string.format('%.0f', from)) end
+  return #ids == 2 * AT_ONCE
+end
+
+if take_up() then return { 2 } end
+local list, first = LIST .. owner, 0
+if after ~= '' then
+  local at = not string.find(after, HIDDEN) and redis.call('ZREVRANK', list, after)
+  if not at then return { -1 } end
+  first = at + 1
+end
+local page, gone = { 0 }, {}
+while true do
+  local ids = redis.call('ZREVRANGE', list, first, first + most)
+  for _, id in ipairs(ids) do
+    if not string.find(id, HIDDEN) then -- Anthropic's have a list of their own
+      if #page > most then
+        if view(id) then
+          page[1] = 1
+          break
+        end
+      else
+        local found = view(id)
+        if found then page[#page + 1] = found else gone[#gone + 1] = id end
+      end
+    end
+  end
+  if page[1] == 1 or #ids <= most then break end
+  first = first + #ids
+end
+for _, id in ipairs(gone) do redis.call('ZREM', list, id) end
+return page

@@ -1,0 +1,70 @@
+"""Batches as a gateway shows them: those made over HTTP, and those of `producer submit`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from contract.batch import Batch
+from contract.redis.gateway.objects import Stored
+from contract.redis.reads import Reads
+
+#: What BATCH_VIEWS tells of a part, in its order.
+_PART = ("total", "completed", "failed", "cancelled", "expired", "prompt_tokens",
+         "completion_tokens", "sealed", "finished_at", "created_at")  # fmt: skip
+_UNKNOWN, _AGAIN = -1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class BatchView:
+    """One batch: a gateway's document and, while it runs, the counters of its `parts`; or a batch
+    of `producer submit`. A part that is not there (yet, or any more) has no fields."""
+
+    id: str
+    source: Stored | Batch
+    parts: list[Batch]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPage:
+    """Batches, newest first, and whether there are more after them."""
+
+    batches: list[BatchView]
+    has_more: bool
+
+
+class BatchViews(Reads):
+    """Views in one Redis. Each call raises StoreUnavailable where it cannot be used."""
+
+    def get(self, owner: str, batch_id: str) -> BatchView | None:
+        """Return an owner's batch in one round trip; None if it has none of that id."""
+        answer, *found = self._run("batch_views", owner, batch_id, "", 1)
+        return None if answer == _UNKNOWN else _view(found[0])
+
+    def page(self, owner: str, *, after: str = "", limit: int) -> BatchPage | None:
+        """Return what comes after the batch `after` ('' : the newest).
+
+        One round trip, and one more for each 250 batches that `producer submit` has made since
+        the last page of anybody.
+
+        Returns:
+            None if the owner has no batch of that id.
+        """
+        while (reply := self._run("batch_views", owner, "", after, limit))[0] == _AGAIN:
+            pass
+        answer, *found = reply
+        return None if answer == _UNKNOWN else BatchPage([_view(raw) for raw in found], answer == 1)
+
+
+def _view(raw: list[Any]) -> BatchView:
+    batch_id, document, version, *states = raw
+    name = batch_id.decode()
+    if not document:
+        pairs = zip(states[0][::2], states[0][1::2], strict=True)
+        queued = Batch(name, {field.decode(): value.decode() for field, value in pairs})
+        return BatchView(name, queued, [])
+    parts = [
+        Batch(name, {f: v.decode() for f, v in zip(_PART, state, strict=True) if v is not None})
+        for state in states
+    ]
+    return BatchView(name, Stored(name, document, int(version)), parts)

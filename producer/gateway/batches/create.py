@@ -1,0 +1,101 @@
+"""What a new batch is to be, checked; the lines of its file are looked at later (carrying/)."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import time
+
+from contract.openai.body import BODY_TYPES
+from contract.redis.url import LONGEST_S
+from producer.gateway.batches.protocol import BatchCreate
+from producer.gateway.batches.record import BatchRecord
+from producer.gateway.caller import Caller
+from producer.gateway.errors import ApiError, invalid
+from producer.gateway.files.objects import Files
+from producer.gateway.http import new_id, read
+from producer.gateway.services import Services
+
+#: The priority of requests for which none is named, as `producer submit` has it.
+DEFAULT_PRIORITY = 6
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_WINDOW = re.compile(r"(?:[0-9]{1,12}(?:\.[0-9]{1,9})?[smhd])+")
+_WINDOW_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)([smhd])")
+
+
+def window_s(text: str) -> int:
+    """Return the seconds of a completion window such as `24h`, `90m`, `7d` or `1h30m`.
+
+    Raises:
+        ApiError: for any other text, less than a second or more than ten years.
+    """
+    field = "completion_window"
+    # The length is bounded for the sake of the sum, which otherwise could be endless.
+    if len(text) > 40 or not _WINDOW.fullmatch(text):
+        raise invalid(f"{field} is {text[:40]!r}; give a duration such as 24h, 90m or 7d", field)
+    seconds = sum(float(number) * _UNITS[unit] for number, unit in _WINDOW_PART.findall(text))
+    if not 1 <= seconds <= LONGEST_S:
+        raise invalid(f"{field} is {text}; give a duration of 1s to ten years", field)
+    return round(seconds)
+
+
+def checked(services: Services, caller: Caller, body: bytes, idempotency: str) -> BatchRecord:
+    """Return the record for the body of a create.
+
+    With `idempotency` the id is derived from it, so that the same create makes the same batch.
+
+    Raises:
+        ApiError: 400 for a wrong field, 403 for what the key does not allow, 404 for a file that is
+            not the caller's; each names the field.
+    """
+    asked = read(body, BatchCreate)
+    if asked.endpoint not in BODY_TYPES:
+        told = (
+            f"endpoint {asked.endpoint[:100]!r} is not served; use one of {', '.join(BODY_TYPES)}"
+        )
+        raise invalid(told, "endpoint")
+    window = window_s(asked.completion_window)
+    priority = _priority(caller, asked.priority)
+    _check_file(services, caller, asked.input_file_id)
+    now, kept = int(time.time()), asked.output_expires_after
+    return BatchRecord(
+        id=id_for(caller, idempotency) if idempotency else new_id("batch_"),
+        tenant=caller.tenant,
+        key_id=caller.key_id,
+        endpoint=asked.endpoint,
+        input_file_id=asked.input_file_id,
+        completion_window=asked.completion_window,
+        created_at=now,
+        expires_at=now + window,
+        changed_at={"validating": now},
+        metadata=asked.metadata,
+        output_expires_after_s=kept.seconds if kept else None,
+        order=asked.order or "input",
+        once=bool(asked.once),
+        priority=priority,
+    )
+
+
+def _priority(caller: Caller, asked: int | None) -> int:
+    if asked is None:
+        return max(DEFAULT_PRIORITY, caller.highest_priority)
+    if asked < caller.highest_priority:
+        told = f"priority {asked}: this key allows {caller.highest_priority} to 9 (0 is highest)"
+        raise ApiError(403, told, code="priority_not_allowed", param="priority")
+    return asked
+
+
+def _check_file(services: Services, caller: Caller, file_id: str) -> None:
+    found = Files(services).get(caller.tenant, file_id)
+    if found is None:
+        told = f"No such file: {file_id[:200]}; upload it with purpose=batch first"
+        raise ApiError(404, told, code="file_not_found", param="input_file_id")
+    if found.purpose != "batch":
+        told = f"file {file_id} has the purpose {found.purpose!r}; upload it with purpose=batch"
+        raise invalid(told, "input_file_id")
+
+
+def id_for(caller: Caller, idempotency: str) -> str:
+    """Return the id of the batch that a create makes, however often it is sent."""
+    name = f"batch\0{caller.tenant}\0{idempotency}"
+    return "batch_" + hashlib.sha256(name.encode()).hexdigest()[:24]

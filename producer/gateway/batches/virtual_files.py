@@ -1,0 +1,141 @@
+"""Files that are nowhere: their content is read from the queue when it is asked for.
+
+`file-out-<batch>` and `file-err-<batch>` are those of a batch of `producer submit`, in the order of
+its input; `file-partial-<batch>` has what has ended so far of any batch, successes and failures, in
+the order in which it ended. Their ids cannot be those of other files, which are hexadecimal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+
+from starlette.responses import RedirectResponse, Response, StreamingResponse
+
+from contract.batch import Batch as QueueBatch
+from contract.redis.gateway.batch_views import BatchView
+from contract.redis.gateway.partial_order import PartialOrder, Segment
+from producer.core.collect import Collector
+from producer.core.same_batch import BatchChanged
+from producer.gateway.batches import partial
+from producer.gateway.batches.batches import view_of
+from producer.gateway.batches.output_lines import openai_line
+from producer.gateway.batches.protocol import Batch
+from producer.gateway.batches.record import ENDED
+from producer.gateway.batches.shown import ERRORS, OUTPUT, PARTIAL, parts_of, shown
+from producer.gateway.caller import Caller
+from producer.gateway.errors import ApiError, not_found
+from producer.gateway.files.protocol import OUTPUT_PURPOSE, File
+from producer.gateway.services import Services
+
+#: What their ids look like.
+ID = rf"(?:{OUTPUT}|{ERRORS}|{PARTIAL})[A-Za-z0-9][A-Za-z0-9._-]{{0,127}}"
+_NAMES = {OUTPUT: "output", ERRORS: "errors", PARTIAL: "partial"}
+#: Bytes that are sent at once.
+CHUNK_BYTES = 128 * 1024
+
+
+def _find(services: Services, caller: Caller, file_id: str) -> tuple[str, BatchView, Batch]:
+    """Return the kind of a file, and the batch it belongs to.
+
+    Raises:
+        ApiError: 404, if the caller has no such batch, or it has no such file (yet).
+    """
+    kind = next(kind for kind in _NAMES if file_id.startswith(kind))
+    try:
+        view = view_of(services, caller, file_id.removeprefix(kind))
+    except ApiError:
+        raise not_found("file", file_id) from None
+    batch = shown(view)
+    if batch is None:
+        raise not_found("file", file_id)
+    if kind != PARTIAL and file_id not in (batch.output_file_id, batch.error_file_id):
+        raise not_found("file", file_id)
+    return kind, view, batch
+
+
+def file_object(services: Services, caller: Caller, file_id: str) -> File:
+    """Return the File of an id. Its `bytes` are 0: nobody has counted them."""
+    kind, _, batch = _find(services, caller, file_id)
+    return File(
+        id=file_id,
+        bytes=0,
+        created_at=batch.created_at,
+        filename=f"{batch.id}_{_NAMES[kind]}.jsonl",
+        purpose=OUTPUT_PURPOSE,
+    )
+
+
+def content(services: Services, caller: Caller, file_id: str, offset: int) -> Response:
+    """Return the lines of a file, in OpenAI's form, streamed as they are read.
+
+    Raises:
+        ApiError: as long as nothing was sent; what happens later breaks the connection, so that no
+            part of a file looks like all of it.
+    """
+    kind, view, batch = _find(services, caller, file_id)
+    headers = {
+        "content-disposition": f'attachment; filename="{batch.id}_{_NAMES[kind]}.jsonl"',
+        "x-content-type-options": "nosniff",
+    }
+    if kind == PARTIAL:
+        return _partial(services, view, batch, offset, headers)
+    if not isinstance(view.source, QueueBatch):
+        raise not_found("file", file_id)
+    found = Collector(services.batches, view.source, follow=False).lines("input")
+    lines = (openai_line(line) for line in found if line.failed == (kind == ERRORS))
+    return _streamed(lines, headers)
+
+
+def _partial(
+    services: Services, view: BatchView, batch: Batch, offset: int, headers: dict[str, str]
+) -> Response:
+    """Return what has ended so far; after the batch's end, for as long as the queue has it."""
+    parts = [services.batches.batch(batch_id) for batch_id in parts_of(view)]
+    there = [part for part in parts if part is not None and part.status != "deleting"]
+    if len(there) < len(parts):
+        if batch.status in ENDED:
+            return _ended(batch, offset)
+        there = []  # not all are queued yet; what each is in the order depends on all
+    headers["x-incomplete"] = str(batch.status not in ENDED).lower()
+    last = 0
+    segments: list[Segment] = []
+    if there:
+        order = PartialOrder.beside(services.batches)
+        ttl_ms = services.settings.result_ttl_ms
+        last, segments = order.segments(batch.id, there, offset, ttl_ms)
+    headers["x-last-line"] = str(max(last, offset))
+    return _streamed(map(openai_line, partial.lines(services.batches, segments, offset)), headers)
+
+
+def _ended(batch: Batch, offset: int) -> Response:
+    """Answer for a batch whose requests the queue has no more."""
+    final = batch.output_file_id or batch.error_file_id
+    if final and offset == 0:
+        return RedirectResponse(f"/v1/files/{final}/content", 307)
+    told = f"batch {batch.id} has ended: its results are in its output_file_id and error_file_id"
+    raise ApiError(404, told, code="batch_ended", param="offset")
+
+
+def _streamed(lines: Iterator[bytes], headers: dict[str, str]) -> Response:
+    chunks = _chunks(lines)
+    try:
+        first = next(chunks, b"")
+    except BatchChanged as error:
+        raise ApiError(404, error.message, code="file_not_found", param="id") from None
+    return StreamingResponse(
+        chain((first,), chunks), headers=headers, media_type="application/octet-stream"
+    )
+
+
+def _chunks(lines: Iterator[bytes]) -> Iterator[bytes]:
+    gathered: list[bytes] = []
+    size = 0
+    for line in lines:
+        gathered += (line, b"\n")
+        size += len(line) + 1
+        if size >= CHUNK_BYTES:
+            yield b"".join(gathered)
+            gathered, size = [], 0
+    if gathered:
+        yield b"".join(gathered)
