@@ -23,6 +23,8 @@ from producer.gateway.batches import routes as batches
 from producer.gateway.bodies import Bodies
 from producer.gateway.caller import Caller
 from producer.gateway.errors import ApiError, answer, of_warmq
+from producer.gateway.files import routes as files
+from producer.gateway.files.sweeping import sweeping
 from producer.gateway.http import reply
 from producer.gateway.idempotency import Idempotency
 from producer.gateway.live import routes as live
@@ -106,8 +108,9 @@ def routes() -> list[Route]:
         Route("/health", _health),
         Route("/ready", _ready),
         Route("/version", _version),
-        *batches.routes(),  # before files/, which takes any id
         *live.routes(),
+        *batches.routes(),  # before those of files/, which take any id
+        *files.routes(),
     ]
 
 
@@ -116,7 +119,7 @@ def build(services: Services) -> Starlette:
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> Any:
-        async with online(services.settings) as app.state.online:
+        async with sweeping(services), online(services.settings) as app.state.online:
             yield
         await services.close_async()
 

@@ -13,6 +13,7 @@ from contract.errors import (
     StoreUnavailable,
     WarmqError,
 )
+from producer.gateway.store import StoreFailed
 
 
 class ApiError(Exception):
@@ -86,6 +87,8 @@ def of_warmq(error: WarmqError) -> ApiError:
     if isinstance(error, StoreUnavailable) and not isinstance(error, StoreForbidden):
         # What Redis and its address are called concerns the operator, who reads the log.
         return ApiError(503, "the queue cannot be reached; try again", code=error.code, after_s=2)
+    if isinstance(error, StoreFailed):
+        return ApiError(507, "the gateway cannot keep the file", code=error.code, after_s=30)
     if isinstance(error, RequestFailed):
         return ApiError(503, error.message, code=error.code, after_s=1)
     return ApiError(500, "the gateway failed; its log says why", code="internal_error")

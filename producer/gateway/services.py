@@ -12,6 +12,7 @@ from contract.redis.gateway.limits import Budgets, Rates
 from contract.redis.gateway.objects import Objects
 from producer.gateway.limits import Limits
 from producer.gateway.settings import GatewaySettings
+from producer.gateway.store import Store, open_store
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ class Services:
     due: Due
     keys: ApiKeys
     limits: Limits
+    store: Store
     lookup: KeyLookup
     tries: Tries
     rates: Rates
@@ -37,6 +39,7 @@ class Services:
 
         Raises:
             StoreUnavailable: Redis does not answer.
+            StoreFailed: files cannot be kept where the settings say.
         """
         url = settings.redis_url.get_secret_value()
         batches = BatchStore.open(url, name, ttl_ms=settings.result_ttl_ms)
@@ -48,6 +51,7 @@ class Services:
             due=Due.beside(batches),
             keys=ApiKeys.beside(batches),
             limits=Limits(rates, Budgets.beside(batches)),
+            store=open_store(settings.gateway_store),
             lookup=KeyLookup.open(url, name),
             tries=Tries.open(url, name),
             rates=rates,

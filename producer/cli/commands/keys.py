@@ -60,7 +60,7 @@ def command() -> None:
 @options.as_json
 @pass_context
 def create(
-    context: Context, *, tenant: str, name: str, models: str | None, as_json: bool, **limits: Any
+    context: Context, /, *, tenant: str, name: str, models: str | None, as_json: bool, **limits: Any
 ) -> None:
     """Make a key and print it: this once, for only its digest is kept."""
     check_name("tenant", tenant)

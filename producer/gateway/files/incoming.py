@@ -1,0 +1,154 @@
+"""Multipart bodies, taken apart as they come: a file of any size in constant memory."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from dataclasses import dataclass, field
+
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser, parse_options_header
+from starlette.requests import Request
+
+from producer.gateway.errors import ApiError, invalid
+from producer.gateway.store import Writer
+
+#: Bytes given to the store at once, by a thread.
+PIECE = 2**20
+#: Bytes of all fields that are no file, with their names.
+_MOST_FIELDS = 64 * 1024
+
+
+@dataclass(slots=True)
+class Incoming:
+    """What a form had: fields by name; of the file its name, size and SHA-256 (hex)."""
+
+    fields: dict[str, str] = field(default_factory=dict)
+    filename: str | None = None
+    size: int = 0
+    digest: str = ""
+
+
+class _Form:
+    """The parser's callbacks: they gather, and do nothing that could wait."""
+
+    def __init__(self, boundary: bytes, file_field: str) -> None:
+        self.found = Incoming()
+        self.file = bytearray()
+        self.complete = False
+        self._file_field = file_field
+        self._name, self._value, self._size = "", bytearray(), 0
+        self._header, self._header_value = bytearray(), bytearray()
+        self._headers: dict[bytes, bytes] = {}
+        self._in_file = False
+        self.parser = MultipartParser(
+            boundary,
+            {
+                "on_part_begin": self._begin, "on_part_data": self._data, "on_part_end": self._end,
+                "on_header_field": self._on_header, "on_header_value": self._on_value,
+                "on_header_end": self._header_end, "on_headers_finished": self._headers_end,
+                "on_end": self._all,
+            },
+        )  # fmt: skip
+
+    def _begin(self) -> None:
+        self._headers, self._value, self._in_file = {}, bytearray(), False
+
+    def _on_header(self, data: bytes, start: int, end: int) -> None:
+        self._header += data[start:end]
+        self._count(end - start)
+
+    def _on_value(self, data: bytes, start: int, end: int) -> None:
+        self._header_value += data[start:end]
+        self._count(end - start)
+
+    def _header_end(self) -> None:
+        self._headers[bytes(self._header).lower()] = bytes(self._header_value)
+        self._header, self._header_value = bytearray(), bytearray()
+
+    def _headers_end(self) -> None:
+        _, options = parse_options_header(self._headers.get(b"content-disposition", b""))
+        self._name = options.get(b"name", b"").decode(errors="replace")
+        self._in_file = self._name == self._file_field
+        if self._in_file:
+            if self.found.filename is not None:
+                raise invalid(f"{self._file_field} comes twice; send one file", self._file_field)
+            name = options.get(b"filename", b"upload")
+            self.found.filename = name.decode(errors="replace")
+
+    def _data(self, data: bytes, start: int, end: int) -> None:
+        if self._in_file:
+            self.file += data[start:end]
+        else:
+            self._count(end - start)
+            self._value += data[start:end]
+
+    def _end(self) -> None:
+        if not self._in_file:
+            self.found.fields[self._name] = self._value.decode(errors="replace")
+
+    def _all(self) -> None:
+        self.complete = True
+
+    def _count(self, size: int) -> None:
+        self._size += size
+        if self._size > _MOST_FIELDS:
+            raise invalid("the form's fields are too long; only the file may be large")
+
+
+async def receive(request: Request, writer: Writer, file_field: str, most: int) -> Incoming:
+    """Read a form, and write its file as it comes.
+
+    Raises:
+        ApiError: 400 for what is no such form, 413 for a file of more than `most` bytes.
+        ClientDisconnect: the client has gone.
+        StoreFailed: the file cannot be written.
+    """
+    form = _form_of(request, file_field)
+    running = hashlib.sha256()
+    try:
+        async for chunk in request.stream():
+            form.parser.write(chunk)
+            if len(form.file) >= PIECE:
+                await _flush(form, writer, running, most)
+        form.parser.finalize()
+    except FormParserError as error:
+        raise ApiError(400, f"the form cannot be read: {error}", code="invalid_multipart") from None
+    await _flush(form, writer, running, most)
+    if not form.complete:
+        raise ApiError(400, "the form ends too early", code="invalid_multipart")
+    if form.found.filename is None:
+        raise invalid(
+            f"{file_field} is missing: send the content as the form's part {file_field!r}",
+            file_field, "missing_required_parameter",
+        )  # fmt: skip
+    form.found.digest = running.hexdigest()
+    return form.found
+
+
+def _form_of(request: Request, file_field: str) -> _Form:
+    kind, options = parse_options_header(request.headers.get("content-type", ""))
+    boundary = options.get(b"boundary", b"")
+    if kind != b"multipart/form-data" or not 0 < len(boundary) <= 200:
+        raise ApiError(
+            400, "send a form: Content-Type: multipart/form-data with a boundary",
+            code="invalid_multipart",
+        )  # fmt: skip
+    return _Form(boundary, file_field)
+
+
+async def _flush(form: _Form, writer: Writer, running: hashlib._Hash, most: int) -> None:
+    data, form.file = bytes(form.file), bytearray()
+    form.found.size += len(data)
+    if form.found.size > most:
+        raise ApiError(
+            413, f"the file has more than {most} bytes, the most that is taken here",
+            code="file_too_large", param="file",
+        )  # fmt: skip
+    if data:
+        await asyncio.to_thread(_take, data, writer, running)
+
+
+def _take(data: bytes, writer: Writer, running: hashlib._Hash) -> None:
+    running.update(data)
+    writer.write(data)

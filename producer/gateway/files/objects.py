@@ -1,0 +1,111 @@
+"""Files of tenants: a record in Redis, the content in the store under the file's id."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import msgspec
+
+from contract.redis.gateway.objects import Page
+from producer.gateway.services import Services
+
+log = logging.getLogger(__name__)
+
+#: A content without a record is removed after so long: its gateway died between the two.
+_ORPHAN_MS = 600_000
+#: For how long one gateway sweeps a file before another may.
+_SWEEP_MS = 60_000
+
+
+class FileRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What is known of a file. Times are in seconds since 1970."""
+
+    id: str
+    tenant: str
+    bytes: int
+    created_at: int
+    filename: str
+    purpose: str
+    expires_at: int | None = None
+
+
+_decode = msgspec.json.Decoder(FileRecord).decode
+_encode = msgspec.json.Encoder().encode
+
+
+class Files:
+    """The files of one Redis and one store; each call raises StoreUnavailable or StoreFailed."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    def announce(self, file_id: str) -> None:
+        """Say that a content is about to be there: without a record it is removed later."""
+        self._services.due.add("file", file_id, _ORPHAN_MS)
+
+    def create(self, record: FileRecord) -> FileRecord:
+        """Make the record of a content that is in the store; return it, or that of its id."""
+        objects = self._services.objects
+        if not objects.create(
+            "file", record.tenant, record.id, record.created_at, _encode(record), record.expires_at
+        ):
+            return self.get(record.tenant, record.id) or record
+        if record.expires_at is not None:
+            left_s = max(0, record.expires_at - time.time())
+            self._services.due.add("file", record.id, int(left_s * 1000))
+        return record
+
+    def get(self, tenant: str, file_id: str) -> FileRecord | None:
+        """Return a tenant's file; None if it has none of that id."""
+        found = self._services.objects.get("file", tenant, file_id)
+        return _decode(found.document) if found else None
+
+    def page(
+        self, tenant: str, after: str, limit: int, *, oldest_first: bool, purpose: str | None
+    ) -> tuple[list[FileRecord], bool] | None:
+        """Return a page of a tenant's files, and whether there are more; None: no such `after`.
+
+        With a purpose, as many pages are read as it takes to fill this one.
+        """
+        found: list[FileRecord] = []
+        while True:
+            page = self._page(tenant, after, limit, oldest_first)
+            if page is None:
+                return None
+            records = [_decode(stored.document) for stored in page.objects]
+            found += [r for r in records if purpose is None or r.purpose == purpose]
+            if len(found) > limit or not page.has_more:
+                return found[:limit], len(found) > limit or page.has_more
+            if purpose is None and len(found) == limit:
+                return found, page.has_more
+            after = records[-1].id
+
+    def _page(self, tenant: str, after: str, limit: int, oldest_first: bool) -> Page | None:
+        return self._services.objects.page(
+            "file", tenant, after=after, limit=limit, oldest_first=oldest_first
+        )
+
+    def delete(self, tenant: str, file_id: str) -> bool:
+        """Remove a tenant's file; return whether it was there."""
+        if not self._services.objects.delete("file", tenant, file_id):
+            return False
+        self.announce(file_id)  # a gateway that dies now leaves its content to be swept
+        self._services.store.delete(file_id)
+        self._services.limits.forget_bytes(tenant, file_id)
+        return True
+
+    def sweep(self) -> int:
+        """Remove contents whose record has expired or never came; return how many."""
+        services, count = self._services, 0
+        for claim in services.due.claim("file", _SWEEP_MS, 100):
+            owner = services.objects.owner_of("file", claim.id)
+            record = self.get(owner, claim.id) if owner is not None else None
+            if record is None:
+                services.store.delete(claim.id)
+                count += 1
+            elif record.expires_at is not None and record.expires_at > time.time():
+                services.due.release(claim, int((record.expires_at - time.time()) * 1000) + 1)
+                continue
+            services.due.finish(claim)
+        return count

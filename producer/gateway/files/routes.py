@@ -1,0 +1,140 @@
+"""Routes of files."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from contextlib import AbstractContextManager
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from producer.gateway.caller import Caller
+from producer.gateway.errors import ApiError, invalid, not_found
+from producer.gateway.files.content import content
+from producer.gateway.files.incoming import Incoming, receive
+from producer.gateway.files.objects import FileRecord, Files
+from producer.gateway.files.protocol import (
+    MOST_FILES,
+    OUTPUT_PURPOSE,
+    PURPOSES,
+    Deleted,
+    FileList,
+    life_of,
+    purpose_of,
+    safe_name,
+    shown,
+)
+from producer.gateway.http import caller, new_id, reply, services
+from producer.gateway.idempotency import fingerprint
+from producer.gateway.pages import page_limit
+from producer.gateway.services import Services
+from producer.gateway.store import Writer
+
+
+async def _create(request: Request) -> Response:
+    used, mine = services(request), caller(request)
+    file_id = _id_of(request.scope.get("warmq.idempotency", ""))
+    length = request.headers.get("content-length", "")
+    if length.isdecimal():
+        await asyncio.to_thread(used.limits.check_bytes, mine, int(length))
+    context: AbstractContextManager[Writer] = used.store.write(file_id)
+    writer = await asyncio.to_thread(context.__enter__)
+    try:
+        most = used.settings.gateway_max_file_bytes
+        incoming = await receive(request, writer, "file", most)
+        purpose, life = purpose_of(incoming.fields), life_of(incoming.fields)
+        digest = f"{incoming.digest}\0{purpose}\0{life}\0{incoming.filename}"
+        earlier = await fingerprint(request, hashlib.sha256(digest.encode()).hexdigest())
+        if earlier is not None:
+            return earlier
+        record = _record(file_id, mine, incoming, purpose, life)
+        made = await asyncio.to_thread(_keep, used, mine, writer, record)
+    finally:
+        await asyncio.to_thread(context.__exit__, None, None, None)
+    return reply(shown(made))
+
+
+def _id_of(idempotency: str) -> str:
+    if not idempotency:
+        return new_id("file-")
+    return f"file-{hashlib.sha256(f'file{idempotency}'.encode()).hexdigest()[:24]}"
+
+
+def _record(
+    file_id: str, mine: Caller, incoming: Incoming, purpose: str, life: int | None
+) -> FileRecord:
+    now = int(time.time())
+    return FileRecord(
+        id=file_id, tenant=mine.tenant, bytes=incoming.size, created_at=now,
+        filename=safe_name(incoming.filename or ""), purpose=purpose,
+        expires_at=None if life is None else now + life,
+    )  # fmt: skip
+
+
+def _keep(used: Services, mine: Caller, writer: Writer, record: FileRecord) -> FileRecord:
+    files = Files(used)
+    used.limits.note_bytes(mine, record.id, record.bytes)
+    files.announce(record.id)  # first: nothing may lie in the store that nobody knows of
+    writer.commit()
+    return files.create(record)
+
+
+def _list(request: Request) -> Response:
+    query = request.query_params
+    limit = page_limit(query.get("limit"), MOST_FILES, MOST_FILES)
+    order, purpose = query.get("order", "desc"), query.get("purpose")
+    if order not in ("asc", "desc"):
+        raise invalid(f"order {order[:40]!r}: give asc or desc", "order")
+    if purpose is not None and purpose not in (*PURPOSES, OUTPUT_PURPOSE):
+        raise invalid(f"purpose {purpose[:60]!r} is unknown", "purpose")
+    after = query.get("after", "")
+    found = Files(services(request)).page(
+        caller(request).tenant, after, limit, oldest_first=order == "asc", purpose=purpose
+    )
+    if found is None:
+        raise not_found("file", after)
+    records, has_more = found
+    data = [shown(record) for record in records]
+    first, last = (data[0].id, data[-1].id) if data else (None, None)
+    return reply(FileList(data=data, first_id=first, last_id=last, has_more=has_more))
+
+
+def _found(request: Request) -> FileRecord:
+    file_id = request.path_params["file_id"]
+    record = Files(services(request)).get(caller(request).tenant, file_id)
+    if record is None:
+        raise not_found("file", file_id)
+    return record
+
+
+def _retrieve(request: Request) -> Response:
+    return reply(shown(_found(request)))
+
+
+def _content(request: Request) -> Response:
+    record = _found(request)
+    store = services(request).store
+    if store.size(record.id) is None:
+        raise ApiError(404, f"the content of file {record.id} is gone", code="file_not_found")
+    return content(store, record, request.headers)
+
+
+def _delete(request: Request) -> Response:
+    file_id = request.path_params["file_id"]
+    if not Files(services(request)).delete(caller(request).tenant, file_id):
+        raise not_found("file", file_id)
+    return reply(Deleted(id=file_id))
+
+
+def routes() -> list[Route]:
+    """Return the routes."""
+    return [
+        Route("/v1/files", _create, methods=["POST"]),
+        Route("/v1/files", _list, methods=["GET"]),
+        Route("/v1/files/{file_id}", _retrieve, methods=["GET"]),
+        Route("/v1/files/{file_id}", _delete, methods=["DELETE"]),
+        Route("/v1/files/{file_id}/content", _content, methods=["GET"]),
+    ]

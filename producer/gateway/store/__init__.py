@@ -1,0 +1,61 @@
+"""Where files' contents are: a folder, or a bucket of S3, Google Cloud or Azure.
+
+Names are the gateway's own (`file-<hex>`), never a client's.
+"""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Protocol
+
+from contract.errors import WarmqError
+
+
+class StoreFailed(WarmqError):
+    """A file cannot be written or read: the operator must make room or give rights."""
+
+    code = "file_store_failed"
+
+
+class Writer(Protocol):
+    """A file that is being written; without `commit` nothing of it stays."""
+
+    def write(self, data: bytes) -> None:
+        """Append; raises StoreFailed, as on a full disk."""
+
+    def commit(self) -> int:
+        """Make the file visible, on disk when this returns; return its size in bytes."""
+
+
+class Store(Protocol):
+    """Files by name. All calls may come from several threads, and raise StoreFailed."""
+
+    def write(self, name: str) -> AbstractContextManager[Writer]:
+        """Begin a file; one of the same name is replaced by the commit."""
+
+    def read(self, name: str, start: int = 0, end: int | None = None) -> Iterator[bytes]:
+        """Yield the bytes from `start` up to `end` (exclusive) in pieces of 1 MiB at most."""
+
+    def size(self, name: str) -> int | None:
+        """Return a file's size in bytes, None if there is none."""
+
+    def delete(self, name: str) -> None:
+        """Remove a file, if it is there."""
+
+    def local(self, name: str) -> AbstractContextManager[Path]:
+        """Give a path that can be read while the context is open."""
+
+
+def open_store(url: str) -> Store:
+    """Return the store at a folder's path or at the URL of a bucket.
+
+    Raises:
+        StoreFailed: the folder cannot be made or written to, or the URL names no bucket.
+    """
+    if "://" in url:
+        from producer.gateway.store.bucket import Bucket  # noqa: PLC0415 - not everybody has it
+
+        return Bucket(url)
+    from producer.gateway.store.folder import Folder  # noqa: PLC0415 - as the other
+
+    return Folder(Path(url))
