@@ -24,12 +24,13 @@ from producer.gateway.bodies import Bodies
 from producer.gateway.caller import Caller
 from producer.gateway.errors import ApiError, answer, of_warmq
 from producer.gateway.files import routes as files
-from producer.gateway.files.sweeping import sweeping
 from producer.gateway.http import reply
 from producer.gateway.idempotency import Idempotency
 from producer.gateway.live import routes as live
 from producer.gateway.live.online import online
 from producer.gateway.services import Services
+from producer.gateway.sweeping import sweeping
+from producer.gateway.uploads import routes as uploads
 
 log = logging.getLogger(__name__)
 
@@ -111,6 +112,7 @@ def routes() -> list[Route]:
         *live.routes(),
         *batches.routes(),  # before those of files/, which take any id
         *files.routes(),
+        *uploads.routes(),
     ]
 
 

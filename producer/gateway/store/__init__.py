@@ -45,6 +45,9 @@ class Store(Protocol):
     def local(self, name: str) -> AbstractContextManager[Path]:
         """Give a path that can be read while the context is open."""
 
+    def sweep(self, older_than_s: float, now: float) -> None:
+        """Remove what writers that died have left unfinished, unless it was touched lately."""
+
 
 def open_store(url: str) -> Store:
     """Return the store at a folder's path or at the URL of a bucket.
