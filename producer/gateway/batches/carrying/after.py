@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
-from importlib import import_module
 
 from producer.gateway.batches.record import BatchRecord
 from producer.gateway.services import Services
+from producer.gateway.webhooks.announcing import announce
 
 #: Called with each batch that has ended, once or more often.
 AfterEnd = Callable[[Services, BatchRecord], None]
@@ -20,7 +19,4 @@ def give_back(services: Services, record: BatchRecord) -> None:
 
 def everything() -> list[AfterEnd]:
     """Return all that follows the end of a batch."""
-    found: list[AfterEnd] = [give_back]
-    with suppress(ModuleNotFoundError):
-        found.append(import_module("producer.gateway.webhooks.announcing").announce)
-    return found
+    return [give_back, announce]
