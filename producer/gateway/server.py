@@ -9,7 +9,7 @@ import uvicorn
 from producer.gateway import audit
 from producer.gateway.app import build
 from producer.gateway.auth import check_address
-from producer.gateway.batches.carrying.process import CarrierProcess
+from producer.gateway.carrying.process import CarrierProcess
 from producer.gateway.connections import most_connections, protocol_for, quiet_about_clients
 from producer.gateway.services import Services
 from producer.gateway.settings import GatewaySettings

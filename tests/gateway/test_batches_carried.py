@@ -13,7 +13,7 @@ from support import chat_line, write_lines
 
 from demo.stack import eventually
 
-pytest.importorskip("producer.gateway.batches.carrying")
+pytest.importorskip("producer.gateway.carrying")
 
 
 @pytest.fixture(scope="module")

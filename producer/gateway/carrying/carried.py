@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 
 from contract.redis.gateway.objects import Stored
-from producer.gateway.batches.carrying.held import GivenUp, Held
 from producer.gateway.batches.record import BatchRecord, Status, decode, encode
+from producer.gateway.carrying.held import GivenUp, Held
 from producer.gateway.services import Services
 
 #: Between two looks at the record while lines are read, in seconds.

@@ -12,11 +12,11 @@ from contextlib import suppress
 from contract.errors import StoreUnavailable, WarmqError
 from contract.redis.gateway.due import Claim
 from contract.redis.gateway.objects import Stored
-from producer.gateway.batches.carrying.after import AfterEnd
-from producer.gateway.batches.carrying.carried import Carried, Changed
-from producer.gateway.batches.carrying.held import GivenUp, Held, Leases
-from producer.gateway.batches.carrying.phases import Later, Phases, wait_ms
 from producer.gateway.batches.record import BatchRecord, decode
+from producer.gateway.carrying.after import AfterEnd
+from producer.gateway.carrying.carried import Carried, Changed
+from producer.gateway.carrying.held import GivenUp, Held, Leases
+from producer.gateway.carrying.phases import Later, Phases, wait_ms
 from producer.gateway.services import Services
 
 log = logging.getLogger(__name__)

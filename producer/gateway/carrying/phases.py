@@ -12,15 +12,15 @@ from contract.batch import Batch
 from contract.errors import BatchConflict
 from producer.core.same_batch import BatchChanged
 from producer.core.submit import Summary
-from producer.gateway.batches.carrying.after import AfterEnd
-from producer.gateway.batches.carrying.carried import Carried
-from producer.gateway.batches.carrying.looking import Looked, look_through
-from producer.gateway.batches.carrying.results import all_lines
-from producer.gateway.batches.carrying.routing import parts_for, queues_by_model
-from producer.gateway.batches.carrying.submitting import create_part, submit_part
-from producer.gateway.batches.carrying.writing import write_files
 from producer.gateway.batches.record import ENDED, Counts, Part, Problem, Status
 from producer.gateway.caller import Caller
+from producer.gateway.carrying.after import AfterEnd
+from producer.gateway.carrying.carried import Carried
+from producer.gateway.carrying.looking import Looked, look_through
+from producer.gateway.carrying.results import all_lines
+from producer.gateway.carrying.routing import parts_for, queues_by_model
+from producer.gateway.carrying.submitting import create_part, submit_part
+from producer.gateway.carrying.writing import write_files
 from producer.gateway.errors import ApiError
 from producer.gateway.limits import estimated_tokens
 

@@ -13,8 +13,8 @@ from contract.naming import queue_name
 from contract.openai.lines import Request
 from contract.redis.reads import is_alive
 from producer.core.reader import RawChunk
-from producer.gateway.batches.carrying.looking import model_of
 from producer.gateway.batches.record import Part
+from producer.gateway.carrying.looking import model_of
 
 
 class _Body(msgspec.Struct):

@@ -17,8 +17,8 @@ from contract.openai.lines import parse_line
 from contract.results import ResultLine, failure_meta, result_line
 from producer.core.collect import Collector
 from producer.core.reader import Input, chunks
-from producer.gateway.batches.carrying.routing import Sharing
 from producer.gateway.batches.record import BatchRecord, Part
+from producer.gateway.carrying.routing import Sharing
 from producer.gateway.services import Services
 
 #: What follows a success' answer (contract/results.py); of several the last one is it, for within

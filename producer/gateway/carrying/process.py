@@ -18,7 +18,7 @@ _GRACE_S = 10.0
 
 
 class CarrierProcess:
-    """`python -m producer.gateway.batches.carrying`, with this process' environment.
+    """`python -m producer.gateway.carrying`, with this process' environment.
 
     Its parent is a thread that lives until the end: the kernel ends it with its thread.
     """
@@ -38,7 +38,7 @@ class CarrierProcess:
         self._thread.join(_GRACE_S + 2)
 
     def _watch(self) -> None:
-        command = [sys.executable, "-m", "producer.gateway.batches.carrying", str(os.getpid())]
+        command = [sys.executable, "-m", "producer.gateway.carrying", str(os.getpid())]
         wait_s = _FIRST_WAIT_S
         while not self._ended.is_set():
             began = time.monotonic()

@@ -11,8 +11,8 @@ import threading
 
 from contract.errors import WarmqError
 from contract.settings import load
-from producer.gateway.batches.carrying.after import everything
-from producer.gateway.batches.carrying.carrier import Carrier
+from producer.gateway.carrying.after import everything
+from producer.gateway.carrying.carrier import Carrier
 from producer.gateway.services import Services
 from producer.gateway.settings import GatewaySettings
 
