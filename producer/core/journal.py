@@ -26,8 +26,9 @@ class RunProgress:
     `fingerprint` is the input's, `errors_file` is relative to the output's folder. `line` is the
     last physical line whose result is there, `digest` that of the input up to it, `windows`
     counts the windows collected; `output` and `errors` are the files' sizes in bytes. `complete`
-    says that the whole input is done. `plan` names the order in which a run with --order takes the
-    lines: then `line` counts in it, and the files are in it until the run is complete.
+    says that the whole input is done. `plan` names the order in which a run takes the lines,
+    where it is not the input's: then `line` counts in it, and the files are in it until the run is
+    complete.
     """
 
     name: str

@@ -1,6 +1,6 @@
 """Reads a file as submit would, without queueing it, and adds up what it asks for.
 
-Bodies and custom_ids are remembered in tables of fixed size, beginnings as `--order` does it.
+Bodies and custom_ids are remembered in tables of fixed size, beginnings as order/ does it.
 """
 
 import hashlib
