@@ -115,9 +115,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="warmq-demo-") as name:
         folder = Path(name)
         device = "an NVIDIA GPU" if on_gpu() else "the CPU"
-        say(
-            f"starting Redis, the worker (vLLM on {device} takes about half a minute) and the gateway"
-        )
+        say(f"starting Redis, the worker (vLLM on {device}, half a minute) and the gateway")
         with (
             private_or_configured_redis(folder / "redis") as url,
             tiny_model_worker(url, folder / "worker.log"),

@@ -115,7 +115,7 @@ def post(url: str, body: bytes, headers: dict[str, str], *, private: bool) -> in
     try:
         with (
             httpcore.ConnectionPool(network_backend=backend) as pool,
-            pool.stream("POST", url, headers=told, content=body) as answer,
+            pool.stream("POST", url, headers=[*told.items()], content=body) as answer,
         ):
             size = 0
             for piece in answer.iter_stream():
