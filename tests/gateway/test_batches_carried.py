@@ -13,8 +13,6 @@ from support import chat_line, write_lines
 
 from demo.stack import eventually
 
-pytest.importorskip("producer.gateway.carrying")
-
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BatchStack]:

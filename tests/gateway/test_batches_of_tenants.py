@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import openai
 import pytest
@@ -28,10 +27,10 @@ def clients(stack: BatchStack) -> tuple[openai.OpenAI, openai.OpenAI]:
     return stack.client_of(a), stack.client_of(b)
 
 
-def made_by(stack: BatchStack, client: openai.OpenAI, tenant: str, **fields: object) -> str:
+def made_by(stack: BatchStack, client: openai.OpenAI, **fields: object) -> str:
     """Create a batch of a tenant."""
     batch = client.batches.create(
-        input_file_id=stack.known_file(f"file-{tenant}", tenant=tenant),
+        input_file_id=stack.uploaded(client),
         endpoint="/v1/chat/completions", completion_window="24h", **fields,
     )  # fmt: skip
     return batch.id
@@ -41,7 +40,7 @@ def test_batches_of_another_tenant_are_not_there(
     stack: BatchStack, clients: tuple[openai.OpenAI, openai.OpenAI]
 ) -> None:
     a, b = clients
-    mine, theirs = made_by(stack, a, "a"), made_by(stack, b, "b")
+    mine, theirs = made_by(stack, a), made_by(stack, b)
     stack.store.create("queued-b", "0" * 40, {"tenant": "b", "queue": "warmq"})
     assert mine in [batch.id for batch in a.batches.list()]
     assert {"queued-b", theirs} <= {batch.id for batch in b.batches.list()}
@@ -62,9 +61,8 @@ def test_a_file_of_another_tenant_is_no_input(
     stack: BatchStack, clients: tuple[openai.OpenAI, openai.OpenAI]
 ) -> None:
     a, b = clients
-    made_by(stack, b, "b")
     told = set()
-    for file_id in ("file-b", "file-of-nobody"):
+    for file_id in (stack.uploaded(b), "file-of-nobody"):
         with pytest.raises(openai.NotFoundError) as caught:
             a.batches.create(
                 input_file_id=file_id, endpoint="/v1/embeddings", completion_window="24h"
@@ -77,18 +75,15 @@ def test_the_same_idempotency_key_of_two_tenants_makes_two_batches(
     stack: BatchStack, clients: tuple[openai.OpenAI, openai.OpenAI]
 ) -> None:
     headers = {"Idempotency-Key": "same"}
-    ids = {
-        made_by(stack, client, tenant, extra_headers=headers)
-        for client, tenant in zip(clients * 2, "abab", strict=True)
-    }
+    ids = {made_by(stack, client, extra_headers=headers) for client in clients * 2}
     assert len(ids) == 2
 
 
 def test_a_priority_that_a_key_does_not_allow_is_a_403(
-    stack: BatchStack, clients: tuple[openai.OpenAI, openai.OpenAI], tmp_path: Path
+    stack: BatchStack, clients: tuple[openai.OpenAI, openai.OpenAI]
 ) -> None:
     _, b = clients
     with pytest.raises(openai.PermissionDeniedError) as caught:
-        made_by(stack, b, "b", extra_body={"priority": 4})
+        made_by(stack, b, extra_body={"priority": 4})
     assert caught.value.param == "priority"
-    assert made_by(stack, b, "b", extra_body={"priority": 5})
+    assert made_by(stack, b, extra_body={"priority": 5})

@@ -10,10 +10,9 @@ import openai
 import orjson
 from celery_side import simulated
 from gateway_process import GatewayProcess
-from support import batch_file, producer_command, producer_env
+from support import batch_file, chat_line, producer_command, producer_env
 
 from contract.redis.batches import BatchStore
-from contract.redis.gateway.objects import Objects
 from demo.stack import RedisServer, eventually
 
 ENDED = ("completed", "failed", "expired", "cancelled")
@@ -30,6 +29,7 @@ class BatchStack:
         self.gateway = GatewayProcess(self.redis.url, folder)
         self.gateway.start()
         self.client = self.client_of("none")
+        self._files: dict[tuple[str, str], str] = {}
 
     def client_of(self, key: str) -> openai.OpenAI:
         """Return the SDK's client for a key."""
@@ -58,21 +58,22 @@ class BatchStack:
         source = batch_file(self.folder / f"{batch_id}.jsonl", lines)
         self.producer("submit", source, "--batch-id", batch_id)
 
-    def known_file(
-        self, file_id: str = "file-known", purpose: str = "batch", tenant: str = "default"
-    ) -> str:
-        """Write the record of a file, without content: enough for what only creates batches."""
-        document = orjson.dumps({
-            "id": file_id, "tenant": tenant, "bytes": 0, "created_at": 1, "purpose": purpose,
-            "filename": "in.jsonl",
-        })  # fmt: skip
-        Objects.beside(self.store).create("file", tenant, file_id, 1, document)
-        return file_id
+    def uploaded(self, client: openai.OpenAI | None = None, purpose: Any = "batch") -> str:
+        """Return a file of one line that a client has uploaded, the same each time.
+
+        Its batches stay as they are for as long as no worker serves the queue.
+        """
+        of = client or self.client
+        key = (of.api_key, purpose)
+        if key not in self._files:
+            line = orjson.dumps(chat_line("r0"))
+            self._files[key] = of.files.create(file=("in.jsonl", line), purpose=purpose).id
+        return self._files[key]
 
     def create(self, **fields: Any) -> Any:
-        """Create a batch of a file that is only known."""
+        """Create a batch of that file."""
         asked = {
-            "input_file_id": self.known_file(), "endpoint": "/v1/chat/completions",
+            "input_file_id": self.uploaded(), "endpoint": "/v1/chat/completions",
             "completion_window": "24h",
         } | fields  # fmt: skip
         return self.client.batches.create(**asked)
