@@ -217,6 +217,8 @@ class Waiting:
                 if (text := str(errors.exceptions[0])) != said:
                     said = text
                     log.warning("online requests wait for Redis: %s", text)
+            except* Exception:  # a gateway that hears nothing would answer nobody any more
+                log.exception("results are not heard; listening again")
             finally:
                 self._subscription = None
                 await subscription.close()
