@@ -25,13 +25,14 @@ from producer.gateway.bodies import Bodies
 from producer.gateway.caller import Caller
 from producer.gateway.errors import ApiError, of_warmq
 from producer.gateway.files import routes as files
-from producer.gateway.files.sweeping import sweeping
 from producer.gateway.http import reply
 from producer.gateway.idempotency import Idempotency
 from producer.gateway.live import routes as live
 from producer.gateway.live.online import online
 from producer.gateway.refusal import response_for
 from producer.gateway.services import Services
+from producer.gateway.sweeping import sweeping
+from producer.gateway.uploads import routes as uploads
 from producer.gateway.webhooks import delivering
 
 log = logging.getLogger(__name__)
@@ -121,6 +122,7 @@ def routes() -> list[Route]:
         *live.routes(),
         *batches.routes(),  # before those of files/, which take any id
         *files.routes(),
+        *uploads.routes(),
     ]
 
 

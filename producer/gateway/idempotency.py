@@ -23,6 +23,7 @@ from contract.errors import StoreUnavailable
 from contract.redis.gateway.idempotency import LEASE_MS, Answer, Begun, Tries
 from producer.gateway.caller import Caller
 from producer.gateway.errors import ApiError, of_warmq
+from producer.gateway.receiving import replaying, whole_body
 from producer.gateway.refusal import refuse
 
 log = logging.getLogger(__name__)
@@ -230,29 +231,3 @@ class _Kept:
                 self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
         if self._headers.get("content-type", "").startswith("text/event-stream"):
             self._body = None
-
-
-async def whole_body(receive: Receive) -> bytes | None:
-    """Return a request's body; None if the client has gone before its end."""
-    parts = []
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return None
-        parts.append(message.get("body", b""))
-        if not message.get("more_body", False):
-            return b"".join(parts)
-
-
-def replaying(body: bytes, receive: Receive) -> Receive:
-    """Return a `receive` for a body that was read already."""
-    given = False
-
-    async def replay() -> Message:
-        nonlocal given
-        if given:
-            return await receive()
-        given = True
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    return replay

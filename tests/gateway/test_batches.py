@@ -12,6 +12,9 @@ import pytest
 from batch_stack import BatchStack
 from support import chat_line, write_lines
 
+from contract.redis.gateway.objects import Objects
+from producer.gateway.batches.record import Part, decode, encode
+
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BatchStack]:
@@ -183,6 +186,28 @@ def test_a_foreign_batch_of_the_queue_is_not_there(stack: BatchStack) -> None:
         with refused(openai.NotFoundError):
             stack.client.files.content(f"file-{kind}-foreign")
     assert "foreign" not in [batch.id for batch in stack.client.batches.list()]
+
+
+def test_producer_sees_a_batch_made_over_http_and_it_is_listed_once(stack: BatchStack) -> None:
+    batch = stack.create()
+    stack.submit(batch.id, 4)  # as the gateway queues its lines: under the batch's own id
+    objects = Objects.beside(stack.store)
+    read = objects.get("batch", "default", batch.id)
+    assert read is not None
+    record = decode(read.document)
+    record.status, record.parts = "in_progress", [Part(batch.id, "", "warmq")]
+    objects.replace("batch", "default", read, encode(record), record.created_at)
+    assert batch.id in [found["id"] for found in orjson.loads(stack.producer("list", "--json"))]
+    status = orjson.loads(stack.producer("status", batch.id, "--json"))
+    assert status["request_counts"]["total"] == 4
+    assert [found.id for found in stack.client.batches.list()].count(batch.id) == 1
+    assert stack.client.batches.retrieve(batch.id).request_counts.total == 4
+    stack.producer("cancel", batch.id)
+    counts = stack.client.batches.retrieve(batch.id).request_counts
+    assert (counts.completed, counts.failed) == (0, 4)
+    errors = stack.folder / "errors.jsonl"
+    stack.producer("results", batch.id, "-o", stack.folder / "out.jsonl", "--errors", errors)
+    assert len(errors.read_bytes().splitlines()) == 4
 
 
 @pytest.fixture

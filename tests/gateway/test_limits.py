@@ -18,13 +18,8 @@ from contract.redis.batches import BatchStore
 from contract.redis.gateway.limits import Budgets, Rates
 from producer.gateway.caller import Caller
 from producer.gateway.errors import ApiError, answer
-from producer.gateway.limits import (
-    LimitReached,
-    Limits,
-    check_model,
-    estimated_tokens,
-    go_duration,
-)
+from producer.gateway.limits import Limits, check_model, estimated_tokens
+from producer.gateway.rate_answers import LimitReached, go_duration
 
 
 @pytest.fixture
@@ -187,6 +182,3 @@ def test_durations_are_written_as_go_writes_them(ms: int, text: str) -> None:
 
 def test_tokens_are_estimated_from_bytes() -> None:
     assert [estimated_tokens(size) for size in (0, 1, 4, 5)] == [0, 1, 1, 2]
-
-
-# -- what a request asks for, and what it used ----------------------------------------------

@@ -5,7 +5,7 @@ from typing import Literal
 
 from contract.redis.reads import Reads
 
-Work = Literal["batch", "webhook", "file"]
+Work = Literal["batch", "webhook", "file", "upload"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,7 +127,8 @@ class Budgets(Reads):
         """Count no bytes any more of files that have expired; return how many there were."""
         now, count = self.now_ms(), 0
         for page in self._pages(f"warmq:gateway:stored:{tenant}"):
-            owners = self._each_field("file", [file_id for file_id, _ in page], "owner")
+            keys = [_counted_key(name) for name, _ in page]
+            owners = self._each("hget", keys, "owner")
             for (file_id, note), owner in zip(page, owners, strict=True):
                 if owner is None and now - int(note.split()[1]) >= GRACE_MS:
                     self.note_bytes(tenant, file_id, 0, None)
@@ -142,6 +143,12 @@ class Budgets(Reads):
 
     def _each_field(self, kind: str, ids: Sequence[str], field: str) -> list[Any]:
         return self._each("hget", [f"warmq:gateway:{kind}:{name}" for name in ids], field)
+
+
+def _counted_key(name: str) -> str:
+    """Return the object whose bytes are counted: a file, or an upload that is open."""
+    kind = "upload" if name.startswith("upload_") else "file"
+    return f"warmq:gateway:{kind}:{name}"
 
 
 def _is_over(note: dict[str, Any], document: bytes | None, now_ms: int) -> bool:

@@ -110,11 +110,11 @@ async def receive(request: Request, writer: Writer, file_field: str, most: int) 
         async for chunk in request.stream():
             form.parser.write(chunk)
             if len(form.file) >= PIECE:
-                await _flush(form, writer, running, most)
+                await _flush(form, writer, running, file_field, most)
         form.parser.finalize()
     except FormParserError as error:
         raise ApiError(400, f"the form cannot be read: {error}", code="invalid_multipart") from None
-    await _flush(form, writer, running, most)
+    await _flush(form, writer, running, file_field, most)
     if not form.complete:
         raise ApiError(400, "the form ends too early", code="invalid_multipart")
     if form.found.filename is None:
@@ -137,13 +137,15 @@ def _form_of(request: Request, file_field: str) -> _Form:
     return _Form(boundary, file_field)
 
 
-async def _flush(form: _Form, writer: Writer, running: hashlib._Hash, most: int) -> None:
+async def _flush(
+    form: _Form, writer: Writer, running: hashlib._Hash, file_field: str, most: int
+) -> None:
     data, form.file = bytes(form.file), bytearray()
     form.found.size += len(data)
     if form.found.size > most:
         raise ApiError(
-            413, f"the file has more than {most} bytes, the most that is taken here",
-            code="file_too_large", param="file",
+            413, f"{file_field} has more than {most} bytes, the most that is taken here",
+            code="file_too_large", param=file_field,
         )  # fmt: skip
     if data:
         await asyncio.to_thread(_take, data, writer, running)

@@ -103,6 +103,7 @@ class Files:
             record = self.get(owner, claim.id) if owner is not None else None
             if record is None:
                 services.store.delete(claim.id)
+                services.limits.forget_bytes("", claim.id)
                 count += 1
             elif record.expires_at is not None and record.expires_at > time.time():
                 services.due.release(claim, int((record.expires_at - time.time()) * 1000) + 1)

@@ -3,12 +3,15 @@
 Names are the gateway's own (`file-<hex>`), never a client's.
 """
 
+import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
 from contract.errors import WarmqError
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,199}")
 
 
 class StoreFailed(WarmqError):
@@ -45,6 +48,16 @@ class Store(Protocol):
     def local(self, name: str) -> AbstractContextManager[Path]:
         """Give a path that can be read while the context is open."""
 
+    def sweep(self, older_than_s: float, now: float) -> None:
+        """Remove what writers that died have left unfinished, unless it was touched lately."""
+
+
+def checked_name(name: str) -> str:
+    """Return a file's name; raise ValueError for one that could lead out of the store."""
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"not a name of a stored file: {name!r}")
+    return name
+
 
 def open_store(url: str) -> Store:
     """Return the store at a folder's path or at the URL of a bucket.
@@ -53,8 +66,12 @@ def open_store(url: str) -> Store:
         StoreFailed: the folder cannot be made or written to, or the URL names no bucket.
     """
     if "://" in url:
-        from producer.gateway.store.bucket import Bucket  # noqa: PLC0415 - not everybody has it
-
+        try:
+            from producer.gateway.store.bucket import Bucket  # noqa: PLC0415 - not everybody has it
+        except ImportError as error:
+            raise StoreFailed(
+                f"WARMQ_GATEWAY_STORE: {url} needs obstore ({error}): pip install 'warmq[gateway]'"
+            ) from None
         return Bucket(url)
     from producer.gateway.store.folder import Folder  # noqa: PLC0415 - as the other
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
-import re
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from producer.gateway.store import StoreFailed
+from producer.gateway.store import StoreFailed, checked_name
 
 PIECE = 2**20
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,199}")
 _UNFINISHED = ".part"
 
 
@@ -71,9 +69,7 @@ class Folder:
             raise StoreFailed(f"WARMQ_GATEWAY_STORE: {folder} cannot be written to")
 
     def _path(self, name: str) -> Path:
-        if not _NAME.fullmatch(name):
-            raise ValueError(f"not a name of a stored file: {name!r}")
-        return self._folder / name
+        return self._folder / checked_name(name)
 
     @contextmanager
     def write(self, name: str) -> Iterator[_Writer]:

@@ -1,0 +1,52 @@
+"""Removes what has expired of files and uploads, for as long as a gateway serves."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator
+
+from contract.errors import WarmqError
+from producer.gateway.files.objects import Files
+from producer.gateway.services import Services
+from producer.gateway.uploads import uploads
+
+log = logging.getLogger(__name__)
+
+#: Between two looks, in seconds.
+EVERY_S = 5.0
+#: Between two looks for what writers that died have left in the store, and how old that must be.
+#: No upload of a client pauses for so long: the connection would be closed.
+STORE_EVERY_S, UNFINISHED_S = 600.0, 6 * 3600.0
+
+
+def sweep_files(services: Services) -> int:
+    """Remove files that have expired, and parts of uploads that have ended; return how many."""
+    return Files(services).sweep() + uploads.sweep(services)
+
+
+@contextlib.asynccontextmanager
+async def sweeping(services: Services) -> AsyncIterator[None]:
+    """Sweep in the background while the context is open."""
+    task = asyncio.create_task(_sweep(services))
+    try:
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+async def _sweep(services: Services) -> None:
+    store_at = 0.0
+    while True:
+        try:
+            await asyncio.to_thread(sweep_files, services)
+            if time.monotonic() >= store_at:
+                store_at = time.monotonic() + STORE_EVERY_S
+                await asyncio.to_thread(services.store.sweep, UNFINISHED_S, time.time())
+        except WarmqError as error:  # Redis or the store is away: the next look does it
+            log.warning("files are not swept: %s", error.message, extra={"action": "no_sweep"})
+        await asyncio.sleep(EVERY_S)

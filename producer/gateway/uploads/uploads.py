@@ -1,0 +1,165 @@
+"""What can be done to uploads, but for making the file of them (completing.py)."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import msgspec
+
+from contract.errors import WarmqError
+from contract.redis.gateway.due import Claim
+from producer.gateway.caller import Caller
+from producer.gateway.errors import ApiError, invalid
+from producer.gateway.files.protocol import life_of, purpose_of, safe_name
+from producer.gateway.http import new_id
+from producer.gateway.services import Services
+from producer.gateway.uploads.protocol import UploadCreate
+from producer.gateway.uploads.record import (
+    ENDED,
+    UploadRecord,
+    change,
+    check_open,
+    encode,
+    get,
+    with_status,
+)
+
+log = logging.getLogger(__name__)
+
+#: An upload is open for so long: OpenAI's figure.
+OPEN_S = 3600
+#: Largest part, OpenAI's figure: the size of the SDKs' parts.
+MOST_PART_BYTES = 64 * 2**20
+#: Most parts, S3's figure.
+MOST_PARTS = 10_000
+#: Parts are looked for once more so long after the end: one may have been on its way then.
+AGAIN_S = 600
+#: An upload that has ended is remembered for so long.
+REMEMBER_S = 86_400
+#: For how long one gateway sweeps an upload before another may.
+_SWEEP_MS = 60_000
+
+
+def create(services: Services, caller: Caller, asked: UploadCreate, upload_id: str) -> UploadRecord:
+    """Begin an upload; return it, or the one that the same create has made before.
+
+    Raises:
+        ApiError: 400 for a wrong field, 413 for a file that is too large, 429 over the quota.
+    """
+    most = services.settings.gateway_max_file_bytes
+    if asked.bytes < 1:
+        raise invalid(f"bytes is {asked.bytes}; give the file's size, 1 at least", "bytes")
+    if asked.bytes > most:
+        raise ApiError(
+            413, f"the file has {asked.bytes} bytes; at most {most} are taken here",
+            code="file_too_large", param="bytes",
+        )  # fmt: skip
+    now, fields = int(time.time()), {"purpose": asked.purpose}
+    if after := asked.expires_after:
+        fields["expires_after"] = msgspec.json.encode(after).decode()
+    record = UploadRecord(
+        id=upload_id, tenant=caller.tenant, bytes=asked.bytes, created_at=now,
+        expires_at=now + OPEN_S, filename=safe_name(asked.filename), purpose=purpose_of(fields),
+        file_id=new_id("file-"), life_s=life_of(fields),
+    )  # fmt: skip
+    services.limits.note_bytes(caller, upload_id, asked.bytes)
+    services.due.add("upload", upload_id, OPEN_S * 1000)
+    if services.objects.create("upload", caller.tenant, upload_id, now, encode(record)):
+        return record
+    return get(services, caller.tenant, upload_id)
+
+
+def add_part(
+    services: Services, tenant: str, upload_id: str, part_id: str, size: int
+) -> UploadRecord:
+    """Note a part whose content is about to be in the store.
+
+    Raises:
+        ApiError: 400, the upload is not open, or has more parts than its file can need.
+    """
+
+    def with_part(record: UploadRecord) -> UploadRecord:
+        _check_pending(record)
+        parts = record.parts | {part_id: size}
+        # Parts whose answers were lost are sent again, so there may be more than the file's bytes.
+        if len(parts) > MOST_PARTS or sum(parts.values()) > 2 * record.bytes + MOST_PART_BYTES:
+            raise invalid(
+                f"upload {upload_id} has too many parts for its {record.bytes} bytes: send at most "
+                f"{MOST_PARTS}, each once", "data", "too_many_parts",
+            )  # fmt: skip
+        return msgspec.structs.replace(record, parts=parts)
+
+    return change(services, tenant, upload_id, with_part)
+
+
+def _check_pending(record: UploadRecord) -> None:
+    check_open(record)
+    if record.status == "completing":
+        raise ApiError(
+            400, f"upload {record.id} is being completed: it takes no more parts",
+            code="upload_not_pending", param="upload_id",
+        )  # fmt: skip
+
+
+def cancel(services: Services, tenant: str, upload_id: str) -> UploadRecord:
+    """End an upload without a file; one that was cancelled stays so.
+
+    Raises:
+        ApiError: 404; 400 for one that is completed or has expired.
+    """
+
+    def cancelled(record: UploadRecord) -> UploadRecord:
+        if record.status == "cancelled":
+            return record
+        check_open(record)
+        return with_status(record, "cancelled")
+
+    record = change(services, tenant, upload_id, cancelled)
+    services.limits.forget_bytes(tenant, upload_id)
+    services.due.add("upload", upload_id)
+    return record
+
+
+def sweep(services: Services) -> int:
+    """Expire uploads whose time is over, and remove parts of those that have ended."""
+    count = 0
+    for claim in services.due.claim("upload", _SWEEP_MS, 20):
+        try:
+            _sweep_one(services, claim)
+            count += 1
+        except (ApiError, WarmqError) as error:  # its lease ends, and it is swept again
+            log.warning("upload %s is not swept: %s", claim.id, error.message)
+    return count
+
+
+def _sweep_one(services: Services, claim: Claim) -> None:
+    owner, now = services.objects.owner_of("upload", claim.id), time.time()
+    if owner is None:  # its create did not come to an end
+        services.due.finish(claim)
+        return
+    record = change(services, owner, claim.id, lambda read: _expired(read, now))
+    if record.status not in ENDED:
+        services.due.release(claim, int((_open_until(record) - now) * 1000) + 1)
+        return
+    for part_id in record.parts:
+        services.store.delete(part_id)
+    services.limits.forget_bytes(owner, claim.id)
+    age_s = now - record.changed_at
+    if age_s < REMEMBER_S:
+        wait_s = (AGAIN_S if age_s < AGAIN_S else REMEMBER_S) - age_s
+        services.due.release(claim, int(wait_s * 1000) + 1)
+        return
+    services.objects.delete("upload", owner, claim.id)
+    services.due.finish(claim)
+
+
+def _open_until(record: UploadRecord) -> int:
+    """Return when an upload expires; one that is being completed has an hour for that."""
+    return record.changed_at + OPEN_S if record.status == "completing" else record.expires_at
+
+
+def _expired(record: UploadRecord, now: float) -> UploadRecord:
+    if record.status in ENDED or now < _open_until(record):
+        return record
+    return with_status(record, "expired")
