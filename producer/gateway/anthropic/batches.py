@@ -11,7 +11,7 @@ import time
 
 import msgspec
 
-from contract.redis.gateway.objects import Stored
+from contract.redis.gateway.objects import Kind, Stored
 from producer.gateway.anthropic.protocol import (
     ENDPOINT,
     KEPT_S,
@@ -34,7 +34,7 @@ from producer.gateway.http import new_id
 from producer.gateway.services import Services
 from producer.gateway.store import Writer
 
-_KIND = "message_batch"
+_KIND: Kind = "message_batch"
 _encode = msgspec.json.Encoder().encode
 
 

@@ -9,7 +9,7 @@ import hashlib
 import re
 from typing import Any
 
-import ijson
+import ijson  # type: ignore[import-untyped]
 import orjson
 
 from producer.gateway.anthropic.protocol import ENDPOINT

@@ -95,9 +95,9 @@ def _time(seconds: int) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
-_split = msgspec.json.Decoder(Split | None).decode
+_split: msgspec.json.Decoder[Split | None] = msgspec.json.Decoder(Split | None)
 
 
 def split_in(stored: Stored) -> Split | None:
     """Return what was counted before; None if nothing was."""
-    return _split(stored.document)
+    return _split.decode(stored.document)
