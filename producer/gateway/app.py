@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from contract.errors import WarmqError
 from contract.version import version
+from producer.gateway.anthropic import routes as anthropic
 from producer.gateway.audit import Audit
 from producer.gateway.auth import Auth
 from producer.gateway.batches import routes as batches
@@ -117,6 +118,7 @@ def routes() -> list[Route]:
         Route("/health", _health),
         Route("/ready", _ready),
         Route("/version", _version),
+        *anthropic.routes(),
         *live.routes(),
         *batches.routes(),  # before those of files/, which take any id
         *files.routes(),

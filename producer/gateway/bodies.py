@@ -9,8 +9,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from producer.gateway.errors import ApiError
 from producer.gateway.refusal import refuse
 
-#: Uploads count what they read against a limit of their own (files/, uploads/).
-_UPLOADS = re.compile(r"/v1/files|/v1/uploads/[^/]+/parts")
+#: Uploads count what they read against a limit of their own (files/, uploads/, anthropic/).
+_UPLOADS = re.compile(r"/v1/files|/v1/uploads/[^/]+/parts|/v1/messages/batches")
 #: A client reads no answer while it is still sending. So much of a body that is too large is taken
 #: and dropped (uvicorn does that after the answer), as a multiple of the limit; beyond it the
 #: connection is closed.

@@ -41,6 +41,8 @@ ATTACHING = frozenset(
         "chat/completions", "completions", "embeddings", "score", "rerank", "responses", "messages",
     )
 ) | {"/tokenize", "/v1/tokenize"}  # fmt: skip
+#: Bodies of these are not gathered: who reads them as they come calls `fingerprint`.
+STREAMED = frozenset(("/v1/messages/batches",))
 _KEPT_HEADERS = frozenset((b"content-type", b"location"))
 
 
@@ -172,7 +174,8 @@ class Idempotency:
         mine = Try(self._tries, name, path in ATTACHING)
         scope["warmq.idempotency"], scope["warmq.try"] = name, mine
         content = ""
-        if not scope["warmq.headers"].get(b"content-type", b"").startswith(b"multipart/"):
+        form = scope["warmq.headers"].get(b"content-type", b"").startswith(b"multipart/")
+        if not form and path not in STREAMED:
             body = await whole_body(receive)
             if body is None:  # the client has gone
                 return

@@ -6,7 +6,7 @@ from typing import Literal
 
 from contract.redis.reads import Reads
 
-Kind = Literal["file", "upload", "batch"]
+Kind = Literal["file", "upload", "batch", "message_batch"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""Anthropic's Message Batches, carried as the batches of `/v1/batches` are."""

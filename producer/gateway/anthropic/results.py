@@ -1,0 +1,137 @@
+"""Results in Anthropic's form, made of a batch's output and error files as they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import orjson
+
+from producer.gateway.anthropic.protocol import Split
+from producer.gateway.batches.record import BatchRecord
+from producer.gateway.files.objects import Files
+from producer.gateway.services import Services
+
+#: Bytes that are sent at once.
+_CHUNK = 128 * 1024
+#: Types of errors by status; others are `invalid_request_error`, from 500 on `api_error`.
+_KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error",
+          429: "rate_limit_error", 503: "overloaded_error", 504: "timeout_error"}  # fmt: skip
+
+
+class _Response(msgspec.Struct):
+    status_code: int
+    body: msgspec.Raw
+    request_id: str | None = None
+
+
+class _Error(msgspec.Struct):
+    code: str | None = None
+    message: str | None = None
+
+
+class _Line(msgspec.Struct):
+    custom_id: str
+    response: _Response | None = None
+    error: _Error | None = None
+
+
+class _Body(msgspec.Struct):
+    error: _Error | None = None
+
+
+_line = msgspec.json.Decoder(_Line).decode
+_body = msgspec.json.Decoder(_Body).decode
+#: Kinds of endings without an answer, by OpenAI's code for them.
+_ENDINGS = {"batch_expired": "expired", "batch_cancelled": "canceled"}
+
+
+def _lines(services: Services, tenant: str, file_id: str | None) -> Iterator[bytes]:
+    """Yield the lines of a file; none if there is no such file (any more)."""
+    if file_id is None or Files(services).get(tenant, file_id) is None:
+        return
+    rest = b""
+    for piece in services.store.read(file_id):
+        *whole, rest = (rest + piece).split(b"\n")
+        yield from (line for line in whole if line)
+    if rest:
+        yield rest
+
+
+def kind_of(line: _Line) -> str:
+    """Return how a request has ended, as Anthropic calls it."""
+    if line.error is not None:
+        return _ENDINGS.get(line.error.code or "", "errored")
+    if line.response is None or line.response.status_code != 200:
+        return "errored"
+    return "succeeded"
+
+
+def count(services: Services, record: BatchRecord) -> Split:
+    """Count how those requests have ended that have no answer, by reading the error file."""
+    if record.status == "failed":  # the whole file was refused
+        return Split(errored=record.counts.total)
+    if not record.counts.failed:
+        return Split()
+    found = Split()
+    for raw in _lines(services, record.tenant, record.error_file_id):
+        kind = kind_of(_line(raw))
+        setattr(found, kind, getattr(found, kind) + 1)
+    return found
+
+
+def _result(raw: bytes) -> bytes:
+    line = _line(raw)
+    kind = kind_of(line)
+    if kind == "succeeded" and line.response is not None:
+        result: dict[str, Any] = {
+            "type": kind,
+            "message": orjson.Fragment(bytes(line.response.body)),
+        }
+    elif kind == "errored":
+        result = _errored(line)
+    else:
+        result = {"type": kind}
+    return orjson.dumps({"custom_id": line.custom_id, "result": result})
+
+
+def _errored(line: _Line) -> dict[str, Any]:
+    status, request_id, error = 500, None, line.error
+    if line.response is not None:
+        status, request_id = line.response.status_code, line.response.request_id
+        error = _body(line.response.body).error
+    message = (error and (error.message or error.code)) or "the request failed"
+    kind = _KINDS.get(status, "api_error" if status >= 500 else "invalid_request_error")
+    told = {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id}
+    return {"type": "errored", "error": told}
+
+
+def _refused(services: Services, record: BatchRecord) -> Iterator[bytes]:
+    """Yield a result for each request of a batch that was refused as a whole."""
+    message = "; ".join(problem.message for problem in record.problems[:3]) or "it was refused"
+    told = {"type": "error", "error": {"type": "invalid_request_error", "message": message}}
+    result = {"type": "errored", "error": told}
+    for raw in _lines(services, record.tenant, record.input_file_id):
+        yield orjson.dumps({"custom_id": _line(raw).custom_id, "result": result})
+
+
+def results(services: Services, record: BatchRecord) -> Iterator[bytes]:
+    """Yield the results of a batch that has ended, a line each, in pieces of about 128 KiB."""
+    pending, size = [], 0
+    for line in _all(services, record):
+        pending.append(line)
+        size += len(line)
+        if size >= _CHUNK:
+            yield b"\n".join([*pending, b""])
+            pending, size = [], 0
+    if pending:
+        yield b"\n".join([*pending, b""])
+
+
+def _all(services: Services, record: BatchRecord) -> Iterator[bytes]:
+    if record.status == "failed":
+        yield from _refused(services, record)
+        return
+    for file_id in (record.output_file_id, record.error_file_id):
+        yield from map(_result, _lines(services, record.tenant, file_id))
