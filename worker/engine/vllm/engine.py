@@ -191,7 +191,8 @@ class VllmEngine:
         prompts = body.get("prompt")
         if isinstance(prompts, list) and not isinstance(prompts[0], int):
             self._detokenized.prompts[request_id] = len(prompts)
-        return body | {"request_id": request_id}
+        body["request_id"] = request_id
+        return body
 
     def _check(self, url: str, body: dict[str, Any]) -> None:
         if self.dead():
