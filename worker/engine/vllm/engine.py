@@ -9,7 +9,6 @@ import asyncio
 import gc
 import logging
 import multiprocessing
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -31,12 +30,12 @@ from worker.engine.vllm.names import (
     AsyncLLMEngine,
     EngineDeadError,
     ErrorResponse,
-    StatLoggerBase,
     VLLMValidationError,
     global_http_connection,
     init_app_state,
 )
 from worker.engine.vllm.other_urls import OTHER_URLS, Aborted, body_for, completion
+from worker.engine.vllm.progress import Progress
 from worker.engine.vllm.quiet import ORDERLY_END, quieten
 from worker.engine.vllm.refusals import refusals
 from worker.engine.vllm.releases import named
@@ -47,40 +46,13 @@ from worker.machine.packages import installed
 log = logging.getLogger(__name__)
 
 
-def _nobody() -> None:
-    """Take the place of who wants to know of steps."""
-
-
-class _Progress(StatLoggerBase):
-    """Stamps every engine step: with final-only output nothing else shows progress.
-
-    vLLM calls these classes unstable, so the call itself is used, and of what it tells only the
-    prompt tokens found in the prefix cache, where a release tells them under the name of 0.29.
-    """
-
-    def __init__(self) -> None:
-        self.at = time.monotonic()
-        self.cached_tokens = 0
-        self.stepped: Callable[[], None] = _nobody
-
-    def record(self, scheduler_stats: Any = None, *_: Any, **__: Any) -> None:
-        self.at = time.monotonic()
-        self.stepped()
-        hits = getattr(getattr(scheduler_stats, "prefix_cache_stats", None), "hits", 0)
-        if hits:
-            self.cached_tokens += hits
-
-    def log_engine_initialized(self) -> None:
-        self.at = time.monotonic()
-
-
 class VllmEngine:
     """One AsyncLLMEngine, built from the settings."""
 
     def __init__(self, settings: VllmSettings) -> None:
         self._settings = settings
         self._args = parse_engine_args(settings)
-        self._progress = _Progress()
+        self._progress = Progress()
         self._killed = False
         self._cause = RootCause()
         self._engine: AsyncLLMEngine | None = None
@@ -191,7 +163,8 @@ class VllmEngine:
         prompts = body.get("prompt")
         if isinstance(prompts, list) and not isinstance(prompts[0], int):
             self._detokenized.prompts[request_id] = len(prompts)
-        return body | {"request_id": request_id}
+        body["request_id"] = request_id
+        return body
 
     def _check(self, url: str, body: dict[str, Any]) -> None:
         if self.dead():

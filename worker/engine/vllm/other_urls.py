@@ -5,7 +5,6 @@ Nothing is kept between requests: a response that refers to another one is refus
 here (contract/openai/openai_only.py).
 """
 
-from dataclasses import replace
 from typing import Any
 
 from starlette.datastructures import State
@@ -21,7 +20,7 @@ from worker.engine.vllm.names import (
     TokenizeRequest,
 )
 
-OTHER_URLS = (MESSAGES_URL, COUNT_TOKENS_URL, RESPONSES_URL, TOKENIZE_URL)
+OTHER_URLS = frozenset((MESSAGES_URL, COUNT_TOKENS_URL, RESPONSES_URL, TOKENIZE_URL))
 
 Forms = dict[str, tuple[Any, Any]]
 
@@ -59,16 +58,6 @@ def other_urls(state: State, chat: type[Any], default_max_tokens: int) -> Forms:
 def _messages(serving: Any, chat: type[Any]) -> Forms:
     """Return what serves messages: vLLM makes a chat of each, and we a chat with our limits."""
 
-    class OfMessage(chat):
-        def limit(self) -> tuple[str, int | None]:
-            return "max_tokens", self.max_completion_tokens
-
-        def build_tok_params(self, model_config: Any) -> Any:
-            params = super().build_tok_params(model_config)
-            if hasattr(params, "max_output_tokens_param"):  # its name in vLLM's errors
-                params = replace(params, max_output_tokens_param="max_tokens")
-            return params
-
     class Messages(AnthropicMessagesRequest):
         model: str = ""  # one model is served, whatever it is called
         request_id: str = ""
@@ -79,8 +68,9 @@ def _messages(serving: Any, chat: type[Any]) -> Forms:
     create_chat = serving.create_chat_completion
 
     async def create_named(made: Any, request_id: str) -> Any:
-        ours = OfMessage.model_construct(made.model_fields_set, **made.__dict__)
+        ours = chat.model_construct(made.model_fields_set, **made.__dict__)
         ours.request_id = request_id
+        ours.max_completion_tokens = None  # vLLM sets both; errors name the one that is left
         return await create_chat(ours)
 
     async def create(form: Any) -> Any:
