@@ -36,7 +36,7 @@ OF_WORKERS = frozenset(
 OF_GATEWAYS = frozenset(
     """
     gateway_host gateway_port gateway_store gateway_max_file_bytes gateway_max_body_bytes
-    gateway_models gateway_online_timeout_s gateway_lease_s gateway_connections
+    gateway_max_requests gateway_carries gateway_models gateway_online_timeout_s gateway_lease_s gateway_connections
     gateway_private_webhooks
 """.split()
 )
