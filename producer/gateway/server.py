@@ -36,7 +36,8 @@ def serve(settings: GatewaySettings) -> None:
         check_address(settings.gateway_host, services.keys)
         audit.to_stdout()
         quiet_about_clients()
-        carrier.start()
+        if settings.gateway_carries:
+            carrier.start()
         uvicorn.run(
             build(services),
             host=settings.gateway_host,

@@ -12,7 +12,7 @@ from contract.batch import Batch
 from contract.errors import BatchConflict
 from producer.core.same_batch import BatchChanged
 from producer.core.submit import Summary
-from producer.gateway.batches.record import ENDED, Counts, Part, Problem, Status
+from producer.gateway.batches.record import ENDED, BatchRecord, Counts, Part, Problem, Status
 from producer.gateway.caller import Caller
 from producer.gateway.carrying.after import AfterEnd
 from producer.gateway.carrying.carried import Carried
@@ -197,7 +197,8 @@ class Phases:
             raise Later(100)  # the last ends are on their way, or a part was just deleted
         if record.status == "in_progress":
             record = batch.write("finalizing")
-        path = _input(batch, stack) if _ended_early(states) else None
+        early = batch.late or record.status == "cancelling" or _ended_early(states)
+        path = _input(batch, stack) if early else None  # for what was not queued by then
         count = 0
 
         def report() -> None:
@@ -213,7 +214,7 @@ class Phases:
             log.warning("batch %s: %s", record.id, error.message)
             raise Later(WAIT_MS) from None
         batch.write(
-            _end_of(record.status, bool(record.problems), states),
+            _end_of(record, states, written.counts.total),
             output_file_id=written.output_file_id,
             error_file_id=written.error_file_id,
             counts=written.counts,
@@ -226,12 +227,14 @@ def wait_ms(created_at: int) -> int:
     return int(min(2000, 250 + 50 * max(0.0, time.time() - created_at)))
 
 
-def _end_of(status: Status, failed: bool, states: list[Batch]) -> Status:
-    if failed:
+def _end_of(record: BatchRecord, states: list[Batch], total: int) -> Status:
+    if record.problems:
         return "failed"
-    if status == "cancelling" or any("cancelling" in state.fields for state in states):
+    if record.status == "cancelling" or any("cancelling" in state.fields for state in states):
         return "cancelled"
-    return "expired" if any(state.number("expired") for state in states) else "completed"
+    expired = sum(state.number("expired") for state in states)
+    not_queued = total - sum(state.number("total") for state in states)
+    return "expired" if expired or not_queued else "completed"
 
 
 def _ended(states: list[Batch | None]) -> bool:

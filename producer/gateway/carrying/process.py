@@ -35,7 +35,8 @@ class CarrierProcess:
     def stop(self) -> None:
         """End it in order."""
         self._ended.set()
-        self._thread.join(_GRACE_S + 2)
+        if self._thread.is_alive():
+            self._thread.join(_GRACE_S + 2)
 
     def _watch(self) -> None:
         command = [sys.executable, "-m", "producer.gateway.carrying", str(os.getpid())]

@@ -1,0 +1,194 @@
+"""Batches over HTTP to their ends: a real gateway, its carrier, a worker with simulated engine."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import orjson
+import pytest
+from carrying import ended, lines_of, request, results, upload
+from live_stack import MODEL, QUEUE, Stack
+
+from demo.stack import eventually
+
+CHAT = "/v1/chat/completions"
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """Return a stack whose engine takes no time."""
+    with Stack(tmp_path_factory.mktemp("stack"), gateway_max_requests=5000) as found:
+        yield found
+
+
+@pytest.fixture
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """Return a stack without a worker that runs."""
+    with Stack(tmp_path_factory.mktemp("alone"), worker=False) as found:
+        yield found
+
+
+def create(stack: Stack, lines: list[dict[str, Any]] | bytes, **fields: Any) -> Any:
+    given = {"endpoint": CHAT, "completion_window": "24h"} | fields
+    return stack.client.batches.create(input_file_id=upload(stack.client, lines), **given)
+
+
+def problems(stack: Stack, lines: list[dict[str, Any]] | bytes) -> list[tuple[str, int | None]]:
+    batch = ended(stack.client, create(stack, lines).id)
+    assert batch.status == "failed"
+    assert (batch.output_file_id, batch.error_file_id) == (None, None)
+    assert batch.failed_at
+    return [(each.code, each.line) for each in batch.errors.data]
+
+
+def test_a_batch_ends_with_answers_in_the_order_of_its_file(stack: Stack) -> None:
+    batch = ended(stack.client, create(stack, [request(f"r{n}") for n in range(1200)]).id)
+    assert batch.status == "completed"
+    assert (batch.request_counts.total, batch.request_counts.completed) == (1200, 1200)
+    assert batch.error_file_id is None and batch.errors is None
+    assert batch.model == MODEL
+    assert batch.in_progress_at and batch.finalizing_at and batch.completed_at
+    output = lines_of(stack.client, batch.output_file_id)
+    assert [line["custom_id"] for line in output] == [f"r{n}" for n in range(1200)]
+    for line in output:
+        text = line["response"]["body"]["choices"][0]["message"]["content"]
+        assert text == stack.text_of(line["custom_id"])
+    used = [line["response"]["body"]["usage"] for line in output]
+    assert batch.usage.input_tokens == sum(u["prompt_tokens"] for u in used)
+    assert batch.usage.total_tokens == sum(u["total_tokens"] for u in used)
+
+
+def test_wrong_bodies_and_unknown_models_are_error_lines(stack: Stack) -> None:
+    lines = [request(f"r{n}") for n in range(6)]
+    lines[1]["body"]["messages"] = 4
+    lines[3]["body"]["model"] = "unheard-of"
+    batch = ended(stack.client, create(stack, lines).id)
+    assert batch.status == "completed"
+    assert (batch.request_counts.completed, batch.request_counts.failed) == (4, 2)
+    first, second = lines_of(stack.client, batch.error_file_id)
+    assert (first["custom_id"], first["response"]["status_code"]) == ("r1", 400)
+    assert (second["custom_id"], second["response"]["status_code"]) == ("r3", 404)
+    assert second["response"]["body"]["error"]["code"] == "model_not_found"
+    assert first["error"] is None and second["error"] is None
+    output = lines_of(stack.client, batch.output_file_id)
+    assert [line["custom_id"] for line in output] == ["r0", "r2", "r4", "r5"]
+
+
+def test_all_failed_is_completed_without_an_output_file(stack: Stack) -> None:
+    batch = ended(stack.client, create(stack, [request("r0", model="unheard-of")]).id)
+    assert (batch.status, batch.output_file_id) == ("completed", None)
+    assert len(lines_of(stack.client, batch.error_file_id)) == 1
+
+
+def test_lines_that_cannot_be_told_apart_refuse_the_file(stack: Stack) -> None:
+    lines = [orjson.dumps(request(f"r{n}")) for n in range(6)]
+    lines[1] = b"{not json"
+    lines[2] = orjson.dumps(request("r0"))
+    lines[3] = orjson.dumps({k: v for k, v in request("x").items() if k != "custom_id"})
+    lines[4] = orjson.dumps(request("r4") | {"url": "/v1/completions"})
+    lines[5] = orjson.dumps(request("r5") | {"method": "GET"})
+    assert problems(stack, b"\n".join(lines)) == [
+        ("invalid_json_line", 2),
+        ("duplicate_custom_id", 3),
+        ("missing_required_parameter", 4),
+        ("url_mismatch", 5),
+        ("invalid_method", 6),
+    ]
+
+
+def test_an_empty_file_and_too_many_lines_are_refused(stack: Stack) -> None:
+    assert problems(stack, b"\n\n") == [("empty_file", None)]
+    many = [request(f"r{n}") for n in range(5001)]
+    assert problems(stack, many) == [("too_many_tasks", None)]
+
+
+def test_at_most_a_hundred_problems_are_told(stack: Stack) -> None:
+    assert len(problems(stack, b"x\n" * 1000)) == 100
+
+
+def test_an_input_file_may_go_while_its_batch_waits_in_the_queue(alone: Stack) -> None:
+    alone.worker.start()
+    eventually(alone.store.announcements, 30, "a worker announces itself")
+    alone.worker.kill()
+    batch = create(alone, [request(f"r{n}") for n in range(30)])
+    eventually(lambda: alone.waiting() == 30, 20, "all lines wait")
+    alone.client.files.delete(batch.input_file_id)
+    alone.worker.start()
+    batch = ended(alone.client, batch.id)
+    assert (batch.status, batch.request_counts.completed) == ("completed", 30)
+
+
+def test_a_batch_waits_for_a_worker_and_runs_when_there_is_one(alone: Stack) -> None:
+    batch = create(alone, [request("r0")])
+    time.sleep(1.5)  # what must not happen in this time is tested
+    assert alone.client.batches.retrieve(batch.id).status == "validating"
+    alone.worker.start()
+    assert ended(alone.client, batch.id).status == "completed"
+
+
+def test_a_batch_expires_without_any_worker(alone: Stack) -> None:
+    batch = create(alone, [request(f"r{n}") for n in range(700)], completion_window="3s")
+    batch = ended(alone.client, batch.id, 20)
+    assert (batch.status, batch.output_file_id) == ("expired", None)
+    found = lines_of(alone.client, batch.error_file_id)
+    assert [line["custom_id"] for line in found] == [f"r{n}" for n in range(700)]
+    assert {line["error"]["code"] for line in found} == {"batch_expired"}
+    assert {line["response"] for line in found} == {None}
+
+
+def test_what_is_queued_expires_when_its_workers_have_gone(alone: Stack) -> None:
+    alone.worker.start()
+    eventually(alone.store.announcements, 30, "a worker announces itself")
+    alone.worker.kill()
+    batch = create(alone, [request(f"r{n}") for n in range(700)], completion_window="4s")
+    eventually(lambda: alone.waiting() == 700, 10, "all lines wait")
+    batch = ended(alone.client, batch.id, 20)
+    assert (batch.status, batch.request_counts.failed) == ("expired", 700)
+    assert results(alone.client, batch) == Counter({f"r{n}": 1 for n in range(700)})
+
+
+def test_a_cancelled_batch_has_what_was_answered_and_what_was_not(alone: Stack) -> None:
+    alone.worker.start()
+    eventually(alone.store.announcements, 30, "a worker announces itself")
+    lines = [request(f"r{n}", **({"user": "hang"} if n >= 10 else {})) for n in range(900)]
+    batch = create(alone, lines)
+    eventually(
+        lambda: alone.client.batches.retrieve(batch.id).request_counts.completed == 10, 20, "ten"
+    )
+    assert alone.client.batches.cancel(batch.id).status == "cancelling"
+    batch = ended(alone.client, batch.id)
+    assert (batch.status, batch.request_counts.completed) == ("cancelled", 10)
+    assert results(alone.client, batch) == Counter({f"r{n}": 1 for n in range(900)})
+    codes = {line["error"]["code"] for line in lines_of(alone.client, batch.error_file_id)}
+    assert codes == {"batch_cancelled"}
+    eventually(lambda: alone.running() == 0, 10, f"no request of {QUEUE} runs any more")
+
+
+def test_models_of_one_file_go_to_their_queues_and_keep_one_order(alone: Stack) -> None:
+    from celery_side import simulated
+
+    other = simulated(alone.redis.url, alone.folder / "other.log", served_model_name="org/large")
+    alone.worker.start()
+    other.start()
+    try:
+        eventually(lambda: len(alone.store.announcements()) == 2, 40, "two workers")
+        models = [MODEL, "org/large", "unheard-of"]
+        lines = [request(f"r{n}", model=models[n % 3]) for n in range(1500)]
+        batch = ended(alone.client, create(alone, lines).id)
+        assert batch.status == "completed"
+        assert (batch.request_counts.completed, batch.request_counts.failed) == (1000, 500)
+        output = [line["custom_id"] for line in lines_of(alone.client, batch.output_file_id)]
+        assert output == [f"r{n}" for n in range(1500) if n % 3 != 2]
+        errors = [line["custom_id"] for line in lines_of(alone.client, batch.error_file_id)]
+        assert errors == [f"r{n}" for n in range(1500) if n % 3 == 2]
+    finally:
+        other.kill()
+
+
+def test_a_gateway_ends_with_its_carrier_in_order(alone: Stack) -> None:
+    assert alone.gateway.stop() == 0
+    connected = [each.get("name") for each in alone.redis.client().client_list()]
+    assert "warmq-carrier" not in connected
