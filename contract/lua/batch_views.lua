@@ -1,7 +1,7 @@
 -- BATCH_VIEWS: read an owner's batches, one or a page, newest first: those made over HTTP with the
 -- counters of their parts while they run, and those of `producer submit`.
 -- The second kind is put into the owner's list here, and only here: whoever has no gateway keeps no
--- such lists. It takes batches up in the order of their creation, at most 1000 in a call.
+-- such lists. It takes batches up in the order of their creation, at most 250 in a call.
 -- ARGV: owner, id of the one that is wanted ('' for a page), id after which the page begins ('' for
 --   the newest), most
 -- Touches: warmq:gateway:batch:<id>, warmq:gateway:batchs:<owner>, warmq:gateway:listed_until,
@@ -11,10 +11,16 @@
 --   {id, '', '0', {field, value, ...}} for each
 local owner, wanted, after, most = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local OBJECT, LIST, UNTIL = 'warmq:gateway:batch:', 'warmq:gateway:batchs:', 'warmq:gateway:listed_until'
-local AT_ONCE, HIDDEN = 1000, '^msgbatch_'
+local AT_ONCE, HIDDEN = 250, '^msgbatch_'
 local PARTS = { 'total', 'completed', 'failed', 'cancelled', 'expired', 'prompt_tokens',
                 'completion_tokens', 'sealed', 'finished_at', 'created_at' }
 local ENDED = { completed = true, failed = true, expired = true, cancelled = true }
+
+-- Fields of a hash; none if it is no hash: an id that nobody has given may lead to any key.
+local function fields(key, ...)
+  local found = redis.pcall('HMGET', key, ...)
+  return found.err and {} or found
+end
 
 -- Whether the queue has this batch for one that was made over HTTP.
 local function is_part(id)
@@ -29,7 +35,7 @@ local function made_over_http(id, document, version)
     local record = cjson.decode(document)
     if not ENDED[record.status or 'validating'] then
       for _, part in ipairs(record.parts) do
-        out[#out + 1] = redis.call('HMGET', batch_key(part.batch_id), unpack(PARTS))
+        out[#out + 1] = fields(batch_key(part.batch_id), unpack(PARTS))
       end
     end
   end
@@ -37,11 +43,11 @@ local function made_over_http(id, document, version)
 end
 
 local function view(id)
-  local object = redis.call('HMGET', OBJECT .. id, 'owner', 'document', 'version')
+  local object = fields(OBJECT .. id, 'owner', 'document', 'version')
   if object[1] then
     return object[1] == owner and made_over_http(id, object[2], object[3]) or nil
   end
-  local state = redis.call('HMGET', batch_key(id), 'created_at', 'tenant', 'deleting')
+  local state = fields(batch_key(id), 'created_at', 'tenant', 'deleting')
   if not state[1] or state[3] or (state[2] or 'default') ~= owner or is_part(id) then return nil end
   return { id, '', '0', redis.call('HGETALL', batch_key(id)) }
 end
@@ -59,7 +65,7 @@ local function take_up()
   for i = 1, #ids, 2 do
     local id, at = ids[i], tonumber(ids[i + 1])
     if redis.call('EXISTS', OBJECT .. id) == 0 and not is_part(id) then
-      local state = redis.call('HMGET', batch_key(id), 'created_at', 'tenant')
+      local state = fields(batch_key(id), 'created_at', 'tenant')
       if state[1] then
         local list = LIST .. (state[2] or 'default')
         redis.call('ZADD', list, math.floor(at / 1000), id)

@@ -1,17 +1,25 @@
 -- NOTE_BYTES: count the bytes of a file that a tenant keeps, in place of what was counted of it before.
--- ARGV: tenant, file id, bytes (0 when it has gone), most bytes of the tenant ('' for no limit)
--- Touches: warmq:gateway:stored, warmq:gateway:stored:<tenant>
+-- ARGV: tenant ('' for whose it is already), file id, bytes (0 when it has gone), most bytes of the
+--   tenant ('' for no limit)
+-- Touches: warmq:gateway:stored, warmq:gateway:stored:<tenant>, warmq:gateway:stored-by
 -- Returns: {1, bytes of all its files}; {0, bytes of all others} if it does not fit, and nothing changed
 unblock()
 local tenant, file, bytes, limit = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
+if tenant == '' then
+  tenant = redis.call('HGET', 'warmq:gateway:stored-by', file)
+  if not tenant then return { 1, 0 } end
+end
 local sums, files = 'warmq:gateway:stored', 'warmq:gateway:stored:' .. tenant
-local before = tonumber(redis.call('HGET', files, file) or 0)
+-- Beside the bytes stands when they were noted: a file may be created a little later.
+local before = tonumber(string.match(redis.call('HGET', files, file) or '0', '^%d+'))
 local others = tonumber(redis.call('HGET', sums, tenant) or 0) - before
 if limit and bytes > 0 and others + bytes > limit then return { 0, others } end
 if bytes > 0 then
-  redis.call('HSET', files, file, ARGV[3])
+  redis.call('HSET', files, file, string.format('%d %d', bytes, now_ms()))
+  redis.call('HSET', 'warmq:gateway:stored-by', file, tenant)
 else
   redis.call('HDEL', files, file)
+  redis.call('HDEL', 'warmq:gateway:stored-by', file)
 end
 local sum = redis.call('HINCRBY', sums, tenant, string.format('%d', bytes - before))
 if sum <= 0 then redis.call('HDEL', sums, tenant) end

@@ -138,6 +138,8 @@ LIMITS = {
     MESSAGES_URL: ("max_tokens",),
     RESPONSES_URL: ("max_output_tokens",),
 }
+#: Urls whose answers are numbers of tokens; no model computes them.
+COUNTING = (COUNT_TOKENS_URL, TOKENIZE_URL)
 BODY_TYPES: dict[str, type[Struct]] = {
     CHAT_URL: ChatBody,
     COMPLETION_URL: CompletionBody,

@@ -47,10 +47,6 @@ class BatchLines(Reads):
         raws = self._client.lrange(keys.batch_key(batch_id, "finished"), start, start + count - 1)
         return [raw.decode() for raw in raws]
 
-    def finished_count(self, batch_id: str) -> int:
-        """Return how many texts `finished_ids` gives now, from the first on."""
-        return int(self._client.llen(keys.batch_key(batch_id, "finished")))
-
     def followers(
         self, batch_id: str, of: Iterable[tuple[str, range]]
     ) -> Iterator[IndexEntry | None]:

@@ -167,6 +167,21 @@ class BatchStore(BatchLines, DeadLetters):
         """
         return max(0, int(self._run("cancel", batch.id, batch.life, 1, self._ttl_ms)))
 
+    def expire(self, batch: Batch) -> int:
+        """End what is not finished of a batch whose deadline has passed, queued or running.
+
+        Workers do that for what they find in their queue; this does it without any. A batch that
+        was not submitted to its end takes no more lines.
+
+        Returns:
+            How many requests have expired by this call.
+        """
+        error = RequestFailed("not finished before its deadline", code="expired")
+        count = self._end(batch, error, [], [])
+        for chunk in self.index(batch.id):
+            count += self._end(batch, error, chunk.entries, chunk.request_ids(batch.id))
+        return count
+
     def cancel_request(self, batch: Batch, custom_id: str) -> int:
         """Cancel one request; return 1 and its followers, or 0 if it had already ended.
 
@@ -186,6 +201,15 @@ class BatchStore(BatchLines, DeadLetters):
         self, batch: Batch, entries: Sequence[IndexEntry], request_ids: Sequence[str]
     ) -> int:
         error = RequestFailed("cancelled by the user", code="cancelled")
+        return self._end(batch, error, entries, request_ids)
+
+    def _end(
+        self,
+        batch: Batch,
+        error: RequestFailed,
+        entries: Sequence[IndexEntry],
+        request_ids: Sequence[str],
+    ) -> int:
         args: list[str | bytes] = []
         for entry, rid in zip(entries, request_ids, strict=True):
             if not leader_of(entry):  # a follower ends with its leader
@@ -194,7 +218,8 @@ class BatchStore(BatchLines, DeadLetters):
                     rid, error, batch=batch.id, custom_id=name, line=line, revoked=True
                 )
                 args += (rid, meta)
-        return max(0, int(self._run("cancel", batch.id, batch.life, 0, self._ttl_ms, *args)))
+        flag = "expired" if error.code == "expired" else 0
+        return max(0, int(self._run("cancel", batch.id, batch.life, flag, self._ttl_ms, *args)))
 
     def retry(self, batch: Batch, outcomes: Sequence[str]) -> int:
         """Queue ended requests again whose outcome is named; return how many."""

@@ -11,6 +11,7 @@ import redis.asyncio
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import ExponentialBackoff, NoBackoff
 from redis.connection import HiredisRespSerializer
+from redis.maint_notifications import MaintNotificationsConfig
 from redis.retry import Retry
 
 from contract.redis.client import AsyncClient
@@ -103,6 +104,9 @@ def connect_async(url: str, name: str, timeout_s: float = SOCKET_TIMEOUT_S) -> A
         watch: Any = redis.asyncio.Sentinel(where.addresses, socket_timeout=CONNECT_TIMEOUT_S)  # type: ignore[no-untyped-call]
         options |= where.options
         return cast(AsyncClient, watch.master_for(where.master, AsyncClient, **options))
+    # Where redis-py listens for notices of maintenance, it does not look whether an idle connection
+    # was closed, as by a restart, and the next command on it fails.
+    options["maint_notifications_config"] = MaintNotificationsConfig(enabled=False)
     # A URL with TLS or of a socket brings a class of its own.
     return cast(
         AsyncClient, AsyncClient.from_url(url, connection_class=PackedConnection, **options)

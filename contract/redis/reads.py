@@ -97,6 +97,12 @@ class Reads:
             )
         return batch
 
+    def states(self, batch_ids: Sequence[str]) -> list[Batch | None]:
+        """Return the states of some batches, None for one that is not there: one round trip."""
+        raws = self._each("hgetall", [keys.batch_key(batch_id) for batch_id in batch_ids])
+        pairs = zip(batch_ids, raws, strict=True)
+        return [Batch(name, _texts(raw.items())) if raw else None for name, raw in pairs]
+
     def batches(self) -> list[Batch]:
         """Return all batches, newest first: one round trip for the first PAGE, one for the next."""
         names, states = self._client.run_script("list", PAGE)

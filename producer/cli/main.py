@@ -38,6 +38,7 @@ COMMANDS = {
     "submit": "Queue every line of FILE as one batch.",
     "tenant": "Say how tenants share the fleet: by weight, in tokens, with a cap if they need one.",
     "watch": "Follow a batch to its end: done and failed, rate, tokens/s, time left.",
+    "webhooks": "Say where tenants hear that a batch of `producer serve` has ended.",
 }
 #: What to do about an error, in the words of this command line.
 REMEDIES: dict[Remedy, str] = {

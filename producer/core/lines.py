@@ -1,6 +1,7 @@
 """Turns a file's lines into messages, and each bad line into an error result of its own."""
 
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,7 +10,7 @@ from contract import naming
 from contract.errors import RequestRejected
 from contract.index import IndexChunk, IndexEntry, leader_of
 from contract.message import MessageWriter
-from contract.openai.lines import parse_line
+from contract.openai.lines import Request, parse_line
 from contract.results import failure_meta
 from producer.core.reader import RawChunk
 from producer.core.repeatable import Leaders
@@ -47,7 +48,8 @@ class LinesToMessages:
 
     custom_ids are remembered in `seen` as requests of this batch, or of the batch `whole`, of which
     this one is a part. With `leaders`, a body that was met before gets no message. With
-    `keep_bodies` the chunks have their messages' bodies, too.
+    `keep_bodies` the chunks have their messages' bodies, too. `check` may refuse a valid request by
+    raising RequestRejected.
     """
 
     batch_id: str
@@ -58,6 +60,7 @@ class LinesToMessages:
     whole: str = ""
     leaders: Leaders | None = None
     keep_bodies: bool = False
+    check: Callable[[Request], None] | None = None
 
     def first_use(self, custom_id: str, request_id: str) -> bool:
         """Remember a custom_id; return whether no earlier line had it."""
@@ -71,6 +74,7 @@ class LinesToMessages:
         index = IndexChunk(raw.cursor, raw.digest, entries)
         chunk = PreparedChunk(raw.ordinal, raw.first, before, index)
         write, first_use, leaders = self.writer.write, self.first_use, self.leaders
+        check = self.check
         raw.lines.reverse()
         while raw.lines:
             number, line = raw.lines.pop()  # a line's bytes go as soon as its message is there
@@ -79,6 +83,8 @@ class LinesToMessages:
                     raise self._too_long(raw.too_long[number])
                 request = parse_line(line, overrides)
                 custom_id = request.custom_id
+                if check is not None:
+                    self._check(check, request)
                 if custom_id is None:
                     request_id, by_line = naming.line_request_id(batch_id, number), True
                     custom_id = f"line-{number}"
@@ -132,6 +138,14 @@ class LinesToMessages:
         chunk.index.entries.append((number, custom_id, by_line))
         chunk.rejects.append((request_id, meta))
         chunk.first_error = chunk.first_error or told.message
+
+    @staticmethod
+    def _check(check: Callable[[Request], None], request: Request) -> None:
+        try:
+            check(request)
+        except RequestRejected as error:
+            error.custom_id = request.custom_id
+            raise
 
     def _too_long(self, size: int) -> RequestRejected:
         limit = self.max_line_bytes

@@ -20,6 +20,7 @@ import orjson
 
 from contract.batch import Batch
 from contract.index import IndexChunk
+from contract.openai.lines import Request
 from contract.redis.batches import BatchStore, Enqueued
 from contract.settings import Settings
 from producer.core import conflicts
@@ -76,7 +77,8 @@ class Submitter:
     """Submits one file as a batch that `submission.create` has returned.
 
     `report` is called with the summary as it grows. A thread sends the chunks; it returns what
-    became of each, and the caller's thread alone counts and reports.
+    became of each, and the caller's thread alone counts and reports. `check` may refuse a valid
+    request: it gets an error result, like an invalid one.
     """
 
     def __init__(
@@ -86,12 +88,14 @@ class Submitter:
         submission: Submission,
         batch: Batch,
         report: Callable[[Summary], None] = lambda summary: None,
+        check: Callable[[Request], None] | None = None,
     ) -> None:
         self._id = batch.id
         self._store = store
         self._settings = settings
         self._submission = submission
         self._report = report
+        self._check = check
         self._writer = submission.writer(batch)
         self._list_key = submission.list_of(batch)
         self._summary = Summary(batch)
@@ -142,6 +146,7 @@ class Submitter:
                 part.name if part else "",
                 leaders,
                 keep_bodies=self._planned is not None,
+                check=self._check,
             )
             try:
                 for raw in raw_chunks:

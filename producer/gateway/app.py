@@ -22,15 +22,17 @@ from producer.gateway.auth import Auth
 from producer.gateway.batches import routes as batches
 from producer.gateway.bodies import Bodies
 from producer.gateway.caller import Caller
-from producer.gateway.errors import ApiError, answer, of_warmq
+from producer.gateway.errors import ApiError, of_warmq
 from producer.gateway.files import routes as files
 from producer.gateway.http import reply
 from producer.gateway.idempotency import Idempotency
 from producer.gateway.live import routes as live
 from producer.gateway.live.online import online
+from producer.gateway.refusal import response_for
 from producer.gateway.services import Services
 from producer.gateway.sweeping import sweeping
 from producer.gateway.uploads import routes as uploads
+from producer.gateway.webhooks import delivering
 
 log = logging.getLogger(__name__)
 
@@ -76,22 +78,24 @@ def _version(_: Request) -> Response:
     return reply({"version": version()})
 
 
-def _of_http(_: Request, error: HTTPException) -> Response:
+def _of_http(request: Request, error: HTTPException) -> Response:
     told = {404: "there is no such route here; docs/gateway.md lists them",
             405: "this route takes another method"}  # fmt: skip
     message = told.get(error.status_code, error.detail)
-    return answer(ApiError(error.status_code, message), error.headers)
+    response = response_for(request.scope, ApiError(error.status_code, message))
+    response.headers.update(error.headers or {})
+    return response
 
 
-def _of_api(_: Request, error: ApiError) -> Response:
-    return answer(error)
+def _of_api(request: Request, error: ApiError) -> Response:
+    return response_for(request.scope, error)
 
 
 def _of_warmq(request: Request, error: WarmqError) -> Response:
     told = of_warmq(error)
     if told.status >= 500:
         log.error("%s %s: %s", request.method, request.url.path, error.message)
-    return answer(told)
+    return response_for(request.scope, told)
 
 
 def _of_gone(_: Request, __: ClientDisconnect) -> Response:
@@ -100,7 +104,11 @@ def _of_gone(_: Request, __: ClientDisconnect) -> Response:
 
 def _unforeseen(request: Request, error: Exception) -> Response:
     log.error("%s %s", request.method, request.url.path, exc_info=error)
-    return answer(ApiError(500, "the gateway failed; its log says why", code="internal_error"))
+    told = ApiError(500, "the gateway failed; its log says why", code="internal_error")
+    response = response_for(request.scope, told)
+    # Starlette answers this one outside of all middlewares.
+    response.headers["x-request-id"] = request.scope.get("warmq.request_id", "")
+    return response
 
 
 def routes() -> list[Route]:
@@ -121,7 +129,11 @@ def build(services: Services) -> Starlette:
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> Any:
-        async with sweeping(services), online(services.settings) as app.state.online:
+        async with (
+            sweeping(services),
+            delivering(services),
+            online(services.settings) as app.state.online,
+        ):
             yield
         await services.close_async()
 
@@ -133,6 +145,7 @@ def build(services: Services) -> Starlette:
         Exception: _unforeseen,
     }
     app = Starlette(routes=routes(), lifespan=lifespan, exception_handlers=handlers)
+    app.router.redirect_slashes = False  # a path with one more slash is another path
     # The last one added is the first one asked.
     app.add_middleware(Idempotency, tries=services.tries)
     app.add_middleware(Audit)

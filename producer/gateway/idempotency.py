@@ -23,6 +23,7 @@ from contract.errors import StoreUnavailable
 from contract.redis.gateway.idempotency import LEASE_MS, Answer, Begun, Tries
 from producer.gateway.caller import Caller
 from producer.gateway.errors import ApiError, of_warmq
+from producer.gateway.receiving import replaying, whole_body
 from producer.gateway.refusal import refuse
 
 log = logging.getLogger(__name__)
@@ -31,7 +32,7 @@ log = logging.getLogger(__name__)
 LONGEST_KEY = 255
 #: Larger answers are not kept beside their object: the retry asks the resource again, which
 #: derives the same ids.
-LARGEST_ANSWER = 256 * 1024
+LARGEST_ANSWER = 64 * 1024
 #: Retries that come while the first is at it are told to come again after so long.
 AFTER_S = 1.0
 #: Requests for these attach themselves to the first one's, by their ids (live/).
@@ -172,12 +173,12 @@ class Idempotency:
         scope["warmq.idempotency"], scope["warmq.try"] = name, mine
         content = ""
         if not scope["warmq.headers"].get(b"content-type", b"").startswith(b"multipart/"):
-            body = await _whole_body(receive)
+            body = await whole_body(receive)
             if body is None:  # the client has gone
                 return
             # The query shapes what is made, too.
             content = hashlib.sha256(scope["query_string"] + b"\0" + body).hexdigest()
-            receive = _replaying(body, receive)
+            receive = replaying(body, receive)
         earlier = await mine.begin(content)
         if earlier is not None:
             await _response(earlier)(scope, receive, send)
@@ -186,33 +187,24 @@ class Idempotency:
 
     async def _first(self, mine: Try, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the request and remember how it was answered."""
-        seen = _Seen(send, store=True)
         keeping = asyncio.create_task(mine.keep())
-        status = 0
         try:
-            await self._app(scope, receive, seen)
-            status = seen.status if seen.complete else 0
+            await self._app(scope, receive, _Kept(mine, send))
         finally:
             keeping.cancel()
-            # Shielded: a client that goes cancels its request, and this must still be said.
-            await asyncio.shield(mine.end(status, seen.answer))
+            # It had no whole answer. Shielded: a client that goes cancels its request.
+            await asyncio.shield(mine.end(0, None))
 
 
-class _Seen:
-    """Passes an answer on, and keeps a copy if it is short and whole."""
+class _Kept:
+    """Passes an answer on; before its end it is stored, if it is short and no stream."""
 
-    def __init__(self, send: Send, *, store: bool) -> None:
+    def __init__(self, mine: Try, send: Send) -> None:
+        self._mine = mine
         self._send = send
-        self.status = 0
-        self.complete = False
+        self._status = 0
         self._headers: dict[str, str] = {}
-        self._body: bytearray | None = bytearray() if store else None
-
-    @property
-    def answer(self) -> Answer | None:
-        if self._body is None or not self.complete:
-            return None
-        return Answer(self.status, self._headers, bytes(self._body))
+        self._body: bytearray | None = bytearray()
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -222,37 +214,17 @@ class _Seen:
                 self._body += message.get("body", b"")
                 if len(self._body) > LARGEST_ANSWER:
                     self._body = None
-            self.complete = not message.get("more_body", False)
+            if not message.get("more_body", False):
+                # Before the client has it whole: it may ask again at once.
+                kept = self._body
+                whole = None if kept is None else Answer(self._status, self._headers, bytes(kept))
+                await self._mine.end(self._status, whole)
         await self._send(message)
 
     def _start(self, message: Any) -> None:
-        self.status = message["status"]
+        self._status = message["status"]
         for name, value in message["headers"]:
             if name.lower() in _KEPT_HEADERS:
                 self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
         if self._headers.get("content-type", "").startswith("text/event-stream"):
             self._body = None
-
-
-async def _whole_body(receive: Receive) -> bytes | None:
-    parts = []
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return None
-        parts.append(message.get("body", b""))
-        if not message.get("more_body", False):
-            return b"".join(parts)
-
-
-def _replaying(body: bytes, receive: Receive) -> Receive:
-    given = False
-
-    async def replay() -> Message:
-        nonlocal given
-        if given:
-            return await receive()
-        given = True
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    return replay

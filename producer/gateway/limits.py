@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from contract.redis.gateway.gathering import Gathering
-from contract.redis.gateway.limits import Budgets, Rates, Take, Taken
+from contract.redis.gateway.limits import Budgets, Rates, Take
 from producer.gateway.caller import Caller
 from producer.gateway.errors import ApiError
+from producer.gateway.rate_answers import rate_headers, too_fast
 
 #: Bytes of JSON for a token of a prompt: about 4 in English, fewer in other languages. An estimate
 #: need not be right: it is what a batch holds of a budget while it is there.
@@ -18,19 +18,6 @@ BYTES_PER_TOKEN = 4
 def estimated_tokens(size: int) -> int:
     """Return about how many tokens the prompts of a file (or body) of so many bytes have."""
     return -(-size // BYTES_PER_TOKEN)
-
-
-class LimitReached(ApiError):
-    """429 of a rate, with its headers: the SDKs wait for `retry-after` and try again."""
-
-    def __init__(self, message: str, told: Mapping[str, str], **more: Any) -> None:
-        super().__init__(429, message, code="rate_limit_exceeded", **more)
-        self._told = told
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """Headers that say when to try again, and what is left."""
-        return {**self._told, **super().headers}
 
 
 class Allowance:
@@ -78,11 +65,11 @@ class Limits:
         taken = await self._rates.put(
             Take(caller.key_id, requests_limit, tokens_limit, 1, tokens if tokens_limit else 0)
         )
-        headers = _headers(caller, taken)
+        headers = rate_headers(caller, taken)
         if taken.allowed:
             counted = self if tokens_limit else None
             return Allowance(counted, caller, tokens, headers)
-        raise _too_fast(caller, tokens, taken, headers)
+        raise too_fast(caller, tokens, taken, headers)
 
     def correct(self, caller: Caller, tokens: int) -> None:
         """Take so many more tokens of a key's rate, or give back (negative), without waiting."""
@@ -146,7 +133,7 @@ class Limits:
             raise _too_many_bytes(size, refused.held, limit)
 
     def forget_bytes(self, tenant: str, file_id: str) -> None:
-        """Count a file's bytes no more: it was deleted, or has expired."""
+        """Count a file's bytes no more; the tenant may be '' where it is not known."""
         self._budgets.note_bytes(tenant, file_id, 0, None)
 
 
@@ -158,56 +145,6 @@ def check_model(caller: Caller, model: str) -> None:
             403, f"this key may not use the model {model[:200]!r}; it may use {allowed}",
             code="model_not_allowed", param="model",
         )  # fmt: skip
-
-
-def go_duration(ms: int) -> str:
-    """Return a duration as Go writes it, which OpenAI's headers do: 12ms, 1.5s, 6m0s."""
-    if ms < 1000:
-        return f"{ms}ms"
-    minutes, rest = divmod(ms, 60_000)
-    seconds = f"{rest / 1000:.3f}".rstrip("0").rstrip(".")
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}h{minutes}m{seconds}s" if hours else f"{minutes}m{seconds}s" if minutes else (
-        f"{seconds}s"
-    )  # fmt: skip
-
-
-def _headers(caller: Caller, taken: Taken) -> dict[str, str]:
-    found = {}
-    for name, limit, left, full_ms in (
-        ("requests", caller.requests_per_minute, taken.requests_left, taken.requests_full_ms),
-        ("tokens", caller.tokens_per_minute, taken.tokens_left, taken.tokens_full_ms),
-    ):
-        if limit is not None:
-            found[f"x-ratelimit-limit-{name}"] = str(limit)
-            found[f"x-ratelimit-remaining-{name}"] = str(left)
-            found[f"x-ratelimit-reset-{name}"] = go_duration(full_ms)
-    return found
-
-
-def _too_fast(
-    caller: Caller, tokens: int, taken: Taken, headers: Mapping[str, str]
-) -> LimitReached:
-    if taken.wait_ms < 0:
-        return LimitReached(
-            f"Request too large: it asks for about {tokens} tokens, and the key's limit is "
-            f"{caller.tokens_per_minute} a minute; send a shorter prompt or a smaller max_tokens",
-            headers, retry=False, type="tokens",
-        )  # fmt: skip
-    parts = []
-    if caller.requests_per_minute is not None:
-        parts.append(f"{taken.requests_left} of {caller.requests_per_minute} requests")
-    if caller.tokens_per_minute is not None:
-        parts.append(
-            f"{taken.tokens_left} of {caller.tokens_per_minute} tokens (asked: about {tokens})"
-        )
-    wait = go_duration(taken.wait_ms)
-    return LimitReached(
-        f"Rate limit reached: left of the key's minute are {' and '.join(parts)}; try again in "
-        f"{wait}",
-        {**headers, "retry-after-ms": str(taken.wait_ms)},
-        after_s=taken.wait_ms / 1000 + 0.5,  # rounded up: at that time it is there
-    )
 
 
 def _too_many_bytes(size: int, held: int, limit: int) -> ApiError:

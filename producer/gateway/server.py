@@ -1,12 +1,15 @@
-"""Runs the gateway: uvicorn in this process."""
+"""Runs the gateway: uvicorn in this process, and beside it the one that carries batches."""
 
 from __future__ import annotations
+
+import signal
 
 import uvicorn
 
 from producer.gateway import audit
 from producer.gateway.app import build
 from producer.gateway.auth import check_address
+from producer.gateway.batches.carrying.process import CarrierProcess
 from producer.gateway.connections import most_connections, protocol_for, quiet_about_clients
 from producer.gateway.services import Services
 from producer.gateway.settings import GatewaySettings
@@ -26,10 +29,14 @@ def serve(settings: GatewaySettings) -> None:
         KeyMissing: it would be open to the network.
     """
     services = Services.open(settings)
+    carrier = CarrierProcess()
+    # uvicorn ends by the signal that it got, as if it had not taken it: this is what then happens.
+    signal.signal(signal.SIGTERM, _exit)
     try:
         check_address(settings.gateway_host, services.keys)
         audit.to_stdout()
         quiet_about_clients()
+        carrier.start()
         uvicorn.run(
             build(services),
             host=settings.gateway_host,
@@ -45,4 +52,9 @@ def serve(settings: GatewaySettings) -> None:
             log_level="info",
         )
     finally:
+        carrier.stop()
         services.close()
+
+
+def _exit(*_: object) -> None:
+    raise SystemExit(0)

@@ -26,6 +26,9 @@ class GatewaySettings(Settings):
     gateway_max_body_bytes: Bytes = Field(
         20 * 2**20, description="largest body of a request that is no upload, in bytes"
     )
+    gateway_max_requests: Count = Field(
+        0, ge=0, description="most requests of a batch that comes over HTTP; 0 for no limit"
+    )
     gateway_models: Line = Field(
         "", description="models that may be asked for although no worker serves them yet, by commas"
     )

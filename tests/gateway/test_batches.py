@@ -2,92 +2,24 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import orjson
 import pytest
-from celery_side import simulated
-from gateway_process import GatewayProcess
-from support import batch_file, chat_line, producer_command, producer_env, write_lines
+from batch_stack import BatchStack
+from support import chat_line, write_lines
 
-from contract.redis.batches import BatchStore
 from contract.redis.gateway.objects import Objects
-from demo.stack import RedisServer, eventually
-
-ENDED = ("completed", "failed", "expired", "cancelled")
-
-
-class Stack:
-    """A Redis, a gateway, a worker that may be started, and the SDK's client."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.redis = RedisServer(folder / "redis").start()
-        self.store = BatchStore(self.redis.client(), ttl_ms=600_000)
-        self.worker = simulated(self.redis.url, folder / "worker.log", lease_s=6)
-        self.gateway = GatewayProcess(self.redis.url, folder)
-        self.gateway.start()
-        self.client = openai.OpenAI(
-            base_url=f"{self.gateway.url}/v1", api_key="none", max_retries=0, timeout=30
-        )
-
-    def close(self) -> None:
-        self.client.close()
-        self.gateway.kill()
-        if self.worker.process is not None:
-            self.worker.kill()
-        self.redis.stop()
-
-    def producer(self, *args: str | Path) -> str:
-        """Run the producer command; return what it prints."""
-        command = producer_command(*args)
-        done = subprocess.run(
-            command, env=producer_env(self.redis.url), capture_output=True, timeout=60, check=False
-        )
-        assert done.returncode in (0, 1), done.stderr.decode()
-        return done.stdout.decode()
-
-    def submit(self, batch_id: str, lines: int = 3) -> None:
-        """Queue a file by `producer submit`."""
-        source = batch_file(self.folder / f"{batch_id}.jsonl", lines)
-        self.producer("submit", source, "--batch-id", batch_id)
-
-    def known_file(self, file_id: str = "file-known", purpose: str = "batch") -> str:
-        """Write the record of a file, without content: enough for what only creates batches."""
-        document = orjson.dumps({
-            "id": file_id, "tenant": "default", "bytes": 0, "created_at": 1, "purpose": purpose,
-            "filename": "in.jsonl", "name": "none",
-        })  # fmt: skip
-        Objects.beside(self.store).create("file", "default", file_id, 1, document)
-        return file_id
-
-    def create(self, **fields: Any) -> Any:
-        """Create a batch of a file that is only known."""
-        asked = {
-            "input_file_id": self.known_file(), "endpoint": "/v1/chat/completions",
-            "completion_window": "24h",
-        } | fields  # fmt: skip
-        return self.client.batches.create(**asked)
-
-    def ended(self, batch_id: str) -> Any:
-        """Return a batch when it has ended."""
-
-        def look() -> Any:
-            batch = self.client.batches.retrieve(batch_id)
-            return batch if batch.status in ENDED else None
-
-        return eventually(look, 60, f"{batch_id} ends", every_s=0.1)
+from producer.gateway.batches.record import Part, decode, encode
 
 
 @pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BatchStack]:
     """Return the stack, without a running worker."""
-    found = Stack(tmp_path_factory.mktemp("stack"))
+    found = BatchStack(tmp_path_factory.mktemp("stack"))
     yield found
     found.close()
 
@@ -99,7 +31,7 @@ def refused(kind: type[openai.APIStatusError], **fields: Any) -> Any:
 # -- create ------------------------------------------------------------------------------------
 
 
-def test_a_new_batch_is_validating_with_counts_of_zero(stack: Stack) -> None:
+def test_a_new_batch_is_validating_with_counts_of_zero(stack: BatchStack) -> None:
     batch = stack.create(metadata={"who": "me"})
     assert batch.id.startswith("batch_")
     assert (batch.object, batch.status, batch.metadata) == ("batch", "validating", {"who": "me"})
@@ -114,7 +46,7 @@ def test_a_new_batch_is_validating_with_counts_of_zero(stack: Stack) -> None:
 @pytest.mark.parametrize(
     ("window", "seconds"), [("90m", 5400), ("7d", 604_800), ("1h30m", 5400), ("1.5h", 5400)]
 )
-def test_any_duration_is_a_window(stack: Stack, window: str, seconds: int) -> None:
+def test_any_duration_is_a_window(stack: BatchStack, window: str, seconds: int) -> None:
     batch = stack.create(completion_window=window)
     assert batch.expires_at - batch.created_at == seconds
     assert batch.completion_window == window
@@ -138,7 +70,7 @@ def test_any_duration_is_a_window(stack: Stack, window: str, seconds: int) -> No
         ({"input_file_id": None}, "input_file_id"),
     ],
 )
-def test_a_wrong_field_is_named(stack: Stack, fields: dict[str, Any], param: str) -> None:
+def test_a_wrong_field_is_named(stack: BatchStack, fields: dict[str, Any], param: str) -> None:
     with refused(openai.BadRequestError) as caught:
         stack.create(**fields)
     assert caught.value.type == "invalid_request_error"
@@ -147,7 +79,7 @@ def test_a_wrong_field_is_named(stack: Stack, fields: dict[str, Any], param: str
     assert caught.value.code
 
 
-def test_a_file_must_be_there_and_for_batches(stack: Stack) -> None:
+def test_a_file_must_be_there_and_for_batches(stack: BatchStack) -> None:
     with refused(openai.NotFoundError) as caught:
         stack.create(input_file_id="file-unknown")
     assert caught.value.param == "input_file_id"
@@ -157,7 +89,7 @@ def test_a_file_must_be_there_and_for_batches(stack: Stack) -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{", b'"x"', b"\xff", b"null", b'{"a":1}'])
-def test_a_body_that_is_no_create_is_a_400(stack: Stack, body: bytes) -> None:
+def test_a_body_that_is_no_create_is_a_400(stack: BatchStack, body: bytes) -> None:
     answer = httpx.post(f"{stack.gateway.url}/v1/batches", content=body)
     assert answer.status_code == 400
     assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
@@ -166,7 +98,7 @@ def test_a_body_that_is_no_create_is_a_400(stack: Stack, body: bytes) -> None:
 # -- list --------------------------------------------------------------------------------------
 
 
-def test_the_sdk_pages_over_250_batches_of_both_kinds(stack: Stack) -> None:
+def test_the_sdk_pages_over_250_batches_of_both_kinds(stack: BatchStack) -> None:
     before = {batch.id for batch in stack.client.batches.list(limit=100)}
     made = [stack.create().id for _ in range(200)]
     for n in range(50):
@@ -178,7 +110,7 @@ def test_the_sdk_pages_over_250_batches_of_both_kinds(stack: Stack) -> None:
     assert by_time == sorted(by_time, reverse=True)
 
 
-def test_a_page_has_what_was_asked_for(stack: Stack) -> None:
+def test_a_page_has_what_was_asked_for(stack: BatchStack) -> None:
     for _ in range(3):
         stack.create()
     page = stack.client.batches.list(limit=2)
@@ -196,7 +128,7 @@ def test_a_page_has_what_was_asked_for(stack: Stack) -> None:
         ("0", "integer_below_min_value"), ("-1", "integer_below_min_value"), ("x", "invalid_type"),
     ],
 )  # fmt: skip
-def test_a_limit_out_of_range_is_a_400(stack: Stack, limit: str, code: str) -> None:
+def test_a_limit_out_of_range_is_a_400(stack: BatchStack, limit: str, code: str) -> None:
     answer = httpx.get(f"{stack.gateway.url}/v1/batches", params={"limit": limit})
     assert answer.status_code == 400
     error = answer.json()["error"]
@@ -205,7 +137,7 @@ def test_a_limit_out_of_range_is_a_400(stack: Stack, limit: str, code: str) -> N
     )  # fmt: skip
 
 
-def test_an_unknown_batch_is_a_404(stack: Stack) -> None:
+def test_an_unknown_batch_is_a_404(stack: BatchStack) -> None:
     for ask in (
         lambda: stack.client.batches.retrieve("batch_unknown"),
         lambda: stack.client.batches.cancel("batch_unknown"),
@@ -218,7 +150,7 @@ def test_an_unknown_batch_is_a_404(stack: Stack) -> None:
 # -- cancel --------------------------------------------------------------------------------------
 
 
-def test_cancelling_is_answered_at_once_and_again(stack: Stack) -> None:
+def test_cancelling_is_answered_at_once_and_again(stack: BatchStack) -> None:
     batch = stack.create()
     first = stack.client.batches.cancel(batch.id)
     assert first.status in ("cancelling", "cancelled")
@@ -229,7 +161,7 @@ def test_cancelling_is_answered_at_once_and_again(stack: Stack) -> None:
 # -- batches of `producer submit` ----------------------------------------------------------------
 
 
-def test_a_submitted_batch_is_seen_cancelled_and_read(stack: Stack) -> None:
+def test_a_submitted_batch_is_seen_cancelled_and_read(stack: BatchStack) -> None:
     stack.submit("sub-1", 5)
     batch = stack.client.batches.retrieve("sub-1")
     assert (batch.status, batch.request_counts.total) == ("in_progress", 5)
@@ -244,7 +176,7 @@ def test_a_submitted_batch_is_seen_cancelled_and_read(stack: Stack) -> None:
     assert {line["error"]["code"] for line in lines} == {"batch_cancelled"}
 
 
-def test_a_foreign_batch_of_the_queue_is_not_there(stack: Stack) -> None:
+def test_a_foreign_batch_of_the_queue_is_not_there(stack: BatchStack) -> None:
     stack.store.create("foreign", "0" * 40, {"tenant": "other", "queue": "warmq"})
     with refused(openai.NotFoundError):
         stack.client.batches.retrieve("foreign")
@@ -256,8 +188,30 @@ def test_a_foreign_batch_of_the_queue_is_not_there(stack: Stack) -> None:
     assert "foreign" not in [batch.id for batch in stack.client.batches.list()]
 
 
+def test_producer_sees_a_batch_made_over_http_and_it_is_listed_once(stack: BatchStack) -> None:
+    batch = stack.create()
+    stack.submit(batch.id, 4)  # as the gateway queues its lines: under the batch's own id
+    objects = Objects.beside(stack.store)
+    read = objects.get("batch", "default", batch.id)
+    assert read is not None
+    record = decode(read.document)
+    record.status, record.parts = "in_progress", [Part(batch.id, "", "warmq")]
+    objects.replace("batch", "default", read, encode(record), record.created_at)
+    assert batch.id in [found["id"] for found in orjson.loads(stack.producer("list", "--json"))]
+    status = orjson.loads(stack.producer("status", batch.id, "--json"))
+    assert status["request_counts"]["total"] == 4
+    assert [found.id for found in stack.client.batches.list()].count(batch.id) == 1
+    assert stack.client.batches.retrieve(batch.id).request_counts.total == 4
+    stack.producer("cancel", batch.id)
+    counts = stack.client.batches.retrieve(batch.id).request_counts
+    assert (counts.completed, counts.failed) == (0, 4)
+    errors = stack.folder / "errors.jsonl"
+    stack.producer("results", batch.id, "-o", stack.folder / "out.jsonl", "--errors", errors)
+    assert len(errors.read_bytes().splitlines()) == 4
+
+
 @pytest.fixture
-def worker(stack: Stack) -> Iterator[None]:
+def worker(stack: BatchStack) -> Iterator[None]:
     """A worker serves the queue during the test."""
     stack.worker.start()
     yield
@@ -265,7 +219,7 @@ def worker(stack: Stack) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("worker")
-def test_the_output_of_a_submitted_batch_is_what_results_writes(stack: Stack) -> None:
+def test_the_output_of_a_submitted_batch_is_what_results_writes(stack: BatchStack) -> None:
     lines: list[Any] = [chat_line(f"r{n}", f"question {n}") for n in range(300)]
     lines[7] = chat_line("bad", "x", temperature=9)
     source = write_lines(stack.folder / "sub-2.jsonl", lines)
@@ -286,7 +240,7 @@ def test_the_output_of_a_submitted_batch_is_what_results_writes(stack: Stack) ->
         stack.client.files.delete(ended.output_file_id)
 
 
-def test_partial_results_are_read_while_a_batch_runs(stack: Stack) -> None:
+def test_partial_results_are_read_while_a_batch_runs(stack: BatchStack) -> None:
     stack.submit("sub-3", 150)
     headers = {"X-Partial-Results": "true"}
     assert stack.client.batches.retrieve("sub-3").output_file_id is None
@@ -317,3 +271,17 @@ def test_partial_results_are_read_while_a_batch_runs(stack: Stack) -> None:
     for wrong in ("x", "-1", "1" * 40):
         with refused(openai.BadRequestError):
             raw.content(batch.output_file_id, extra_query={"offset": wrong})
+
+
+# -- keys ------------------------------------------------------------------------------------------
+
+
+def test_a_create_that_comes_again_with_its_key_makes_one_batch(stack: BatchStack) -> None:
+    headers = {"Idempotency-Key": "once-1"}
+    first, again = (stack.create(extra_headers=headers) for _ in range(2))
+    other = stack.create(extra_headers={"Idempotency-Key": "once-2"})
+    assert first.id == again.id != other.id
+    assert [b.id for b in stack.client.batches.list()].count(first.id) == 1
+    with refused(openai.ConflictError) as caught:
+        stack.create(extra_headers=headers, completion_window="48h")
+    assert caught.value.response.headers["x-should-retry"] == "false"

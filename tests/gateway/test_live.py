@@ -8,13 +8,16 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
+import orjson
 import pytest
 from live_stack import HELLO, MODEL, Stack
 
 from demo.stack import eventually
+from producer.gateway.live.answer import tokens_of
 
 
 @pytest.fixture(scope="module")
@@ -242,8 +245,59 @@ def test_a_half_sent_body_is_no_request(stack: Stack) -> None:
     started = stack.started()
     with socket.create_connection(("127.0.0.1", stack.gateway.port)) as sock:
         sock.sendall(
-            b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 99\r\n\r\n{"
+            b"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 99\r\n\r\n{"
         )
     stack.client.chat.completions.create(model=MODEL, messages=HELLO)
     assert stack.started() == started + 1
     assert "Traceback" not in Path(stack.gateway.log_path).read_text()
+
+
+def test_an_answer_tells_the_tokens_that_count_for_a_keys_limit() -> None:
+    """Limits have tests of their own; here: what an answer took, not what was estimated."""
+    assert tokens_of(b'{"usage":{"total_tokens":7}}') == 7
+    assert tokens_of(b'{"usage":{"input_tokens":3,"output_tokens":4}}') == 7
+    assert tokens_of(b'{"data":[]}') == tokens_of(None) == 0
+
+
+def test_a_message_of_anthropics_is_answered_and_streamed(stack: Stack) -> None:
+    body = {"model": MODEL, "max_tokens": 9, "messages": HELLO}
+    answer = httpx.post(f"{stack.url}/messages", json=body).json()
+    assert answer["content"][0]["text"] == stack.text_of("Hello")
+    body |= {"stream": True}
+    events = [
+        orjson.loads(line.removeprefix("data: "))
+        for line in httpx.post(f"{stack.url}/messages", json=body).text.splitlines()
+        if line.startswith("data: ")
+    ]
+    assert [e["type"] for e in events if e["type"] != "content_block_delta"] == [
+        "message_start", "content_block_start", "content_block_stop", "message_delta",
+        "message_stop",
+    ]  # fmt: skip
+    deltas = [e["delta"]["text"] for e in events if e["type"] == "content_block_delta"]
+    assert "".join(deltas) == stack.text_of("Hello")
+    assert events[-2]["usage"] == answer["usage"]
+
+
+def test_a_message_that_is_wrong_is_told_as_anthropic_does(stack: Stack) -> None:
+    answer = httpx.post(f"{stack.url}/messages", json={"model": MODEL, "messages": HELLO})
+    assert answer.status_code == 400
+    assert answer.json()["type"] == "error"
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_a_response_is_answered_and_streamed(stack: Stack) -> None:
+    asked: dict[str, Any] = {"model": MODEL, "input": "Hello"}
+    whole = stack.client.responses.create(**asked)
+    assert whole.output_text.startswith("simulated ")
+    with stack.client.responses.stream(**asked) as stream:
+        kinds = [event.type for event in stream]
+        final = stream.get_final_response()
+    assert final.output_text == whole.output_text
+    assert kinds[:4] == [
+        "response.created", "response.in_progress", "response.output_item.added",
+        "response.content_part.added",
+    ]  # fmt: skip
+    assert kinds[-4:] == [
+        "response.output_text.done", "response.content_part.done", "response.output_item.done",
+        "response.completed",
+    ]  # fmt: skip

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import openai
 import pytest
-import uvicorn
+from gateway_process import GatewayProcess
 from live_stack import HELLO, MODEL, Stack
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from contract.naming import RESULT_PREFIX
 from demo.stack import eventually
-from producer.gateway.app import build
-from producer.gateway.services import Services
-from producer.gateway.settings import GatewaySettings
 
 
 @pytest.fixture(scope="module")
@@ -87,45 +81,17 @@ def test_a_gateway_without_redis_answers_503_until_it_is_back(tmp_path: Path) ->
         assert stack.said(answer) == stack.text_of("Hello")
 
 
-class KeyedByHeader:
-    """Sets what the gateway's idempotency sets: the same for each try of one request."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = dict(scope.get("headers", ()))
-        scope["warmq.idempotency"] = headers.get(b"idempotency-key", b"").decode()
-        await self._app(scope, receive, send)
-
-
-@contextmanager
-def gateway_with_keys(redis_url: str) -> Iterator[str]:
-    """Run a gateway in a thread; yield the URL of its chats."""
-    services = Services.open(GatewaySettings(redis_url=redis_url))
-    config = uvicorn.Config(KeyedByHeader(build(services)), port=0, log_level="warning")
-    server = uvicorn.Server(config)
-    running = threading.Thread(target=server.run)
-    running.start()
-    try:
-        eventually(lambda: server.started, 10, "it listens")
-        port = server.servers[0].sockets[0].getsockname()[1]
-        yield f"http://127.0.0.1:{port}/v1/chat/completions"
-    finally:
-        server.should_exit = True
-        running.join(20)
-        services.close()
-
-
 @pytest.fixture(scope="module")
 def keyed(stack: Stack) -> Iterator[str]:
-    with gateway_with_keys(stack.redis.url) as url:
-        yield url
+    """Return the URL of a second gateway, whose requests may take longer."""
+    with GatewayProcess(stack.redis.url, stack.folder) as gateway:
+        yield f"{gateway.url}/v1/chat/completions"
 
 
 def ask(url: str, key: str, timeout_s: float = 20, **fields: object) -> httpx.Response:
     body = {"model": MODEL, "messages": HELLO} | fields
-    return httpx.post(url, json=body, headers={"idempotency-key": key}, timeout=timeout_s)
+    headers = {"idempotency-key": key} if key else {}
+    return httpx.post(url, json=body, headers=headers, timeout=timeout_s)
 
 
 def test_a_retry_after_a_lost_answer_computes_nothing_again(stack: Stack, keyed: str) -> None:
@@ -158,12 +124,19 @@ def test_a_failed_request_is_computed_again_at_a_retry(stack: Stack, keyed: str)
     assert stack.started() == started + 2
 
 
-def test_another_gateway_answers_the_retry_too(stack: Stack, keyed: str) -> None:
+def test_another_gateway_answers_the_retry_of_a_killed_gateways_request(
+    stack: Stack, keyed: str, tmp_path: Path
+) -> None:
     started = stack.started()
-    with pytest.raises(httpx.ReadTimeout):
-        ask(keyed, "k4", 0.5, user="simulate:sleep=2")
-    with gateway_with_keys(stack.redis.url) as other:
-        assert ask(other, "k4", user="simulate:sleep=2").status_code == 200
+    with GatewayProcess(stack.redis.url, tmp_path) as other, ThreadPoolExecutor(1) as pool:
+        url = f"{other.url}/v1/chat/completions"
+        first = pool.submit(ask, url, "k4", user="simulate:sleep=2")
+        eventually(lambda: stack.started() == started + 1, 10, "it runs")
+        other.kill()
+        with pytest.raises(httpx.HTTPError):
+            first.result()
+    again = ask(keyed, "k4", user="simulate:sleep=2")
+    assert again.status_code == 200, again.text
     assert stack.started() == started + 1
 
 
@@ -185,3 +158,17 @@ def test_the_requests_of_a_killed_gateway_do_not_begin_long_after(tmp_path: Path
         (message,) = stack.messages()
         deadline = message["headers"]["warmq"]["deadline"]
         assert 0 < deadline - time.time() < 15
+
+
+def test_a_gateway_that_is_stopped_frees_the_slots_of_its_requests(stack: Stack) -> None:
+    with GatewayProcess(stack.redis.url, stack.folder) as gateway, ThreadPoolExecutor(2) as pool:
+        url = f"{gateway.url}/v1/chat/completions"
+        whole = pool.submit(ask, url, "", user="simulate:sleep=50")
+        streamed = pool.submit(ask, url, "", user="simulate:sleep=50", stream=True)
+        eventually(lambda: stack.running() == 2, 10, "they run")
+        gateway.stop()
+        eventually(lambda: stack.running() == 0, 2, "the slots are free")
+        assert whole.result().status_code == 503
+        assert whole.result().json()["error"]["code"] == "gateway_stops"
+        assert '"code":"gateway_stops"' in streamed.result().text
+        assert "Traceback" not in gateway.log_path.read_text()

@@ -201,6 +201,17 @@ def test_lists_that_nobody_reads_do_not_keep_what_has_gone(
     assert redis_client.zcard("warmq:gateway:batchs:silent") <= 2
 
 
+def test_an_id_that_leads_to_another_key_is_no_batch(
+    store: BatchStore, views: BatchViews, redis_client: redis.Redis
+) -> None:
+    submit_batch(store, batch_id="s1")
+    redis_client.set("warmq:batch:forged", "x")
+    redis_client.zadd("warmq:batches", {"forged": 5})
+    for wrong in ("s1:index", "forged", "\0", "x" * 10_000):
+        assert views.get("default", wrong) is None
+    assert listed(views) == ["s1"]
+
+
 def test_a_submitted_batch_comes_with_its_state(store: BatchStore, views: BatchViews) -> None:
     submit_batch(store, 3, batch_id="s1")
     view = views.get("default", "s1")

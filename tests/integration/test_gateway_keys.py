@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -17,7 +18,7 @@ from contract.redis.gateway.api_keys import KEYS, ApiKeys, KeyLookup, digest_of
 from contract.redis.gateway.gathering import Gathering
 from contract.redis.gateway.limits import GRACE_MS, Budgets, Rates, Take
 from contract.redis.gateway.objects import Objects
-from demo.stack import eventually
+from demo.stack import RedisServer, eventually
 
 
 @pytest.fixture
@@ -197,7 +198,7 @@ def test_what_is_in_use_has_no_time_to_live(budgets: Budgets, redis_client: redi
     budgets.reserve("t", "b1", {"m": 60}, 100)
     budgets.note_bytes("t", "file-1", 5, None)
     found = list(redis_client.scan_iter("warmq:gateway:*"))
-    assert len(found) == 5
+    assert len(found) == 6
     assert all(redis_client.ttl(key) == -1 for key in found)
 
 
@@ -242,7 +243,7 @@ def age(client: redis.Redis, batch_id: str) -> None:
 # -- bytes of files -----------------------------------------------------------------------
 
 
-def test_bytes_are_counted_once_for_each_file(budgets: Budgets) -> None:
+def test_bytes_are_counted_once_for_each_file(budgets: Budgets, redis_client: redis.Redis) -> None:
     for _ in range(3):
         assert budgets.note_bytes("t", "file-1", 60, 100) is None
     assert budgets.stored_bytes("t") == 60
@@ -253,9 +254,15 @@ def test_bytes_are_counted_once_for_each_file(budgets: Budgets) -> None:
     budgets.note_bytes("t", "file-1", 0, None)
     budgets.note_bytes("t", "file-1", 0, None)
     assert budgets.stored_bytes("t") == 40
+    for _ in range(2):
+        budgets.note_bytes("", "file-2", 0, None)  # whose it was is not known any more
+    assert budgets.stored_bytes("t") == 0
+    assert not list(redis_client.scan_iter("warmq:gateway:*"))
 
 
-def test_files_that_have_expired_count_no_more(budgets: Budgets, store: BatchStore) -> None:
+def test_files_that_have_expired_count_no_more(
+    budgets: Budgets, store: BatchStore, redis_client: redis.Redis
+) -> None:
     objects = Objects.beside(store)
     ends = int(time.time()) + 1
     objects.create("file", "t", "file-1", 1, b"{}", expires_at=ends)
@@ -263,5 +270,17 @@ def test_files_that_have_expired_count_no_more(budgets: Budgets, store: BatchSto
     for name in ("file-1", "file-2"):
         budgets.note_bytes("t", name, 10, None)
     eventually(lambda: objects.get("file", "t", "file-1") is None, 10, "the file has expired")
+    assert budgets.forget_files_that_have_gone("t") == 0  # it may yet be created
+    redis_client.hset("warmq:gateway:stored:t", "file-1", "10 0")
     assert budgets.forget_files_that_have_gone("t") == 1
     assert budgets.stored_bytes("t") == 10
+
+
+async def test_a_restart_of_redis_is_ridden_out(tmp_path: Path) -> None:
+    with RedisServer(tmp_path) as server:
+        lookup = KeyLookup.open(server.url, "test")
+        assert not (await lookup.find(["d"]))[0].any_keys
+        server.stop()
+        server.start()
+        assert not (await lookup.find(["d"]))[0].any_keys  # its connection is stale
+        await lookup.close()

@@ -14,6 +14,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from contract.public_address import is_public
 from demo.stack import free_port
 from worker.engine.vllm import media
 
@@ -79,7 +80,7 @@ async def site() -> AsyncIterator[Site]:
     ],
 )  # fmt: skip
 def test_what_is_a_public_address(address: str, public: bool) -> None:
-    assert media.is_public(address) is public
+    assert is_public(address) is public
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "2130706433", "0x7f.1", "[::1]"])

@@ -9,10 +9,11 @@ from typing import Any
 
 import orjson
 import pytest
-from stub_server import StubServer
+from stub_server import OTHER_ANSWERS, StubServer
 
 from contract.errors import EngineDead, RequestFailed, RequestRejected
-from contract.openai.body import CHAT_URL, COMPLETION_URL
+from contract.openai.body import CHAT_URL, COMPLETION_URL, COUNTING, smallest
+from contract.openai.responses import RESPONSES_URL
 from contract.settings import SettingsError
 from worker.engine import Completion, EngineRequest
 from worker.engine.openai import OpenAISettings
@@ -85,6 +86,21 @@ async def test_the_model_of_the_line_is_in_the_answer_and_the_servers_own_is_ask
         answer = orjson.loads((await running.generate(chat(model="mine"), "r1")).body)
         assert answer["model"] == "mine"
         assert orjson.loads((await running.generate(chat(), "r2")).body)["model"] == "served"
+
+
+@pytest.mark.parametrize("url", OTHER_ANSWERS)
+async def test_messages_responses_and_counts_are_the_servers(url: str) -> None:
+    async with StubServer(model="served") as server, engine(server) as running:
+        request = EngineRequest(url, smallest(url) | {"model": "mine"})
+        answer = await running.generate(request, "r1")
+    body = orjson.loads(answer.body)
+    limit = {"max_output_tokens": running._settings.default_max_tokens}
+    expected = request.body | {"model": "served"} | (limit if url == RESPONSES_URL else {})
+    assert body.pop("asked") == expected
+    counted = url in COUNTING
+    assert body == {"id": "r1"} | OTHER_ANSWERS[url] | ({} if counted else {"model": "mine"})
+    used = (answer.prompt_tokens, answer.completion_tokens)
+    assert used == ((0, 0) if counted else (5, 4))
 
 
 async def test_a_refused_key_ends_the_start_and_is_not_quoted() -> None:

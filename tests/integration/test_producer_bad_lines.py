@@ -35,7 +35,7 @@ BAD: list[tuple[str, dict[str, Any] | bytes, str, str, str]] = [
      "not valid JSON"),
     ("wrong type", chat(max_tokens="10"), "invalid_request", "body.max_tokens", "whole number"),
     ("wrong type of text", completion(prompt=5), "invalid_request", "body.prompt", "give a text"),
-    ("unknown url", chat_line("bad") | {"url": "/v1/responses"}, "unknown_url", "url",
+    ("unknown url", chat_line("bad") | {"url": "/v1/moderations"}, "unknown_url", "url",
      f"use one of {CHAT}, {COMPLETION}"),
     ("wrong method", chat_line("bad") | {"method": "GET"}, "unknown_url", "method",
      "'GET' is not served; write POST"),

@@ -38,6 +38,9 @@ DOCUMENTS = {
     "tenant show": "tenant",
     "watch": "batch",
     "watch --request": "stream_entry",
+    "webhooks create": "webhook_created",
+    "webhooks delete": "webhook",
+    "webhooks list": "webhooks",
 }
 
 
@@ -64,7 +67,7 @@ def check_printed(args: Sequence[str], stdout: str) -> None:
 def document_of(args: Sequence[str]) -> str | None:
     """Return the name of the document that a command line prints, None if it prints none."""
     words = list(args[:1])
-    if words in (["dead"], ["keys"], ["tenant"]):
+    if words in (["dead"], ["keys"], ["tenant"], ["webhooks"]):
         words = list(args[:2])
     if "--json" not in args and words != ["dead", "show"]:
         return None

@@ -65,7 +65,9 @@ class Stack:
         """Send a chat, whose `user` is its fate, and read no answer."""
         body = orjson.dumps({"model": MODEL, "messages": HELLO, "user": user} | fields)
         sock = socket.create_connection(("127.0.0.1", self.gateway.port))
-        head = f"POST {'/v1/chat/completions'} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}"
+        head = (
+            f"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: {len(body)}"
+        )
         sock.sendall(head.encode() + b"\r\n\r\n" + body)
         return sock
 

@@ -14,14 +14,20 @@ from snapshot import Snapshot
 
 from contract import naming
 from contract.redis import keys
+from contract.redis.gateway.api_keys import KEYS as GATEWAY_KEYS
 
+#: What batches hold of budgets, by batch; bytes of files, by tenant.
+RESERVED, STORED = "warmq:gateway:reserved", "warmq:gateway:stored"
 #: One key each, whatever happens. The entries of some are looked at one by one.
 REGISTRIES = {
     keys.LEASE_SEQ, keys.LEASES, keys.WORKERS, keys.RETURNS, keys.DEATHS, keys.DEAD, keys.REVOKED,
-    keys.SWEEP, keys.BATCHES, keys.RETIRING, keys.TENANTS,
+    keys.SWEEP, keys.BATCHES, keys.RETIRING, keys.TENANTS, GATEWAY_KEYS, RESERVED, STORED,
+    "warmq:gateway:stored-by",
 }  # fmt: skip
 #: Celery's control queue, its bindings, and the replies to `inspect`.
 CELERY = re.compile(rb"_kombu\.binding.*|warmq[-:]control.*|.*\.celery\.pidbox")
+#: Batches made over HTTP, which their tenants own, and the lists of tenants' batches.
+BATCHES_OVER_HTTP = re.compile(rb"warmq:gateway:(batchs?:.+|listed_until)")
 #: A revocation's time is over: how long its entry may still be there.
 REVOKED_GRACE_S = 60
 
@@ -43,7 +49,7 @@ def ownerless_in(snap: Snapshot) -> dict[str, str]:
     unowned = {
         key.decode(errors="replace"): "no owner and no time to live"
         for key in snap.ttl.keys() - owned
-        if snap.ttl[key] < 0 and not CELERY.fullmatch(key)
+        if snap.ttl[key] < 0 and not CELERY.fullmatch(key) and not BATCHES_OVER_HTTP.fullmatch(key)
     }
     return unowned | dict(_entries(snap))
 
@@ -74,7 +80,15 @@ def _owned(snap: Snapshot) -> set[str]:
         if not leases.keys().isdisjoint(snap.leases(worker)) or worker in snap.hash(keys.WORKERS):
             owned |= snap.lease_keys(worker)
     owned.update(map(keys.dead_key, snap.dead()))
-    return owned
+    return owned | _of_gateways(snap)
+
+
+def _of_gateways(snap: Snapshot) -> set[str]:
+    """Return counters that a batch or a file answers for."""
+    holders = {tenant.decode() for tenant in snap.hash(RESERVED).values()}
+    held = {f"warmq:gateway:{part}:{tenant}" for tenant in holders
+            for part in ("enqueued", "reserved")}  # fmt: skip
+    return held | {f"{STORED}:{tenant}" for tenant in snap.hash(STORED)}
 
 
 def _any(snap: Snapshot, queue: str) -> bool:

@@ -76,7 +76,7 @@ class StubServer:
         app.router.add_get("/v1/models", self._models)
         app.router.add_post("/v1/chat/completions", self._generate)
         app.router.add_post("/v1/completions", self._generate)
-        for url in ("/v1/embeddings", "/v1/score", "/rerank"):
+        for url in (*("/v1/embeddings", "/v1/score", "/rerank"), *OTHER_ANSWERS):
             app.router.add_post(url, self._generate)
         self._runner = web.AppRunner(
             app, handler_cancellation=True, access_log=None, shutdown_timeout=0.01
@@ -168,6 +168,8 @@ class StubServer:
         self, request: web.Request, rid: str, body: dict[str, Any], fate: dict[str, str]
     ) -> web.StreamResponse:
         seconds = float(fate.get("seconds", self.latency_s))
+        if request.path in OTHER_ANSWERS:
+            return web.json_response({"id": rid, "asked": body} | OTHER_ANSWERS[request.path])
         if request.path not in GENERATING:
             found = {"path": request.path, "asked": body}
             return web.json_response({"id": rid, "data": [found], "usage": _USAGE})
@@ -226,6 +228,20 @@ class StubServer:
             os.close(file)
 
 
+#: Answers of the urls that have neither choices nor data.
+OTHER_ANSWERS: dict[str, dict[str, Any]] = {
+    "/v1/messages": {
+        "type": "message", "model": "stub", "stop_reason": "end_turn",
+        "content": [{"type": "text", "text": "simulated"}],
+        "usage": {"input_tokens": 3, "cache_read_input_tokens": 2, "output_tokens": 4},
+    },
+    "/v1/responses": {
+        "object": "response", "model": "stub", "status": "completed", "output": [],
+        "usage": {"input_tokens": 5, "output_tokens": 4, "total_tokens": 9},
+    },
+    "/v1/messages/count_tokens": {"input_tokens": 5},
+    "/tokenize": {"count": 1, "max_model_len": 9, "tokens": [7]},
+}  # fmt: skip
 _USAGE = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
 
 

@@ -41,7 +41,7 @@ def test_the_worker_runs_the_procfiles_line_with_settings_that_load() -> None:
 
 
 def test_the_image_is_installed_from_the_locks_alone() -> None:
-    assert "scripts/setup base engine cuda\n" in IMAGE
+    assert "scripts/setup base gateway engine cuda\n" in IMAGE
     assert "pip install" not in IMAGE
     for name in ("base", "engine", "cuda"):
         lines = (ROOT / "requirements" / f"{name}.txt").read_text().splitlines()

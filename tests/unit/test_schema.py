@@ -100,7 +100,7 @@ BAD: dict[str, tuple[dict[str, Any] | bytes, str, str | None, str]] = {
         "is a number; give a text or an object"),
     "a chat field in a completion": (text(tools=[]), "unknown_field", "tools", COMPLETION_URL),
     "an unknown url": (
-        batch_line(url="/v1/responses"), "unknown_url", "url", "use one of /v1/chat/completions"),
+        batch_line(url="/v1/moderations"), "unknown_url", "url", "use one of /v1/chat/completions"),
     "embeddings of nothing": (
         pooling("/v1/embeddings"), "invalid_request", "body.input", "or `messages`"),
     "embeddings of numbers": (

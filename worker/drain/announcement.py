@@ -27,6 +27,7 @@ def announcement(serving: Serving) -> bytes:
         "protocol": PROTOCOL,
         "queue": serving.leases.queue,
         "model": serving.settings.model,
+        **({"adapters": adapters} if (adapters := serving.adapters) else {}),
         "in_flight": len(serving.in_flight),
         "limit": serving.room.limit,
         **serving.rates.as_json(),

@@ -133,12 +133,12 @@ class OnlineText:
 
     async def _tick(self) -> None:
         """Tell what is new: of all texts, or between two pauses of those that begin."""
-        began = time.monotonic()
+        began, used = time.monotonic(), time.thread_time()
         everything = began >= self._not_before
         which = list(self._told if everything else self._fresh)
         news = [found for found in self._news(which, began) if found.pieces]
-        if everything:
-            self._not_before = began + max(PAUSE_S, SHARE * (time.monotonic() - began))
+        if everything:  # by what it used: on a busy machine it may have waited for a processor
+            self._not_before = began + max(PAUSE_S, SHARE * (time.thread_time() - used))
         if news:
             await self._publish(news)
         if self._told and (not everything or self._looks):

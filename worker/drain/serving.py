@@ -51,6 +51,8 @@ class Serving:
         self.room = Room()  # none before the engine is ready
         #: Names of the models and adapters served; empty where any will do.
         self._served: tuple[str, ...] = ()
+        #: Names of the adapters that the engine has, beside its model.
+        self.adapters: tuple[str, ...] = ()
         self._crashed: list[Running] = []
         # A slot is filled again once Redis has the result: what a killed worker has computed in
         # vain is never more than slots and look-ahead. Answers of one length end together.
@@ -63,6 +65,7 @@ class Serving:
         """Size the room by what the engine that has started can take."""
         capacity = self.supervisor.engine_capacity
         self.room = Room.of(capacity, self.settings)
+        self.adapters = tuple(capacity.adapters)
         if name := self.settings.served_model_name:
             self._served = (name, *capacity.adapters)
 

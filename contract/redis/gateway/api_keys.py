@@ -12,6 +12,7 @@ import msgspec
 
 from contract.redis.client import AsyncClient
 from contract.redis.connect import connect_async
+from contract.redis.gateway.riding_out import ride_out
 from contract.redis.reads import Reads
 
 #: digest (SHA-256, hex) -> record (JSON).
@@ -106,7 +107,7 @@ class KeyLookup:
     """Looks keys up in one event loop. Each call raises StoreUnavailable if Redis is away."""
 
     def __init__(self, client: AsyncClient) -> None:
-        self._client: Any = client
+        self._client = client
 
     @classmethod
     def open(cls, url: str, name: str) -> Self:
@@ -115,8 +116,12 @@ class KeyLookup:
 
     async def find(self, digests: Sequence[str]) -> list[Found]:
         """Return what each digest stands for: one round trip for all."""
-        pipe = self._client.pipeline(transaction=False)
-        records, any_keys = await pipe.hmget(KEYS, digests).exists(KEYS).execute()
+
+        async def ask() -> Any:
+            pipe: Any = self._client.pipeline(transaction=False)
+            return await pipe.hmget(KEYS, digests).exists(KEYS).execute()
+
+        records, any_keys = await ride_out(self._client, ask)
         return [Found(_decode(r) if r else None, bool(any_keys)) for r in records]
 
     async def close(self) -> None:

@@ -44,7 +44,7 @@ class BatchViews(Reads):
     def page(self, owner: str, *, after: str = "", limit: int) -> BatchPage | None:
         """Return what comes after the batch `after` ('' : the newest).
 
-        One round trip, and one more for each 1000 batches that `producer submit` has made since
+        One round trip, and one more for each 250 batches that `producer submit` has made since
         the last page of anybody.
 
         Returns:
@@ -64,7 +64,7 @@ def _view(raw: list[Any]) -> BatchView:
         queued = Batch(name, {field.decode(): value.decode() for field, value in pairs})
         return BatchView(name, queued, [])
     parts = [
-        Batch(name, {f: v.decode() for f, v in zip(_PART, state, strict=True) if v is not None})
+        Batch(name, {f: v.decode() for f, v in zip(_PART, state, strict=False) if v is not None})
         for state in states
     ]
     return BatchView(name, Stored(name, document, int(version)), parts)

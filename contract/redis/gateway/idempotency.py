@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import orjson
 
 from contract.redis.client import AsyncClient
 from contract.redis.connect import connect_async
+from contract.redis.gateway.riding_out import ride_out
 
 #: A try whose gateway has not said for so long that it goes on has died with it.
 LEASE_MS = 15_000
@@ -46,7 +47,7 @@ class Tries:
 
     async def begin(self, name: str, fingerprint: str, token: str) -> Begun:
         """Begin a try, or tell the content of one that has begun; '' is not known yet."""
-        state, *rest = await self._client.run_script(
+        state, *rest = await self._run(
             "idempotent_begin", name, fingerprint, token, LEASE_MS, REMEMBER_MS
         )
         if state == b"running":
@@ -57,18 +58,19 @@ class Tries:
 
     async def renew(self, name: str, token: str) -> bool:
         """Say that a try goes on; False if another one has its place."""
-        return bool(await self._client.run_script(
-            "idempotent_end", name, token, "renew", LEASE_MS
-        ))  # fmt: skip
+        return bool(await self._run("idempotent_end", name, token, "renew", LEASE_MS))
 
     async def forget(self, name: str, token: str) -> None:
         """Let the next try be the first: this one has had no answer, or one that may change."""
-        await self._client.run_script("idempotent_end", name, token, "forget")
+        await self._run("idempotent_end", name, token, "forget")
 
     async def finish(self, name: str, token: str, answer: Answer | None) -> None:
         """Remember that a try has had its answer, and the answer itself if it may be stored."""
         stored = (answer.status, orjson.dumps(answer.headers), answer.body) if answer else ()
-        await self._client.run_script("idempotent_end", name, token, "done", REMEMBER_MS, *stored)
+        await self._run("idempotent_end", name, token, "done", REMEMBER_MS, *stored)
+
+    async def _run(self, script: str, *args: Any) -> Any:
+        return await ride_out(self._client, lambda: self._client.run_script(script, *args))
 
     async def close(self) -> None:
         """Close the connections."""

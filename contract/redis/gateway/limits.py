@@ -11,9 +11,10 @@ import orjson
 
 from contract.redis.client import AsyncClient
 from contract.redis.connect import connect_async
+from contract.redis.gateway.riding_out import ride_out
 from contract.redis.reads import Reads
 
-#: A reservation may be older than its batch by so long: whoever reserves first and creates then.
+#: What a batch or file holds may be older than itself by so long: it is counted, then created.
 GRACE_MS = 60_000
 _ENDED = frozenset(("completed", "failed", "expired", "cancelled"))
 
@@ -55,8 +56,8 @@ class Rates:
 
     async def take(self, takes: Sequence[Take]) -> list[Taken]:
         """Take for several requests: one round trip for all, in their order."""
-        flat = ("" if part is None else part for part in chain.from_iterable(takes))
-        rows = await self._client.run_script("rate", *flat)
+        flat = ["" if part is None else part for part in chain.from_iterable(takes)]
+        rows = await ride_out(self._client, lambda: self._client.run_script("rate", *flat))
         return [Taken(bool(row[0]), *row[1:]) for row in rows]
 
     async def close(self) -> None:
@@ -110,7 +111,10 @@ class Budgets(Reads):
         return count
 
     def note_bytes(self, tenant: str, file_id: str, size: int, limit: int | None) -> Refused | None:
-        """Count a file's bytes, 0 when it has gone; None: they are counted. May be repeated."""
+        """Count a file's bytes, 0 when it has gone; None: they are counted. May be repeated.
+
+        The tenant may be '' for a file that is counted already.
+        """
         limited = "" if limit is None else limit
         fits, held = self._run("note_bytes", tenant, file_id, size, limited)
         return None if fits else Refused("", int(held))
@@ -121,12 +125,12 @@ class Budgets(Reads):
 
     def forget_files_that_have_gone(self, tenant: str) -> int:
         """Count no bytes any more of files that have expired; return how many there were."""
-        count = 0
+        now, count = self.now_ms(), 0
         for page in self._pages(f"warmq:gateway:stored:{tenant}"):
             keys = [_counted_key(name) for name, _ in page]
             owners = self._each("hget", keys, "owner")
-            for (file_id, _), owner in zip(page, owners, strict=True):
-                if owner is None:
+            for (file_id, note), owner in zip(page, owners, strict=True):
+                if owner is None and now - int(note.split()[1]) >= GRACE_MS:
                     self.note_bytes(tenant, file_id, 0, None)
                     count += 1
         return count

@@ -1,5 +1,6 @@
 """Objects of the gateways: documents by kind and id, of one owner each, listed newest first."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -68,6 +69,17 @@ class Objects(Reads):
         if found[0] is None or found[0].decode() != owner:
             return None
         return Stored(object_id, found[1], int(found[2]))
+
+    def several(self, kind: Kind, object_ids: Sequence[str]) -> list[Stored | None]:
+        """Return objects whoever their owners are, for work that goes on without them.
+
+        One round trip; None for one that is gone.
+        """
+        pipe = self._client.pipeline(transaction=False)
+        for object_id in object_ids:
+            pipe.hmget(f"warmq:gateway:{kind}:{object_id}", "document", "version")
+        pairs = zip(object_ids, pipe.execute() if object_ids else (), strict=True)
+        return [Stored(i, f[0], int(f[1])) if f[0] is not None else None for i, f in pairs]
 
     def owner_of(self, kind: Kind, object_id: str) -> str | None:
         """Return whose an object is, for work that goes on without its owner; None: it is gone."""

@@ -4,21 +4,41 @@ from __future__ import annotations
 
 from contract.batch import Batch as QueueBatch
 from contract.redis.gateway.batch_views import BatchView, BatchViews
-from producer.gateway.batches.create import checked
+from producer.gateway.batches.create import checked, id_for
 from producer.gateway.batches.protocol import Batch, BatchList
-from producer.gateway.batches.record import ENDED
+from producer.gateway.batches.record import ENDED, BatchRecord
 from producer.gateway.batches.shown import shown, view_status
 from producer.gateway.batches.starting import request_cancel, start_batch
 from producer.gateway.caller import Caller
 from producer.gateway.errors import ApiError, not_found
+from producer.gateway.files.objects import Files
+from producer.gateway.limits import estimated_tokens
 from producer.gateway.services import Services
 
 
 def create(services: Services, caller: Caller, body: bytes, idempotency: str) -> Batch:
     """Make a batch, or find the one that the same create has made before."""
+    if idempotency:
+        # Its file may have gone since, and its window has begun: nothing is checked again.
+        view = BatchViews.beside(services.batches).get(caller.tenant, id_for(caller, idempotency))
+        batch = shown(view) if view else None
+        if batch is not None:
+            return batch
     record = checked(services, caller, body, idempotency)
+    _reserve(services, caller, record)
     start_batch(services, record)
     return retrieve(services, caller, record.id)
+
+
+def _reserve(services: Services, caller: Caller, record: BatchRecord) -> None:
+    """Hold the batch's tokens of the tenant's budget, about: its models are not known yet.
+
+    A batch that is not created after all, because its gateway dies, holds nothing after a minute
+    (contract/redis/gateway/limits.py).
+    """
+    file = Files(services).get(caller.tenant, record.input_file_id)
+    tokens = estimated_tokens(file.bytes) if file else 0
+    services.limits.reserve(caller, record.id, {"": tokens})
 
 
 def view_of(services: Services, caller: Caller, batch_id: str) -> BatchView:

@@ -6,14 +6,13 @@ import hashlib
 import re
 import time
 
-import msgspec
-
 from contract.openai.body import BODY_TYPES
 from contract.redis.url import LONGEST_S
 from producer.gateway.batches.protocol import BatchCreate
 from producer.gateway.batches.record import BatchRecord
 from producer.gateway.caller import Caller
 from producer.gateway.errors import ApiError, invalid
+from producer.gateway.files.objects import Files
 from producer.gateway.http import new_id, read
 from producer.gateway.services import Services
 
@@ -22,15 +21,6 @@ DEFAULT_PRIORITY = 6
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _WINDOW = re.compile(r"(?:[0-9]{1,12}(?:\.[0-9]{1,9})?[smhd])+")
 _WINDOW_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)([smhd])")
-
-
-class _InputFile(msgspec.Struct):
-    """What of a file's record matters here."""
-
-    purpose: str = "batch"
-
-
-_decode_file = msgspec.json.Decoder(_InputFile).decode
 
 
 def window_s(text: str) -> int:
@@ -69,7 +59,7 @@ def checked(services: Services, caller: Caller, body: bytes, idempotency: str) -
     _check_file(services, caller, asked.input_file_id)
     now, kept = int(time.time()), asked.output_expires_after
     return BatchRecord(
-        id=_derived_id(caller, idempotency) if idempotency else new_id("batch_"),
+        id=id_for(caller, idempotency) if idempotency else new_id("batch_"),
         tenant=caller.tenant,
         key_id=caller.key_id,
         endpoint=asked.endpoint,
@@ -96,16 +86,16 @@ def _priority(caller: Caller, asked: int | None) -> int:
 
 
 def _check_file(services: Services, caller: Caller, file_id: str) -> None:
-    found = services.objects.get("file", caller.tenant, file_id)
+    found = Files(services).get(caller.tenant, file_id)
     if found is None:
         told = f"No such file: {file_id[:200]}; upload it with purpose=batch first"
         raise ApiError(404, told, code="file_not_found", param="input_file_id")
-    purpose = _decode_file(found.document).purpose
-    if purpose != "batch":
-        told = f"file {file_id} has the purpose {purpose!r}; upload it with purpose=batch"
+    if found.purpose != "batch":
+        told = f"file {file_id} has the purpose {found.purpose!r}; upload it with purpose=batch"
         raise invalid(told, "input_file_id")
 
 
-def _derived_id(caller: Caller, idempotency: str) -> str:
+def id_for(caller: Caller, idempotency: str) -> str:
+    """Return the id of the batch that a create makes, however often it is sent."""
     name = f"batch\0{caller.tenant}\0{idempotency}"
     return "batch_" + hashlib.sha256(name.encode()).hexdigest()[:24]

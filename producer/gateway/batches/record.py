@@ -14,11 +14,15 @@ ENDED: frozenset[Status] = frozenset(("completed", "failed", "expired", "cancell
 
 
 class Part(msgspec.Struct, frozen=True):
-    """The lines of one model: a batch of the queue, as `producer submit` makes them."""
+    """The lines for one queue: a batch of it, as `producer submit` makes them.
+
+    The first part also has the lines whose model nobody serves: they are refused one by one.
+    """
 
     batch_id: str
-    model: str  # '' for the default queue
+    model: str  # the first of its models
     queue: str
+    models: list[str] = []  # what its lines name; '' for those that name none
 
 
 class Problem(msgspec.Struct, frozen=True):

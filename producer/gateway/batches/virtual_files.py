@@ -14,6 +14,7 @@ from starlette.responses import RedirectResponse, Response, StreamingResponse
 
 from contract.batch import Batch as QueueBatch
 from contract.redis.gateway.batch_views import BatchView
+from contract.redis.gateway.partial_order import PartialOrder, Segment
 from producer.core.collect import Collector
 from producer.core.same_batch import BatchChanged
 from producer.gateway.batches import partial
@@ -24,6 +25,7 @@ from producer.gateway.batches.record import ENDED
 from producer.gateway.batches.shown import ERRORS, OUTPUT, PARTIAL, parts_of, shown
 from producer.gateway.caller import Caller
 from producer.gateway.errors import ApiError, not_found
+from producer.gateway.files.protocol import OUTPUT_PURPOSE, File
 from producer.gateway.services import Services
 
 #: What their ids look like.
@@ -52,18 +54,16 @@ def _find(services: Services, caller: Caller, file_id: str) -> tuple[str, BatchV
     return kind, view, batch
 
 
-def file_object(services: Services, caller: Caller, file_id: str) -> dict[str, object]:
+def file_object(services: Services, caller: Caller, file_id: str) -> File:
     """Return the File of an id. Its `bytes` are 0: nobody has counted them."""
     kind, _, batch = _find(services, caller, file_id)
-    return {
-        "id": file_id,
-        "object": "file",
-        "bytes": 0,
-        "created_at": batch.created_at,
-        "filename": f"{batch.id}_{_NAMES[kind]}.jsonl",
-        "purpose": "batch_output",
-        "status": "processed",
-    }
+    return File(
+        id=file_id,
+        bytes=0,
+        created_at=batch.created_at,
+        filename=f"{batch.id}_{_NAMES[kind]}.jsonl",
+        purpose=OUTPUT_PURPOSE,
+    )
 
 
 def content(services: Services, caller: Caller, file_id: str, offset: int) -> Response:
@@ -93,13 +93,19 @@ def _partial(
     """Return what has ended so far; after the batch's end, for as long as the queue has it."""
     parts = [services.batches.batch(batch_id) for batch_id in parts_of(view)]
     there = [part for part in parts if part is not None and part.status != "deleting"]
-    if len(there) < len(parts) and batch.status in ENDED:
-        return _ended(batch, offset)
-    ended = partial.ended_now(services.batches, there)
-    last = sum(of.count for of in ended)
+    if len(there) < len(parts):
+        if batch.status in ENDED:
+            return _ended(batch, offset)
+        there = []  # not all are queued yet; what each is in the order depends on all
     headers["x-incomplete"] = str(batch.status not in ENDED).lower()
+    last = 0
+    segments: list[Segment] = []
+    if there:
+        order = PartialOrder.beside(services.batches)
+        ttl_ms = services.settings.result_ttl_ms
+        last, segments = order.segments(batch.id, there, offset, ttl_ms)
     headers["x-last-line"] = str(max(last, offset))
-    return _streamed(map(openai_line, partial.lines(services.batches, ended, offset)), headers)
+    return _streamed(map(openai_line, partial.lines(services.batches, segments, offset)), headers)
 
 
 def _ended(batch: Batch, offset: int) -> Response:

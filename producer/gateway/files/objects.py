@@ -118,6 +118,7 @@ class Files:
         record = self.get(owner, claim.id) if owner is not None else None
         if record is None:
             services.store.delete(claim.id)
+            services.limits.forget_bytes("", claim.id)
         elif record.expires_at is not None:
             # Redis ends the record by its own clock, which may be behind this machine's.
             left_s = max(1, record.expires_at - time.time())

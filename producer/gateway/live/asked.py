@@ -8,28 +8,24 @@ from typing import Any
 import msgspec
 
 from contract.errors import RequestRejected
-from contract.openai.body import CHAT_URL, GENERATING
+from contract.openai.body import CHAT_URL, LIMITS
 from contract.openai.decode import decode, encode
 from contract.openai.lines import check_body
 from producer.gateway.errors import ApiError, invalid
+from producer.gateway.limits import estimated_tokens
 from producer.gateway.live.protocol import StreamOptions
 
 #: Queue priorities: online requests go before everything, OpenAI's `flex` before batches.
 URGENT, FLEX = 0, 3
 LOWEST = 9
-#: What these ask for is in the answer alone, not in the text that is there before it.
-_NOT_IN_TEXT = (
-    "logprobs", "top_logprobs", "prompt_logprobs", "logprob_token_ids", "echo", "return_token_ids",
-    "return_token_offsets", "return_prompt_text", "use_beam_search", "prompt_embeds",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
     """One request. `body` is its JSON as the engine gets it; `priority` is the queue's, 0 to 9.
 
-    With `stream` the answer comes in events. `by_text` says that they can be made of the text while
-    it is written; else the answer is sent in events once it is there.
+    With `stream` the answer comes in events. `tokens` is about how many its prompt has and its
+    answer may have, as far as it says.
     """
 
     url: str
@@ -37,7 +33,7 @@ class Asked:
     model: str | None
     priority: int
     stream: StreamOptions | None
-    by_text: bool
+    tokens: int
 
 
 def read(url: str, raw: bytes, highest_priority: int) -> Asked:
@@ -57,7 +53,7 @@ def read(url: str, raw: bytes, highest_priority: int) -> Asked:
         kept.get("model"),
         min(LOWEST, max(highest_priority, priority)),
         stream,
-        stream is not None and _by_text(kept),
+        estimated_tokens(len(raw)) + _most_written(url, kept),
     )
 
 
@@ -81,7 +77,7 @@ def _stream(url: str, body: dict[str, Any]) -> StreamOptions | None:
         if options is not None:
             raise invalid("`stream_options` needs `stream: true`; remove it", "stream_options")
         return None
-    if url not in GENERATING:
+    if url not in LIMITS:
         raise invalid(f"{url} has no streamed answers; remove `stream`", "stream")
     try:
         return msgspec.convert(options or {}, StreamOptions)
@@ -98,11 +94,9 @@ def _priority(body: dict[str, Any]) -> int:
     return FLEX if body.get("service_tier") == "flex" else URGENT
 
 
-def _by_text(body: dict[str, Any]) -> bool:
-    if body.get("tools") and body.get("tool_choice") != "none":
-        return False
-    # A log probability of 0 alternatives is asked for, too; false and null are not.
-    return all(body.get(name) is None or body.get(name) is False for name in _NOT_IN_TEXT)
+def _most_written(url: str, body: dict[str, Any]) -> int:
+    named = [body[name] for name in LIMITS.get(url, ()) if body.get(name) is not None]
+    return min(named, default=0) * (body.get("n") or 1)
 
 
 def is_chat(url: str) -> bool:

@@ -32,6 +32,7 @@ async def online(settings: GatewaySettings) -> AsyncIterator[Online]:
     try:
         yield Online(waiting, models, settings.gateway_online_timeout_s)
     finally:
+        await waiting.close()
         hearing.cancel()
         await asyncio.gather(hearing, return_exceptions=True)
         await redis.close()

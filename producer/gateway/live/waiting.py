@@ -17,6 +17,7 @@ from producer.gateway.settings import GatewaySettings
 log = logging.getLogger(__name__)
 
 RECONNECT_S = 0.2
+CLOSE_S = 2.0
 #: Calls under way at a time; what comes meanwhile goes together in the next one.
 CALLS = 2
 #: Requests and bytes in one call: Redis serves nobody else meanwhile.
@@ -54,6 +55,11 @@ class Waiter:
         self.ending: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self.pieces: list[Piece] | None = [] if listens else None
         self.poke: Callable[[], None] = _nothing
+
+    def has_result(self) -> bool:
+        """Whether the stored result is there."""
+        ending = self.ending  # cancelled with the task that awaits it, when the gateway stops
+        return ending.done() and not ending.cancelled() and ending.exception() is None
 
     def end(self, how: bytes | Exception) -> None:
         """Set the ending, unless it has one."""
@@ -119,8 +125,7 @@ class Waiting:
                 del self._waiters[waiter.request_id]
                 if waiter.push.once_ms is not None:
                     self._hear_no_more_of(waiter.request_id)
-        has_result = waiter.ending.done() and not waiter.ending.exception()
-        if has_result or waiter.push.once_ms is not None:
+        if waiter.has_result() or waiter.push.once_ms is not None:
             return
         waiter.end(Gone())
         if waiter in self._to_push:
@@ -188,6 +193,11 @@ class Waiting:
                 await asyncio.sleep(RECONNECT_S)
                 continue
             self._to_cancel.difference_update(ids)
+
+    async def close(self) -> None:
+        """Wait, but not for long, until what was left is cancelled."""
+        if self._cancelling is not None:
+            await asyncio.wait([self._cancelling], timeout=CLOSE_S)
 
     # -- hearing ----------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ import aiohttp
 import orjson
 
 from contract.errors import EngineDead, RequestFailed
-from contract.openai.body import CHAT_URL, LIMITS, limits_tokens
+from contract.openai.body import CHAT_URL, COUNTING, LIMITS, limits_tokens
 from worker.engine import Capacity, Completion, EngineRequest
 from worker.engine.openai import OpenAISettings
 from worker.engine.openai.exchange import exchange, prompt_tokens
@@ -129,7 +129,7 @@ class OpenAIEngine(RemoteEngine[Upstream]):
                 self._partial.pop(request_id, None)
             await asyncio.sleep(pause_s)
         upstream.pause_s = 0.0
-        if (model := request.body.get("model")) and "model" in answer:
+        if (model := request.body.get("model")) and request.url not in COUNTING:
             answer["model"] = model
         return Completion(
             orjson.dumps(answer, option=orjson.OPT_NON_STR_KEYS), *_used(answer.get("usage") or {})

@@ -5,10 +5,12 @@ Nothing is kept between requests: a response that refers to another one is refus
 here (contract/openai/openai_only.py).
 """
 
+from dataclasses import replace
 from typing import Any
 
 from starlette.datastructures import State
 
+from contract.openai.body import COUNTING
 from contract.openai.messages import COUNT_TOKENS_URL, MESSAGES_URL
 from contract.openai.responses import RESPONSES_URL, TOKENIZE_URL
 from worker.engine import Completion
@@ -60,6 +62,12 @@ def _messages(serving: Any, chat: type[Any]) -> Forms:
     class OfMessage(chat):
         def limit(self) -> tuple[str, int | None]:
             return "max_tokens", self.max_completion_tokens
+
+        def build_tok_params(self, model_config: Any) -> Any:
+            params = super().build_tok_params(model_config)
+            if hasattr(params, "max_output_tokens_param"):  # its name in vLLM's errors
+                params = replace(params, max_output_tokens_param="max_tokens")
+            return params
 
     class Messages(AnthropicMessagesRequest):
         model: str = ""  # one model is served, whatever it is called
@@ -120,7 +128,7 @@ def completion(url: str, answer: Any, model: str | None) -> Completion:
     Raises:
         Aborted: the engine gave it up.
     """
-    if url in (COUNT_TOKENS_URL, TOKENIZE_URL):
+    if url in COUNTING:
         return Completion(answer.model_dump_json(exclude_none=True).encode(), 0, 0)
     answer.model = model or answer.model
     usage = answer.usage

@@ -11,7 +11,6 @@ import orjson
 from producer.gateway.errors import ApiError
 from producer.gateway.live.asked import Asked, is_chat
 
-WAITING = b": waiting\n\n"
 DONE = b"data: [DONE]\n\n"
 
 
@@ -61,7 +60,7 @@ class Chunks:
 
         Args:
             body: the whole answer.
-            sent: by choice, the text that was sent; empty if the answer goes in one piece.
+            sent: by choice, the text that was sent of it.
         """
         for number, choice in enumerate(body.get("choices") or ()):
             index = choice.get("index", number)
@@ -102,7 +101,6 @@ class Chunks:
             end = b'],"usage":' + orjson.dumps(usage) + b"}\n\n"
         return head + end
 
-
-def broken(error: ApiError) -> bytes:
-    """Return the events that end a stream with an error."""
-    return b"data: " + orjson.dumps(error.body) + b"\n\n" + DONE
+    def broken(self, error: ApiError) -> bytes:
+        """Return the events that end a stream with an error."""
+        return b"data: " + orjson.dumps(error.body) + b"\n\n" + DONE

@@ -1,0 +1,41 @@
+-- PARTIAL_ORDER: bring the endings of a batch's parts into one order that stays as it is: what has ended
+-- since the last call comes after what that call has seen.
+-- ARGV: batch, position from which on segments are wanted, ttl_ms, its parts...
+-- Touches: warmq:gateway:partial:<batch>, warmq:batch:<id>:finished
+-- Returns: {end of the order, then for each segment: its first position, part (index from 0), the
+--   first of its endings in that part, how many}
+local key, wanted = 'warmq:gateway:partial:' .. ARGV[1], tonumber(ARGV[2])
+local state = redis.call('HMGET', key, 'segments', 'end')
+local segments, last = tonumber(state[1] or 0), tonumber(state[2] or 0)
+
+local function segment(n)
+  local first, part, from, count = string.match(redis.call('HGET', key, n) or '', '^(%d+) (%d+) (%d+) (%d+)$')
+  return tonumber(first), tonumber(part), tonumber(from), tonumber(count)
+end
+
+for part = 0, #ARGV - 4 do
+  local seen = tonumber(redis.call('HGET', key, 'seen:' .. part) or 0)
+  local count = redis.call('LLEN', batch_key(ARGV[part + 4]) .. ':finished') - seen
+  if count > 0 then
+    local first, previous, from, before = segment(segments)
+    if previous == part then
+      count = count + before
+    else
+      segments, first, from = segments + 1, last, seen
+    end
+    redis.call('HSET', key, segments, string.format('%d %d %d %d', first, part, from, count),
+               'seen:' .. part, from + count)
+    last = first + count
+  end
+end
+local out = { last }
+if segments == 0 then return out end
+redis.call('HSET', key, 'segments', segments, 'end', last)
+redis.call('PEXPIRE', key, ARGV[3])
+local begin = segments
+while begin > 1 and segment(begin) > wanted do begin = begin - 1 end
+for n = begin, segments do
+  local first, part, from, count = segment(n)
+  for _, number in ipairs({ first, part, from, count }) do out[#out + 1] = number end
+end
+return out

@@ -1,0 +1,106 @@
+"""Webhooks in one Redis: where tenants want to hear of their batches' ends, and what to deliver."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import secrets
+import time
+
+import msgspec
+
+from contract.redis.reads import Reads
+
+#: endpoint id -> record (JSON).
+ENDPOINTS = "warmq:gateway:webhooks"
+#: Ends of a batch that there are events of, as `batch.<status>`.
+EVENTS = ("batch.completed", "batch.failed", "batch.expired", "batch.cancelled")
+#: A delivery is tried for so long, then given up.
+TRIED_S = 3 * 86400
+#: It is remembered for longer, so that saying twice that a batch has ended delivers once.
+_REMEMBERED_S = TRIED_S + 86400
+#: Random bytes of a secret; Standard Webhooks asks for 24 to 64.
+_SECRET_BYTES = 32
+
+
+class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a tenant wants to hear of events. The secret signs, so it is kept as it is."""
+
+    id: str
+    tenant: str
+    url: str
+    events: tuple[str, ...]
+    secret: str
+    created_at: int  # s since 1970
+
+    def __repr__(self) -> str:
+        """Show all but the secret, and of the URL nothing, which may have one, too."""
+        return f"Endpoint({self.id}, {self.tenant})"
+
+
+class Delivery(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """One event for one endpoint. `created_at` is when the batch ended, s since 1970."""
+
+    id: str
+    endpoint_id: str
+    batch_id: str
+    event: str
+    created_at: int
+    tries: int = 0
+    ended: bool = False
+
+
+_endpoint = msgspec.json.Decoder(Endpoint).decode
+_delivery = msgspec.json.Decoder(Delivery).decode
+_encode = msgspec.json.Encoder().encode
+
+
+def delivery_id(batch_id: str, endpoint_id: str, event: str) -> str:
+    """Return the id of a delivery: the same however often the event is announced."""
+    name = f"{batch_id}\0{endpoint_id}\0{event}"
+    return "wh_" + hashlib.sha256(name.encode()).hexdigest()[:32]
+
+
+class Webhooks(Reads):
+    """Endpoints and deliveries. Each call raises StoreUnavailable where Redis cannot be used."""
+
+    def create(self, tenant: str, url: str, events: tuple[str, ...]) -> Endpoint:
+        """Make an endpoint with a secret of its own."""
+        secret = base64.b64encode(secrets.token_bytes(_SECRET_BYTES)).decode()
+        endpoint = Endpoint(
+            id=f"we_{secrets.token_hex(12)}", tenant=tenant, url=url, events=events,
+            secret=f"whsec_{secret}", created_at=int(time.time()),
+        )  # fmt: skip
+        self._client.hset(ENDPOINTS, endpoint.id, _encode(endpoint))
+        return endpoint
+
+    def all(self) -> list[Endpoint]:
+        """Return all tenants' endpoints, the oldest first."""
+        found = [_endpoint(record) for record in self._client.hvals(ENDPOINTS)]
+        return sorted(found, key=lambda endpoint: (endpoint.created_at, endpoint.id))
+
+    def get(self, endpoint_id: str) -> Endpoint | None:
+        """Return an endpoint; None if there is none of that id."""
+        record = self._client.hget(ENDPOINTS, endpoint_id)
+        return _endpoint(record) if record is not None else None
+
+    def delete(self, endpoint_id: str) -> bool:
+        """Remove an endpoint, and with it what is still to be delivered to it."""
+        return bool(self._client.hdel(ENDPOINTS, endpoint_id))
+
+    def note(self, delivery: Delivery) -> None:
+        """Keep a delivery, unless it is known already, also as one that has ended."""
+        self._client.set(_key(delivery.id), _encode(delivery), nx=True, ex=_REMEMBERED_S)
+
+    def delivery(self, found_id: str) -> Delivery | None:
+        """Return a delivery; None if it was never noted, or long ago."""
+        document = self._client.get(_key(found_id))
+        return _delivery(document) if document is not None else None
+
+    def write(self, delivery: Delivery) -> None:
+        """Write how a delivery went; it is forgotten when it would have been."""
+        self._client.set(_key(delivery.id), _encode(delivery), xx=True, keepttl=True)
+
+
+def _key(found_id: str) -> str:
+    return f"warmq:gateway:webhook:{found_id}"

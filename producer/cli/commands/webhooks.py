@@ -1,0 +1,130 @@
+"""`producer webhooks`."""
+
+from collections.abc import Iterable
+from typing import Any
+from urllib.parse import urlsplit
+
+import click
+
+from contract.errors import BatchConflict
+from contract.naming import DEFAULT_TENANT
+from contract.redis.gateway.webhooks import EVENTS, Endpoint, Webhooks
+from producer.cli import options
+from producer.cli.context import Context, pass_context
+from producer.cli.progress import tell
+from producer.cli.show import columns, iso_time, put_json, put_json_list
+from producer.core.submission import check_name
+
+_LONGEST_URL = 2048
+
+
+@click.group("webhooks")
+def command() -> None:
+    """Say where tenants hear that a batch of `producer serve` has ended."""
+
+
+@command.command("create")
+@click.option(
+    "--tenant",
+    metavar="T",
+    default=DEFAULT_TENANT,
+    show_default=True,
+    help="Whose batches it hears of.",
+)
+@click.option("--url", required=True, help="Where to POST to: http or https.")
+@click.option("--events", metavar="A,B", help=f"What it hears of. Default: {','.join(EVENTS)}.")
+@options.as_json
+@pass_context
+def create(context: Context, *, tenant: str, url: str, events: str | None, as_json: bool) -> None:
+    """Make an endpoint and print the secret that its events are signed with: this once."""
+    check_name("tenant", tenant)
+    endpoint = _webhooks(context).create(tenant, _url(url), _events(events))
+    if as_json:
+        put_json({**_json(endpoint), "secret": endpoint.secret})
+    else:
+        click.echo(endpoint.secret)
+        tell(f"{endpoint.id}: an endpoint of tenant {tenant}; the secret is not shown again")
+
+
+@command.command("list")
+@options.as_json
+@pass_context
+def list_webhooks(context: Context, *, as_json: bool) -> None:
+    """List all endpoints, the oldest first."""
+    found = _webhooks(context).all()
+    if as_json:
+        put_json_list(_json(endpoint) for endpoint in found)
+    else:
+        _table(found)
+
+
+@command.command("delete")
+@click.argument("endpoint_id", metavar="ID")
+@options.as_json
+@pass_context
+def delete(context: Context, *, endpoint_id: str, as_json: bool) -> None:
+    """Remove an endpoint; what is still to be delivered to it is dropped."""
+    webhooks = _webhooks(context)
+    endpoint = webhooks.get(endpoint_id)
+    if endpoint is None or not webhooks.delete(endpoint_id):
+        raise BatchConflict(
+            f"there is no webhook {endpoint_id[:140]!r}; see `producer webhooks list`"
+        )
+    tell(f"{endpoint.id}: deleted")
+    if as_json:
+        put_json(_json(endpoint))
+
+
+def _webhooks(context: Context) -> Webhooks:
+    return Webhooks.beside(context.store)
+
+
+def _url(text: str) -> str:
+    try:
+        parts = urlsplit(text)
+        right = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:  # of the port, or of an address in brackets
+        right = False
+    plain = text.isascii() and text.isprintable() and " " not in text
+    if not right or not plain or len(text) > _LONGEST_URL:
+        raise click.BadParameter(
+            f"give http:// or https://, a host and a path, of at most {_LONGEST_URL} ASCII "
+            "characters", param_hint="--url",
+        )  # fmt: skip
+    if "@" in parts.netloc or parts.fragment:
+        raise click.BadParameter(
+            "leave out user, password and fragment; the signature says who sends",
+            param_hint="--url",
+        )
+    return text
+
+
+def _events(text: str | None) -> tuple[str, ...]:
+    if text is None:
+        return EVENTS
+    named = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+    if wrong := [name for name in named if name not in EVENTS]:
+        raise click.BadParameter(
+            f"{wrong[0][:100]!r}: use some of {', '.join(EVENTS)}", param_hint="--events"
+        )
+    return named
+
+
+def _json(endpoint: Endpoint) -> dict[str, Any]:
+    return {
+        "id": endpoint.id,
+        "object": "warmq.webhook",
+        "tenant": endpoint.tenant,
+        "url": endpoint.url,
+        "events": list(endpoint.events),
+        "created_at": iso_time(str(endpoint.created_at * 1000)),
+    }
+
+
+def _table(found: Iterable[Endpoint]) -> None:
+    rows = [("ID", "TENANT", "CREATED", "EVENTS", "URL")]
+    for endpoint in found:
+        events = "all" if set(endpoint.events) == set(EVENTS) else ",".join(endpoint.events)
+        created = str(iso_time(str(endpoint.created_at * 1000)))[:19]
+        rows.append((endpoint.id, endpoint.tenant, created, events, endpoint.url))
+    columns(rows)

@@ -1,0 +1,59 @@
+"""The process that carries batches: `producer serve` starts it, and it ends with that."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import signal
+import sys
+import threading
+
+from contract.errors import WarmqError
+from contract.settings import load
+from producer.gateway.batches.carrying.after import everything
+from producer.gateway.batches.carrying.carrier import Carrier
+from producer.gateway.services import Services
+from producer.gateway.settings import GatewaySettings
+
+_PR_SET_PDEATHSIG = 1
+#: What is at hand is given back within so long, or its lease ends by itself.
+_GRACE_S = 8.0
+
+
+def _end_with(parent: int) -> None:
+    """Have the kernel send SIGTERM when the process that started this one ends, however it does."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:
+        sys.exit(0)
+
+
+def main() -> int:
+    """Carry batches until SIGTERM; the argument is the process id of the parent."""
+    logging.basicConfig(format="%(levelname)s:     carrying: %(message)s", level=logging.INFO)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the gateway, which ends this
+    carrier: Carrier | None = None
+
+    def end(*_: object) -> None:
+        if carrier is None:
+            os._exit(0)
+        carrier.stop()
+        timer = threading.Timer(_GRACE_S, os._exit, (1,))
+        timer.daemon = True
+        timer.start()
+
+    signal.signal(signal.SIGTERM, end)
+    if len(sys.argv) > 1:
+        _end_with(int(sys.argv[1]))
+    try:
+        services = Services.open(load(GatewaySettings), "warmq-carrier")
+    except WarmqError as error:
+        logging.getLogger(__name__).error("%s", error.message)
+        return 1
+    carrier = Carrier(services, everything())
+    carrier.run()
+    services.close()
+    return 0
+
+
+sys.exit(main())

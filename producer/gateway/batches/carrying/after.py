@@ -1,0 +1,22 @@
+"""What follows the end of a batch; done again if a process dies between its end and this."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from producer.gateway.batches.record import BatchRecord
+from producer.gateway.services import Services
+from producer.gateway.webhooks.announcing import announce
+
+#: Called with each batch that has ended, once or more often.
+AfterEnd = Callable[[Services, BatchRecord], None]
+
+
+def give_back(services: Services, record: BatchRecord) -> None:
+    """End what the batch holds of its tenant's budget."""
+    services.limits.give_back(record.id)
+
+
+def everything() -> list[AfterEnd]:
+    """Return all that follows the end of a batch."""
+    return [give_back, announce]

@@ -1,0 +1,83 @@
+"""One batch while it is carried: its record, written back only as it was read."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import msgspec
+
+from contract.redis.gateway.objects import Stored
+from producer.gateway.batches.carrying.held import GivenUp, Held
+from producer.gateway.batches.record import BatchRecord, Status, decode, encode
+from producer.gateway.services import Services
+
+#: Between two looks at the record while lines are read, in seconds.
+_LOOK_S = 1.0
+
+
+class Changed(Exception):
+    """Somebody else has written the record, or its time is over: look at it again."""
+
+
+class Carried:
+    """A batch's record as it was read last."""
+
+    def __init__(
+        self, services: Services, held: Held, stored: Stored, stop: threading.Event
+    ) -> None:
+        self.services = services
+        self._held = held
+        self._stop = stop
+        self.stored = stored
+        self.record: BatchRecord = decode(stored.document)
+        self._next_look = time.monotonic() + _LOOK_S
+
+    @property
+    def late(self) -> bool:
+        """Whether the completion window is over."""
+        return time.time() >= self.record.expires_at
+
+    def check(self) -> None:
+        """Raise GivenUp if this process is to stop work on it."""
+        self._held.check()
+        if self._stop.is_set():
+            raise GivenUp
+
+    def write(self, status: Status | None = None, **changes: Any) -> BatchRecord:
+        """Write changes of the record.
+
+        Raises:
+            Changed: somebody else has written it.
+            GivenUp: somebody else carries it.
+        """
+        self.check()
+        record = self.record
+        if status is not None and status != record.status:
+            at = record.changed_at | {status: int(time.time())}
+            changes |= {"status": status, "changed_at": at}
+        anew = msgspec.structs.replace(record, **changes)
+        stored = self.services.objects.replace(
+            "batch", record.tenant, self.stored, encode(anew), record.created_at
+        )
+        if stored is None:
+            raise Changed
+        self.stored, self.record = stored, anew
+        return anew
+
+    def go_on(self) -> None:
+        """Return if reading its lines still makes sense.
+
+        Raises:
+            Changed: it was cancelled, or its window is over.
+            GivenUp: somebody else carries it.
+        """
+        self.check()
+        now = time.monotonic()
+        if now < self._next_look:
+            return
+        self._next_look = now + _LOOK_S
+        (found,) = self.services.objects.several("batch", [self.record.id])
+        if found is None or found.version != self.stored.version or self.late:
+            raise Changed

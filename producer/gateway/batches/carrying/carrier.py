@@ -1,0 +1,154 @@
+"""Claims batches whose time has come, and takes each as far as it goes."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+from contract.errors import StoreUnavailable, WarmqError
+from contract.redis.gateway.due import Claim
+from contract.redis.gateway.objects import Stored
+from producer.gateway.batches.carrying.after import AfterEnd
+from producer.gateway.batches.carrying.carried import Carried, Changed
+from producer.gateway.batches.carrying.held import GivenUp, Held, Leases
+from producer.gateway.batches.carrying.phases import Later, Phases, wait_ms
+from producer.gateway.batches.record import BatchRecord, decode
+from producer.gateway.services import Services
+
+log = logging.getLogger(__name__)
+
+#: Batches read or written at a time; what runs in the queue needs no thread.
+THREADS = 2
+#: Batches looked at in one round trip.
+AT_ONCE = 64
+#: Between two looks for batches whose time has come, in seconds.
+LOOK_S = 0.2
+#: A batch is looked at again after so long: all threads were at work, or something failed.
+CROWDED_MS, FAILED_MS = 500, 3000
+
+
+class Carrier:
+    """Carries batches until it is stopped. Any number of processes may do it at a time."""
+
+    def __init__(self, services: Services, after: list[AfterEnd]) -> None:
+        self._services = services
+        self._stop = threading.Event()
+        self._lease_s = services.settings.gateway_lease_s
+        self._lease_ms = int(self._lease_s * 1000)
+        self._renewing = threading.Event()  # set once nothing is held any more
+        self._leases = Leases(services.due, self._lease_s, self._renewing)
+        self._free = threading.Semaphore(THREADS)
+        self._refused_at = float("-inf")
+        self._phases = Phases(after, self._crowded)
+
+    def stop(self) -> None:
+        """Have `run` return, once the batches at hand were given back; from any thread."""
+        self._stop.set()
+
+    def run(self) -> None:
+        """Carry batches until `stop`."""
+        self._leases.start()
+        away = False
+        with ThreadPoolExecutor(THREADS, "warmq-carry") as pool:
+            while not self._stop.is_set():
+                try:
+                    busy = self._look(pool)
+                    away = False
+                except StoreUnavailable as error:
+                    if not away:
+                        log.warning("no batches are carried: %s", error.message)
+                    away, busy = True, False
+                if not busy:
+                    self._stop.wait(LOOK_S)
+        self._renewing.set()
+
+    def _crowded(self) -> bool:
+        return time.monotonic() - self._refused_at < 2 * CROWDED_MS / 1000
+
+    def _look(self, pool: ThreadPoolExecutor) -> bool:
+        """Take up what is due; return whether there may be more."""
+        due = self._services.due
+        claims = due.claim("batch", self._lease_ms, AT_ONCE)
+        if not claims:
+            return False
+        taken_at = time.monotonic()
+        stored = self._services.objects.several("batch", [claim.id for claim in claims])
+        found = [(c, s, decode(s.document)) for c, s in zip(claims, stored, strict=True) if s]
+        runs = self._runs([record for _, _, record in found])
+        for claim, was in zip(claims, stored, strict=True):
+            if was is None:
+                due.finish(claim)  # deleted, or never written
+        for claim, was, record in found:
+            if record.id in runs:
+                due.release(claim, wait_ms(record.created_at))
+            elif time.monotonic() - taken_at > self._lease_s / 2:
+                due.release(claim, 0)
+            elif self._free.acquire(blocking=False):
+                held = self._leases.hold(claim)
+                pool.submit(self._carry, held, was)
+            else:
+                self._refused_at = time.monotonic()
+                due.release(claim, CROWDED_MS)
+        return len(claims) == AT_ONCE
+
+    def _runs(self, records: Sequence[BatchRecord]) -> set[str]:
+        """Return those of which the queue has all lines, some still to end: one round trip."""
+        now = time.time()
+        asked = [r for r in records if r.status == "in_progress" and r.parts and r.expires_at > now]
+        ids = [part.batch_id for record in asked for part in record.parts]
+        states = dict(zip(ids, self._services.batches.states(ids), strict=True)) if ids else {}
+        found = set[str]()
+        for record in asked:
+            parts = [states[part.batch_id] for part in record.parts]
+            if all(p and p.sealed for p in parts) and not all(p and p.finished for p in parts):
+                found.add(record.id)
+        return found
+
+    def _carry(self, held: Held, stored: Stored) -> None:
+        claim, due = held.claim, self._services.due
+        try:
+            in_ms = self._take_on(held, stored)
+            if in_ms is None:
+                due.finish(claim)
+            else:
+                due.release(claim, in_ms)
+        except GivenUp:
+            self._give_up(claim)
+        except StoreUnavailable as error:
+            log.warning("batch %s waits: %s", claim.id, error.message)
+        except WarmqError as error:
+            log.warning("batch %s waits: %s", claim.id, error.message)
+            self._release(claim, FAILED_MS)
+        except Exception:
+            log.exception("batch %s cannot be carried now", claim.id)
+            self._release(claim, FAILED_MS)
+        finally:
+            self._leases.drop(held)
+            self._free.release()
+
+    def _take_on(self, held: Held, stored: Stored | None) -> int | None:
+        """Return in how many ms a batch is to be looked at again; None if it is done with."""
+        while stored is not None:
+            batch = Carried(self._services, held, stored, self._stop)
+            try:
+                self._phases.carry(batch)
+                return None
+            except Later as later:
+                return later.in_ms
+            except Changed:
+                (stored,) = self._services.objects.several("batch", [held.claim.id])
+        return None
+
+    def _give_up(self, claim: Claim) -> None:
+        if self._stop.is_set():
+            self._release(claim, 0)
+        else:
+            log.info("batch %s is carried by another gateway now", claim.id)
+
+    def _release(self, claim: Claim, in_ms: int) -> None:
+        with suppress(StoreUnavailable):  # else its lease ends by itself
+            self._services.due.release(claim, in_ms)

@@ -1,0 +1,176 @@
+"""Looks a batch's file through before anything is queued: what is wrong with it, what it asks for.
+
+As at OpenAI, a line that cannot be told apart from others refuses the whole file: one that is no
+JSON, has no custom_id or another line's, or names another endpoint. What is wrong with a body
+concerns its line alone (producer/core/lines.py).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import orjson
+
+from producer.core.reader import Input, InputUnreadable, chunks
+from producer.core.seen import SeenIds
+from producer.gateway.batches.record import Problem
+
+#: Problems that are told; the first ones tell what to do about the others.
+MOST_PROBLEMS = 100
+#: Models of one batch: each that has a queue of its own is a batch of the queue.
+MOST_MODELS = 100
+
+
+@dataclass(slots=True)
+class Looked:
+    """What a file has: requests and bytes of them by model ('' where none is named), problems."""
+
+    requests: int = 0
+    bytes_of: Counter[str] = field(default_factory=Counter)
+    problems: list[Problem] = field(default_factory=list)
+
+
+class _Body(msgspec.Struct):
+    model: str = ""
+
+
+class _Line(msgspec.Struct):
+    custom_id: str
+    url: str
+    body: _Body
+    method: str = "POST"
+
+
+_decode = msgspec.json.Decoder(_Line).decode
+
+
+class _BodyAlone(msgspec.Struct):
+    body: _Body
+
+
+_decode_body = msgspec.json.Decoder(_BodyAlone).decode
+
+
+def model_of(line: bytes) -> str:
+    """Return the model that a line of a file names, '' if it names none that can be read."""
+    try:
+        return _decode_body(line).body.model
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        pass
+    try:
+        model = orjson.loads(line)["body"]["model"]
+    except (orjson.JSONDecodeError, LookupError, TypeError):
+        return ""
+    return model if isinstance(model, str) else ""
+
+
+def look_through(
+    path: Path, endpoint: str, max_line_bytes: int, most_requests: int,
+    report: Callable[[], None] = lambda: None,
+) -> Looked:  # fmt: skip
+    """Read a file to its end, in constant memory; `report` is called after each 500 lines or so.
+
+    Args:
+        path: the file, or one compressed by gzip or zstd.
+        endpoint: what the url of each line must be.
+        max_line_bytes: longer lines are not read: they get an error result when they are queued.
+        most_requests: more refuse the file; 0 for no limit.
+        report: may raise to stop it.
+    """
+    looked, source = Looked(), Input(str(path))
+    with closing(source), closing(SeenIds()) as seen:
+        try:
+            for chunk in chunks(source.lines(), "", max_line_bytes):
+                report()
+                for number, line in chunk.lines:
+                    if number not in chunk.too_long:
+                        _look(looked, seen, endpoint, number, line)
+                looked.requests += len(chunk.lines)
+                if most_requests and looked.requests > most_requests:
+                    looked.problems = [_too_many(most_requests)]
+                if len(looked.problems) >= MOST_PROBLEMS or len(looked.bytes_of) > MOST_MODELS:
+                    break
+        except InputUnreadable as error:
+            looked.problems.append(Problem("invalid_file", error.message))
+    if not looked.requests and not looked.problems:
+        told = "the file has no requests; write one JSON object on each line"
+        looked.problems.append(Problem("empty_file", told))
+    if len(looked.bytes_of) > MOST_MODELS:
+        told = f"the file names more than {MOST_MODELS} models; split it into several batches"
+        looked.problems.insert(0, Problem("too_many_models", told, "body.model"))
+    del looked.problems[MOST_PROBLEMS:]
+    return looked
+
+
+def _too_many(most: int) -> Problem:
+    told = f"the file has more than {most} requests; split it into several batches"
+    return Problem("too_many_tasks", told)
+
+
+def _look(looked: Looked, seen: SeenIds, endpoint: str, number: int, line: bytes) -> None:
+    try:
+        read = _decode(line)
+        custom_id, url, method, model = read.custom_id, read.url, read.method, read.body.model
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        problem, custom_id = _slowly(line, endpoint, number)
+        if problem is not None:
+            looked.problems.append(problem)
+            return
+        url, method, model = endpoint, "POST", model_of(line)
+    if url != endpoint or method != "POST" or not custom_id:
+        found = {"custom_id": custom_id, "url": url, "method": method}
+        problem = _problem_of(found, endpoint, number)
+        if problem is not None:
+            looked.problems.append(problem)
+            return
+    key = hashlib.blake2b(custom_id.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+    if seen.put(key) is not None:
+        told = f"custom_id {custom_id[:100]!r} was used by an earlier line; make it unique"
+        looked.problems.append(Problem("duplicate_custom_id", told, "custom_id", number))
+        return
+    looked.bytes_of[model] += len(line)
+
+
+def _slowly(line: bytes, endpoint: str, number: int) -> tuple[Problem | None, str]:
+    """Say what is wrong with a line that is not as nearly all are; nothing, if it is its body."""
+    try:
+        found = orjson.loads(line)
+    except orjson.JSONDecodeError as error:
+        told = f"not valid JSON: {error}; write one JSON object on each line"
+        return Problem("invalid_json_line", told, None, number), ""
+    if not isinstance(found, dict):
+        told = "not a JSON object; write {...} on each line"
+        return Problem("invalid_json_line", told, None, number), ""
+    return _problem_of(found, endpoint, number), str(found.get("custom_id"))
+
+
+def _problem_of(found: dict[str, Any], endpoint: str, number: int) -> Problem | None:
+    custom_id = found.get("custom_id")
+    if custom_id is None:
+        told = "custom_id is missing; give each line a text of its own"
+        return Problem("missing_required_parameter", told, "custom_id", number)
+    if not isinstance(custom_id, str) or not custom_id:
+        told = "custom_id is not a text with at least one character; write one in quotes"
+        return Problem("invalid_request", told, "custom_id", number)
+    method, url = found.get("method", "POST"), found.get("url")
+    if method != "POST":
+        told = f"method is {_shown(method)}; write POST"
+        return Problem("invalid_method", told, "method", number)
+    if url is None:
+        told = f"url is missing; write the batch's endpoint, {endpoint}"
+        return Problem("missing_required_parameter", told, "url", number)
+    if url != endpoint:
+        told = f"url is {_shown(url)}, the batch's endpoint is {endpoint}; they must be the same"
+        return Problem("url_mismatch", told, "url", number)
+    return None
+
+
+def _shown(value: object) -> str:
+    return repr(value[:100]) if isinstance(value, str) else "not a text"

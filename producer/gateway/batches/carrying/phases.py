@@ -1,0 +1,266 @@
+"""The phases of a batch. Each can be repeated; between any two the process may be killed."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+from contract.batch import Batch
+from contract.errors import BatchConflict
+from producer.core.same_batch import BatchChanged
+from producer.core.submit import Summary
+from producer.gateway.batches.carrying.after import AfterEnd
+from producer.gateway.batches.carrying.carried import Carried
+from producer.gateway.batches.carrying.looking import Looked, look_through
+from producer.gateway.batches.carrying.results import all_lines
+from producer.gateway.batches.carrying.routing import parts_for, queues_by_model
+from producer.gateway.batches.carrying.submitting import create_part, submit_part
+from producer.gateway.batches.carrying.writing import write_files
+from producer.gateway.batches.record import ENDED, Counts, Part, Problem, Status
+from producer.gateway.caller import Caller
+from producer.gateway.errors import ApiError
+from producer.gateway.limits import estimated_tokens
+
+log = logging.getLogger(__name__)
+
+#: What runs at the end of the window has so long to end by itself.
+GRACE_S = 2.0
+#: A batch that waits for a worker, or for room in Redis, is looked at again after so long.
+WAIT_MS = 1000
+#: Looked-through files that wait for a worker; others are read again.
+_MOST_LOOKED = 100
+#: Lines between two looks whether to go on with writing.
+_LINES = 500
+
+
+class Later(Exception):
+    """Nothing can be done now: look again in `in_ms`."""
+
+    def __init__(self, in_ms: int) -> None:
+        super().__init__()
+        self.in_ms = in_ms
+
+
+class Phases:
+    """Takes batches on; one at a time in each thread."""
+
+    def __init__(self, after: list[AfterEnd], crowded: Callable[[], bool]) -> None:
+        """Prepare; `crowded` says whether other batches wait for this thread."""
+        self._after = after
+        self._crowded = crowded
+        self._looked: dict[str, Looked] = {}
+
+    def carry(self, batch: Carried) -> None:
+        """Do what can be done now, to the end if possible.
+
+        Raises:
+            Later: it is to be looked at again; else it is done with.
+            Changed: read it again, at once.
+            GivenUp: another one has it.
+            StoreUnavailable, StoreFailed: Redis, or the files' store, does not answer.
+        """
+        if batch.record.status not in ENDED:
+            if not batch.record.parts:
+                self._validate(batch)
+            if batch.record.status not in ENDED:
+                self._run(batch)
+        for each in self._after:
+            each(batch.services, batch.record)
+
+    # -- looking through ----------------------------------------------------------------
+
+    def _validate(self, batch: Carried) -> None:
+        record, services = batch.record, batch.services
+        if record.status == "cancelling":
+            batch.write("cancelled")
+            return
+        looked = self._looked.get(record.id) or self._look(batch)
+        if looked.problems:
+            batch.write("failed", problems=looked.problems)
+            self._looked.pop(record.id, None)
+            return
+        settings = services.settings
+        queues = queues_by_model(
+            services.batches.announcements(), settings.queue, settings.gateway_models
+        )
+        if queues is None and not batch.late:
+            while len(self._looked) >= _MOST_LOOKED:
+                self._looked.pop(next(iter(self._looked)))
+            self._looked[record.id] = looked
+            left_ms = int((record.expires_at - time.time()) * 1000) + 1
+            raise Later(max(1, min(WAIT_MS, left_ms)))
+        self._start(batch, looked, queues)
+
+    def _look(self, batch: Carried) -> Looked:
+        services, record = batch.services, batch.record
+        with ExitStack() as stack:
+            path = _input(batch, stack)
+            if path is None:
+                return Looked(problems=[_no_file(record.input_file_id)])
+            most, limit = services.settings.gateway_max_requests, services.settings.max_line_bytes
+
+            def report() -> None:
+                if not batch.late:  # then it is looked through for the lines of the error file
+                    batch.go_on()
+                batch.check()
+
+            return look_through(path, record.endpoint, limit, most, report)
+
+    def _start(self, batch: Carried, looked: Looked, queues: dict[str, str] | None) -> None:
+        record, services = batch.record, batch.services
+        base, models = services.settings.queue, looked.bytes_of
+        caller = _caller_of(batch)
+        if queues is None:  # its time is over and nobody serves anything: all its lines expire
+            parts = [Part(record.id, "", base, sorted(models))]
+        else:
+            parts = parts_for(record.id, models, queues, caller.may_use, base)
+        tokens = {model: estimated_tokens(size) for model, size in models.items()}
+        try:
+            services.limits.reserve(caller, record.id, tokens)
+        except ApiError as error:
+            batch.write("failed", problems=[Problem("token_limit_exceeded", error.message)])
+            return
+        finally:
+            self._looked.pop(record.id, None)
+        batch.write(
+            "in_progress",
+            parts=parts,
+            model=next(iter(models)) if len(models) == 1 else "",
+            counts=Counts(total=looked.requests),
+        )
+
+    # -- running ----------------------------------------------------------------------------
+
+    def _run(self, batch: Carried) -> None:
+        with ExitStack() as stack:
+            path: Path | None = None
+            states = _states(batch)
+            ending = batch.record.status == "cancelling" or batch.late
+            if not all(state is not None and state.sealed for state in states):
+                path = _input(batch, stack)
+                if path is None and not batch.record.problems:
+                    batch.write("cancelling", problems=[_no_file(batch.record.input_file_id)])
+                    ending = True
+                if not ending and path is not None:
+                    self._submit(batch, path)
+                states = _states(batch)
+            if not ending and not _ended(states):
+                raise Later(wait_ms(batch.record.created_at))
+            if ending:
+                states = self._end_parts(batch, states)
+            self._finish(batch, [state for state in states if state is not None], stack)
+
+    def _submit(self, batch: Carried, path: Path) -> None:
+        full_since: list[float] = []
+
+        def report(summary: Summary) -> None:
+            batch.go_on()
+            if not summary.waiting:
+                full_since.clear()
+                return
+            full_since.append(time.monotonic())
+            if self._crowded() and full_since[-1] - full_since[0] > 5:
+                raise Later(WAIT_MS)
+
+        try:
+            for at in range(len(batch.record.parts)):
+                submit_part(batch.services, batch.record, at, path, report)
+        except (BatchConflict, BatchChanged) as error:
+            # Somebody has ended or deleted it in the queue: what is there is what there will be.
+            log.warning("batch %s: %s", batch.record.id, error.message)
+            batch.write("cancelling")
+
+    def _end_parts(self, batch: Carried, states: list[Batch | None]) -> list[Batch | None]:
+        """End what has not ended, with or without a worker; parts that are not there are made, so
+        that nobody who was given up can fill them later."""
+        record, store = batch.record, batch.services.batches
+        cancelling = record.status == "cancelling"
+        if not cancelling and not _ended(states):
+            since = record.expires_at + GRACE_S - time.time()
+            if since > 0 and all(state is not None and state.sealed for state in states):
+                raise Later(int(since * 1000) + 1)
+        for part, state in zip(record.parts, states, strict=True):
+            batch.check()
+            there = state or create_part(batch.services, record, part)
+            if not there.finished:
+                (store.cancel if cancelling else store.expire)(there)
+        return _states(batch)
+
+    # -- ending -------------------------------------------------------------------------------
+
+    def _finish(self, batch: Carried, states: list[Batch], stack: ExitStack) -> None:
+        record, services = batch.record, batch.services
+        if len(states) < len(record.parts) or not _ended(list(states)):
+            raise Later(100)  # the last ends are on their way, or a part was just deleted
+        if record.status == "in_progress":
+            record = batch.write("finalizing")
+        path = _input(batch, stack) if _ended_early(states) else None
+        count = 0
+
+        def report() -> None:
+            nonlocal count
+            count += 1
+            if count % _LINES == 0:
+                batch.check()
+
+        try:
+            lines = all_lines(services, record, states, path)
+            written = write_files(services, record, lines, report)
+        except BatchChanged as error:  # it was retried or deleted
+            log.warning("batch %s: %s", record.id, error.message)
+            raise Later(WAIT_MS) from None
+        batch.write(
+            _end_of(record.status, bool(record.problems), states),
+            output_file_id=written.output_file_id,
+            error_file_id=written.error_file_id,
+            counts=written.counts,
+            usage=written.usage,
+        )
+
+
+def wait_ms(created_at: int) -> int:
+    """Return after how long a batch that runs is looked at again: the older, the later."""
+    return int(min(2000, 250 + 50 * max(0.0, time.time() - created_at)))
+
+
+def _end_of(status: Status, failed: bool, states: list[Batch]) -> Status:
+    if failed:
+        return "failed"
+    if status == "cancelling" or any("cancelling" in state.fields for state in states):
+        return "cancelled"
+    return "expired" if any(state.number("expired") for state in states) else "completed"
+
+
+def _ended(states: list[Batch | None]) -> bool:
+    return all(state is not None and state.finished for state in states)
+
+
+def _ended_early(states: list[Batch]) -> bool:
+    return any("cancelling" in state.fields or state.number("expired") for state in states)
+
+
+def _states(batch: Carried) -> list[Batch | None]:
+    return batch.services.batches.states([part.batch_id for part in batch.record.parts])
+
+
+def _input(batch: Carried, stack: ExitStack) -> Path | None:
+    """Return the batch's file for as long as `stack` is open; None if it was deleted."""
+    store, name = batch.services.store, batch.record.input_file_id
+    if store.size(name) is None:
+        return None
+    return stack.enter_context(store.local(name))
+
+
+def _no_file(file_id: str) -> Problem:
+    told = f"file {file_id} was deleted before all its lines were queued; upload it again"
+    return Problem("file_not_found", told, "input_file_id")
+
+
+def _caller_of(batch: Carried) -> Caller:
+    """Return who made the batch; without its key, which may have been revoked, no limits hold."""
+    record = batch.record
+    key = batch.services.keys.get(record.key_id) if record.key_id else None
+    return Caller.of(key) if key is not None else Caller(tenant=record.tenant)

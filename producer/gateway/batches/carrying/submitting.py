@@ -1,0 +1,58 @@
+"""Brings the lines of a batch into the queue, as `producer submit` does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+from contract.batch import Batch
+from producer.core.reader import Input, chunks
+from producer.core.submission import Submission
+from producer.core.submit import Submitter, Summary
+from producer.gateway.batches.carrying.routing import Sharing
+from producer.gateway.batches.record import BatchRecord, Part
+from producer.gateway.services import Services
+
+
+def submission_of(record: BatchRecord, part: Part) -> Submission:
+    """Return what shapes the messages of a part: the record and nothing else."""
+    return Submission(
+        part.batch_id,
+        part.queue,
+        record.priority,
+        part.model,
+        deadline=str(record.expires_at * 1000),
+        tenant=record.tenant,
+        once=record.once,
+        order=record.order,
+    )
+
+
+def create_part(services: Services, record: BatchRecord, part: Part) -> Batch:
+    """Make a part's batch of the queue, or find it."""
+    planned = record.order != "input"
+    return submission_of(record, part).create(
+        services.batches, record.input_file_id, planned=planned
+    )
+
+
+def submit_part(
+    services: Services, record: BatchRecord, at: int, path: Path, report: Callable[[Summary], None]
+) -> None:
+    """Queue what is not queued yet of a part, and seal it.
+
+    Raises:
+        BatchConflict: the part was ended or deleted meanwhile.
+        InputUnreadable: the file is damaged.
+        StoreUnavailable: Redis does not answer; it goes on where it was.
+    """
+    part, settings = record.parts[at], services.settings
+    sharing, submission = Sharing(record.parts, at), submission_of(record, part)
+    batch = create_part(services, record, part)
+    if batch.sealed:
+        return
+    submitter = Submitter(services.batches, settings, submission, batch, report, sharing.check)
+    with closing(Input(str(path))) as source:
+        raw = chunks(source.lines(), submission.seed, settings.max_line_bytes)
+        submitter.run(sharing.chunks(raw))

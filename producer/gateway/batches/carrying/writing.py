@@ -1,0 +1,128 @@
+"""Writes a batch's output and error files, in OpenAI's form."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Literal
+
+from contract.results import ResultLine
+from producer.gateway.batches.output_lines import openai_line, usage_of
+from producer.gateway.batches.record import BatchRecord, Counts, Usage
+from producer.gateway.files.objects import FileRecord, Files
+from producer.gateway.services import Services
+from producer.gateway.store import Writer
+
+#: Bytes given to the store at once.
+PIECE = 2**20
+_PURPOSE = "batch_output"
+_Kind = Literal["output", "error"]
+
+
+@dataclass(slots=True)
+class Written:
+    """The ids of the files, None for one that would be empty; what they have."""
+
+    output_file_id: str | None = None
+    error_file_id: str | None = None
+    counts: Counts = field(default_factory=Counts)
+    usage: Usage = field(default_factory=Usage)
+
+
+class _File:
+    """One of the two files, begun with its first line."""
+
+    def __init__(self, services: Services, record: BatchRecord, kind: _Kind) -> None:
+        self.id = file_id_of(record.id, kind)
+        self.kind = kind
+        self._services = services
+        self._record = record
+        self._stack = ExitStack()
+        self._writer: Writer | None = None
+        self._gathered: list[bytes] = []
+        self._size = 0
+
+    def add(self, line: bytes) -> None:
+        """Append a line."""
+        self._gathered += (line, b"\n")
+        self._size += len(line) + 1
+        if self._size >= PIECE:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._writer is None:
+            Files(self._services).announce(self.id)
+            self._writer = self._stack.enter_context(self._services.store.write(self.id))
+        self._writer.write(b"".join(self._gathered))
+        self._gathered, self._size = [], 0
+
+    def commit(self) -> str | None:
+        """Make the file visible to its owner; return its id, None if it has no line."""
+        if self._gathered:
+            self._flush()
+        if self._writer is None:
+            return None
+        size, record, now = self._writer.commit(), self._record, int(time.time())
+        kept_s = record.output_expires_after_s
+        made = FileRecord(
+            id=self.id,
+            tenant=record.tenant,
+            bytes=size,
+            created_at=now,
+            filename=f"{record.id}_{self.kind}.jsonl",
+            purpose=_PURPOSE,
+            expires_at=None if kept_s is None else now + kept_s,
+        )
+        files = Files(self._services)
+        if (
+            files.create(made).bytes != size
+        ):  # one who died here has read results that expired since
+            self._services.objects.delete("file", record.tenant, self.id)
+            files.create(made)
+        return self.id
+
+    def close(self) -> None:
+        """Remove what was not committed."""
+        self._stack.close()
+
+
+def file_id_of(batch_id: str, kind: _Kind) -> str:
+    """Return the id of a batch's file: the same whoever writes it, and however often."""
+    return "file-" + hashlib.sha256(f"{kind}\0{batch_id}".encode()).hexdigest()[:24]
+
+
+def write_files(
+    services: Services, record: BatchRecord, lines: Iterable[ResultLine], report: Callable[[], None]
+) -> Written:
+    """Write both files; `report` is called for each line, and may raise to stop it.
+
+    Raises:
+        StoreFailed: nothing is left of the files then; it can be done again.
+    """
+    written = Written()
+    counts, usage = written.counts, written.usage
+    with ExitStack() as stack:
+        output, errors = (_File(services, record, kind) for kind in ("output", "error"))
+        stack.callback(output.close)
+        stack.callback(errors.close)
+        for line in lines:
+            text = openai_line(line)
+            if line.failed:
+                counts.failed += 1
+                errors.add(text)
+            else:
+                counts.completed += 1
+                output.add(text)
+                used = usage_of(text)
+                usage.input += used.input
+                usage.output += used.output
+                usage.cached += used.cached
+                usage.reasoning += used.reasoning
+            report()
+        written.output_file_id = output.commit()
+        written.error_file_id = errors.commit()
+    counts.total = counts.completed + counts.failed
+    return written

@@ -1,0 +1,92 @@
+"""What comes of a request: vLLM's bytes as they were stored, or the error to be told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from contract.errors import RequestRejected, WarmqError
+from contract.results import body_of, error_of
+from producer.gateway.errors import ApiError, of_warmq
+from producer.gateway.live.waiting import Gone, Late, Waiter
+
+
+class _Usage(msgspec.Struct):
+    total_tokens: int | None = None
+    input_tokens: int | None = None  # Anthropic's have no total
+    output_tokens: int | None = None
+
+
+class _Answer(msgspec.Struct):
+    usage: _Usage | None = None
+
+
+_decode = msgspec.json.Decoder(_Answer).decode
+
+
+def tokens_of(body: bytes | None) -> int:
+    """Return how many tokens an answer says it has used; 0 if there is none."""
+    try:
+        usage = _decode(body).usage if body is not None else None
+    except msgspec.DecodeError:
+        return 0
+    if usage is None:
+        return 0
+    if usage.total_tokens is not None:
+        return usage.total_tokens
+    return (usage.input_tokens or 0) + (usage.output_tokens or 0)
+
+
+async def answer_of(waiter: Waiter, lasts_s: float) -> bytes | None:
+    """Return the response's JSON; None if the caller has gone.
+
+    Raises:
+        ApiError, StoreUnavailable: why there is none.
+    """
+    try:
+        meta = await waiter.ending
+    except asyncio.CancelledError:
+        raise stopping() from None
+    except Gone:
+        return None
+    except Late:
+        raise _late(lasts_s) from None
+    body = body_of(meta)
+    if body is None:
+        raise _of_result(error_of(meta), lasts_s)
+    return body
+
+
+def header_pairs(headers: Mapping[str, str]) -> Iterable[tuple[bytes, bytes]]:
+    """Return headers as ASGI takes them."""
+    return [(name.encode(), value.encode()) for name, value in headers.items()]
+
+
+def stopping() -> ApiError:
+    """Return the error for a request whose gateway is told to stop, and has waited long enough."""
+    return ApiError(503, "this gateway stops; try again", code="gateway_stops", after_s=1)
+
+
+def _late(lasts_s: float) -> ApiError:
+    return ApiError(
+        503,
+        f"no answer within {lasts_s:g} s, the request was given up; try again later, or send it "
+        "in a batch",
+        code="request_timeout",
+        after_s=5,
+    )
+
+
+def _of_result(error: WarmqError, lasts_s: float) -> ApiError:
+    """Return the answer for a request that ended without a response."""
+    if isinstance(error, RequestRejected) and error.field:
+        error.field = error.field.removeprefix("body.")
+    elif error.code == "expired":
+        return _late(lasts_s)
+    elif error.code in ("poison", "result_too_large", "result_refused"):
+        return ApiError(500, error.message, code=error.code, retry=False)
+    elif error.code == "cancelled":
+        return ApiError(503, "the request was cancelled", code=error.code, retry=False)
+    return of_warmq(error)

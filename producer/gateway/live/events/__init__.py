@@ -1,0 +1,1 @@
+"""Streamed answers: the events of each API, made of the text while it is written."""

@@ -1,0 +1,34 @@
+"""Makes of a batch's end what is to be delivered."""
+
+from __future__ import annotations
+
+from contract.redis.gateway.webhooks import Delivery, Webhooks, delivery_id
+from producer.gateway.batches.record import ENDED, BatchRecord
+from producer.gateway.services import Services
+
+
+def announce(services: Services, record: BatchRecord) -> None:
+    """Note the deliveries of a batch's end, one for each endpoint that wants to hear of it.
+
+    Whoever carries a batch calls it after its end is written and before its work is done: then
+    a crash between the two only makes it called again, which delivers nothing twice.
+
+    Raises:
+        StoreUnavailable: call it again; nothing is noted twice.
+    """
+    if record.status not in ENDED:
+        return
+    event, webhooks = f"batch.{record.status}", Webhooks.beside(services.batches)
+    for endpoint in webhooks.all():
+        if endpoint.tenant != record.tenant or event not in endpoint.events:
+            continue
+        delivery = Delivery(
+            id=delivery_id(record.id, endpoint.id, event),
+            endpoint_id=endpoint.id,
+            batch_id=record.id,
+            event=event,
+            created_at=record.changed_at.get(record.status, record.created_at),
+        )
+        webhooks.note(delivery)
+        # Also if it was known: who noted it may have died before it came so far.
+        services.due.add("webhook", delivery.id)

@@ -1,0 +1,161 @@
+"""Takes deliveries whose time has come, and tries them; whichever gateway lives does."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import AsyncIterator
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import asynccontextmanager
+
+from contract.errors import StoreUnavailable
+from contract.redis.gateway.due import Claim
+from contract.redis.gateway.webhooks import TRIED_S, Delivery, Webhooks
+from producer.gateway.services import Services
+from producer.gateway.webhooks.posting import NotDelivered, post
+from producer.gateway.webhooks.signing import body_of, headers_of
+
+log = logging.getLogger(__name__)
+
+#: Seconds from one try to the next; the last one stands for all that follow, for three days.
+BACKOFF_S = (5, 30, 120, 600, 1800, 3600, 7200, 14400, 28800)
+#: Tries at a time in one gateway: a receiver that does not answer holds one of them for 10 s.
+AT_ONCE = 16
+#: How often Redis is asked for deliveries.
+LOOK_S = 0.5
+
+
+def _deliver(services: Services, claim: Claim) -> None:
+    """Try one delivery, and say when it is to be tried again."""
+    webhooks = Webhooks.beside(services.batches)
+    delivery = webhooks.delivery(claim.id)
+    endpoint = webhooks.get(delivery.endpoint_id) if delivery else None
+    if delivery is None or delivery.ended or endpoint is None:
+        services.due.finish(claim)
+        return
+    body = body_of(delivery)
+    headers = headers_of(delivery, body, endpoint.secret, int(time.time()))
+    status, told = 0, ""
+    try:
+        private = services.settings.gateway_private_webhooks
+        status = post(endpoint.url, body, headers, private=private)
+    except NotDelivered as error:
+        told = str(error)
+    delivery.tries += 1
+    if 200 <= status < 300:
+        _end(services, claim, delivery, f"delivered at try {delivery.tries}")
+    elif status == 410:
+        webhooks.delete(endpoint.id)
+        _end(services, claim, delivery, "the receiver answered 410: its endpoint is removed")
+    else:
+        _again(services, claim, delivery, told or f"the receiver answered {status}")
+
+
+def _end(services: Services, claim: Claim, delivery: Delivery, told: str) -> None:
+    delivery.ended = True
+    Webhooks.beside(services.batches).write(delivery)
+    services.due.finish(claim)
+    log.info("webhook %s (%s of %s): %s", delivery.id, delivery.event, delivery.batch_id, told)
+
+
+def _again(services: Services, claim: Claim, delivery: Delivery, told: str) -> None:
+    in_s = BACKOFF_S[min(delivery.tries, len(BACKOFF_S)) - 1]
+    if time.time() + in_s > delivery.created_at + TRIED_S:
+        _end(services, claim, delivery, f"given up after {delivery.tries} tries: {told}")
+        return
+    Webhooks.beside(services.batches).write(delivery)
+    services.due.release(claim, in_s * 1000)
+    log.warning(
+        "webhook %s (%s of %s): try %d: %s; again in %d s",
+        delivery.id, delivery.event, delivery.batch_id, delivery.tries, told, in_s,
+    )  # fmt: skip
+
+
+class _Round:
+    """Deliveries that are under way in this process, each under its lease."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._lease_ms = round(services.settings.gateway_lease_s * 1000)
+        self._running: dict[Future[None], Claim] = {}
+        self._renewed = time.monotonic()
+
+    def take(self) -> int:
+        """Begin what is due; return how many there were."""
+        free = AT_ONCE - len(self._running)
+        claims = self._services.due.claim("webhook", self._lease_ms, free) if free else []
+        for claim in claims:
+            future: Future[None] = Future()
+            self._running[future] = claim
+            # A daemon: a receiver that does not answer keeps no gateway from ending.
+            threading.Thread(
+                target=self._try, args=(claim, future), name="webhook", daemon=True
+            ).start()
+        return len(claims)
+
+    def _try(self, claim: Claim, future: Future[None]) -> None:
+        try:
+            _deliver(self._services, claim)
+        except Exception as error:
+            future.set_exception(error)
+        else:
+            future.set_result(None)
+
+    def look(self, for_s: float) -> bool:
+        """Wait for one to end, and renew leases; return whether any is under way."""
+        if self._running:
+            wait(self._running, for_s, FIRST_COMPLETED)
+        for done in [future for future in self._running if future.done()]:
+            claim = self._running.pop(done)
+            error = done.exception()
+            if isinstance(error, StoreUnavailable):
+                log.warning("webhook %s: %s", claim.id, error.message)  # its lease brings it back
+            elif error is not None:
+                log.error("webhook %s", claim.id, exc_info=error)
+        if time.monotonic() - self._renewed > self._lease_ms / 3000:
+            self._renewed = time.monotonic()
+            for claim in self._running.values():
+                self._services.due.renew(claim, self._lease_ms)
+        return bool(self._running)
+
+
+def deliver_due(services: Services) -> int:
+    """Try what is due now, wait for its end, and return how many tries that were.
+
+    Raises:
+        StoreUnavailable: what is under way then comes back when its lease ends.
+    """
+    current, count = _Round(services), 0
+    while (taken := current.take()) or current.look(LOOK_S):
+        count += taken
+    return count
+
+
+def _deliver_until(services: Services, stop: threading.Event) -> None:
+    current = _Round(services)
+    while not stop.is_set():
+        try:
+            taken = current.take()
+            under_way = current.look(LOOK_S)
+        except StoreUnavailable as error:
+            log.warning("webhooks wait for Redis: %s", error.message)
+            taken, under_way = 0, False
+        if not taken and not under_way:
+            stop.wait(LOOK_S)
+
+
+@asynccontextmanager
+async def delivering(services: Services) -> AsyncIterator[None]:
+    """Deliver in a thread of this process for as long as the context is open."""
+    stop = threading.Event()
+    thread = threading.Thread(
+        target=_deliver_until, args=(services, stop), name="webhooks", daemon=True
+    )
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        await asyncio.to_thread(thread.join, 2 * LOOK_S + 1)

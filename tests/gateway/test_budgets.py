@@ -1,0 +1,92 @@
+"""Budgets of tenants, as the SDK meets them: tokens of unfinished batches, bytes of files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import openai
+import orjson
+import pytest
+from gateway_process import GatewayProcess
+
+from contract.redis.batches import BatchStore
+from contract.redis.gateway.api_keys import ApiKeys
+from contract.redis.gateway.limits import Budgets
+from demo.stack import RedisServer
+from producer.gateway.limits import estimated_tokens
+
+LINE = orjson.dumps({
+    "custom_id": "a", "method": "POST", "url": "/v1/chat/completions",
+    "body": {"model": "none", "messages": [{"role": "user", "content": "Hello"}]},
+}) + b"\n"  # fmt: skip
+TOKENS = estimated_tokens(len(LINE))
+
+
+@pytest.fixture(scope="module")
+def gateway(
+    redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[GatewayProcess]:
+    with redis_server.client() as client:
+        client.flushall()
+    with GatewayProcess(redis_server.url, tmp_path_factory.mktemp("gateway")) as made:
+        yield made
+
+
+def client_for(gateway: GatewayProcess, store: BatchStore, **limits: int) -> openai.OpenAI:
+    secret, _ = ApiKeys.beside(store).create("t", **limits)
+    return openai.OpenAI(base_url=f"{gateway.url}/v1", api_key=secret, max_retries=2)
+
+
+def upload(client: openai.OpenAI, content: bytes = LINE) -> openai.types.FileObject:
+    return client.files.create(file=("in.jsonl", content), purpose="batch")
+
+
+def create(client: openai.OpenAI, file_id: str, **headers: str) -> openai.types.Batch:
+    return client.batches.create(
+        input_file_id=file_id, endpoint="/v1/chat/completions", completion_window="24h",
+        extra_headers=headers,
+    )  # fmt: skip
+
+
+def test_a_batch_holds_its_tokens_and_another_is_refused(
+    gateway: GatewayProcess, store: BatchStore
+) -> None:
+    client = client_for(gateway, store, enqueued_tokens=TOKENS)
+    file = upload(client)
+    batch = create(client, file.id, **{"Idempotency-Key": "b"})
+    assert create(client, file.id, **{"Idempotency-Key": "b"}).id == batch.id
+    assert sum(Budgets.beside(store).enqueued("t").values()) == TOKENS
+    with pytest.raises(openai.RateLimitError) as raised:
+        create(client, file.id)
+    assert raised.value.code == "insufficient_quota"
+    assert raised.value.response.headers["x-should-retry"] == "false"
+    assert f"0 of {TOKENS} are left" in raised.value.message
+    assert [each.id for each in client.batches.list()] == [batch.id]  # nothing was made
+
+
+def test_what_an_unfinished_create_held_comes_back(
+    gateway: GatewayProcess, store: BatchStore
+) -> None:
+    budgets = Budgets.beside(store)
+    client = client_for(gateway, store, enqueued_tokens=TOKENS)
+    file = upload(client)
+    budgets.reserve("t", "batch_never", {"": TOKENS}, None)
+    raw = orjson.dumps({"at": 0, "models": {"": TOKENS}})
+    store._client.hset("warmq:gateway:reserved:t", "batch_never", raw)  # long ago
+    assert create(client, file.id).id
+
+
+def test_files_hold_their_bytes_until_they_are_deleted(
+    gateway: GatewayProcess, store: BatchStore
+) -> None:
+    client = client_for(gateway, store, file_bytes=2000)
+    file = upload(client, b"x" * 1500)
+    assert Budgets.beside(store).stored_bytes("t") == 1500
+    with pytest.raises(openai.RateLimitError) as raised:
+        upload(client, b"x" * 600)
+    assert raised.value.code == "insufficient_quota"
+    assert "500 of 2000 are left" in raised.value.message
+    assert [each.id for each in client.files.list()] == [file.id]
+    client.files.delete(file.id)
+    assert Budgets.beside(store).stored_bytes("t") == 0
+    assert upload(client, b"x" * 600)

@@ -1,0 +1,331 @@
+"""Webhooks: real gateways POST to a real receiver, which verifies with the openai SDK."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from gateway_process import GatewayProcess
+from pydantic import SecretStr
+from support import producer_command, producer_env
+
+from contract.redis.gateway.webhooks import Webhooks
+from demo.stack import RedisServer, eventually
+from producer.gateway.batches.record import BatchRecord, Status
+from producer.gateway.services import Services
+from producer.gateway.settings import GatewaySettings
+from producer.gateway.webhooks import announce, deliver_due
+
+SDK = openai.OpenAI(api_key="none")
+
+
+class Receiver:
+    """An HTTP server that answers what `answers` says, and keeps what it was sent."""
+
+    def __init__(self, answers: Callable[[int], int] = lambda _: 200, stays: float = 0) -> None:
+        self.got: list[tuple[dict[str, str], bytes]] = []
+        self.release = threading.Event()
+        receiver = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["content-length"]))
+                receiver.got.append(({k.lower(): v for k, v in self.headers.items()}, body))
+                status = answers(len(receiver.got))
+                if stays:
+                    receiver.release.wait(stays)
+                self.send_response(status)
+                if status == 302:
+                    self.send_header("location", receiver.url)
+                self.send_header("content-length", "0")
+                self.end_headers()
+
+            def log_message(self, *_: Any) -> None: ...
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}/hook"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def __enter__(self) -> Receiver:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release.set()
+        self._server.shutdown()
+        self._server.server_close()
+
+    def wait(self, count: int = 1, timeout_s: float = 30) -> None:
+        """Wait until it was sent so many."""
+        eventually(lambda: len(self.got) >= count, timeout_s, f"{count} deliveries")
+
+    def ids(self) -> list[str]:
+        """Return the id of each delivery, as it came."""
+        return [headers["webhook-id"] for headers, _ in self.got]
+
+
+@pytest.fixture(scope="module")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    server = RedisServer(tmp_path_factory.mktemp("redis")).start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def services(redis_server: RedisServer, tmp_path: Path) -> Iterator[Services]:
+    """Return what a gateway works with, on an empty Redis; private addresses are allowed."""
+    redis_server.client().flushall()
+    settings = GatewaySettings(
+        redis_url=SecretStr(redis_server.url), gateway_private_webhooks=True,
+        gateway_store=str(tmp_path / "files"),
+    )  # fmt: skip
+    opened = Services.open(settings)
+    yield opened
+    opened.close()
+
+
+def ended(batch_id: str = "batch_1", status: Status = "completed", tenant: str = "default") -> Any:
+    """Return the record of a batch that has ended."""
+    now = int(time.time())
+    return BatchRecord(
+        id=batch_id, tenant=tenant, endpoint="/v1/chat/completions", input_file_id="file-1",
+        completion_window="24h", created_at=now, expires_at=now + 86400, status=status,
+        changed_at={status: now},
+    )  # fmt: skip
+
+
+def endpoint(services: Services, url: str, *events: str) -> Any:
+    """Make an endpoint of the tenant `default`."""
+    return Webhooks.beside(services.batches).create("default", url, events or ("batch.completed",))
+
+
+def gateway(services: Services, folder: Path, **settings: object) -> GatewayProcess:
+    """Return a gateway on the same Redis, not started."""
+    url = services.settings.redis_url.get_secret_value()
+    return GatewayProcess(url, folder, **({"gateway_private_webhooks": True} | settings))
+
+
+def due(services: Services) -> dict[bytes, float]:
+    """Return the deliveries that are still to be made, with their times in ms."""
+    raw: Any = services.due._client
+    return dict(raw.zrange("warmq:gateway:due:webhook", 0, -1, withscores=True))
+
+
+def hurry(services: Services) -> None:
+    """Bring forward what waits for its next try."""
+    for delivery_id in due(services):
+        services.due.add("webhook", delivery_id.decode())
+
+
+@pytest.mark.parametrize("status", ["completed", "failed", "expired", "cancelled"])
+def test_the_sdk_verifies_what_a_gateway_sends_at_a_batchs_end(
+    services: Services, tmp_path: Path, status: Status
+) -> None:
+    with Receiver() as receiver:
+        made = endpoint(services, receiver.url, f"batch.{status}")
+        with gateway(services, tmp_path):
+            announce(services, ended(status=status))
+            receiver.wait()
+        headers, body = receiver.got[0]
+        event = SDK.webhooks.unwrap(body, headers, secret=made.secret)
+        assert event.type == f"batch.{status}" and event.data.id == "batch_1"
+        with pytest.raises(openai.InvalidWebhookSignatureError):
+            SDK.webhooks.unwrap(body + b" ", headers, secret=made.secret)
+
+
+def test_endpoints_hear_only_of_their_tenants_batches_and_of_the_events_they_name(
+    services: Services,
+) -> None:
+    with Receiver() as receiver:
+        endpoint(services, receiver.url, "batch.failed")
+        announce(services, ended("batch_1", "completed"))
+        announce(services, ended("batch_2", "failed", tenant="other"))
+        announce(services, ended("batch_3", "in_progress"))
+        assert deliver_due(services) == 0
+        announce(services, ended("batch_4", "failed"))
+        assert deliver_due(services) == 1
+        assert b"batch_4" in receiver.got[0][1]
+
+
+def test_a_batch_that_is_announced_again_is_told_once(services: Services) -> None:
+    with Receiver() as receiver:
+        endpoint(services, receiver.url)
+        announce(services, ended())
+        announce(services, ended())
+        deliver_due(services)
+        announce(services, ended())
+        deliver_due(services)
+        assert len(receiver.got) == 1
+        assert not due(services)
+
+
+def test_a_receiver_that_fails_is_tried_again_with_the_same_id_and_a_new_signature(
+    services: Services, tmp_path: Path
+) -> None:
+    with Receiver(lambda n: 500 if n < 3 else 204) as receiver:
+        made = endpoint(services, receiver.url)
+        with gateway(services, tmp_path) as running:
+            announce(services, ended())
+            began = time.monotonic()
+            receiver.wait(2)
+            assert time.monotonic() - began > 4  # five seconds, but for the clock's rounding
+            eventually(lambda: max(due(services).values()) > time.time() * 1000 + 20_000, 10)
+            hurry(services)
+            receiver.wait(3)
+            eventually(lambda: not due(services), 10, "the delivery ends")
+            assert made.secret not in running.log_path.read_text()
+        assert len(set(receiver.ids())) == 1
+        first, second = receiver.got[0], receiver.got[1]
+        assert first[1] == second[1]
+        assert first[0]["webhook-timestamp"] != second[0]["webhook-timestamp"]
+        for headers, body in receiver.got:
+            SDK.webhooks.unwrap(body, headers, secret=made.secret)
+
+
+@pytest.mark.parametrize("status", [302, 400, 404, 429, 503])
+def test_all_answers_but_2xx_and_410_are_tried_again(services: Services, status: int) -> None:
+    with Receiver(lambda _: status) as receiver:
+        endpoint(services, receiver.url)
+        announce(services, ended())
+        deliver_due(services)
+        assert len(receiver.got) == 1  # also of a redirect, which nobody follows
+        assert len(due(services)) == 1
+
+
+def test_410_removes_the_endpoint(services: Services) -> None:
+    with Receiver(lambda _: 410) as receiver:
+        endpoint(services, receiver.url)
+        announce(services, ended())
+        deliver_due(services)
+        assert not Webhooks.beside(services.batches).all()
+        assert not due(services)
+
+
+def test_a_delivery_is_given_up_after_three_days(services: Services) -> None:
+    with Receiver(lambda _: 500) as receiver:
+        endpoint(services, receiver.url)
+        record = ended()
+        record.changed_at["completed"] -= 3 * 86400
+        announce(services, record)
+        deliver_due(services)
+        assert len(receiver.got) == 1 and not due(services)
+
+
+def test_two_gateways_deliver_once_for_each_try(services: Services, tmp_path: Path) -> None:
+    with Receiver() as receiver:
+        endpoint(services, receiver.url)
+        with gateway(services, tmp_path), gateway(services, tmp_path):
+            for n in range(60):
+                announce(services, ended(f"batch_{n}"))
+            receiver.wait(60)
+            eventually(lambda: not due(services), 20, "all deliveries end")
+        assert set(Counter(receiver.ids()).values()) == {1} and len(receiver.got) == 60
+
+
+def test_a_delivery_outlives_the_gateway_that_was_at_it(services: Services, tmp_path: Path) -> None:
+    with Receiver(stays=60) as receiver:
+        endpoint(services, receiver.url)
+        dying = gateway(services, tmp_path, gateway_lease_s=2).start()
+        announce(services, ended())
+        receiver.wait()
+        dying.kill()
+        receiver.release.set()
+        with gateway(services, tmp_path, gateway_lease_s=2):
+            receiver.wait(2, timeout_s=10)
+            eventually(lambda: not due(services), 10, "the delivery ends")
+        assert len(set(receiver.ids())) == 1
+
+
+def test_a_batch_announced_while_no_gateway_lives_is_told_by_the_next(
+    services: Services, tmp_path: Path
+) -> None:
+    with Receiver() as receiver:
+        endpoint(services, receiver.url)
+        announce(services, ended())
+        with gateway(services, tmp_path):
+            receiver.wait()
+
+
+def test_a_slow_receiver_keeps_its_lease_and_holds_up_nobody(
+    services: Services, tmp_path: Path
+) -> None:
+    with Receiver(stays=5) as slow, Receiver() as fast:
+        endpoint(services, slow.url)
+        endpoint(services, fast.url)
+        with gateway(services, tmp_path, gateway_lease_s=2), gateway(services, tmp_path):
+            announce(services, ended())
+            fast.wait(timeout_s=3)
+            eventually(lambda: not due(services), 20, "both deliveries end")
+        assert len(slow.got) == 1 and len(fast.got) == 1
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]", "[::ffff:127.0.0.1]"])
+def test_private_addresses_are_refused_unless_allowed(
+    services: Services, tmp_path: Path, host: str
+) -> None:
+    with Receiver() as receiver:
+        made = endpoint(services, receiver.url.replace("127.0.0.1", host) + "?token=secret-1")
+        running = gateway(services, tmp_path, gateway_private_webhooks=False)
+        with running:
+            announce(services, ended())
+            eventually(lambda: "no public address" in running.log_path.read_text(), 15)
+        assert not receiver.got and len(due(services)) == 1
+        log = running.log_path.read_text()
+        assert made.secret not in log and "secret-1" not in log
+
+
+def test_a_receiver_that_sends_for_ever_is_left(services: Services) -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def drip() -> None:
+            sock, _ = server.accept()
+            try:
+                sock.sendall(b"HTTP/1.1 200 OK\r\n")
+                while True:
+                    sock.sendall(b"x: y\r\n")
+                    time.sleep(0.2)
+            except OSError:
+                sock.close()
+
+        threading.Thread(target=drip, daemon=True).start()
+        endpoint(services, f"http://127.0.0.1:{server.getsockname()[1]}/")
+        announce(services, ended())
+        began = time.monotonic()
+        deliver_due(services)
+        assert 8 < time.monotonic() - began < 15
+        assert len(due(services)) == 1
+
+
+def test_the_command_line_makes_lists_and_deletes_endpoints(services: Services) -> None:
+    def producer(*args: str, status: int = 0) -> Any:
+        url = services.settings.redis_url.get_secret_value()
+        done = subprocess.run(
+            producer_command("webhooks", *args), env=producer_env(url), capture_output=True,
+            timeout=30, check=False,
+        )  # fmt: skip
+        assert done.returncode == status, done.stderr.decode()
+        return done
+
+    secret = producer("create", "--tenant", "a", "--url", "https://example.org/x").stdout.decode()
+    assert secret.startswith("whsec_") and len(secret.split()) == 1
+    (made,) = Webhooks.beside(services.batches).all()
+    assert made.secret == secret.strip() and made.tenant == "a" and len(made.events) == 4
+    listed = producer("list").stdout.decode() + producer("list", "--json").stdout.decode()
+    assert made.id in listed and "https://example.org/x" in listed and secret.strip() not in listed
+    producer("delete", made.id)
+    assert not Webhooks.beside(services.batches).all()
+    assert b"webhooks list" in producer("delete", made.id, status=2).stderr
+    for wrong in ("ftp://x/", "https://", "https://user:pw@x/", "https://x/#a", "http://x:99999/"):
+        assert b"--url" in producer("create", "--url", wrong, status=2).stderr
+    asked = ("create", "--url", "https://x/", "--events", "batch.done")
+    assert b"batch.done" in producer(*asked, status=2).stderr
