@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
+import msgspec
 import openai
 import psutil
 import pytest
@@ -17,9 +18,10 @@ from gateway_process import GatewayProcess
 
 from contract.redis.batches import BatchStore
 from demo.stack import eventually
-from producer.gateway.files.objects import Files
+from producer.gateway.files.objects import FileRecord, Files
 from producer.gateway.services import Services
 from producer.gateway.settings import GatewaySettings
+from producer.gateway.store import open_store
 
 LINE = b'{"custom_id":"a","method":"POST","url":"/v1/completions","body":{"prompt":"x"}}\n'
 MIB = 2**20
@@ -277,8 +279,6 @@ def test_files_that_have_expired_and_contents_without_a_record_are_removed(
             writer.write(LINE)
             writer.commit()
         services.due.add("file", name)
-    from producer.gateway.files.objects import FileRecord
-
     now = int(time.time())
     files.create(
         FileRecord(id="file-a", tenant="default", bytes=len(LINE), created_at=now, filename="a",
@@ -291,3 +291,65 @@ def test_files_that_have_expired_and_contents_without_a_record_are_removed(
     assert files.get("default", "file-a") is None
     assert redis_client.keys("warmq:gateway:due*") == []
     services.close()
+
+
+def test_a_file_whose_record_redis_still_has_is_swept_again_and_not_forgotten(
+    redis_url: str, tmp_path: Path
+) -> None:
+    settings = GatewaySettings(redis_url=redis_url, gateway_store=str(tmp_path / "files"))
+    services = Services.open(settings)
+    files, past = Files(services), int(time.time()) - 5
+    with services.store.write("file-a") as writer:
+        writer.write(LINE)
+        writer.commit()
+    record = FileRecord(
+        id="file-a", tenant="default", bytes=len(LINE), created_at=past, filename="a",
+        purpose="batch", expires_at=past,
+    )  # fmt: skip
+    # As with a Redis whose clock is behind: the record is there, though its time is over.
+    services.objects.create("file", "default", "file-a", past, msgspec.json.encode(record))
+    services.due.add("file", "file-a")
+    assert files.sweep() == 0
+    services.objects.delete("file", "default", "file-a")
+    eventually(lambda: files.sweep() == 1, 10, "the content is removed")
+    assert stored(tmp_path) == []
+    services.close()
+
+
+def test_what_a_writer_that_died_has_left_is_removed_when_it_is_old(tmp_path: Path) -> None:
+    folder = open_store(str(tmp_path / "files"))
+    with folder.write("file-a") as writer:
+        writer.write(LINE)
+        folder.sweep(60, time.time())
+        assert len(stored(tmp_path)) == 1
+        folder.sweep(60, time.time() + 61)
+        assert stored(tmp_path) == []
+
+
+def test_a_head_of_a_content_tells_its_size_and_sends_nothing(
+    client: openai.OpenAI, gateway: GatewayProcess
+) -> None:
+    made = client.files.create(file=("a", LINE), purpose="batch")
+    answer = httpx.head(f"{gateway.url}/v1/files/{made.id}/content")
+    assert (answer.status_code, answer.content) == (200, b"")
+    assert answer.headers["content-length"] == str(len(LINE))
+
+
+def test_a_purpose_is_found_among_many_files_of_another(
+    client: openai.OpenAI, redis_url: str, tmp_path: Path
+) -> None:
+    settings = GatewaySettings(redis_url=redis_url, gateway_store=str(tmp_path / "files"))
+    services = Services.open(settings)
+    for number in range(1203):
+        purpose = "evals" if number in (0, 600, 1202) else "batch"
+        Files(services).create(
+            FileRecord(id=f"file-{number:04}", tenant="default", bytes=1, created_at=number,
+                       filename="x", purpose=purpose)
+        )  # fmt: skip
+    services.close()
+    pages = [client.files.list(limit=1, purpose="evals")]
+    while pages[-1].has_more:
+        pages.append(pages[-1].get_next_page())
+    assert [[file.id for file in page.data] for page in pages] == [
+        ["file-1202"], ["file-0600"], ["file-0000"]
+    ]  # fmt: skip

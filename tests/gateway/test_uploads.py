@@ -369,3 +369,12 @@ def test_an_open_uploads_bytes_are_counted_and_given_back(
     sweep_files(services)
     with pytest.raises(Exception, match="4 of 10 are left"):
         services.limits.check_bytes(caller, 6)
+
+
+def test_the_bytes_of_a_create_that_a_gateway_died_in_are_given_back(
+    services: Services, redis_client: redis.Redis
+) -> None:
+    services.limits.note_bytes(Caller(key_id="k", file_bytes=10), "upload_1", 10)
+    services.due.add("upload", "upload_1")
+    sweep_files(services)
+    assert redis_client.keys("warmq:gateway*") == []

@@ -14,8 +14,10 @@ from producer.gateway.store import Store
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
 
 
-def content(store: Store, record: FileRecord, headers: Mapping[str, str]) -> Response:
-    """Return the answer to a GET of a file's content.
+def content(
+    store: Store, record: FileRecord, headers: Mapping[str, str], *, head: bool = False
+) -> Response:
+    """Return the answer to a GET of a file's content, or to a HEAD, which reads nothing.
 
     One range is served (RFC 9110, section 14); several, and what is no range of bytes, get the
     whole. The ETag is the file's id: no content changes under its id.
@@ -41,7 +43,7 @@ def content(store: Store, record: FileRecord, headers: Mapping[str, str]) -> Res
         status = 206
         told["content-range"] = f"bytes {start}-{end - 1}/{size}"
     told["content-length"] = str(end - start)
-    pieces = store.read(record.id, start, end)
+    pieces = () if head else store.read(record.id, start, end)
     return StreamingResponse(pieces, status, told, "application/octet-stream")
 
 

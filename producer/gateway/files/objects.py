@@ -7,8 +7,10 @@ import time
 
 import msgspec
 
+from contract.redis.gateway.due import Claim
 from contract.redis.gateway.objects import Page
 from producer.gateway.services import Services
+from producer.gateway.store import StoreFailed
 
 log = logging.getLogger(__name__)
 
@@ -16,6 +18,10 @@ log = logging.getLogger(__name__)
 _ORPHAN_MS = 600_000
 #: For how long one gateway sweeps a file before another may.
 _SWEEP_MS = 60_000
+
+
+#: Records read at once where few of them may be of the purpose that is asked for.
+_AT_ONCE = 500
 
 
 class FileRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -70,7 +76,8 @@ class Files:
         """
         found: list[FileRecord] = []
         while True:
-            page = self._page(tenant, after, limit, oldest_first)
+            most = limit if purpose is None else max(limit, _AT_ONCE)
+            page = self._page(tenant, after, most, oldest_first)
             if page is None:
                 return None
             records = [_decode(stored.document) for stored in page.objects]
@@ -97,16 +104,25 @@ class Files:
 
     def sweep(self) -> int:
         """Remove contents whose record has expired or never came; return how many."""
-        services, count = self._services, 0
-        for claim in services.due.claim("file", _SWEEP_MS, 100):
-            owner = services.objects.owner_of("file", claim.id)
-            record = self.get(owner, claim.id) if owner is not None else None
-            if record is None:
-                services.store.delete(claim.id)
-                services.limits.forget_bytes("", claim.id)
-                count += 1
-            elif record.expires_at is not None and record.expires_at > time.time():
-                services.due.release(claim, int((record.expires_at - time.time()) * 1000) + 1)
-                continue
-            services.due.finish(claim)
+        count = 0
+        for claim in self._services.due.claim("file", _SWEEP_MS, 100):
+            try:
+                count += self._sweep_one(claim)
+            except StoreFailed as error:  # its lease ends, and it is swept again
+                log.warning("file %s is not swept: %s", claim.id, error.message)
         return count
+
+    def _sweep_one(self, claim: Claim) -> bool:
+        services = self._services
+        owner = services.objects.owner_of("file", claim.id)
+        record = self.get(owner, claim.id) if owner is not None else None
+        if record is None:
+            services.store.delete(claim.id)
+            services.limits.forget_bytes("", claim.id)
+        elif record.expires_at is not None:
+            # Redis ends the record by its own clock, which may be behind this machine's.
+            left_s = max(1, record.expires_at - time.time())
+            services.due.release(claim, int(left_s * 1000) + 1)
+            return False
+        services.due.finish(claim)
+        return record is None

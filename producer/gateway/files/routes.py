@@ -119,7 +119,7 @@ def _content(request: Request) -> Response:
     store = services(request).store
     if store.size(record.id) is None:
         raise ApiError(404, f"the content of file {record.id} is gone", code="file_not_found")
-    return content(store, record, request.headers)
+    return content(store, record, request.headers, head=request.method == "HEAD")
 
 
 def _delete(request: Request) -> Response:

@@ -136,6 +136,7 @@ def sweep(services: Services) -> int:
 def _sweep_one(services: Services, claim: Claim) -> None:
     owner, now = services.objects.owner_of("upload", claim.id), time.time()
     if owner is None:  # its create did not come to an end
+        services.limits.forget_bytes("", claim.id)
         services.due.finish(claim)
         return
     record = change(services, owner, claim.id, lambda read: _expired(read, now))
