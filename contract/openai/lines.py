@@ -4,6 +4,7 @@ A line is an OpenAI batch line `{"custom_id", "method", "url", "body"}` or the
 short form: a body at top level with an optional `custom_id`.
 """
 
+from operator import attrgetter
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -111,6 +112,8 @@ class _Line(msgspec.Struct, forbid_unknown_fields=True):
 
 _decode_line = msgspec.json.Decoder(_Line).decode
 _decode_body = {url: msgspec.json.Decoder(shape).decode for url, shape in BODY_TYPES.items()}
+#: What gives a body's limits of tokens: one, or two where a url has two names for it.
+_limits_of = {url: attrgetter(*names) for url, names in LIMITS.items()}
 #: Longer lines go through `_any_line`, which counts their values first.
 _SHORT = 65_536
 
@@ -127,8 +130,8 @@ def _plain_line(raw: bytes) -> Request | None:
         orjson.loads(text)  # msgspec passes over fields it does not know, whatever they hold
     except (msgspec.DecodeError, orjson.JSONDecodeError, UnicodeDecodeError, KeyError):
         return None
-    limits = LIMITS.get(line.url)
-    limited = limits is None or any(getattr(body, name) is not None for name in limits)
+    limits = _limits_of[line.url](body) if line.url in _limits_of else True
+    limited = limits is not None and limits != (None, None)
     return Request(line.custom_id, line.url, text, limited)
 
 

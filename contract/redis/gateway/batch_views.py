@@ -1,4 +1,4 @@
-"""Batches as a gateway shows them: those made over HTTP, and those of `producer submit`."""
+"""Batches as a gateway shows them: those made over HTTP, and those that were submitted otherwise."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _UNKNOWN, _AGAIN = -1, 2
 @dataclass(frozen=True, slots=True)
 class BatchView:
     """One batch: a gateway's document and, while it runs, the counters of its `parts`; or a batch
-    of `producer submit`. A part that is not there (yet, or any more) has no fields."""
+    that was submitted otherwise. A part that is not there (yet, or any more) has no fields."""
 
     id: str
     source: Stored | Batch
@@ -44,7 +44,7 @@ class BatchViews(Reads):
     def page(self, owner: str, *, after: str = "", limit: int) -> BatchPage | None:
         """Return what comes after the batch `after` ('' : the newest).
 
-        One round trip, and one more for each 250 batches that `producer submit` has made since
+        One round trip, and one more for each 250 batches that were submitted otherwise since
         the last page of anybody.
 
         Returns:

@@ -22,7 +22,10 @@ class GatewayMissing(WarmqError):
     help="Port to listen on; 0 for any. Default: WARMQ_GATEWAY_PORT, 8000.",
 )
 def command(host: str | None, port: int | None) -> None:
-    """Serve the OpenAI API over the queue: files, batches, online answers (docs/gateway.md)."""
+    """Serve the OpenAI API over the queue: files, batches, online answers.
+
+    docs/gateway.md has quick starts, and says what is served and what differs from OpenAI.
+    """
     try:
         from producer.gateway.server import serve  # noqa: PLC0415 - an extra: not everybody has it
         from producer.gateway.settings import GatewaySettings  # noqa: PLC0415
