@@ -1,6 +1,7 @@
 """Anthropic's Message Batches over HTTP, asked by the unchanged anthropic SDK.
 
-Batches are ended by writing what a carrier writes, so that every kind of ending is seen.
+But for the last test, batches are ended by writing what a carrier writes, so that every kind of
+ending is seen.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ import anthropic
 import httpx
 import orjson
 import pytest
+from celery_side import simulated
 from gateway_process import GatewayProcess
 from pydantic import SecretStr
 
 from contract.redis.gateway.api_keys import ApiKeys
-from demo.stack import RedisServer
+from demo.stack import RedisServer, eventually
 from producer.gateway.batches.record import Status, decode, encode
 from producer.gateway.files.objects import FileRecord, Files
 from producer.gateway.services import Services
@@ -48,7 +50,11 @@ class Stack:
 
     def __init__(self, folder: Path) -> None:
         self.redis = RedisServer(folder / "redis").start()
-        self.gateway = GatewayProcess(self.redis.url, folder, max_line_bytes=200_000).start()
+        self.folder = folder
+        # A model that may come later: without a worker, batches stay in progress.
+        self.gateway = GatewayProcess(
+            self.redis.url, folder, max_line_bytes=200_000, gateway_models="small"
+        ).start()
         settings = GatewaySettings(
             redis_url=SecretStr(self.redis.url), gateway_store=str(folder / "files")
         )
@@ -309,3 +315,25 @@ def test_lists_refuse_what_no_page_can_be(stack: Stack, query: str, status: int)
     )
     assert answer.status_code == status
     assert status == 200 or answer.json()["type"] == "error"
+
+
+def test_a_worker_answers_a_batch_and_its_bad_requests_are_told(stack: Stack) -> None:
+    asked = [*requests(20), {"custom_id": "bad", "params": requests(1, top_p=7)[0]["params"]}]
+    batches = stack.client.messages.batches
+    batch = batches.create(requests=asked)
+    worker = simulated(stack.redis.url, stack.folder / "worker.log", served_model_name="small")
+    try:
+        worker.start()
+        eventually(lambda: batches.retrieve(batch.id).processing_status == "ended", 60, every_s=0.1)
+    finally:
+        worker.kill()
+    counts = batches.retrieve(batch.id).request_counts
+    assert (counts.succeeded, counts.errored, counts.processing) == (20, 1, 0)
+    found = {line.custom_id: line.result for line in batches.results(batch.id)}
+    assert found.keys() == {line["custom_id"] for line in asked}
+    first = found["r0"]
+    assert first.type == "succeeded" and first.message.role == "assistant"
+    assert first.message.content[0].type == "text" and first.message.usage.output_tokens
+    bad = found["bad"]
+    assert bad.type == "errored" and bad.error.error.type == "invalid_request_error"
+    assert "top_p" in bad.error.error.message

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import openai
+import orjson
 import pytest
+from celery_side import simulated
 from gateway_process import GatewayProcess
 from pydantic import SecretStr
-from support import producer_command, producer_env
+from support import chat_line, producer_command, producer_env
 
 from contract.redis.gateway.webhooks import Webhooks
 from demo.stack import RedisServer, eventually
@@ -329,3 +331,32 @@ def test_the_command_line_makes_lists_and_deletes_endpoints(services: Services) 
         assert b"--url" in producer("create", "--url", wrong, status=2).stderr
     asked = ("create", "--url", "https://x/", "--events", "batch.done")
     assert b"batch.done" in producer(*asked, status=2).stderr
+
+
+def test_an_ended_batch_is_told_also_if_its_gateway_is_killed_at_the_end(
+    services: Services, tmp_path: Path
+) -> None:
+    url = services.settings.redis_url.get_secret_value()
+    worker = simulated(url, tmp_path / "worker.log", served_model_name="small")
+    with Receiver(lambda n: 503 if n == 1 else 200) as receiver:
+        made = endpoint(services, receiver.url)
+        dying = gateway(services, tmp_path, gateway_lease_s=2).start()
+        try:
+            worker.start()
+            sdk = openai.OpenAI(base_url=f"{dying.url}/v1", api_key="none")
+            line = orjson.dumps(chat_line("r0", model="small"))
+            source = sdk.files.create(file=("in.jsonl", line), purpose="batch")
+            batch = sdk.batches.create(
+                input_file_id=source.id, endpoint="/v1/chat/completions", completion_window="24h"
+            )
+            eventually(lambda: sdk.batches.retrieve(batch.id).status == "completed", 30)
+        finally:
+            dying.kill()
+            worker.kill()
+        with gateway(services, tmp_path, gateway_lease_s=2):
+            receiver.wait(2, timeout_s=20)
+            eventually(lambda: not due(services), 10, "the delivery ends")
+        assert len(set(receiver.ids())) == 1
+        headers, body = receiver.got[-1]
+        event: Any = SDK.webhooks.unwrap(body, headers, secret=made.secret)
+        assert (event.type, event.data.id) == ("batch.completed", batch.id)
