@@ -168,13 +168,10 @@ class BatchStore(BatchLines, DeadLetters):
         return max(0, int(self._run("cancel", batch.id, batch.life, 1, self._ttl_ms)))
 
     def expire(self, batch: Batch) -> int:
-        """End what is not finished of a batch whose deadline has passed, queued or running.
+        """End what is not finished of a batch whose deadline has passed; return how many that was.
 
         Workers do that for what they find in their queue; this does it without any. A batch that
         was not submitted to its end takes no more lines.
-
-        Returns:
-            How many requests have expired by this call.
         """
         error = RequestFailed("not finished before its deadline", code="expired")
         count = self._end(batch, error, [], [])
@@ -204,14 +201,10 @@ class BatchStore(BatchLines, DeadLetters):
         return self._end(batch, error, entries, request_ids)
 
     def _end(
-        self,
-        batch: Batch,
-        error: RequestFailed,
-        entries: Sequence[IndexEntry],
-        request_ids: Sequence[str],
+        self, batch: Batch, error: RequestFailed, entries: Sequence[IndexEntry], ids: Sequence[str]
     ) -> int:
         args: list[str | bytes] = []
-        for entry, rid in zip(entries, request_ids, strict=True):
+        for entry, rid in zip(entries, ids, strict=True):
             if not leader_of(entry):  # a follower ends with its leader
                 line, name, _ = entry[:3]
                 meta = failure_meta(

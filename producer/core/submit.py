@@ -76,9 +76,8 @@ class _Sent:
 class Submitter:
     """Submits one file as a batch that `submission.create` has returned.
 
-    `report` is called with the summary as it grows. A thread sends the chunks; it returns what
-    became of each, and the caller's thread alone counts and reports. `check` may refuse a valid
-    request: it gets an error result, like an invalid one.
+    `report` is called with the summary as it grows. A thread sends the chunks; the caller's alone
+    counts what became of each, and reports. `check` may refuse a request.
     """
 
     def __init__(

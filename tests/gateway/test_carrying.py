@@ -153,7 +153,9 @@ def test_what_is_queued_expires_when_its_workers_have_gone(alone: Stack) -> None
 def test_a_cancelled_batch_has_what_was_answered_and_what_was_not(alone: Stack) -> None:
     alone.worker.start()
     eventually(alone.store.announcements, 30, "a worker announces itself")
-    lines = [request(f"r{n}", **({"user": "hang"} if n >= 10 else {})) for n in range(900)]
+    lines = [
+        request(f"r{n}", **({"user": "simulate:sleep=60"} if n >= 10 else {})) for n in range(900)
+    ]
     batch = create(alone, lines)
     eventually(
         lambda: alone.client.batches.retrieve(batch.id).request_counts.completed == 10, 20, "ten"

@@ -26,8 +26,11 @@ REGISTRIES = {
 }  # fmt: skip
 #: Celery's control queue, its bindings, and the replies to `inspect`.
 CELERY = re.compile(rb"_kombu\.binding.*|warmq[-:]control.*|.*\.celery\.pidbox")
-#: Batches made over HTTP, which their tenants own, and the lists of tenants' batches.
-BATCHES_OVER_HTTP = re.compile(rb"warmq:gateway:(batchs?:.+|listed_until)")
+#: What gateways keep for their tenants until these delete it, and their work that is due.
+GATEWAY = re.compile(
+    rb"warmq:gateway:(?:(?:file|batch|upload|webhook|message_batch)(?:e?s)?|due|enqueued|reserved|stored|keys).*"
+    rb"|warmq:gateway:listed_until"
+)
 #: A revocation's time is over: how long its entry may still be there.
 REVOKED_GRACE_S = 60
 
@@ -49,7 +52,7 @@ def ownerless_in(snap: Snapshot) -> dict[str, str]:
     unowned = {
         key.decode(errors="replace"): "no owner and no time to live"
         for key in snap.ttl.keys() - owned
-        if snap.ttl[key] < 0 and not CELERY.fullmatch(key) and not BATCHES_OVER_HTTP.fullmatch(key)
+        if snap.ttl[key] < 0 and not CELERY.fullmatch(key) and not GATEWAY.fullmatch(key)
     }
     return unowned | dict(_entries(snap))
 

@@ -1,4 +1,4 @@
-"""Batches as a gateway shows them: those made over HTTP, and those that were submitted otherwise."""
+"""Batches as a gateway shows them: made over HTTP, or submitted otherwise."""
 
 from __future__ import annotations
 

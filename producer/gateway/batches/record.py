@@ -23,6 +23,7 @@ class Part(msgspec.Struct, frozen=True):
     model: str  # the first of its models
     queue: str
     models: list[str] = []  # what its lines name; '' for those that name none
+    all_served: bool = False  # whether it has no lines of models that nobody serves
 
 
 class Problem(msgspec.Struct, frozen=True):

@@ -68,15 +68,18 @@ def parts_for(
     Lines of other models are the first part's, which refuses them; there is always one.
     """
     by_queue: dict[str, list[str]] = {}
+    all_served = True
     for model in sorted(models):
         queue = queues.get(model) or queues.get("*")
         if queue is not None and (may_use(model) or not model):
             by_queue.setdefault(queue, []).append(model)
+        else:
+            all_served = False
     if not by_queue:
         return [Part(batch_id, "", base)]
     names = [batch_id] if len(by_queue) == 1 else [f"{batch_id}.{n}" for n in range(len(by_queue))]
     return [
-        Part(name, next(filter(None, models), ""), queue, models)
+        Part(name, next(filter(None, models), ""), queue, models, all_served)
         for name, (queue, models) in zip(names, sorted(by_queue.items()), strict=True)
     ]
 

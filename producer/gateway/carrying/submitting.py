@@ -52,7 +52,8 @@ def submit_part(
     batch = create_part(services, record, part)
     if batch.sealed:
         return
-    submitter = Submitter(services.batches, settings, submission, batch, report, sharing.check)
+    check = None if part.all_served else sharing.check
+    submitter = Submitter(services.batches, settings, submission, batch, report, check)
     with closing(Input(str(path))) as source:
         raw = chunks(source.lines(), submission.seed, settings.max_line_bytes)
         submitter.run(sharing.chunks(raw))
