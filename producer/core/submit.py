@@ -76,8 +76,7 @@ class _Sent:
 class Submitter:
     """Submits one file as a batch that `submission.create` has returned.
 
-    `report` is called with the summary as it grows. A thread sends the chunks; the caller's alone
-    counts what became of each, and reports. `check` may refuse a request.
+    A thread sends the chunks; the caller's alone counts, and `report`s. `check` may refuse requests.
     """
 
     def __init__(
