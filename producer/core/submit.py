@@ -76,7 +76,7 @@ class _Sent:
 class Submitter:
     """Submits one file as a batch that `submission.create` has returned.
 
-    A thread sends the chunks; the caller's alone counts, and `report`s. `check` may refuse requests.
+    A thread sends the chunks; the caller's alone counts, and `report`s. `check` may refuse lines.
     """
 
     def __init__(
