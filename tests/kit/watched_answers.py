@@ -122,6 +122,4 @@ def watch(*libraries: Any) -> None:
     for library in libraries or (httpx, httpx2):
         sync, both = library.HTTPTransport, library.AsyncHTTPTransport
         sync.handle_request = _watch_sync(sync.handle_request, _sync_stream(library))
-        both.handle_async_request = _watch_async(
-            both.handle_async_request, _async_stream(library)
-        )
+        both.handle_async_request = _watch_async(both.handle_async_request, _async_stream(library))
