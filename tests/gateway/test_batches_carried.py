@@ -17,7 +17,7 @@ from demo.stack import eventually
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BatchStack]:
     """Return the stack; tests start workers of their own."""
-    found = BatchStack(tmp_path_factory.mktemp("stack"))
+    found = BatchStack(tmp_path_factory.mktemp("stack"), carries=True)
     yield found
     found.close()
 
