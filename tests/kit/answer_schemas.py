@@ -1,8 +1,9 @@
 """Answers of a gateway against OpenAI's own schemas (tests/gateway/openai_schemas).
 
-Two things are read with more tolerance than the document has by its letter, because OpenAI's own
-answers need it (its examples in the same document do): a field that is not required may be null,
-and an embedding may be base64, which both SDKs ask for by default.
+Three things are read with more tolerance than the document has by its letter, which contradicts
+itself there: a field that is not required may be null (as in its examples of batches), an embedding
+may be base64 (which requests may ask for, and both SDKs do), and a file may have any purpose that
+an upload may be for (`evals`).
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ def _cut() -> dict[str, Any]:
 @functools.cache
 def _registry() -> Registry[Any]:
     tolerant = {"components": {"schemas": _tolerant(_cut()["schemas"])}}
+    tolerant["components"]["schemas"]["OpenAIFile"]["properties"]["purpose"]["enum"].append("evals")
     return Registry().with_resource(_ID, DRAFT202012.create_resource(tolerant))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 #: As OpenAI answers a request that names none of them.
-_LEFT_OUT = {
+_LEFT_OUT: dict[str, Any] = {
     "error": None, "incomplete_details": None, "instructions": None, "metadata": {},
     "temperature": None, "top_p": None,
 }  # fmt: skip
