@@ -1,4 +1,4 @@
-"""Every answer of every test here is held against OpenAI's own schemas."""
+"""Every answer of every test here is held against OpenAI's own schemas, and /openapi.json."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Every answer that a test's HTTP client reads, held against the schema of its route.
+"""Every answer that a test's HTTP client reads, held against OpenAI's schema of its route, and
+against the gateway's own description.
 
 It listens below the clients (the SDKs, httpx), which are as their users have them: bytes are looked
 at as they pass. A stream that its reader leaves early is judged by its whole events.
@@ -14,6 +15,7 @@ from typing import Any
 import httpx
 import httpx2
 from answer_schemas import EVENTS, JSON, faults_in
+from own_description import faults_by_description
 
 #: What was wrong, since somebody looked last; and how many answers were judged, by route.
 faults: list[str] = []
@@ -26,6 +28,7 @@ def judge(method: str, path: str, status: int, kind: str, body: bytes) -> None:
     judged[f"{method} {'/'.join(path.split('/')[:4])}"] += 1
     try:
         found = faults_in(method, path, status, kind, body)
+        found += faults_by_description(method, path, status, kind, body)
     except ValueError as error:
         found = [f"not JSON: {error}"]
     faults.extend(f"{route}: {fault}" for fault in found)
