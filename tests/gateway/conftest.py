@@ -6,8 +6,16 @@ from collections.abc import Iterator
 
 import pytest
 import watched_answers
+from real_gateway import RealGateway, real_gateway
 
 watched_answers.watch()
+
+
+@pytest.fixture(scope="session")
+def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealGateway]:
+    """A gateway with vLLM and the shipped model behind it; its start takes half a minute."""
+    with real_gateway(tmp_path_factory.mktemp("real")) as found:
+        yield found
 
 
 @pytest.fixture(autouse=True)
