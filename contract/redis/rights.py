@@ -66,10 +66,25 @@ OF_WORKERS = tuple(
     xadd {key} * f v
     srandmember {key} 1
     srem {key} m
+    zcard {key}
+    zmscore {key} m
     zincrby {key} 1 m
     zrandmember {key} 1
     zrangebyscore {key} 0 0
     zremrangebyscore {key} 0 0
+    """.strip().splitlines()
+)
+#: What only a gateway runs, as far as a script may run it.
+OF_GATEWAYS = tuple(
+    line.format(key=_KEY).split()
+    for line in """
+    expireat {key} 9999999999
+    hvals {key}
+    srem {key} m
+    zrangebyscore {key} 0 0
+    zremrangebyscore {key} 0 0
+    zrank {key} m
+    zrevrank {key} m
     """.strip().splitlines()
 )
 _KEYS_OF_CELERY = ("_kombu.binding.scratch", "scratch.celery.pidbox")
