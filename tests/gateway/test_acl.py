@@ -77,7 +77,7 @@ def test_everything_runs_under_the_documented_user(server: RedisServer, tmp_path
         batches(client)
         message_batch(other)
         receiver.wait()
-    (kept,) = orjson.loads(run_producer(url, "keys", "list", "--json"))["keys"]
+    (kept,) = orjson.loads(run_producer(url, "keys", "list", "--json"))
     run_producer(url, "keys", "revoke", kept["id"])
 
 
