@@ -66,7 +66,9 @@ OF_WORKERS = tuple(
     xadd {key} * f v
     srandmember {key} 1
     srem {key} m
+    zcard {key}
     zincrby {key} 1 m
+    zmscore {key} m
     zrandmember {key} 1
     zrangebyscore {key} 0 0
     zremrangebyscore {key} 0 0
