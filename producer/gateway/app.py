@@ -23,6 +23,7 @@ from producer.gateway.auth import Auth
 from producer.gateway.batches import routes as batches
 from producer.gateway.bodies import Bodies
 from producer.gateway.caller import Caller
+from producer.gateway.description import routes as description
 from producer.gateway.errors import ApiError, of_warmq
 from producer.gateway.files import routes as files
 from producer.gateway.http import reply
@@ -118,6 +119,7 @@ def routes() -> list[Route]:
         Route("/health", _health),
         Route("/ready", _ready),
         Route("/version", _version),
+        *description.routes(),
         *anthropic.routes(),
         *live.routes(),
         *batches.routes(),  # before those of files/, which take any id

@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shlex
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,14 +26,13 @@ from run_batch_lines import (
     UNSEEN,
     seeing,
 )
+from run_batch_process import BESIDE, RunBatch, comparable
 
 from contract.redis.batches import BatchStore
-from demo.stack import CPU_ENGINE_ARGS, MODEL, ROOT, RedisServer, tiny_model_worker
+from demo.stack import CPU_ENGINE_ARGS, RedisServer, tiny_model_worker
 
 pytestmark = pytest.mark.timeout(300)
 QUEUE = f"warmq.{NAME}"
-#: Two engines run side by side: bound to cores, both would be bound to the same one.
-BESIDE = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture(scope="module")
@@ -49,36 +43,6 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         app = client_app(server.url)
         yield Stack(server.url, folder, client, BatchStore(client, ttl_ms=600_000), app)
         app.close()
-
-
-class RunBatch:
-    """vLLM's run-batch over a file, in a process; its log and output are beside the source."""
-
-    def __init__(self, source: Path, words: str, model: Path = MODEL) -> None:
-        self._out, log = source.with_suffix(".vllm.jsonl"), source.with_suffix(".vllm.log")
-        command = [
-            sys.executable, "-m", "vllm.entrypoints.openai.run_batch", "-i", str(source), "-o",
-            str(self._out), "--model", str(model), "--served-model-name", NAME,
-            *shlex.split(f"{CPU_ENGINE_ARGS} {words}"),
-        ]  # fmt: skip
-        env = os.environ | {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"} | BESIDE
-        with log.open("wb") as to:
-            self._process = subprocess.Popen(
-                command, cwd=ROOT, env=env, stdout=to, stderr=to, start_new_session=True
-            )
-
-    def lines(self) -> list[dict[str, Any]]:
-        """Return the output lines; run-batch must have ended well."""
-        assert self._process.wait(240) == 0, self._out
-        return read_jsonl(self._out)
-
-    def __enter__(self) -> RunBatch:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._process.poll() is None:
-            os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait(20)
 
 
 def through_worker(
@@ -95,15 +59,6 @@ def through_worker(
                              "--errors", errors)  # fmt: skip
     assert run.returncode == 1, run.stderr  # some lines are wrong
     return {found["custom_id"]: found for found in [*read_jsonl(out), *read_jsonl(errors)]}
-
-
-def comparable(value: Any) -> Any:
-    """Without what differs between two runs of one server: ids, times, the last digits."""
-    if isinstance(value, dict):
-        return {k: comparable(v) for k, v in value.items() if k not in ("id", "created")}
-    if isinstance(value, list):
-        return [comparable(inner) for inner in value]
-    return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
 def compare(

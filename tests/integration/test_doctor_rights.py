@@ -117,6 +117,8 @@ def test_every_documented_command_is_tried_that_a_script_can_run() -> None:
     assert tried == commands("warmq-producer") - direct
     of_workers = {words[0] for words in rights.OF_WORKERS}
     assert of_workers - {"set"} == commands("warmq-worker") - direct - not_in_scripts - tried
+    of_gateways = {words[0] for words in rights.OF_GATEWAYS}
+    assert of_gateways == commands("warmq-gateway") - direct - not_in_scripts - tried
 
 
 def refused(own: RedisServer) -> set[str]:

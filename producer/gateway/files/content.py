@@ -8,6 +8,7 @@ from urllib.parse import quote
 
 from starlette.responses import Response, StreamingResponse
 
+from producer.gateway.errors import ApiError, answer
 from producer.gateway.files.objects import FileRecord
 from producer.gateway.store import Store
 
@@ -35,8 +36,9 @@ def content(
     size = record.bytes
     wanted = _wanted(headers, etag, size)
     if wanted is None:
-        told["content-range"] = f"bytes */{size}"
-        return Response(status_code=416, headers=told)
+        beyond = f"the range begins beyond the file's {size} bytes; ask for one that begins before"
+        error = ApiError(416, beyond, code="range_not_satisfiable", param="range")
+        return answer(error, {"content-range": f"bytes */{size}", "accept-ranges": "bytes"})
     start, end = wanted
     status = 200
     if (start, end) != (0, size) or _RANGE.fullmatch(_asked(headers, etag)):

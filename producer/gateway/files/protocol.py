@@ -41,8 +41,8 @@ class FileList(msgspec.Struct, kw_only=True):
 
     object: Literal["list"] = "list"
     data: list[File]
-    first_id: str | None
-    last_id: str | None
+    first_id: str
+    last_id: str
     has_more: bool
 
 

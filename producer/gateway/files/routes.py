@@ -98,7 +98,7 @@ def _list(request: Request) -> Response:
         raise not_found("file", after)
     records, has_more = found
     data = [shown(record) for record in records]
-    first, last = (data[0].id, data[-1].id) if data else (None, None)
+    first, last = (data[0].id, data[-1].id) if data else ("", "")  # OpenAI's are never null
     return reply(FileList(data=data, first_id=first, last_id=last, has_more=has_more))
 
 

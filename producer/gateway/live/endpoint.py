@@ -10,6 +10,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from contract.message import write_online
 from contract.naming import turn_list
+from contract.openai.responses import RESPONSES_URL
 from contract.redis.gateway.live import Push
 from producer.gateway.caller import Caller
 from producer.gateway.limits import Allowance, check_model
@@ -18,6 +19,7 @@ from producer.gateway.live.asked import Asked, read
 from producer.gateway.live.online import Online
 from producer.gateway.live.stream import Stream
 from producer.gateway.live.waiting import Gone, Late, Waiter
+from producer.gateway.live.whole_response import bytes_with_all_fields
 from producer.gateway.services import Services
 
 #: How long results are kept: for a gateway whose connection was lost, and for whoever asks again
@@ -108,7 +110,8 @@ async def _answer(
             return await Stream(asked, waiter, send, allowance.headers, lasts_s).run()
         body = await answer_of(waiter, lasts_s)
         if body is not None:
-            await _send_whole(body, allowance, began, send)
+            told = bytes_with_all_fields(body) if asked.url == RESPONSES_URL else body
+            await _send_whole(told, allowance, began, send)
         return body
     finally:
         timer.cancel()

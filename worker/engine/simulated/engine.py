@@ -214,12 +214,14 @@ def _answer(request: EngineRequest, request_id: str) -> Completion:
     if request.url == RESPONSES_URL:
         return Completion(orjson.dumps(_response(request_id, model, text)), 1, 1)
     chat = request.url == CHAT_URL
-    content = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
+    said = {"role": "assistant", "content": text, "refusal": None}
+    content = {"message": said} if chat else {"text": text}
     body = {
         "id": request_id,
         "object": "chat.completion" if chat else "text_completion",
+        "created": int(time.time()),
         "model": model,
-        "choices": [{"index": 0, "finish_reason": "stop", **content}],
+        "choices": [{"index": 0, **content, "logprobs": None, "finish_reason": "stop"}],
         "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
     }
     return Completion(orjson.dumps(body), 1, 1)

@@ -11,6 +11,7 @@ import orjson
 from contract.streaming import texts_of
 from producer.gateway.errors import ApiError
 from producer.gateway.live.asked import Asked
+from producer.gateway.live.whole_response import with_all_fields
 
 
 class ResponseEvents:
@@ -45,7 +46,8 @@ class ResponseEvents:
         text = texts_of(body).get(0, "")
         if self._in_text and (rest := text[len(sent.get(0, "")) :]):
             yield self.text(0, rest)
-        items = [dict(item) for item in body.get("output") or ()]
+        body = with_all_fields(body)
+        items = body["output"]
         for number, item in enumerate(items):
             if item.get("type") != "message":
                 yield from self._other(number, item)
@@ -74,7 +76,7 @@ class ResponseEvents:
     def _open_text(self, number: int, item_id: str) -> bytes:
         item = {"id": item_id, "type": "message", "role": "assistant", "status": "in_progress",
                 "content": []}  # fmt: skip
-        part = {"type": "output_text", "text": "", "annotations": []}
+        part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
         added = self._event("output_item.added", output_index=number, item=item)
         return added + self._event("content_part.added", **self._at(number, item_id), part=part)
 

@@ -1,0 +1,33 @@
+"""Every answer of every test here is held against OpenAI's own schemas, and /openapi.json."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import watched_answers
+from real_gateway import RealGateway, real_gateway
+
+watched_answers.watch()
+
+
+@pytest.fixture(scope="session")
+def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealGateway]:
+    """A gateway with vLLM and the shipped model behind it; its start takes half a minute."""
+    with real_gateway(tmp_path_factory.mktemp("real")) as found:
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def every_answer_is_valid() -> Iterator[None]:
+    """Fail a test if an answer that came in it is not as OpenAI's document says."""
+    watched_answers.faults.clear()
+    yield
+    found, watched_answers.faults[:] = list(watched_answers.faults), []
+    assert not found, "answers against OpenAI's schemas:\n" + "\n".join(found)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how many answers were judged."""
+    total = sum(watched_answers.judged.values())
+    terminalreporter.write_line(f"{total} answers held against OpenAI's schemas")

@@ -1,0 +1,44 @@
+"""The gateway's OpenAPI document: valid, and of exactly the routes that there are."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import orjson
+import pytest
+from openapi_spec_validator import OpenAPIV31SpecValidator
+
+from producer.gateway.app import routes
+from producer.gateway.description.document import document
+
+
+@pytest.fixture(scope="module")
+def made() -> dict[str, Any]:
+    found: dict[str, Any] = orjson.loads(orjson.dumps(document()))
+    return found
+
+
+def test_the_document_is_openapi_3_1(made: dict[str, Any]) -> None:
+    OpenAPIV31SpecValidator(made).validate()
+
+
+def test_it_describes_the_routes_that_there_are_and_no_others(made: dict[str, Any]) -> None:
+    served = {
+        (method, re.sub(r":\w+\}", "}", route.path))
+        for route in routes()
+        for method in (route.methods or {"POST"}) - {"HEAD"}
+    }
+    described = {(m.upper(), path) for path, methods in made["paths"].items() for m in methods}
+    assert described == served
+
+
+def test_operations_have_ids_of_their_own(made: dict[str, Any]) -> None:
+    ids = [each["operationId"] for path in made["paths"].values() for each in path.values()]
+    assert len(set(ids)) == len(ids)
+
+
+def test_every_schema_is_named_by_something(made: dict[str, Any]) -> None:
+    text = orjson.dumps(made).decode()
+    for name in made["components"]["schemas"]:
+        assert f'"#/components/schemas/{name}"' in text, name
