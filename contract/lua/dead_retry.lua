@@ -6,7 +6,7 @@
 --   celery-task-meta-<id>, warmq:batch:<id>
 -- Returns: how many were queued again (unreadable ones stay, and those of a batch that RETIRE has
 --   met: HOLD must come first).
-local count, now = 0, now_ms()
+local count, moved, now = 0, 0, now_ms()
 
 -- Whether a stored failure is this letter's request's: any client may use any id.
 local function is_own(id, batch)
@@ -43,6 +43,7 @@ for i = 1, #ARGV do
       forget_letter(ARGV[i])
     elseif batch == '' or redis.call('HEXISTS', batch_key(batch), 'retiring') == 0 then
       local message = redis.call('LINDEX', 'warmq:dead:' .. ARGV[i], 0)
+      moved = moved + #message
       redis.call('LPUSH', home, without_expires(without_past_deadline(message, now)))
       note_pushed(home, 1)
       if failed then undo_failure(id, batch) end
@@ -53,4 +54,5 @@ for i = 1, #ARGV do
     end
   end
 end
+if moved > 1024 * 1024 then collectgarbage() end -- its copies stay in Lua's memory
 return count

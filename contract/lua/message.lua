@@ -119,10 +119,10 @@ end
 local DEADLINE = '("deadline":%s*)(%-?%d[%d.eE+-]*)'
 local function without_past_deadline(message, now)
   local stop = body_end(message) or 1
-  local body, rest = string.sub(message, 1, stop - 1), string.sub(message, stop)
+  local rest = string.sub(message, stop)
   local _, deadline = string.match(rest, DEADLINE)
   if not deadline or (tonumber(deadline) or 0) * 1000 > now then return message end
-  return body .. string.gsub(rest, DEADLINE, '%1null')
+  return string.sub(message, 1, stop - 1) .. string.gsub(rest, DEADLINE, '%1null')
 end
 
 -- The same for Celery's `expires`, which Lua cannot read: whenever it is.

@@ -10,7 +10,7 @@ local batch, life = ARGV[1], ARGV[2]
 local key = batch_key(batch)
 if not batch_alive(batch, life) then return -1 end
 if redis.call('HEXISTS', key, 'retiring') == 1 then return -2 end
-local count, now = 0, now_ms()
+local count, moved, now = 0, 0, now_ms()
 for i = 3, #ARGV, 2 do
   local id, outcome = ARGV[i], ARGV[i + 1]
   local noted, home = noted_ending(batch, id)
@@ -22,6 +22,7 @@ for i = 3, #ARGV, 2 do
       local lifted = message and without_past_deadline(message, now)
       if lifted ~= message then redis.call('LSET', home, 0, lifted) end
       if message then note_pushed(home, 1) end
+      moved = moved + #(message or '')
     end
     redis.call('HDEL', key .. ':failed', id)
     redis.call('DEL', RESULT .. id)
@@ -42,4 +43,5 @@ if count > 0 then
   if tonumber(there[1] or 0) < tonumber(there[2] or 0) then redis.call('HDEL', key, 'sealed') end
   redis.call('ZREM', 'warmq:retiring', batch)
 end
+if moved > 1024 * 1024 then collectgarbage() end -- what LMOVE answers stays in Lua's memory
 return count

@@ -67,8 +67,8 @@ OF_WORKERS = tuple(
     srandmember {key} 1
     srem {key} m
     zcard {key}
-    zmscore {key} m
     zincrby {key} 1 m
+    zmscore {key} m
     zrandmember {key} 1
     zrangebyscore {key} 0 0
     zremrangebyscore {key} 0 0

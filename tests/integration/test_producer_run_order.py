@@ -69,7 +69,7 @@ def test_a_killed_run_goes_on_by_the_same_order(
     source, out = by_question(tmp_path / "in.jsonl"), tmp_path / "out.jsonl"
     words = (source, out, "--window", "500", "--order", "prefix")
     with running(redis_url, *words) as process:
-        eventually(lambda: len(store.batches()) == 2, 20)
+        eventually(lambda: sum(batch.sealed for batch in store.batches()) == 2, 20)
         before = popped(store, 600)
         eventually(lambda: done_windows(out) == 1, 20)
         process.send_signal(signal.SIGKILL)

@@ -40,6 +40,14 @@ def lua_peak(client: redis.Redis) -> int:
     return int(client.info("memory")["used_memory_lua"])
 
 
+@pytest.fixture(autouse=True)
+def lazy_collector(redis_client: redis.Redis) -> Iterator[None]:
+    """Leave garbage where it is: what a script collects in time must not depend on others."""
+    redis_client.eval("collectgarbage() collectgarbage('setpause', 10000)", 0)
+    yield
+    redis_client.eval("collectgarbage('setpause', 200) collectgarbage()", 0)
+
+
 @pytest.fixture
 def handed_out(worker: Lessee, store: BatchStore) -> Iterator[list]:
     submit_batch(store, bodies=large(20))

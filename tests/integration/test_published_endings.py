@@ -13,6 +13,7 @@ from draining import LONG, draining, soon
 from lessee import QUEUE, Lessee, celery_message, chat, stored
 
 from contract.redis import keys
+from demo.stack import eventually
 
 PAST, SOON = 1.0, 0.3
 SUSPECTS = [keys.suspects_list(QUEUE)]
@@ -37,7 +38,8 @@ class Waiting:
 
     def heard_once(self) -> dict[str, Any]:
         """Return the one meta that was published, which is the stored one."""
-        (meta,) = self.heard()
+        # What was published has left Redis; it comes on a connection of its own.
+        (meta,) = eventually(self.heard, 5, "the meta is heard")
         assert meta == stored(self.client, self.request_id)
         assert self.client.pttl(keys.result_key(self.request_id)) > 0
         return meta
