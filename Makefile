@@ -64,7 +64,7 @@ test-integration: $(STAMP) ## tests with a real Redis
 test-e2e: $(STAMP) ## tests with the real command lines and processes
 	$(PYTEST) tests/e2e
 
-# OpenAI's SDK 2.x and, with a Node of its own, the one in JavaScript; both as their registries have them.
+# OpenAI's SDK 2.x, schemathesis and, with a Node of its own, the SDK in JavaScript.
 CLIENTS_VENV := .venv-clients
 $(CLIENTS_VENV)/.installed: scripts/setup requirements/clients.txt tests/gateway/node/package-lock.json
 	@VENV=$(CLIENTS_VENV) scripts/setup clients

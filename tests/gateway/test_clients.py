@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 import pytest
-from other_clients import judge_recorded, python, run_node
+from other_clients import judge_recorded, program, run_node
 from real_gateway import RealGateway, questions_as_batch
 from real_stack import text_of, write_jsonl
 from run_batch_lines import FAILING, GENERATING, SERVING
@@ -90,8 +90,9 @@ def test_node_sdk_unwraps_a_webhook(real: RealGateway, tmp_path: Path) -> None:
 def test_python_sdk_2_does_all_of_it(real: RealGateway, tmp_path: Path) -> None:
     questions, lines = questions_as_batch(8, seed=3)
     source = write_jsonl(tmp_path / "in.jsonl", lines)
+    script = Path(__file__).with_name("older_sdk.py")
     done = subprocess.run(
-        [str(python()), str(Path(__file__).with_name("older_sdk.py"))], timeout=120, check=False,
+        [program("python"), str(script)], timeout=120, check=False,
         env={"BASE_URL": real.url, "MODEL": real.model, "INPUT": str(source)},
         capture_output=True,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Programs that are not of .venv: Node, and OpenAI's SDK of the release before (.venv-clients)."""
+"""Programs that are not of .venv but of .venv-clients: Node, OpenAI's SDK 2.x, schemathesis."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ VENV = Path(ROOT) / ".venv-clients"
 NODE = Path(ROOT) / "tests" / "gateway" / "node"
 
 
-def python() -> Path:
-    """Return the interpreter whose `openai` is the older one."""
+def program(name: str) -> str:
+    """Return the path of a program: `python` imports the older `openai`, `st` is schemathesis."""
     _check()
-    return VENV / "bin" / "python"
+    return str(VENV / "bin" / name)
 
 
 def _check() -> None:

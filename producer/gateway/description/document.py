@@ -123,7 +123,7 @@ def _schema(kind: Any, route: str) -> Schema:
 def _operation(operation: Operation, path: str) -> dict[str, Any]:
     content = {operation.answers_as: {"schema": _schema(operation.answer, operation.route)}}
     if operation.streams:
-        content[EVENTS] = {"schema": {"type": "string"}}
+        content[EVENTS] = {"schema": {"description": "Server-sent events, as OpenAI's."}}
     error = "AnthropicError" if path.startswith("/v1/messages") else "Error"
     made: dict[str, Any] = {
         "summary": operation.does,
