@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 
 import uvicorn
@@ -19,6 +20,9 @@ from producer.gateway.settings import GatewaySettings
 KEEP_ALIVE_S = 75
 #: Streams that are open when the gateway ends have so long.
 GRACE_S = 10
+#: New objects after which Python's collector looks at the young ones, as in the worker
+#: (docs/decisions/0009): at its own 700 it did so every few requests.
+YOUNG_OBJECTS = 10_000
 
 
 def serve(settings: GatewaySettings) -> None:
@@ -38,8 +42,11 @@ def serve(settings: GatewaySettings) -> None:
         quiet_about_clients()
         if settings.gateway_carries:
             carrier.start()
+        app = build(services)
+        gc.freeze()  # a full collection would look at all that stays, 90,000 objects
+        gc.set_threshold(YOUNG_OBJECTS)
         uvicorn.run(
-            build(services),
+            app,
             host=settings.gateway_host,
             port=settings.gateway_port,
             loop="uvloop",
