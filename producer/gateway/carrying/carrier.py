@@ -13,6 +13,7 @@ from contract.errors import StoreUnavailable, WarmqError
 from contract.redis.gateway.due import Claim
 from contract.redis.gateway.objects import Stored
 from producer.gateway.batches.record import BatchRecord, decode
+from producer.gateway.batches.starting import forget_batch
 from producer.gateway.carrying.after import AfterEnd
 from producer.gateway.carrying.carried import Carried, Changed
 from producer.gateway.carrying.held import GivenUp, Held, Leases
@@ -81,7 +82,8 @@ class Carrier:
         runs = self._runs([record for _, _, record in found])
         for claim, was in zip(claims, stored, strict=True):
             if was is None:
-                due.finish(claim)  # deleted, or never written
+                forget_batch(self._services, claim.id)  # deleted, or never written
+                due.finish(claim)
         for claim, was, record in found:
             if record.id in runs:
                 due.release(claim, wait_ms(record.created_at))
