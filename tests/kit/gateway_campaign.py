@@ -26,7 +26,7 @@ from support import run_producer
 from webhook_receiver import Receiver
 
 from contract.redis.batches import BatchStore
-from demo.stack import RedisServer, eventually
+from demo.stack import RedisServer, _answers, eventually
 
 T = TypeVar("T")
 #: From when a phase is seen to the kill, at most: about as long as the phase lasts.
@@ -53,6 +53,8 @@ class GatewayCampaign:
         self.files = folder.resolve() / "files"
         #: When something was killed, in ms since 1970, as Redis counts.
         self.killed_at: list[float] = []
+        #: From when to when Redis was away, in the same way.
+        self.outages: list[tuple[float, float]] = []
         self.asked: list[Asked] = []
         self._by_file: dict[str, str] = {}
         self._kills, self._redis_kills, self._most = kills, redis_kills, most_lines
@@ -153,7 +155,10 @@ class GatewayCampaign:
         time.sleep(self.random.uniform(0, 1))  # the fault's moment, at random
         self.redis.stop(signal.SIGKILL)
         self._killed("redis")
-        self.redis.start()
+        self.redis.start(wait=False)
+        with self.redis.client() as client:  # a long append-only file takes some time
+            eventually(lambda: _answers(client), HANG_S, "Redis is back")
+        self.outages.append((self.killed_at[-1], time.time() * 1000))
 
     def _killed(self, what: str) -> None:
         self.killed_at.append(time.time() * 1000)

@@ -27,10 +27,18 @@ class Takeover:
     last_sign: float
     claimed: float
 
-    def seconds_after(self, kills: Sequence[float]) -> float | None:
-        """Return how long after the first kill since the last sign of life; None without one."""
+    def seconds_after(
+        self, kills: Sequence[float], outages: Sequence[tuple[float, float]]
+    ) -> float | None:
+        """Return how long after the first kill since the last sign of life; None without one.
+
+        While Redis is away nobody can take anything over: then it counts from its return.
+        """
         found = [at for at in kills if self.last_sign <= at <= self.claimed]
-        return (self.claimed - min(found)) / 1000 if found else None
+        if not found:
+            return None
+        back = [until for _, until in outages if min(found) <= until <= self.claimed]
+        return (self.claimed - max([min(found), *back])) / 1000
 
 
 @dataclass

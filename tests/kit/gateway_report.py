@@ -26,7 +26,7 @@ class GatewayReport:
     takeovers: Counter[str] = field(default_factory=Counter)
     takeover_s: dict[str, float] = field(default_factory=dict)
     slow_takeovers: int = 0
-    #: Work taken from a process that nobody had killed.
+    #: Work taken from a process although neither it nor Redis had been killed.
     robbed: int = 0
     #: What clients were told before they asked again.
     told_meanwhile: Counter[str] = field(default_factory=Counter)

@@ -146,10 +146,11 @@ class Carrier:
         return None
 
     def _give_up(self, claim: Claim) -> None:
-        if self._stop.is_set():
-            self._release(claim, 0)
-        else:
-            log.info("batch %s is carried by another gateway now", claim.id)
+        # If its lease has ended, a renewal that was under way may have come through all the same:
+        # then nobody else has it, and it is free now. What another one has stays with that one.
+        self._release(claim, 0)
+        if not self._stop.is_set():
+            log.info("batch %s is given up: its lease was not renewed in time", claim.id)
 
     def _release(self, claim: Claim, in_ms: int) -> None:
         with suppress(StoreUnavailable):  # else its lease ends by itself
