@@ -102,6 +102,11 @@ faults-full: $(STAMP) ## the long form: 200 random faults over 20,000 requests, 
 	$(PY) tests/faults/run_campaign.py --save --real $(if $(SEED),--seed $(SEED))
 	for guard in NX the-lease the-grace; do $(PY) tests/faults/run_campaign.py --save --without $$guard || exit 1; done
 	$(MAKE) memory-full
+	$(MAKE) faults-gateway-full
+
+.PHONY: faults-gateway-full
+faults-gateway-full: $(STAMP) ## kill gateways, their carriers and Redis at 45 random moments; keeps figures
+	$(PY) tests/faults/run_gateway.py --save $(if $(SEED),--seed $(SEED))
 
 .PHONY: test-servers
 test-servers: $(STAMP) ## protocol and fault tests on Redis 6.2, 7.0, 8.0 and Valkey; downloads packages, 20 minutes

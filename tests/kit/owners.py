@@ -1,7 +1,8 @@
 """Whether everything in Redis has an owner or an end; the fault suite's end asks it each time.
 
-Owners are batches that are registered and not retired, workers with leases, the queues, and the
-operator, who sees the dead letters. What has none must end by itself: a time to live.
+Owners are batches that are registered and not retired, workers with leases, the queues, the
+operator, who sees the dead letters, and tenants of gateways (gateway_owners.py). What has none must
+end by itself: a time to live.
 """
 
 from __future__ import annotations
@@ -10,27 +11,19 @@ import re
 from collections.abc import Iterator
 
 import redis
+from gateway_owners import gateway_entries, gateway_keys
 from snapshot import Snapshot
 
 from contract import naming
 from contract.redis import keys
-from contract.redis.gateway.api_keys import KEYS as GATEWAY_KEYS
 
-#: What batches hold of budgets, by batch; bytes of files, by tenant.
-RESERVED, STORED = "warmq:gateway:reserved", "warmq:gateway:stored"
 #: One key each, whatever happens. The entries of some are looked at one by one.
 REGISTRIES = {
     keys.LEASE_SEQ, keys.LEASES, keys.WORKERS, keys.RETURNS, keys.DEATHS, keys.DEAD, keys.REVOKED,
-    keys.SWEEP, keys.BATCHES, keys.RETIRING, keys.TENANTS, GATEWAY_KEYS, RESERVED, STORED,
-    "warmq:gateway:stored-by",
+    keys.SWEEP, keys.BATCHES, keys.RETIRING, keys.TENANTS,
 }  # fmt: skip
 #: Celery's control queue, its bindings, and the replies to `inspect`.
 CELERY = re.compile(rb"_kombu\.binding.*|warmq[-:]control.*|.*\.celery\.pidbox")
-#: What gateways keep for their tenants until these delete it, and their work that is due.
-GATEWAY = re.compile(
-    rb"warmq:gateway:(?:(?:file|batch|upload|webhook|message_batch)(?:e?s)?|due|enqueued|reserved|stored|keys).*"
-    rb"|warmq:gateway:listed_until"
-)
 #: A revocation's time is over: how long its entry may still be there.
 REVOKED_GRACE_S = 60
 
@@ -52,9 +45,9 @@ def ownerless_in(snap: Snapshot) -> dict[str, str]:
     unowned = {
         key.decode(errors="replace"): "no owner and no time to live"
         for key in snap.ttl.keys() - owned
-        if snap.ttl[key] < 0 and not CELERY.fullmatch(key) and not GATEWAY.fullmatch(key)
+        if snap.ttl[key] < 0 and not CELERY.fullmatch(key)
     }
-    return unowned | dict(_entries(snap))
+    return unowned | dict(_entries(snap)) | dict(gateway_entries(snap))
 
 
 def owning_batches(snap: Snapshot) -> list[str]:
@@ -83,15 +76,7 @@ def _owned(snap: Snapshot) -> set[str]:
         if not leases.keys().isdisjoint(snap.leases(worker)) or worker in snap.hash(keys.WORKERS):
             owned |= snap.lease_keys(worker)
     owned.update(map(keys.dead_key, snap.dead()))
-    return owned | _of_gateways(snap)
-
-
-def _of_gateways(snap: Snapshot) -> set[str]:
-    """Return counters that a batch or a file answers for."""
-    holders = {tenant.decode() for tenant in snap.hash(RESERVED).values()}
-    held = {f"warmq:gateway:{part}:{tenant}" for tenant in holders
-            for part in ("enqueued", "reserved")}  # fmt: skip
-    return held | {f"{STORED}:{tenant}" for tenant in snap.hash(STORED)}
+    return owned | gateway_keys(snap)
 
 
 def _any(snap: Snapshot, queue: str) -> bool:

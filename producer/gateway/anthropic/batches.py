@@ -26,7 +26,7 @@ from producer.gateway.anthropic.protocol import (
 from producer.gateway.anthropic.results import count
 from producer.gateway.batches.create import DEFAULT_PRIORITY
 from producer.gateway.batches.record import ENDED, BatchRecord, Counts, decode
-from producer.gateway.batches.starting import request_cancel, start_batch
+from producer.gateway.batches.starting import announce_batch, request_cancel, start_batch
 from producer.gateway.caller import Caller
 from producer.gateway.errors import ApiError, invalid, not_found
 from producer.gateway.files.objects import FileRecord, Files
@@ -52,8 +52,8 @@ def create(
 ) -> BatchRecord:
     """Keep the input file that was written, and ask for the batch to be carried."""
     files = Files(services)
+    files.announce(file.id)  # first: nothing may lie in the store, or count, that nobody knows of
     services.limits.note_bytes(caller, file.id, file.bytes)
-    files.announce(file.id)  # first: nothing may lie in the store that nobody knows of
     writer.commit()
     files.create(file)
     now = int(time.time())
@@ -63,6 +63,7 @@ def create(
         expires_at=now + WINDOW_S, changed_at={"validating": now}, output_expires_after_s=KEPT_S,
         priority=max(DEFAULT_PRIORITY, caller.highest_priority), counts=Counts(total=total),
     )  # fmt: skip
+    announce_batch(services, batch_id)
     # Into the list first: it must be there as soon as it can be carried.
     services.objects.create(_KIND, caller.tenant, batch_id, now, b"null")
     start_batch(services, record)
@@ -133,8 +134,9 @@ def delete(services: Services, caller: Caller, batch_id: str) -> None:
     for file_id in (record.input_file_id, record.output_file_id, record.error_file_id):
         if file_id is not None:
             files.delete(caller.tenant, file_id)
-    services.objects.delete("batch", caller.tenant, batch_id)
+    # The batch last: who asks again, because a gateway died at it, must find it.
     services.objects.delete(_KIND, caller.tenant, batch_id)
+    services.objects.delete("batch", caller.tenant, batch_id)
 
 
 def ended(services: Services, caller: Caller, batch_id: str) -> BatchRecord:

@@ -8,7 +8,7 @@ from producer.gateway.batches.create import checked, id_for
 from producer.gateway.batches.protocol import Batch, BatchList
 from producer.gateway.batches.record import ENDED, BatchRecord
 from producer.gateway.batches.shown import shown, view_status
-from producer.gateway.batches.starting import request_cancel, start_batch
+from producer.gateway.batches.starting import announce_batch, request_cancel, start_batch
 from producer.gateway.caller import Caller
 from producer.gateway.errors import ApiError, not_found
 from producer.gateway.files.objects import Files
@@ -33,9 +33,9 @@ def create(services: Services, caller: Caller, body: bytes, idempotency: str) ->
 def _reserve(services: Services, caller: Caller, record: BatchRecord) -> None:
     """Hold the batch's tokens of the tenant's budget, about: its models are not known yet.
 
-    A batch that is not created after all, because its gateway dies, holds nothing after a minute
-    (contract/redis/gateway/limits.py).
+    A batch that is not created after all, because its gateway dies, holds nothing after a minute.
     """
+    announce_batch(services, record.id)
     file = Files(services).get(caller.tenant, record.input_file_id)
     tokens = estimated_tokens(file.bytes) if file else 0
     services.limits.reserve(caller, record.id, {"": tokens})

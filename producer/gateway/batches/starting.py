@@ -12,6 +12,25 @@ from producer.gateway.services import Services
 #: Whoever carries batches looks for a new one at the latest after so long, also if the gateway that
 #: was to ask for it died just before. It finds nothing if the batch itself was not written either.
 _LOOK_MS = 10_000
+#: And for what a create has noted before it wrote the batch. It is longer than any try of a create
+#: waits for Redis.
+_NOTED_MS = 60_000
+
+
+def announce_batch(services: Services, batch_id: str) -> None:
+    """Say that something is about to be noted for a batch that is not written yet.
+
+    If it never is, whoever carries batches calls `forget_batch`.
+    """
+    services.due.add("batch", batch_id, _NOTED_MS)
+
+
+def forget_batch(services: Services, batch_id: str) -> None:
+    """Remove what was noted for a batch that is not there."""
+    services.limits.give_back(batch_id)
+    owner = services.objects.owner_of("message_batch", batch_id)
+    if owner is not None:
+        services.objects.delete("message_batch", owner, batch_id)
 
 
 def start_batch(services: Services, record: BatchRecord) -> bool:

@@ -8,17 +8,22 @@ import os
 import signal
 import sys
 import threading
+import time
 
-from contract.errors import WarmqError
+from contract.errors import StoreUnavailable, WarmqError
 from contract.settings import load
 from producer.gateway.carrying.after import everything
 from producer.gateway.carrying.carrier import Carrier
 from producer.gateway.services import Services
 from producer.gateway.settings import GatewaySettings
 
+log = logging.getLogger(__name__)
+
 _PR_SET_PDEATHSIG = 1
 #: What is at hand is given back within so long, or its lease ends by itself.
 _GRACE_S = 8.0
+#: Between two looks whether Redis is there.
+_AGAIN_S = 0.5
 
 
 def _end_with(parent: int) -> None:
@@ -26,6 +31,23 @@ def _end_with(parent: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
         sys.exit(0)
+
+
+def _open(settings: GatewaySettings) -> Services:
+    """Connect, once Redis is there: it may be starting again, and what died with it waits for this.
+
+    Raises:
+        StoreFailed: files cannot be kept where the settings say.
+    """
+    away = False
+    while True:
+        try:
+            return Services.open(settings, "warmq-carrier")
+        except StoreUnavailable as error:
+            if not away:
+                log.warning("no batches are carried: %s", error.message)
+            away = True
+        time.sleep(_AGAIN_S)
 
 
 def main() -> int:
@@ -46,9 +68,9 @@ def main() -> int:
     if len(sys.argv) > 1:
         _end_with(int(sys.argv[1]))
     try:
-        services = Services.open(load(GatewaySettings), "warmq-carrier")
+        services = _open(load(GatewaySettings))
     except WarmqError as error:
-        logging.getLogger(__name__).error("%s", error.message)
+        log.error("%s", error.message)
         return 1
     carrier = Carrier(services, everything())
     carrier.run()

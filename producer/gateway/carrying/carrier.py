@@ -13,6 +13,7 @@ from contract.errors import StoreUnavailable, WarmqError
 from contract.redis.gateway.due import Claim
 from contract.redis.gateway.objects import Stored
 from producer.gateway.batches.record import BatchRecord, decode
+from producer.gateway.batches.starting import forget_batch
 from producer.gateway.carrying.after import AfterEnd
 from producer.gateway.carrying.carried import Carried, Changed
 from producer.gateway.carrying.held import GivenUp, Held, Leases
@@ -81,7 +82,8 @@ class Carrier:
         runs = self._runs([record for _, _, record in found])
         for claim, was in zip(claims, stored, strict=True):
             if was is None:
-                due.finish(claim)  # deleted, or never written
+                forget_batch(self._services, claim.id)  # deleted, or never written
+                due.finish(claim)
         for claim, was, record in found:
             if record.id in runs:
                 due.release(claim, wait_ms(record.created_at))
@@ -144,10 +146,11 @@ class Carrier:
         return None
 
     def _give_up(self, claim: Claim) -> None:
-        if self._stop.is_set():
-            self._release(claim, 0)
-        else:
-            log.info("batch %s is carried by another gateway now", claim.id)
+        # If its lease has ended, a renewal that was under way may have come through all the same:
+        # then nobody else has it, and it is free now. What another one has stays with that one.
+        self._release(claim, 0)
+        if not self._stop.is_set():
+            log.info("batch %s is given up: its lease was not renewed in time", claim.id)
 
     def _release(self, claim: Claim, in_ms: int) -> None:
         with suppress(StoreUnavailable):  # else its lease ends by itself

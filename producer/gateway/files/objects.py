@@ -95,9 +95,11 @@ class Files:
 
     def delete(self, tenant: str, file_id: str) -> bool:
         """Remove a tenant's file; return whether it was there."""
+        if self.get(tenant, file_id) is None:
+            return False
+        self.announce(file_id)  # first: a gateway that dies then leaves its content to be swept
         if not self._services.objects.delete("file", tenant, file_id):
             return False
-        self.announce(file_id)  # a gateway that dies now leaves its content to be swept
         self._services.store.delete(file_id)
         self._services.limits.forget_bytes(tenant, file_id)
         return True

@@ -76,8 +76,8 @@ def _record(
 
 def _keep(used: Services, mine: Caller, writer: Writer, record: FileRecord) -> FileRecord:
     files = Files(used)
+    files.announce(record.id)  # first: nothing may lie in the store, or count, that nobody knows of
     used.limits.note_bytes(mine, record.id, record.bytes)
-    files.announce(record.id)  # first: nothing may lie in the store that nobody knows of
     writer.commit()
     return files.create(record)
 

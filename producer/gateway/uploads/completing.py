@@ -52,10 +52,10 @@ def complete(
         with services.store.write(record.file_id) as writer:
             _assemble(services, record, writer)
             _check_still_open(services, record)
+            files.announce(record.file_id)  # first: nothing may count that nobody knows of
             # In this order, as `note_bytes` counts the upload's announced bytes until now.
             services.limits.forget_bytes(caller.tenant, record.id)
             services.limits.note_bytes(caller, record.file_id, record.bytes)
-            files.announce(record.file_id)
             writer.commit()
         file = files.create(_file_of(record))
         record = change(services, caller.tenant, upload_id, _completed)

@@ -63,8 +63,8 @@ def create(services: Services, caller: Caller, asked: UploadCreate, upload_id: s
         expires_at=now + OPEN_S, filename=safe_name(asked.filename), purpose=purpose_of(fields),
         file_id=new_id("file-"), life_s=life_of(fields),
     )  # fmt: skip
+    services.due.add("upload", upload_id, OPEN_S * 1000)  # first: then nothing counts for ever
     services.limits.note_bytes(caller, upload_id, asked.bytes)
-    services.due.add("upload", upload_id, OPEN_S * 1000)
     if services.objects.create("upload", caller.tenant, upload_id, now, encode(record)):
         return record
     return get(services, caller.tenant, upload_id)

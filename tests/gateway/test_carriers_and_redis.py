@@ -1,0 +1,89 @@
+"""Carriers while Redis is away: one that starts waits for it, and nobody keeps what he gave up."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import redis
+
+from contract.redis.batches import BatchStore
+from contract.redis.gateway.due import Claim, Due
+from demo.stack import ROOT, RedisServer, eventually
+from producer.gateway.carrying.carrier import Carrier
+from producer.gateway.carrying.held import GivenUp
+from producer.gateway.carrying.phases import Phases
+from producer.gateway.services import Services
+from producer.gateway.settings import GatewaySettings
+
+
+@contextmanager
+def waiting_carrier(redis_url: str, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a carrier that finds no Redis."""
+    log = folder / "carrier.log"
+    env = {
+        "PYTHONPATH": str(ROOT), "WARMQ_REDIS_URL": redis_url,
+        "WARMQ_GATEWAY_STORE": str(folder / "files"),
+    }  # fmt: skip
+    command = [sys.executable, "-m", "producer.gateway.carrying"]
+    with log.open("wb") as file:
+        process = subprocess.Popen(command, env=env, stderr=file, cwd=ROOT)
+    try:
+        eventually(lambda: "is Redis running" in log.read_text(), 30, "it has found no Redis")
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_carrier_that_starts_while_redis_is_away_waits_for_it(tmp_path: Path) -> None:
+    server = RedisServer(tmp_path / "redis")
+    with waiting_carrier(server.url, tmp_path) as process, server, server.client() as client:
+        Due.beside(BatchStore(client, ttl_ms=60_000)).add("batch", "batch_never")
+        eventually(lambda: not client.exists("warmq:gateway:due:batch"), 30, "it has looked at it")
+        process.terminate()
+        assert process.wait(20) == 0
+
+
+def test_a_carrier_that_waits_for_redis_ends_when_it_is_told_to(tmp_path: Path) -> None:
+    with waiting_carrier(RedisServer(tmp_path / "redis").url, tmp_path) as process:
+        process.terminate()
+        assert process.wait(20) == 0
+
+
+def test_what_a_carrier_gives_up_is_free_at_once_if_nobody_has_taken_it(
+    redis_url: str, redis_client: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = GatewaySettings(redis_url=redis_url, gateway_store=str(tmp_path / "files"))
+    services = Services.open(settings)
+    services.objects.create("batch", "t", "batch_1", 1, _DOCUMENT)
+    services.due.add("batch", "batch_1")
+
+    def renewed_late(*_: object) -> None:
+        """Redis was away for longer than the lease; the renewal came through all the same."""
+        (name,) = redis_client.zrange("warmq:gateway:due:batch", 0, -1)
+        redis_client.zincrby("warmq:gateway:due:batch", 60_000, name)
+        raise GivenUp
+
+    monkeypatch.setattr(Phases, "carry", renewed_late)
+    carrier = Carrier(services, [])
+    with ThreadPoolExecutor(1) as pool:
+        carrier._look(pool)
+    (claim,) = services.due.claim("batch", 1000)
+    assert claim.id == "batch_1"
+    # What another one has claimed since stays with that one.
+    assert services.due.renew(claim, 60_000)
+    carrier._give_up(Claim("batch", "batch_1", "another token"))
+    assert services.due.claim("batch", 1000) == []
+    services.close()
+
+
+_DOCUMENT = (
+    b'{"id":"batch_1","tenant":"t","endpoint":"/v1/chat/completions","input_file_id":"file-1",'
+    b'"completion_window":"24h","created_at":1,"expires_at":9999999999}'
+)

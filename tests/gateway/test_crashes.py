@@ -1,0 +1,174 @@
+"""A gateway that dies before any one of its steps leaves nothing that nobody would remove."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+import redis
+from owners import ownerless
+from support import chat_line
+
+from contract.redis.client import Client, _Pipeline
+from producer.gateway.anthropic import batches as message_batches
+from producer.gateway.batches import batches
+from producer.gateway.caller import Caller
+from producer.gateway.carrying.carrier import Carrier
+from producer.gateway.files import routes as files_routes
+from producer.gateway.files.objects import FileRecord, Files
+from producer.gateway.services import Services
+from producer.gateway.settings import GatewaySettings
+from producer.gateway.store.folder import Folder, _Writer
+from producer.gateway.sweeping import sweep_files
+from producer.gateway.uploads import completing, uploads
+from producer.gateway.uploads.protocol import UploadComplete, UploadCreate
+
+CALLER = Caller(tenant="t")
+LINE = orjson.dumps(chat_line("a", model="small")) + b"\n"
+#: What a process asks of Redis and of its store, one step after the other.
+STEPS = (
+    (Client, "execute_command"),
+    (_Pipeline, "execute"),
+    (_Writer, "commit"),
+    (Folder, "delete"),
+)
+
+
+class Died(BaseException):
+    """The process is gone; nothing that catches errors runs after it."""
+
+
+@pytest.fixture
+def services(redis_url: str, tmp_path: Path) -> Iterator[Services]:
+    settings = GatewaySettings(redis_url=redis_url, gateway_store=str(tmp_path / "files"))
+    opened = Services.open(settings)
+    yield opened
+    opened.close()
+
+
+def dies_after(patch: pytest.MonkeyPatch, steps: int) -> None:
+    """Let so many steps be done, and no further one."""
+    left = [steps]
+
+    def counted(done: Callable[..., Any]) -> Callable[..., Any]:
+        def step(*args: Any, **more: Any) -> Any:
+            if not left[0]:
+                raise Died
+            left[0] -= 1
+            return done(*args, **more)
+
+        return step
+
+    for owner, name in STEPS:
+        patch.setattr(owner, name, counted(getattr(owner, name)))
+
+
+def write(services: Services, name: str = "file-1") -> FileRecord:
+    with services.store.write(name) as writer:
+        writer.write(LINE)
+        record = record_of(name)
+        return files_routes._keep(services, CALLER, writer, record)
+
+
+def record_of(name: str) -> FileRecord:
+    return FileRecord(
+        id=name, tenant=CALLER.tenant, bytes=len(LINE), created_at=1, filename="in.jsonl",
+        purpose="batch",
+    )  # fmt: skip
+
+
+def upload(services: Services) -> None:
+    asked = UploadCreate(
+        bytes=len(LINE), filename="in.jsonl", mime_type="application/jsonl", purpose="batch"
+    )
+    begun = uploads.create(services, CALLER, asked, "upload_1")
+    with services.store.write("part_1") as writer:
+        writer.write(LINE)
+        uploads.add_part(services, CALLER.tenant, begun.id, "part_1", len(LINE))
+        writer.commit()
+    completing.complete(services, CALLER, begun.id, UploadComplete(part_ids=["part_1"]))
+
+
+def delete(services: Services) -> None:
+    Files(services).delete(CALLER.tenant, "file-0")
+
+
+def create(services: Services) -> None:
+    body = {"input_file_id": "file-0", "endpoint": "/v1/chat/completions",
+            "completion_window": "24h"}  # fmt: skip
+    batches.create(services, CALLER, orjson.dumps(body), "")
+
+
+def message_batch(services: Services) -> None:
+    with services.store.write("file-1") as writer:
+        writer.write(LINE)
+        message_batches.create(services, CALLER, "msgbatch_1", writer, record_of("file-1"), total=1)
+
+
+def message_batch_deleted(services: Services) -> None:
+    message_batch(services)
+    (read,) = services.objects.several("batch", ["msgbatch_1"])
+    assert read is not None
+    ended = orjson.dumps(orjson.loads(read.document) | {"status": "completed"})
+    services.objects.replace("batch", CALLER.tenant, read, ended, 1)
+    message_batches.delete(services, CALLER, "msgbatch_1")
+
+
+def live_on(services: Services, redis_client: redis.Redis) -> None:
+    """Do what gateways that live do in the hour that follows."""
+    for kind in ("file", "upload", "batch"):
+        key = f"warmq:gateway:due:{kind}"
+        if due := redis_client.zrange(key, 0, -1):
+            redis_client.zadd(key, dict.fromkeys(due, 1), xx=True)
+    sweep_files(services)
+    with ThreadPoolExecutor(1) as pool:
+        Carrier(services, [])._look(pool)
+
+
+def contents_without_owner(redis_client: redis.Redis, folder: Path) -> set[str]:
+    owned = {key.decode().rpartition(":")[2] for key in redis_client.keys("warmq:gateway:file:*")}
+    for key in redis_client.keys("warmq:gateway:upload:*"):
+        owned |= set(orjson.loads(redis_client.hget(key, "document") or b"{}").get("parts", ()))
+    return {path.name for path in folder.iterdir()} - owned
+
+
+@pytest.mark.parametrize(
+    "does", [write, upload, delete, create, message_batch, message_batch_deleted],
+    ids=lambda does: does.__name__,
+)  # fmt: skip
+def test_a_gateway_may_die_before_any_step(
+    does: Callable[[Services], object], services: Services, redis_client: redis.Redis,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    def begin() -> None:
+        redis_client.flushall()
+        for path in (tmp_path / "files").iterdir():
+            path.unlink()
+        write(services, "file-0")
+        live_on(services, redis_client)  # then nobody looks at that file any more by himself
+
+    begin()
+    does(services)  # then Redis has all scripts, and each of them is one step
+    found: dict[int, Any] = {}
+    for steps in range(200):
+        begin()
+        with pytest.MonkeyPatch.context() as patch:
+            dies_after(patch, steps)
+            try:
+                does(services)
+                survived = True
+            except Died:
+                survived = False
+        live_on(services, redis_client)
+        left = ownerless(redis_client)
+        orphans = contents_without_owner(redis_client, tmp_path / "files")
+        if left or orphans:
+            found[steps] = left, orphans
+        if survived:
+            break
+    assert survived and steps
+    assert found == {}
