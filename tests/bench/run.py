@@ -43,6 +43,7 @@ PARTS = {
     "streaming": "beside_vllm.streaming",
     "planning": "beside_vllm.planning",
     "gateway_online": "gateway.online",
+    "gateway_carrying": "gateway.carrying",
 }
 
 
