@@ -47,9 +47,9 @@ class LinesToMessages:
     """Checks the lines of one file and writes their messages.
 
     custom_ids are remembered in `seen` as requests of this batch, or of the batch `whole`, of which
-    this one is a part; without `seen` it is known that none is repeated. With `leaders`, a body that
-    was met before gets no message. With `keep_bodies` the chunks have their messages' bodies, too.
-    `check` may refuse a valid request by raising RequestRejected.
+    this one is a part; without `seen` it is known that none is repeated. With `leaders`, a body
+    that was met before gets no message. With `keep_bodies` the chunks have their messages' bodies,
+    too. `check` may refuse a valid request by raising RequestRejected.
     """
 
     batch_id: str
