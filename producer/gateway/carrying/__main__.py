@@ -11,6 +11,7 @@ import threading
 
 from contract.errors import WarmqError
 from contract.settings import load
+from producer.core.heap import keep_memory
 from producer.gateway.carrying.after import everything
 from producer.gateway.carrying.carrier import Carrier
 from producer.gateway.services import Services
@@ -30,6 +31,7 @@ def _end_with(parent: int) -> None:
 
 def main() -> int:
     """Carry batches until SIGTERM; the argument is the process id of the parent."""
+    keep_memory()
     logging.basicConfig(format="%(levelname)s:     carrying: %(message)s", level=logging.INFO)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the gateway, which ends this
     carrier: Carrier | None = None

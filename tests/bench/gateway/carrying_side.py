@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 from contract.settings import load
+from producer.core.heap import keep_memory
 from producer.gateway.batches.record import BatchRecord
 from producer.gateway.carrying.looking import look_through
 from producer.gateway.carrying.results import all_lines
@@ -24,6 +25,7 @@ ENDPOINT = "/v1/completions"
 
 def main(what: str, batch_id: str, path: str = "") -> None:
     """Look a file through and queue it, or write the files of a batch that has ended."""
+    keep_memory()
     services = Services.open(load(GatewaySettings), "bench-carrying")
     now, base = int(time.time()), services.settings.queue
     record = BatchRecord(
