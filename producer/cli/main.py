@@ -4,7 +4,6 @@ Data goes to stdout, progress and messages to stderr.
 """
 
 import contextlib
-import ctypes
 import importlib
 import os
 import signal
@@ -17,6 +16,7 @@ import click
 from contract.errors import Remedy, StoreUnavailable, WarmqError
 from contract.nearest import nearest
 from contract.version import version
+from producer.core.heap import keep_memory
 
 USAGE, UNREACHABLE, INTERRUPTED, TERMINATED = 2, 3, 130, 143
 
@@ -58,10 +58,6 @@ REMEDIES: dict[Remedy, str] = {
     "submit_from_start": "the same command with --batch-id {batch_id} submits it from its "
     "beginning",
 }
-_MIB = 2**20
-#: Parameters of glibc's mallopt(3): free memory above which the heap shrinks, and the size from
-#: which a block is mapped by itself, so that what a huge line took is given back.
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = (-1, 64 * _MIB), (-3, _MIB)
 
 
 class Commands(click.Group):
@@ -186,19 +182,6 @@ def main() -> NoReturn:
         status = USAGE
     _drop_what_cannot_be_printed()
     sys.exit(status or 0)
-
-
-def keep_memory() -> None:
-    """Let this process keep up to 64 MiB that it does not use; without glibc, do nothing.
-
-    Else the kernel maps, clears and takes back the pages of each chunk: a sixth of the CPU of
-    `producer submit`, side by side (docs/decisions/0009).
-    """
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError, AttributeError):  # musl has no mallopt
-            libc = ctypes.CDLL(None)
-            for parameter, value in (_TRIM_THRESHOLD, _MMAP_THRESHOLD):
-                libc.mallopt(parameter, value)
 
 
 def with_remedy(error: WarmqError) -> str:

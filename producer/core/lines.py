@@ -47,16 +47,16 @@ class LinesToMessages:
     """Checks the lines of one file and writes their messages.
 
     custom_ids are remembered in `seen` as requests of this batch, or of the batch `whole`, of which
-    this one is a part. With `leaders`, a body that was met before gets no message. With
-    `keep_bodies` the chunks have their messages' bodies, too. `check` may refuse a valid request by
-    raising RequestRejected.
+    this one is a part; without `seen` it is known that none is repeated. With `leaders`, a body
+    that was met before gets no message. With `keep_bodies` the chunks have their messages' bodies,
+    too. `check` may refuse a valid request by raising RequestRejected.
     """
 
     batch_id: str
     writer: MessageWriter
     overrides: dict[str, Any]
     max_line_bytes: int
-    seen: SeenIds
+    seen: SeenIds | None
     whole: str = ""
     leaders: Leaders | None = None
     keep_bodies: bool = False
@@ -64,6 +64,8 @@ class LinesToMessages:
 
     def first_use(self, custom_id: str, request_id: str) -> bool:
         """Remember a custom_id; return whether no earlier line had it."""
+        if self.seen is None:
+            return True
         whole = self.whole
         return self.seen.add(naming.request_id(whole, custom_id) if whole else request_id)
 

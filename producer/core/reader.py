@@ -158,11 +158,11 @@ class Input:
             self._file.close()
 
 
-def chunks(stream: io.BufferedReader, seed: str, max_line_bytes: int) -> Iterator[RawChunk]:
+def chunks(stream: io.BufferedReader, seed: str | None, max_line_bytes: int) -> Iterator[RawChunk]:
     """Yield the chunks of what `Input.lines` returned.
 
     `seed` is the digest (hex) of everything else that shapes the messages. A line of more than
-    `max_line_bytes` is skipped without being held in memory.
+    `max_line_bytes` is skipped without being held in memory. Without a seed there are no digests.
 
     Raises:
         InputUnreadable: for damaged compressed data, naming the line.
@@ -173,16 +173,18 @@ def chunks(stream: io.BufferedReader, seed: str, max_line_bytes: int) -> Iterato
         number = _fill(stream, chunk, digest, max_line_bytes)
         if not chunk.lines:
             return  # blank lines at the end do not count
-        digest = chunk.digest
+        digest = None if seed is None else chunk.digest
         yield chunk
         ordinal += 1
 
 
-def _fill(stream: io.BufferedReader, chunk: RawChunk, digest: str, max_line_bytes: int) -> int:
+def _fill(
+    stream: io.BufferedReader, chunk: RawChunk, digest: str | None, max_line_bytes: int
+) -> int:
     """Read one chunk; return the number of the last line read."""
     number, size = chunk.first - 1, 0
     limit = max_line_bytes + 2  # room for the line end, which does not count
-    running = hashlib.sha256(bytes.fromhex(digest))
+    running = None if digest is None else hashlib.sha256(bytes.fromhex(digest))
     lines = chunk.lines
     while len(lines) < CHUNK_LINES and size < CHUNK_BYTES:
         try:
@@ -190,7 +192,8 @@ def _fill(stream: io.BufferedReader, chunk: RawChunk, digest: str, max_line_byte
             if not raw:
                 break
             number += 1
-            running.update(raw)
+            if running is not None:
+                running.update(raw)
             if len(raw) > max_line_bytes and len(raw.rstrip(b"\r\n")) > max_line_bytes:
                 chunk.too_long[number] = _skip(stream, raw, running)
                 lines.append((number, b""))
@@ -206,15 +209,17 @@ def _fill(stream: io.BufferedReader, chunk: RawChunk, digest: str, max_line_byte
         if raw and not raw.isspace():
             lines.append((number, raw))
             size += len(raw)
-    chunk.cursor, chunk.digest, chunk.size = number, running.hexdigest(), size
+    chunk.cursor, chunk.size = number, size
+    chunk.digest = "" if running is None else running.hexdigest()
     return number
 
 
-def _skip(stream: io.BufferedReader, start: bytes, running: hashlib._Hash) -> int:
+def _skip(stream: io.BufferedReader, start: bytes, running: hashlib._Hash | None) -> int:
     """Read the rest of an over-long line into the digest only; return the line's size."""
     length, piece = len(start), start
     while piece and not piece.endswith(b"\n"):
         piece = stream.readline(_BUFFER)
-        running.update(piece)
+        if running is not None:
+            running.update(piece)
         length += len(piece)
     return length - piece.endswith(b"\n")

@@ -77,6 +77,7 @@ class Submitter:
     """Submits one file as a batch that `submission.create` has returned.
 
     A thread sends the chunks; the caller's alone counts, and `report`s. `check` may refuse lines.
+    `unique` says that the caller has seen that no custom_id is repeated.
     """
 
     def __init__(
@@ -87,6 +88,8 @@ class Submitter:
         batch: Batch,
         report: Callable[[Summary], None] = lambda summary: None,
         check: Callable[[Request], None] | None = None,
+        *,
+        unique: bool = False,
     ) -> None:
         self._id = batch.id
         self._store = store
@@ -94,6 +97,7 @@ class Submitter:
         self._submission = submission
         self._report = report
         self._check = check
+        self._unique = unique
         self._writer = submission.writer(batch)
         self._list_key = submission.list_of(batch)
         self._summary = Summary(batch)
@@ -132,7 +136,8 @@ class Submitter:
         """Check all lines, and bring to Redis what it does not have of them."""
         summary, part = self._summary, self._submission.part
         stored = self._store.index(self._id) if summary.batch.number("cursor") else iter(())
-        ids = nullcontext(part.seen) if part else closing(SeenIds())
+        own = nullcontext() if self._unique else closing(SeenIds())
+        ids = nullcontext(part.seen) if part else own
         once = closing(Leaders()) if self._submission.once else nullcontext()
         with ids as seen, once as leaders, ThreadPoolExecutor(1, "warmq-enqueue") as sender:
             lines = LinesToMessages(

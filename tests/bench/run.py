@@ -44,6 +44,7 @@ PARTS = {
     "planning": "beside_vllm.planning",
     "gateway_online": "gateway.online",
     "gateway_streamed": "gateway.streamed",
+    "gateway_carrying": "gateway.carrying",
 }
 
 

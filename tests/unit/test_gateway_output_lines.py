@@ -133,3 +133,21 @@ def test_tokens_of_an_answer(usage: object, tokens: Usage) -> None:
 
 def test_an_answer_that_is_no_object_has_no_tokens() -> None:
     assert usage_of(success(b"[1,2]")) == Usage()
+
+
+def test_an_answer_of_responses_has_the_fields_that_its_online_twin_has() -> None:
+    text = {"type": "output_text", "text": '"object":"response"', "annotations": []}
+    body = {
+        "id": "resp_1",
+        "object": "response",
+        "output": [{"type": "message", "content": [text]}],
+    }
+    read = orjson.loads(success(orjson.dumps(body)))["response"]["body"]
+    assert read["id"] == "resp_1"
+    assert (read["error"], read["metadata"], read["instructions"]) == (None, {}, None)
+    assert read["output"][0]["content"][0] == text | {"logprobs": []}
+
+
+def test_a_chat_that_has_a_response_within_it_is_passed_on_as_it_was_written() -> None:
+    body = b'{"object": "chat.completion",  "inner":{"object":"response"}}'
+    assert b'"body":' + body in success(body)

@@ -1,6 +1,7 @@
 """Lines of output and error files as OpenAI writes them, of the lines that producer/core reads.
 
-A success already has that form (contract/results.py); its body is never decoded. A failure gets
+A success already has that form (contract/results.py); its body is not decoded, but for one of
+`/v1/responses`, of which vLLM leaves fields out. A failure gets
 OpenAI's: a request that had an answer has it in `response`, with a status of 4xx or 5xx and the
 error in `response.body.error`; only one that never had an answer has a top-level `error`.
 """
@@ -14,7 +15,10 @@ import orjson
 
 from contract.results import ResultLine
 from producer.gateway.batches.record import Usage
+from producer.gateway.live.whole_response import with_all_fields
 
+#: What an answer of /v1/responses has; within texts quotes are escaped.
+_RESPONSE = b'"object":"response"'
 #: Endings without an answer, by warmq's code: OpenAI's code for them.
 WITHOUT_ANSWER = {
     "expired": "batch_expired", "cancelled": "batch_cancelled", "result_expired": "result_expired"
@@ -27,7 +31,7 @@ _MESSAGES = {"expired": _EXPIRED, "cancelled": _CANCELLED}
 def openai_line(line: ResultLine) -> bytes:
     """Return a line of an output file, or if it `failed` of an error file, without a newline."""
     if not line.failed:
-        return line.json
+        return _with_all_fields(line.json) if _RESPONSE in line.json else line.json
     told = orjson.loads(line.json)
     error = told["error"]
     code = error.get("code") or "request_failed"
@@ -52,6 +56,15 @@ def _refusal(line_id: str, code: str, error: dict[str, Any], rejected: bool) -> 
     }
     request_id = line_id.removeprefix("batch_req_")
     return {"status_code": status, "request_id": request_id, "body": {"error": shown}}
+
+
+def _with_all_fields(line: bytes) -> bytes:
+    found = orjson.loads(line)
+    body = found["response"]["body"]
+    if body.get("object") != "response":
+        return line
+    found["response"]["body"] = with_all_fields(body)
+    return orjson.dumps(found)
 
 
 class _Cached(msgspec.Struct):

@@ -7,9 +7,11 @@ the order in which it ended. Their ids cannot be those of other files, which are
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from functools import cache
 from itertools import chain
 
+from anyio import CapacityLimiter, to_thread
 from starlette.responses import RedirectResponse, Response, StreamingResponse
 
 from contract.batch import Batch as QueueBatch
@@ -31,8 +33,11 @@ from producer.gateway.services import Services
 #: What their ids look like.
 ID = rf"(?:{OUTPUT}|{ERRORS}|{PARTIAL})[A-Za-z0-9][A-Za-z0-9._-]{{0,127}}"
 _NAMES = {OUTPUT: "output", ERRORS: "errors", PARTIAL: "partial"}
-#: Bytes that are sent at once.
-CHUNK_BYTES = 128 * 1024
+#: Bytes that are sent at once, and lines that are read for them, one or two ms of CPU.
+CHUNK_BYTES, CHUNK_LINES = 128 * 1024, 500
+#: Contents for which lines are read at a time. This process has online requests to answer: with a
+#: thread for each, many downloads would take its CPU, and the threads that others wait for.
+AT_ONCE = 1
 
 
 def _find(services: Services, caller: Caller, file_id: str) -> tuple[str, BatchView, Batch]:
@@ -83,7 +88,7 @@ def content(services: Services, caller: Caller, file_id: str, offset: int) -> Re
     if not isinstance(view.source, QueueBatch):
         raise not_found("file", file_id)
     found = Collector(services.batches, view.source, follow=False).lines("input")
-    lines = (openai_line(line) for line in found if line.failed == (kind == ERRORS))
+    lines = (openai_line(line) if line.failed == (kind == ERRORS) else None for line in found)
     return _streamed(lines, headers)
 
 
@@ -117,24 +122,39 @@ def _ended(batch: Batch, offset: int) -> Response:
     raise ApiError(404, told, code="batch_ended", param="offset")
 
 
-def _streamed(lines: Iterator[bytes], headers: dict[str, str]) -> Response:
+def _streamed(lines: Iterator[bytes | None], headers: dict[str, str]) -> Response:
     chunks = _chunks(lines)
     try:
         first = next(chunks, b"")
     except BatchChanged as error:
         raise ApiError(404, error.message, code="file_not_found", param="id") from None
     return StreamingResponse(
-        chain((first,), chunks), headers=headers, media_type="application/octet-stream"
+        _in_turn(chain((first,), chunks)), headers=headers, media_type="application/octet-stream"
     )
 
 
-def _chunks(lines: Iterator[bytes]) -> Iterator[bytes]:
+async def _in_turn(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
+    """Yield chunks; a download that goes on waits for no more than one chunk of each other."""
+    limiter = _limiter()
+    while (chunk := await to_thread.run_sync(next, chunks, None, limiter=limiter)) is not None:
+        if chunk:
+            yield chunk
+
+
+@cache
+def _limiter() -> CapacityLimiter:
+    return CapacityLimiter(AT_ONCE)
+
+
+def _chunks(lines: Iterator[bytes | None]) -> Iterator[bytes]:
+    """Yield chunks, empty ones after many lines that are the other file's (None)."""
     gathered: list[bytes] = []
     size = 0
-    for line in lines:
-        gathered += (line, b"\n")
-        size += len(line) + 1
-        if size >= CHUNK_BYTES:
+    for number, line in enumerate(lines, 1):
+        if line is not None:
+            gathered += (line, b"\n")
+            size += len(line) + 1
+        if size >= CHUNK_BYTES or number % CHUNK_LINES == 0:
             yield b"".join(gathered)
             gathered, size = [], 0
     if gathered:

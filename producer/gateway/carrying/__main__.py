@@ -12,6 +12,7 @@ import time
 
 from contract.errors import StoreUnavailable, WarmqError
 from contract.settings import load
+from producer.core.heap import keep_memory
 from producer.gateway.carrying.after import everything
 from producer.gateway.carrying.carrier import Carrier
 from producer.gateway.services import Services
@@ -52,6 +53,7 @@ def _open(settings: GatewaySettings) -> Services:
 
 def main() -> int:
     """Carry batches until SIGTERM; the argument is the process id of the parent."""
+    keep_memory()
     logging.basicConfig(format="%(levelname)s:     carrying: %(message)s", level=logging.INFO)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the gateway, which ends this
     carrier: Carrier | None = None

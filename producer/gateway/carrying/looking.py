@@ -87,7 +87,7 @@ def look_through(
     looked, source = Looked(), Input(str(path))
     with closing(source), closing(SeenIds()) as seen:
         try:
-            for chunk in chunks(source.lines(), "", max_line_bytes):
+            for chunk in chunks(source.lines(), None, max_line_bytes):
                 report()
                 for number, line in chunk.lines:
                     if number not in chunk.too_long:

@@ -69,7 +69,7 @@ def _not_queued(
     code = "cancelled" if record.status == "cancelling" else "expired"
     error = RequestFailed(f"it was {code} before it was queued", code=code)
     with closing(Input(str(path))) as source:
-        for chunk in chunks(source.lines(), "", limit):
+        for chunk in chunks(source.lines(), None, limit):
             if chunk.cursor <= cursor:
                 continue
             for number, line in chunk.lines:

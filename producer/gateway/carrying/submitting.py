@@ -53,7 +53,8 @@ def submit_part(
     if batch.sealed:
         return
     check = None if part.all_served else sharing.check
-    submitter = Submitter(services.batches, settings, submission, batch, report, check)
+    # What has parts was looked through: no custom_id is there twice.
+    submitter = Submitter(services.batches, settings, submission, batch, report, check, unique=True)
     with closing(Input(str(path))) as source:
         raw = chunks(source.lines(), submission.seed, settings.max_line_bytes)
         submitter.run(sharing.chunks(raw))

@@ -1,0 +1,50 @@
+"""One side of the carrying benchmark: what the carrier does with one file, in a process.
+
+carrying_side.py look FILE BATCH | write BATCH
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+from contract.settings import load
+from producer.core.heap import keep_memory
+from producer.gateway.batches.record import BatchRecord
+from producer.gateway.carrying.looking import look_through
+from producer.gateway.carrying.results import all_lines
+from producer.gateway.carrying.routing import parts_for
+from producer.gateway.carrying.submitting import submit_part
+from producer.gateway.carrying.writing import write_files
+from producer.gateway.services import Services
+from producer.gateway.settings import GatewaySettings
+
+ENDPOINT = "/v1/completions"
+
+
+def main(what: str, batch_id: str, path: str = "") -> None:
+    """Look a file through and queue it, or write the files of a batch that has ended."""
+    keep_memory()
+    services = Services.open(load(GatewaySettings), "bench-carrying")
+    now, base = int(time.time()), services.settings.queue
+    record = BatchRecord(
+        id=batch_id, tenant="default", endpoint=ENDPOINT, input_file_id="file-x",
+        completion_window="24h", created_at=now, expires_at=now + 86_400,
+    )  # fmt: skip
+    record.parts = parts_for(batch_id, [""], {"": base}, lambda model: True, base)
+    if what == "look":
+        looked = look_through(Path(path), ENDPOINT, services.settings.max_line_bytes, 0)
+        assert looked.requests and not looked.problems, looked.problems
+        submit_part(services, record, 0, Path(path), lambda summary: None)
+    else:
+        batch = services.batches.batch(batch_id)
+        assert batch is not None
+        lines = all_lines(services, record, [batch], None)
+        written = write_files(services, record, lines, lambda: None)
+        assert written.counts.completed == written.counts.total == batch.number("total")
+    services.close()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
