@@ -11,9 +11,9 @@ from producer.gateway.refusal import refuse
 
 #: Uploads count what they read against a limit of their own (files/, uploads/, anthropic/).
 _UPLOADS = re.compile(r"/v1/files|/v1/uploads/[^/]+/parts|/v1/messages/batches")
-#: A client reads no answer while it is still sending. So much of a body that is too large is taken
-#: and dropped (uvicorn does that after the answer), as a multiple of the limit; beyond it the
-#: connection is closed.
+#: A client reads no answer while it is still sending, and loses one that comes before a connection
+#: is closed with bytes of it unread. So much of a body that is too large is taken and dropped before
+#: the answer, as a multiple of the limit; of a larger one nothing more.
 DROPPED = 4
 
 
@@ -36,6 +36,8 @@ class Bodies:
             if length is not None:
                 if int(length) > self._most and not _UPLOADS.fullmatch(scope["path"]):
                     close = int(length) > self._most * DROPPED
+                    if not close and b"expect" not in headers:
+                        await _drop(receive, int(length))
                     await refuse(scope, receive, send, self._too_large(), close=close)
                     return
             elif b"transfer-encoding" in headers and not _UPLOADS.fullmatch(scope["path"]):
@@ -45,18 +47,21 @@ class Bodies:
 
     async def _counted(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request whose length nobody has told."""
-        size = 0
+        size, more = 0, True
 
         async def count() -> Message:
-            nonlocal size
+            nonlocal size, more
             message = await receive()
             size += len(message.get("body", b""))
+            more = message.get("more_body", False)
             if size > self._most:
                 raise self._too_large()  # in whoever reads; it becomes the answer
             return message
 
         async def end(message: Message) -> None:
             if size > self._most and message["type"] == "http.response.start":
+                if more:
+                    await _drop(receive, self._most * DROPPED - size)
                 message["headers"] = [*message["headers"], (b"connection", b"close")]
             await send(message)
 
@@ -69,3 +74,12 @@ class Bodies:
             "(WARMQ_GATEWAY_MAX_BODY_BYTES); send what is large as a file",
             code="request_too_large",
         )
+
+
+async def _drop(receive: Receive, most: int) -> None:
+    """Take the rest of a body, up to about so many bytes."""
+    while most > 0:
+        message = await receive()
+        if message["type"] != "http.request" or not message.get("more_body"):
+            return
+        most -= len(message["body"])

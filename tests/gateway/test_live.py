@@ -248,7 +248,7 @@ def test_a_half_sent_body_is_no_request(stack: Stack) -> None:
             b"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 99\r\n\r\n{"
         )
     stack.client.chat.completions.create(model=MODEL, messages=HELLO)
-    assert stack.started() == started + 5
+    assert stack.started() == started + 1
     assert "Traceback" not in Path(stack.gateway.log_path).read_text()
 
 
