@@ -6,6 +6,13 @@ import ipaddress
 NAT64 = ipaddress.ip_network("64:ff9b::/96")
 
 
+#: Not of the public Internet, though Python calls them global: IPv4-compatible, local-use NAT64
+#: (RFC 8215), site-local, IETF's own, and the anycast address of 6to4 relays.
+_NOT_PUBLIC = tuple(map(ipaddress.ip_network, (
+    "::/96", "64:ff9b:1::/48", "fec0::/10", "192.0.0.0/24", "192.88.99.0/24",
+)))  # fmt: skip
+
+
 def is_public(host: str) -> bool:
     """Return whether an IP address is one of the public Internet, also where IPv6 wraps it."""
     address = ipaddress.ip_address(host.partition("%")[0])
@@ -15,4 +22,6 @@ def is_public(host: str) -> bool:
         inner = address.ipv4_mapped or address.sixtofour or (address.teredo or (None, None))[1]
         if inner is not None:
             return is_public(str(inner))
+    if any(address in network for network in _NOT_PUBLIC):  # of the other version is in none
+        return False
     return address.is_global and not address.is_multicast

@@ -67,7 +67,7 @@ class EveryAnswer:
         await self._app(scope, receive, send_with_id)
 
 
-def _health(_: Request) -> Response:
+async def _health(_: Request) -> Response:
     return reply({"status": "ok"})
 
 
@@ -76,7 +76,7 @@ def _ready(request: Request) -> Response:
     return reply({"status": "ready"})
 
 
-def _version(_: Request) -> Response:
+async def _version(_: Request) -> Response:
     return reply({"version": version()})
 
 

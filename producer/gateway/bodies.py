@@ -11,10 +11,15 @@ from producer.gateway.refusal import refuse
 
 #: Uploads count what they read against a limit of their own (files/, uploads/, anthropic/).
 _UPLOADS = re.compile(r"/v1/files|/v1/uploads/[^/]+/parts|/v1/messages/batches")
-#: A client reads no answer while it is still sending, and loses one that comes before a connection
-#: is closed with bytes of it unread. So much of a body that is too large is taken and dropped before
-#: the answer, as a multiple of the limit; of a larger one nothing more.
+#: A client reads no answer while it is still sending, and loses one if its connection is closed
+#: with bytes of it unread. So much of a body that is too large is taken and dropped before the
+#: answer, as a multiple of the limit; of a larger one nothing more.
 DROPPED = 4
+
+
+def takes_large(path: str) -> bool:
+    """Whether what is posted there is read piece by piece, and may be larger than memory."""
+    return _UPLOADS.fullmatch(path) is not None
 
 
 class Bodies:
@@ -34,13 +39,13 @@ class Bodies:
             headers = scope["warmq.headers"]
             length = headers.get(b"content-length")
             if length is not None:
-                if int(length) > self._most and not _UPLOADS.fullmatch(scope["path"]):
+                if int(length) > self._most and not takes_large(scope["path"]):
                     close = int(length) > self._most * DROPPED
                     if not close and b"expect" not in headers:
                         await _drop(receive, int(length))
                     await refuse(scope, receive, send, self._too_large(), close=close)
                     return
-            elif b"transfer-encoding" in headers and not _UPLOADS.fullmatch(scope["path"]):
+            elif b"transfer-encoding" in headers and not takes_large(scope["path"]):
                 await self._counted(scope, receive, send)
                 return
         await self._app(scope, receive, send)

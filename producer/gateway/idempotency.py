@@ -21,6 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from contract.errors import StoreUnavailable
 from contract.redis.gateway.idempotency import LEASE_MS, Answer, Begun, Tries
+from producer.gateway.bodies import takes_large
 from producer.gateway.caller import Caller
 from producer.gateway.errors import ApiError, of_warmq
 from producer.gateway.receiving import replaying, whole_body
@@ -41,8 +42,6 @@ ATTACHING = frozenset(
         "chat/completions", "completions", "embeddings", "score", "rerank", "responses", "messages",
     )
 ) | {"/tokenize", "/v1/tokenize"}  # fmt: skip
-#: Bodies of these are not gathered: who reads them as they come calls `fingerprint`.
-STREAMED = frozenset(("/v1/messages/batches",))
 _KEPT_HEADERS = frozenset((b"content-type", b"location"))
 
 
@@ -68,11 +67,7 @@ class Try:
         begun = await self._tries.begin(self._name, content, self._token)
         self.owned = begun.state == "new"
         if begun.state == "other":
-            raise ApiError(
-                409, "this Idempotency-Key was used for another request: use a new one for a new "
-                "request, and the same body for a retry",
-                code="idempotency_conflict", param="Idempotency-Key", retry=False,
-            )  # fmt: skip
+            raise conflict()
         if begun.state == "running" and not self._attaches:
             raise _still_running(begun)
         return begun.answer
@@ -101,6 +96,15 @@ class Try:
                 await self._tries.finish(self._name, self._token, answer)
         except StoreUnavailable as error:
             log.warning("an answer is not kept for its Idempotency-Key: %s", error.message)
+
+
+def conflict() -> ApiError:
+    """Return the error of a key that came with two different requests."""
+    return ApiError(
+        409, "this Idempotency-Key was used for another request: use a new one for a new "
+        "request, and the same body for a retry",
+        code="idempotency_conflict", param="Idempotency-Key", retry=False,
+    )  # fmt: skip
 
 
 def _still_running(begun: Begun) -> ApiError:
@@ -174,8 +178,7 @@ class Idempotency:
         mine = Try(self._tries, name, path in ATTACHING)
         scope["warmq.idempotency"], scope["warmq.try"] = name, mine
         content = ""
-        form = scope["warmq.headers"].get(b"content-type", b"").startswith(b"multipart/")
-        if not form and path not in STREAMED:
+        if not takes_large(path):
             body = await whole_body(receive)
             if body is None:  # the client has gone
                 return

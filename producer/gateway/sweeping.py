@@ -49,4 +49,6 @@ async def _sweep(services: Services) -> None:
                 await asyncio.to_thread(services.store.sweep, UNFINISHED_S, time.time())
         except WarmqError as error:  # Redis or the store is away: the next look does it
             log.warning("files are not swept: %s", error.message, extra={"action": "no_sweep"})
+        except Exception:  # one bad record must not keep what expires for ever
+            log.exception("files are not swept", extra={"action": "no_sweep"})
         await asyncio.sleep(EVERY_S)

@@ -220,6 +220,29 @@ def test_a_batch_is_cancelled_and_deleted_once_it_has_ended(stack: Stack) -> Non
     assert batch.id not in [b.id for b in batches.list(limit=100)]
 
 
+def test_openais_route_neither_shows_nor_cancels_a_message_batch(stack: Stack) -> None:
+    batch = stack.client.messages.batches.create(requests=requests(1))
+    url, headers = f"{stack.gateway.url}/v1/batches/{batch.id}", {"x-api-key": stack.key}
+    assert httpx.get(url, headers=headers).status_code == 404
+    assert httpx.post(f"{url}/cancel", headers=headers).status_code == 404
+    found = stack.client.messages.batches.retrieve(batch.id)
+    assert found.cancel_initiated_at is None
+
+
+def test_a_batch_over_the_budget_is_refused_when_it_is_made_and_leaves_nothing(
+    stack: Stack,
+) -> None:
+    secret, _ = ApiKeys.beside(stack.services.batches).create("poor", enqueued_tokens=1)
+    poor = stack.sdk(secret)
+    with pytest.raises(anthropic.RateLimitError, match="Enqueued token limit"):
+        poor.messages.batches.create(requests=requests(2))
+    assert poor.messages.batches.list().data == []
+    assert Files(stack.services).page("poor", "", 10, oldest_first=False, purpose=None) == (
+        [],
+        False,
+    )
+
+
 def test_no_foreign_batch_is_seen_cancelled_deleted_or_read(stack: Stack) -> None:
     batch = stack.client.messages.batches.create(requests=requests(1))
     stack.end(batch.id, "completed", [success("r0")], [])

@@ -60,6 +60,26 @@ def test_a_file_goes_in_and_comes_out_as_it_was(client: openai.OpenAI, tmp_path:
         client.files.delete(made.id)
 
 
+def test_a_key_that_was_forgotten_never_changes_the_file_that_it_made(
+    client: openai.OpenAI, redis_client: redis.Redis
+) -> None:
+    def send(content: bytes) -> openai.types.FileObject:
+        headers = {"Idempotency-Key": "k"}
+        return client.files.create(
+            file=("in.jsonl", content), purpose="batch", extra_headers=headers
+        )
+
+    made = send(LINE)
+    for key in redis_client.keys("warmq:gateway:idempotent:*"):
+        redis_client.delete(key)  # as a day later
+    assert send(LINE) == made
+    for key in redis_client.keys("warmq:gateway:idempotent:*"):
+        redis_client.delete(key)
+    with pytest.raises(openai.ConflictError):
+        send(LINE * 2)
+    assert client.files.content(made.id).read() == LINE
+
+
 async def test_the_async_sdk_uploads_bytes_without_a_name(gateway: GatewayProcess) -> None:
     async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none") as client:
         made = await client.files.create(file=LINE, purpose="batch")

@@ -137,6 +137,30 @@ def test_a_body_that_is_too_large_is_refused_however_it_is_sent(gateway: Gateway
     assert ask(gateway.port, b"GET /health")[0] == 200
 
 
+def test_a_large_body_that_is_no_form_is_not_held_in_memory_for_its_key(
+    gateway: GatewayProcess,
+) -> None:
+    assert gateway.process is not None
+    before = peak_kib(gateway.process.pid)
+    chunks = (b"10000\r\n" + b"a" * 65536 + b"\r\n") * 1600 + b"0\r\n\r\n"  # 100 MiB
+    for kind in (b"application/json", b"Multipart/form-data; boundary=x"):
+        headers = (
+            b"Transfer-Encoding: chunked",
+            b"Idempotency-Key: large",
+            b"Content-Type: " + kind,
+        )
+        head = [b"POST /v1/files HTTP/1.1", b"Host: 127.0.0.1", b"Connection: close", *headers]
+        talk(gateway.port, b"\r\n".join([*head, b"", chunks]))
+    assert peak_kib(gateway.process.pid) - before < 40 * 1024
+    assert ask(gateway.port, b"GET /health")[0] == 200
+
+
+def peak_kib(pid: int) -> int:
+    """Return the most memory that a process has had."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0])
+
+
 def test_a_client_that_goes_in_the_middle_leaves_no_trace(gateway: GatewayProcess) -> None:
     before = len(gateway.log_path.read_text())
     for sent in (b"POST /v1/batches HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\n\r\n{",

@@ -77,6 +77,8 @@ async def site() -> AsyncIterator[Site]:
         ("100.64.0.1", False), ("224.0.0.1", False), ("255.255.255.255", False), ("::1", False),
         ("::", False), ("fe80::1%eth0", False), ("fd00::1", False), ("ff02::1", False),
         ("::ffff:127.0.0.1", False), ("2002:7f00:1::", False), ("64:ff9b::7f00:1", False),
+        ("::127.0.0.1", False), ("::10.0.0.1", False), ("fec0::1", False),
+        ("64:ff9b:1::7f00:1", False), ("192.0.0.8", False), ("192.88.99.1", False),
     ],
 )  # fmt: skip
 def test_what_is_a_public_address(address: str, public: bool) -> None:

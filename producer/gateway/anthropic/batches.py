@@ -31,6 +31,7 @@ from producer.gateway.caller import Caller
 from producer.gateway.errors import ApiError, invalid, not_found
 from producer.gateway.files.objects import FileRecord, Files
 from producer.gateway.http import new_id
+from producer.gateway.limits import estimated_tokens
 from producer.gateway.services import Services
 from producer.gateway.store import Writer
 
@@ -53,6 +54,8 @@ def create(
     """Keep the input file that was written, and ask for the batch to be carried."""
     files = Files(services)
     files.announce(file.id)  # first: nothing may lie in the store, or count, that nobody knows of
+    announce_batch(services, batch_id)
+    services.limits.reserve(caller, batch_id, {"": estimated_tokens(file.bytes)})
     services.limits.note_bytes(caller, file.id, file.bytes)
     writer.commit()
     files.create(file)
@@ -63,7 +66,6 @@ def create(
         expires_at=now + WINDOW_S, changed_at={"validating": now}, output_expires_after_s=KEPT_S,
         priority=max(DEFAULT_PRIORITY, caller.highest_priority), counts=Counts(total=total),
     )  # fmt: skip
-    announce_batch(services, batch_id)
     # Into the list first: it must be there as soon as it can be carried.
     services.objects.create(_KIND, caller.tenant, batch_id, now, b"null")
     start_batch(services, record)

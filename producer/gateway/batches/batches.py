@@ -85,6 +85,8 @@ def cancel(services: Services, caller: Caller, batch_id: str) -> tuple[Batch, Ba
         ApiError: 404; 400 for a batch that has ended otherwise.
     """
     view = view_of(services, caller, batch_id)
+    if shown(view) is None:  # made by Anthropic's API, which has a route of its own for it
+        raise not_found("batch", batch_id)
     status = view_status(view)
     if status in ENDED and status != "cancelled":
         told = f"batch {batch_id} is {status}: only one that runs can be cancelled"

@@ -28,7 +28,7 @@ from producer.gateway.files.protocol import (
     shown,
 )
 from producer.gateway.http import caller, new_id, reply, services
-from producer.gateway.idempotency import fingerprint
+from producer.gateway.idempotency import conflict, fingerprint
 from producer.gateway.pages import page_limit
 from producer.gateway.services import Services
 from producer.gateway.store import Writer
@@ -76,6 +76,10 @@ def _record(
 
 def _keep(used: Services, mine: Caller, writer: Writer, record: FileRecord) -> FileRecord:
     files = Files(used)
+    if known := files.get(mine.tenant, record.id):  # a retry whose first answer was forgotten
+        if known.bytes != record.bytes:
+            raise conflict()
+        return known
     files.announce(record.id)  # first: nothing may lie in the store, or count, that nobody knows of
     used.limits.note_bytes(mine, record.id, record.bytes)
     writer.commit()

@@ -142,6 +142,9 @@ def _deliver_until(services: Services, stop: threading.Event) -> None:
         except StoreUnavailable as error:
             log.warning("webhooks wait for Redis: %s", error.message)
             taken, under_way = 0, False
+        except Exception:  # one bad record must not end the delivery of all others
+            log.exception("webhooks")
+            taken, under_way = 0, False
         if not taken and not under_way:
             stop.wait(LOOK_S)
 
