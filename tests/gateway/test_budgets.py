@@ -48,6 +48,37 @@ def create(client: openai.OpenAI, file_id: str, **headers: str) -> openai.types.
     )  # fmt: skip
 
 
+def test_parts_of_an_upload_count_however_few_bytes_it_has_announced(
+    gateway: GatewayProcess, store: BatchStore
+) -> None:
+    client = client_for(gateway, store, file_bytes=2000)
+    begun = client.uploads.create(bytes=1, filename="x", mime_type="text/plain", purpose="batch")
+    client.uploads.parts.create(begun.id, data=b"x" * 1500)
+    assert Budgets.beside(store).stored_bytes("t") == 1500
+    with pytest.raises(openai.RateLimitError, match="500 of 2000 are left"):
+        upload(client, b"x" * 600)
+    with pytest.raises(openai.RateLimitError):
+        client.uploads.parts.create(begun.id, data=b"x" * 600)
+    with pytest.raises(openai.BadRequestError):  # they do not make up one byte; it stays open
+        client.uploads.complete(begun.id, part_ids=[])
+    assert Budgets.beside(store).stored_bytes("t") >= 1500
+    client.uploads.cancel(begun.id)
+    assert Budgets.beside(store).stored_bytes("t") == 0
+
+
+def test_a_failed_complete_leaves_the_parts_counted(
+    gateway: GatewayProcess, store: BatchStore
+) -> None:
+    client = client_for(gateway, store, file_bytes=2000)
+    begun = client.uploads.create(bytes=1500, filename="x", mime_type="text/plain", purpose="batch")
+    part = client.uploads.parts.create(begun.id, data=b"x" * 1500)
+    with pytest.raises(openai.BadRequestError, match="MD5"):
+        client.uploads.complete(begun.id, part_ids=[part.id], md5="0" * 32)
+    assert Budgets.beside(store).stored_bytes("t") == 1500
+    assert client.uploads.complete(begun.id, part_ids=[part.id]).file is not None
+    assert Budgets.beside(store).stored_bytes("t") == 1500
+
+
 def test_a_batch_holds_its_tokens_and_another_is_refused(
     gateway: GatewayProcess, store: BatchStore
 ) -> None:

@@ -88,7 +88,7 @@ def upload(services: Services) -> None:
     begun = uploads.create(services, CALLER, asked, "upload_1")
     with services.store.write("part_1") as writer:
         writer.write(LINE)
-        uploads.add_part(services, CALLER.tenant, begun.id, "part_1", len(LINE))
+        uploads.add_part(services, CALLER, begun.id, "part_1", len(LINE))
         writer.commit()
     completing.complete(services, CALLER, begun.id, UploadComplete(part_ids=["part_1"]))
 

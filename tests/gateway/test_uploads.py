@@ -69,7 +69,7 @@ def begun_here(services: Services, data: bytes, upload_id: str = "upload_1") -> 
     for part_id, content in (("part_1", data[:half]), ("part_2", data[half:])):
         with services.store.write(part_id) as writer:
             writer.write(content)
-            uploads.add_part(services, "default", upload_id, part_id, len(content))
+            uploads.add_part(services, Caller(), upload_id, part_id, len(content))
             writer.commit()
     return get(services, "default", upload_id)
 
@@ -299,7 +299,7 @@ def test_an_upload_that_is_not_completed_expires_with_its_parts(
     change(services, "default", "upload_1",
            lambda read: msgspec.structs.replace(read, expires_at=past))  # fmt: skip
     with pytest.raises(Exception, match="expired"):
-        uploads.add_part(services, "default", "upload_1", "part_3", 1)
+        uploads.add_part(services, Caller(), "upload_1", "part_3", 1)
     services.due.add("upload", "upload_1")
     sweep_files(services)
     assert get(services, "default", "upload_1").status == "expired"
@@ -363,7 +363,7 @@ def test_an_open_uploads_bytes_are_counted_and_given_back(
     uploads.create(services, caller, asked, "upload_2")
     with services.store.write("part_1") as writer:
         writer.write(b"abcdef")
-        uploads.add_part(services, "default", "upload_2", "part_1", 6)
+        uploads.add_part(services, Caller(), "upload_2", "part_1", 6)
         writer.commit()
     completing.complete(services, caller, "upload_2", UploadComplete(part_ids=["part_1"]))
     sweep_files(services)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 import time
+from contextlib import suppress
 
 import msgspec
 
@@ -24,6 +25,7 @@ from producer.gateway.uploads.record import (
     change,
     check_open,
     get,
+    held,
     with_status,
 )
 
@@ -66,6 +68,9 @@ def complete(
         if record.status in ENDED:  # it was cancelled meanwhile
             files.delete(caller.tenant, record.file_id)
         services.limits.forget_bytes(caller.tenant, record.file_id)
+        if record.status == "pending":
+            with suppress(ApiError):  # where others have taken the room, its next part is refused
+                services.limits.note_bytes(caller, upload_id, held(record))
         raise
     services.due.add("upload", upload_id)  # its parts are no longer needed
     return record, file

@@ -71,6 +71,11 @@ def change(
     raise not_found("upload", upload_id)
 
 
+def held(record: UploadRecord) -> int:
+    """Return the bytes that an open upload counts as: those announced, or more that it has got."""
+    return max(record.bytes, sum(record.parts.values()))
+
+
 def with_status(record: UploadRecord, status: Status) -> UploadRecord:
     """Return a record with another status, which it has from now on."""
     return msgspec.structs.replace(record, status=status, changed_at=int(time.time()))

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from producer.gateway.caller import Caller
 from producer.gateway.files.incoming import receive
 from producer.gateway.files.protocol import shown as shown_file
 from producer.gateway.http import caller, new_id, read, reply, services
@@ -39,11 +40,11 @@ async def _create(request: Request) -> Response:
 
 
 async def _part(request: Request) -> Response:
-    used, tenant = services(request), caller(request).tenant
+    used, mine = services(request), caller(request)
     upload_id = request.path_params["upload_id"]
     part_id = _id_of("part_", request.scope.get("warmq.idempotency", ""))
     # Before 64 MB are read for nothing.
-    check_open(await run_in_threadpool(get, used, tenant, upload_id))
+    check_open(await run_in_threadpool(get, used, mine.tenant, upload_id))
     context: AbstractContextManager[Writer] = used.store.write(part_id)
     writer = await asyncio.to_thread(context.__enter__)
     try:
@@ -51,16 +52,16 @@ async def _part(request: Request) -> Response:
         earlier = await fingerprint(request, incoming.digest)
         if earlier is not None:
             return earlier
-        await asyncio.to_thread(_keep, used, tenant, upload_id, part_id, writer, incoming.size)
+        await asyncio.to_thread(_keep, used, mine, upload_id, part_id, writer, incoming.size)
     finally:
         await asyncio.to_thread(context.__exit__, None, None, None)
     return reply(UploadPart(id=part_id, created_at=int(time.time()), upload_id=upload_id))
 
 
 def _keep(
-    used: Services, tenant: str, upload_id: str, part_id: str, writer: Writer, size: int
+    used: Services, mine: Caller, upload_id: str, part_id: str, writer: Writer, size: int
 ) -> None:
-    uploads.add_part(used, tenant, upload_id, part_id, size)
+    uploads.add_part(used, mine, upload_id, part_id, size)
     writer.commit()
 
 

@@ -22,6 +22,7 @@ from producer.gateway.uploads.record import (
     check_open,
     encode,
     get,
+    held,
     with_status,
 )
 
@@ -71,12 +72,13 @@ def create(services: Services, caller: Caller, asked: UploadCreate, upload_id: s
 
 
 def add_part(
-    services: Services, tenant: str, upload_id: str, part_id: str, size: int
+    services: Services, caller: Caller, upload_id: str, part_id: str, size: int
 ) -> UploadRecord:
     """Note a part whose content is about to be in the store.
 
     Raises:
-        ApiError: 400, the upload is not open, or has more parts than its file can need.
+        ApiError: 400, the upload is not open, or has more parts than its file can need; 429, the
+            caller may not keep so many bytes.
     """
 
     def with_part(record: UploadRecord) -> UploadRecord:
@@ -90,7 +92,9 @@ def add_part(
             )  # fmt: skip
         return msgspec.structs.replace(record, parts=parts)
 
-    return change(services, tenant, upload_id, with_part)
+    record = change(services, caller.tenant, upload_id, with_part)
+    services.limits.note_bytes(caller, upload_id, held(record))
+    return record
 
 
 def _check_pending(record: UploadRecord) -> None:
