@@ -10,7 +10,7 @@ import msgspec
 from contract.errors import RequestRejected, WarmqError
 from contract.results import body_of, error_of
 from producer.gateway.errors import ApiError, of_warmq
-from producer.gateway.live.waiting import Gone, Late, Waiter
+from producer.gateway.live.waiter import Gone, Late, Waiter
 
 
 class _Usage(msgspec.Struct):

@@ -18,7 +18,7 @@ from producer.gateway.live.answer import answer_of, header_pairs, tokens_of
 from producer.gateway.live.asked import Asked, read
 from producer.gateway.live.online import Online
 from producer.gateway.live.stream import Stream
-from producer.gateway.live.waiting import Gone, Late, Waiter
+from producer.gateway.live.waiter import Gone, Late, Waiter
 from producer.gateway.live.whole_response import bytes_with_all_fields
 from producer.gateway.services import Services
 

@@ -15,7 +15,7 @@ from producer.gateway.live.answer import answer_of, header_pairs, stopping
 from producer.gateway.live.asked import Asked
 from producer.gateway.live.events.texts import Texts
 from producer.gateway.live.events.writer import WAITING, events_of
-from producer.gateway.live.waiting import Waiter
+from producer.gateway.live.waiter import Waiter
 
 #: Pause between two signs of life of a stream that waits for its first text.
 WAITING_S = 10.0

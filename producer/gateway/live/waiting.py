@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from contract.errors import StoreFull, StoreUnavailable, StoreUnreachable
 from contract.naming import RESULT_PREFIX, text_channel
 from contract.redis.gateway.live import LiveRequests, Push, Queued
 from contract.redis.gateway.subscription import Subscription
-from contract.streaming import Piece, announcement, read_published
+from contract.streaming import announcement, read_published
+from producer.gateway.live.waiter import Gone, Waiter
 from producer.gateway.settings import GatewaySettings
 
 log = logging.getLogger(__name__)
@@ -25,52 +26,6 @@ AT_ONCE, BYTES = 500, 4 * 2**20
 #: Batches may fill the queue up to the high water mark; online requests may fill half of what is
 #: left of Redis' memory then, or a queue that is half as long again.
 HEADROOM = 0.5
-
-
-class Gone(Exception):
-    """The caller has hung up."""
-
-
-class Late(Exception):
-    """There was no answer in time."""
-
-
-def _nothing() -> None: ...
-
-
-class Waiter:
-    """One caller's wait for one request.
-
-    `ending` is set to the stored result, or to StoreUnavailable, Gone or Late. A listener's
-    `pieces` are those of the text that it has not taken yet; `poke` is called when there are new
-    ones, and at the end.
-    """
-
-    __slots__ = ("ending", "pieces", "poke", "push", "pushed", "request_id")
-
-    def __init__(self, push: Push, *, listens: bool) -> None:
-        self.request_id = push.request_id
-        self.push = push
-        self.pushed = False
-        self.ending: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self.pieces: list[Piece] | None = [] if listens else None
-        self.poke: Callable[[], None] = _nothing
-
-    def has_result(self) -> bool:
-        """Whether the stored result is there."""
-        ending = self.ending  # cancelled with the task that awaits it, when the gateway stops
-        return ending.done() and not ending.cancelled() and ending.exception() is None
-
-    def end(self, how: bytes | Exception) -> None:
-        """Set the ending, unless it has one."""
-        if self.ending.done():
-            return
-        if isinstance(how, Exception):
-            self.ending.set_exception(how)
-            self.ending.exception()  # who waits has perhaps gone
-        else:
-            self.ending.set_result(how)
-        self.poke()
 
 
 class Waiting:
