@@ -17,6 +17,7 @@ from contract.redis.client import Client, _Pipeline
 from producer.gateway.anthropic import batches as message_batches
 from producer.gateway.batches import batches
 from producer.gateway.caller import Caller
+from producer.gateway.carrying.after import everything
 from producer.gateway.carrying.carrier import Carrier
 from producer.gateway.files import routes as files_routes
 from producer.gateway.files.objects import FileRecord, Files
@@ -126,7 +127,7 @@ def live_on(services: Services, redis_client: redis.Redis) -> None:
             redis_client.zadd(key, dict.fromkeys(due, 1), xx=True)
     sweep_files(services)
     with ThreadPoolExecutor(1) as pool:
-        Carrier(services, [])._look(pool)
+        Carrier(services, everything())._look(pool)
 
 
 def contents_without_owner(redis_client: redis.Redis, folder: Path) -> set[str]:
