@@ -137,14 +137,13 @@ def test_a_failure_after_the_first_text_is_an_event_of_the_stream(stack: Stack) 
 
 
 def test_the_first_text_is_streamed_while_the_request_runs(stack: Stack) -> None:
-    began = time.monotonic()
     stream = stack.client.chat.completions.create(
         model=MODEL, messages=HELLO, user="simulate:sleep=3", stream=True
     )
     for chunk in stream:
         if chunk.choices[0].delta.content:
             break
-    assert time.monotonic() - began < 1
+    assert stack.running() == 1
     assert chunk.choices[0].delta.content == "simulated "
     rest = "".join(c.choices[0].delta.content or "" for c in stream)
     assert "simulated " + rest == stack.text_of("Hello")
@@ -191,7 +190,7 @@ def test_a_caller_who_hangs_up_frees_the_slot(stack: Stack) -> None:
             sock.close()
         began = time.monotonic()
         stack.client.chat.completions.create(model=MODEL, messages=HELLO)
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 20  # not 50
         eventually(lambda: stack.running() == 0, 10, "no slot is taken")
 
 

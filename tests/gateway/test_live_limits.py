@@ -27,10 +27,10 @@ def test_a_request_that_takes_too_long_is_given_up_and_frees_its_slot(stack: Sta
     began = time.monotonic()
     with pytest.raises(openai.InternalServerError) as caught:
         stack.client.chat.completions.create(model=MODEL, messages=HELLO, user="simulate:sleep=50")
-    assert 1.4 < time.monotonic() - began < 5
+    assert 1.4 < time.monotonic() - began < 20
     assert (caught.value.status_code, caught.value.code) == (503, "request_timeout")
     assert caught.value.response.headers["retry-after"] == "5"
-    eventually(lambda: stack.running() == 0, 5, "the slot is free")
+    eventually(lambda: stack.running() == 0, 20, "the slot is free")
 
 
 def test_a_stream_may_take_longer(stack: Stack) -> None:
@@ -167,7 +167,7 @@ def test_a_gateway_that_is_stopped_frees_the_slots_of_its_requests(stack: Stack)
         streamed = pool.submit(ask, url, "", user="simulate:sleep=50", stream=True)
         eventually(lambda: stack.running() == 2, 10, "they run")
         gateway.stop()
-        eventually(lambda: stack.running() == 0, 2, "the slots are free")
+        eventually(lambda: stack.running() == 0, 20, "the slots are free")
         assert whole.result().status_code == 503
         assert whole.result().json()["error"]["code"] == "gateway_stops"
         assert '"code":"gateway_stops"' in streamed.result().text

@@ -259,7 +259,7 @@ def test_a_receiver_that_sends_for_ever_is_left(services: Services) -> None:
         announce(services, ended())
         began = time.monotonic()
         deliver_due(services)
-        assert 8 < time.monotonic() - began < 15
+        assert 8 < time.monotonic() - began < 40
         assert len(due(services)) == 1
 
 
