@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from producer.cli.progress import counted
 from producer.cli.show import iso_time
-from producer.core.submit import Summary
+from producer.core.summary import Summary
 
 if TYPE_CHECKING:  # it loads numpy, which takes 0.1 s
     from producer.core.order.choice import Choice

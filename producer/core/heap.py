@@ -14,7 +14,7 @@ def keep_memory() -> None:
     """Let this process keep up to 64 MiB that it does not use; without glibc, do nothing.
 
     Else the kernel maps, clears and takes back the pages of each chunk: a sixth of the CPU of
-    `producer submit`, side by side (docs/decisions/0009).
+    submitting a file, side by side (docs/decisions/0009).
     """
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):  # musl has no mallopt

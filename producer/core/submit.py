@@ -8,11 +8,11 @@ submits of the same file queue every request once, and another file is refused.
 from __future__ import annotations
 
 import threading
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
@@ -30,9 +30,9 @@ from producer.core.reader import CHUNK_BYTES, RawChunk
 from producer.core.repeatable import Leaders
 from producer.core.seen import SeenIds
 from producer.core.submission import Submission
+from producer.core.summary import Summary
 
 if TYPE_CHECKING:  # it loads numpy, which takes 0.1 s
-    from producer.core.order.choice import Choice
     from producer.core.planned import PlannedMessages
 
 #: Waits between looks at a Redis that is full, in seconds.
@@ -40,28 +40,6 @@ _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 2.0
 _WAKE_S = 0.1
 #: Chunks on their way at once: with one, Redis would wait for each until the next is parsed.
 UNDER_WAY = 2
-
-
-@dataclass(slots=True)
-class Summary:
-    """What one submit did. `found` requests were there before it, `queued` were not;
-    `without_limit` of those have no max_tokens; `ignored` counts those with each field that means
-    nothing here. `lines` of the file were read, with requests of `size` bytes; `waiting` says what
-    for, while Redis is full. Of a planned batch `pushed` messages are in the queue, in the order
-    `choice`."""
-
-    batch: Batch
-    lines: int = 0
-    size: int = 0
-    found: int = 0
-    queued: int = 0
-    rejected: int = 0
-    without_limit: int = 0
-    ignored: Counter[str] = field(default_factory=Counter)
-    first_error: str = ""
-    waiting: str = ""
-    pushed: int = 0
-    choice: Choice | None = None
 
 
 @dataclass(frozen=True, slots=True)

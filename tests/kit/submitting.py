@@ -14,7 +14,8 @@ from contract.redis.batches import BatchStore
 from contract.settings import Settings
 from producer.core.reader import Input, RawChunk, chunks
 from producer.core.submission import Submission
-from producer.core.submit import Submitter, Summary
+from producer.core.submit import Submitter
+from producer.core.summary import Summary
 
 LIMITS = Settings(_env_file=None)
 ONCE = Submission("b1", "warmq", 6)

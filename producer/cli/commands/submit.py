@@ -26,7 +26,8 @@ from producer.core.queue_workers import QueueWorkers
 from producer.core.reader import Input, chunks
 from producer.core.same_batch import WritesLost
 from producer.core.submission import Submission, Wish
-from producer.core.submit import Submitter, Summary
+from producer.core.submit import Submitter
+from producer.core.summary import Summary
 
 #: Times a file is read anew before the user is asked to.
 _TIMES = 5

@@ -11,7 +11,7 @@ from pathlib import Path
 from contract.batch import Batch
 from contract.errors import BatchConflict
 from producer.core.same_batch import BatchChanged
-from producer.core.submit import Summary
+from producer.core.summary import Summary
 from producer.gateway.batches.record import ENDED, BatchRecord, Counts, Part, Problem, Status
 from producer.gateway.caller import Caller
 from producer.gateway.carrying.after import AfterEnd

@@ -9,7 +9,8 @@ from pathlib import Path
 from contract.batch import Batch
 from producer.core.reader import Input, chunks
 from producer.core.submission import Submission
-from producer.core.submit import Submitter, Summary
+from producer.core.submit import Submitter
+from producer.core.summary import Summary
 from producer.gateway.batches.record import BatchRecord, Part
 from producer.gateway.carrying.routing import Sharing
 from producer.gateway.services import Services
