@@ -175,8 +175,9 @@ def read_delivery(lease: str, raw: bytes, returns: int = 0, deaths: int = 0) -> 
             returns=returns,
             deaths=deaths,
             size=len(raw),
-            keep_ms=_line(ours.get("keep_ms")),
-            listener=_listener(ours.get("listener")),
+            # Most messages have neither, and are read thousands of times a second.
+            keep_ms=_line(ours["keep_ms"]) if "keep_ms" in ours else None,
+            listener=_listener(ours["listener"]) if "listener" in ours else "",
         )
     except (RequestRejected, KeyError, TypeError, AttributeError) as error:
         raise RequestRejected(f"unreadable message: {error}") from None
@@ -195,6 +196,8 @@ def _listener(value: object) -> str:
 
 
 def _deadline(ours: object, expires: object) -> float | None:
+    if ours is None and expires is None:
+        return None
     numbers = (n for n in (ours, expires) if isinstance(n, int | float))
     times: list[float] = [n for n in numbers if not isinstance(n, bool)]
     if isinstance(expires, str):

@@ -141,16 +141,28 @@ class Rates:
 
     def _committed(self, event: Committed) -> None:
         now, count, tokens, prompts, in_slots = self._clock(), 0, 0, 0, 0.0
+        # By when they began: prompt tokens, tokens written, tokens of context read, requests.
+        began: dict[float, list[float]] = {}
         for ending in event.endings:
             lease, prompt, written = (
                 ending.delivery.lease, ending.prompt_tokens, ending.completion_tokens
             )  # fmt: skip
-            self._waiting.pop(lease, None)
-            since = self._running.pop(lease, now)
+            since = self._running.pop(lease, None)
+            if since is None:
+                self._waiting.pop(lease, None)
+                since = now
             if ending.outcome == "completed":
                 count, tokens, prompts = count + 1, tokens + written, prompts + prompt
                 in_slots += now - since
-            self._work(since, now, prompt, written)
+            done = began.get(since)
+            if done is None:
+                done = began[since] = [0.0] * 4
+            done[0] += prompt
+            done[1] += written
+            done[2] += written * (prompt + written / 2)
+            done[3] += 1
+        for since, amounts in began.items():
+            self._work(since, now, *amounts)
         cached, self._cached_before = self._cached_before, self._cached_tokens()
         if self._cached_before > cached:
             self._add(int(now / STRETCH_S), CACHED, self._cached_before - cached)
@@ -169,17 +181,18 @@ class Rates:
 
     # -- stretches ------------------------------------------------------------------
 
-    def _work(self, since: float, until: float, prompt: int, written: int) -> None:
-        """Spread what a request took over the stretches in which it ran."""
+    def _work(
+        self, since: float, until: float, prompt: float, written: float, read: float, slots: float
+    ) -> None:
+        """Spread what requests in so many slots took over the stretches in which they ran."""
         begin, end = since / STRETCH_S, until / STRETCH_S
         first, last, length = int(begin), int(end), max(end - begin, 1e-9)
         self._add(first, PROMPT, prompt)
-        read = written * (prompt + written / 2)
         for number in range(max(first, self._from), last + 1):
             share = (min(end, number + 1) - max(begin, number)) / length
             self._add(number, WRITTEN, written * share)
             self._add(number, READ, read * share)
-            self._add(number, SLOTS_S, (until - since) * share)
+            self._add(number, SLOTS_S, slots * (until - since) * share)
 
     def _add(self, number: int, kind: int, amount: float) -> None:
         if number >= self._from:

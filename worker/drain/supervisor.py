@@ -52,6 +52,8 @@ class Supervisor:
         self._fruitless = 0
         self._ready_at = 0.0
         self._engine: Engine | None = None
+        #: The running engine's own count; looked up once, for isinstance of a protocol is slow.
+        self._cached: Callable[[], int] | None = None
         self._building: Engine | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
         self._stuck = False
@@ -97,7 +99,7 @@ class Supervisor:
 
     def cached_prompt_tokens(self) -> int:
         """How many prompt tokens the running engine had in its prefix cache; 0 if it tells none."""
-        return self._engine.cached_prompt_tokens() if isinstance(self._engine, TellsCached) else 0
+        return self._cached() if self._cached and self._engine is not None else 0
 
     async def _in_thread(self, call: Callable[[], T]) -> T:
         if self._stuck:
@@ -115,6 +117,7 @@ class Supervisor:
         finally:
             self._doing = ""
         self._engine, self._building, self._failure = engine, None, ""
+        self._cached = engine.cached_prompt_tokens if isinstance(engine, TellsCached) else None
         self.capacity = capacity
         self._ready_at = time.monotonic()
         self._lifecycle.engine_ready()
