@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -30,7 +31,7 @@ from producer.gateway.http import reply
 from producer.gateway.idempotency import Idempotency
 from producer.gateway.live import routes as live
 from producer.gateway.live.online import online
-from producer.gateway.refusal import response_for
+from producer.gateway.refusal import refuse, response_for, stopping
 from producer.gateway.services import Services
 from producer.gateway.sweeping import sweeping
 from producer.gateway.uploads import routes as uploads
@@ -55,8 +56,12 @@ class EveryAnswer:
         scope["warmq.caller"] = Caller()
         scope["warmq.headers"] = dict(scope["headers"])
 
+        started = False
+
         async def send_with_id(message: Message) -> None:
+            nonlocal started
             if message["type"] == "http.response.start":
+                started = True
                 message["headers"] = [
                     *message["headers"],
                     (b"x-request-id", request_id.encode()),
@@ -64,7 +69,12 @@ class EveryAnswer:
                 ]
             await send(message)
 
-        await self._app(scope, receive, send_with_id)
+        try:
+            await self._app(scope, receive, send_with_id)
+        except asyncio.CancelledError:  # uvicorn's patience with what runs at a stop is over
+            if started:
+                raise
+            await refuse(scope, receive, send_with_id, stopping(), close=True)
 
 
 async def _health(_: Request) -> Response:
@@ -80,7 +90,7 @@ async def _version(_: Request) -> Response:
     return reply({"version": version()})
 
 
-def _of_http(request: Request, error: HTTPException) -> Response:
+async def _of_http(request: Request, error: HTTPException) -> Response:
     told = {404: "there is no such route here; docs/gateway.md lists them",
             405: "this route takes another method"}  # fmt: skip
     message = told.get(error.status_code, error.detail)
@@ -89,28 +99,39 @@ def _of_http(request: Request, error: HTTPException) -> Response:
     return response
 
 
-def _of_api(request: Request, error: ApiError) -> Response:
+async def _of_api(request: Request, error: ApiError) -> Response:
     return response_for(request.scope, error)
 
 
-def _of_warmq(request: Request, error: WarmqError) -> Response:
+async def _of_warmq(request: Request, error: WarmqError) -> Response:
     told = of_warmq(error)
     if told.status >= 500:
         log.error("%s %s: %s", request.method, request.url.path, error.message)
     return response_for(request.scope, told)
 
 
-def _of_gone(_: Request, __: ClientDisconnect) -> Response:
+async def _of_gone(_: Request, __: ClientDisconnect) -> Response:
     return Response(status_code=499)  # nobody reads it
 
 
-def _unforeseen(request: Request, error: Exception) -> Response:
+async def _unforeseen(request: Request, error: Exception) -> Response:
     log.error("%s %s", request.method, request.url.path, exc_info=error)
     told = ApiError(500, "the gateway failed; its log says why", code="internal_error")
     response = response_for(request.scope, told)
     # Starlette answers this one outside of all middlewares.
     response.headers["x-request-id"] = request.scope.get("warmq.request_id", "")
     return response
+
+
+#: Starlette runs what is no coroutine in a thread: for that there is no time when a gateway ends,
+#: and none of its threads may be free.
+HANDLERS: dict[Any, Callable[[Request, Any], Awaitable[Response]]] = {
+    HTTPException: _of_http,
+    ApiError: _of_api,
+    WarmqError: _of_warmq,
+    ClientDisconnect: _of_gone,
+    Exception: _unforeseen,
+}
 
 
 def routes() -> list[Route]:
@@ -141,14 +162,7 @@ def build(services: Services) -> Starlette:
             yield
         await services.close_async()
 
-    handlers: dict[Any, Callable[[Request, Any], Response]] = {
-        HTTPException: _of_http,
-        ApiError: _of_api,
-        WarmqError: _of_warmq,
-        ClientDisconnect: _of_gone,
-        Exception: _unforeseen,
-    }
-    app = Starlette(routes=routes(), lifespan=lifespan, exception_handlers=handlers)
+    app = Starlette(routes=routes(), lifespan=lifespan, exception_handlers=HANDLERS)
     app.router.redirect_slashes = False  # a path with one more slash is another path
     # The last one added is the first one asked.
     app.add_middleware(Idempotency, tries=services.tries)

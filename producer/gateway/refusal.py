@@ -30,6 +30,11 @@ def response_for(scope: Scope, error: ApiError) -> Response:
     return Response(orjson.dumps(body), error.status, headers, "application/json")
 
 
+def stopping() -> ApiError:
+    """Return the error for a request whose gateway is told to stop, and has waited long enough."""
+    return ApiError(503, "this gateway stops; try again", code="gateway_stops", after_s=1)
+
+
 async def refuse(
     scope: Scope, receive: Receive, send: Send, error: ApiError, *, close: bool = False
 ) -> None:

@@ -11,6 +11,7 @@ from contract.errors import RequestRejected, WarmqError
 from contract.results import body_of, error_of
 from producer.gateway.errors import ApiError, of_warmq
 from producer.gateway.live.waiter import Gone, Late, Waiter
+from producer.gateway.refusal import stopping
 
 
 class _Usage(msgspec.Struct):
@@ -62,11 +63,6 @@ async def answer_of(waiter: Waiter, lasts_s: float) -> bytes | None:
 def header_pairs(headers: Mapping[str, str]) -> Iterable[tuple[bytes, bytes]]:
     """Return headers as ASGI takes them."""
     return [(name.encode(), value.encode()) for name, value in headers.items()]
-
-
-def stopping() -> ApiError:
-    """Return the error for a request whose gateway is told to stop, and has waited long enough."""
-    return ApiError(503, "this gateway stops; try again", code="gateway_stops", after_s=1)
 
 
 def _late(lasts_s: float) -> ApiError:

@@ -11,11 +11,12 @@ from starlette.types import Send
 from contract.errors import WarmqError
 from contract.streaming import texts_of
 from producer.gateway.errors import ApiError, of_warmq
-from producer.gateway.live.answer import answer_of, header_pairs, stopping
+from producer.gateway.live.answer import answer_of, header_pairs
 from producer.gateway.live.asked import Asked
 from producer.gateway.live.events.texts import Texts
 from producer.gateway.live.events.writer import WAITING, events_of
 from producer.gateway.live.waiter import Waiter
+from producer.gateway.refusal import stopping
 
 #: Pause between two signs of life of a stream that waits for its first text.
 WAITING_S = 10.0
