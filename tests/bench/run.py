@@ -45,6 +45,7 @@ PARTS = {
     "gateway_online": "gateway.online",
     "gateway_streamed": "gateway.streamed",
     "gateway_carrying": "gateway.carrying",
+    "gateway_beside": "gateway.beside_batch",
 }
 
 
