@@ -218,6 +218,11 @@ class Reads:
         raw, (now_s, _) = pipe.hgetall(keys.WORKERS).time().execute()
         return [each for each in read_announcements(raw, now_s) if queue in (None, each["queue"])]
 
+    def memory_for_batches(self, high_water: float) -> int | None:
+        """Return the bytes that Redis takes before ENQUEUE refuses chunks; None for no limit."""
+        limit = int(self._client.info("memory")["maxmemory"])
+        return int(limit * high_water) if limit else None
+
     def why_full(
         self, queue: str, coming: int, *, high_water: float, high_water_requests: int
     ) -> str:

@@ -45,6 +45,7 @@ PARTS = {
     "gateway_online": "gateway.online",
     "gateway_streamed": "gateway.streamed",
     "gateway_carrying": "gateway.carrying",
+    "gateway_gigabyte": "gateway.gigabyte",
     "gateway_beside": "gateway.beside_batch",
 }
 

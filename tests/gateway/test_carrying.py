@@ -105,6 +105,17 @@ def test_an_empty_file_and_too_many_lines_are_refused(stack: Stack) -> None:
     assert problems(stack, many) == [("too_many_tasks", None)]
 
 
+def test_a_batch_whose_results_never_fit_into_redis_is_refused(alone: Stack) -> None:
+    """It would wait for room until the end of its window, and hold what others need."""
+    with alone.redis.client() as client:
+        client.config_set("maxmemory", 6 * 2**20)
+    batch = ended(alone.client, create(alone, [request(f"r{n}") for n in range(6000)]).id)
+    assert batch.status == "failed"
+    (problem,) = batch.errors.data
+    assert problem.code == "too_many_tasks"
+    assert "split the file into batches of at most 3000 lines" in problem.message
+
+
 def test_at_most_a_hundred_problems_are_told(stack: Stack) -> None:
     assert len(problems(stack, b"x\n" * 1000)) == 100
 

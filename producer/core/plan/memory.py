@@ -28,6 +28,11 @@ class RedisBytes:
         return max(self.waiting, self.finished)
 
 
+def least_bytes(requests: int) -> int:
+    """Return what so many results take in Redis at least, with answers of vLLM that say nothing."""
+    return BATCH + RESULT * requests
+
+
 def redis_bytes(content: FileContent) -> RedisBytes:
     """Return what Redis needs for a file that is submitted whole."""
     kept = BATCH + content.index_bytes + content.bad * RESULT // 2 + content.reject_bytes

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from contract.batch import Batch
 from contract.errors import BatchConflict
+from producer.core.plan.memory import least_bytes
 from producer.core.same_batch import BatchChanged
 from producer.core.summary import Summary
 from producer.gateway.batches.record import ENDED, BatchRecord, Counts, Part, Problem, Status
@@ -23,6 +24,7 @@ from producer.gateway.carrying.submitting import create_part, submit_part
 from producer.gateway.carrying.writing import write_files
 from producer.gateway.errors import ApiError
 from producer.gateway.limits import estimated_tokens
+from producer.gateway.services import Services
 
 log = logging.getLogger(__name__)
 
@@ -78,8 +80,8 @@ class Phases:
             batch.write("cancelled")
             return
         looked = self._looked.get(record.id) or self._look(batch)
-        if looked.problems:
-            batch.write("failed", problems=looked.problems)
+        if problems := looked.problems or _no_room(services, looked.requests):
+            batch.write("failed", problems=problems)
             self._looked.pop(record.id, None)
             return
         settings = services.settings
@@ -260,6 +262,20 @@ def _input(batch: Carried, stack: ExitStack) -> Path | None:
 def _no_file(file_id: str) -> Problem:
     told = f"file {file_id} was deleted before all its lines were queued; upload it again"
     return Problem("file_not_found", told, "input_file_id")
+
+
+def _no_room(services: Services, requests: int) -> list[Problem]:
+    """Return what is wrong with so many requests: their results cannot all be in Redis, where they
+    are until the batch ends, not even if nothing else is there."""
+    most = services.batches.memory_for_batches(services.settings.high_water)
+    if most is None or least_bytes(requests) <= most:
+        return []
+    fit = most // least_bytes(1000) * 1000
+    told = (
+        f"the results of {requests} requests do not fit into Redis, which takes {most} bytes of "
+        f"batches; split the file into batches of at most {fit} lines, or give Redis more memory"
+    )
+    return [Problem("too_many_tasks", told)]
 
 
 def _caller_of(batch: Carried) -> Caller:
