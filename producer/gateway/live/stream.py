@@ -18,7 +18,8 @@ from producer.gateway.live.events.writer import WAITING, events_of
 from producer.gateway.live.waiter import Waiter
 from producer.gateway.refusal import stopping
 
-#: Pause between two signs of life of a stream that waits for its first text.
+#: A stream that had nothing to say for so long, in seconds, shows that it lives: also between two
+#: texts, when its request waits to be run again.
 WAITING_S = 10.0
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -67,9 +68,6 @@ class Stream:
             raise stopping() from None
 
     async def _wait_for_news(self) -> None:
-        if self._texts.sent:
-            await self._news.wait()
-            return
         try:
             async with asyncio.timeout(WAITING_S):
                 await self._news.wait()

@@ -1,0 +1,51 @@
+"""What a stream sends while its request has nothing to say."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from contract.openai.body import CHAT_URL
+from contract.redis.gateway.live import Push
+from contract.streaming import Piece
+from producer.gateway.live import stream as module
+from producer.gateway.live.asked import read
+from producer.gateway.live.events.writer import WAITING
+from producer.gateway.live.stream import Stream
+from producer.gateway.live.waiter import Gone, Waiter
+
+BODY = b'{"model": "m", "stream": true, "messages": [{"role": "user", "content": "x"}]}'
+
+
+def test_a_stream_shows_that_it_lives_before_its_first_text_and_after(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "WAITING_S", 0.001)
+
+    async def streamed() -> list[bytes]:
+        waiter = Waiter(Push("list", "r1", None, b""), listens=True)
+        sent: list[bytes] = []
+        said: list[bool] = []
+
+        async def send(message: Any) -> None:
+            data: bytes = message.get("body", b"")
+            sent.append(data)
+            if data != WAITING:
+                said.append(b"Hello" in data)
+            elif said and said[-1]:
+                waiter.end(Gone())  # a sign of life after the text: that is all
+            else:
+                waiter.pieces = [Piece("r1", 1, 0, 0, "Hello")]
+                waiter.poke()
+
+        stream = Stream(read(CHAT_URL, BODY, 0), waiter, send, {}, 60)
+        async with asyncio.timeout(20):
+            assert await stream.run() is None
+        return sent
+
+    sent = asyncio.run(streamed())
+    text_at = next(at for at, data in enumerate(sent) if b"Hello" in data)
+    assert WAITING in sent[:text_at]
+    assert WAITING in sent[text_at:]
