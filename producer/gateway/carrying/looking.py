@@ -8,6 +8,7 @@ concerns its line alone (producer/core/lines.py).
 from __future__ import annotations
 
 import hashlib
+from array import array
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import orjson
 
 from producer.core.reader import Input, InputUnreadable, chunks
@@ -75,7 +77,8 @@ def look_through(
     path: Path, endpoint: str, max_line_bytes: int, most_requests: int,
     report: Callable[[], None] = lambda: None,
 ) -> Looked:  # fmt: skip
-    """Read a file to its end, in constant memory; `report` is called after each 500 lines or so.
+    """Read a file to its end, with 8 bytes of memory a line; only where two custom_ids may be the
+    same, it is read again to tell which. `report` is called after each 500 lines or so.
 
     Args:
         path: the file, or one compressed by gzip or zstd.
@@ -84,14 +87,44 @@ def look_through(
         most_requests: more refuse the file; 0 for no limit.
         report: may raise to stop it.
     """
-    looked, source = Looked(), Input(str(path))
-    with closing(source), closing(SeenIds()) as seen:
+    hashes = array("q")
+
+    def first(custom_id: str) -> bool:
+        hashes.append(hash(custom_id))
+        return True
+
+    looked = _looked(path, endpoint, max_line_bytes, most_requests, report, first)
+    if not _repeats(hashes):
+        return looked
+    del hashes[:]
+    with closing(SeenIds()) as seen:
+
+        def is_new(custom_id: str) -> bool:
+            text = custom_id.encode("utf-8", "surrogatepass")
+            return seen.put(hashlib.blake2b(text, digest_size=16).digest()) is None
+
+        return _looked(path, endpoint, max_line_bytes, most_requests, report, is_new)
+
+
+def _repeats(numbers: array[int]) -> bool:
+    found = np.frombuffer(numbers, np.int64) if numbers else np.empty(0, np.int64)
+    found.sort()
+    return bool((found[1:] == found[:-1]).any())
+
+
+def _looked(
+    path: Path, endpoint: str, max_line_bytes: int, most_requests: int,
+    report: Callable[[], None], is_new: Callable[[str], bool],
+) -> Looked:  # fmt: skip
+    """Read a file once; `is_new` says of each custom_id whether no line before had it."""
+    looked = Looked()
+    with closing(Input(str(path))) as source:
         try:
             for chunk in chunks(source.lines(), None, max_line_bytes):
                 report()
                 for number, line in chunk.lines:
                     if number not in chunk.too_long:
-                        _look(looked, seen, endpoint, number, line)
+                        _look(looked, is_new, endpoint, number, line)
                 looked.requests += len(chunk.lines)
                 if most_requests and looked.requests > most_requests:
                     looked.problems = [_too_many(most_requests)]
@@ -114,7 +147,9 @@ def _too_many(most: int) -> Problem:
     return Problem("too_many_tasks", told)
 
 
-def _look(looked: Looked, seen: SeenIds, endpoint: str, number: int, line: bytes) -> None:
+def _look(
+    looked: Looked, is_new: Callable[[str], bool], endpoint: str, number: int, line: bytes
+) -> None:
     try:
         read = _decode(line)
         custom_id, url, method, model = read.custom_id, read.url, read.method, read.body.model
@@ -130,8 +165,7 @@ def _look(looked: Looked, seen: SeenIds, endpoint: str, number: int, line: bytes
         if problem is not None:
             looked.problems.append(problem)
             return
-    key = hashlib.blake2b(custom_id.encode("utf-8", "surrogatepass"), digest_size=16).digest()
-    if seen.put(key) is not None:
+    if not is_new(custom_id):
         told = f"custom_id {custom_id[:100]!r} was used by an earlier line; make it unique"
         looked.problems.append(Problem("duplicate_custom_id", told, "custom_id", number))
         return
