@@ -93,11 +93,12 @@ def measure(quick: bool) -> dict[str, Any]:
                 figures.setdefault("peak_mb", []).append(peak)
             loads.append(report.load_now())
     return {
+        "quick": quick,
         "lines": lines,
         "expected": EXPECTED,
         "bars": BARS,
         "reached": {name: report.spread(values) for name, values in figures.items()},
-        "load": loads,
+        "load_average": loads,
     }
 
 
