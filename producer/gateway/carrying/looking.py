@@ -128,6 +128,7 @@ def _looked(
                 looked.requests += len(chunk.lines)
                 if most_requests and looked.requests > most_requests:
                     looked.problems = [_too_many(most_requests)]
+                    break
                 if len(looked.problems) >= MOST_PROBLEMS or len(looked.bytes_of) > MOST_MODELS:
                     break
         except InputUnreadable as error:
