@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+import openai
 import orjson
 import pytest
 from carrying import ended, lines_of, request, results, upload
@@ -130,6 +131,22 @@ def test_an_input_file_may_go_while_its_batch_waits_in_the_queue(alone: Stack) -
     alone.worker.start()
     batch = ended(alone.client, batch.id)
     assert (batch.status, batch.request_counts.completed) == ("completed", 30)
+
+
+def test_an_input_file_may_go_before_its_lines_are_queued(alone: Stack) -> None:
+    """Clients delete it as soon as they have the batch's id; OpenAI lets them."""
+    batch = create(alone, [request(f"r{n}") for n in range(30)])
+    alone.client.files.delete(batch.input_file_id)
+    with pytest.raises(openai.NotFoundError):
+        alone.client.files.content(batch.input_file_id)
+    alone.worker.start()
+    batch = ended(alone.client, batch.id)
+    assert (batch.status, batch.request_counts.completed) == ("completed", 30)
+    with alone.redis.client() as client:  # as some minutes later
+        client.delete(f"warmq:gateway:read:{batch.input_file_id}")
+        client.zadd("warmq:gateway:due:file", {batch.input_file_id: 0})
+    content = alone.folder / "files" / batch.input_file_id
+    eventually(lambda: not content.exists(), 20, "its content is swept")
 
 
 def test_a_batch_waits_for_a_worker_and_runs_when_there_is_one(alone: Stack) -> None:

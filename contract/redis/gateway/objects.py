@@ -86,6 +86,14 @@ class Objects(Reads):
         owner = self._client.hget(f"warmq:gateway:{kind}:{object_id}", "owner")
         return owner.decode() if owner is not None else None
 
+    def note_reader(self, file_id: str, for_ms: int) -> None:
+        """Note that somebody reads a file's content, or will, within this time."""
+        self._client.set(f"warmq:gateway:read:{file_id}", 1, px=for_ms)
+
+    def has_reader(self, file_id: str) -> bool:
+        """Return whether somebody does."""
+        return bool(self._client.exists(f"warmq:gateway:read:{file_id}"))
+
     def delete(self, kind: Kind, owner: str, object_id: str) -> bool:
         """Remove an owner's object; return whether it was there."""
         return bool(self._run("object_delete", kind, object_id, owner))

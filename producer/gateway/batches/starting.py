@@ -7,6 +7,7 @@ import time
 import msgspec
 
 from producer.gateway.batches.record import ENDED, BatchRecord, decode, encode
+from producer.gateway.files.objects import Files
 from producer.gateway.services import Services
 
 #: Whoever carries batches looks for a new one at the latest after so long, also if the gateway that
@@ -36,6 +37,7 @@ def forget_batch(services: Services, batch_id: str) -> None:
 def start_batch(services: Services, record: BatchRecord) -> bool:
     """Write a new batch and ask for it to be carried; return False if there is one of its id."""
     services.due.add("batch", record.id, _LOOK_MS)
+    Files(services).keep_content(record.input_file_id)
     new = services.objects.create(
         "batch", record.tenant, record.id, record.created_at, encode(record)
     )

@@ -11,10 +11,12 @@ import msgspec
 from contract.redis.gateway.objects import Stored
 from producer.gateway.batches.record import BatchRecord, Status, decode, encode
 from producer.gateway.carrying.held import GivenUp, Held
+from producer.gateway.files.objects import Files
 from producer.gateway.services import Services
 
-#: Between two looks at the record while lines are read, in seconds.
-_LOOK_S = 1.0
+#: Between two looks at the record while lines are read, in seconds; and between two times that its
+#: file is asked to be kept.
+_LOOK_S, _KEEP_S = 1.0, 60.0
 
 
 class Changed(Exception):
@@ -33,6 +35,7 @@ class Carried:
         self.stored = stored
         self.record: BatchRecord = decode(stored.document)
         self._next_look = time.monotonic() + _LOOK_S
+        self._next_keep = float("-inf")
 
     @property
     def late(self) -> bool:
@@ -66,6 +69,12 @@ class Carried:
         self.stored, self.record = stored, anew
         return anew
 
+    def keep_input(self) -> None:
+        """Have the file that it reads stay, also if its owner deletes it or its life ends."""
+        if time.monotonic() >= self._next_keep:
+            self._next_keep = time.monotonic() + _KEEP_S
+            Files(self.services).keep_content(self.record.input_file_id)
+
     def go_on(self) -> None:
         """Return if reading its lines still makes sense.
 
@@ -78,6 +87,7 @@ class Carried:
         if now < self._next_look:
             return
         self._next_look = now + _LOOK_S
+        self.keep_input()
         (found,) = self.services.objects.several("batch", [self.record.id])
         if found is None or found.version != self.stored.version or self.late:
             raise Changed

@@ -66,6 +66,7 @@ class Phases:
         """
         if batch.record.status not in ENDED:
             if not batch.record.parts:
+                batch.keep_input()
                 self._validate(batch)
             if batch.record.status not in ENDED:
                 self._run(batch)
@@ -142,6 +143,7 @@ class Phases:
             states = _states(batch)
             ending = batch.record.status == "cancelling" or batch.late
             if not all(state is not None and state.sealed for state in states):
+                batch.keep_input()
                 path = _input(batch, stack)
                 if path is None and not batch.record.problems:
                     batch.write("cancelling", problems=[_no_file(batch.record.input_file_id)])

@@ -14,7 +14,8 @@ from producer.gateway.store import StoreFailed
 
 log = logging.getLogger(__name__)
 
-#: A content without a record is removed after so long: its gateway died between the two.
+#: A content without a record is removed after so long: its gateway died between the two, or a batch
+#: may read what its owner has deleted.
 _ORPHAN_MS = 600_000
 #: For how long one gateway sweeps a file before another may.
 _SWEEP_MS = 60_000
@@ -48,6 +49,11 @@ class Files:
 
     def announce(self, file_id: str) -> None:
         """Say that a content is about to be there: without a record it is removed later."""
+        self._services.due.add("file", file_id, _ORPHAN_MS)
+
+    def keep_content(self, file_id: str) -> None:
+        """Keep a content for some minutes more, whatever becomes of its file: a batch reads it."""
+        self._services.objects.note_reader(file_id, _ORPHAN_MS)
         self._services.due.add("file", file_id, _ORPHAN_MS)
 
     def create(self, record: FileRecord) -> FileRecord:
@@ -94,13 +100,17 @@ class Files:
         )
 
     def delete(self, tenant: str, file_id: str) -> bool:
-        """Remove a tenant's file; return whether it was there."""
+        """Remove a tenant's file; return whether it was there.
+
+        If a batch may still read its content, that is swept later.
+        """
         if self.get(tenant, file_id) is None:
             return False
         self.announce(file_id)  # first: a gateway that dies then leaves its content to be swept
         if not self._services.objects.delete("file", tenant, file_id):
             return False
-        self._services.store.delete(file_id)
+        if not self._services.objects.has_reader(file_id):
+            self._services.store.delete(file_id)
         self._services.limits.forget_bytes(tenant, file_id)
         return True
 
