@@ -50,7 +50,7 @@ async def both(lines: dict[str, Line]) -> dict[str, Any]:
         return await run(plan, tokens, request_id)
 
     lean._run = noting
-    for one in lines.items():  # each form is met once, and learned
+    for one in [*lines.items(), *lines.items()]:  # a form is learned when it comes again
         if (key := _key(one[1])) is not None and key not in lean._forms:
             await answer(engine, *one)
     leanly = await asyncio.gather(*(answer(engine, *one) for one in lines.items()))

@@ -37,7 +37,7 @@ from worker.engine.vllm.names import (
 )
 from worker.engine.vllm.other_urls import OTHER_URLS, Aborted, body_for, completion
 from worker.engine.vllm.plans import PROMPTS, key_of
-from worker.engine.vllm.progress import Progress
+from worker.engine.vllm.progress import Progress, keep_no_statistics, log_stats
 from worker.engine.vllm.quiet import ORDERLY_END, quieten
 from worker.engine.vllm.refusals import refusals
 from worker.engine.vllm.releases import named
@@ -84,6 +84,7 @@ class VllmEngine:
             raise
         except Exception as error:
             raise self._died(error) from error
+        keep_no_statistics(self._engine, self._args)
         self._cause.processes = multiprocessing.active_children()
         # What vLLM and torch have made stays until the end: left to the collector, walking it
         # stops the drain's loop for 0.37 s at a time (docs/performance.md). Thawed first, so
@@ -108,9 +109,9 @@ class VllmEngine:
         self._names = {m.name for m in models.base_model_paths} | set(models.lora_requests)
         self._fixed_name |= bool(models.lora_requests)  # with adapters the name chooses
         if settings.engine_stats_s is not None:
-            self._stats = asyncio.create_task(_log_stats(engine, settings.engine_stats_s))
-        config, parallel = engine.vllm_config, engine.vllm_config.parallel_config
-        cache = config.cache_config
+            self._stats = asyncio.create_task(log_stats(engine, settings.engine_stats_s))
+        config, cache = engine.vllm_config, engine.vllm_config.cache_config
+        parallel = config.parallel_config
         blocks = (cache.num_gpu_blocks or 0) * parallel.data_parallel_size
         return Capacity(
             max_num_seqs=config.scheduler_config.max_num_seqs * parallel.data_parallel_size,
@@ -170,8 +171,7 @@ class VllmEngine:
         body, model = self._body_of(request, request_id), request.body.get("model")
         served = self._serving[request.url]
         response = await served.call(served.form.validate_python(body))
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
+        if (task := asyncio.current_task()) is not None and task.cancelling():
             # The completion class answers a cancellation with an error response.
             raise asyncio.CancelledError
         return self._completion_of(request.url, response, model)
@@ -292,9 +292,3 @@ class VllmEngine:
         if engine is not None:
             engine.shutdown(timeout=self.grace_s)  # SIGTERM first, and SIGKILL after so long
         self._cause.forget()
-
-
-async def _log_stats(engine: AsyncLLMEngine, every_s: float) -> None:
-    while not engine.errored:
-        await asyncio.sleep(every_s)
-        await engine.do_log_stats()

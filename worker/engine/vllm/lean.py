@@ -8,6 +8,7 @@ its was. What is not plain, and what vLLM would refuse, goes the full way as eve
 """
 
 import asyncio
+import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -19,11 +20,16 @@ from worker.engine import Completion
 from worker.engine.vllm.lessons import LESSON, Lesson, look_on
 from worker.engine.vllm.names import current_platform
 from worker.engine.vllm.other_urls import Aborted
-from worker.engine.vllm.plans import PROMPTS, Plan
+from worker.engine.vllm.plans import PROMPTS, Plan, Unclear
 from worker.engine.vllm.together import Together, tokens_of
 
-#: Most forms that are known at once; a file has one, or a few.
-FORMS = 256
+log = logging.getLogger(__name__)
+
+#: Most forms that are known at once; a file has one, or as many as it has limits of answers.
+FORMS = 4096
+#: Most forms that have been seen once: one is learned when it comes again, for in a file whose
+#: lines have seeds of their own none ever does.
+SEEN = 65_536
 #: Options by which an answer says more than its text, or somebody else is told of it.
 MORE = (
     "enable_log_requests", "enable_prompt_tokens_details", "enable_per_request_metrics",
@@ -88,6 +94,7 @@ class Lean:
         self._context = engine.vllm_config.model_config.max_model_len
         self._forms: OrderedDict[bytes, Plan | None] = OrderedDict()
         self._learning: set[bytes] = set()
+        self._seen: set[int] = set()
         self._together = Together(engine.renderer)
         self._number = 0
         look_on(engine.renderer, engine.output_processor)
@@ -133,7 +140,7 @@ class Lean:
 
         None where there is nothing to learn.
         """
-        if key in self._forms or key in self._learning:
+        if key in self._forms or key in self._learning or not self._comes_again(key):
             yield None
             return
         lesson = Lesson()
@@ -141,7 +148,10 @@ class Lean:
         self._learning.add(key)
 
         async def learn(prompt: Any, request_id: str, answer: bytes) -> None:
-            self._forms[key] = await self._plan(lesson, prompt, request_id, answer)
+            try:
+                self._forms[key] = await self._plan(lesson, prompt, request_id, answer)
+            except Unclear:
+                return
             if len(self._forms) > FORMS:
                 self._forms.popitem(last=False)
 
@@ -151,10 +161,23 @@ class Lean:
             self._learning.discard(key)
             LESSON.reset(token)
 
+    def _comes_again(self, key: bytes) -> bool:
+        form = hash(key)
+        if form in self._seen:
+            return True
+        if len(self._seen) == SEEN:
+            self._seen.clear()
+        self._seen.add(form)
+        return False
+
     async def _plan(
         self, lesson: Lesson, prompt: Any, request_id: str, answer: bytes
     ) -> Plan | None:
-        """Return the form's plan, if it does with this request what vLLM has done."""
+        """Return the form's plan, if it does with this request what vLLM has done; None if not.
+
+        Raises:
+            Unclear: this request does not tell.
+        """
         try:
             if lesson.calls != 2 or (lesson.chat_params is None) != isinstance(prompt, str):
                 raise ValueError("it is prompted in another way")
@@ -165,6 +188,9 @@ class Lean:
             )
             if tokens != lesson.request.prompt_token_ids:
                 raise ValueError("its prompt is made in another way")
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except Unclear:
+            raise
+        except Exception as why:  # vLLM's own classes have answered, and will
+            log.debug("requests of a form go the full way: %s: %s", type(why).__name__, why)
             return None
         return plan

@@ -57,11 +57,16 @@ def _is_chat(messages: Any) -> bool:
     return bool(messages) and size <= LONGEST
 
 
+class Unclear(Exception):
+    """From this request nothing can be learned; from another one it may."""
+
+
 class Plan:
     """One form's: `tok_params` and `chat_params` are vLLM's for its prompts, `context` is tokens.
 
     Raises:
         ValueError: vLLM's answer has something that is not known here.
+        Unclear: the prompt is so long that its answer's limit may have been cut to what was left.
     """
 
     def __init__(self, lesson: Lesson, request_id: str, answer: bytes, context: int) -> None:
@@ -74,9 +79,8 @@ class Plan:
         limit = request.sampling_params.max_tokens
         #: A longer prompt leaves less room for an answer than the first one did.
         self.longest_prompt = context - limit
-        # One more: where the first prompt fills it, the limit may have been cut to what was left.
         if len(request.prompt_token_ids) >= self.longest_prompt:
-            raise ValueError("the limit of the answer depends on the prompt")
+            raise Unclear
         again = self.completion(lesson.output, request_id, found["created"])
         if orjson.loads(again.body) != found:
             raise ValueError("the answer is written in another way")
