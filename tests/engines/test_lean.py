@@ -1,4 +1,4 @@
-"""Answers past vLLM's serving classes are the same as through them, field by field."""
+"""Requests past vLLM's serving classes are answered, and end, as those through them do."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def both(folder: Path, lines: dict[str, Line]) -> dict[str, Any]:
     return report
 
 
-def test_every_answer_and_error_is_that_of_the_full_way(tmp_path: Path) -> None:
+def test_every_answer_error_and_end_is_that_of_the_full_way(tmp_path: Path) -> None:
     batch = {
         f"batch {found['custom_id']}": (found["url"], found["body"])
         for found in GENERATING
@@ -149,3 +149,9 @@ def test_every_answer_and_error_is_that_of_the_full_way(tmp_path: Path) -> None:
     assert {"batch request-1", "batch request-2", "batch example"} <= leanly
     ends = {answers[name]["lean"]["body"]["choices"][0]["finish_reason"] for name in leanly}
     assert ends == {"stop", "length"}
+    ended = report["ends"]
+    assert len(ended.pop("read")) == 1
+    assert ended == {
+        "given_up": "CancelledError", "left": 0, "killed": "EngineDead", "inside": True,
+        "leanly": ["given up", "killed"],
+    }  # fmt: skip

@@ -15,6 +15,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from conformance import until
+
 from contract.errors import WarmqError
 from worker.engine import EngineRequest
 from worker.engine.catalogue import load_settings, make_engine
@@ -55,14 +57,43 @@ async def both(lines: dict[str, Line]) -> dict[str, Any]:
             await answer(engine, *one)
     leanly = await asyncio.gather(*(answer(engine, *one) for one in lines.items()))
     left = len(engine._engine.output_processor.request_states)
+    ends = await asyncio.wait_for(ended(engine, went), 60)
     await asyncio.to_thread(engine.shutdown)
     return {
         "left": left,
+        "ends": ends,
         "answers": {
             name: {"full": theirs, "lean": ours, "leanly": name in went}
             for name, theirs, ours in zip(lines, full, leanly, strict=True)
         },
     }
+
+
+async def ended(engine: Any, went: set[str]) -> dict[str, Any]:
+    """Return how lean requests end that are read, given up, or in an engine that is killed."""
+    states = engine._engine.output_processor.request_states
+    line = "/v1/completions", {"prompt": "2 + 3 =", "max_tokens": 900, "ignore_eos": True}
+    for name in ("once", "twice"):
+        await answer(engine, name, line)
+
+    async def begun(name: str) -> asyncio.Task[Any]:
+        task = asyncio.create_task(engine.generate(EngineRequest(*line), f"id-{name}"))
+        await until(lambda: "".join(engine.text_so_far(f"id-{name}")), "it has text")
+        return task
+
+    task = await begun("given up")
+    read = engine.text_so_far("id-given up")
+    task.cancel()
+    (given_up,) = await asyncio.gather(task, return_exceptions=True)
+    left = len(states)
+    task = await begun("killed")
+    await asyncio.to_thread(engine.kill)
+    (killed,) = await asyncio.gather(task, return_exceptions=True)
+    return {
+        "read": read, "given_up": type(given_up).__name__, "left": left,
+        "killed": type(killed).__name__, "inside": getattr(killed, "inside", None),
+        "leanly": sorted(went & {"once", "twice", "given up", "killed"}),
+    }  # fmt: skip
 
 
 def _key(line: Line) -> bytes | None:
