@@ -28,7 +28,7 @@ from contract.redis import keys
 from demo.stack import CPU_ENGINE_ARGS
 from worker.engine import EngineRequest
 
-REQUESTS = 4000
+REQUESTS = 1500
 #: As many slots as the GPU runs have: dozens of requests end with each step.
 ENGINE_ARGS = CPU_ENGINE_ARGS.replace("--max-num-seqs 32", "--max-num-seqs 256")
 FORMS = ("bare", "full", "lean", "queue_full", "queue", "chat_queue_full", "chat_queue")
@@ -170,7 +170,7 @@ def reached(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 async def measure(quick: bool, model: Path) -> dict[str, Any]:
     """Run all repeats; return the part's figures."""
-    count, pairs, looks = (1000, 2, 1) if quick else (REQUESTS, 7, 3)
+    count, pairs, looks = (1000, 2, 1) if quick else (REQUESTS, 5, 1)
     runs: list[dict[str, Any]] = []
     loads = [report.load_now()]
     places: dict[str, Any] = {}
