@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from contract.openai.body import CHAT_URL, COMPLETION_URL, MESSAGES_URL
-from worker.engine.vllm.plans import LONGEST, key_of
+from worker.engine.vllm.plans import LONGEST, Unclear, around, key_of
 
 USER = {"role": "user", "content": "a"}
 
@@ -37,7 +37,8 @@ def test_chats_and_completions_are_of_two_forms() -> None:
         {"prompt": ""}, {"prompt": ["a"]}, {"prompt": [1, 2]}, {}, {"prompt": "a" * (LONGEST + 1)},
         {"prompt": "a", "n": 2}, {"prompt": "a", "logprobs": 1}, {"prompt": "a", "echo": True},
         {"prompt": "a", "structured_outputs": {"regex": "a"}}, {"prompt": "a", "stream": True},
-        {"prompt": "a", "of an unknown name": None},
+        {"prompt": "a", "of an unknown name": None}, {"prompt": "a", "seed": 2**70},
+        {"prompt": "a", "stop": "\ud800"}, {"prompt": "a", "stop_token_ids": [1] * 4096},
     ],
 )  # fmt: skip
 def test_a_completion_that_is_not_plain_has_no_form(body: dict[str, Any]) -> None:
@@ -59,3 +60,18 @@ def test_a_chat_that_is_not_plain_has_no_form(messages: Any) -> None:
 def test_only_chats_and_completions_have_forms() -> None:
     assert key_of(MESSAGES_URL, {"messages": [USER]}) is None
     assert key_of("/v1/embeddings", {"input": "a"}) is None
+
+
+def test_names_are_made_of_another_id_as_of_the_first() -> None:
+    assert "other".join(around("cmpl-first-0", "first")) == "cmpl-other-0"
+
+
+@pytest.mark.parametrize("request_id", ["c", "0", "-", "l-l", "cmpl", ""])
+def test_nothing_is_learned_from_an_id_that_may_be_part_of_the_name(request_id: str) -> None:
+    with pytest.raises(Unclear):
+        around(f"cmpl-{request_id}-0", request_id)
+
+
+def test_a_name_without_the_id_is_made_in_another_way() -> None:
+    with pytest.raises(ValueError, match="another way"):
+        around("cmpl-123-0", "first")

@@ -24,6 +24,8 @@ SAMPLING = frozenset((
 PROMPTS = {COMPLETION_URL: "prompt", CHAT_URL: "messages"}
 #: Prompts up to so many characters are templated and tokenized with others.
 LONGEST = 32_768
+#: Bytes; what is kept of a form is no larger than that, whatever its author sends.
+LONGEST_KEY = 4096
 ROLES = ("system", "user", "assistant")
 #: Fields of an answer that say the same for all requests of a form, and may say something.
 FIXED = ("object", "model", "system_fingerprint")
@@ -38,7 +40,11 @@ def key_of(url: str, body: dict[str, Any]) -> bytes | None:
     prompt = rest.pop(name, None)
     if not rest.keys() <= SAMPLING or not (_is_chat if url == CHAT_URL else _is_text)(prompt):
         return None
-    return url.encode() + orjson.dumps(rest, option=orjson.OPT_SORT_KEYS)
+    try:
+        key = url.encode() + orjson.dumps(rest, option=orjson.OPT_SORT_KEYS)
+    except TypeError:  # a number or a text that JSON has and orjson does not write
+        return None
+    return key if len(key) <= LONGEST_KEY else None
 
 
 def _is_text(prompt: Any) -> bool:
@@ -73,8 +79,8 @@ class Plan:
         request, found = lesson.request, orjson.loads(answer)
         self.tok_params, self.chat_params = lesson.tok_params, lesson.chat_params
         self._request = request
-        self._engine_id = _around(request.external_req_id, request_id)
-        self._answer_id = _around(found["id"], request_id)
+        self._engine_id = around(request.external_req_id, request_id)
+        self._answer_id = around(found["id"], request_id)
         self._read(found)
         limit = request.sampling_params.max_tokens
         #: A longer prompt leaves less room for an answer than the first one did.
@@ -140,8 +146,16 @@ VARYING = ("index", "message", "text", "finish_reason", "stop_reason")
 USAGE = ("prompt_tokens", "completion_tokens", "total_tokens")
 
 
-def _around(name: str, request_id: str) -> tuple[str, str]:
-    before, found, after = name.partition(request_id)
-    if not found:
+def around(name: str, request_id: str) -> tuple[str, str]:
+    """Return what stands before and after a request's id in a name that vLLM has made of it.
+
+    Raises:
+        Unclear: it may stand at several places, as "c" in "cmpl-c"; clients choose ids, too.
+        ValueError: it does not.
+    """
+    place = name.find(request_id)
+    if place < 0:
         raise ValueError("a name is made in another way")
-    return before, after
+    if place != name.rfind(request_id):
+        raise Unclear
+    return name[:place], name[place + len(request_id) :]
