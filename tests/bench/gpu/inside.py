@@ -138,7 +138,7 @@ class Inside:
 
     async def _direct(self, ask: dict[str, Any]) -> float:
         form, count = ask["form"], ask["count"]
-        left = list(enumerate(workload.requests(count, ask["tokens"])))[::-1]
+        left = list(enumerate(workload.requests(count, ask["tokens"], ask["letters"])))[::-1]
         one: One = self._classes if form == "classes" else self._bare
         flight = count if form == "all" else self.drain.room.limit
         self.steps.begin(
