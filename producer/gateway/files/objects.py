@@ -56,7 +56,7 @@ class Files:
     def keep_content(self, file_id: str) -> None:
         """Keep a content for some minutes more, whatever becomes of its file: a batch reads it."""
         self._services.objects.note_reader(file_id, _ORPHAN_MS)
-        self._services.due.add("file", file_id, _ORPHAN_MS)
+        self.announce(file_id)
 
     def create(self, record: FileRecord) -> FileRecord:
         """Make the record of a content that is in the store; return it, or that of its id."""
