@@ -179,6 +179,13 @@ class SimulatedEngine:
             os.write(file, line)
             os.close(file)
 
+    def seat(self) -> dict[str, Any]:
+        """Return nothing that is needed: each process simulates for itself."""
+        return {}
+
+    async def vacate(self, _: dict[str, Any]) -> None:
+        """Do nothing: what a killed process had has ended with it."""
+
     def dead(self) -> bool:
         """Whether it died."""
         return self._dead.is_set()
@@ -248,6 +255,11 @@ def _response(request_id: str, model: str, text: str) -> dict[str, Any]:
         "created_at": int(time.time()), "output": [said], "usage": tokens | details,
         "parallel_tool_calls": True, "tool_choice": "none", "tools": [],
     }  # fmt: skip
+
+
+def from_seat(settings: SimulatedSettings, _: dict[str, Any]) -> SimulatedEngine:
+    """Return an engine of this process' own: requests of other processes do not slow it down."""
+    return from_settings(settings)
 
 
 def from_settings(settings: SimulatedSettings) -> SimulatedEngine:

@@ -42,6 +42,8 @@ from worker.engine.vllm.quiet import ORDERLY_END, quieten
 from worker.engine.vllm.refusals import refusals
 from worker.engine.vllm.releases import named
 from worker.engine.vllm.root_cause import RootCause
+from worker.engine.vllm.seats import Seats
+from worker.engine.vllm.vacated import ABORT_CLIENT
 from worker.engine.vllm_settings import VllmSettings
 from worker.machine.packages import installed
 
@@ -65,6 +67,7 @@ class VllmEngine:
         self._serving: dict[str, serving.Served] = {}
         self._detokenized = Detokenized()
         self._lean: Lean | None = None
+        self._seats = Seats(settings.front_ends or 1)
 
     def configure(self) -> None:
         """Let vLLM check its configuration, as `build` does first; SettingsError: it refuses."""
@@ -76,10 +79,7 @@ class VllmEngine:
         ORDERLY_END.ending = False
         try:
             with refusals(), children_shielded():
-                self._engine = AsyncLLMEngine.from_engine_args(
-                    AsyncEngineArgs.from_cli_args(self._args),
-                    stat_loggers=[lambda config, index=0: self._progress],
-                )
+                self._engine = self._connect()
         except SettingsError:
             raise
         except Exception as error:
@@ -92,6 +92,23 @@ class VllmEngine:
         gc.unfreeze()
         gc.collect()
         gc.freeze()
+
+    def _connect(self) -> AsyncLLMEngine:
+        args = AsyncEngineArgs.from_cli_args(self._args)
+        args._api_process_count = self._seats.clients
+        with self._seats.made():
+            return AsyncLLMEngine.from_engine_args(
+                args, stat_loggers=[lambda config, index=0: self._progress]
+            )
+
+    def seat(self) -> dict[str, Any] | None:
+        """Return what one more front end needs; None once too many have died."""
+        return self._seats.take(self._args)
+
+    async def vacate(self, seat: dict[str, Any]) -> None:
+        """Abort what a front end that died had in the engine; its answers would reach nobody."""
+        if self._engine is not None and not self.dead():
+            await self._engine.engine_core.call_utility_async(ABORT_CLIENT, seat["index"])
 
     async def start(self) -> Capacity:
         """Put vLLM's serving classes over the engine and read back what it can take."""
