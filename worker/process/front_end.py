@@ -1,4 +1,4 @@
-"""One more front end: `python -m worker.process.front_end`, which the worker alone starts.
+"""One more front end of a worker, in a process that the worker starts.
 
 It reads the worker's settings where the worker has read them, and what to feed from the socket it
 inherits (front_ends.py). If the worker dies, it hands everything back and ends.
@@ -132,7 +132,3 @@ def main() -> None:
     for ignored in (signal.SIGINT, signal.SIGQUIT):  # a terminal sends them; the worker answers
         signal.signal(ignored, signal.SIG_IGN)
     asyncio.run(_main(socket.socket(fileno=int(sys.argv[1]))))
-
-
-if __name__ == "__main__":
-    main()

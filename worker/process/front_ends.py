@@ -29,6 +29,9 @@ LEAVE_S = 6.0
 ANSWER_S = 2.0
 
 
+MAIN = "from worker.process.front_end import main; main()"
+
+
 class FrontEndFailed(Exception):
     """A front end could not be started; it has logged why."""
 
@@ -49,7 +52,9 @@ class FrontEnd:
     async def started(cls, number: int, order: dict[str, Any]) -> AsyncIterator[FrontEnd]:
         """Start one and tell it what to feed; it is killed at the end, if it has not ended."""
         ours, its = socket.socketpair()
-        command = (sys.executable, "-m", "worker.process.front_end", str(its.fileno()))
+        # With this process' own path: `-m` would look into the current folder first.
+        code = f"import sys; sys.path[:] = {sys.path!r}; {MAIN}"
+        command = (sys.executable, "-c", code, str(its.fileno()))
         with its:
             process = await asyncio.create_subprocess_exec(*command, pass_fds=[its.fileno()])
         found = cls(number, process)

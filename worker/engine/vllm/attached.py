@@ -11,7 +11,7 @@ from worker.engine.rbln.start import prepare
 from worker.engine.vllm.device import choose_sampler
 from worker.engine.vllm.engine import VllmEngine
 from worker.engine.vllm.names import AsyncEngineArgs, AsyncLLMEngine
-from worker.engine.vllm_settings import VllmSettings
+from worker.engine.vllm_settings import EngineArgs, VllmSettings
 from worker.machine.packages import installed
 
 
@@ -19,9 +19,10 @@ class AttachedEngine(VllmEngine):
     """Runs requests in the engine that gave the seat (seats.py), and ends with it."""
 
     def __init__(self, settings: VllmSettings, seat: dict[str, Any]) -> None:
-        super().__init__(settings)
+        chosen = "".join(f" {option} {value}" for option, value in seat["memory"].items())
+        args = EngineArgs(settings.engine_args + chosen)
+        super().__init__(settings.model_copy(update={"engine_args": args}))
         self._seat = seat
-        vars(self._args).update(seat["memory"])
         self.grace_s = 0.0
 
     def _connect(self) -> AsyncLLMEngine:

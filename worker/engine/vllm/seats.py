@@ -79,5 +79,9 @@ class Seats:
                 "stats_update_address": self._addresses.frontend_stats_publish_address,
             },
             "processes": self._processes,
-            "memory": {name: getattr(args, name) for name in MEMORY},
+            "memory": {
+                f"--{name.replace('_', '-')}": value
+                for name in MEMORY
+                if (value := getattr(args, name)) is not None
+            },
         }
