@@ -108,8 +108,11 @@ class Shares(Protocol):
         Asked once it has started. No two processes get the same.
         """
 
-    async def vacate(self, seat: dict[str, Any]) -> None:
-        """Abort what a process that died had in the engine."""
+    async def vacate(self, seat: dict[str, Any]) -> int:
+        """Abort what a process that died had in the engine; return how many requests that were.
+
+        Of several replicas, how many the first one had.
+        """
 
 
 @runtime_checkable

@@ -32,6 +32,7 @@ def revoke(state: Any, task_id: Any, **_: Any) -> dict[str, str]:
     revoked.update(ids)  # what `inspect revoked` shows
     step = current()
     if step.side_tasks is not None:
+        step.front_ends.revoke(ids)
         step.run_on_loop(step.side_tasks.cancels.revoke(ids), REPLY_S)
     return {"ok": f"tasks {ids} flagged as revoked"}
 

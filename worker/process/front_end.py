@@ -51,6 +51,7 @@ class Part:
             settings, self._leases, lambda: attach_engine(settings, order["seat"]), share, worker
         )
         self.drain.paused = order["paused"]
+        self._side_tasks = SideTasks(self.drain)
         self._reader, self._writer = reader, writer
         self._last_resort = LastResort()
         self._ready = asyncio.Event()
@@ -59,15 +60,16 @@ class Part:
     async def run(self) -> None:
         """Drain until the worker, or its end, says to stop."""
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._stop)
-        side = SideTasks(self.drain).tasks()
+        beside = [*self._side_tasks.tasks(), self._obey(), self._report()]
         try:
-            await self.drain.run([*side, self._obey(), self._report()])
+            await self.drain.run(beside)
         finally:
             await self._leases.close()
 
     async def _obey(self) -> None:
         async for line in self._reader:
-            match orjson.loads(line)["do"]:
+            message = orjson.loads(line)
+            match message["do"]:
                 case "stop":
                     self._stop()
                 case "hurry":
@@ -80,6 +82,8 @@ class Part:
                     self._answer(None)
                 case "resume":
                     self.drain.pause(False)
+                case "revoke":
+                    self._side_tasks.cancels.abort(message["ids"])
                 case "active":
                     self._answer([shown(one, os.getpid()) for one in self.drain.in_flight])
         self._hurry()  # the worker is no more

@@ -13,6 +13,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any
 
 import orjson
@@ -24,7 +25,7 @@ from worker.engine import Capacity, Engine, Shares
 log = logging.getLogger(__name__)
 
 #: How long they may take to hand back what an engine that died, or is ended, had of theirs.
-LEAVE_S = 6.0
+LEAVE_S = 10.0
 #: How long an answer of theirs is waited for.
 ANSWER_S = 2.0
 
@@ -103,6 +104,7 @@ class FrontEnds(Share):
         self._running: dict[int, FrontEnd] = {}
         self._keepers: set[asyncio.Task[None]] = set()
         self._group: asyncio.TaskGroup
+        self._loop: asyncio.AbstractEventLoop
         #: What they were told, which those that come later must hear too.
         self._paused, self._told_to = False, ""
 
@@ -116,12 +118,18 @@ class FrontEnds(Share):
         Raises:
             FrontEndFailed: one cannot be started.
         """
+        self._loop = asyncio.get_running_loop()
         async with asyncio.TaskGroup() as self._group:
             await asyncio.Event().wait()
 
     def reports(self) -> list[dict[str, Any]]:
         """Return what those that are ready have told latest of themselves."""
         return [one.report for one in self._running.values() if one.report]
+
+    def revoke(self, request_ids: list[str]) -> None:
+        """Abort those of these requests that run in them; called in any thread."""
+        for one in list(self._running.values()):
+            self._loop.call_soon_threadsafe(partial(one.tell, do="revoke", ids=request_ids))
 
     async def active(self) -> list[dict[str, Any]]:
         """Return the requests that they have in flight, as `inspect active` lists them."""
@@ -203,12 +211,14 @@ class FrontEnds(Share):
                 raise FrontEndFailed(
                     f"front end {number + 1} ended with exit status {code}; its own lines say why"
                 )
+            aborted = await engine.vacate(seat)
             log.warning(
-                "front end %d was killed: what it held returns to the queue, another is started",
+                "front end %d was killed: what it held returns to the queue (%d requests were "
+                "aborted in the engine), and another is started",
                 number + 1,
+                aborted,
                 extra={"action": "front_end_died"},
             )
-            await engine.vacate(seat)
 
     async def _run_one(self, number: int, seat: dict[str, Any]) -> int:
         order = {

@@ -22,6 +22,7 @@ from worker.engine import Capacity, Completion, EngineRequest
 from worker.engine.end import KILL_GRACE_S, children_shielded, end_children
 from worker.engine.vllm import serving
 from worker.engine.vllm.arguments import parse_engine_args
+from worker.engine.vllm.capacity import capacity_of
 from worker.engine.vllm.detokenized import Detokenized
 from worker.engine.vllm.kv_cache import explain
 from worker.engine.vllm.lean import Lean, lean_way
@@ -105,10 +106,12 @@ class VllmEngine:
         """Return what one more front end needs; None once too many have died."""
         return self._seats.take(self._args)
 
-    async def vacate(self, seat: dict[str, Any]) -> None:
+    async def vacate(self, seat: dict[str, Any]) -> int:
         """Abort what a front end that died had in the engine; its answers would reach nobody."""
-        if self._engine is not None and not self.dead():
-            await self._engine.engine_core.call_utility_async(ABORT_CLIENT, seat["index"])
+        if self._engine is None or self.dead():
+            return 0
+        core = self._engine.engine_core
+        return int(await core.call_utility_async(ABORT_CLIENT, seat["index"]))
 
     async def start(self) -> Capacity:
         """Put vLLM's serving classes over the engine and read back what it can take."""
@@ -127,28 +130,8 @@ class VllmEngine:
         self._fixed_name |= bool(models.lora_requests)  # with adapters the name chooses
         if settings.engine_stats_s is not None:
             self._stats = asyncio.create_task(log_stats(engine, settings.engine_stats_s))
-        config, cache = engine.vllm_config, engine.vllm_config.cache_config
-        parallel = config.parallel_config
-        blocks = (cache.num_gpu_blocks or 0) * parallel.data_parallel_size
-        return Capacity(
-            max_num_seqs=config.scheduler_config.max_num_seqs * parallel.data_parallel_size,
-            max_model_len=config.model_config.max_model_len,
-            model=str(self._args.model),
-            adapters=tuple(sorted(models.lora_requests)),
-            details={
-                "engine": "vllm",
-                "device": str(config.device_config.device_type),
-                "dtype": str(config.model_config.dtype),
-                "served_names": sorted(self._names),
-                "urls": sorted(self._serving),
-                "tensor_parallel_size": parallel.tensor_parallel_size,
-                "pipeline_parallel_size": parallel.pipeline_parallel_size,
-                "data_parallel_size": parallel.data_parallel_size,
-            },
-            kv_tokens=blocks * (cache.block_size or 0) or None,
-            prefix_caching=bool(cache.enable_prefix_caching),
-            parses_chats=serving.parses_chats(config),
-        )
+        urls, adapters = sorted(self._serving), sorted(models.lora_requests)
+        return capacity_of(engine.vllm_config, sorted(self._names), urls, adapters)
 
     async def generate(self, request: EngineRequest, request_id: str) -> Completion:
         """Run one request: past vLLM's serving classes if that makes no difference."""
