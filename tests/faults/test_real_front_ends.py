@@ -34,7 +34,8 @@ def test_a_front_end_dies_without_its_engine_and_an_engine_takes_all_front_ends_
         bodies = [chat(f"Count to {n}", max_tokens=400, ignore_eos=True) for n in range(120)]
         on.submit(bodies)
         (victim,) = front_ends(worker)
-        eventually(lambda: holds_leases(on, victim), 30, "it has requests in the engine")
+        eventually(lambda: on.store.batch("b1").terminal, 60, "both have requests in the engine")
+        assert holds_leases(on, victim)
         victim.kill()
         eventually(lambda: [p for p in front_ends(worker) if p.pid != victim.pid], 30, "another")
         on.finish(timeout_s=150)

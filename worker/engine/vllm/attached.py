@@ -19,7 +19,9 @@ class AttachedEngine(VllmEngine):
     """Runs requests in the engine that gave the seat (seats.py), and ends with it."""
 
     def __init__(self, settings: VllmSettings, seat: dict[str, Any]) -> None:
-        chosen = "".join(f" {option} {value}" for option, value in seat["memory"].items())
+        given = settings.engine_args.options
+        chosen = "".join(f" --{name} {value}" for name, value in seat["memory"].items()
+                         if name not in given)  # fmt: skip
         args = EngineArgs(settings.engine_args + chosen)
         super().__init__(settings.model_copy(update={"engine_args": args}))
         self._seat = seat

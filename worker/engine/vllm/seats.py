@@ -80,7 +80,7 @@ class Seats:
             },
             "processes": self._processes,
             "memory": {
-                f"--{name.replace('_', '-')}": value
+                name.replace("_", "-"): value
                 for name in MEMORY
                 if (value := getattr(args, name)) is not None
             },
