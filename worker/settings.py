@@ -54,6 +54,13 @@ class WorkerSettings(Settings):
         256 * 2**20, description="message bytes in flight above which no more are taken"
     )
     pop_bytes: Bytes = Field(2 * 2**20, description="most message bytes taken in one POP")
+    front_ends: Count | None = Field(
+        None,
+        ge=1,
+        le=64,
+        description="processes that feed one engine; default 1, data parallel one a replica, "
+        "as far as there are 4 cores for each",
+    )
     lease_s: Seconds = Field(
         60, ge=2, description="how long a dead worker's requests stay unavailable"
     )

@@ -99,6 +99,23 @@ class Waits(Protocol):
 
 
 @runtime_checkable
+class Shares(Protocol):
+    """What an engine may have besides, if other processes may run requests in it too."""
+
+    def seat(self) -> dict[str, Any] | None:
+        """Return what one more process needs to attach to it, as JSON; None if there is no more.
+
+        Asked once it has started. No two processes get the same.
+        """
+
+    async def vacate(self, seat: dict[str, Any]) -> int:
+        """Abort what a process that died had in the engine; return how many requests that were.
+
+        Of several replicas, how many the first one had.
+        """
+
+
+@runtime_checkable
 class TellsCached(Protocol):
     """What an engine may have besides, if it has a prefix cache and counts what that saves."""
 

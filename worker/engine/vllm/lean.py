@@ -13,6 +13,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from random import getrandbits
 from typing import Any
 
 from contract.errors import RequestFailed
@@ -96,7 +97,8 @@ class Lean:
         self._learning: set[bytes] = set()
         self._seen: set[int] = set()
         self._together = Together(engine.renderer)
-        self._number = 0
+        # Several processes may feed one engine, which knows requests by their names.
+        self._number = getrandbits(32) << 32
         look_on(engine.renderer, engine.output_processor)
 
     async def generate(
