@@ -24,7 +24,6 @@ from worker.engine.vllm import serving
 from worker.engine.vllm.arguments import parse_engine_args
 from worker.engine.vllm.detokenized import Detokenized
 from worker.engine.vllm.kv_cache import explain
-from worker.engine.vllm.lean import Lean, lean_way
 from worker.engine.vllm.media import guard, unguard
 from worker.engine.vllm.names import (
     AsyncEngineArgs,
@@ -36,12 +35,12 @@ from worker.engine.vllm.names import (
     init_app_state,
 )
 from worker.engine.vllm.other_urls import OTHER_URLS, Aborted, body_for, completion
-from worker.engine.vllm.plans import PROMPTS, key_of
 from worker.engine.vllm.progress import Progress, keep_no_statistics, log_stats
 from worker.engine.vllm.quiet import ORDERLY_END, quieten
 from worker.engine.vllm.refusals import refusals
 from worker.engine.vllm.releases import named
 from worker.engine.vllm.root_cause import RootCause
+from worker.engine.vllm.ways import LeanWay, lean_way
 from worker.engine.vllm_settings import VllmSettings
 from worker.machine.packages import installed
 
@@ -64,7 +63,7 @@ class VllmEngine:
         self._fixed_name = settings.served_model_name is not None
         self._serving: dict[str, serving.Served] = {}
         self._detokenized = Detokenized()
-        self._lean: Lean | None = None
+        self._lean: LeanWay | None = None
 
     def configure(self) -> None:
         """Let vLLM check its configuration, as `build` does first; SettingsError: it refuses."""
@@ -103,7 +102,7 @@ class VllmEngine:
             guard(global_http_connection, partial(VLLMValidationError, parameter="image_url"))
         context = engine.vllm_config.model_config.max_model_len
         self._serving = serving.by_url(state, context, settings.default_max_tokens)
-        self._lean = lean_way(engine, self._args)
+        self._lean = lean_way(engine, self._args, state)
         self._tell_what_is_lacking()
         models = state.openai_serving_models
         self._names = {m.name for m in models.base_model_paths} | set(models.lora_requests)
@@ -155,7 +154,7 @@ class VllmEngine:
 
     async def _answer(self, request: EngineRequest, request_id: str) -> Completion:
         url, body, lean = request.url, request.body, self._lean
-        key = key_of(url, body) if lean is not None else None
+        key = lean.key_of(url, body) if lean is not None else None
         if lean is None or key is None:
             return await self._served(request, request_id)
         if completion := await lean.generate(url, body, request_id, key):
@@ -163,7 +162,7 @@ class VllmEngine:
         with lean.lesson(key) as learn:
             completion = await self._served(request, request_id)
             if learn is not None:
-                await learn(body[PROMPTS[url]], request_id, completion.body)
+                await learn(body, request_id, completion.body)
         return completion
 
     async def _served(self, request: EngineRequest, request_id: str) -> Completion:

@@ -7,19 +7,30 @@ template, the request as EngineCore gets it, and the output from which the answe
 
 import inspect
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
 @dataclass(slots=True)
+class Run:
+    """A request as EngineCore got it, and what came of it."""
+
+    request: Any
+    output: Any = None
+
+
+@dataclass(slots=True)
 class Lesson:
-    """What was noted; `calls` counts prompts and requests, of which a plain body has one each."""
+    """What was noted; `calls` counts prompts and requests, of which a plain body has one each.
+
+    `asked` is what pooling classes want rendered.
+    """
 
     prompt: Any = None
     tok_params: Any = None
     chat_params: Any = None
-    request: Any = None
-    output: Any = None
+    runs: list[Run] = field(default_factory=list)
+    asked: list[Any] = field(default_factory=list)
     calls: int = 0
 
 
@@ -35,6 +46,11 @@ def look_on(renderer: Any, processor: Any) -> None:
     """
     _note_rendering(renderer, "render_cmpl_async", "prompts")
     _note_rendering(renderer, "render_chat_async", "conversations")
+    note_requests(processor)
+
+
+def note_requests(processor: Any) -> None:
+    """The same of requests and their outputs alone."""
     add = processor.add_request
 
     def add_request(request: Any, *more: Any, **named: Any) -> Any:
@@ -44,6 +60,18 @@ def look_on(renderer: Any, processor: Any) -> None:
         return add(request, *more, **named)
 
     processor.add_request = add_request
+
+
+def note_asked(pooling: Any) -> None:
+    """The same of what one of vLLM's classes for pooling, a PoolingIOProcessor, wants rendered."""
+    render = pooling.render_async
+
+    async def noting(asked: Any) -> Any:
+        if lesson := LESSON.get():
+            lesson.asked.append(asked)
+        return await render(asked)
+
+    pooling.render_async = noting
 
 
 def _note_rendering(renderer: Any, name: str, prompts: str) -> None:
@@ -64,12 +92,13 @@ def _note_rendering(renderer: Any, name: str, prompts: str) -> None:
 
 def _note_request(lesson: Lesson, bound: dict[str, Any]) -> None:
     lesson.calls += 1
-    lesson.request = bound["request"]
+    run = Run(bound["request"])
+    lesson.runs.append(run)
     queue = bound["queue"]
     put = queue.put
 
     def noting(output: Any) -> None:
-        lesson.output = output
+        run.output = output
         put(output)
 
     queue.put = noting
