@@ -12,9 +12,10 @@ from typing import Any
 
 from worker.engine import Completion
 from worker.engine.vllm.learned import Learned
-from worker.engine.vllm.lessons import Lesson, note_asked, note_requests
+from worker.engine.vllm.lessons import Lesson, note_contexts, note_requests
 from worker.engine.vllm.other_urls import Aborted
-from worker.engine.vllm.pooling_plans import PoolingPlan, key_of, prompts_of
+from worker.engine.vllm.pooling_forms import key_of, prompts_of
+from worker.engine.vllm.pooling_plans import PoolingPlan
 from worker.engine.vllm.together import Together, tokens_of
 
 
@@ -23,15 +24,15 @@ class LeanPooling(Learned):
 
     key_of = staticmethod(key_of)
 
-    def __init__(self, engine: Any, pooling: dict[str, Any]) -> None:
-        """Args: vLLM's AsyncLLM, and its PoolingIOProcessors by their place in its state."""
+    def __init__(self, engine: Any, embedding: Any, scores: Any) -> None:
+        """Args: vLLM's AsyncLLM, and its serving classes; None where it has none."""
         super().__init__(engine)
         self._together = Together(engine.renderer, pooled_tokens)
-        self._embedding = pooling.get("serving_embedding")
-        self._scores = pooling.get("serving_scores")
+        self._embedding, self._scores = embedding, scores
         note_requests(engine.output_processor)
-        for processor in pooling.values():
-            note_asked(processor)
+        for serving in (embedding, scores):
+            if serving is not None:
+                note_contexts(serving)
 
     async def generate(
         self, url: str, body: dict[str, Any], request_id: str, key: bytes
@@ -59,10 +60,8 @@ class LeanPooling(Learned):
     async def _plan(
         self, lesson: Lesson, body: dict[str, Any], request_id: str, answer: bytes
     ) -> PoolingPlan:
-        processor = self._embedding if "input" in body else self._scores
-        if processor is None:
-            raise ValueError("it is pooled in another way")
-        plan = PoolingPlan(lesson, processor, request_id, answer)
+        serving = self._embedding if "input" in body else self._scores
+        plan = PoolingPlan(lesson, serving, request_id, answer)
         loop, renderer = asyncio.get_running_loop(), self._engine.renderer
         made = await loop.run_in_executor(
             renderer._executor, pooled_tokens, renderer, plan, prompts_of(plan.pairs, body)

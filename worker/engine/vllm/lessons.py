@@ -23,14 +23,14 @@ class Run:
 class Lesson:
     """What was noted; `calls` counts prompts and requests, of which a plain body has one each.
 
-    `asked` is what pooling classes want rendered.
+    `contexts` are the PoolingServeContexts of pooling classes.
     """
 
     prompt: Any = None
     tok_params: Any = None
     chat_params: Any = None
     runs: list[Run] = field(default_factory=list)
-    asked: list[Any] = field(default_factory=list)
+    contexts: list[Any] = field(default_factory=list)
     calls: int = 0
 
 
@@ -62,16 +62,18 @@ def note_requests(processor: Any) -> None:
     processor.add_request = add_request
 
 
-def note_asked(pooling: Any) -> None:
-    """The same of what one of vLLM's classes for pooling, a PoolingIOProcessor, wants rendered."""
-    render = pooling.render_async
+def note_contexts(serving: Any) -> None:
+    """The same of what one of vLLM's serving classes for pooling has before it renders texts."""
+    # 0.26 renders in a thread, where the lesson is not known.
+    name = "_preprocessing_async" if hasattr(serving, "_preprocessing_async") else "_preprocessing"
+    prepare = getattr(serving, name)
 
-    async def noting(asked: Any) -> Any:
+    async def noting(processor: Any, context: Any) -> Any:
         if lesson := LESSON.get():
-            lesson.asked.append(asked)
-        return await render(asked)
+            lesson.contexts.append(context)
+        return await prepare(processor, context)
 
-    pooling.render_async = noting
+    setattr(serving, name, noting)
 
 
 def _note_rendering(renderer: Any, name: str, prompts: str) -> None:

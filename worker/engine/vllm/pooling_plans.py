@@ -12,58 +12,13 @@ from typing import Any
 
 import orjson
 
-from contract.openai.pooling import EMBEDDINGS_URL, SCORE_URLS
 from worker.engine import Completion
 from worker.engine.vllm.lessons import Lesson
-from worker.engine.vllm.plans import FIXED, LONGEST, LONGEST_KEY, Unclear, around
+from worker.engine.vllm.plans import FIXED, Unclear, around
 
-#: Fields of bodies that a plan may have: what they do is the same for all texts.
-SHARED = frozenset(("model", "user", "truncate_prompt_tokens", "truncation_side", "use_activation"))
-EMBEDDED = SHARED | {"encoding_format", "dimensions", "add_special_tokens"}
-#: The spellings of the two sides of a score.
-PAIRED = (
-    ("text_1", "text_2"),
-    ("data_1", "data_2"),
-    ("queries", "documents"),
-    ("queries", "items"),
-)
-#: vLLM's PoolingIOProcessors for scores that are known here.
-CROSS, TWO = "cross-encoder", "bi-encoder"
+#: The names of vLLM's PoolingIOProcessors that are known here.
+ONE, TWO, CROSS = "embed", "bi-encoder", "cross-encoder"
 Numbers = Callable[[Any], Any]
-
-
-def key_of(url: str, body: dict[str, Any]) -> bytes | None:
-    """Return what is the same for all requests of a plain body's form; None if it is not plain."""
-    names: tuple[str, ...]
-    if url == EMBEDDINGS_URL:
-        names, fields = ("input",), EMBEDDED
-    elif url in SCORE_URLS:
-        names = next((pair for pair in PAIRED if all(name in body for name in pair)), ())
-        fields = SHARED
-    else:
-        return None
-    rest = dict(body)
-    texts = [rest.pop(name, None) for name in names]
-    if not texts or not rest.keys() <= fields or not all(map(_is_text, texts)):
-        return None
-    try:
-        key = orjson.dumps([url, names, rest], option=orjson.OPT_SORT_KEYS)
-    except TypeError:  # a number or a text that JSON has and orjson does not write
-        return None
-    return key if len(key) <= LONGEST_KEY else None
-
-
-def _is_text(text: Any) -> bool:
-    return isinstance(text, str) and 0 < len(text) <= LONGEST
-
-
-def prompts_of(pairs: bool, body: dict[str, Any]) -> list[Any]:
-    """Return what is tokenized of a plain body: its texts, or with `pairs` both as one."""
-    if "input" in body:
-        return [body["input"]]
-    first, second = next(pair for pair in PAIRED if all(name in body for name in pair))
-    texts = body[first], body[second]
-    return [texts] if pairs else list(texts)
 
 
 def as_array(data: Any) -> Any:
@@ -101,21 +56,34 @@ class PoolingPlan:
 
     chat_params = None
 
-    def __init__(self, lesson: Lesson, processor: Any, request_id: str, answer: bytes) -> None:
-        found, asked = orjson.loads(answer), lesson.asked
-        runs = sorted(lesson.runs, key=lambda run: str(run.request.external_req_id))
-        self._processor, self._asked = processor, asked[0]
+    def __init__(self, lesson: Lesson, serving: Any, request_id: str, answer: bytes) -> None:
+        found, (context,) = orjson.loads(answer), lesson.contexts
+        self._processor = processor = serving.io_processor
+        self._asked = _asked(processor, context)
         self.tok_params = self._asked["tok_params"]
         self.pairs = "data_1" in self._asked
         self._joins = processor.name == TWO
-        known = processor.name == CROSS if self.pairs else processor.name in ("embed", TWO)
-        if not known or not len(runs) == len(asked) == (2 if self._joins else 1):
+        runs = sorted(lesson.runs, key=lambda run: str(run.request.external_req_id))
+        known = processor.name == CROSS if self.pairs else processor.name in (ONE, TWO)
+        if not known or len(runs) != (2 if self._joins else 1) or found["id"] != context.request_id:
             raise ValueError("it is pooled in another way")
         self._requests = [run.request for run in runs]
-        self._engine_ids = [around(one.external_req_id, request_id) for one in self._requests]
-        self._answer_id = around(found["id"], request_id)
+        self._name_ids(context.request_id, request_id, serving.request_id_prefix)
+        outputs = [run.output for run in runs]
+        #: In 0.26 what stands between the two texts of a score is counted, too.
+        self._between = found["usage"]["prompt_tokens"] - _length(outputs)
         self._read(found)
-        self._learn([run.output for run in runs], request_id, found)
+        self._learn(outputs, request_id, found)
+
+    def _name_ids(self, name: str, request_id: str, prefix: str) -> None:
+        """Learn how ids are made; in 0.26 they are random where no HTTP request had one."""
+        self._prefix = f"{prefix}-"
+        if request_id in name and name != self._prefix + request_id:
+            raise ValueError("a name is made in another way")
+        ends = [around(one.external_req_id, name) for one in self._requests]
+        if any(before for before, _ in ends):
+            raise ValueError("a name is made in another way")
+        self._ends = [after for _, after in ends]
 
     def _read(self, found: dict[str, Any]) -> None:
         (item,) = found["data"]
@@ -125,7 +93,11 @@ class PoolingPlan:
             *(v for k, v in item.items() if k not in ("index", "object", self._name)),
             *(v for k, v in found["usage"].items() if k not in ("prompt_tokens", "total_tokens")),
         ]
-        if item["index"] or any(value not in (None, [], 0) for value in told):
+        if (
+            item["index"]
+            or self._between not in (0, 1)
+            or any(v not in (None, [], 0) for v in told)
+        ):
             raise ValueError("the answer says more than its numbers")
         self._answer, self._item = found, item
 
@@ -137,7 +109,7 @@ class PoolingPlan:
                 again = self.completion(outputs, request_id, found["created"])
             except TypeError:  # numbers that numpy does not have
                 continue
-            if again is not None and orjson.loads(again.body) == found:
+            if again is not None and orjson.loads(again.body) | {"id": found["id"]} == found:
                 fitting.append(numbers)
         if not fitting:
             raise ValueError("the answer is written in another way")
@@ -167,11 +139,10 @@ class PoolingPlan:
     ) -> list[Any]:
         """Return the requests as EngineCore gets them; `number` makes their inner ids unique."""
         made = []
-        for first, name, (tokens, more) in zip(
-            self._requests, self._engine_ids, inputs, strict=True
-        ):
+        name = self._prefix + request_id
+        for first, end, (tokens, more) in zip(self._requests, self._ends, inputs, strict=True):
             request = copy(first)
-            request.external_req_id = request_id.join(name)
+            request.external_req_id = name + end
             request.request_id = f"{request.external_req_id}-{number:08x}"
             request.prompt_token_ids = tokens
             request.arrival_time = now
@@ -188,7 +159,7 @@ class PoolingPlan:
 
         None for a score that is no number: vLLM's class says so.
         """
-        prompt = sum(len(output.prompt_token_ids) for output in outputs)
+        prompt = _length(outputs) + self._between
         if self._joins:
             outputs = self._processor._post_process(outputs, 1)
         (output,) = outputs
@@ -196,9 +167,20 @@ class PoolingPlan:
         if self._name == "score" and not math.isfinite(value):
             return None
         answer = self._answer | {
-            "id": request_id.join(self._answer_id),
+            "id": self._prefix + request_id,
             "created": created,
             "data": [self._item | {self._name: value}],
             "usage": self._answer["usage"] | {"prompt_tokens": prompt, "total_tokens": prompt},
         }
         return Completion(orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY), prompt, 0)
+
+
+def _asked(processor: Any, context: Any) -> Any:
+    """Return what vLLM's PoolingIOProcessor wants rendered of a request; the first, if several."""
+    if hasattr(processor, "get_request_factory_online"):
+        return processor.get_request_factory_online(context)[0]
+    return {"tok_params": context.request.build_tok_params(processor.model_config)}
+
+
+def _length(outputs: Sequence[Any]) -> int:
+    return sum(len(output.prompt_token_ids) for output in outputs)

@@ -23,6 +23,8 @@ CONFIGURED = ("speculative_config", "kv_transfer_config", "ec_transfer_config", 
 RENDERER = (
     "_executor", "get_tokenizer", "render_messages", "render_cmpl_async", "render_chat_async",
 )  # fmt: skip
+#: What is used of a serving class for pooling.
+POOLING = ("io_processor", "request_id_prefix", "_preprocessing")
 
 
 def lean_way(engine: Any, args: Any, state: State) -> LeanWay | None:
@@ -50,17 +52,13 @@ def lean_way(engine: Any, args: Any, state: State) -> LeanWay | None:
         return None
     if getattr(state, "openai_serving_chat", None):
         return Lean(engine)
-    return LeanPooling(engine, _pooling(state)) if _pools_plainly(model) else None
-
-
-def _pooling(state: State) -> dict[str, Any]:
-    """Return vLLM's PoolingIOProcessors by the attribute of `state` whose class has each."""
-    found = {}
-    for name in ("serving_embedding", "serving_scores"):
-        processor = getattr(getattr(state, name, None), "io_processor", None)
-        if hasattr(processor, "render_async"):
-            found[name] = processor
-    return found
+    embedding, scores = (
+        getattr(state, name, None) for name in ("serving_embedding", "serving_scores")
+    )
+    used = (*((one, name) for one in (embedding, scores) if one is not None for name in POOLING),)
+    if not used or not _pools_plainly(model) or not all(hasattr(*one) for one in used):
+        return None
+    return LeanPooling(engine, embedding, scores)
 
 
 def _pools_plainly(model: Any) -> bool:
