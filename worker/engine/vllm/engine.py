@@ -130,6 +130,7 @@ class VllmEngine:
             kv_tokens=blocks * (cache.block_size or 0) or None,
             prefix_caching=bool(cache.enable_prefix_caching),
             parses_chats=serving.parses_chats(config),
+            one_step=config.model_config.runner_type == "pooling",
         )
 
     async def generate(self, request: EngineRequest, request_id: str) -> Completion:
