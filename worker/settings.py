@@ -45,7 +45,10 @@ class WorkerSettings(Settings):
         description="max_tokens of requests that name none; never unlimited",
     )
     look_ahead: Count | None = Field(
-        None, ge=0, description="requests held above max_num_seqs; default max(8, max_num_seqs / 4)"
+        None,
+        ge=0,
+        description="requests held above max_num_seqs; default "
+        "max(8, max_num_seqs / 4), of a pooling model 2 × max_num_seqs",
     )
     max_in_flight: Count | None = Field(
         None, ge=1, description="cap on requests in flight; default max_num_seqs + look_ahead"

@@ -18,7 +18,8 @@ class Capacity:
     model's own; `details` is shown by `inspect stats`. `kv_tokens` is the size of
     the KV cache and `prefix_caching` whether prompts share it, None where unknown.
     `parses_chats` says that a chat's answer is more than the text of `text_so_far`: a parser takes
-    the reasoning out of it.
+    the reasoning out of it. `one_step` says that a request takes one step of the engine, as a text
+    does that is embedded: all slots are free at once.
     """
 
     max_num_seqs: int
@@ -29,6 +30,7 @@ class Capacity:
     kv_tokens: int | None = None
     prefix_caching: bool | None = None
     parses_chats: bool = False
+    one_step: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,13 @@ from worker.engine.vllm import serving
 
 
 def capacity_of(
-    config: Any, names: Sequence[str], urls: Sequence[str], adapters: Sequence[str]
+    config: Any, model: str, names: Sequence[str], urls: Sequence[str], adapters: Sequence[str]
 ) -> Capacity:
     """Return it.
 
     Args:
         config: vLLM's VllmConfig, as EngineCore has set it when it was ready.
+        model: its folder or name, as the settings have it.
         names: what a request may call the model, or an adapter.
         urls: the endpoints that this model has.
         adapters: the names of its LoRA adapters.
@@ -23,7 +24,7 @@ def capacity_of(
     return Capacity(
         max_num_seqs=config.scheduler_config.max_num_seqs * parallel.data_parallel_size,
         max_model_len=config.model_config.max_model_len,
-        model=str(config.model_config.model),
+        model=model,
         adapters=tuple(adapters),
         details={
             "engine": "vllm",
@@ -38,4 +39,5 @@ def capacity_of(
         kv_tokens=blocks * (cache.block_size or 0) or None,
         prefix_caching=bool(cache.enable_prefix_caching),
         parses_chats=serving.parses_chats(config),
+        one_step=config.model_config.runner_type == "pooling",
     )

@@ -25,7 +25,6 @@ from worker.engine.vllm.arguments import parse_engine_args
 from worker.engine.vllm.capacity import capacity_of
 from worker.engine.vllm.detokenized import Detokenized
 from worker.engine.vllm.kv_cache import explain
-from worker.engine.vllm.lean import Lean, lean_way
 from worker.engine.vllm.media import guard, unguard
 from worker.engine.vllm.names import (
     AsyncEngineArgs,
@@ -37,7 +36,6 @@ from worker.engine.vllm.names import (
     init_app_state,
 )
 from worker.engine.vllm.other_urls import OTHER_URLS, Aborted, body_for, completion
-from worker.engine.vllm.plans import PROMPTS, key_of
 from worker.engine.vllm.progress import Progress, keep_no_statistics, log_stats
 from worker.engine.vllm.quiet import ORDERLY_END, quieten
 from worker.engine.vllm.refusals import refusals
@@ -45,6 +43,7 @@ from worker.engine.vllm.releases import named
 from worker.engine.vllm.root_cause import RootCause
 from worker.engine.vllm.seats import Seats
 from worker.engine.vllm.vacated import ABORT_CLIENT
+from worker.engine.vllm.ways import LeanWay, lean_way
 from worker.engine.vllm_settings import VllmSettings
 from worker.machine.packages import installed
 
@@ -67,7 +66,7 @@ class VllmEngine:
         self._fixed_name = settings.served_model_name is not None
         self._serving: dict[str, serving.Served] = {}
         self._detokenized = Detokenized()
-        self._lean: Lean | None = None
+        self._lean: LeanWay | None = None
         self._seats = Seats(settings.front_ends or 1)
 
     def configure(self) -> None:
@@ -123,7 +122,7 @@ class VllmEngine:
             guard(global_http_connection, partial(VLLMValidationError, parameter="image_url"))
         context = engine.vllm_config.model_config.max_model_len
         self._serving = serving.by_url(state, context, settings.default_max_tokens)
-        self._lean = lean_way(engine, self._args)
+        self._lean = lean_way(engine, self._args, state)
         self._tell_what_is_lacking()
         models = state.openai_serving_models
         self._names = {m.name for m in models.base_model_paths} | set(models.lora_requests)
@@ -131,7 +130,9 @@ class VllmEngine:
         if settings.engine_stats_s is not None:
             self._stats = asyncio.create_task(log_stats(engine, settings.engine_stats_s))
         urls, adapters = sorted(self._serving), sorted(models.lora_requests)
-        return capacity_of(engine.vllm_config, sorted(self._names), urls, adapters)
+        return capacity_of(
+            engine.vllm_config, str(self._args.model), sorted(self._names), urls, adapters
+        )
 
     async def generate(self, request: EngineRequest, request_id: str) -> Completion:
         """Run one request: past vLLM's serving classes if that makes no difference."""
@@ -155,7 +156,7 @@ class VllmEngine:
 
     async def _answer(self, request: EngineRequest, request_id: str) -> Completion:
         url, body, lean = request.url, request.body, self._lean
-        key = key_of(url, body) if lean is not None else None
+        key = lean.key_of(url, body) if lean is not None else None
         if lean is None or key is None:
             return await self._served(request, request_id)
         if completion := await lean.generate(url, body, request_id, key):
@@ -163,7 +164,7 @@ class VllmEngine:
         with lean.lesson(key) as learn:
             completion = await self._served(request, request_id)
             if learn is not None:
-                await learn(body[PROMPTS[url]], request_id, completion.body)
+                await learn(body, request_id, completion.body)
         return completion
 
     async def _served(self, request: EngineRequest, request_id: str) -> Completion:

@@ -1,0 +1,53 @@
+"""Which embeddings and scores are plain, and which of them are of one form."""
+
+from typing import Any
+
+import orjson
+
+from contract.openai.pooling import EMBEDDINGS_URL, SCORE_URLS
+from worker.engine.vllm.plans import LONGEST, LONGEST_KEY
+
+#: Fields of bodies that a plan may have: what they do is the same for all texts.
+SHARED = frozenset(("model", "user", "truncate_prompt_tokens", "truncation_side", "use_activation"))
+EMBEDDED = SHARED | {"encoding_format", "dimensions", "add_special_tokens"}
+#: The spellings of the two sides of a score.
+PAIRED = (
+    ("text_1", "text_2"),
+    ("data_1", "data_2"),
+    ("queries", "documents"),
+    ("queries", "items"),
+)
+
+
+def key_of(url: str, body: dict[str, Any]) -> bytes | None:
+    """Return what is the same for all requests of a plain body's form; None if it is not plain."""
+    names: tuple[str, ...]
+    if url == EMBEDDINGS_URL:
+        names, fields = ("input",), EMBEDDED
+    elif url in SCORE_URLS:
+        names = next((pair for pair in PAIRED if all(name in body for name in pair)), ())
+        fields = SHARED
+    else:
+        return None
+    rest = dict(body)
+    texts = [rest.pop(name, None) for name in names]
+    if not texts or not rest.keys() <= fields or not all(map(_is_text, texts)):
+        return None
+    try:
+        key = orjson.dumps([url, names, rest], option=orjson.OPT_SORT_KEYS)
+    except TypeError:  # a number or a text that JSON has and orjson does not write
+        return None
+    return key if len(key) <= LONGEST_KEY else None
+
+
+def _is_text(text: Any) -> bool:
+    return isinstance(text, str) and 0 < len(text) <= LONGEST
+
+
+def prompts_of(pairs: bool, body: dict[str, Any]) -> list[Any]:
+    """Return what is tokenized of a plain body: its texts, or with `pairs` both as one."""
+    if "input" in body:
+        return [body["input"]]
+    first, second = next(pair for pair in PAIRED if all(name in body for name in pair))
+    texts = body[first], body[second]
+    return [texts] if pairs else list(texts)
