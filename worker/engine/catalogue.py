@@ -109,6 +109,7 @@ def rehearse(settings: WorkerSettings, seen: Preflight) -> None:
     Raises:
         SettingsError: as the start would.
     """
+    front_ends_of(settings)
     own = find_engine(settings.engine).rehearse
     if own is None:
         make_engine(settings).shutdown()

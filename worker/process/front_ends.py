@@ -146,6 +146,13 @@ class FrontEnds(Share):
     def begin(self, engine: Engine) -> None:
         """Start them over an engine that has started; this front end begins without them."""
         self._told_to = ""
+        if self.count > 1:
+            log.info(
+                "starting %d more front ends: each has its share of %d requests at once",
+                self.count - 1,
+                self.max_num_seqs,
+                extra={"action": "front_ends_start"},
+            )
         for number in range(1, self.count):
             keeper = self._group.create_task(self._keep(number, engine))
             self._keepers.add(keeper)
