@@ -7,14 +7,14 @@ own class makes it, template and types of tokens included), and an embedding mod
 import asyncio
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
 from worker.engine import Completion
 from worker.engine.vllm.learned import Learned
 from worker.engine.vllm.lessons import Lesson, note_contexts, note_requests
 from worker.engine.vllm.other_urls import Aborted
-from worker.engine.vllm.pooling_forms import key_of, prompts_of
+from worker.engine.vllm.pairs import Made
+from worker.engine.vllm.pooling_forms import key_of
 from worker.engine.vllm.pooling_plans import PoolingPlan
 from worker.engine.vllm.together import Together, tokens_of
 
@@ -45,7 +45,7 @@ class LeanPooling(Learned):
         plan: PoolingPlan | None = self._forms.get(key)
         if plan is None:
             return None
-        wanted = [self._together.tokens(plan, prompt) for prompt in prompts_of(plan.pairs, body)]
+        wanted = [self._together.tokens(plan, prompt) for prompt in plan.prompts_of(body)]
         inputs = [await one for one in wanted]
         if not all(one and 0 < len(one[0]) <= self._context for one in inputs):
             return None
@@ -64,24 +64,18 @@ class LeanPooling(Learned):
         plan = PoolingPlan(lesson, serving, request_id, answer)
         loop, renderer = asyncio.get_running_loop(), self._engine.renderer
         made = await loop.run_in_executor(
-            renderer._executor, pooled_tokens, renderer, plan, prompts_of(plan.pairs, body)
+            renderer._executor, pooled_tokens, renderer, plan, plan.prompts_of(body)
         )
         plan.check(made)
         return plan
 
 
-def pooled_tokens(
-    renderer: Any, plan: PoolingPlan, prompts: Sequence[Any]
-) -> list[tuple[list[int], Any] | None]:
+def pooled_tokens(renderer: Any, plan: PoolingPlan, prompts: Sequence[Any]) -> list[Made | None]:
     """Return prompts' tokens, each with what else its pooling parameters say, if anything.
 
     None where vLLM refuses one.
     """
-    if not plan.pairs:
-        found = tokens_of(renderer, plan, prompts)
-        return [None if tokens is None else (tokens, None) for tokens in found]
-    rendered: list[tuple[list[int], Any] | None] = [None] * len(prompts)
-    for place, prompt in enumerate(prompts):
-        with suppress(Exception):  # the full way tells its author
-            rendered[place] = plan.rendered(prompt)
-    return rendered
+    if plan.pairs is not None:
+        return plan.pairs.tokens(renderer.get_tokenizer(), prompts)
+    found = tokens_of(renderer, plan, prompts)
+    return [None if tokens is None else (tokens, None) for tokens in found]

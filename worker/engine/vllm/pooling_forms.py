@@ -44,10 +44,9 @@ def _is_text(text: Any) -> bool:
     return isinstance(text, str) and 0 < len(text) <= LONGEST
 
 
-def prompts_of(pairs: bool, body: dict[str, Any]) -> list[Any]:
-    """Return what is tokenized of a plain body: its texts, or with `pairs` both as one."""
+def texts_of(body: dict[str, Any]) -> tuple[str, ...]:
+    """Return the text, or the two, of a plain body."""
     if "input" in body:
-        return [body["input"]]
+        return (body["input"],)
     first, second = next(pair for pair in PAIRED if all(name in body for name in pair))
-    texts = body[first], body[second]
-    return [texts] if pairs else list(texts)
+    return body[first], body[second]

@@ -14,7 +14,9 @@ import orjson
 
 from worker.engine import Completion
 from worker.engine.vllm.lessons import Lesson
+from worker.engine.vllm.pairs import Pairs
 from worker.engine.vllm.plans import FIXED, Unclear, around
+from worker.engine.vllm.pooling_forms import texts_of
 
 #: The names of vLLM's PoolingIOProcessors that are known here.
 ONE, TWO, CROSS = "embed", "bi-encoder", "cross-encoder"
@@ -47,7 +49,7 @@ SCORE_AS: tuple[Numbers, ...] = (as_score,)
 
 
 class PoolingPlan:
-    """One form's; `tok_params` are vLLM's for its texts, `pairs` if it renders two as one.
+    """One form's; `tok_params` are vLLM's for its texts, `pairs` makes prompts of two, if it does.
 
     Raises:
         ValueError: vLLM's answer, or how it came to it, has something that is not known here.
@@ -59,9 +61,9 @@ class PoolingPlan:
     def __init__(self, lesson: Lesson, serving: Any, request_id: str, answer: bytes) -> None:
         found, (context,) = orjson.loads(answer), lesson.contexts
         self._processor = processor = serving.io_processor
-        self._asked = _asked(processor, context)
-        self.tok_params = self._asked["tok_params"]
-        self.pairs = "data_1" in self._asked
+        asked = _asked(processor, context)
+        self.tok_params = asked["tok_params"]
+        self.pairs = Pairs(processor, asked) if "data_1" in asked else None
         self._joins = processor.name == TWO
         runs = sorted(lesson.runs, key=lambda run: str(run.request.external_req_id))
         known = processor.name == CROSS if self.pairs else processor.name in (ONE, TWO)
@@ -117,11 +119,10 @@ class PoolingPlan:
             raise Unclear
         (self._numbers,) = fitting
 
-    def rendered(self, pair: tuple[str, str]) -> tuple[list[int], Any]:
-        """Return a pair's tokens and what its pooling parameters say more; in vLLM's thread."""
-        first, second = pair
-        made = self._processor.render({**self._asked, "data_1": first, "data_2": second})
-        return made["prompts"]["prompt_token_ids"], made["params"].extra_kwargs
+    def prompts_of(self, body: dict[str, Any]) -> Sequence[Any]:
+        """Return what is tokenized of a plain body: its texts, or both as one."""
+        texts = texts_of(body)
+        return texts if self.pairs is None else [texts]
 
     def check(self, inputs: Sequence[tuple[list[int], Any] | None]) -> None:
         """Compare what was made of the first request's texts with what vLLM has made.
