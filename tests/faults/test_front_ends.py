@@ -43,7 +43,7 @@ def test_a_killed_front_end_costs_what_it_held_and_is_followed_by_another(tmp_pa
         assert on.computed().began_on(worker.pid)
         assert on.computed().began_on(another.pid), "it works, too"
         assert 0 < on.computed().again <= HELD
-        assert "front end 2 was killed" in worker.log_path.read_text()
+        assert "front end 2 has died" in worker.log_path.read_text()
         assert worker.stop() == 0
         assert gone(another)
         on.settled()
@@ -89,6 +89,9 @@ def test_a_front_end_that_is_told_to_end_by_itself_hands_back_and_is_followed(
         eventually(lambda: gone(other), 20, "it drains")
         on.finish()
         assert on.computed().again == 0
+        with client_app(on.server.url) as app:
+            # Also what the one that has ended had done.
+            eventually(lambda: stats(app)["counts"]["completed"] == 400, 20, "all are counted", 0.2)
         assert worker.stop() == 0
         on.settled()
 

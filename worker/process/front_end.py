@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 import uuid
+from contextlib import suppress
 from typing import Any
 
 import orjson
@@ -64,6 +65,10 @@ class Part:
         try:
             await self.drain.run(beside)
         finally:
+            if self._ready.is_set():
+                self._tell_all()
+                with suppress(ConnectionError):
+                    await self._writer.drain()
             await self._leases.close()
 
     async def _obey(self) -> None:
@@ -78,14 +83,14 @@ class Part:
                     self.drain.supervisor.kill()
                 case "pause":
                     self.drain.pause(True)
-                    await self.drain.idle.wait()
-                    self._answer(None)
+                    self._waiting = asyncio.create_task(self._tell_when_idle())
                 case "resume":
                     self.drain.pause(False)
                 case "revoke":
                     self._side_tasks.cancels.abort(message["ids"])
                 case "active":
-                    self._answer([shown(one, os.getpid()) for one in self.drain.in_flight])
+                    found = [shown(one, os.getpid()) for one in self.drain.in_flight]
+                    self._tell(to="active", answer=found)
         self._hurry()  # the worker is no more
 
     def _stop(self) -> None:
@@ -99,18 +104,22 @@ class Part:
     async def _report(self) -> None:
         await self._ready.wait()
         while True:
-            drain = self.drain
-            report = {
-                "in_flight": len(drain.in_flight),
-                "limit": drain.room.limit,
-                "redis_errors": drain.leases.errors,
-                "counts": drain.counts.as_json(),
-            }
-            self._tell(report=report)
+            self._tell_all()
             await asyncio.sleep(REPORT_S)
 
-    def _answer(self, answer: Any) -> None:
-        self._tell(answer=answer)
+    def _tell_all(self) -> None:
+        drain = self.drain
+        report = {
+            "in_flight": len(drain.in_flight),
+            "limit": drain.room.limit,
+            "redis_errors": drain.leases.errors,
+            "counts": drain.counts.as_json(),
+        }
+        self._tell(report=report)
+
+    async def _tell_when_idle(self) -> None:
+        await self.drain.idle.wait()
+        self._tell(to="pause", answer=None)
 
     def _tell(self, **message: Any) -> None:
         self._writer.write(orjson.dumps(message) + b"\n")

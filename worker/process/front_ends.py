@@ -9,88 +9,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
-import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any
-
-import orjson
 
 from worker.drain.events import Events, Stopping
 from worker.drain.others import Share
 from worker.engine import Capacity, Engine, Shares
+from worker.process.front_end_process import ANSWER_S, FrontEnd
 
 log = logging.getLogger(__name__)
 
 #: How long they may take to hand back what an engine that died, or is ended, had of theirs.
 LEAVE_S = 10.0
-#: How long an answer of theirs is waited for.
-ANSWER_S = 2.0
-
-
-MAIN = "from worker.process.front_end import main; main()"
 
 
 class FrontEndFailed(Exception):
     """A front end could not be started; it has logged why."""
-
-
-class FrontEnd:
-    """One process, and the connection to it; each message is a line of JSON."""
-
-    def __init__(self, number: int, process: asyncio.subprocess.Process) -> None:
-        self.number = number
-        self.process = process
-        #: What it told latest of itself: `in_flight`, `limit`, `counts`; empty until it is ready.
-        self.report: dict[str, Any] = {}
-        self._writer: asyncio.StreamWriter
-        self._answer: asyncio.Future[Any] | None = None
-
-    @classmethod
-    @asynccontextmanager
-    async def started(cls, number: int, order: dict[str, Any]) -> AsyncIterator[FrontEnd]:
-        """Start one and tell it what to feed; it is killed at the end, if it has not ended."""
-        ours, its = socket.socketpair()
-        # With this process' own path: `-m` would look into the current folder first.
-        code = f"import sys; sys.path[:] = {sys.path!r}; {MAIN}"
-        command = (sys.executable, "-c", code, str(its.fileno()))
-        with its:
-            process = await asyncio.create_subprocess_exec(*command, pass_fds=[its.fileno()])
-        found = cls(number, process)
-        reader, found._writer = await asyncio.open_connection(sock=ours)
-        listening = asyncio.create_task(found._listen(reader))
-        try:
-            found.tell(**order)
-            yield found
-        finally:
-            with suppress(ProcessLookupError):
-                process.kill()
-            listening.cancel()
-            found._writer.close()
-
-    def tell(self, **message: Any) -> None:
-        """Send a message; one that has ended does not hear it."""
-        self._writer.write(orjson.dumps(message) + b"\n")
-
-    async def ask(self, what: str, within_s: float | None = ANSWER_S) -> Any:
-        """Ask it something, and return its answer; None if it has ended, or is too slow."""
-        self._answer = asyncio.get_running_loop().create_future()
-        self.tell(do=what)
-        with suppress(TimeoutError):
-            return await asyncio.wait_for(self._answer, within_s)
-
-    async def _listen(self, reader: asyncio.StreamReader) -> None:
-        with suppress(ConnectionError):
-            async for line in reader:
-                message = orjson.loads(line)
-                if "report" in message:
-                    self.report = message["report"]
-                elif self._answer is not None and not self._answer.done():
-                    self._answer.set_result(message["answer"])
-        if self._answer is not None and not self._answer.done():
-            self._answer.set_result(None)
 
 
 class FrontEnds(Share):
@@ -102,6 +36,8 @@ class FrontEnds(Share):
         #: Of the whole engine; None before it has started.
         self.max_num_seqs: int | None = None
         self._running: dict[int, FrontEnd] = {}
+        #: The last reports of those that have ended.
+        self._ended: list[dict[str, Any]] = []
         self._keepers: set[asyncio.Task[None]] = set()
         self._group: asyncio.TaskGroup
         self._loop: asyncio.AbstractEventLoop
@@ -123,8 +59,8 @@ class FrontEnds(Share):
             await asyncio.Event().wait()
 
     def reports(self) -> list[dict[str, Any]]:
-        """Return what those that are ready have told latest of themselves."""
-        return [one.report for one in self._running.values() if one.report]
+        """Return what each has told latest of itself; of those that have ended, their counts."""
+        return [*self._ended, *(one.report for one in self._running.values() if one.report)]
 
     def revoke(self, request_ids: list[str]) -> None:
         """Abort those of these requests that run in them; called in any thread."""
@@ -211,23 +147,23 @@ class FrontEnds(Share):
                 )
                 engine.kill()
                 return
-            code = await self._run_one(number, seat)
+            one = await self._run_one(number, seat)
             if self._told_to or engine.dead():
                 return
-            if code > 0:
+            if (code := one.process.returncode) and code > 0 and not one.report:
                 raise FrontEndFailed(
                     f"front end {number + 1} ended with exit status {code}; its own lines say why"
                 )
-            aborted = await engine.vacate(seat)
             log.warning(
-                "front end %d was killed: what it held returns to the queue (%d requests were "
+                "front end %d has died: what it held returns to the queue (%d requests were "
                 "aborted in the engine), and another is started",
                 number + 1,
-                aborted,
+                await _vacated(engine, seat),
                 extra={"action": "front_end_died"},
             )
 
-    async def _run_one(self, number: int, seat: dict[str, Any]) -> int:
+    async def _run_one(self, number: int, seat: dict[str, Any]) -> FrontEnd:
+        """Run one to its end."""
         order = {
             "seat": seat, "number": number, "count": self.count, "worker": self._worker_id,
             "level": logging.root.level, "paused": self._paused,
@@ -237,6 +173,18 @@ class FrontEnds(Share):
             if self._told_to:
                 one.tell(do=self._told_to)
             try:
-                return await one.process.wait()
+                await one.process.wait()
             finally:
                 del self._running[number]
+        if one.report:
+            self._ended.append(one.report | {"in_flight": 0, "limit": 0})
+        return one
+
+
+async def _vacated(engine: Shares, seat: dict[str, Any]) -> int:
+    """Let the engine abort what a front end had in it; it runs to its end if that fails."""
+    try:
+        return await asyncio.wait_for(engine.vacate(seat), ANSWER_S)
+    except Exception as error:  # the engine may have died as well, which the drain will see
+        log.debug("could not abort the requests of a front end: %s", error)
+        return 0
