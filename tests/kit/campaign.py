@@ -268,7 +268,7 @@ class Campaign:
     def _judge(self) -> None:
         report, on = self.report, self.on
         logs = [w.log_path.read_text() for w in on.workers]
-        report.engine_deaths = sum(log.count("engine died:") for log in logs)
+        report.engine_deaths = sum(log.count("MainProcess] engine died:") for log in logs)
         for batch_id, failing in self.failing.items():
             assert_batch_settled(on.store, batch_id, on.bodies[batch_id], failed=failing,
                                  simulated=self.simulated)  # fmt: skip
