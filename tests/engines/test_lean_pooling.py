@@ -13,7 +13,7 @@ import pytest
 from both_ways import Line, answered_both_ways
 from questions import held_out_reading
 from run_batch_lines import LENGTH, POOLED, POOLING
-from score_models import make_cross_encoder, make_reranker
+from score_models import make_cross_encoder, make_reranker, make_untyped_cross_encoder
 
 from contract.openai.pooling import EMBEDDINGS_URL
 
@@ -43,6 +43,7 @@ EMBEDDINGS: dict[str, Line] = {
     "no special tokens": embedding("2 + 3 =", add_special_tokens=False),
     "Korean": embedding("한국의 수도는?"),
     "signs": embedding('\u0000\u2028"\\\n\t🦊 <|im_end|> </s>'),
+    "listed": embedding(["2 + 3 ="]),
     "cut": embedding("2 + 3 = " * 900, truncate_prompt_tokens=9),
     "not cut": embedding("2 + 3", truncate_prompt_tokens=9),
     "cut to fit": embedding("2 + 3 = " * 900, truncate_prompt_tokens=-1),
@@ -64,7 +65,7 @@ EMBEDDINGS: dict[str, Line] = {
 LEAN = {
     "float", "base64", "base64 again", "named", "named base64", "a user", "not normalized",
     "no special tokens", "Korean", "signs", "cut", "not cut", "cut to fit", "cut on the left",
-    "fits",
+    "fits", "listed",
 }  # fmt: skip
 SCORES: dict[str, Line] = {
     "score": score("2 + 3 =", "5"),
@@ -72,6 +73,7 @@ SCORES: dict[str, Line] = {
     "score of Korean": score("한국의 수도는?", WEATHER),
     "score named": score("2 + 3 =", "5", model="whatever"),
     "score cut": score("2 + 3 = " * 9, "5 " * 9, truncate_prompt_tokens=9),
+    "score listed": score("2 + 3 =", ["5"]),
     "score by another name": ("/score", {"data_1": "2 + 3 =", "data_2": WEATHER}),
     "score of documents": (SCORE_URL, {"queries": "2 + 3 =", "documents": WEATHER}),
     "score not activated": score("2 + 3 =", "5", use_activation=False),
@@ -84,7 +86,7 @@ SCORES: dict[str, Line] = {
 }
 LEAN_SCORES = {
     "score", "score of one text", "score of Korean", "score named", "score cut",
-    "score by another name", "score of documents", "score not activated",
+    "score by another name", "score of documents", "score not activated", "score listed",
 }  # fmt: skip
 
 
@@ -110,8 +112,8 @@ def compare(report: dict[str, Any]) -> set[str]:
 def test_every_embedding_and_score_of_an_embedding_model_is_that_of_the_full_way(
     tmp_path: Path,
 ) -> None:
-    asking = {f"r{n}": embedding(text) for n, (_, text) in enumerate(readings(120))}
-    asking |= {f"s{n}": score(*two) for n, two in enumerate(readings(40))}
+    asking = {f"r{n}": embedding(text) for n, (_, text) in enumerate(readings(80))}
+    asking |= {f"s{n}": score(*two) for n, two in enumerate(readings(24))}
     batch = {f"batch {one['custom_id']}": (one["url"], one["body"]) for one in POOLED}
     lines = asking | EMBEDDINGS | SCORES | batch
     report = answered_both_ways(tmp_path, lines, f"{POOLING} {WORDS}")
@@ -125,9 +127,9 @@ def test_every_embedding_and_score_of_an_embedding_model_is_that_of_the_full_way
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("make", [make_cross_encoder, make_reranker])
+@pytest.mark.parametrize("make", [make_cross_encoder, make_untyped_cross_encoder, make_reranker])
 def test_every_score_of_a_cross_encoder_is_that_of_the_full_way(tmp_path: Path, make: Any) -> None:
-    asking = {f"s{n}": score(*two) for n, two in enumerate(readings(40))}
+    asking = {f"s{n}": score(*two) for n, two in enumerate(readings(24))}
     model = make(tmp_path / "model")
     report = answered_both_ways(tmp_path, asking | SCORES, f"--runner pooling {WORDS}", model=model)
     leanly = compare(report)

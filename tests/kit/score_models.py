@@ -44,6 +44,15 @@ def make_cross_encoder(folder: Path, seed: int = 1) -> Path:
     return folder
 
 
+def make_untyped_cross_encoder(folder: Path) -> Path:
+    """The same, whose tokenizer does not tell of types: as models made after RoBERTa are."""
+    make_cross_encoder(folder)
+    written = folder / "tokenizer_config.json"
+    config = json.loads(written.read_text())
+    written.write_text(json.dumps(config | {"model_input_names": ["input_ids", "attention_mask"]}))
+    return folder
+
+
 def make_reranker(folder: Path, seed: int = 1) -> Path:
     """Write the shipped model with one number, from a seed, in place of its next token."""
     shutil.copytree(MODEL, folder)

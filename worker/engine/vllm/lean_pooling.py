@@ -53,6 +53,8 @@ class LeanPooling(Learned):
         outputs = await self._run(
             plan.engine_requests(request_id, self._number, inputs, time.time())
         )
+        if any(getattr(output, "error", None) is not None for output in outputs):
+            return None  # since 0.32 one says what went wrong; vLLM's class tells it as its server
         if any(output.outputs.data.numel() == 0 for output in outputs):
             raise Aborted  # vLLM makes such of what it was told to give up
         return plan.completion(outputs, request_id, int(time.time()))

@@ -68,10 +68,10 @@ def note_contexts(serving: Any) -> None:
     name = "_preprocessing_async" if hasattr(serving, "_preprocessing_async") else "_preprocessing"
     prepare = getattr(serving, name)
 
-    async def noting(processor: Any, context: Any) -> Any:
+    def noting(*given: Any, **named: Any) -> Any:  # whatever a release hands over
         if lesson := LESSON.get():
-            lesson.contexts.append(context)
-        return await prepare(processor, context)
+            lesson.contexts += [one for one in given if hasattr(one, "engine_inputs")]
+        return prepare(*given, **named)
 
     setattr(serving, name, noting)
 

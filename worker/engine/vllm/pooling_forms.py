@@ -30,11 +30,13 @@ def key_of(url: str, body: dict[str, Any]) -> bytes | None:
     else:
         return None
     rest = dict(body)
-    texts = [rest.pop(name, None) for name in names]
+    given = [rest.pop(name, None) for name in names]
+    texts = [_alone(value) for value in given]
     if not texts or not rest.keys() <= fields or not all(map(_is_text, texts)):
         return None
+    listed = [isinstance(value, list) for value in given]
     try:
-        key = orjson.dumps([url, names, rest], option=orjson.OPT_SORT_KEYS)
+        key = orjson.dumps([url, names, listed, rest], option=orjson.OPT_SORT_KEYS)
     except TypeError:  # a number or a text that JSON has and orjson does not write
         return None
     return key if len(key) <= LONGEST_KEY else None
@@ -44,9 +46,14 @@ def _is_text(text: Any) -> bool:
     return isinstance(text, str) and 0 < len(text) <= LONGEST
 
 
+def _alone(value: Any) -> Any:
+    """Return the one text of a list, as many clients send it."""
+    return value[0] if isinstance(value, list) and len(value) == 1 else value
+
+
 def texts_of(body: dict[str, Any]) -> tuple[str, ...]:
     """Return the text, or the two, of a plain body."""
     if "input" in body:
-        return (body["input"],)
+        return (_alone(body["input"]),)
     first, second = next(pair for pair in PAIRED if all(name in body for name in pair))
-    return body[first], body[second]
+    return _alone(body[first]), _alone(body[second])
