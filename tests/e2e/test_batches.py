@@ -13,6 +13,7 @@ from real_stack import (
     Stack,
     asked,
     chat_messages,
+    engine_frozen,
     frozen,
     listed_questions,
     read_jsonl,
@@ -207,17 +208,17 @@ def test_cancel_frees_the_engine(stack: Stack, worker: Worker, tmp_path: Path) -
     assert len(read_jsonl(out)) == batch.number("completed")
 
 
-def test_one_running_request_is_cancelled_and_the_others_are_not(
+def test_one_request_in_flight_is_cancelled_and_the_others_are_not(
     stack: Stack, worker: Worker, tmp_path: Path
 ) -> None:
     lines = [line(f"q{n}", long_body(n, 900)) for n in range(8)]
     source = write_jsonl(tmp_path / "in.jsonl", lines)
-    with frozen(worker):
+    with engine_frozen(worker):
         stack.producer("submit", source, "--batch-id", "partly")
-    eventually(lambda: stack.client.zcard(keys.LEASES) == 8, 20, "all run")
-    with frozen(worker):
+        eventually(lambda: stack.client.zcard(keys.LEASES) == 8, 20, "all are in the engine")
         cancelled = stack.producer("cancel", "partly", "--request", "q3")
         assert cancelled.returncode == 0, cancelled.stderr
+        eventually(lambda: stack.batch("partly").number("cancelled") == 1, 20, "it was heard")
     eventually(lambda: stack.batch("partly").finished, 30)
     batch = stack.batch("partly")
     assert (batch.number("completed"), batch.number("cancelled")) == (7, 1)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import redis
 from celery import Celery
 
@@ -96,6 +97,19 @@ def frozen(worker: Worker) -> Iterator[None]:
         yield
     finally:
         os.killpg(worker.pid, signal.SIGCONT)
+
+
+@contextmanager
+def engine_frozen(worker: Worker) -> Iterator[None]:
+    """Stop the engine's processes alone: the worker goes on, and nothing in flight can end."""
+    parts = psutil.Process(worker.pid).children(recursive=True)
+    for part in parts:
+        part.suspend()
+    try:
+        yield
+    finally:
+        for part in parts:
+            part.resume()
 
 
 def asked(question: Question, chat: bool, **fields: Any) -> dict[str, Any]:
