@@ -98,9 +98,8 @@ class FrontEnds(Share):
         """Let them leave the engine; kill those that have not left in time."""
         for told in ("died", "hurry") if died else ("hurry",):
             self._stop(told)
-            if not self._keepers or (await asyncio.wait(self._keepers, timeout=LEAVE_S / 2))[1]:
-                continue
-            break
+            if self._keepers:
+                await asyncio.wait(self._keepers, timeout=LEAVE_S / 2)
         for keeper in (left := list(self._keepers)):
             log.warning(
                 "a front end does not end: it is killed", extra={"action": "front_end_hangs"}
