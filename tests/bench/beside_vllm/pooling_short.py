@@ -31,7 +31,7 @@ from contract.redis import keys
 from demo.stack import CPU_ENGINE_ARGS, ROOT
 from worker.engine import EngineRequest
 
-REQUESTS = 2000
+REQUESTS = 1000
 LETTERS = (32, 32)
 #: The same for both engines.
 ENGINE: dict[str, Any] = {
@@ -181,7 +181,7 @@ def started(folder: Path, model: Path) -> Peer:
 
 async def measure(quick: bool, model: Path) -> dict[str, Any]:
     """Run all repeats; return the part's figures."""
-    count, rounds = (1000, 2) if quick else (REQUESTS, 5)
+    count, rounds = (500, 2) if quick else (REQUESTS, 5)
     words = CPU_ENGINE_ARGS.replace("--max-num-seqs 32", "--max-num-seqs 256")
     words += " --max-num-batched-tokens 8192 --no-enable-prefix-caching"
     words += " --runner pooling --convert embed"
