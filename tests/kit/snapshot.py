@@ -220,8 +220,9 @@ def suspects_leased(client: redis.Redis, worker: str) -> list[str]:
 
 
 def request_of(record: bytes) -> str:
-    """Return the request id in a lease's record."""
-    return record.split(b"\0")[5].decode()
+    """Return the request id in a lease's record, also in one of the release before this one."""
+    parts = record.split(b"\0")
+    return parts[5].decode() if len(parts) == 8 else read_message(parts[2]).id
 
 
 def lease_record(request_id: str, batch: str = "", life: str = "") -> bytes:
