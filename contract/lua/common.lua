@@ -167,13 +167,17 @@ end
 local FAILURE = '{"status":"FAILURE"'
 local function result_status(id) return redis.call('GETRANGE', RESULT .. id, 0, 18) end
 
+-- What a note begins with. The RETRY of protocol 1 takes a note's first field for the list that the
+-- message goes to: it finds a key that is no list, and is refused before it has changed anything.
+local NOTE = 'warmq:batches\0'
+
 -- Notes how a request ended that RETRY may run again, and where its message (already moved to
 -- its kept key) goes then. home == '' says that the message still waits in the queue.
 local function note_ended(batch, id, outcome, size, home)
   local key = batch_key(batch)
   -- In a batch of protocol 1 the result says so.
   if batch_state(batch).older and outcome == 'cancelled' and home == '' then return end
-  redis.call('HSET', key .. ':failed', id, outcome .. '\0' .. size .. '\0' .. home)
+  redis.call('HSET', key .. ':failed', id, NOTE .. outcome .. '\0' .. size .. '\0' .. home)
   local ttl_ms = batch_state(batch).finished and redis.call('HGET', key, 'retiring')
   if ttl_ms then -- RETIRE has been here; the batch's own keys may have their expiry already
     local left = redis.call('PTTL', key)
@@ -216,7 +220,7 @@ local function older_ending(batch, id, note, adopt)
   if not adopt then return outcome, home end
   redis.call('DEL', kept)
   redis.call('LPUSH', kept, message)
-  redis.call('HSET', batch_key(batch) .. ':failed', id, outcome .. '\0' .. #message .. '\0' .. home)
+  redis.call('HSET', batch_key(batch) .. ':failed', id, NOTE .. outcome .. '\0' .. #message .. '\0' .. home)
   local left = redis.call('PTTL', batch_key(batch))
   if left > 0 then redis.call('PEXPIRE', kept, left) end
   return outcome, home
@@ -226,11 +230,11 @@ end
 -- still waits in the queue); nil if it is not noted. RETRY is to `adopt` it.
 local function noted_ending(batch, id, adopt)
   local note = redis.call('HGET', batch_key(batch) .. ':failed', id)
-  if batch_state(batch).older and not (note and string.find(note, '^%Z*%z%d+%z')) then
+  if batch_state(batch).older and string.sub(note or '', 1, #NOTE) ~= NOTE then
     return older_ending(batch, id, note, adopt)
   end
   if not note then return nil end
-  return string.match(note, '^(%Z*)%z%d+%z(.*)$')
+  return string.match(note, '^(%Z*)%z%d+%z(.*)$', #NOTE + 1)
 end
 
 -- The field of warmq:deaths that counts deaths of an engine with nothing else in it.

@@ -7,18 +7,12 @@ import secrets
 from pathlib import Path
 
 import pytest
-from previous import Previous, previous_release
+from previous import Previous
 from stage import stage
 from upgrade_drill import NEW, OLD, UpgradeDrill
 
 #: WARMQ_TEST_SEED=N draws the faults of a drill that failed again.
 SEED = int(os.environ.get("WARMQ_TEST_SEED") or secrets.randbelow(2**31))
-
-
-@pytest.fixture(scope="module")
-def previous(tmp_path_factory: pytest.TempPathFactory) -> Previous:
-    """Return the release before this one, installed."""
-    return previous_release(tmp_path_factory.mktemp("previous"))
 
 
 @pytest.mark.timeout(180)

@@ -138,12 +138,12 @@ class Snapshot:
     def retriable(self, batch_id: str) -> dict[str, str]:
         """Return how requests ended that `producer retry` may run again, by request id."""
         notes = self.hash(keys.batch_key(batch_id, "failed"))
-        return {rid: note.split(b"\0")[0].decode() for rid, note in notes.items()}
+        return {rid: note.split(b"\0")[1].decode() for rid, note in notes.items()}
 
     def kept(self, batch_id: str) -> set[str]:
         """Return the requests whose message lies with the batch, as its notes have it."""
         notes = self.hash(keys.batch_key(batch_id, "failed"))
-        return {rid for rid, note in notes.items() if note.split(b"\0", 2)[2]}
+        return {rid for rid, note in notes.items() if note.split(b"\0", 3)[3]}
 
     def kept_message(self, batch_id: str, request_id: str) -> Message | None:
         """Return the message that a batch keeps for a request."""

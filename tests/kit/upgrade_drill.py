@@ -25,6 +25,7 @@ from demo.stack import Worker, eventually
 #: Nothing may take longer than this between two signs of progress: it would be a hang.
 HANG_S = 60.0
 OLD, NEW = "previous", "this"
+THE = {OLD: "the previous", NEW: "this"}
 
 
 @dataclass
@@ -157,7 +158,7 @@ class UpgradeDrill:
                 deck = deck or self.random.sample(kinds, len(kinds))
                 what, release = deck.pop()
                 getattr(self, f"_{what}")(release)
-                self.report.faults[f"{what} a worker of the {release} release"] += 1
+                self.report.faults[f"{what} a worker of {THE[release]} release"] += 1
         self.report.while_both_served = self._begun() - before
 
     def _by_the_new(self) -> None:
