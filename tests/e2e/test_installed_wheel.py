@@ -10,6 +10,8 @@ import json
 import os
 import shutil
 import subprocess
+import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -60,9 +62,31 @@ def test_the_wheel_holds_the_packages_their_scripts_and_nothing_else(wheel: Path
     assert {name.partition("/")[0] for name in names} == {"contract", "producer", "worker", info}
     lua = {f"contract/lua/{file.name}" for file in (ROOT / "contract" / "lua").glob("*.lua")}
     assert lua and lua == {name for name in names if name.endswith(".lua")}
+    tracked = subprocess.run(
+        ["git", "ls-files", "contract", "producer", "worker"],
+        cwd=ROOT, text=True, capture_output=True, check=True,
+    ).stdout.split()  # fmt: skip
+    assert {name for name in names if not name.startswith(info)} == set(tracked)
     assert "producer = producer.cli.main:main" in entry_points
     assert "warmq = worker.engine.vllm.pdeath:register" in entry_points
     assert not [name for name in names if "test" in name or name.endswith((".pyc", ".jsonl"))]
+
+
+def test_the_sdist_builds_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", str(tmp_path)]
+    subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
+    (packed,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(packed) as archive:
+        archive.extractall(tmp_path, filter="data")
+    source = tmp_path / packed.name.removesuffix(".tar.gz")
+    assert {"LICENSE", "CHANGELOG.md", "pyproject.toml"} <= {file.name for file in source.iterdir()}
+    assert contents(built_wheel(source, tmp_path / "dist")) == contents(wheel)
+
+
+def contents(wheel: Path) -> dict[str, bytes]:
+    """Return the files of a wheel."""
+    with zipfile.ZipFile(wheel) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
 
 
 def test_nothing_is_imported_from_the_checkout(python: Path, empty: Path) -> None:

@@ -56,7 +56,11 @@ def read_message(raw: bytes) -> Message:
         ours = ours if isinstance(ours, dict) else {}
         if not isinstance(headers["id"], str):
             return Message()
-        return Message(headers["id"], str(ours.get("batch", "")), str(ours.get("life", "")))
+        return Message(
+            headers["id"],
+            str(ours.get("batch", "")),
+            str(ours.get("life", ours.get("created", ""))),
+        )
     except (ValueError, LookupError, TypeError, AttributeError):
         return Message()
 
@@ -117,7 +121,8 @@ class Snapshot:
         """Return what tells this life of a batch from others; "" if there is no batch, or it is
         being deleted."""
         batch = self.batch(batch_id)
-        return "" if "deleting" in batch else batch.get("life", "")
+        life = batch.get("life") or batch.get("created_at", "")  # protocol 1 has no lives
+        return "" if "deleting" in batch else life
 
     def is_of(self, batch_id: str, message: Message) -> bool:
         """Whether a message belongs to this life of a batch."""

@@ -80,8 +80,11 @@ class UpgradeDrill:
         self.on.ready(worker)
         return worker
 
-    def submit(self, release: str) -> str:
-        """Queue a batch by a release's own command; return its id."""
+    def submit(self, release: str, poison: int = 0) -> str:
+        """Queue a batch by a release's own command; return its id.
+
+        Request `poison` (from 1; 0: none) kills its engine.
+        """
         batch_id = f"{release}-{self.report.batches.total()}"
         count = self.random.randint(150, 400)
         bodies = [chat(f"question {n} of {batch_id}") for n in range(count)]
@@ -89,6 +92,8 @@ class UpgradeDrill:
         for n in range(count):
             if self.random.random() < 0.01:
                 bodies[n]["user"], failing[f"c{n + 1}"] = "simulate:fail=0.1", "request_failed"
+        if poison:
+            bodies[poison - 1]["user"], failing[f"c{poison}"] = "simulate:die", "poison"
         self.on.bodies[batch_id] = {f"c{n}": body for n, body in enumerate(bodies, 1)}
         lines = ({"custom_id": c, "url": "/v1/chat/completions", "method": "POST", "body": body}
                  for c, body in self.on.bodies[batch_id].items())  # fmt: skip
