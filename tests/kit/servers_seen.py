@@ -26,6 +26,7 @@ def version_of(server: RedisServer) -> str:
         told = client.info("server")
     # Valkey says 7.2.4 where Redis has its version, for clients that look there.
     name = told.get("server_name", "redis")
+    name = "redict" if "redict_version" in told else name
     return f"{name} {told[f'{name}_version']}"
 
 
@@ -36,6 +37,8 @@ class Seen:
         self._out = out
         self._servers: Counter[str] = Counter()
         self._tests: Counter[str] = Counter(passed=0, failed=0)
+        #: Tests that passed, by the name of their file.
+        self._files: Counter[str] = Counter()
         self._start = RedisServer.start
 
     def watch(self) -> None:
@@ -54,11 +57,14 @@ class Seen:
         """Count a test's call, and what fails before or after it."""
         if report.when == "call" or report.failed:
             self._tests[report.outcome] += 1
+            self._files[Path(report.nodeid.partition("::")[0]).stem] += report.passed
 
     def pytest_sessionfinish(self) -> None:
         """Write what was seen."""
         RedisServer.start = self._start  # type: ignore[method-assign]
-        self._out.write_text(json.dumps({"servers": self._servers, "tests": self._tests}))
+        self._out.write_text(
+            json.dumps({"servers": self._servers, "tests": self._tests, "files": self._files})
+        )
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
