@@ -64,6 +64,27 @@ def test_its_retry_is_refused_before_it_changes_anything(
     assert counts(now(store, outcome)) == {}
 
 
+def test_its_dead_retry_leaves_the_letters_of_this_release_alone(
+    previous: Previous, server: RedisServer, store: BatchStore
+) -> None:
+    worker = Lessee(client_of(store))
+    worker.bury(worker.pop(k=1)[0], "poison: the engine died")
+    before = held(client_of(store))
+    done = previous.producer("dead", "retry", "--all", redis_url=server.url)
+    assert done.returncode == 0, done.stderr
+    assert held(client_of(store)) == before
+    assert store.retry_dead() == 1
+
+
+def test_its_delete_leaves_no_batch_of_this_release(
+    previous: Previous, server: RedisServer, store: BatchStore
+) -> None:
+    assert previous.producer("delete", "failed", redis_url=server.url).returncode == 0
+    assert store.batch("failed") is None
+    (left,) = {key.rpartition(b":")[0] for key in client_of(store).keys("*batch:failed*")}
+    assert left == b"warmq:batch:failed:kept"
+
+
 def test_its_submit_to_a_batch_of_this_release_is_refused_in_words(
     previous: Previous, server: RedisServer, store: BatchStore, tmp_path: Path
 ) -> None:
