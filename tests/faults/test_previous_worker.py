@@ -1,4 +1,4 @@
-"""Workers of the previous release and this release's gateway: refused in words, not left waiting."""
+"""Workers of the previous release behind this release's gateway: refused in words."""
 
 from __future__ import annotations
 
