@@ -5,30 +5,51 @@ from __future__ import annotations
 import os
 import secrets
 from pathlib import Path
+from typing import Any
 
+import orjson
 import pytest
 from observer import read_writes
 from previous import Previous
 from settled import assert_batch_settled, assert_nothing_left
 from stage import stage
+from support import run_producer
 from upgrade_drill import NEW, OLD, UpgradeDrill
 
 #: WARMQ_TEST_SEED=N draws the faults of a drill that failed again.
 SEED = int(os.environ.get("WARMQ_TEST_SEED") or secrets.randbelow(2**31))
 
 
-@pytest.mark.timeout(180)
+def answers(drill: UpgradeDrill, batch_id: str, release: str) -> dict[str, Any]:
+    """Return what a release's own command collects of a batch, by custom_id."""
+    files = [drill.on.folder / f"{batch_id}.{release}.{name}" for name in ("out", "errors")]
+    args = ("results", batch_id, "-o", files[0], "--errors", files[1])
+    url = drill.on.server.url
+    old = release == OLD
+    done = (
+        drill.previous.producer(*args, redis_url=url) if old else run_producer(*args, redis_url=url)
+    )
+    assert done.returncode in (0, 1), done.stderr  # 1: some have failed
+    lines = [orjson.loads(line) for file in files for line in file.read_bytes().splitlines()]
+    assert len(lines) == len(drill.on.bodies[batch_id])
+    return {line["custom_id"]: (line["response"], line["error"]) for line in lines}
+
+
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", [pytest.param(SEED, id=f"seed_{SEED}")])
 def test_workers_and_producers_of_both_releases_lose_nothing_and_commit_nothing_twice(
     tmp_path: Path, previous: Previous, seed: int
 ) -> None:
     with stage(tmp_path, "--appendfsync", "always") as on:
-        report = UpgradeDrill(on, previous, seed, requests=2_000, faults=6).run()
+        drill = UpgradeDrill(on, previous, seed, requests=2_000, faults=6)
+        report = drill.run()
+        for batch_id in ("previous-0", list(drill.failing)[-1]):
+            assert answers(drill, batch_id, OLD) == answers(drill, batch_id, NEW)
     assert report.faults.total() == 6
     assert min(report.while_both_served[release] for release in (OLD, NEW)) > 0
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_a_request_that_kills_engines_is_found_by_workers_of_both_releases(
     tmp_path: Path, previous: Previous
 ) -> None:
