@@ -156,6 +156,7 @@ test-wheel: $(STAMP) ## install the wheel as a user would, without the locks, an
 
 .PHONY: release
 release: $(STAMP) ## build wheel and sdist, try them in an empty environment, say what a release lacks; TAG=1 tags it
+	$(if $(TAG),@scripts/release --unbuilt)
 	$(MAKE) test-wheel
 	@scripts/release $(if $(TAG),--tag)
 
