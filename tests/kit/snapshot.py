@@ -142,13 +142,17 @@ class Snapshot:
 
     def retriable(self, batch_id: str) -> dict[str, str]:
         """Return how requests ended that `producer retry` may run again, by request id."""
-        notes = self.hash(keys.batch_key(batch_id, "failed"))
-        return {rid: note.split(b"\0")[1].decode() for rid, note in notes.items()}
+        return {rid: note[1].decode() for rid, note in self._notes(batch_id)}
+
+    def _notes(self, batch_id: str) -> Iterator[tuple[str, list[bytes]]]:
+        """Yield the notes of this protocol; one of protocol 1 holds its message itself."""
+        for rid, note in self.hash(keys.batch_key(batch_id, "failed")).items():
+            if len(parts := note.split(b"\0", 3)) == 4:
+                yield rid, parts
 
     def kept(self, batch_id: str) -> set[str]:
         """Return the requests whose message lies with the batch, as its notes have it."""
-        notes = self.hash(keys.batch_key(batch_id, "failed"))
-        return {rid for rid, note in notes.items() if note.split(b"\0", 3)[3]}
+        return {rid for rid, note in self._notes(batch_id) if note[3]}
 
     def kept_message(self, batch_id: str, request_id: str) -> Message | None:
         """Return the message that a batch keeps for a request."""

@@ -80,10 +80,10 @@ class UpgradeDrill:
         self.on.ready(worker)
         return worker
 
-    def submit(self, release: str, poison: int = 0) -> str:
+    def submit(self, release: str, poison: int = 0, sleepers: int = 0) -> str:
         """Queue a batch by a release's own command; return its id.
 
-        Request `poison` (from 1; 0: none) kills its engine.
+        Request `poison` (from 1; 0: none) kills its engine; so many from the 20th on take 8 s.
         """
         batch_id = f"{release}-{self.report.batches.total()}"
         count = self.random.randint(150, 400)
@@ -92,6 +92,9 @@ class UpgradeDrill:
         for n in range(count):
             if self.random.random() < 0.01:
                 bodies[n]["user"], failing[f"c{n + 1}"] = "simulate:fail=0.1", "request_failed"
+        for body in bodies[20 : 20 + sleepers]:
+            body["user"] = "simulate:sleep=8"
+            failing.pop(f"c{bodies.index(body) + 1}", None)
         if poison:
             bodies[poison - 1]["user"], failing[f"c{poison}"] = "simulate:die", "poison"
         self.on.bodies[batch_id] = {f"c{n}": body for n, body in enumerate(bodies, 1)}
