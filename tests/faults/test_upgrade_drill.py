@@ -36,7 +36,7 @@ def answers(drill: UpgradeDrill, batch_id: str, release: str) -> dict[str, Any]:
     return {line["custom_id"]: (line["response"], line["error"]) for line in lines}
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", [pytest.param(SEED, id=f"seed_{SEED}")])
 def test_workers_and_producers_of_both_releases_lose_nothing_and_commit_nothing_twice(
     tmp_path: Path, previous: Previous, seed: int
@@ -50,7 +50,7 @@ def test_workers_and_producers_of_both_releases_lose_nothing_and_commit_nothing_
     assert min(report.while_both_served[release] for release in (OLD, NEW)) > 0
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_request_that_kills_engines_is_found_by_workers_of_both_releases(
     tmp_path: Path, previous: Previous
 ) -> None:
@@ -71,7 +71,7 @@ def test_a_request_that_kills_engines_is_found_by_workers_of_both_releases(
         assert_nothing_left(on.store)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("cancels", [OLD, NEW])
 @pytest.mark.parametrize("retries", [OLD, NEW])
 def test_what_either_release_cancels_of_an_older_batch_either_runs_again(
