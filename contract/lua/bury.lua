@@ -4,14 +4,14 @@
 --   warmq:{leases,dead,lease_seq,returns,deaths}, warmq:batch:<id>*, warmq:turns:*, and what
 --   commit() touches
 -- Returns: 1, or 0 if the lease was not ours any more.
-local worker_hash, lease, reason = 'warmq:worker:' .. ARGV[1], ARGV[2], ARGV[3]
+local worker_hash, lease, reason = worker_key(ARGV[1]), ARGV[2], ARGV[3]
 local record = redis.call('HGET', worker_hash, lease)
 if not record then return 0 end
 local now, l = now_ms(), unpack_lease(record)
 unblock()
 local function ending(r) return ending_meta(r, 'RequestRejected', 'invalid_json', reason, ARGV[5]) end
 give_up(lease, l, reason, now, ending, tonumber(ARGV[4]))
-if tonumber(redis.call('ZSCORE', 'warmq:leases', lease) or -1) >= 0 then end_turn(l.home, l.cost, 0) end
+if tonumber(redis.call('ZSCORE', LEASES, lease) or -1) >= 0 then end_turn(l.home, l.cost, 0) end
 drop_lease(ARGV[1], lease)
 apply_turns()
 apply_to_batches(now)

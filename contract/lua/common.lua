@@ -5,6 +5,12 @@
 local RESULT = 'celery-task-meta-'
 -- What Redis holds has this form (contract/version.py); 1 is that of commits before it had a number.
 local PROTOCOL = 2
+-- Protocol 1 had other records under these names without the number. Its workers may serve the same
+-- Redis: they find none of ours, and SWEEP brings what they have left here.
+local LEASES, OLDER_LEASES = 'warmq:leases:2', 'warmq:leases'
+local RETIRING, OLDER_RETIRING = 'warmq:retiring:2', 'warmq:retiring'
+local function worker_key(worker) return 'warmq:worker:2:' .. worker end
+local function older_worker_key(worker) return 'warmq:worker:' .. worker end
 
 local function now_ms()
   local t = redis.call('TIME')
@@ -14,7 +20,7 @@ end
 -- Under maxmemory Redis refuses a script whose FIRST write may grow memory, and lets every later
 -- one pass: scripts that must run then (all but CREATE and RETRY) begin with one that only frees.
 local function unblock()
-  redis.call('ZREM', 'warmq:leases', '')
+  redis.call('ZREM', LEASES, '')
 end
 
 -- Calls a command with any number of values: unpack() overflows Lua's stack at 8000.
@@ -150,7 +156,7 @@ local function apply_to_batches(now)
         for i = 3, 6 do terminal = terminal + tonumber(f[i] or 0) end
         if terminal == tonumber(f[2]) then
           redis.call('HSET', key, 'finished_at', now)
-          redis.call('ZADD', 'warmq:retiring', now, id)
+          redis.call('ZADD', RETIRING, now, id)
         end
       end
     end
@@ -161,11 +167,17 @@ end
 local FAILURE = '{"status":"FAILURE"'
 local function result_status(id) return redis.call('GETRANGE', RESULT .. id, 0, 18) end
 
+-- What a note begins with. The RETRY of protocol 1 takes a note's first field for the list that the
+-- message goes to: it finds a key that is no list, and is refused before it has changed anything.
+local NOTE = 'warmq:batches\0'
+
 -- Notes how a request ended that RETRY may run again, and where its message (already moved to
 -- its kept key) goes then. home == '' says that the message still waits in the queue.
 local function note_ended(batch, id, outcome, size, home)
   local key = batch_key(batch)
-  redis.call('HSET', key .. ':failed', id, outcome .. '\0' .. size .. '\0' .. home)
+  -- In a batch of protocol 1 the result says so.
+  if batch_state(batch).older and outcome == 'cancelled' and home == '' then return end
+  redis.call('HSET', key .. ':failed', id, NOTE .. outcome .. '\0' .. size .. '\0' .. home)
   local ttl_ms = batch_state(batch).finished and redis.call('HGET', key, 'retiring')
   if ttl_ms then -- RETIRE has been here; the batch's own keys may have their expiry already
     local left = redis.call('PTTL', key)
@@ -183,9 +195,20 @@ local function older_outcome(id)
   return string.find(meta, '"code":"expired"', 1, true) and 'expired' or 'cancelled'
 end
 
--- The same for protocol 1: a note is <list> NUL <message>, and a cancelled request whose message
--- still waits has none. A note gets the form of today.
-local function older_ending(batch, id, note)
+-- Keeps a message for RETRY if its batch is of protocol 1, in that protocol's form: its own workers
+-- and producers may serve the batch still. Returns whether it is.
+local function keep_older(batch, id, home, message)
+  if not batch_state(batch).older then return false end
+  local key = batch_key(batch)
+  redis.call('HSET', key .. ':failed', id, home .. '\0' .. message)
+  local left = redis.call('PTTL', key)
+  if left > 0 then redis.call('PEXPIRE', key .. ':failed', left) end
+  return true
+end
+
+-- The same as noted_ending for protocol 1: a note is <list> NUL <message>, and a cancelled request
+-- whose message still waits has none. To `adopt` it is to move its message to its kept key.
+local function older_ending(batch, id, note, adopt)
   local outcome = older_outcome(id)
   if not note then
     if outcome == 'cancelled' then return outcome, '' end
@@ -194,23 +217,24 @@ local function older_ending(batch, id, note)
   local list, message = string.match(note, '^(%Z*)%z({.*)$')
   if not list or not outcome then return nil end
   local home, kept = string.gsub(list, ':suspects$', ''), kept_key(batch, id)
+  if not adopt then return outcome, home end
   redis.call('DEL', kept)
   redis.call('LPUSH', kept, message)
-  redis.call('HSET', batch_key(batch) .. ':failed', id, outcome .. '\0' .. #message .. '\0' .. home)
+  redis.call('HSET', batch_key(batch) .. ':failed', id, NOTE .. outcome .. '\0' .. #message .. '\0' .. home)
   local left = redis.call('PTTL', batch_key(batch))
   if left > 0 then redis.call('PEXPIRE', kept, left) end
   return outcome, home
 end
 
 -- How a request ended that RETRY may run again, and the home of its kept message ('' if it
--- still waits in the queue); nil if it is not noted.
-local function noted_ending(batch, id)
+-- still waits in the queue); nil if it is not noted. RETRY is to `adopt` it.
+local function noted_ending(batch, id, adopt)
   local note = redis.call('HGET', batch_key(batch) .. ':failed', id)
-  if batch_state(batch).older and not (note and string.find(note, '^%Z*%z%d+%z')) then
-    return older_ending(batch, id, note)
+  if batch_state(batch).older and string.sub(note or '', 1, #NOTE) ~= NOTE then
+    return older_ending(batch, id, note, adopt)
   end
   if not note then return nil end
-  return string.match(note, '^(%Z*)%z%d+%z(.*)$')
+  return string.match(note, '^(%Z*)%z%d+%z(.*)$', #NOTE + 1)
 end
 
 -- The field of warmq:deaths that counts deaths of an engine with nothing else in it.

@@ -23,7 +23,7 @@ local function undo_failure(id, batch)
   redis.call('HINCRBY', key, 'failed', -1 - followers_of(batch, id))
   redis.call('HDEL', key, 'finished_at')
   redis.call('HINCRBY', key, 'retried', 1)
-  redis.call('ZREM', 'warmq:retiring', batch)
+  redis.call('ZREM', RETIRING, batch)
 end
 
 -- Whether the request has its answer, or can have none any more.

@@ -12,6 +12,6 @@ unblock()
 redis.call('HSET', key, 'deleting', 1)
 redis.call('PERSIST', key) -- it must not expire before what it leads to
 redis.call('PERSIST', key .. ':index')
-redis.call('ZADD', 'warmq:retiring', now_ms(), ARGV[1])
+redis.call('ZADD', RETIRING, now_ms(), ARGV[1])
 redis.call('PUBLISH', 'warmq:batch-cancel', ARGV[1])
 return 1

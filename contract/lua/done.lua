@@ -8,17 +8,21 @@
 -- Touches: warmq:worker:<worker>, warmq:leased:<lease>, warmq:{leases,returns,deaths},
 --   celery-task-meta-<id>, warmq:batch:<id>*, warmq:turns:*
 -- Returns: the number of results that were written.
-local worker_hash, ttl_ms = 'warmq:worker:' .. ARGV[1], tonumber(ARGV[2])
+local worker_hash, ttl_ms = worker_key(ARGV[1]), tonumber(ARGV[2])
 local written, given, leases, messages, ids, alone_ids = 0, {}, {}, {}, {}, {}
 unblock()
 local any_counts = redis.call('EXISTS', 'warmq:returns', 'warmq:deaths') > 0
 
 for i = 3, #ARGV, 9 do given[#given + 1] = ARGV[i] end
 -- Asked for all at once: a call of its own for each costs a tenth of the script.
-local ends, records = ask_many('ZMSCORE', 'warmq:leases', given), ask_many('HMGET', worker_hash, given)
+local ends, records = ask_many('ZMSCORE', LEASES, given), ask_many('HMGET', worker_hash, given)
 
 local function keep(lease, record, id, batch, outcome)
   local l = unpack_lease(record)
+  if batch_state(batch).older then
+    keep_older(batch, id, l.home, redis.call('LINDEX', leased_key(lease), 0))
+    return
+  end
   redis.call('RENAME', leased_key(lease), kept_key(batch, id))
   note_ended(batch, id, outcome, l.size, l.home)
 end
@@ -57,7 +61,7 @@ for n = 1, #given do
   finished, problem = pcall(finish, n)
   if not finished then break end
 end
-call_many('ZREM', 'warmq:leases', leases)
+call_many('ZREM', LEASES, leases)
 call_many('HDEL', worker_hash, leases)
 for i = 1, #messages, 1000 do
   redis.call('UNLINK', unpack(messages, i, math.min(i + 999, #messages)))

@@ -32,9 +32,12 @@ local function charge_of(record)
   return home, tonumber(cost)
 end
 
--- The record of a lease in the form of today. One of protocol 1, <slots> NUL <list> NUL <message>,
--- gives up its message to the lease's own list; who asks then writes the record or drops the lease.
-local function adopt_lease(lease, record)
+-- Takes a lease of protocol 1 from where its workers look; returns its record in the form of today.
+-- One of theirs, <slots> NUL <list> NUL <message>, gives up its message to the lease's own list; who
+-- asks then writes the record or drops the lease.
+local function adopt_lease(worker, lease, record)
+  redis.call('ZREM', OLDER_LEASES, lease)
+  redis.call('HDEL', older_worker_key(worker), lease)
   local slots, list, message = string.match(record, '^(%d+)%z(%Z*)%z(%Z+)$')
   local r = slots and read_message(message)
   if not r then return record end
@@ -84,8 +87,8 @@ local function adopt_letter(letter, record)
 end
 
 local function drop_lease(worker, lease)
-  redis.call('ZREM', 'warmq:leases', lease)
-  redis.call('HDEL', 'warmq:worker:' .. worker, lease)
+  redis.call('ZREM', LEASES, lease)
+  redis.call('HDEL', worker_key(worker), lease)
   redis.call('UNLINK', leased_key(lease))
 end
 
@@ -94,7 +97,9 @@ end
 local function give_up(lease, l, reason, now, ending, ttl_ms)
   local from, outcome, home = leased_key(lease), nil, nil
   if l.batch ~= '' and batch_alive(l.batch, l.life) then outcome, home = noted_ending(l.batch, l.id) end
-  if outcome and home == '' then
+  if outcome and home == '' and batch_state(l.batch).older then
+    keep_older(l.batch, l.id, l.home, redis.call('LINDEX', from, 0))
+  elseif outcome and home == '' then
     redis.call('RENAME', from, kept_key(l.batch, l.id))
     note_ended(l.batch, l.id, outcome, l.size, l.home)
   elseif not outcome then
@@ -109,10 +114,10 @@ end
 -- the oldest is at the head of its list in the end. Returns whether any are left.
 local function move_back()
   local moved, left = 0, 0
-  local found = redis.call('ZRANGEBYSCORE', 'warmq:leases', '-inf', '(0', 'LIMIT', 0, MOVE_COUNT + 1)
+  local found = redis.call('ZRANGEBYSCORE', LEASES, '-inf', '(0', 'LIMIT', 0, MOVE_COUNT + 1)
   for i, lease in ipairs(found) do
     local worker = string.match(lease, '^(.*)/%d+$')
-    local record = redis.call('HGET', 'warmq:worker:' .. worker, lease)
+    local record = redis.call('HGET', worker_key(worker), lease)
     local l = record and unpack_lease(record)
     if i > MOVE_COUNT or l and i > 1 and moved + l.size > MOVE_BYTES then
       left = 1
@@ -144,7 +149,9 @@ local function hand_back(worker, leases, max_deaths, now, date, ttl_ms)
   end
   for _, l in ipairs(leases) do
     local target, deaths = l.list, died_suspects[l.list]
-    end_turn(l.home, l.cost, l.died and l.cost or 0) -- who kills an engine pays for it
+    if not l.older then -- its worker knew no turns
+      end_turn(l.home, l.cost, l.died and l.cost or 0) -- who kills an engine pays for it
+    end
     if l.batch ~= '' and not batch_alive(l.batch, l.life) then
       drop_lease(worker, l.lease) -- its batch was deleted
       if not batch_state(l.batch).life then forget_counts(l.id) end
@@ -162,8 +169,8 @@ local function hand_back(worker, leases, max_deaths, now, date, ttl_ms)
       else
         if deaths and l.died then groups[l.list] = math.ceil(deaths / 2) end
         l.list = target
-        redis.call('HSET', 'warmq:worker:' .. worker, l.lease, pack_lease(l))
-        redis.call('ZADD', 'warmq:leases', -lease_number(l.lease), l.lease)
+        redis.call('HSET', worker_key(worker), l.lease, pack_lease(l))
+        redis.call('ZADD', LEASES, -lease_number(l.lease), l.lease)
       end
     end
   end

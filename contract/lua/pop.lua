@@ -23,7 +23,7 @@ local TURN = math.max(1, math.min(32, tonumber(slots)))
 local now = now_ms()
 unblock()
 -- Leases are written last: a key of another type must be found before a message is moved.
-redis.call('HDEL', 'warmq:worker:' .. worker, '')
+redis.call('HDEL', worker_key(worker), '')
 local highest = tonumber(redis.call('GET', 'warmq:lease_seq') or 0)
 if highest < tonumber(ARGV[9]) then
   highest = tonumber(ARGV[9])
@@ -48,6 +48,10 @@ local function home_of(list, r)
 end
 
 local function keep(list, message, r, outcome)
+  if keep_older(r.batch, r.id, home_of(list, r), message) then
+    redis.call('LTRIM', list, 0, -2)
+    return
+  end
   local kept = kept_key(r.batch, r.id)
   redis.call('DEL', kept)
   redis.call('LMOVE', list, kept, 'RIGHT', 'LEFT')
@@ -215,8 +219,8 @@ end
 
 local finished, problem = pcall(#ARGV > 11 and take_named or take_turns)
 if not full and examined == 0 and #ARGV <= 11 then forget_waiting(queue) end
-call_many('HSET', 'warmq:worker:' .. worker, records)
-call_many('ZADD', 'warmq:leases', ends)
+call_many('HSET', worker_key(worker), records)
+call_many('ZADD', LEASES, ends)
 apply_to_batches(now)
 if not finished then error(problem, 0) end
 if bytes > 1024 * 1024 then collectgarbage() end

@@ -9,8 +9,8 @@ local worker, max_deaths, ttl_ms, date = ARGV[1], tonumber(ARGV[2]), tonumber(AR
 local now, leases = now_ms(), {}
 unblock()
 for i = 5, #ARGV, 2 do
-  local record = redis.call('HGET', 'warmq:worker:' .. worker, ARGV[i])
-  local expiry = redis.call('ZSCORE', 'warmq:leases', ARGV[i])
+  local record = redis.call('HGET', worker_key(worker), ARGV[i])
+  local expiry = redis.call('ZSCORE', LEASES, ARGV[i])
   if record and expiry and tonumber(expiry) >= 0 then
     local l = unpack_lease(record)
     l.lease, l.died = ARGV[i], ARGV[i + 1] == '1'

@@ -3,17 +3,17 @@
 -- Touches: warmq:leases, warmq:worker:<worker>
 -- Returns: {lost ids, unnamed ids}: lost are no longer ours; unnamed are ours in Redis
 --   although the worker did not name them (a POP whose reply was lost, or is on its way).
-local worker_hash, expiry = 'warmq:worker:' .. ARGV[1], now_ms() + tonumber(ARGV[2])
+local worker_hash, expiry = worker_key(ARGV[1]), now_ms() + tonumber(ARGV[2])
 unblock()
 local function held(lease)
-  local score = redis.call('ZSCORE', 'warmq:leases', lease)
+  local score = redis.call('ZSCORE', LEASES, lease)
   return score and tonumber(score) >= 0
 end
 local lost, unnamed, named = {}, {}, {}
 for i = 3, #ARGV do
   named[ARGV[i]] = true
   if held(ARGV[i]) then
-    redis.call('ZADD', 'warmq:leases', 'XX', expiry, ARGV[i])
+    redis.call('ZADD', LEASES, 'XX', expiry, ARGV[i])
   else
     lost[#lost + 1] = ARGV[i]
   end

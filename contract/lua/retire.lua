@@ -9,12 +9,12 @@ local key = batch_key(batch)
 local state = redis.call('HMGET', key, 'finished_at', 'deleting', 'life', 'created_at')
 if state[2] then return -1 end
 if not state[1] then
-  redis.call('ZREM', 'warmq:retiring', batch)
+  redis.call('ZREM', RETIRING, batch)
   return 0
 end
 if (state[3] or state[4]) ~= life then return 0 end
 -- HOLD puts it off for a minute; more is left of one only when Redis' clock has stepped back.
-local held_ms = tonumber(redis.call('ZSCORE', 'warmq:retiring', batch) or 0) - now_ms()
+local held_ms = tonumber(redis.call('ZSCORE', RETIRING, batch) or 0) - now_ms()
 if held_ms > 0 and held_ms <= 60000 then return 0 end
 -- RETRY must not open the batch again before HOLD has taken back what follows.
 redis.call('HSET', key, 'retiring', ttl_ms)
@@ -27,6 +27,6 @@ if ARGV[4] == '1' then
   for _, part in ipairs({ ':index', ':identical', ':finished', ':failed', '' }) do
     redis.call('PEXPIRE', key .. part, ttl_ms)
   end
-  redis.call('ZREM', 'warmq:retiring', batch)
+  redis.call('ZREM', RETIRING, batch)
 end
 return 1

@@ -13,7 +13,7 @@ if redis.call('HEXISTS', key, 'retiring') == 1 then return -2 end
 local count, moved, now = 0, 0, now_ms()
 for i = 3, #ARGV, 2 do
   local id, outcome = ARGV[i], ARGV[i + 1]
-  local noted, home = noted_ending(batch, id)
+  local noted, home = noted_ending(batch, id, true)
   -- Another retry may have been faster: what it undid is not undone twice.
   if noted == outcome then
     if home ~= '' then
@@ -41,7 +41,7 @@ if count > 0 then
   -- Cancelled before all its messages were there: the same submit brings the others.
   local there = redis.call('HMGET', key, 'planned', 'announced')
   if tonumber(there[1] or 0) < tonumber(there[2] or 0) then redis.call('HDEL', key, 'sealed') end
-  redis.call('ZREM', 'warmq:retiring', batch)
+  redis.call('ZREM', RETIRING, batch)
 end
 if moved > 1024 * 1024 then collectgarbage() end -- what LMOVE answers stays in Lua's memory
 return count

@@ -3,7 +3,7 @@
 -- ARGV: commands (JSON: a list of lists of words)
 -- Touches: warmq:{leases,scratch}
 -- Returns: {the error of each command, empty if it has none, ...}
-redis.pcall('ZREM', 'warmq:leases', '') -- see unblock(); here it may be what is refused
+redis.pcall('ZREM', LEASES, '') -- see unblock(); here it may be what is refused
 local said = {}
 for i, words in ipairs(cjson.decode(ARGV[1])) do
   local reply = redis.pcall(unpack(words))

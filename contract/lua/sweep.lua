@@ -28,6 +28,9 @@ for i = 1, #letters, 2 do
   if gone or batch == '' and now - tonumber(at) > ttl_ms then forget_letter(letters[i]) end
 end
 redis.call('ZREMRANGEBYSCORE', 'warmq:revoked', '-inf', math.floor(now / 1000))
+local retiring = redis.call('ZRANGE', OLDER_RETIRING, 0, 999)
+for _, batch in ipairs(retiring) do redis.call('ZADD', RETIRING, 'NX', now, batch) end
+call_many('ZREM', OLDER_RETIRING, retiring)
 
 for _, capped in ipairs(redis.call('SRANDMEMBER', turns_key(ARGV[8]) .. ':capped', 100)) do
   local tenant = string.match(capped, '^%d\6(.*)$') or ''
@@ -40,22 +43,31 @@ local stepped = last - now > lease_ms / 3
 if stepped then
   -- Redis' clock has stepped back. What the leases had left when it did, they have left now; those
   -- that ended while nobody might sweep have ended. Renewed since are the ones nearer to now.
-  for _, lease in ipairs(redis.call('ZRANGEBYSCORE', 'warmq:leases', (now + last) / 2, '+inf')) do
-    redis.call('ZINCRBY', 'warmq:leases', now - last, lease)
+  for _, leases in ipairs({ LEASES, OLDER_LEASES }) do
+    for _, lease in ipairs(redis.call('ZRANGEBYSCORE', leases, (now + last) / 2, '+inf')) do
+      redis.call('ZINCRBY', leases, now - last, lease)
+    end
   end
 end
 if now - last > lease_ms / 3 or stepped then hold = now + lease_ms end
 redis.call('HSET', 'warmq:sweep', 'last', now, 'hold', hold)
 if hold > now then return -1 end
 
+-- What either protocol calls the hash of a worker's leases, and the times at which they end.
+local HELD = { { worker_key, LEASES }, { older_worker_key, OLDER_LEASES } }
+
 -- The leases a worker holds, expired or not, the newest first; and whether the worker lives.
-local function leases_of(hash)
+local function leases_of(worker)
   local all, alive = {}, false
-  for _, id in ipairs(redis.call('HKEYS', hash)) do
-    local expiry = tonumber(redis.call('ZSCORE', 'warmq:leases', id) or 0)
-    if expiry >= 0 then
-      all[#all + 1] = { id = id, seq = lease_number(id), expired = expiry <= now }
-      alive = alive or expiry > now + lease_ms / 2
+  for i, held in ipairs(HELD) do
+    local hash = held[1](worker)
+    for _, id in ipairs(redis.call('HKEYS', hash)) do
+      local expiry = tonumber(redis.call('ZSCORE', held[2], id) or 0)
+      if expiry >= 0 then
+        all[#all + 1] = { id = id, seq = lease_number(id), expired = expiry <= now, hash = hash,
+                          older = i == 2 }
+        alive = alive or expiry > now + lease_ms / 2
+      end
     end
   end
   table.sort(all, function(a, b) return a.seq > b.seq end)
@@ -63,15 +75,15 @@ local function leases_of(hash)
 end
 
 local function sweep_worker(worker)
-  local hash = 'warmq:worker:' .. worker
   local back, left, died = {}, {}, false
-  local all, alive = leases_of(hash)
+  local all, alive = leases_of(worker)
   for i, found in ipairs(all) do
-    local record = redis.call('HGET', hash, found.id)
-    if found.expired then record = adopt_lease(found.id, record) end
+    local record = redis.call('HGET', found.hash, found.id)
+    if found.older and found.expired then record = adopt_lease(worker, found.id, record) end
     local l = unpack_lease(record)
     l.slots = tonumber(string.match(record, '^%d+')) -- one of protocol 1 that has time left
     l.lease, l.record, l.died = found.id, record, not alive and #all - i < l.slots
+    l.hash, l.older = found.hash, found.older
     if found.expired then
       back[#back + 1] = l
       died = died or l.died
@@ -81,19 +93,21 @@ local function sweep_worker(worker)
   end
   -- What was not in the engine keeps that mark when the ones before it are gone.
   for _, l in ipairs(died and left or {}) do
-    redis.call('HSET', hash, l.lease, (string.gsub(l.record, '^%d+', '0')))
+    redis.call('HSET', l.hash, l.lease, (string.gsub(l.record, '^%d+', '0')))
   end
   hand_back(worker, back, max_deaths, now, date, ttl_ms)
   return #back
 end
 
 local workers, count = {}, 0
-for _, id in ipairs(redis.call('ZRANGEBYSCORE', 'warmq:leases', 0, now, 'LIMIT', 0, limit)) do
-  local worker = string.match(id, '^(.*)/%d+$')
-  if worker and redis.call('HEXISTS', 'warmq:worker:' .. worker, id) == 1 then
-    workers[worker] = true
-  else
-    redis.call('ZREM', 'warmq:leases', id)
+for _, held in ipairs(HELD) do
+  for _, id in ipairs(redis.call('ZRANGEBYSCORE', held[2], 0, now, 'LIMIT', 0, limit)) do
+    local worker = string.match(id, '^(.*)/%d+$')
+    if worker and redis.call('HEXISTS', held[1](worker), id) == 1 then
+      workers[worker] = true
+    else
+      redis.call('ZREM', held[2], id)
+    end
   end
 end
 for worker in pairs(workers) do

@@ -234,11 +234,11 @@ class BatchStore(BatchLines, DeadLetters):
         key = keys.batch_key(batch.id, "failed")
         older: dict[str, int] = {}  # notes of protocol 1: list and message
         for request_id, note in self._client.hscan_iter(key, count=1000):
-            outcome, size, *home = note.split(b"\0", 2)
-            if home:
-                yield request_id.decode(), (outcome.decode(), int(size))
+            _, outcome, *rest = note.split(b"\0", 3)
+            if rest:
+                yield request_id.decode(), (outcome.decode(), int(rest[0]))
             else:
-                older[request_id.decode()] = len(size)
+                older[request_id.decode()] = len(outcome)
         if batch.protocol > 1 or "life" in batch.fields:
             return
         # There the result says how a request ended, and a cancelled one that waits has no note.

@@ -6,7 +6,9 @@ docs/architecture.md ("Redis keys") lists every key, its type and what it holds.
 from contract.naming import RESULT_PREFIX
 
 LEASE_SEQ = "warmq:lease_seq"
-LEASES = "warmq:leases"
+#: A number behind a name is the protocol that gave it its form (contract/version.py).
+LEASES = "warmq:leases:2"
+OLDER_LEASES = "warmq:leases"
 WORKERS = "warmq:workers"
 RETURNS = "warmq:returns"
 DEATHS = "warmq:deaths"
@@ -15,7 +17,8 @@ REVOKED = "warmq:revoked"
 SWEEP = "warmq:sweep"
 TENANTS = "warmq:tenants"
 BATCHES = "warmq:batches"
-RETIRING = "warmq:retiring"
+RETIRING = "warmq:retiring:2"
+OLDER_RETIRING = "warmq:retiring"
 #: Written and removed within one script, which tries what a user may do.
 SCRATCH = "warmq:scratch"
 CANCEL_CHANNEL = "warmq:cancel"
@@ -29,6 +32,11 @@ def suspects_list(queue: str) -> str:
 
 def worker_key(worker: str) -> str:
     """Return the hash of the leases that a worker holds."""
+    return f"warmq:worker:2:{worker}"
+
+
+def older_worker_key(worker: str) -> str:
+    """Return the same for a worker of protocol 1."""
     return f"warmq:worker:{worker}"
 
 

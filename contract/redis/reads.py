@@ -163,11 +163,14 @@ class Reads:
 
     def in_flight(self, batch: Batch) -> int:
         """Return how many requests of a batch workers hold, those of dead workers included."""
-        leases = self._client.zrevrange(keys.LEASES, 0, -1, withscores=True)
         pipe = self._client.pipeline(transaction=False)
-        # One with a negative time is on its way back to its queue (lua/leases.lua).
-        for worker in {lease.rpartition(b"/")[0] for lease, ends in leases if ends > 0}:
-            pipe.hgetall(keys.worker_key(worker.decode()))
+        for name, key_of in (
+            (keys.LEASES, keys.worker_key), (keys.OLDER_LEASES, keys.older_worker_key)
+        ):  # fmt: skip
+            leases = self._client.zrevrange(name, 0, -1, withscores=True)
+            # One with a negative time is on its way back to its queue (lua/leases.lua).
+            for worker in {lease.rpartition(b"/")[0] for lease, ends in leases if ends > 0}:
+                pipe.hgetall(key_of(worker.decode()))
         held = (record.split(b"\0", 7) for leased in pipe.execute() for record in leased.values())
         ours = [batch.id.encode(), batch.life.encode()]
         older = b'"batch":%s,"created":"%s"' % (orjson.dumps(batch.id), ours[1])

@@ -11,11 +11,12 @@ import os
 import shutil
 import subprocess
 import sys
-import sysconfig
+import tarfile
 import zipfile
 from pathlib import Path
 
 import pytest
+from installed import built_wheel, environment_with
 from real_stack import ROOT, read_jsonl, text_of
 
 from demo.run import wait_for
@@ -23,22 +24,12 @@ from demo.stack import CPU_ENGINE_ARGS, MODEL, RedisServer, Worker
 
 pytestmark = pytest.mark.timeout(300)
 EXPECTED = json.loads((ROOT / "demo" / "expected.json").read_text())
-#: As pip writes them for a program that another environment's packages bring.
-CELERY = """#!{python}
-from celery.__main__ import main
-if __name__ == "__main__":
-    main()
-"""
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Build it."""
-    folder = tmp_path_factory.mktemp("wheel")
-    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
-    subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
-    (built,) = folder.glob("*.whl")
-    return built
+    return built_wheel(ROOT, tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="module")
@@ -46,22 +37,7 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the interpreter of an environment with the wheel in it."""
     if chosen := os.environ.get("WARMQ_TEST_WHEEL_PYTHON"):
         return Path(chosen)
-    venv = tmp_path_factory.mktemp("installed") / "venv"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
-    python = venv / "bin" / "python"
-    packages = Path(sysconfig.get_path("purelib"))
-    theirs = venv / packages.relative_to(sys.prefix)
-    # A folder that a .pth file names is searched, but its own .pth files, the editable
-    # install's among them, are not read.
-    (theirs / "locked.pth").write_text(f"{packages}\n")
-    if (packages / "libnuma.pth").exists():
-        shutil.copy(packages / "libnuma.pth", theirs)
-    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "-qq", "--no-deps"]
-    subprocess.run([*pip, "--disable-pip-version-check", str(wheel)], check=True)
-    celery = python.parent / "celery"
-    celery.write_text(CELERY.format(python=python))
-    celery.chmod(0o755)
-    return python
+    return environment_with(wheel, tmp_path_factory.mktemp("installed") / "venv")
 
 
 @pytest.fixture
@@ -86,9 +62,31 @@ def test_the_wheel_holds_the_packages_their_scripts_and_nothing_else(wheel: Path
     assert {name.partition("/")[0] for name in names} == {"contract", "producer", "worker", info}
     lua = {f"contract/lua/{file.name}" for file in (ROOT / "contract" / "lua").glob("*.lua")}
     assert lua and lua == {name for name in names if name.endswith(".lua")}
+    tracked = subprocess.run(
+        ["git", "ls-files", "contract", "producer", "worker"],
+        cwd=ROOT, text=True, capture_output=True, check=True,
+    ).stdout.split()  # fmt: skip
+    assert {name for name in names if not name.startswith(info)} == set(tracked)
     assert "producer = producer.cli.main:main" in entry_points
     assert "warmq = worker.engine.vllm.pdeath:register" in entry_points
     assert not [name for name in names if "test" in name or name.endswith((".pyc", ".jsonl"))]
+
+
+def test_the_sdist_builds_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", str(tmp_path)]
+    subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
+    (packed,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(packed) as archive:
+        archive.extractall(tmp_path, filter="data")
+    source = tmp_path / packed.name.removesuffix(".tar.gz")
+    assert {"LICENSE", "CHANGELOG.md", "pyproject.toml"} <= {file.name for file in source.iterdir()}
+    assert contents(built_wheel(source, tmp_path / "dist")) == contents(wheel)
+
+
+def contents(wheel: Path) -> dict[str, bytes]:
+    """Return the files of a wheel."""
+    with zipfile.ZipFile(wheel) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
 
 
 def test_nothing_is_imported_from_the_checkout(python: Path, empty: Path) -> None:

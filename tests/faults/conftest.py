@@ -6,8 +6,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from previous import Previous, previous_release
 
 from demo.stack import RedisServer
+
+
+@pytest.fixture(scope="session")
+def previous(tmp_path_factory: pytest.TempPathFactory) -> Previous:
+    """Return the release before this one, installed beside this one."""
+    return previous_release(tmp_path_factory.mktemp("previous"))
 
 
 @pytest.fixture

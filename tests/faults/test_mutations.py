@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import script_keys
 from lessee import chat, client_of, now
-from mutations import GRACE, NX, OWNED, BrokenPromise, Mutation, root_with
+from mutations import GRACE, GUARDS, NX, OWNED, BrokenPromise, Mutation, root_with
 from observer import read_writes
 from stage import Stage, stage
 
@@ -111,6 +111,11 @@ SCENARIOS = [
         marks=pytest.mark.slow,
     ),
 ]
+
+
+@pytest.mark.parametrize("guard", GUARDS)
+def test_each_guard_stands_in_its_script(tmp_path: Path, guard: str) -> None:
+    assert root_with(tmp_path, GUARDS[guard]).is_dir()
 
 
 @pytest.mark.timeout(120)

@@ -160,6 +160,7 @@ async def test_a_finished_batch_gets_its_expiry(
     old: None, redis_url: str, store: BatchStore, redis_client: redis.Redis
 ) -> None:
     async with draining(redis_url, side_tasks=False) as running:
+        Lessee(redis_client).sweep()  # it takes over what protocol 1 had to retire
         assert await retire_some(running.leases) >= 2
     assert redis_client.pttl(keys.batch_key("complete")) > 0
 
@@ -304,3 +305,54 @@ def test_a_message_of_a_newer_protocol_is_a_dead_letter_that_can_be_run_later(
     assert now(store).status == "in_progress"
     assert store.retry_dead() == 1
     assert redis_client.llen(letter["list"]) == 1
+
+
+# -- what this one does not know ---------------------------------------------------------------
+
+
+def test_a_messages_unknown_fields_survive_a_hand_back_and_a_retry(
+    redis_client: redis.Redis, store: BatchStore
+) -> None:
+    submitted = submit_batch(store, 1)
+    (written,) = redis_client.lrange(submitted.list_key, 0, -1)
+    later = written.replace(b'"v":1}', b'"later":{"a":[],"b":12345678901234567890},"v":2}')
+    later = later.replace(b'"properties":{', b'"properties":{"later":[],')
+    redis_client.lset(submitted.list_key, 0, later)
+    worker = Lessee(redis_client)
+    (lease,) = worker.pop()
+    worker.release(lease)
+    assert redis_client.lrange(submitted.list_key, 0, -1) == [later]
+    (lease,) = worker.pop()
+    worker.expire_leases(lease)
+    worker.allow_sweep()
+    worker.sweep()
+    (lease,) = worker.pop()
+    worker.done(lease, outcome="failed", keep=True)
+    assert store.retry(now(store), ["failed"]) == 1
+    assert redis_client.lrange(submitted.list_key, 0, -1) == [later]
+
+
+def test_a_batchs_unknown_fields_survive_all_that_is_done_to_it(
+    redis_client: redis.Redis, store: BatchStore
+) -> None:
+    submit_batch(store, 2)
+    redis_client.hset(keys.batch_key("b1"), "later", "kept")
+    worker = Lessee(redis_client)
+    for lease in worker.pop():
+        worker.done(lease, outcome="failed", keep=True)
+    assert store.retry(now(store), ["failed"]) == 2
+    store.cancel(now(store))
+    assert now(store).finished
+    assert now(store).fields["later"] == "kept"
+
+
+def test_an_announcements_unknown_fields_harm_no_reader(
+    redis_client: redis.Redis, redis_url: str, store: BatchStore, tmp_path: Path
+) -> None:
+    announce(redis_client, "celery@b.13.0b", protocol=PROTOCOL, later={"a": [1]})
+    file = batch_file(tmp_path / "in.jsonl", 2)
+    assert run_producer("submit", file, "--batch-id", "b", redis_url=redis_url).returncode == 0
+    for command in (["plan", file], ["status", "b"], ["doctor"]):
+        done = run_producer(*command, redis_url=redis_url)
+        assert done.returncode in (0, 1), done.stderr
+        assert "Traceback" not in done.stderr

@@ -67,6 +67,14 @@ class Packaged:
         new.replace(start)
 
 
+def unpacked(folder: Path, suite: str, package: str) -> Path:
+    """Unpack one package of a suite; return the root that its files are in."""
+    folder.mkdir(parents=True, exist_ok=True)
+    root = folder / "root"
+    _Apt(folder, suite).unpack(root, (package,))
+    return root
+
+
 class _Apt:
     """Debian's own client, with package lists of its own where a suite is named."""
 

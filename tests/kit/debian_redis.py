@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from debian_packages import Packaged
 
-from demo.stack import RedisServer
+from demo.stack import RedisServer, chosen_redis
 
 
 def debian_redis() -> str:
@@ -69,7 +69,7 @@ class TlsRedis(RedisServer):
 
     def __init__(self, folder: Path, *options: str) -> None:
         self.authority = Authority(folder / "tls")
-        super().__init__(folder, *options, binary=debian_redis())
+        super().__init__(folder, *options, binary=chosen_redis() or debian_redis())
         self.options = (
             *options, "--appendonly", "yes", "--port", "0", "--tls-port", str(self.port),
             "--tls-cert-file", str(self.authority.cert), "--tls-key-file", str(self.authority.key),

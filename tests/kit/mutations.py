@@ -11,8 +11,7 @@ Mutation = tuple[str, str, str]
 #: File, the guard, and what stands there without it.
 NX: Mutation = ("common.lua", "redis.call('SET', RESULT .. id, meta, 'NX')",
                 "redis.call('SET', RESULT .. id, meta)")  # fmt: skip
-OWNED: Mutation = ("done.lua", "redis.call('ZSCORE', 'warmq:leases', lease)",
-                   "true")  # fmt: skip
+OWNED: Mutation = ("done.lua", "given[n], ends[n], records[n]", "given[n], '1', records[n]")
 GRACE: Mutation = ("sweep.lua", "hold = now + lease_ms end", "hold = 0 end")
 GUARDS = {"NX": NX, "the-lease": OWNED, "the-grace": GRACE}
 

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import script_keys
 from snapshot import request_of
 
 from contract import naming
@@ -25,7 +24,9 @@ WATCHED = (
     "--appendonly", "yes", "--aof-use-rdb-preamble", "no", "--auto-aof-rewrite-percentage", "0",
 )  # fmt: skip
 _RESULT = naming.RESULT_PREFIX.encode()
-_WORKER = script_keys.worker_key("").encode()
+#: Both of this release and of the one before it.
+_WORKER = keys.older_worker_key("").encode()
+_LEASES = (keys.LEASES.encode(), keys.OLDER_LEASES.encode())
 #: What changes how long a result lives, not what it says.
 _LIFE = (b"EXPIRE", b"PEXPIRE", b"PEXPIREAT", b"EXPIREAT", b"PERSIST")
 _FAILED = b'{"status":"FAILURE"'
@@ -108,7 +109,7 @@ class _Reader:
         # Failures need no lease where Redis itself decides: bad lines and dead letters.
         free = any(key.endswith(b":index") for _, key in named) or (b"HSET", b"warmq:dead") in named
         ended = [lease for words in script
-                 if words[0].upper() == b"ZREM" and words[1] == keys.LEASES.encode()
+                 if words[0].upper() == b"ZREM" and words[1] in _LEASES
                  for lease in words[2:]]  # fmt: skip
         owned = {self._request_of.get(lease) for lease in ended}
         # A negative score says that a lease is on its way back; the message may follow later.

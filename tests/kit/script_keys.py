@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from contract.redis.keys import batch_key
+from contract.redis.keys import batch_key, worker_key
 
-
-def worker_key(worker_id: str) -> str:
-    """Return the hash that holds one worker's leased messages."""
-    return f"warmq:worker:{worker_id}"
+__all__ = ["kept_key", "leased_key", "worker_key"]
 
 
 def leased_key(lease: str) -> str:

@@ -36,6 +36,8 @@ class Seen:
         self._out = out
         self._servers: Counter[str] = Counter()
         self._tests: Counter[str] = Counter(passed=0, failed=0)
+        #: Tests that passed, by the name of their file.
+        self._files: Counter[str] = Counter()
         self._start = RedisServer.start
 
     def watch(self) -> None:
@@ -54,11 +56,14 @@ class Seen:
         """Count a test's call, and what fails before or after it."""
         if report.when == "call" or report.failed:
             self._tests[report.outcome] += 1
+            self._files[Path(report.nodeid.partition("::")[0]).stem] += report.passed
 
     def pytest_sessionfinish(self) -> None:
         """Write what was seen."""
         RedisServer.start = self._start  # type: ignore[method-assign]
-        self._out.write_text(json.dumps({"servers": self._servers, "tests": self._tests}))
+        self._out.write_text(
+            json.dumps({"servers": self._servers, "tests": self._tests, "files": self._files})
+        )
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -56,7 +56,11 @@ def read_message(raw: bytes) -> Message:
         ours = ours if isinstance(ours, dict) else {}
         if not isinstance(headers["id"], str):
             return Message()
-        return Message(headers["id"], str(ours.get("batch", "")), str(ours.get("life", "")))
+        return Message(
+            headers["id"],
+            str(ours.get("batch", "")),
+            str(ours.get("life", ours.get("created", ""))),
+        )
     except (ValueError, LookupError, TypeError, AttributeError):
         return Message()
 
@@ -117,7 +121,8 @@ class Snapshot:
         """Return what tells this life of a batch from others; "" if there is no batch, or it is
         being deleted."""
         batch = self.batch(batch_id)
-        return "" if "deleting" in batch else batch.get("life", "")
+        life = batch.get("life") or batch.get("created_at", "")  # protocol 1 has no lives
+        return "" if "deleting" in batch else life
 
     def is_of(self, batch_id: str, message: Message) -> bool:
         """Whether a message belongs to this life of a batch."""
@@ -137,13 +142,17 @@ class Snapshot:
 
     def retriable(self, batch_id: str) -> dict[str, str]:
         """Return how requests ended that `producer retry` may run again, by request id."""
-        notes = self.hash(keys.batch_key(batch_id, "failed"))
-        return {rid: note.split(b"\0")[0].decode() for rid, note in notes.items()}
+        return {rid: note[1].decode() for rid, note in self._notes(batch_id)}
+
+    def _notes(self, batch_id: str) -> Iterator[tuple[str, list[bytes]]]:
+        """Yield the notes of this protocol; one of protocol 1 holds its message itself."""
+        for rid, note in self.hash(keys.batch_key(batch_id, "failed")).items():
+            if len(parts := note.split(b"\0", 3)) == 4:
+                yield rid, parts
 
     def kept(self, batch_id: str) -> set[str]:
         """Return the requests whose message lies with the batch, as its notes have it."""
-        notes = self.hash(keys.batch_key(batch_id, "failed"))
-        return {rid for rid, note in notes.items() if note.split(b"\0", 2)[2]}
+        return {rid for rid, note in self._notes(batch_id) if note[3]}
 
     def kept_message(self, batch_id: str, request_id: str) -> Message | None:
         """Return the message that a batch keeps for a request."""
@@ -220,8 +229,9 @@ def suspects_leased(client: redis.Redis, worker: str) -> list[str]:
 
 
 def request_of(record: bytes) -> str:
-    """Return the request id in a lease's record."""
-    return record.split(b"\0")[5].decode()
+    """Return the request id in a lease's record, also in one of the release before this one."""
+    parts = record.split(b"\0")
+    return parts[5].decode() if len(parts) == 8 else read_message(parts[2]).id
 
 
 def lease_record(request_id: str, batch: str = "", life: str = "") -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -68,9 +68,16 @@ class Stage:
     # -- workers ------------------------------------------------------------------
 
     def worker(
-        self, root: Path = ROOT, env: Mapping[str, str] | None = None, **settings: object
+        self,
+        root: Path = ROOT,
+        env: Mapping[str, str] | None = None,
+        make: Callable[..., Worker] | None = None,
+        **settings: object,
     ) -> Worker:
-        """Start one more worker; it may not be ready yet."""
+        """Start one more worker; it may not be ready yet.
+
+        `make` makes one of another release of URL, log and settings.
+        """
         defaults: dict[str, object] = {
             "engine": "simulated",
             "simulated_slots": 16,
@@ -83,7 +90,9 @@ class Stage:
         }
         log = self.folder / f"worker-{len(self.workers)}.log"
         url = str(settings.pop("redis_url", self.server.url))  # a proxy's, for one
-        worker = Worker(url, log, root, env, **(defaults | settings)).start()
+        settings = defaults | settings
+        worker = make(url, log, **settings) if make else Worker(url, log, root, env, **settings)
+        worker.start()
         self.workers.append(worker)
         return worker
 

@@ -45,8 +45,8 @@ def test_the_key_table_names_every_constant() -> None:
 def test_the_key_table_names_every_key_of_the_scripts() -> None:
     text = "".join(path.read_text() for path in LUA)
     code = re.sub(r"--.*", "", text)
-    used = set(re.findall(r"'(warmq:[a-z_:-]+?):?'", code))
-    assert {"warmq:leases", "warmq:dead", "warmq:worker", "warmq:batch"} <= used
+    used = set(re.findall(r"'(warmq:[a-z0-9_:-]+?):?'", code))
+    assert {"warmq:leases:2", "warmq:dead", "warmq:worker:2", "warmq:batch"} <= used
     for name in used:
         assert f"`{name}" in table(), name
 
@@ -60,7 +60,7 @@ def test_every_script_tells_what_it_touches_and_returns() -> None:
         own = path.read_text()
         for word in ("-- ARGV:", "-- Touches:", "-- Returns:"):
             assert word in own, (path.name, word)
-        touched = {name for name in re.findall(r"'(warmq:[a-z_-]+)'", re.sub(r"--.*", "", own))}
+        touched = {name for name in re.findall(r"'(warmq:[a-z0-9_-]+)'", re.sub(r"--.*", "", own))}
         header = "".join(line for line in own.splitlines() if line.startswith("--"))
         for name in touched:
             assert name.removeprefix("warmq:") in header, (path.name, name)

@@ -12,7 +12,8 @@ from contract.errors import StoreUnavailable
 from contract.naming import queue_name
 from contract.nearest import did_you_mean
 from contract.redis.gateway.live import LiveRequests
-from contract.redis.reads import is_alive
+from contract.redis.reads import is_alive, protocol_of
+from contract.version import PROTOCOL
 from producer.gateway.errors import ApiError, not_found
 from producer.gateway.live.protocol import Model
 
@@ -36,6 +37,8 @@ class Models:
         self._configured = [name for name in map(str.strip, configured.split(",")) if name]
         self._queues: dict[str, str] = {}
         self._alive: set[str] = set()
+        #: Whether there are workers of an older protocol, which do not see what we queue.
+        self._older = False
         self._created: dict[str, int] = {}
         self._read_at = float("-inf")
         self._reading: asyncio.Task[None] | None = None
@@ -58,7 +61,7 @@ class Models:
             if queue:
                 return queue
             if not self._alive:
-                raise _nobody()
+                raise _nobody(older=self._older)
         raise self._unknown(name, allowed)
 
     async def every(self, allowed: Collection[str] | None) -> list[Model]:
@@ -93,7 +96,7 @@ class Models:
         if len(queues) == 1:
             return queues.pop()
         if not self._alive:
-            raise _nobody()
+            raise _nobody(older=self._older)
         raise ApiError(
             400,
             f"you must name a model; {self._told(allowed)}",
@@ -142,7 +145,9 @@ class Models:
 
     async def _read(self) -> None:
         workers, now_s = await self._redis.workers()
-        alive = [worker for worker in workers if is_alive(worker)]
+        living = [worker for worker in workers if is_alive(worker)]
+        alive = [worker for worker in living if protocol_of(worker) >= PROTOCOL]
+        self._older = len(alive) < len(living)
         self._queues = dict(self._names(alive))
         self._alive = {worker["queue"] for worker in alive}
         self._read_at = time.monotonic()
@@ -170,10 +175,16 @@ class Models:
                 yield str(adapter), queue
 
 
-def _nobody() -> ApiError:
+def _nobody(*, older: bool) -> ApiError:
+    told = "no worker is running; try again when one has started"
+    if older:
+        told = (
+            "all workers that run are of a version older than this gateway's, and do not see "
+            "what it queues; upgrade the workers"
+        )
     return ApiError(
         503,
-        "no worker is running; try again when one has started",
+        told,
         code="no_worker",
         retry=True,
         after_s=5,

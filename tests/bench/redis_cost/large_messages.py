@@ -19,6 +19,7 @@ from lessee import LIMITS, SEED, Lease, Lessee, chat, writer
 from contract import naming
 from contract.index import IndexChunk
 from contract.openai.body import CHAT_URL
+from contract.redis import keys
 from contract.redis.batches import BatchStore
 from demo.stack import RedisServer
 from producer.core.reader import CHUNK_BYTES
@@ -77,7 +78,7 @@ def phases(client: redis.Redis, watch: Watch, each: int) -> None:
     watch.forget()
     for worker in rest:
         worker.expire_leases(*held[worker.worker])
-    while client.zcount("warmq:leases", "-inf", 1):
+    while client.zcount(keys.LEASES, "-inf", 1):
         first.allow_sweep()
         first.sweep()
     watch.keep("sweep")

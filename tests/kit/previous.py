@@ -1,0 +1,99 @@
+"""The release before this one, as its users have it: a wheel in an environment of its own.
+
+It is built from this repository's own history (`git archive`), so a clone is all that it takes.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tarfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import redis
+from installed import built_wheel, environment_with
+
+from contract.redis import keys
+from demo.stack import ROOT, Worker
+
+#: The commit that was 0.1.0.
+REVISION = "f5e998d"
+
+
+def worker_keys(client: redis.Redis) -> list[bytes]:
+    """Return the hashes of leases that workers of either release hold."""
+    return [
+        key
+        for prefix in (keys.older_worker_key(""), keys.worker_key(""))
+        for key in client.keys(f"{prefix}*")
+    ]
+
+
+class PreviousWorker(Worker):
+    """A worker of the previous release, started as its Procfile says."""
+
+    def command(self) -> list[str]:
+        """Return the command that it documents."""
+        program = str(Path(self.python).parent / "celery")
+        return [program, *"-A worker.app worker --pool=solo --without-gossip "
+                "--without-mingle --loglevel=INFO".split()]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Previous:
+    """The previous release: its interpreter, and an empty folder to run it in."""
+
+    python: Path
+    folder: Path
+
+    def worker(self, redis_url: str, log_path: Path, **settings: object) -> PreviousWorker:
+        """Return a worker that has yet to be started."""
+        env = {"PYTHONPATH": ""}
+        worker = PreviousWorker(redis_url, log_path, root=self.folder, env=env, **settings)
+        worker.python = self.python
+        return worker
+
+    def producer(
+        self, *args: str | Path, redis_url: str, **options: Any
+    ) -> subprocess.CompletedProcess[str]:
+        """Run its `producer` to its end."""
+        return subprocess.run(
+            self.command(*args), env=self.env(redis_url), cwd=self.folder, text=True,
+            capture_output=True, timeout=50, check=False, **options,
+        )  # fmt: skip
+
+    def command(self, *args: str | Path) -> Sequence[str]:
+        """Return the argv of its `producer`."""
+        return [str(self.python.parent / "producer"), *map(str, args)]
+
+    @staticmethod
+    def env(redis_url: str) -> Mapping[str, str]:
+        """Return the environment of a command, without a way to the checkout."""
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("WARMQ_")}
+        return clean | {"WARMQ_REDIS_URL": redis_url, "PYTHONPATH": ""}
+
+
+def previous_release(folder: Path) -> Previous:
+    """Install the previous release into `folder`.
+
+    Raises:
+        LookupError: the clone lacks the history.
+    """
+    archive = subprocess.run(
+        ["git", "archive", "--format=tar", REVISION], cwd=ROOT, capture_output=True, check=False
+    )
+    if archive.returncode:
+        raise LookupError(
+            f"commit {REVISION}, the release before this one, is not in this clone: "
+            f"git fetch --unshallow. {archive.stderr.decode().strip()}"
+        )
+    source, empty = folder / "source", folder / "empty"
+    with tarfile.open(fileobj=BytesIO(archive.stdout)) as packed:
+        packed.extractall(source, filter="data")
+    empty.mkdir()
+    wheel = built_wheel(source, folder / "dist")
+    return Previous(environment_with(wheel, folder / "venv"), empty)
