@@ -70,6 +70,10 @@ class WorkerSettings(Settings):
         3, ge=0, le=20, description="engine starts that may fail in a row before the worker exits"
     )
 
+    heartbeat_file: Line | None = Field(
+        None, description="file that gets the worker's state every second while its loop turns"
+    )
+
     @model_validator(mode="after")
     def _model_is_named(self) -> Self:
         if self.needs_model and not self.model:

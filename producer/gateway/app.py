@@ -32,6 +32,7 @@ from producer.gateway.idempotency import Idempotency
 from producer.gateway.live import routes as live
 from producer.gateway.live.online import online
 from producer.gateway.refusal import refuse, response_for, stopping
+from producer.gateway.scale import routes as scale
 from producer.gateway.services import Services
 from producer.gateway.sweeping import sweeping
 from producer.gateway.uploads import routes as uploads
@@ -143,6 +144,7 @@ def routes() -> list[Route]:
         *description.routes(),
         *anthropic.routes(),
         *live.routes(),
+        *scale.routes(),
         *batches.routes(),  # before those of files/, which take any id
         *files.routes(),
         *uploads.routes(),
