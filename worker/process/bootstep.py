@@ -24,6 +24,7 @@ from worker.drain.side_tasks import SideTasks
 from worker.drain.stopping import STOP_S, LastResort
 from worker.engine.catalogue import load_settings, make_engine
 from worker.process.status import describe
+from worker.telemetry.page import metrics_page
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -138,7 +139,8 @@ class EngineStep(bootsteps.StartStopStep):
         self.side_tasks = SideTasks(self.drain)
         self._begun.set()
         try:
-            await self.drain.run(self.side_tasks.tasks())
+            with metrics_page(self.drain):
+                await self.drain.run(self.side_tasks.tasks())
         finally:
             self._last_resort.within(LEAVE_S)  # for what hangs may keep the loop from ending
             await leases.close()
