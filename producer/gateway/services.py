@@ -10,7 +10,6 @@ from contract.redis.gateway.due import Due
 from contract.redis.gateway.idempotency import Tries
 from contract.redis.gateway.limits import Budgets, Rates
 from contract.redis.gateway.objects import Objects
-from producer.gateway.caller import Caller
 from producer.gateway.limits import Limits
 from producer.gateway.settings import GatewaySettings
 from producer.gateway.store import Store, open_store
@@ -57,11 +56,6 @@ class Services:
             tries=Tries.open(url, name),
             rates=rates,
         )
-
-    def caller_of(self, tenant: str, key_id: str) -> Caller:
-        """Return who has made a batch, with the limits of its key, for work that goes on alone."""
-        key = self.keys.get(key_id) if key_id else None
-        return Caller(tenant) if key is None or key.tenant != tenant else Caller.of(key)
 
     async def close_async(self) -> None:
         """Close what the event loop has used, before it ends."""

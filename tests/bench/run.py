@@ -40,6 +40,7 @@ PARTS = {
     "clients": "openai_servers.clients",
     "upstream": "openai_servers.upstream",
     "throughput": "beside_vllm.throughput",
+    "short": "beside_vllm.short",
     "streaming": "beside_vllm.streaming",
     "planning": "beside_vllm.planning",
     "gateway_online": "gateway.online",
@@ -53,7 +54,7 @@ PARTS = {
 def run_part(part: str, *, quick: bool, model: Path) -> None:
     """Run one part here."""
     run = importlib.import_module(f"bench.{PARTS[part]}").run
-    if part in ("throughput", "streaming"):
+    if part in ("throughput", "short", "streaming"):
         run(quick, model)
     else:
         run(quick)

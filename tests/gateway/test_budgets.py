@@ -7,12 +7,13 @@ from collections.abc import Iterator
 import openai
 import orjson
 import pytest
+import redis
 from gateway_process import GatewayProcess
 
 from contract.redis.batches import BatchStore
 from contract.redis.gateway.api_keys import ApiKeys
 from contract.redis.gateway.limits import Budgets
-from demo.stack import RedisServer
+from demo.stack import RedisServer, eventually
 from producer.gateway.limits import estimated_tokens
 
 LINE = orjson.dumps({
@@ -121,3 +122,29 @@ def test_files_hold_their_bytes_until_they_are_deleted(
     client.files.delete(file.id)
     assert Budgets.beside(store).stored_bytes("t") == 0
     assert upload(client, b"x" * 600)
+
+
+def test_a_file_that_just_fits_is_taken(gateway: GatewayProcess, store: BatchStore) -> None:
+    """What its form has beside it does not count."""
+    client = client_for(gateway, store, file_bytes=2000)
+    assert upload(client, b"x" * 2000).bytes == 2000
+    with pytest.raises(openai.RateLimitError):
+        upload(client, b"x")
+
+
+def test_a_deleted_file_holds_its_bytes_while_a_batch_reads_it(
+    gateway: GatewayProcess, store: BatchStore, redis_client: redis.Redis
+) -> None:
+    client = client_for(gateway, store, file_bytes=2000)
+    file = upload(client)
+    create(client, file.id)  # nobody serves its model, so its lines are not queued
+    client.files.delete(file.id)
+    assert Budgets.beside(store).stored_bytes("t") == len(LINE)
+    client.batches.cancel(client.batches.list().data[0].id)
+
+    def swept() -> bool:
+        redis_client.delete(f"warmq:gateway:read:{file.id}")  # as some minutes later
+        redis_client.zadd("warmq:gateway:due:file", {file.id: 0})
+        return Budgets.beside(store).stored_bytes("t") == 0
+
+    eventually(swept, 30, "its content is swept, and counts no more", every_s=0.5)

@@ -313,6 +313,16 @@ def test_files_that_have_expired_and_contents_without_a_record_are_removed(
     services.close()
 
 
+def test_one_sweep_takes_all_that_has_expired(redis_url: str, tmp_path: Path) -> None:
+    settings = GatewaySettings(redis_url=redis_url, gateway_store=str(tmp_path / "files"))
+    services = Services.open(settings)
+    for number in range(250):
+        services.due.add("file", f"file-{number}")
+    assert Files(services).sweep() == 250
+    assert Files(services).sweep() == 0
+    services.close()
+
+
 def test_a_file_whose_record_redis_still_has_is_swept_again_and_not_forgotten(
     redis_url: str, tmp_path: Path
 ) -> None:

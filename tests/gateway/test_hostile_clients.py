@@ -192,12 +192,17 @@ async def test_ten_thousand_idle_connections_cost_little_and_others_are_served(
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     count = 10_000 if hard == resource.RLIM_INFINITY else min(10_000, hard - 500)
-    writers = await hold(gateway.port, count)
-    grown = process.memory_info().rss - before
-    assert (await asyncio.to_thread(ask, gateway.port, b"GET /health"))[0] == 200
-    for writer in writers:
-        writer.close()
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    try:
+        writers = await hold(gateway.port, count)
+        # Those that were silent for HEAD_S are closed: on a slow machine not all are open at once.
+        there = sum(c.status == "ESTABLISHED" for c in process.net_connections("tcp"))
+        grown = process.memory_info().rss - before
+        assert (await asyncio.to_thread(ask, gateway.port, b"GET /health"))[0] == 200
+        for writer in writers:
+            writer.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert there > count // 4
     assert grown < count * 12 * 1024, f"{grown / count:.0f} bytes a connection"
 
 

@@ -81,8 +81,8 @@ class Phases:
             batch.write("cancelled")
             return
         looked = self._looked.get(record.id) or self._look(batch)
-        if problems := looked.problems or _no_room(services, looked.requests):
-            batch.write("failed", problems=problems)
+        if looked.problems:
+            batch.write("failed", problems=looked.problems)
             self._looked.pop(record.id, None)
             return
         settings = services.settings
@@ -110,7 +110,9 @@ class Phases:
                     batch.go_on()
                 batch.check()
 
-            return look_through(path, record.endpoint, limit, most, report)
+            looked = look_through(path, record.endpoint, limit, most, report)
+            looked.problems = looked.problems or _no_room(services, looked.requests)
+            return looked
 
     def _start(self, batch: Carried, looked: Looked, queues: dict[str, str] | None) -> None:
         record, services = batch.record, batch.services

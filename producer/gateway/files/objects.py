@@ -19,6 +19,8 @@ log = logging.getLogger(__name__)
 _ORPHAN_MS = 600_000
 #: For how long one gateway sweeps a file before another may.
 _SWEEP_MS = 60_000
+#: Files taken at a time to be swept, and how often in one sweep.
+_CLAIMS, _SWEEPS = 100, 50
 
 
 #: Records read at once where few of them may be of the purpose that is asked for.
@@ -54,7 +56,7 @@ class Files:
     def keep_content(self, file_id: str) -> None:
         """Keep a content for some minutes more, whatever becomes of its file: a batch reads it."""
         self._services.objects.note_reader(file_id, _ORPHAN_MS)
-        self._services.due.add("file", file_id, _ORPHAN_MS)
+        self.announce(file_id)
 
     def create(self, record: FileRecord) -> FileRecord:
         """Make the record of a content that is in the store; return it, or that of its id."""
@@ -102,7 +104,7 @@ class Files:
     def delete(self, tenant: str, file_id: str) -> bool:
         """Remove a tenant's file; return whether it was there.
 
-        If a batch may still read its content, that is swept later.
+        If a batch may still read its content, that is swept later, and counts until then.
         """
         if self.get(tenant, file_id) is None:
             return False
@@ -111,17 +113,21 @@ class Files:
             return False
         if not self._services.objects.has_reader(file_id):
             self._services.store.delete(file_id)
-        self._services.limits.forget_bytes(tenant, file_id)
+            self._services.limits.forget_bytes(tenant, file_id)
         return True
 
     def sweep(self) -> int:
         """Remove contents whose record has expired or never came; return how many."""
         count = 0
-        for claim in self._services.due.claim("file", _SWEEP_MS, 100):
-            try:
-                count += self._sweep_one(claim)
-            except StoreFailed as error:  # its lease ends, and it is swept again
-                log.warning("file %s is not swept: %s", claim.id, error.message)
+        for _ in range(_SWEEPS):
+            claims = self._services.due.claim("file", _SWEEP_MS, _CLAIMS)
+            for claim in claims:
+                try:
+                    count += self._sweep_one(claim)
+                except StoreFailed as error:  # its lease ends, and it is swept again
+                    log.warning("file %s is not swept: %s", claim.id, error.message)
+            if len(claims) < _CLAIMS:
+                break
         return count
 
     def _sweep_one(self, claim: Claim) -> bool:

@@ -33,13 +33,17 @@ from producer.gateway.pages import page_limit
 from producer.gateway.services import Services
 from producer.gateway.store import Writer
 
+#: Most bytes of a form beside its file; what the file really has is known when it was read.
+FORM_BYTES = 64 * 1024
+
 
 async def _create(request: Request) -> Response:
     used, mine = services(request), caller(request)
     file_id = _id_of(request.scope.get("warmq.idempotency", ""))
     length = request.headers.get("content-length", "")
     if length.isdecimal():
-        await asyncio.to_thread(used.limits.check_bytes, mine, int(length))
+        least = max(0, int(length) - FORM_BYTES)
+        await asyncio.to_thread(used.limits.check_bytes, mine, least)
     context: AbstractContextManager[Writer] = used.store.write(file_id)
     writer = await asyncio.to_thread(context.__enter__)
     try:

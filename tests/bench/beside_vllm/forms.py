@@ -127,7 +127,7 @@ class Forms:
 
 
 @asynccontextmanager
-async def warm_engine(model: Path) -> AsyncIterator[Forms]:
+async def warm_engine(model: Path, engine_args: str = CPU_ENGINE_ARGS) -> AsyncIterator[Forms]:
     """Start Redis, the engine and the drain over it, as worker/process/bootstep.py does."""
     with (
         tempfile.TemporaryDirectory(prefix="warmq-bench-") as folder,
@@ -135,7 +135,7 @@ async def warm_engine(model: Path) -> AsyncIterator[Forms]:
     ):
         settings = load(
             VllmSettings, redis_url=server.url, model=str(model),
-            engine_args=CPU_ENGINE_ARGS, look_ahead=None, max_in_flight=None,
+            engine_args=engine_args, look_ahead=None, max_in_flight=None,
         )  # fmt: skip
         leases = Leases(settings, f"bench.{os.getpid()}")
         drain = Drain(settings, leases, lambda: make_engine(settings))

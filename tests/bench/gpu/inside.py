@@ -63,13 +63,14 @@ class Steps:
         """Return means per step; `running` is what is left after a step has ended requests."""
         if not self.steps:
             return {"steps": 0}
-        return {
+        # Without WARMQ_ENGINE_STATS_S the worker's vLLM counts no tokens: then none are told.
+        tokens = {"tokens_per_step": self.tokens / self.steps} if self.tokens else {}
+        return tokens | {
             "steps": self.steps,
             "steps_until_full": self.before,
             "running_per_step": self.running / self.steps,
             "waiting_per_step": self.waiting / self.steps,
             "steps_without_waiting": self.starved / self.steps,
-            "tokens_per_step": self.tokens / self.steps,
         }
 
 
@@ -137,7 +138,7 @@ class Inside:
 
     async def _direct(self, ask: dict[str, Any]) -> float:
         form, count = ask["form"], ask["count"]
-        left = list(enumerate(workload.requests(count, ask["tokens"])))[::-1]
+        left = list(enumerate(workload.requests(count, ask["tokens"], ask["letters"])))[::-1]
         one: One = self._classes if form == "classes" else self._bare
         flight = count if form == "all" else self.drain.room.limit
         self.steps.begin(

@@ -29,7 +29,7 @@ def generate(llm: Any, sampling: Any, ask: dict[str, Any]) -> dict[str, Any]:
     if "file" in ask:
         wanted = [tuple(one) for one in json.loads(Path(ask["file"]).read_text())]
     else:
-        wanted = workload.requests(ask["count"], ask["tokens"])
+        wanted = workload.requests(ask["count"], ask["tokens"], ask["letters"])
     prompts = [prompt for prompt, _ in wanted]
     params = [sampling(temperature=0, ignore_eos=True, max_tokens=n) for _, n in wanted]
     began, cpu = time.perf_counter(), time.process_time()

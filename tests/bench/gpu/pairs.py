@@ -1,8 +1,8 @@
 """warmq against the engine alone on one GPU, run after run in turn, all engines warm.
 
     pairs.py --shape 8b --out FILE [--rounds 10] [--requests 1000] [--max-num-seqs 256]
-             [--output-tokens 16 256] [--forms offline,bare,queue] [--look-aheads 0,16,64,128]
-             [--seconds 500]
+             [--output-tokens 16 256] [--prompt-tokens 64 512] [--forms offline,bare,queue]
+             [--look-aheads 0,16,64,128] [--seconds 500]
 
 Two engines share the GPU, each with its own weights and KV cache: one in a process
 that calls `LLM.generate` (form `offline`), one in the real worker process (`queue`,
@@ -125,11 +125,12 @@ class Bench:
     """Both engines and Redis."""
 
     def __init__(
-        self, server: RedisServer, peers: dict[str, Peer], count: int, tokens: Sequence[int]
-    ) -> None:
+        self, server: RedisServer, peers: dict[str, Peer], count: int, tokens: Sequence[int],
+        letters: Sequence[int],
+    ) -> None:  # fmt: skip
         self.server, self.peers, self.count = server, peers, count
-        self.asked = {"count": count, "tokens": tokens}
-        self.wanted = workload.requests(count, tokens)
+        self.asked = {"count": count, "tokens": tokens, "letters": letters}
+        self.wanted = workload.requests(count, tokens, letters)
         self.tokens = sum(tokens for _, tokens in self.wanted)
         self.runs = 0
 
@@ -242,7 +243,7 @@ def started(chosen: argparse.Namespace, forms: Sequence[str]) -> Iterator[Bench]
             stack.callback(peer.stop)
         for peer in peers.values():
             peer.wait_ready()
-        yield Bench(server, peers, chosen.requests, chosen.output_tokens)
+        yield Bench(server, peers, chosen.requests, chosen.output_tokens, chosen.prompt_tokens)
 
 
 def engine_of(chosen: argparse.Namespace) -> dict[str, Any]:
@@ -273,6 +274,7 @@ def main() -> None:
     parser.add_argument("--sweeps", type=int, default=2)
     parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--output-tokens", type=int, nargs=2, default=(16, 256))
+    parser.add_argument("--prompt-tokens", type=int, nargs=2, default=(64, 512))
     parser.add_argument("--max-num-seqs", type=int, default=256)
     parser.add_argument("--kv-gib", type=float, default=40, help="KV cache of each engine")
     parser.add_argument("--engine", default="{}", help="more engine arguments, as JSON")
@@ -299,7 +301,8 @@ def main() -> None:
             "machine": machine | ({"commit": chosen.commit} if chosen.commit else {}),
             "shape": chosen.model.name if chosen.model else chosen.shape,
             "engine": engine_of(chosen), "requests": chosen.requests,
-            "output_tokens": chosen.output_tokens, "tokens": bench.tokens,
+            "output_tokens": chosen.output_tokens,
+            "prompt_tokens": chosen.prompt_tokens, "tokens": bench.tokens,
             "ready_s": round(time.monotonic() - begin, 1),
             "limit": bench.peers["worker"].ask(do="size", look_ahead=None),
             "rounds": rounds, "sweeps": sweeps,

@@ -66,12 +66,15 @@ def write_model(folder: Path, shape: str) -> Path:
     return folder
 
 
-def requests(count: int, tokens: Sequence[int] = (16, 256)) -> list[tuple[str, int]]:
-    """Return prompts of 64 to 512 letters, each with its number of output tokens: two bounds."""
+def requests(
+    count: int, tokens: Sequence[int] = (16, 256), letters: Sequence[int] = (64, 512)
+) -> list[tuple[str, int]]:
+    """Return prompts of so many letters, each a token, with numbers of output tokens: two bounds
+    each."""
     rng = random.Random(1234)
     low, high = tokens
     return [
-        ("".join(rng.choices(LETTERS, k=rng.randint(64, 512))), rng.randint(low, high))
+        ("".join(rng.choices(LETTERS, k=rng.randint(*letters))), rng.randint(low, high))
         for _ in range(count)
     ]
 

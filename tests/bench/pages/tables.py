@@ -88,7 +88,7 @@ ROWS: tuple[tuple[str, str, str, str, str], ...] = (
     ("gateway_online", "over_direct_ms_p99", "the same, p99", " ms", ""),
     ("gateway_streamed", "tokens_to_vllm",
      "32 streamed chats, tiny model on a GPU: tokens/s ÷ `vllm serve`", "",
-     "vLLM's one process has HTTP and events in it, too"),
+     "not looked into; vLLM's server is one process"),
     ("gateway_streamed", "first_ms_more_p50", "the same: first text, p50, later by", " ms",
      "the same"),
     ("gateway_beside", "p99_to_idle",

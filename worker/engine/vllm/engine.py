@@ -15,7 +15,7 @@ from typing import Any
 
 from starlette.datastructures import State
 
-from contract.errors import EngineDead, RequestFailed, RequestRejected
+from contract.errors import EngineDead, RequestFailed, RequestRejected, WarmqError
 from contract.openai.pooling import POOLING_TYPES
 from contract.settings import SettingsError
 from worker.engine import Capacity, Completion, EngineRequest
@@ -24,6 +24,7 @@ from worker.engine.vllm import serving
 from worker.engine.vllm.arguments import parse_engine_args
 from worker.engine.vllm.detokenized import Detokenized
 from worker.engine.vllm.kv_cache import explain
+from worker.engine.vllm.lean import Lean, lean_way
 from worker.engine.vllm.media import guard, unguard
 from worker.engine.vllm.names import (
     AsyncEngineArgs,
@@ -35,7 +36,8 @@ from worker.engine.vllm.names import (
     init_app_state,
 )
 from worker.engine.vllm.other_urls import OTHER_URLS, Aborted, body_for, completion
-from worker.engine.vllm.progress import Progress
+from worker.engine.vllm.plans import PROMPTS, key_of
+from worker.engine.vllm.progress import Progress, keep_no_statistics, log_stats
 from worker.engine.vllm.quiet import ORDERLY_END, quieten
 from worker.engine.vllm.refusals import refusals
 from worker.engine.vllm.releases import named
@@ -62,6 +64,7 @@ class VllmEngine:
         self._fixed_name = settings.served_model_name is not None
         self._serving: dict[str, serving.Served] = {}
         self._detokenized = Detokenized()
+        self._lean: Lean | None = None
 
     def configure(self) -> None:
         """Let vLLM check its configuration, as `build` does first; SettingsError: it refuses."""
@@ -81,6 +84,7 @@ class VllmEngine:
             raise
         except Exception as error:
             raise self._died(error) from error
+        keep_no_statistics(self._engine, self._args)
         self._cause.processes = multiprocessing.active_children()
         # What vLLM and torch have made stays until the end: left to the collector, walking it
         # stops the drain's loop for 0.37 s at a time (docs/performance.md). Thawed first, so
@@ -99,14 +103,15 @@ class VllmEngine:
             guard(global_http_connection, partial(VLLMValidationError, parameter="image_url"))
         context = engine.vllm_config.model_config.max_model_len
         self._serving = serving.by_url(state, context, settings.default_max_tokens)
+        self._lean = lean_way(engine, self._args)
         self._tell_what_is_lacking()
         models = state.openai_serving_models
         self._names = {m.name for m in models.base_model_paths} | set(models.lora_requests)
         self._fixed_name |= bool(models.lora_requests)  # with adapters the name chooses
         if settings.engine_stats_s is not None:
-            self._stats = asyncio.create_task(_log_stats(engine, settings.engine_stats_s))
-        config, parallel = engine.vllm_config, engine.vllm_config.parallel_config
-        cache = config.cache_config
+            self._stats = asyncio.create_task(log_stats(engine, settings.engine_stats_s))
+        config, cache = engine.vllm_config, engine.vllm_config.cache_config
+        parallel = config.parallel_config
         blocks = (cache.num_gpu_blocks or 0) * parallel.data_parallel_size
         return Capacity(
             max_num_seqs=config.scheduler_config.max_num_seqs * parallel.data_parallel_size,
@@ -129,25 +134,44 @@ class VllmEngine:
         )
 
     async def generate(self, request: EngineRequest, request_id: str) -> Completion:
-        """Run one request through vLLM's serving class for its url."""
-        body, model = self._body_of(request, request_id), request.body.get("model")
-        served = self._serving[request.url]
+        """Run one request: past vLLM's serving classes if that makes no difference."""
+        self._check(request.url, request.body)
         try:
-            response = await served.call(served.form.validate_python(body))
+            return await self._answer(request, request_id)
         except EngineDeadError as error:
             raise self._died(error) from error
         except Aborted as error:
             raise self._ended() from error
         except serving.CLIENT_ERRORS as error:
             raise serving.rejected(error) from error
+        except WarmqError:
+            raise
         except Exception as error:
             if self.dead():
                 raise self._died(error) from error
             raise RequestFailed(f"{type(error).__name__}: {error}") from error
         finally:
             self._detokenized.forget(request_id)
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
+
+    async def _answer(self, request: EngineRequest, request_id: str) -> Completion:
+        url, body, lean = request.url, request.body, self._lean
+        key = key_of(url, body) if lean is not None else None
+        if lean is None or key is None:
+            return await self._served(request, request_id)
+        if completion := await lean.generate(url, body, request_id, key):
+            return completion
+        with lean.lesson(key) as learn:
+            completion = await self._served(request, request_id)
+            if learn is not None:
+                await learn(body[PROMPTS[url]], request_id, completion.body)
+        return completion
+
+    async def _served(self, request: EngineRequest, request_id: str) -> Completion:
+        """Run one request through vLLM's serving class for its url."""
+        body, model = self._body_of(request, request_id), request.body.get("model")
+        served = self._serving[request.url]
+        response = await served.call(served.form.validate_python(body))
+        if (task := asyncio.current_task()) is not None and task.cancelling():
             # The completion class answers a cancellation with an error response.
             raise asyncio.CancelledError
         return self._completion_of(request.url, response, model)
@@ -157,7 +181,6 @@ class VllmEngine:
         body, model = dict(request.body), request.body.get("model")
         if model not in self._names and not self._fixed_name:
             body.pop("model", None)  # one model is served, whatever the line calls it
-        self._check(request.url, body)
         if request.url in OTHER_URLS:
             return body_for(request.url, body, request_id)
         prompts = body.get("prompt")
@@ -262,16 +285,10 @@ class VllmEngine:
     def shutdown(self) -> None:
         """Stop the engine's processes; blocks for seconds."""
         engine, self._engine = self._engine, None
-        self._serving = {}
+        self._serving, self._lean = {}, None
         ORDERLY_END.ending = True
         quieten()  # again: since 0.31 vLLM makes its log's handlers anew for each engine
         unguard(global_http_connection)
         if engine is not None:
             engine.shutdown(timeout=self.grace_s)  # SIGTERM first, and SIGKILL after so long
         self._cause.forget()
-
-
-async def _log_stats(engine: AsyncLLMEngine, every_s: float) -> None:
-    while not engine.errored:
-        await asyncio.sleep(every_s)
-        await engine.do_log_stats()

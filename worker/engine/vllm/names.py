@@ -15,6 +15,9 @@ from worker.engine.vllm.media import MAX_DOWNLOAD_MB
 # from Celery's threads; forked ones do.
 os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+# Many short prompts are tokenized in one call, in a thread: to share them among several costs as
+# much CPU again, and the engine needs it.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 if shutil.which("g++") is None:
     # vLLM compiles its CPU sampler on the first request, even with --enforce-eager;
     # without a compiler that kills the engine.

@@ -1,0 +1,109 @@
+"""Prompts of many requests templated and tokenized in one call, in the thread where vLLM does so.
+
+vLLM hands each prompt to that thread by itself: a future, two switches of threads and the
+tokenizer's preparations for each. Here all prompts that come while the thread is busy go together,
+and the tokenizer releases Python's lock while it works on them.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from worker.engine.vllm.plans import Plan
+
+#: Most prompts, and characters, of one call.
+AT_ONCE, CHARACTERS = 128, 262_144
+
+Wanted = tuple[Plan, Any, "asyncio.Future[list[int] | None]"]
+
+
+class Together:
+    """The prompts that wait; used on one loop.
+
+    Its thread is vLLM's own, for a tokenizer takes one call at a time.
+    """
+
+    def __init__(self, renderer: Any) -> None:
+        self._renderer = renderer
+        self._waiting: list[Wanted] = []
+        self._busy = False
+
+    def tokens(self, plan: Plan, prompt: Any) -> "asyncio.Future[list[int] | None]":
+        """Return the tokens of a prompt, or of messages; None if vLLM should tell what is wrong."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[list[int] | None] = loop.create_future()
+        self._waiting.append((plan, prompt, future))
+        if not self._busy:
+            self._busy = True
+            loop.call_soon(self._hand_over, loop)  # those of this turn of the loop go together
+        return future
+
+    def _hand_over(self, loop: asyncio.AbstractEventLoop) -> None:
+        taken: list[Wanted] = []
+        size = 0
+        for wanted in self._waiting:
+            if len(taken) == AT_ONCE or size > CHARACTERS:
+                break
+            taken.append(wanted)
+            size += _size(wanted[1])
+        del self._waiting[: len(taken)]
+        self._busy = bool(taken)
+        if not taken:
+            return
+        asked = [(plan, prompt) for plan, prompt, _ in taken]
+        try:
+            doing = loop.run_in_executor(self._renderer._executor, self._work, asked)
+        except RuntimeError as error:  # the engine was told to end, and its thread with it
+            doing = loop.create_future()
+            doing.set_exception(error)
+        doing.add_done_callback(lambda done: self._deliver(taken, done, loop))
+
+    def _deliver(
+        self, taken: Sequence[Wanted], done: "asyncio.Future[Any]", loop: asyncio.AbstractEventLoop
+    ) -> None:
+        failed = done.cancelled() or done.exception() is not None
+        found = [None] * len(taken) if failed else done.result()
+        for (_, _, future), tokens in zip(taken, found, strict=True):
+            if not future.done():
+                future.set_result(tokens)
+        self._hand_over(loop)
+
+    def _work(self, asked: Sequence[tuple[Plan, Any]]) -> list[list[int] | None]:
+        found: list[list[int] | None] = [None] * len(asked)
+        by_plan: dict[Plan, list[int]] = {}
+        for place, (plan, _) in enumerate(asked):
+            by_plan.setdefault(plan, []).append(place)
+        for plan, places in by_plan.items():
+            made = tokens_of(self._renderer, plan, [asked[place][1] for place in places])
+            for place, tokens in zip(places, made, strict=True):
+                found[place] = tokens
+        return found
+
+
+def _size(prompt: Any) -> int:
+    if isinstance(prompt, str):
+        return len(prompt)
+    return sum(len(message["content"]) for message in prompt)
+
+
+def tokens_of(renderer: Any, plan: Plan, prompts: Sequence[Any]) -> list[list[int] | None]:
+    """Return the tokens of prompts, or messages, of one form, None where vLLM refuses one."""
+    params, tokenizer = plan.tok_params, renderer.get_tokenizer()
+    texts: dict[int, dict[str, Any]] = {}
+    for place, prompt in enumerate(prompts):
+        with suppress(Exception):  # the full way tells its author
+            rendered = {"prompt": prompt}
+            if plan.chat_params is not None:
+                _, rendered = renderer.render_messages(prompt, plan.chat_params)
+            texts[place] = params.apply_pre_tokenization(tokenizer, rendered)
+    found: list[list[int] | None] = [None] * len(prompts)
+    if not texts:
+        return found
+    asked = [text["prompt"] for text in texts.values()]
+    encoded = tokenizer(asked, **params.get_encode_kwargs())["input_ids"]
+    for (place, text), tokens in zip(texts.items(), encoded, strict=True):
+        with suppress(Exception):
+            made = params.apply_post_tokenization(tokenizer, {**text, "prompt_token_ids": tokens})
+            found[place] = made["prompt_token_ids"]
+    return found
