@@ -97,3 +97,21 @@ def test_a_port_that_is_taken_is_told(redis_url: str, tmp_path: Path, port: int)
             f"WARMQ_METRICS_PORT: nothing can listen on 0.0.0.0:{port}"
             in (tmp_path / "other.log").read_text()
         )
+
+
+def test_all_front_ends_of_a_worker_are_counted_on_one_page(
+    redis_url: str, tmp_path: Path, port: int
+) -> None:
+    log = tmp_path / "worker.log"
+    with simulated(redis_url, log, simulated_slots=4, simulated_latency_s=0.1, look_ahead=0,
+                   metrics_port=port, front_ends=2):  # fmt: skip
+        eventually(lambda: scraped(port)["warmq_slots", ""] == 4, 30, "both are ready", 0.1)
+        app = client_app(redis_url)
+        sent = [send(app, BODY | {"seed": n}) for n in range(40)]
+        for result in sent:
+            eventually(result.ready, 30, "it has ended")
+        app.close()
+        eventually(lambda: page(port)["warmq_requests_total", "completed"] == 40, 10, "all", 0.2)
+        found = page(port)
+    assert found["warmq_request_engine_seconds_count", ""] == 40
+    assert found["warmq_engine_starts_total", ""] == 1

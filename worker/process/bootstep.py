@@ -145,7 +145,7 @@ class EngineStep(bootsteps.StartStopStep):
         self.side_tasks = SideTasks(self.drain)
         self._begun.set()
         try:
-            with metrics_page(self.drain):
+            with metrics_page(self.drain, self.front_ends.reports):
                 await self.drain.run([*self.side_tasks.tasks(), self.front_ends.run()])
         finally:
             self._last_resort.within(LEAVE_S)  # for what hangs may keep the loop from ending

@@ -177,7 +177,7 @@ class FrontEnds(Share):
             finally:
                 del self._running[number]
         if one.report:
-            self._ended.append(one.report | {"in_flight": 0, "limit": 0})
+            self._ended.append(one.report | {"in_flight": 0, "limit": 0, "slots": 0})
         return one
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from itertools import accumulate
 
 from worker.drain.events import Committed, Events
 
@@ -33,14 +34,11 @@ class Histogram:
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 
-    def buckets(self) -> list[tuple[str, float]]:
-        """Return (upper bound as text, how many are at most that), the last one `+Inf`."""
-        found, below = [], 0
-        names = [*map(str, map(float, self.bounds)), "+Inf"]
-        for name, count in zip(names, self.counts, strict=True):
-            below += count
-            found.append((name, float(below)))
-        return found
+
+def buckets(counts: Sequence[int], bounds: Sequence[float] = BOUNDS) -> list[tuple[str, float]]:
+    """Return (upper bound as text, how many are at most that), the last one `+Inf`."""
+    names = [*map(str, map(float, bounds)), "+Inf"]
+    return list(zip(names, map(float, accumulate(counts)), strict=True))
 
 
 class Durations:

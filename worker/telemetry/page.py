@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from prometheus_client import CollectorRegistry, start_http_server
@@ -13,6 +13,7 @@ from prometheus_client.registry import REGISTRY, Collector
 from contract.settings import SettingsError
 from worker.drain.loop import Drain
 from worker.telemetry.metrics import WorkerMetrics
+from worker.telemetry.seen import Told
 
 #: vLLM writes its series, all named so, into the library's global registry.
 VLLM = "vllm:"
@@ -32,9 +33,9 @@ class VllmSeries(Collector):
 
 
 @contextmanager
-def metrics_page(drain: Drain) -> Iterator[None]:
+def metrics_page(drain: Drain, parts: Callable[[], Sequence[Told]]) -> Iterator[None]:
     """Serve the page while the context is open, on a port and a thread of its own; without
-    `metrics_port` do nothing.
+    `metrics_port` do nothing. `parts` returns the reports of further front ends.
 
     Raises:
         SettingsError: the port cannot be had.
@@ -44,7 +45,7 @@ def metrics_page(drain: Drain) -> Iterator[None]:
         yield
         return
     registry = CollectorRegistry()
-    registry.register(WorkerMetrics(drain))
+    registry.register(WorkerMetrics(drain, parts))
     registry.register(VllmSeries())
     try:
         server, thread = start_http_server(port, host, registry)
