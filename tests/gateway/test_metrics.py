@@ -10,6 +10,7 @@ import pytest
 from celery_side import client_app, send, simulated
 from gateway_process import GatewayProcess
 from lessee import submit_batch
+from metric_pages import documented
 from prometheus_client.parser import text_string_to_metric_families
 
 from contract.redis.batches import BatchStore
@@ -66,6 +67,7 @@ def test_the_page_tells_what_waits_by_queue_priority_and_tenant(
     assert (found["warmq_batches",], found["warmq_dead_letters",]) == (2, 0)
     assert found["warmq_redis_append_only",] == 1
     assert found["warmq_redis_memory_bytes",] > 100_000
+    assert {name for name, *_ in found} == documented("The gateway's")
 
 
 def test_the_page_tells_of_workers_and_their_slots(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from celery_side import client_app, send, simulated
+from metric_pages import documented, series_of
 from prometheus_client.parser import text_string_to_metric_families
 
 from demo.stack import Worker, eventually, free_port
@@ -115,3 +116,9 @@ def test_all_front_ends_of_a_worker_are_counted_on_one_page(
         found = page(port)
     assert found["warmq_request_engine_seconds_count", ""] == 40
     assert found["warmq_engine_starts_total", ""] == 1
+
+
+@pytest.mark.usefixtures("worker")
+def test_the_docs_list_every_series_of_a_worker(port: int) -> None:
+    shown = {name for name, _ in scraped(port) if not name.startswith("vllm:")}
+    assert {series_of(name) for name in shown} == documented("A worker's")
