@@ -45,7 +45,10 @@ class WorkerSettings(Settings):
         description="max_tokens of requests that name none; never unlimited",
     )
     look_ahead: Count | None = Field(
-        None, ge=0, description="requests held above max_num_seqs; default max(8, max_num_seqs / 4)"
+        None,
+        ge=0,
+        description="requests held above max_num_seqs; default "
+        "max(8, max_num_seqs / 4), of a pooling model 2 × max_num_seqs",
     )
     max_in_flight: Count | None = Field(
         None, ge=1, description="cap on requests in flight; default max_num_seqs + look_ahead"
@@ -54,6 +57,13 @@ class WorkerSettings(Settings):
         256 * 2**20, description="message bytes in flight above which no more are taken"
     )
     pop_bytes: Bytes = Field(2 * 2**20, description="most message bytes taken in one POP")
+    front_ends: Count | None = Field(
+        None,
+        ge=1,
+        le=64,
+        description="processes that feed one engine; default 1, data parallel one a replica, "
+        "as far as there are 4 cores for each",
+    )
     lease_s: Seconds = Field(
         60, ge=2, description="how long a dead worker's requests stay unavailable"
     )
@@ -68,6 +78,13 @@ class WorkerSettings(Settings):
     )
     rebuild_tries: int = Field(
         3, ge=0, le=20, description="engine starts that may fail in a row before the worker exits"
+    )
+    metrics_port: int | None = Field(
+        None, ge=1, le=65535, description="port that /metrics is served on; none without it"
+    )
+    metrics_host: str = Field(
+        "0.0.0.0",  # noqa: S104 - a scraper is another machine, and nothing secret is on the page
+        description="address that /metrics is served on",
     )
 
     heartbeat_file: Line | None = Field(

@@ -20,6 +20,8 @@ from contract.version import PROTOCOL, version
 
 #: Workers announce themselves every second; one silent for so long is not counted.
 WORKER_SILENT_S = 15.0
+#: What the parts of a worker announce of themselves alone.
+SUMMED = ("in_flight", "limit", "slots")
 #: Batches read in one round trip: Redis serves nobody else meanwhile.
 PAGE = 250
 
@@ -47,7 +49,35 @@ def read_announcements(raw: Mapping[bytes, bytes], now_s: float) -> list[dict[st
             continue
         if isinstance(worker.get("queue"), str):
             found.append(worker)
-    return found
+    return _whole(found)
+
+
+def _whole(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Make one of a worker's parts: several processes of it may feed one engine.
+
+    Each measures its own share of the engine's rates, and has about the same; the worker's own is
+    taken for all.
+    """
+    parts: dict[str, list[dict[str, Any]]] = {}
+    for each in found:
+        if (worker := each.get("part_of")) and is_alive(each):
+            parts.setdefault(worker, []).append(each)
+    whole = [each for each in found if "part_of" not in each]
+    for worker in whole:
+        if others := parts.get(worker["id"]):
+            for name in SUMMED:
+                worker[name] = sum(each.get(name, 0) for each in (worker, *others))
+            if rates := worker.get("rates"):
+                worker["rates"] = _times(rates, 1 + len(others))
+    return whole
+
+
+def _times(rates: dict[str, Any], count: int) -> dict[str, Any]:
+    """Return the rates of so many equal parts together; costs, and so their spread, are less."""
+    tokens = {k: v * count for k, v in rates.items() if k.endswith("_tokens_s") and v is not None}
+    covariance = rates.get("covariance")
+    spread = [[each / count**2 for each in row] for row in covariance] if covariance else covariance
+    return rates | tokens | {"covariance": spread}
 
 
 class Reads:

@@ -41,6 +41,7 @@ PARTS = {
     "upstream": "openai_servers.upstream",
     "throughput": "beside_vllm.throughput",
     "short": "beside_vllm.short",
+    "pooling_short": "beside_vllm.pooling_short",
     "streaming": "beside_vllm.streaming",
     "planning": "beside_vllm.planning",
     "gateway_online": "gateway.online",
@@ -54,7 +55,7 @@ PARTS = {
 def run_part(part: str, *, quick: bool, model: Path) -> None:
     """Run one part here."""
     run = importlib.import_module(f"bench.{PARTS[part]}").run
-    if part in ("throughput", "short", "streaming"):
+    if part in ("throughput", "short", "pooling_short", "streaming"):
         run(quick, model)
     else:
         run(quick)

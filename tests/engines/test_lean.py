@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-import both_ways
 import pytest
 import real_stack
+from both_ways import Line, answered_both_ways
 from questions import held_out_reading
 from real_stack import asked
 from run_batch_lines import GENERATING, LENGTH
 
 from contract.openai.body import CHAT_URL, COMPLETION_URL
-from demo.stack import CPU_ENGINE_ARGS, MODEL, ROOT
 
 pytestmark = pytest.mark.timeout(300)
-Line = tuple[str, dict[str, Any]]
+WORDS = f"--max-model-len {LENGTH} --override-generation-config '{{\"temperature\": 0}}'"
 GREEDY = {"temperature": 0, "max_tokens": 12}
 
 
@@ -115,22 +110,6 @@ def questions() -> dict[str, Line]:
     return found
 
 
-def both(folder: Path, lines: dict[str, Line]) -> dict[str, Any]:
-    source, out = folder / "lines.json", folder / "report.json"
-    source.write_text(json.dumps(lines))
-    words = f"--max-model-len {LENGTH} --override-generation-config '{{\"temperature\": 0}}'"
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("WARMQ_")}
-    settings = {"engine": "vllm", "model": MODEL, "engine_args": f"{CPU_ENGINE_ARGS} {words}"}
-    clean |= {f"WARMQ_{name.upper()}": str(value) for name, value in settings.items()}
-    done = subprocess.run(
-        [sys.executable, both_ways.__file__, source, out],
-        cwd=ROOT, env=clean, capture_output=True, timeout=240, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr.decode(errors="replace")[-4000:]
-    report: dict[str, Any] = json.loads(out.read_text())
-    return report
-
-
 def test_every_answer_error_and_end_is_that_of_the_full_way(tmp_path: Path) -> None:
     batch = {
         f"batch {found['custom_id']}": (found["url"], found["body"])
@@ -138,7 +117,7 @@ def test_every_answer_error_and_end_is_that_of_the_full_way(tmp_path: Path) -> N
         if not found["body"].get("stream")
     }
     asking = questions()
-    report = both(tmp_path, asking | ODD | batch)
+    report = answered_both_ways(tmp_path, asking | ODD | batch, WORDS)
     assert report["left"] == 0
     answers = report["answers"]
     for name, found in answers.items():

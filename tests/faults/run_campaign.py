@@ -1,6 +1,6 @@
 """The long fault campaigns; `make faults-full` runs them all.
 
-`python tests/faults/run_campaign.py [--real] [--seed N] [--faults 200] [--requests 20000]`
+`python tests/faults/run_campaign.py [--real or --front-ends] [--seed N] [--faults 200]`
 `python tests/faults/run_campaign.py --without NX`: workers that lack this guard of the promise.
 Then the campaign must fail, and does not pass if it does not.
 """
@@ -19,7 +19,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent.parent), str(HERE.parent / "kit")]
 
 from campaign import Campaign  # noqa: E402
-from campaign_real import RealCampaign  # noqa: E402
+from campaign_real import RealCampaign, SharedCampaign  # noqa: E402
 from mutations import GUARDS, BrokenPromise, root_with  # noqa: E402
 from stage import Stage, stage  # noqa: E402
 from wrong_clock import steppable_clock  # noqa: E402
@@ -33,6 +33,9 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seed", type=int, default=secrets.randbelow(2**31))
     parser.add_argument("--real", action="store_true", help="with vLLM, not the simulated engine")
+    parser.add_argument(
+        "--front-ends", action="store_true", help="with vLLM and two front ends a worker"
+    )
     parser.add_argument("--without", choices=GUARDS, help="take this guard out of the workers")
     parser.add_argument("--faults", type=int, help="default 200; 40 with vLLM")
     parser.add_argument("--requests", type=int, help="default 20000; 1000 with vLLM")
@@ -53,7 +56,11 @@ def main() -> int:
 
 def whole(on: Stage, options: argparse.Namespace) -> int:
     """Run the campaign with the code as it is; it raises where the promise breaks."""
-    kind, faults, requests = (RealCampaign, 40, 1000) if options.real else (Campaign, 200, 20_000)
+    kind, faults, requests = Campaign, 200, 20_000
+    if options.real or options.front_ends:
+        kind, faults, requests = RealCampaign, 40, 1000
+    if options.front_ends:
+        kind = SharedCampaign
     campaign = kind(on, options.seed, options.faults or faults, options.requests or requests)
     try:
         report = campaign.run()

@@ -8,6 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import multiprocessing
+import os
+import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from conformance import until
 
 from contract.errors import WarmqError
+from demo.stack import CPU_ENGINE_ARGS, MODEL, ROOT
 from worker.engine import EngineRequest
 from worker.engine.catalogue import load_settings, make_engine
 
@@ -45,19 +50,25 @@ async def both(lines: dict[str, Line]) -> dict[str, Any]:
     full = await asyncio.gather(*(answer(engine, *one) for one in lines.items()))
     engine._lean = lean
     went: set[str] = set()
-    run = lean._run
+    generate = lean.generate
 
-    async def noting(plan: Any, tokens: Any, request_id: str) -> Any:
-        went.add(request_id.removeprefix("id-"))
-        return await run(plan, tokens, request_id)
+    async def noting(url: str, body: dict[str, Any], request_id: str, key: bytes) -> Any:
+        found: Any = "an error"
+        try:
+            found = await generate(url, body, request_id, key)
+        finally:
+            if found is not None:
+                went.add(request_id.removeprefix("id-"))
+        return found
 
-    lean._run = noting
+    lean.generate = noting
     for one in [*lines.items(), *lines.items()]:  # a form is learned when it comes again
-        if (key := _key(one[1])) is not None and key not in lean._forms:
+        if (key := lean.key_of(*one[1])) is not None and key not in lean._forms:
             await answer(engine, *one)
     leanly = await asyncio.gather(*(answer(engine, *one) for one in lines.items()))
     left = len(engine._engine.output_processor.request_states)
-    ends = await asyncio.wait_for(ended(engine, went), 60)
+    pools = "/v1/score" in engine._serving
+    ends = await asyncio.wait_for((pooling_ended if pools else ended)(engine, went), 60)
     await asyncio.to_thread(engine.shutdown)
     return {
         "left": left,
@@ -96,10 +107,62 @@ async def ended(engine: Any, went: set[str]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _key(line: Line) -> bytes | None:
-    from worker.engine.vllm.plans import key_of
+async def pooling_ended(engine: Any, went: set[str]) -> dict[str, Any]:
+    """The same of a pooling model, whose process is stopped so that they are surely in it."""
+    states = engine._engine.output_processor.request_states
+    lines: dict[str, Line] = {"score": ("/v1/score", {"text_1": "2 + 3 =", "text_2": "5"})}
+    embeds = "/v1/embeddings" in engine._serving
+    if embeds:
+        lines["embedding"] = "/v1/embeddings", {"input": "2 + 3 ="}
+    for name, line in [*lines.items(), *lines.items()]:
+        await answer(engine, name, line)
+    before = set(went)
+    for process in multiprocessing.active_children():
+        os.kill(process.pid or 0, signal.SIGSTOP)
 
-    return key_of(*line)
+    async def begun(word: str) -> list[asyncio.Task[Any]]:
+        asked = [EngineRequest(*line) for line in lines.values()]
+        tasks = [
+            asyncio.create_task(engine.generate(one, f"id-{word} {name}"))
+            for one, name in zip(asked, lines, strict=True)
+        ]
+        # A score is of two embeddings, where there are any.
+        await until(lambda: len(states) == (3 if embeds else 1), "all are in the engine")
+        return tasks
+
+    tasks = await begun("given up")
+    read = [engine.text_so_far(f"id-given up {name}") for name in lines]
+    for task in tasks:
+        task.cancel()
+    given_up = await asyncio.gather(*tasks, return_exceptions=True)
+    left = len(states)
+    tasks = await begun("killed")
+    await asyncio.to_thread(engine.kill)
+    killed = await asyncio.gather(*tasks, return_exceptions=True)
+    return {
+        "read": read, "given_up": [type(one).__name__ for one in given_up], "left": left,
+        "killed": [type(one).__name__ for one in killed],
+        "inside": [getattr(one, "inside", None) for one in killed],
+        "leanly": sorted(went - before),
+    }  # fmt: skip
+
+
+def answered_both_ways(
+    folder: Path, lines: dict[str, Line], words: str, model: Path = MODEL
+) -> dict[str, Any]:
+    """Return the report of a process of its own; `words` are options of its engine more."""
+    source, out = folder / "lines.json", folder / "report.json"
+    source.write_text(json.dumps(lines))
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("WARMQ_")}
+    settings = {"engine": "vllm", "model": model, "engine_args": f"{CPU_ENGINE_ARGS} {words}"}
+    clean |= {f"WARMQ_{name.upper()}": str(value) for name, value in settings.items()}
+    done = subprocess.run(
+        [sys.executable, __file__, source, out],
+        cwd=ROOT, env=clean, capture_output=True, timeout=240, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr.decode(errors="replace")[-4000:]
+    report: dict[str, Any] = json.loads(out.read_text())
+    return report
 
 
 if __name__ == "__main__":

@@ -163,6 +163,10 @@ class Campaign:
         command = producer_command("submit", file, "--batch-id", batch_id, *tenant)
         return command, producer_env(self.on.server.url)
 
+    def kinds(self) -> dict[str, campaign_faults.Fault]:
+        """Return the faults to draw from, by name."""
+        return campaign_faults.kinds(simulated=self.simulated, clock=self.on.clock is not None)
+
     # -- the run --------------------------------------------------------------------
 
     def run(self, *, look_after_each: bool = False) -> Report:
@@ -184,7 +188,7 @@ class Campaign:
         return self.report
 
     def _do_all(self, *, look_after_each: bool) -> None:
-        kinds = campaign_faults.kinds(simulated=self.simulated, clock=self.on.clock is not None)
+        kinds = self.kinds()
         for _ in range(self.workers_wanted):
             self.add_worker()
         deck: list[str] = []
@@ -264,7 +268,7 @@ class Campaign:
     def _judge(self) -> None:
         report, on = self.report, self.on
         logs = [w.log_path.read_text() for w in on.workers]
-        report.engine_deaths = sum(log.count("engine died:") for log in logs)
+        report.engine_deaths = sum(log.count("MainProcess] engine died:") for log in logs)
         for batch_id, failing in self.failing.items():
             assert_batch_settled(on.store, batch_id, on.bodies[batch_id], failed=failing,
                                  simulated=self.simulated)  # fmt: skip

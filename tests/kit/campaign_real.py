@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import psutil
+import script_keys
 from campaign import Campaign
-from lessee import chat
+from campaign_faults import HELD, Fault
+from lessee import chat, client_of
 from stage import Stage
 
 from demo.stack import Worker, eventually
@@ -71,9 +73,53 @@ class RealCampaign(Campaign):
         eventually(orphans, 15, f"no engine process stays: {left}", 0.1)
 
 
+class SharedCampaign(RealCampaign):
+    """The same with two front ends a worker, which are killed too."""
+
+    def __init__(self, on: Stage, seed: int, faults: int, requests: int) -> None:
+        super().__init__(on, seed, faults, requests)
+        self.report.engine = "vllm-front-ends"
+
+    def start_worker(self, **settings: object) -> Worker:
+        """Start a worker with two front ends; these settings are added to those of all."""
+        return super().start_worker(front_ends=2, **settings)
+
+    def kinds(self) -> dict[str, Fault]:
+        """Return the faults by name."""
+        return super().kinds() | {"kill_front_end": kill_front_end}
+
+
+def kill_front_end(c: Campaign) -> int:
+    """SIGKILL of a front end with requests in flight; another takes its place."""
+
+    def working() -> list[psutil.Process]:
+        return [each for each in front_ends(c.victim()) if holds_leases(c.on, each)]
+
+    eventually(working, c.hang_s, "a front end at work")[0].kill()
+    return HELD
+
+
+def front_ends(worker: Worker) -> list[psutil.Process]:
+    """Return a worker's further front ends."""
+    return [
+        each for each in psutil.Process(worker.pid).children()
+        if any("front_end" in word for word in _command(each))
+    ]  # fmt: skip
+
+
+def holds_leases(on: Stage, front_end: psutil.Process) -> bool:
+    """Whether a front end has requests in flight."""
+    names = client_of(on.store).scan_iter(script_keys.worker_key("*"))
+    return any(name.split(b".")[-2] == str(front_end.pid).encode() for name in names)
+
+
 def _title(process: psutil.Process) -> str:
     """Return a process's title, "" if it has ended."""
+    return (_command(process) or [""])[0]
+
+
+def _command(process: psutil.Process) -> list[str]:
     try:
-        return (process.cmdline() or [""])[0]
+        return process.cmdline()
     except psutil.Error:
-        return ""
+        return []

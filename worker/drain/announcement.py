@@ -25,6 +25,7 @@ def announcement(serving: Serving) -> bytes:
         **reason,
         "version": _VERSION,
         "protocol": PROTOCOL,
+        **({"part_of": serving.part_of} if serving.part_of else {}),
         "queue": serving.leases.queue,
         "model": serving.settings.model,
         **({"adapters": adapters} if (adapters := serving.adapters) else {}),

@@ -51,6 +51,10 @@ class Cancels:
     async def revoke(self, request_ids: list[str]) -> None:
         """Celery's revoke: abort what runs here, remember the rest for POP."""
         await self._leases.revoke(request_ids, REVOKE_KEEP_S)
+        self.abort(request_ids)
+
+    def abort(self, request_ids: list[str]) -> None:
+        """Abort those of them that run here."""
         self._in_flight.abort(self._running(set(request_ids)), "cancelled")
 
     async def _hear(self, pubsub: Any) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 from worker.drain.events import Drained, Stopped, Stopping
 from worker.drain.hand_over import hand_over
 from worker.drain.leases import Leases, Popped
+from worker.drain.others import Others, Share
 from worker.drain.scripts import ERRORS
 from worker.drain.serving import Serving
 from worker.drain.stopping import end_tasks
@@ -28,11 +29,21 @@ class Drain(Serving):
     """Drains one queue into one engine until told to stop."""
 
     def __init__(
-        self, settings: WorkerSettings, leases: Leases, make: Callable[[], Engine]
+        self,
+        settings: WorkerSettings,
+        leases: Leases,
+        make: Callable[[], Engine],
+        others: Others | None = None,
+        part_of: str | None = None,
     ) -> None:
-        """Prepare to drain into the engine that `make` returns, not built yet."""
-        super().__init__(settings, leases, make)
+        """Prepare to drain into the engine that `make` returns, not built yet.
+
+        `others` are drains of the same engine; `part_of` says that this is one of another's.
+        """
+        super().__init__(settings, leases, make, others or Share(), part_of)
         self.suspects = Suspects(self)
+        self.paused = False
+        self.idle = asyncio.Event()
         #: Requests that had ended, and were handed back, when the stop began.
         self._before_stop = (0, 0)
 
@@ -67,6 +78,11 @@ class Drain(Serving):
         while not self.lifecycle.stopping:
             self.wakeup.clear()
             await self.recover()
+            if self.paused:
+                await self.settle()
+                self.idle.set()
+                await self.wakeup.wait()
+                continue
             free = self.room.limit - len(self.in_flight)
             free_bytes = self.settings.max_in_flight_bytes - self.in_flight.size
             if free < self.room.low_water or free_bytes <= 0:
@@ -76,7 +92,7 @@ class Drain(Serving):
             if popped is None:
                 continue
             self.admit(popped)
-            if popped.suspects and await self._run_suspects(popped):
+            if popped.suspects and not self.part_of and await self._run_suspects(popped):
                 continue
             if not popped.deliveries and not popped.more:
                 await self.wakeup.wait(queue_empty=True)
@@ -88,6 +104,12 @@ class Drain(Serving):
             self.outage.lost(error)
             await asyncio.sleep(REDIS_PAUSE_S)
             return True
+
+    def pause(self, paused: bool) -> None:
+        """Take nothing from the queue for a while; `idle` is set when nothing is in flight."""
+        self.paused = paused
+        self.idle.clear()
+        self.wakeup.poke()
 
     def stop(self) -> None:
         """Take nothing more; what runs may finish within the drain timeout."""

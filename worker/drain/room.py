@@ -22,7 +22,9 @@ class Room:
         """Return the room of an engine under these settings."""
         slots, look_ahead = capacity.max_num_seqs, settings.look_ahead
         if look_ahead is None:
-            look_ahead = max(8, slots // 4)
+            # Where all slots are free at once, those of the next step wait already while others
+            # are fetched; with a quarter of them every other step would be a quarter full.
+            look_ahead = max(8, 2 * slots if capacity.one_step else slots // 4)
         limit = min(slots + look_ahead, settings.max_in_flight or slots + look_ahead)
         # Refilling in groups of half the look-ahead halves the POPs at no loss of occupancy.
         return cls(slots, limit, max(1, min(look_ahead // 2, limit)))

@@ -15,6 +15,7 @@ from worker.drain.events import Committed, EngineDied, Events, HandedBack, Lease
 from worker.drain.in_flight import ABORTS, InFlight, Running
 from worker.drain.leases import Leases, Popped, lease_number
 from worker.drain.lifecycle import Lifecycle
+from worker.drain.others import Others
 from worker.drain.outage import Outage
 from worker.drain.rates import Rates
 from worker.drain.room import Room
@@ -32,17 +33,24 @@ class Serving:
     """What can be done with requests; worker/drain/loop.py decides when."""
 
     def __init__(
-        self, settings: WorkerSettings, leases: Leases, make: Callable[[], Engine]
+        self,
+        settings: WorkerSettings,
+        leases: Leases,
+        make: Callable[[], Engine],
+        others: Others,
+        part_of: str | None,
     ) -> None:
-        """Prepare to drain into the engine that `make` returns, not built yet."""
         self.settings = settings
+        self.others = others
+        #: The worker whose engine this is, if it is not this one's.
+        self.part_of = part_of
         self.leases = leases
         self.events = Events()
         self.counts = Counts(self.events)
         log_events(self.events, leases.queue)
         self.lifecycle = Lifecycle(settings.drain_timeout_s, leases.give_up_in)
         self.supervisor = Supervisor(
-            make, settings.rebuild_tries, settings.max_deaths, self.lifecycle, self.events
+            make, settings.rebuild_tries, settings.max_deaths, self.lifecycle, self.events, others
         )
         self.outage = Outage(self.events)
         self.rates = Rates(self.events, self.supervisor.cached_prompt_tokens)

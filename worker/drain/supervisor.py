@@ -11,6 +11,7 @@ from typing import TypeVar
 from contract.errors import EngineDead
 from worker.drain.events import EngineReady, Events
 from worker.drain.lifecycle import Lifecycle
+from worker.drain.others import Others
 from worker.engine import Capacity, Engine, TellsCached, Waits
 
 log = logging.getLogger(__name__)
@@ -39,6 +40,7 @@ class Supervisor:
         max_deaths: int,
         lifecycle: Lifecycle,
         events: Events,
+        others: Others,
     ) -> None:
         self.capacity: Capacity | None = None
         self.deaths = 0
@@ -49,6 +51,7 @@ class Supervisor:
         self._max_deaths = max_deaths
         self._lifecycle = lifecycle
         self._events = events
+        self._others = others
         self._fruitless = 0
         self._ready_at = 0.0
         self._engine: Engine | None = None
@@ -118,11 +121,12 @@ class Supervisor:
             self._doing = ""
         self._engine, self._building, self._failure = engine, None, ""
         self._cached = engine.cached_prompt_tokens if isinstance(engine, TellsCached) else None
-        self.capacity = capacity
+        self.capacity = capacity = self._others.share(capacity)
         self._ready_at = time.monotonic()
         self._lifecycle.engine_ready()
         seconds = self._ready_at - began
         self._events.publish(EngineReady(seconds, capacity, rebuilt=self.deaths > 0))
+        self._others.begin(engine)
         return capacity
 
     async def _started(self) -> tuple[Engine, Capacity]:
@@ -155,6 +159,7 @@ class Supervisor:
         self.deaths += 1
         self._lifecycle.engine_dead()
         engine, self._engine = self._engine, None
+        await self._others.end(died=True)
         if engine is not None:
             await self._shut_down(engine)
         if self._stuck:
@@ -201,10 +206,12 @@ class Supervisor:
     async def stop(self) -> None:
         """Shut the engine down and free the device, also one that is only half built.
 
-        It ends within `grace_s` + SHUTDOWN_S, and raises nothing: what goes wrong is logged.
+        It ends within `grace_s` + SHUTDOWN_S, and some seconds more where others feed the engine;
+        it raises nothing: what goes wrong is logged.
         """
         building, self._building = self._building, None
         engine, self._engine = building or self._engine, None
+        await self._others.end(died=False)
         if not self._stuck:  # also if there is none: a shutdown may still be under way
             await self._shut_down(engine, kill=building is not None)
         self._lifecycle.stopped()

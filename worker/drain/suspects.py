@@ -34,13 +34,17 @@ class Suspects:
         if not await self._serving.leases.take_suspects_lock():
             return False
         self.holds_lock = True
+        others = self._serving.others
         try:
+            await self._serving.lifecycle.until_asked(others.pause())
             await self._run_groups(first)
             if not self._serving.lifecycle.stopping:
                 await self.drop_lock()
         except ERRORS:
             self.holds_lock = False
             raise
+        finally:
+            others.resume()
         return True
 
     async def _run_groups(self, first: Popped) -> None:

@@ -18,7 +18,8 @@ class Capacity:
     model's own; `details` is shown by `inspect stats`. `kv_tokens` is the size of
     the KV cache and `prefix_caching` whether prompts share it, None where unknown.
     `parses_chats` says that a chat's answer is more than the text of `text_so_far`: a parser takes
-    the reasoning out of it.
+    the reasoning out of it. `one_step` says that a request takes one step of the engine, as a text
+    does that is embedded: all slots are free at once.
     """
 
     max_num_seqs: int
@@ -29,6 +30,7 @@ class Capacity:
     kv_tokens: int | None = None
     prefix_caching: bool | None = None
     parses_chats: bool = False
+    one_step: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,23 @@ class Waits(Protocol):
         """Return what it waits for, as "waits for host: connection refused"; '' for nothing.
 
         Shown to whoever waits for results, so it holds no secret.
+        """
+
+
+@runtime_checkable
+class Shares(Protocol):
+    """What an engine may have besides, if other processes may run requests in it too."""
+
+    def seat(self) -> dict[str, Any] | None:
+        """Return what one more process needs to attach to it, as JSON; None if there is no more.
+
+        Asked once it has started. No two processes get the same.
+        """
+
+    async def vacate(self, seat: dict[str, Any]) -> int:
+        """Abort what a process that died had in the engine; return how many requests that were.
+
+        Of several replicas, how many the first one had.
         """
 
 

@@ -73,12 +73,43 @@ def make_engine(settings: WorkerSettings) -> Engine:
     return engine
 
 
+def attach_engine(settings: WorkerSettings, seat: dict[str, Any]) -> Engine:
+    """Return an engine, not built yet, that runs requests in the one that gave the seat."""
+    attach = find_engine(settings.engine).attach
+    if attach is None:
+        raise SettingsError(cannot_share(settings))
+    engine: Engine = (resolve_name(attach) if isinstance(attach, str) else attach)(settings, seat)
+    return engine
+
+
+def cannot_share(settings: WorkerSettings) -> str:
+    """Return why there is one front end, and no more."""
+    return (
+        f"WARMQ_FRONT_ENDS: the engine {settings.engine} takes requests from one process; leave "
+        "the variable out, and start more workers on the same queue instead"
+    )
+
+
+def front_ends_of(settings: WorkerSettings) -> int:
+    """Return how many processes are to feed the engine.
+
+    Raises:
+        SettingsError: more than one, and the engine cannot have them.
+    """
+    spec = find_engine(settings.engine)
+    wanted = settings.front_ends or (spec.front_ends(settings) if spec.attach else 1)
+    if wanted > 1 and spec.attach is None:
+        raise SettingsError(cannot_share(settings))
+    return wanted
+
+
 def rehearse(settings: WorkerSettings, seen: Preflight) -> None:
     """Run as much of a start as loads no model and waits for nobody; `seen` gets what it finds.
 
     Raises:
         SettingsError: as the start would.
     """
+    front_ends_of(settings)
     own = find_engine(settings.engine).rehearse
     if own is None:
         make_engine(settings).shutdown()

@@ -33,12 +33,18 @@ class EngineSpec:
     in seconds, by the start's own code, so that whatever a start refuses is refused here too. It
     raises the start's SettingsError, may add to what `check` found, and leaves nothing behind. By
     default it makes the engine and shuts it down, not built.
+
+    `attach` is for engines that may be shared (worker.engine.Shares): called with the settings and
+    a seat it returns an engine, not built yet, that runs requests in the one that gave the seat.
+    `front_ends` says how many processes should feed it where no setting says it.
     """
 
     settings: type[WorkerSettings]
     make: Callable[[Any], Engine] | str
     check: Callable[[Any], Preflight] = lambda settings: Preflight()
     rehearse: Callable[[Any, Preflight], None] | str | None = None
+    attach: Callable[[Any, dict[str, Any]], Engine] | str | None = None
+    front_ends: Callable[[Any], int] = lambda settings: 1
 
 
 def answers(most: int, who: str = "WARMQ_DEFAULT_MAX_TOKENS") -> str:

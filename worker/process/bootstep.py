@@ -22,8 +22,10 @@ from worker.drain.leases import Leases
 from worker.drain.loop import Drain
 from worker.drain.side_tasks import SideTasks
 from worker.drain.stopping import STOP_S, LastResort
-from worker.engine.catalogue import load_settings, make_engine
+from worker.engine.catalogue import front_ends_of, load_settings, make_engine
+from worker.process.front_ends import FrontEnds
 from worker.process.status import describe
+from worker.telemetry.page import metrics_page
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -62,10 +64,14 @@ class EngineStep(bootsteps.StartStopStep):
                 "start the worker with --pool=solo, as `warmq-worker` does: one engine, one process"
             )
         try:
-            self.settings = load_settings()
+            whole = load_settings()
+            count = front_ends_of(whole)
         except SettingsError as error:
             sys.exit(str(error))
         self.worker_id = f"{worker.hostname}.{os.getpid()}.{uuid.uuid4().hex[:8]}"
+        whole = whole.model_copy(update={"front_ends": count})
+        self.front_ends = FrontEnds(self.worker_id, count)
+        self.settings = self.front_ends.settings(whole)
         self.drain: Drain | None = None
         self.side_tasks: SideTasks | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -100,7 +106,7 @@ class EngineStep(bootsteps.StartStopStep):
 
     def info(self, worker: Any) -> dict[str, Any]:
         """Return what `celery inspect stats` shows about us."""
-        return {"warmq": describe(self.settings, self.drain)}
+        return {"warmq": describe(self.settings, self.drain, self.front_ends)}
 
     def _on_signal(self, how: str = "", **_: Any) -> None:
         self._call("hurry" if how == "Cold" else "stop")
@@ -134,11 +140,13 @@ class EngineStep(bootsteps.StartStopStep):
         self._loop = asyncio.get_running_loop()
         settings = self.settings
         leases = Leases(settings, self.worker_id)
-        self.drain = Drain(settings, leases, lambda: make_engine(settings))
+        self.drain = Drain(settings, leases, lambda: make_engine(settings), self.front_ends)
+        self.front_ends.subscribe(self.drain.events)
         self.side_tasks = SideTasks(self.drain)
         self._begun.set()
         try:
-            await self.drain.run(self.side_tasks.tasks())
+            with metrics_page(self.drain, self.front_ends.reports):
+                await self.drain.run([*self.side_tasks.tasks(), self.front_ends.run()])
         finally:
             self._last_resort.within(LEAVE_S)  # for what hangs may keep the loop from ending
             await leases.close()

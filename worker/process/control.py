@@ -1,12 +1,13 @@
 """Celery's control commands, answered for the drain: active and revoke (stats: bootstep)."""
 
+import os
 from typing import Any
 
 from celery.worker.control import Panel, control_command, inspect_command
 from celery.worker.state import revoked
 
-from contract.naming import TASK_NAME
 from worker.process.bootstep import current
+from worker.process.running import shown
 
 REPLY_S = 5.0
 
@@ -14,21 +15,11 @@ REPLY_S = 5.0
 def active(state: Any, **_: Any) -> list[dict[str, Any]]:
     """Return the requests in flight, as Celery lists tasks."""
     step = current()
-    drain = step.drain
-    if drain is None:
+    if step.drain is None:
         return []
-    return [
-        {
-            "id": r.delivery.request_id,
-            "name": TASK_NAME,
-            "hostname": state.hostname,
-            "worker_pid": step.worker_id.split(".")[-2],
-            "batch": r.delivery.batch or None,
-            "custom_id": r.delivery.custom_id,
-            "attempt": r.delivery.attempt,
-        }
-        for r in drain.in_flight
-    ]
+    mine = [shown(running, os.getpid()) for running in step.drain.in_flight]
+    others = step.run_on_loop(step.front_ends.active(), REPLY_S) or []
+    return [{**each, "hostname": state.hostname} for each in (*mine, *others)]
 
 
 def revoke(state: Any, task_id: Any, **_: Any) -> dict[str, str]:
@@ -41,6 +32,7 @@ def revoke(state: Any, task_id: Any, **_: Any) -> dict[str, str]:
     revoked.update(ids)  # what `inspect revoked` shows
     step = current()
     if step.side_tasks is not None:
+        step.front_ends.revoke(ids)
         step.run_on_loop(step.side_tasks.cancels.revoke(ids), REPLY_S)
     return {"ok": f"tasks {ids} flagged as revoked"}
 

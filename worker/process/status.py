@@ -6,14 +6,18 @@ from contract.version import version
 from worker.drain.announcement import shown
 from worker.drain.lifecycle import State
 from worker.drain.loop import Drain
+from worker.process.front_ends import FrontEnds
 from worker.settings import WorkerSettings
 
 
-def describe(settings: WorkerSettings, drain: Drain | None) -> dict[str, Any]:
-    """Return state, capacity and what is in flight; JSON can carry it."""
+def describe(
+    settings: WorkerSettings, drain: Drain | None, front_ends: FrontEnds
+) -> dict[str, Any]:
+    """Return state, capacity and what is in flight of all front ends; JSON can carry it."""
     if drain is None:
         return {"state": State.STARTING.value}
-    capacity = drain.supervisor.capacity
+    capacity, others = drain.supervisor.capacity, front_ends.reports()
+    counts = drain.counts.as_json()
     return {
         "state": drain.lifecycle.state.value,
         "why": shown(drain.supervisor.why, settings),
@@ -22,13 +26,17 @@ def describe(settings: WorkerSettings, drain: Drain | None) -> dict[str, Any]:
         "engine": settings.engine,
         "model": capacity.model if capacity else settings.model,
         "served_model_name": settings.served_model_name,
-        "max_num_seqs": capacity.max_num_seqs if capacity else None,
+        "max_num_seqs": front_ends.max_num_seqs,
+        "front_ends": front_ends.count,
         "max_model_len": capacity.max_model_len if capacity else None,
-        "in_flight": len(drain.in_flight),
-        "in_flight_limit": drain.room.limit,
+        "in_flight": len(drain.in_flight) + sum(each["in_flight"] for each in others),
+        "in_flight_limit": drain.room.limit + sum(each["limit"] for each in others),
         "lease_s": settings.lease_s,
         "engine_deaths": drain.supervisor.deaths,
-        "redis_errors": drain.leases.errors,
-        "counts": drain.counts.as_json(),
+        "redis_errors": drain.leases.errors + sum(each["redis_errors"] for each in others),
+        "counts": {
+            name: count + sum(each["counts"][name] for each in others)
+            for name, count in counts.items()
+        },
         "details": capacity.details if capacity else {},
     }

@@ -6,8 +6,11 @@ steps.
 
 bare     AsyncLLMEngine.generate() with final-only output, as many in flight as the drain's
 all      the same, everything handed over at once
-classes  the adapter: vLLM's own request, serving and response classes, no queue
+classes  the adapter, no queue: past vLLM's serving classes where that is possible
+full     the adapter through vLLM's own request, serving and response classes
 queue    nothing is run here
+
+Of a pooling model `bare` is AsyncLLM.encode().
 """
 
 from __future__ import annotations
@@ -24,13 +27,12 @@ from bench.common.load import cpu_s
 from bench.gpu import workload
 from celery import signals
 
-from contract.openai.body import COMPLETION_URL
 from demo.stack import eventually
 from worker.drain.lifecycle import State
 from worker.engine import EngineRequest
 from worker.process.bootstep import current
 
-One = Callable[[tuple[str, int], str], Awaitable[None]]
+One = Callable[[tuple[str, int], str, str | None], Awaitable[None]]
 
 
 class Steps:
@@ -116,7 +118,9 @@ class Inside:
     def watch(self, ask: dict[str, Any]) -> dict[str, Any]:
         """Count the steps of what the queue is about to bring."""
         last = self.drain.counts.popped + ask["count"]
-        self.steps.begin(self.drain.room.slots, lambda _: self.drain.counts.popped < last)
+        # What pools has left the engine after the step that took it: no slot is taken then.
+        slots = 0 if ask.get("pooling") else self.drain.room.slots
+        self.steps.begin(slots, lambda _: self.drain.counts.popped < last)
         self.cpu = cpu_s(os.getpid())
         self.cached = self.adapter.cached_prompt_tokens()
         return {}
@@ -137,39 +141,57 @@ class Inside:
         return {"seconds": seconds} | self.watched(ask)
 
     async def _direct(self, ask: dict[str, Any]) -> float:
-        form, count = ask["form"], ask["count"]
+        form, count, pooling = ask["form"], ask["count"], ask.get("pooling")
         left = list(enumerate(workload.requests(count, ask["tokens"], ask["letters"])))[::-1]
-        one: One = self._classes if form == "classes" else self._bare
+        one: One = self._classes if form in ("classes", "full") else self._bare
         flight = count if form == "all" else self.drain.room.limit
         self.steps.begin(
-            self.drain.room.slots, lambda waiting: waiting > 0 if form == "all" else bool(left)
+            0 if pooling else self.drain.room.slots,
+            lambda waiting: waiting > 0 if form == "all" else bool(left),
         )
 
         async def keep_going() -> None:
             while left:
                 number, request = left.pop()
-                await one(request, f"direct{self.runs}-{number}")
+                await one(request, f"direct{self.runs}-{number}", pooling)
 
+        lean = self.adapter._lean
+        self.adapter._lean = None if form == "full" else lean
         began = time.perf_counter()
         await asyncio.gather(*(keep_going() for _ in range(flight)))
-        return time.perf_counter() - began
+        seconds = time.perf_counter() - began
+        self.adapter._lean = lean
+        return seconds
 
-    async def _bare(self, request: tuple[str, int], request_id: str) -> None:
-        from vllm import SamplingParams
+    async def _bare(self, request: tuple[str, int], request_id: str, pooling: str | None) -> None:
+        from vllm import PoolingParams, SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
         prompt, tokens = request
+        engine = self.adapter._engine
+        if pooling:
+            texts = workload.sides(prompt) if pooling == "score" else (prompt,)
+
+            async def encode(number: int, text: str) -> None:
+                name = f"{request_id}-{number}"
+                async for output in engine.encode(text, PoolingParams(task="embed"), name):
+                    assert output.outputs.data.numel() > 1
+
+            await asyncio.gather(*(encode(*one) for one in enumerate(texts)))
+            return
         params = SamplingParams(
             temperature=0, max_tokens=tokens, ignore_eos=True,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )  # fmt: skip
-        async for output in self.adapter._engine.generate(prompt, params, request_id):
+        async for output in engine.generate(prompt, params, request_id):
             assert len(output.outputs[0].token_ids) == tokens
 
-    async def _classes(self, request: tuple[str, int], request_id: str) -> None:
-        engine_request = EngineRequest(COMPLETION_URL, workload.body(request))
-        answer = await self.adapter.generate(engine_request, request_id)
-        assert answer.completion_tokens == request[1]
+    async def _classes(
+        self, request: tuple[str, int], request_id: str, pooling: str | None
+    ) -> None:
+        body = workload.body(request, pooling)
+        answer = await self.adapter.generate(EngineRequest(workload.url(pooling), body), request_id)
+        assert answer.completion_tokens == (0 if pooling else request[1])
 
 
 @signals.worker_ready.connect(weak=False)

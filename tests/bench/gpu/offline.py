@@ -1,4 +1,4 @@
-"""`LLM.generate` in a process of its own, told over a socket what to run."""
+"""`LLM.generate`, `embed` or `score` in a process of its own, told over a socket what to run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ def main() -> None:
     with Client(address) as line:
         line.send("ready")
         while ask := line.recv():
-            line.send(generate(llm, SamplingParams, ask))
+            pooling = ask.get("pooling")
+            line.send(pool(llm, ask) if pooling else generate(llm, SamplingParams, ask))
 
 
 def generate(llm: Any, sampling: Any, ask: dict[str, Any]) -> dict[str, Any]:
@@ -43,6 +44,27 @@ def generate(llm: Any, sampling: Any, ask: dict[str, Any]) -> dict[str, Any]:
         "cpu_s": time.process_time() - cpu,
         "prompt_tokens": sum(len(answer.prompt_token_ids) for answer in done),
         "cached_tokens": sum(answer.num_cached_tokens or 0 for answer in done),
+    }
+
+
+def pool(llm: Any, ask: dict[str, Any]) -> dict[str, Any]:
+    """Embed, or score, all texts at once, as a script around vLLM does."""
+    texts = [text for text, _ in workload.requests(ask["count"], ask["tokens"], ask["letters"])]
+    began, cpu = time.perf_counter(), time.process_time()
+    if ask["pooling"] == "score":
+        one, other = zip(*map(workload.sides, texts), strict=True)
+        done = llm.score(list(one), list(other), use_tqdm=False)
+        numbers = [answer.outputs.score for answer in done]
+    else:
+        done = llm.embed(texts, use_tqdm=False)
+        numbers = [answer.outputs.embedding[0] for answer in done]
+    seconds = time.perf_counter() - began
+    assert len(numbers) == len(texts)
+    return {
+        "seconds": seconds,
+        "cpu_s": time.process_time() - cpu,
+        "prompt_tokens": sum(len(answer.prompt_token_ids) for answer in done),
+        "sum": sum(numbers),
     }
 
 

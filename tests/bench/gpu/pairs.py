@@ -3,10 +3,13 @@
     pairs.py --shape 8b --out FILE [--rounds 10] [--requests 1000] [--max-num-seqs 256]
              [--output-tokens 16 256] [--prompt-tokens 64 512] [--forms offline,bare,queue]
              [--look-aheads 0,16,64,128] [--seconds 500]
+    pairs.py --shape 1b --pooling embed --prompt-tokens 32 32 --requests 20000 --out FILE
+
+With --pooling texts are embedded, or scored, and `offline` is `LLM.embed` or `LLM.score`.
 
 Two engines share the GPU, each with its own weights and KV cache: one in a process
 that calls `LLM.generate` (form `offline`), one in the real worker process (`queue`,
-and past the queue `bare`, `all`, `classes`; inside.py). Only one of them works at a
+and past the queue `bare`, `all`, `classes`, `full`; inside.py). Only one of them works at a
 time. Each round runs every form once, the order rotates. Needs vLLM >= 0.26 with
 CUDA and redis-server; no network.
 """
@@ -126,12 +129,17 @@ class Bench:
 
     def __init__(
         self, server: RedisServer, peers: dict[str, Peer], count: int, tokens: Sequence[int],
-        letters: Sequence[int],
+        letters: Sequence[int], pooling: str | None = None,
     ) -> None:  # fmt: skip
-        self.server, self.peers, self.count = server, peers, count
-        self.asked = {"count": count, "tokens": tokens, "letters": letters}
+        self.server, self.peers, self.count, self.pooling = server, peers, count, pooling
+        tokens = (0, 0) if pooling else tokens
+        self.asked = {"count": count, "tokens": tokens, "letters": letters, "pooling": pooling}
         self.wanted = workload.requests(count, tokens, letters)
-        self.tokens = sum(tokens for _, tokens in self.wanted)
+        self.written = sum(tokens for _, tokens in self.wanted)
+        #: Each letter is a token.
+        self.read = sum(len(prompt) for prompt, _ in self.wanted)
+        #: What is told a second: tokens of answers, or of texts where there are no answers.
+        self.tokens = self.read if pooling else self.written
         self.runs = 0
 
     def time(self, form: str) -> dict[str, Any]:
@@ -143,17 +151,21 @@ class Bench:
             found = self._queue()
         else:
             found = self.peers["worker"].ask(do="direct", form=form, **self.asked)
-        found = {"form": form, "tokens_per_s": self.tokens / found["seconds"]} | found
+        assert found.get("prompt_tokens", self.read) == self.read, found
+        rates = {"tokens_per_s": self.tokens, "requests_per_s": self.count}
+        found = {"form": form} | {k: v / found["seconds"] for k, v in rates.items()} | found
         print(json.dumps(found), flush=True)
         return found
 
     def _queue(self) -> dict[str, Any]:
         worker, client = self.peers["worker"], self.server.client()
         held = hold(
-            client, f"gpu{self.runs}", self.count, lambda n: workload.body(self.wanted[n - 1])
-        )
+            client, f"gpu{self.runs}", self.count,
+            lambda n: workload.body(self.wanted[n - 1], self.pooling),
+            url=workload.url(self.pooling),
+        )  # fmt: skip
         time.sleep(0.2)
-        worker.ask(do="watch", count=self.count)
+        worker.ask(do="watch", count=self.count, pooling=self.pooling)
         began = held.release()
         seconds = held.wait(RUN_S) - began
         found = {"seconds": seconds} | worker.ask(do="watched")
@@ -161,12 +173,16 @@ class Bench:
         client.flushdb()
         client.close()
         assert int(ended[b"completed"]) == self.count, ended
-        assert int(ended[b"completion_tokens"]) == self.tokens, ended
+        assert int(ended.get(b"completion_tokens", 0)) == self.written, ended
+        assert int(ended[b"prompt_tokens"]) == self.read, ended
         return found
 
 
 def interval(ratios: Sequence[float], draws: int = 10_000) -> dict[str, Any]:
-    """Return the median of paired ratios with its bootstrap 95 % interval."""
+    """Return the median of paired ratios with its bootstrap 95 % interval.
+
+    It is of one host and one hour: on another host the same pairs scattered 20 times as wide.
+    """
     rng = random.Random(1)
     medians = sorted(statistics.median(rng.choices(ratios, k=len(ratios))) for _ in range(draws))
     low, high = medians[int(0.025 * draws)], medians[int(0.975 * draws)]
@@ -179,12 +195,13 @@ def reached(rounds: Sequence[dict[str, dict[str, Any]]], forms: Sequence[str]) -
     for form in forms:
         mine = [turn[form] for turn in rounds if form in turn]
         if mine:
-            found[f"{form}_tokens_per_s"] = report.spread([r["tokens_per_s"] for r in mine], 0)
+            for rate in ("tokens_per_s", "requests_per_s"):
+                found[f"{form}_{rate}"] = report.spread([r[rate] for r in mine], 0)
         for figure in ("running_per_step", "tokens_per_step", "cpu_s"):
             values = [run[figure] for run in mine if figure in run]
             if values:
                 found[f"{form}_{figure}"] = report.spread(values, 2)
-    for over in ("queue", "classes"):
+    for over in ("queue", "classes", "full"):
         for base in ("offline", "all", "bare"):
             ratios = [
                 turn[over]["tokens_per_s"] / turn[base]["tokens_per_s"]
@@ -243,13 +260,16 @@ def started(chosen: argparse.Namespace, forms: Sequence[str]) -> Iterator[Bench]
             stack.callback(peer.stop)
         for peer in peers.values():
             peer.wait_ready()
-        yield Bench(server, peers, chosen.requests, chosen.output_tokens, chosen.prompt_tokens)
+        yield Bench(
+            server, peers, chosen.requests, chosen.output_tokens, chosen.prompt_tokens,
+            chosen.pooling,
+        )  # fmt: skip
 
 
 def engine_of(chosen: argparse.Namespace) -> dict[str, Any]:
     """Return the engines' arguments; the KV cache is given, as two engines share the memory."""
     given = {"kv_cache_memory_bytes": int(chosen.kv_gib * GIB)}
-    extra = json.loads(chosen.engine)
+    extra = (workload.POOLING_ENGINE if chosen.pooling else {}) | json.loads(chosen.engine)
     return ENGINE | {"max_num_seqs": chosen.max_num_seqs} | given | extra
 
 
@@ -275,6 +295,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--output-tokens", type=int, nargs=2, default=(16, 256))
     parser.add_argument("--prompt-tokens", type=int, nargs=2, default=(64, 512))
+    parser.add_argument("--pooling", choices=workload.POOLING, help="texts in, numbers out")
     parser.add_argument("--max-num-seqs", type=int, default=256)
     parser.add_argument("--kv-gib", type=float, default=40, help="KV cache of each engine")
     parser.add_argument("--engine", default="{}", help="more engine arguments, as JSON")
@@ -301,7 +322,7 @@ def main() -> None:
             "machine": machine | ({"commit": chosen.commit} if chosen.commit else {}),
             "shape": chosen.model.name if chosen.model else chosen.shape,
             "engine": engine_of(chosen), "requests": chosen.requests,
-            "output_tokens": chosen.output_tokens,
+            "output_tokens": chosen.output_tokens, "pooling": chosen.pooling,
             "prompt_tokens": chosen.prompt_tokens, "tokens": bench.tokens,
             "ready_s": round(time.monotonic() - begin, 1),
             "limit": bench.peers["worker"].ask(do="size", look_ahead=None),

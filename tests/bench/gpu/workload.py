@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from contract.openai.body import COMPLETION_URL
+from contract.openai.pooling import EMBEDDINGS_URL, SCORE_URLS
+
 VOCABULARY = 128_256
 COMMON = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": VOCABULARY,
@@ -27,6 +30,10 @@ SHAPES: dict[str, dict[str, Any]] = {
         "head_dim": 64, "tie_word_embeddings": True,
     },
 }  # fmt: skip
+#: What pairs.py's --pooling may be, and its engine's arguments: embeddings whose numbers are
+#: written out or in base64, and scores of two texts of an embedding model.
+POOLING = ("embed", "base64", "score")
+POOLING_ENGINE = {"runner": "pooling", "convert": "embed"}
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
@@ -79,7 +86,23 @@ def requests(
     ]
 
 
-def body(request: tuple[str, int]) -> dict[str, Any]:
+def url(pooling: str | None) -> str:
+    """Return where requests go."""
+    if pooling is None:
+        return COMPLETION_URL
+    return SCORE_URLS[0] if pooling == "score" else EMBEDDINGS_URL
+
+
+def sides(text: str) -> tuple[str, str]:
+    """Return the halves of a text, of which a score is made."""
+    return text[: len(text) // 2], text[len(text) // 2 :]
+
+
+def body(request: tuple[str, int], pooling: str | None = None) -> dict[str, Any]:
     """Return a request as its line in a file has it: greedy, of exactly so many tokens."""
     prompt, tokens = request
+    if pooling == "score":
+        return dict(zip(("text_1", "text_2"), sides(prompt), strict=True))
+    if pooling is not None:
+        return {"input": prompt} | ({"encoding_format": pooling} if pooling == "base64" else {})
     return {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}

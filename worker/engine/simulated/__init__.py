@@ -56,4 +56,7 @@ def check(settings: SimulatedSettings) -> Preflight:
     )
 
 
-ENGINE = EngineSpec(SimulatedSettings, "worker.engine.simulated.engine:from_settings", check)
+_MODULE = "worker.engine.simulated.engine"
+ENGINE = EngineSpec(
+    SimulatedSettings, f"{_MODULE}:from_settings", check, attach=f"{_MODULE}:from_seat"
+)

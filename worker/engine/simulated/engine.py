@@ -51,8 +51,9 @@ def digest(body: dict[str, Any]) -> str:
 class SimulatedEngine:
     """`slots` requests at once, each for a lognormal time of the given mean in seconds.
 
-    With `step_s` they end at the nearest multiple of so many seconds, those of a step together, as
-    vLLM hands them out; else each by itself.
+    Of them each of `front_ends` processes has its part. With `step_s` they end at the nearest
+    multiple of so many seconds, those of a step together, as vLLM hands them out; else each by
+    itself.
     """
 
     grace_s: ClassVar[float] = 0.0
@@ -65,13 +66,14 @@ class SimulatedEngine:
     build_s: float = 0.0
     process: bool = False
     fate: str = ""
+    front_ends: int = 1
     running: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         self._ends: dict[int, list[asyncio.Future[bool]]] = {}
         self._random = random.Random(self.seed)  # noqa: S311 - a load model, not a secret
         self._process: StandIn | None = None
-        self._free = asyncio.Semaphore(self.slots)
+        self._free = asyncio.Semaphore(-(-self.slots // self.front_ends))
         self._dead = asyncio.Event()
         self._sleeping: set[asyncio.Future[bool]] = set()
         self._texts: dict[str, Sequence[str]] = {}
@@ -179,6 +181,14 @@ class SimulatedEngine:
             os.write(file, line)
             os.close(file)
 
+    def seat(self) -> dict[str, Any]:
+        """Return nothing that is needed: each process simulates for itself."""
+        return {}
+
+    async def vacate(self, _: dict[str, Any]) -> int:
+        """Return 0: what a killed process had has ended with it."""
+        return 0
+
     def dead(self) -> bool:
         """Whether it died."""
         return self._dead.is_set()
@@ -250,8 +260,13 @@ def _response(request_id: str, model: str, text: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def from_seat(settings: SimulatedSettings, _: dict[str, Any]) -> SimulatedEngine:
+    """Return an engine of this process' own: requests of other processes do not slow it down."""
+    return from_settings(settings)
+
+
 def from_settings(settings: SimulatedSettings) -> SimulatedEngine:
     """Return the engine, not built yet: its arguments are called as the settings are."""
     prefix = "simulated_"
     ours = {name.removeprefix(prefix): v for name, v in settings if name.startswith(prefix)}
-    return SimulatedEngine(**ours)
+    return SimulatedEngine(**ours, front_ends=settings.front_ends or 1)

@@ -8,6 +8,7 @@ from worker.engine.rbln.start import prepare
 from worker.engine.spec import EngineSpec, Preflight
 from worker.engine.vllm.device import choose_sampler, judge_device
 from worker.engine.vllm.options import judge_options
+from worker.engine.vllm.parallel import default_front_ends
 from worker.engine.vllm.preflight import judge_folder, judge_installed, look
 from worker.engine.vllm.releases import cannot_be_used, judge_release
 from worker.engine.vllm_settings import VllmSettings
@@ -62,4 +63,6 @@ def rehearse(settings: VllmSettings, _: Preflight) -> None:
         engine.shutdown()
 
 
-ENGINE = EngineSpec(VllmSettings, make, look, rehearse)
+ENGINE = EngineSpec(
+    VllmSettings, make, look, rehearse, "worker.engine.vllm.attached:attach", default_front_ends
+)

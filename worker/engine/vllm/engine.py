@@ -22,9 +22,9 @@ from worker.engine import Capacity, Completion, EngineRequest
 from worker.engine.end import KILL_GRACE_S, children_shielded, end_children
 from worker.engine.vllm import serving
 from worker.engine.vllm.arguments import parse_engine_args
+from worker.engine.vllm.capacity import capacity_of
 from worker.engine.vllm.detokenized import Detokenized
 from worker.engine.vllm.kv_cache import explain
-from worker.engine.vllm.lean import Lean, lean_way
 from worker.engine.vllm.media import guard, unguard
 from worker.engine.vllm.names import (
     AsyncEngineArgs,
@@ -36,12 +36,14 @@ from worker.engine.vllm.names import (
     init_app_state,
 )
 from worker.engine.vllm.other_urls import OTHER_URLS, Aborted, body_for, completion
-from worker.engine.vllm.plans import PROMPTS, key_of
 from worker.engine.vllm.progress import Progress, keep_no_statistics, log_stats
 from worker.engine.vllm.quiet import ORDERLY_END, quieten
 from worker.engine.vllm.refusals import refusals
 from worker.engine.vllm.releases import named
 from worker.engine.vllm.root_cause import RootCause
+from worker.engine.vllm.seats import Seats
+from worker.engine.vllm.vacated import ABORT_CLIENT
+from worker.engine.vllm.ways import LeanWay, lean_way
 from worker.engine.vllm_settings import VllmSettings
 from worker.machine.packages import installed
 
@@ -64,7 +66,8 @@ class VllmEngine:
         self._fixed_name = settings.served_model_name is not None
         self._serving: dict[str, serving.Served] = {}
         self._detokenized = Detokenized()
-        self._lean: Lean | None = None
+        self._lean: LeanWay | None = None
+        self._seats = Seats(settings.front_ends or 1)
 
     def configure(self) -> None:
         """Let vLLM check its configuration, as `build` does first; SettingsError: it refuses."""
@@ -76,10 +79,7 @@ class VllmEngine:
         ORDERLY_END.ending = False
         try:
             with refusals(), children_shielded():
-                self._engine = AsyncLLMEngine.from_engine_args(
-                    AsyncEngineArgs.from_cli_args(self._args),
-                    stat_loggers=[lambda config, index=0: self._progress],
-                )
+                self._engine = self._connect()
         except SettingsError:
             raise
         except Exception as error:
@@ -93,6 +93,25 @@ class VllmEngine:
         gc.collect()
         gc.freeze()
 
+    def _connect(self) -> AsyncLLMEngine:
+        args = AsyncEngineArgs.from_cli_args(self._args)
+        args._api_process_count = self._seats.clients
+        with self._seats.made():
+            return AsyncLLMEngine.from_engine_args(
+                args, stat_loggers=[lambda config, index=0: self._progress]
+            )
+
+    def seat(self) -> dict[str, Any] | None:
+        """Return what one more front end needs; None once too many have died."""
+        return self._seats.take(self._args)
+
+    async def vacate(self, seat: dict[str, Any]) -> int:
+        """Abort what a front end that died had in the engine; its answers would reach nobody."""
+        if self._engine is None or self.dead():
+            return 0
+        core = self._engine.engine_core
+        return int(await core.call_utility_async(ABORT_CLIENT, seat["index"]))
+
     async def start(self) -> Capacity:
         """Put vLLM's serving classes over the engine and read back what it can take."""
         engine, settings, state = self._engine, self._settings, State()
@@ -103,34 +122,16 @@ class VllmEngine:
             guard(global_http_connection, partial(VLLMValidationError, parameter="image_url"))
         context = engine.vllm_config.model_config.max_model_len
         self._serving = serving.by_url(state, context, settings.default_max_tokens)
-        self._lean = lean_way(engine, self._args)
+        self._lean = lean_way(engine, self._args, state)
         self._tell_what_is_lacking()
         models = state.openai_serving_models
         self._names = {m.name for m in models.base_model_paths} | set(models.lora_requests)
         self._fixed_name |= bool(models.lora_requests)  # with adapters the name chooses
         if settings.engine_stats_s is not None:
             self._stats = asyncio.create_task(log_stats(engine, settings.engine_stats_s))
-        config, cache = engine.vllm_config, engine.vllm_config.cache_config
-        parallel = config.parallel_config
-        blocks = (cache.num_gpu_blocks or 0) * parallel.data_parallel_size
-        return Capacity(
-            max_num_seqs=config.scheduler_config.max_num_seqs * parallel.data_parallel_size,
-            max_model_len=config.model_config.max_model_len,
-            model=str(self._args.model),
-            adapters=tuple(sorted(models.lora_requests)),
-            details={
-                "engine": "vllm",
-                "device": str(config.device_config.device_type),
-                "dtype": str(config.model_config.dtype),
-                "served_names": sorted(self._names),
-                "urls": sorted(self._serving),
-                "tensor_parallel_size": parallel.tensor_parallel_size,
-                "pipeline_parallel_size": parallel.pipeline_parallel_size,
-                "data_parallel_size": parallel.data_parallel_size,
-            },
-            kv_tokens=blocks * (cache.block_size or 0) or None,
-            prefix_caching=bool(cache.enable_prefix_caching),
-            parses_chats=serving.parses_chats(config),
+        urls, adapters = sorted(self._serving), sorted(models.lora_requests)
+        return capacity_of(
+            engine.vllm_config, str(self._args.model), sorted(self._names), urls, adapters
         )
 
     async def generate(self, request: EngineRequest, request_id: str) -> Completion:
@@ -155,7 +156,7 @@ class VllmEngine:
 
     async def _answer(self, request: EngineRequest, request_id: str) -> Completion:
         url, body, lean = request.url, request.body, self._lean
-        key = key_of(url, body) if lean is not None else None
+        key = lean.key_of(url, body) if lean is not None else None
         if lean is None or key is None:
             return await self._served(request, request_id)
         if completion := await lean.generate(url, body, request_id, key):
@@ -163,7 +164,7 @@ class VllmEngine:
         with lean.lesson(key) as learn:
             completion = await self._served(request, request_id)
             if learn is not None:
-                await learn(body[PROMPTS[url]], request_id, completion.body)
+                await learn(body, request_id, completion.body)
         return completion
 
     async def _served(self, request: EngineRequest, request_id: str) -> Completion:

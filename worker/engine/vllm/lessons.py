@@ -7,19 +7,30 @@ template, the request as EngineCore gets it, and the output from which the answe
 
 import inspect
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
 @dataclass(slots=True)
+class Run:
+    """A request as EngineCore got it, and what came of it."""
+
+    request: Any
+    output: Any = None
+
+
+@dataclass(slots=True)
 class Lesson:
-    """What was noted; `calls` counts prompts and requests, of which a plain body has one each."""
+    """What was noted; `calls` counts prompts and requests, of which a plain body has one each.
+
+    `contexts` are the PoolingServeContexts of pooling classes.
+    """
 
     prompt: Any = None
     tok_params: Any = None
     chat_params: Any = None
-    request: Any = None
-    output: Any = None
+    runs: list[Run] = field(default_factory=list)
+    contexts: list[Any] = field(default_factory=list)
     calls: int = 0
 
 
@@ -35,6 +46,11 @@ def look_on(renderer: Any, processor: Any) -> None:
     """
     _note_rendering(renderer, "render_cmpl_async", "prompts")
     _note_rendering(renderer, "render_chat_async", "conversations")
+    note_requests(processor)
+
+
+def note_requests(processor: Any) -> None:
+    """The same of requests and their outputs alone."""
     add = processor.add_request
 
     def add_request(request: Any, *more: Any, **named: Any) -> Any:
@@ -44,6 +60,20 @@ def look_on(renderer: Any, processor: Any) -> None:
         return add(request, *more, **named)
 
     processor.add_request = add_request
+
+
+def note_contexts(serving: Any) -> None:
+    """The same of what one of vLLM's serving classes for pooling has before it renders texts."""
+    # 0.26 renders in a thread, where the lesson is not known.
+    name = "_preprocessing_async" if hasattr(serving, "_preprocessing_async") else "_preprocessing"
+    prepare = getattr(serving, name)
+
+    def noting(*given: Any, **named: Any) -> Any:  # whatever a release hands over
+        if lesson := LESSON.get():
+            lesson.contexts += [one for one in given if hasattr(one, "engine_inputs")]
+        return prepare(*given, **named)
+
+    setattr(serving, name, noting)
 
 
 def _note_rendering(renderer: Any, name: str, prompts: str) -> None:
@@ -64,12 +94,13 @@ def _note_rendering(renderer: Any, name: str, prompts: str) -> None:
 
 def _note_request(lesson: Lesson, bound: dict[str, Any]) -> None:
     lesson.calls += 1
-    lesson.request = bound["request"]
+    run = Run(bound["request"])
+    lesson.runs.append(run)
     queue = bound["queue"]
     put = queue.put
 
     def noting(output: Any) -> None:
-        lesson.output = output
+        run.output = output
         put(output)
 
     queue.put = noting

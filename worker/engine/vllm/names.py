@@ -36,6 +36,7 @@ from vllm.entrypoints.pooling.scoring.protocol import RerankRequest, ScoreReques
 from vllm.exceptions import VLLMValidationError
 from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.v1.engine import core_client
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.loggers import StatLoggerBase
 
@@ -78,6 +79,6 @@ __all__ = [
     "AsyncLLMEngine", "ChatCompletionRequest", "CompletionRequest", "EmbeddingRequest",
     "EngineDeadError", "ErrorResponse", "FlexibleArgumentParser", "RerankRequest",
     "ResponsesRequest", "ScoreRequest", "StatLoggerBase", "TokenizeRequest", "VLLMClientError",
-    "VLLMValidationError", "current_platform", "global_http_connection", "init_app_state",
-    "make_arg_parser",
+    "VLLMValidationError", "core_client", "current_platform", "global_http_connection",
+    "init_app_state", "make_arg_parser",
 ]  # fmt: skip

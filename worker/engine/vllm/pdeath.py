@@ -20,6 +20,7 @@ import threading
 import time
 
 from worker.engine.end import ASK_FIRST_ENV
+from worker.engine.vllm import vacated
 from worker.engine.vllm.quiet import quieten
 from worker.engine.vllm.root_cause import copy_errors
 
@@ -33,6 +34,7 @@ def register() -> None:
     if parent is None:
         return
     copy_errors()
+    vacated.register()
     grace = os.environ.get(ASK_FIRST_ENV)
     how = signal.SIGKILL if grace is None else signal.SIGTERM
     if grace is not None:

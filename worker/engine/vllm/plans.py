@@ -76,7 +76,8 @@ class Plan:
     """
 
     def __init__(self, lesson: Lesson, request_id: str, answer: bytes, context: int) -> None:
-        request, found = lesson.request, orjson.loads(answer)
+        (run,), found = lesson.runs, orjson.loads(answer)
+        request = run.request
         self.tok_params, self.chat_params = lesson.tok_params, lesson.chat_params
         self._request = request
         self._engine_id = around(request.external_req_id, request_id)
@@ -87,7 +88,7 @@ class Plan:
         self.longest_prompt = context - limit
         if len(request.prompt_token_ids) >= self.longest_prompt:
             raise Unclear
-        again = self.completion(lesson.output, request_id, found["created"])
+        again = self.completion(run.output, request_id, found["created"])
         if orjson.loads(again.body) != found:
             raise ValueError("the answer is written in another way")
 

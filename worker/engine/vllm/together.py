@@ -6,16 +6,16 @@ and the tokenizer releases Python's lock while it works on them.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
-
-from worker.engine.vllm.plans import Plan
 
 #: Most prompts, and characters, of one call.
 AT_ONCE, CHARACTERS = 128, 262_144
 
-Wanted = tuple[Plan, Any, "asyncio.Future[list[int] | None]"]
+Wanted = tuple[Any, Any, "asyncio.Future[Any]"]
+#: Makes tokens, of a renderer, a plan and prompts of its form; None where vLLM refuses one.
+Tokens = Callable[[Any, Any, Sequence[Any]], Sequence[Any]]
 
 
 class Together:
@@ -24,15 +24,15 @@ class Together:
     Its thread is vLLM's own, for a tokenizer takes one call at a time.
     """
 
-    def __init__(self, renderer: Any) -> None:
-        self._renderer = renderer
+    def __init__(self, renderer: Any, tokens_of: Tokens) -> None:
+        self._renderer, self._tokens_of = renderer, tokens_of
         self._waiting: list[Wanted] = []
         self._busy = False
 
-    def tokens(self, plan: Plan, prompt: Any) -> "asyncio.Future[list[int] | None]":
+    def tokens(self, plan: Any, prompt: Any) -> "asyncio.Future[Any]":
         """Return the tokens of a prompt, or of messages; None if vLLM should tell what is wrong."""
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[list[int] | None] = loop.create_future()
+        future: asyncio.Future[Any] = loop.create_future()
         self._waiting.append((plan, prompt, future))
         if not self._busy:
             self._busy = True
@@ -69,13 +69,13 @@ class Together:
                 future.set_result(tokens)
         self._hand_over(loop)
 
-    def _work(self, asked: Sequence[tuple[Plan, Any]]) -> list[list[int] | None]:
-        found: list[list[int] | None] = [None] * len(asked)
-        by_plan: dict[Plan, list[int]] = {}
+    def _work(self, asked: Sequence[tuple[Any, Any]]) -> list[Any]:
+        found: list[Any] = [None] * len(asked)
+        by_plan: dict[Any, list[int]] = {}
         for place, (plan, _) in enumerate(asked):
             by_plan.setdefault(plan, []).append(place)
         for plan, places in by_plan.items():
-            made = tokens_of(self._renderer, plan, [asked[place][1] for place in places])
+            made = self._tokens_of(self._renderer, plan, [asked[place][1] for place in places])
             for place, tokens in zip(places, made, strict=True):
                 found[place] = tokens
         return found
@@ -84,10 +84,10 @@ class Together:
 def _size(prompt: Any) -> int:
     if isinstance(prompt, str):
         return len(prompt)
-    return sum(len(message["content"]) for message in prompt)
+    return sum(len(part if isinstance(part, str) else part["content"]) for part in prompt)
 
 
-def tokens_of(renderer: Any, plan: Plan, prompts: Sequence[Any]) -> list[list[int] | None]:
+def tokens_of(renderer: Any, plan: Any, prompts: Sequence[Any]) -> list[list[int] | None]:
     """Return the tokens of prompts, or messages, of one form, None where vLLM refuses one."""
     params, tokenizer = plan.tok_params, renderer.get_tokenizer()
     texts: dict[int, dict[str, Any]] = {}

@@ -1,0 +1,132 @@
+"""A worker of several processes over one engine: to everybody outside it is one worker."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import psutil
+from campaign_real import front_ends, holds_leases
+from celery_side import client_app, in_flight, send, stats
+from lessee import chat, client_of
+from stage import LEASE_S, Stage, stage
+
+from contract import naming
+from contract.redis import keys
+from demo.stack import Worker, eventually
+
+HELD = 16 + 4
+
+
+def started(on: Stage, **settings: object) -> tuple[Worker, psutil.Process]:
+    """Return a worker with two front ends, both ready, and the process of the second."""
+    worker = on.worker(front_ends=2, **settings)
+    eventually(lambda: on.announced(worker).get("slots") == 16, 40, "both announce their slots")
+    (other,) = front_ends(worker)
+    return worker, other
+
+
+def gone(process: psutil.Process) -> bool:
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_killed_front_end_costs_what_it_held_and_is_followed_by_another(tmp_path: Path) -> None:
+    with stage(tmp_path) as on:
+        worker, victim = started(on)
+        on.submit(600)
+        eventually(lambda: holds_leases(on, victim), 20, "it has requests in flight")
+        victim.kill()
+        eventually(lambda: [p for p in front_ends(worker) if p.pid != victim.pid], 20, "another")
+        on.finish()
+        (another,) = front_ends(worker)
+        assert on.computed().began_on(worker.pid)
+        assert on.computed().began_on(another.pid), "it works, too"
+        assert 0 < on.computed().again <= HELD
+        assert "front end 2 has died" in worker.log_path.read_text()
+        assert worker.stop() == 0
+        assert gone(another)
+        on.settled()
+
+
+def test_front_ends_of_a_killed_worker_hand_back_and_end(tmp_path: Path) -> None:
+    with stage(tmp_path) as on:
+        worker, other = started(on, simulated_latency_s=1)
+        on.submit(100)
+        eventually(lambda: holds_leases(on, other), 20, "it has requests in flight")
+        on.kill(worker)
+        eventually(lambda: gone(other), LEASE_S + 10, "it ends with its worker")
+        assert on.worker().pid
+        on.finish()
+        on.settled()
+
+
+def test_a_stop_lets_all_front_ends_finish_within_the_drain_timeout(tmp_path: Path) -> None:
+    with stage(tmp_path) as on:
+        worker, other = started(on)
+        on.submit(300)
+        eventually(lambda: holds_leases(on, other), 20, "both work")
+        assert worker.stop() == 0
+        assert gone(other)
+        assert on.computed().again == 0
+        assert client_of(on.store).zcard(keys.LEASES) == 0, "nothing is left to a sweep"
+        log = worker.log_path.read_text()
+        assert log.count("0 are back in the queue") < 2, "look-ahead is handed back"
+        assert log.count("drained: ") == 2
+        on.worker()
+        on.finish()
+        on.settled()
+
+
+def test_a_front_end_that_is_told_to_end_by_itself_hands_back_and_is_followed(
+    tmp_path: Path,
+) -> None:
+    with stage(tmp_path) as on:
+        worker, other = started(on)
+        on.submit(400)
+        eventually(lambda: holds_leases(on, other), 20, "it works")
+        other.send_signal(signal.SIGTERM)
+        eventually(lambda: gone(other), 20, "it drains")
+        on.finish()
+        assert on.computed().again == 0
+        with client_app(on.server.url) as app:
+            # Also what the one that has ended had done.
+            eventually(lambda: stats(app)["counts"]["completed"] == 400, 20, "all are counted", 0.2)
+        assert worker.stop() == 0
+        on.settled()
+
+
+def test_a_poison_is_found_although_several_front_ends_meet_it(tmp_path: Path) -> None:
+    with stage(tmp_path) as on:
+        worker, _ = started(on, drain_timeout_s=5)
+        bodies = [chat(f"question {n}") for n in range(60)]
+        bodies[30]["user"] = "simulate:die"
+        on.submit(bodies)
+        on.finish(timeout_s=90)
+        assert worker.stop() == 0
+        on.settled(failed={"c31": "poison"})
+
+
+def test_celery_sees_one_worker_with_all_that_is_in_flight(tmp_path: Path) -> None:
+    with stage(tmp_path) as on:
+        worker, other = started(on)
+        with client_app(on.server.url) as app:
+            bodies = [chat(f"{n}", user="simulate:sleep=600") for n in range(18)]
+            sent = {send(app, body).id for body in bodies}
+            eventually(lambda: in_flight(app) == sent, 20, "all are listed", 0.2)
+            eventually(lambda: stats(app)["in_flight"] == 18, 20, "and counted", 0.2)
+            known = stats(app)
+            assert (known["front_ends"], known["max_num_seqs"], known["in_flight_limit"]) == (
+                2, 16, 16 + 4,
+            )  # fmt: skip
+            assert holds_leases(on, other)
+            assert len(app.control.inspect(timeout=1).ping()) == 1
+            app.control.revoke(list(sent))
+            eventually(lambda: stats(app)["in_flight"] == 0, 20, "all are revoked", 0.2)
+            assert stats(app)["counts"]["cancelled"] == 18
+        (found,) = on.store.workers(naming.DEFAULT_QUEUE)
+        assert (found["slots"], found["limit"]) == (16, 20)
+        os.kill(worker.pid, signal.SIGQUIT)
+        assert worker.process is not None
+        assert worker.process.wait(30) == 0
+        assert gone(other)

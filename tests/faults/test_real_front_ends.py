@@ -1,0 +1,60 @@
+"""Two front ends over one vLLM: which of its processes dies decides what is lost, and for how long.
+
+An engine takes 20 s to start, so one serves the whole file.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+import pytest
+from campaign_real import front_ends, holds_leases
+from lessee import chat
+from stage import stage
+
+from demo.stack import eventually
+
+READY_S = 150
+
+
+@pytest.mark.timeout(600)
+def test_a_front_end_dies_without_its_engine_and_an_engine_takes_all_front_ends_along(
+    tmp_path: Path,
+) -> None:
+    with stage(tmp_path) as on:
+        worker = on.real_worker(front_ends=2)
+
+        def whole() -> bool:
+            return on.announced(worker).get("slots") == 32
+
+        eventually(whole, READY_S, "both front ends are ready")
+        engine = [p for p in psutil.Process(worker.pid).children(recursive=True)
+                  if "VLLM::EngineCore" in (p.cmdline() or [""])[0]]  # fmt: skip
+        bodies = [chat(f"Count to {n}", max_tokens=400, ignore_eos=True) for n in range(120)]
+        on.submit(bodies)
+        (victim,) = front_ends(worker)
+        eventually(lambda: on.store.batch("b1").terminal, 60, "both have requests in the engine")
+        assert holds_leases(on, victim)
+        victim.kill()
+        eventually(lambda: [p for p in front_ends(worker) if p.pid != victim.pid], 30, "another")
+        on.finish(timeout_s=150)
+        on.settled(simulated=False)
+        log = worker.log_path.read_text()
+        assert "front end 2 has died" in log
+        assert "(0 requests were aborted in the engine)" not in log
+        assert all(process.is_running() for process in engine), "the engine lives on"
+        assert log.count("engine died") == 0
+
+        eventually(whole, READY_S, "both front ends are ready")
+        on.submit(bodies, "b2")
+        (other,) = front_ends(worker)
+        eventually(lambda: holds_leases(on, other), 30, "both have requests in the engine")
+        engine[0].kill()
+        eventually(lambda: not other.is_running() or other.status() == "zombie", 30, "it ends")
+        eventually(whole, READY_S, "engine and front ends are there again")
+        on.finish("b2", timeout_s=150)
+        on.settled("b2", simulated=False)
+        left = psutil.Process(worker.pid).children(recursive=True)
+        assert worker.stop() == 0
+        assert not [p for p in left if p.is_running() and p.status() != "zombie"]

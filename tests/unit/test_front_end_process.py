@@ -1,0 +1,95 @@
+"""The worker's end of a front end: questions, answers and reports over one socket."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import orjson
+
+from worker.engine.simulated.engine import SimulatedEngine
+from worker.process.front_end_process import FrontEnd
+from worker.process.front_ends import _vacated
+
+
+class OtherEnd:
+    """What the process does: reads lines, writes lines."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self.writer = reader, writer
+
+    async def heard(self) -> dict[str, Any]:
+        line = await asyncio.wait_for(self._reader.readline(), 10)
+        return orjson.loads(line)  # type: ignore[no-any-return]
+
+    def says(self, **message: Any) -> None:
+        self.writer.write(orjson.dumps(message) + b"\n")
+
+
+@asynccontextmanager
+async def connected() -> AsyncIterator[tuple[FrontEnd, OtherEnd, asyncio.Task[None]]]:
+    ours, its = socket.socketpair()
+    one = FrontEnd(1, None)  # type: ignore[arg-type]
+    reader, one._writer = await asyncio.open_connection(sock=ours)
+    other = OtherEnd(*await asyncio.open_connection(sock=its))
+    listening = asyncio.create_task(one._listen(reader))
+    try:
+        yield one, other, listening
+    finally:
+        other.writer.close()
+        await listening
+        one._writer.close()
+
+
+def test_questions_that_wait_at_the_same_time_get_each_its_own_answer() -> None:
+    async def ask_both() -> None:
+        async with connected() as (one, other, _):
+            pausing = asyncio.create_task(one.ask("pause", None))
+            assert await other.heard() == {"do": "pause"}
+            listing = asyncio.create_task(one.ask("active", 10))
+            assert await other.heard() == {"do": "active"}
+            other.says(to="active", answer=[{"id": "r1"}])
+            assert await listing == [{"id": "r1"}]
+            assert not pausing.done()
+            other.says(to="pause", answer=None)
+            assert await asyncio.wait_for(pausing, 10) is None
+
+    asyncio.run(ask_both())
+
+
+def test_two_who_ask_the_same_share_one_answer() -> None:
+    async def ask_twice() -> None:
+        async with connected() as (one, other, _):
+            asked = [asyncio.create_task(one.ask("active", 10)) for _ in range(2)]
+            await other.heard()
+            other.says(to="active", answer=["r1"])
+            assert await asyncio.gather(*asked) == [["r1"], ["r1"]]
+
+    asyncio.run(ask_twice())
+
+
+def test_whoever_asks_one_that_has_ended_is_not_kept_waiting() -> None:
+    async def ask_the_dead() -> None:
+        async with connected() as (one, other, listening):
+            waiting = asyncio.create_task(one.ask("pause", None))
+            await other.heard()
+            other.says(report={"in_flight": 3})
+            other.writer.close()
+            await listening
+            assert await asyncio.wait_for(waiting, 10) is None
+            assert await asyncio.wait_for(one.ask("pause", None), 10) is None
+            assert one.report == {"in_flight": 3}
+
+    asyncio.run(ask_the_dead())
+
+
+def test_an_engine_that_cannot_abort_does_not_take_the_worker_along() -> None:
+    class Stubborn(SimulatedEngine):
+        async def vacate(self, seat: dict[str, Any]) -> int:
+            raise RuntimeError("no such call")
+
+    assert asyncio.run(_vacated(Stubborn(1, 0.0), {})) == 0
+    assert asyncio.run(_vacated(SimulatedEngine(1, 0.0), {})) == 0

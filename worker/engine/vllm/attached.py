@@ -1,0 +1,71 @@
+"""One more client of another process' EngineCore: the same serving classes, without a model."""
+
+import os
+import select
+import threading
+from contextlib import suppress
+from signal import SIGKILL
+from typing import Any
+
+from worker.engine.rbln.start import prepare
+from worker.engine.vllm.device import choose_sampler
+from worker.engine.vllm.engine import VllmEngine
+from worker.engine.vllm.names import AsyncEngineArgs, AsyncLLMEngine
+from worker.engine.vllm_settings import EngineArgs, VllmSettings
+from worker.machine.packages import installed
+
+
+class AttachedEngine(VllmEngine):
+    """Runs requests in the engine that gave the seat (seats.py), and ends with it."""
+
+    def __init__(self, settings: VllmSettings, seat: dict[str, Any]) -> None:
+        given = settings.engine_args.options
+        chosen = "".join(f" --{name} {value}" for name, value in seat["memory"].items()
+                         if name not in given)  # fmt: skip
+        args = EngineArgs(settings.engine_args + chosen)
+        super().__init__(settings.model_copy(update={"engine_args": args}))
+        self._seat = seat
+        self.grace_s = 0.0
+
+    def _connect(self) -> AsyncLLMEngine:
+        seat = self._seat
+        args = AsyncEngineArgs.from_cli_args(self._args)
+        args._api_process_count, args._api_process_rank = seat["clients"], seat["index"]
+        engine = AsyncLLMEngine.from_vllm_config(
+            args.create_engine_config(),
+            stat_loggers=[lambda config, index=0: self._progress],
+            disable_log_stats=args.disable_log_stats,
+            client_addresses={name: at for name, at in seat["addresses"].items() if at},
+            client_count=seat["clients"],
+            client_index=seat["index"],
+        )
+        watch = threading.Thread(target=_watch, args=(engine, seat["processes"]), daemon=True)
+        watch.start()
+        return engine
+
+    def kill(self) -> None:
+        """Kill the processes of an engine that hangs: whoever started it builds another."""
+        self._killed = True
+        for process in self._seat["processes"]:
+            with suppress(ProcessLookupError):
+                os.kill(process, SIGKILL)
+
+
+def _watch(engine: AsyncLLMEngine, processes: list[int]) -> None:
+    """Wait for the end of one of the engine's processes, then fail what runs, as vLLM does for
+    processes of its own: a killed one tells its clients nothing."""
+    watched = []
+    with suppress(ProcessLookupError):
+        watched += [os.pidfd_open(process) for process in processes]
+        select.select(watched, (), ())
+    for each in watched:
+        os.close(each)
+    engine.engine_core.resources.engine_dead = True
+    engine.engine_core.shutdown()
+
+
+def attach(settings: VllmSettings, seat: dict[str, Any]) -> AttachedEngine:
+    """Return the engine, not built yet; its settings were checked by whoever gave the seat."""
+    settings = prepare(settings)
+    choose_sampler(installed())
+    return AttachedEngine(settings, seat)

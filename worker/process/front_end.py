@@ -1,0 +1,153 @@
+"""One more front end of a worker, in a process that the worker starts.
+
+It reads the worker's settings where the worker has read them, and what to feed from the socket it
+inherits (front_ends.py). If the worker dies, it hands everything back and ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import uuid
+from contextlib import suppress
+from typing import Any
+
+import orjson
+
+from contract.errors import EngineDead
+from worker.drain.events import EngineReady
+from worker.drain.leases import Leases
+from worker.drain.loop import Drain
+from worker.drain.others import Share
+from worker.drain.side_tasks import SideTasks
+from worker.drain.stopping import STOP_S, LastResort
+from worker.engine.catalogue import attach_engine, load_settings
+from worker.process.bootstep import YOUNG_OBJECTS
+from worker.process.running import shown
+from worker.telemetry.seen import Seen
+
+log = logging.getLogger(__name__)
+
+REPORT_S = 1.0
+
+
+class Part:
+    """The drain of this process, and what the worker tells it and hears of it."""
+
+    def __init__(
+        self, order: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        share = Share(order["number"], order["count"])
+        # The worker builds the next engine, with front ends of its own.
+        settings = share.settings(load_settings(rebuild_tries=0))
+        worker = order["worker"]
+        worker_id = f"{worker.rsplit('.', 2)[0]}.{os.getpid()}.{uuid.uuid4().hex[:8]}"
+        self._leases = Leases(settings, worker_id)
+        self.drain = Drain(
+            settings, self._leases, lambda: attach_engine(settings, order["seat"]), share, worker
+        )
+        self.drain.paused = order["paused"]
+        self._side_tasks = SideTasks(self.drain)
+        told = settings.metrics_port is not None
+        self._seen = Seen(self.drain.events) if told else None
+        self._reader, self._writer = reader, writer
+        self._last_resort = LastResort()
+        self._ready = asyncio.Event()
+        self.drain.events.subscribe(EngineReady, lambda _: self._ready.set())
+
+    async def run(self) -> None:
+        """Drain until the worker, or its end, says to stop."""
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._stop)
+        beside = [*self._side_tasks.tasks(), self._obey(), self._report()]
+        try:
+            await self.drain.run(beside)
+        finally:
+            if self._ready.is_set():
+                self._tell_all()
+                with suppress(ConnectionError):
+                    await self._writer.drain()
+            await self._leases.close()
+
+    async def _obey(self) -> None:
+        async for line in self._reader:
+            message = orjson.loads(line)
+            match message["do"]:
+                case "stop":
+                    self._stop()
+                case "hurry":
+                    self._hurry()
+                case "died":
+                    self.drain.supervisor.kill()
+                case "pause":
+                    self.drain.pause(True)
+                    self._waiting = asyncio.create_task(self._tell_when_idle())
+                case "resume":
+                    self.drain.pause(False)
+                case "revoke":
+                    self._side_tasks.cancels.abort(message["ids"])
+                case "active":
+                    found = [shown(one, os.getpid()) for one in self.drain.in_flight]
+                    self._tell(to="active", answer=found)
+        self._hurry()  # the worker is no more
+
+    def _stop(self) -> None:
+        self._last_resort.within(self.drain.settings.drain_timeout_s + STOP_S)
+        self.drain.stop()
+
+    def _hurry(self) -> None:
+        self._last_resort.within(STOP_S)
+        self.drain.hurry()
+
+    async def _report(self) -> None:
+        await self._ready.wait()
+        while True:
+            self._tell_all()
+            await asyncio.sleep(REPORT_S)
+
+    def _tell_all(self) -> None:
+        drain = self.drain
+        report = {
+            "in_flight": len(drain.in_flight),
+            "limit": drain.room.limit,
+            "slots": drain.room.slots,
+            "redis_errors": drain.leases.errors,
+            "counts": drain.counts.as_json(),
+        }
+        if self._seen is not None:
+            report["seen"] = self._seen.as_json()
+        self._tell(report=report)
+
+    async def _tell_when_idle(self) -> None:
+        await self.drain.idle.wait()
+        self._tell(to="pause", answer=None)
+
+    def _tell(self, **message: Any) -> None:
+        self._writer.write(orjson.dumps(message) + b"\n")
+
+
+async def _main(connection: socket.socket) -> None:
+    reader, writer = await asyncio.open_connection(sock=connection)
+    order = orjson.loads(await reader.readline())
+    name = f"front end {order['number'] + 1}"
+    multiprocessing.current_process().name = name
+    form = "[%(asctime)s: %(levelname)s/%(processName)s] %(message)s"
+    logging.basicConfig(level=order["level"], format=form, stream=sys.stderr)
+    part = Part(order, reader, writer)
+    try:
+        await part.run()
+    except* EngineDead:
+        log.info("%s ends with its engine", name, extra={"action": "front_end_ended"})
+
+
+def main() -> None:
+    """Run until told to stop; exits with 0, or with 1 and its reason in the log."""
+    gc.set_threshold(YOUNG_OBJECTS)
+    for ignored in (signal.SIGINT, signal.SIGQUIT):  # a terminal sends them; the worker answers
+        signal.signal(ignored, signal.SIG_IGN)
+    asyncio.run(_main(socket.socket(fileno=int(sys.argv[1]))))

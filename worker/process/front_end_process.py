@@ -1,0 +1,81 @@
+"""The worker's end of one front end: a process, and a socket with a line of JSON a message.
+
+The other end is front_end.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import orjson
+
+MAIN = "from worker.process.front_end import main; main()"
+#: How long an answer is waited for.
+ANSWER_S = 2.0
+
+
+class FrontEnd:
+    """One process, and the connection to it; each message is a line of JSON."""
+
+    def __init__(self, number: int, process: asyncio.subprocess.Process) -> None:
+        self.number = number
+        self.process = process
+        #: What it told latest of itself: `in_flight`, `limit`, `counts`; empty until it is ready.
+        self.report: dict[str, Any] = {}
+        self._writer: asyncio.StreamWriter
+        self._answers: dict[str, asyncio.Future[Any]] = {}
+        self._silent = False
+
+    @classmethod
+    @asynccontextmanager
+    async def started(cls, number: int, order: dict[str, Any]) -> AsyncIterator[FrontEnd]:
+        """Start one and tell it what to feed; it is killed at the end, if it has not ended."""
+        ours, its = socket.socketpair()
+        # With this process' own path: `-m` would look into the current folder first.
+        code = f"import sys; sys.path[:] = {sys.path!r}; {MAIN}"
+        command = (sys.executable, "-c", code, str(its.fileno()))
+        with its:
+            process = await asyncio.create_subprocess_exec(*command, pass_fds=[its.fileno()])
+        found = cls(number, process)
+        reader, found._writer = await asyncio.open_connection(sock=ours)
+        listening = asyncio.create_task(found._listen(reader))
+        try:
+            found.tell(**order)
+            yield found
+        finally:
+            with suppress(ProcessLookupError):
+                process.kill()
+            await listening  # to the end of what it has told
+            found._writer.close()
+
+    def tell(self, **message: Any) -> None:
+        """Send a message; one that has ended does not hear it."""
+        self._writer.write(orjson.dumps(message) + b"\n")
+
+    async def ask(self, what: str, within_s: float | None = ANSWER_S) -> Any:
+        """Ask it something, and return its answer; None if it has ended, or is too slow."""
+        if self._silent:
+            return None
+        answer = self._answers.get(what)
+        if answer is None:
+            answer = self._answers[what] = asyncio.get_running_loop().create_future()
+            self.tell(do=what)
+        with suppress(TimeoutError):
+            return await asyncio.wait_for(asyncio.shield(answer), within_s)
+
+    async def _listen(self, reader: asyncio.StreamReader) -> None:
+        with suppress(ConnectionError):
+            async for line in reader:
+                message = orjson.loads(line)
+                if "report" in message:
+                    self.report = message["report"]
+                elif answer := self._answers.pop(message["to"], None):
+                    answer.set_result(message["answer"])
+        self._silent = True
+        for answer in self._answers.values():
+            answer.set_result(None)

@@ -1,0 +1,190 @@
+"""The other front ends of a worker: processes that drain the same queue into the same engine.
+
+To Celery and to an operator they are this worker. Each is a drain (front_end.py) with leases of its
+own, so one that is killed costs what it held, as a killed worker does, and another takes its place.
+They live as long as the engine they feed: when it dies each hands back what it had and ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+from typing import Any
+
+from worker.drain.events import Events, Stopping
+from worker.drain.others import Share
+from worker.engine import Capacity, Engine, Shares
+from worker.process.front_end_process import ANSWER_S, FrontEnd
+
+log = logging.getLogger(__name__)
+
+#: How long they may take to hand back what an engine that died, or is ended, had of theirs.
+LEAVE_S = 10.0
+
+
+class FrontEndFailed(Exception):
+    """A front end could not be started; it has logged why."""
+
+
+class FrontEnds(Share):
+    """All other front ends of one worker: `count` less the one of this process."""
+
+    def __init__(self, worker_id: str, count: int) -> None:
+        super().__init__(0, count)
+        self._worker_id = worker_id
+        #: Of the whole engine; None before it has started.
+        self.max_num_seqs: int | None = None
+        self._running: dict[int, FrontEnd] = {}
+        #: The last reports of those that have ended.
+        self._ended: list[dict[str, Any]] = []
+        self._keepers: set[asyncio.Task[None]] = set()
+        self._group: asyncio.TaskGroup
+        self._loop: asyncio.AbstractEventLoop
+        #: What they were told, which those that come later must hear too.
+        self._paused, self._told_to = False, ""
+
+    def subscribe(self, events: Events) -> None:
+        """Stop them when the worker is told to stop."""
+        events.subscribe(Stopping, lambda told: self._stop("stop" if told.within_s else "hurry"))
+
+    async def run(self) -> None:
+        """Keep them until cancelled.
+
+        Raises:
+            FrontEndFailed: one cannot be started.
+        """
+        self._loop = asyncio.get_running_loop()
+        async with asyncio.TaskGroup() as self._group:
+            await asyncio.Event().wait()
+
+    def reports(self) -> list[dict[str, Any]]:
+        """Return what each has told latest of itself; of those that have ended, their counts."""
+        return [*self._ended, *(one.report for one in self._running.values() if one.report)]
+
+    def revoke(self, request_ids: list[str]) -> None:
+        """Abort those of these requests that run in them; called in any thread."""
+        for one in list(self._running.values()):
+            self._loop.call_soon_threadsafe(partial(one.tell, do="revoke", ids=request_ids))
+
+    async def active(self) -> list[dict[str, Any]]:
+        """Return the requests that they have in flight, as `inspect active` lists them."""
+        asked = (one.ask("active") for one in self._running.values())
+        return [each for part in await asyncio.gather(*asked) for each in part or ()]
+
+    # -- what the drain tells -----------------------------------------------------
+
+    def share(self, capacity: Capacity) -> Capacity:
+        """Return this process' part of what the engine can take."""
+        self.max_num_seqs = capacity.max_num_seqs
+        return super().share(capacity)
+
+    def begin(self, engine: Engine) -> None:
+        """Start them over an engine that has started; this front end begins without them."""
+        self._told_to = ""
+        if self.count > 1:
+            log.info(
+                "starting %d more front ends: each has its share of %d requests at once",
+                self.count - 1,
+                self.max_num_seqs,
+                extra={"action": "front_ends_start"},
+            )
+        for number in range(1, self.count):
+            keeper = self._group.create_task(self._keep(number, engine))
+            self._keepers.add(keeper)
+            keeper.add_done_callback(self._keepers.discard)
+
+    async def end(self, *, died: bool) -> None:
+        """Let them leave the engine; kill those that have not left in time."""
+        for told in ("died", "hurry") if died else ("hurry",):
+            self._stop(told)
+            if not self._keepers or (await asyncio.wait(self._keepers, timeout=LEAVE_S / 2))[1]:
+                continue
+            break
+        for keeper in (left := list(self._keepers)):
+            log.warning(
+                "a front end does not end: it is killed", extra={"action": "front_end_hangs"}
+            )
+            keeper.cancel()
+        if left:
+            await asyncio.wait(left)
+
+    async def pause(self) -> None:
+        """Let them take nothing more, until nothing of theirs is in flight."""
+        self._paused = True
+        waited = (one.ask("pause", None) for one in self._running.values())
+        await asyncio.gather(*waited)
+
+    def resume(self) -> None:
+        """Let them go on."""
+        self._paused = False
+        for one in self._running.values():
+            one.tell(do="resume")
+
+    async def ended(self) -> None:
+        """Wait until all have ended, which were told to stop."""
+        if not self._told_to:
+            self._stop("stop")
+        if self._keepers:
+            await asyncio.wait(self._keepers)
+
+    def _stop(self, how: str) -> None:
+        self._told_to = how
+        for one in self._running.values():
+            one.tell(do=how)
+
+    # -- one of them --------------------------------------------------------------
+
+    async def _keep(self, number: int, engine: Engine) -> None:
+        """Keep one running for as long as its engine does."""
+        assert isinstance(engine, Shares)  # noqa: S101 - the catalogue says which engines do
+        while not self._told_to and not engine.dead():
+            seat = engine.seat()
+            if seat is None:
+                log.error(
+                    "front ends have died too often: the engine is built anew",
+                    extra={"action": "front_ends_die"},
+                )
+                engine.kill()
+                return
+            one = await self._run_one(number, seat)
+            if self._told_to or engine.dead():
+                return
+            if (code := one.process.returncode) and code > 0 and not one.report:
+                raise FrontEndFailed(
+                    f"front end {number + 1} ended with exit status {code}; its own lines say why"
+                )
+            log.warning(
+                "front end %d has died: what it held returns to the queue (%d requests were "
+                "aborted in the engine), and another is started",
+                number + 1,
+                await _vacated(engine, seat),
+                extra={"action": "front_end_died"},
+            )
+
+    async def _run_one(self, number: int, seat: dict[str, Any]) -> FrontEnd:
+        """Run one to its end."""
+        order = {
+            "seat": seat, "number": number, "count": self.count, "worker": self._worker_id,
+            "level": logging.root.level, "paused": self._paused,
+        }  # fmt: skip
+        async with FrontEnd.started(number, order) as one:
+            self._running[number] = one
+            if self._told_to:
+                one.tell(do=self._told_to)
+            try:
+                await one.process.wait()
+            finally:
+                del self._running[number]
+        if one.report:
+            self._ended.append(one.report | {"in_flight": 0, "limit": 0, "slots": 0})
+        return one
+
+
+async def _vacated(engine: Shares, seat: dict[str, Any]) -> int:
+    """Let the engine abort what a front end had in it; it runs to its end if that fails."""
+    try:
+        return await asyncio.wait_for(engine.vacate(seat), ANSWER_S)
+    except Exception as error:  # the engine may have died as well, which the drain will see
+        log.debug("could not abort the requests of a front end: %s", error)
+        return 0
