@@ -12,17 +12,19 @@ from typing import Any
 import helm_chart
 import jsonschema
 import pytest
+from expressions import DASHBOARDS, rules, selectors
 from helm_chart import EXAMPLES, Resource, render, values
 from kubernetes_schemas import VERSIONS, problem
+from metric_pages import documented
 
 from contract.setting_names import OF_GATEWAYS, OF_WORKERS
-from contract.settings import Settings
 from worker.drain.lifecycle import State
 from worker.drain.stopping import STOP_S
 from worker.engine.rbln.start import RBLN_KILL_GRACE_S
+from worker.settings import WorkerSettings
 
 NAMES = [example.name.removesuffix("-values.yaml") for example in EXAMPLES]
-SETTINGS = OF_WORKERS | OF_GATEWAYS | Settings.model_fields.keys() | {"metrics_port"}
+SETTINGS = OF_WORKERS | OF_GATEWAYS | WorkerSettings.model_fields.keys()
 
 
 def example(name: str, **more: Any) -> list[Resource]:
@@ -330,6 +332,30 @@ def test_all_that_keda_reads_of_a_trigger_is_text(name: str) -> None:
     for scaled in of_kind("ScaledObject", example(name)).values():
         for trigger in scaled["spec"]["triggers"]:
             assert {type(value) for value in trigger["metadata"].values()} == {str}
+
+
+def test_dashboards_and_rules_arrive_as_they_are_in_the_repository() -> None:
+    resources = example("prometheus")
+    maps = {
+        name: text
+        for config in of_kind("ConfigMap", resources).values()
+        for name, text in config["data"].items()
+    }
+    assert maps == {f"warmq-{file.stem}.json": file.read_text().rstrip("\n") for file in DASHBOARDS}
+    (rule,) = of_kind("PrometheusRule", resources).values()
+    given = [each for group in rule["spec"]["groups"] for each in group["rules"]]
+
+    def named(found: list[Resource]) -> dict[str, Resource]:
+        return {each.get("alert") or each["record"]: each for each in found}
+
+    assert named(given) == named(rules())
+    assert len(given) == len(rules())
+
+
+def test_keda_asks_prometheus_for_series_that_there_are() -> None:
+    (scaled,) = of_kind("ScaledObject", example("prometheus")).values()
+    query = scaled["spec"]["triggers"][0]["metadata"]["query"]
+    assert {each.series for each in selectors(query)} <= documented("The gateway's")
 
 
 def test_no_data_of_prometheus_is_no_reason_to_stop_all_workers() -> None:
