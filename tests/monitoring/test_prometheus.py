@@ -16,14 +16,15 @@ from typing import Any
 
 import pytest
 import yaml
-from celery_side import client_app, send, simulated
+from celery_side import simulated
 from expressions import RULES, Expression, of_dashboards, rules
 from gateway_process import GatewayProcess
-from lessee import submit_batch
+from lessee import QUEUE, submit_batch
 
 from contract.redis.batches import BatchStore
 from demo.stack import ROOT, RedisServer, eventually, free_port
 
+SERVED = f"{QUEUE}.m"
 TESTS = Path(__file__).parent / "alerts.yml"
 
 
@@ -80,9 +81,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with (
         RedisServer(folder / "redis") as redis,
         redis.client() as client,
-        simulated(redis.url, folder / "worker.log", metrics_port=port, simulated_latency_s=0.05),
+        simulated(
+            redis.url,
+            folder / "worker.log",
+            metrics_port=port,
+            simulated_latency_s=0.05,
+            served_model_name="m",
+        ),
         GatewayProcess(redis.url, folder) as gateway,
-        client_app(redis.url) as app,
         prometheus(folder, f"127.0.0.1:{port}", f"127.0.0.1:{gateway.port}") as url,
     ):
         store = BatchStore(client, ttl_ms=600_000)
@@ -91,9 +97,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         )
         eventually(lambda: numbers(url, "sum(warmq_worker_state)"), 60, "its state is seen", 0.5)
         for n in range(4):
-            submit_batch(store, 25, batch_id=f"b{n}", tenant=f"t{n}")
-        send(app, {"prompt": ["no", 1], "max_tokens": -1})
-        submit_batch(store, 3, batch_id="w", tenant="t9", queue="warmq.nobody")
+            submit_batch(store, 25, batch_id=f"b{n}", tenant=f"t{n}", queue=SERVED)
+        submit_batch(store, bodies=[{"no": 1}], batch_id="bad", queue=SERVED)
+        submit_batch(store, 3, batch_id="w", tenant="t9")
         eventually(
             lambda: numbers(url, "sum(warmq_requests_total) >= 101"), 120, "all have ended", 0.5
         )
@@ -121,7 +127,7 @@ def test_every_rule_is_evaluated_and_a_queue_that_nobody_serves_is_told(server: 
     assert set(found) == {each.get("alert") or each["record"] for each in rules()}
     assert {name: rule["lastError"] for name, rule in found.items() if rule.get("lastError")} == {}
     (alert,) = found["WarmqNoWorker"]["alerts"]
-    assert alert["labels"]["queue"] == "warmq.nobody"
+    assert alert["labels"]["queue"] == QUEUE
     quiet = {name for name, rule in found.items() if rule.get("state") == "inactive"}
     assert {"WarmqStalled", "WarmqRedisUnreadable", "WarmqEngineDies", "WarmqLeaseOverdue"} <= quiet
 
