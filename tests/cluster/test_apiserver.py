@@ -42,10 +42,9 @@ class Api:
         )  # fmt: skip
         try:
             with urllib.request.urlopen(request, timeout=20, context=self._tls) as answer:
-                text = answer.read()
-                return answer.status, json.loads(text) if text.startswith(b"{") else text
+                return answer.status, _read(answer.read())
         except urllib.error.HTTPError as error:
-            return error.code, json.loads(error.read() or b"{}")
+            return error.code, _read(error.read())
         except OSError:
             return 0, None
 
@@ -60,6 +59,10 @@ class Api:
     def create(self, resource: Resource) -> tuple[int, Any]:
         """Create a resource in the namespace `ml`."""
         return self.ask("POST", self.folder(resource), resource)
+
+
+def _read(text: bytes) -> Any:
+    return json.loads(text) if text.startswith(b"{") else text.decode()
 
 
 def plural(kind: str) -> str:
@@ -157,7 +160,11 @@ def test_all_that_an_example_renders_is_applied_and_read_back(file: Path, api: A
 
 def test_the_server_refuses_what_is_wrong(api: Api) -> None:
     resources = render(values(EXAMPLES[1]), "wrong")
-    (deployment,) = (each for each in resources if each["metadata"]["name"].endswith("tiny"))
+    (deployment,) = (
+        each
+        for each in resources
+        if each["kind"] == "Deployment" and each["metadata"]["name"].endswith("tiny")
+    )
     deployment["spec"]["selector"]["matchLabels"] = {"app": "another"}
     status, answer = api.create(deployment)
     assert status == 422
