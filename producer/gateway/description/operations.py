@@ -157,6 +157,9 @@ OPEN = (
     Operation("GET /health", "Tell that the gateway runs.", _STATUS, open=True),
     Operation("GET /ready", "Tell that Redis answers, too.", _STATUS, open=True),
     Operation("GET /version", "Tell warmq's version.", _VERSION, open=True),
+    Operation(
+        "GET /metrics", "Tell Prometheus what lies in Redis.", _TEXT, "text/plain", open=True
+    ),
     Operation("GET /openapi.json", "Return this document.", {"type": "object"}, open=True),
 )
 ALL = (*FILES, *UPLOADS, *BATCHES, *MESSAGE_BATCHES, *ONLINE, *OPEN)
