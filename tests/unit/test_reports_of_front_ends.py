@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from worker.process import front_ends
+from worker.process.front_end_process import FrontEnd
 from worker.process.front_ends import FrontEnds
 
 
@@ -38,7 +38,7 @@ def test_a_front_end_that_ends_is_counted_all_the_while(monkeypatch: pytest.Monk
         await asyncio.sleep(0)  # it is read to the end of what it has told
         while_it_ends.extend(fronts.reports())
 
-    monkeypatch.setattr(front_ends.FrontEnd, "started", started)
+    monkeypatch.setattr(FrontEnd, "started", started)
     asyncio.run(fronts._run_one(1, {}))
     assert [told["counts"] for told in while_it_ends] == [{"completed": 7}]
     (ended,) = fronts.reports()
