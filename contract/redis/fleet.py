@@ -47,7 +47,9 @@ class FleetReads(Tenants):
         workers = [worker for worker in self.announcements() if is_alive(worker)]
         names = sorted({*queues, *(worker["queue"] for worker in workers)})
         pipe = self._client.pipeline(transaction=False)
-        pipe.zcard(keys.LEASES).zrange(keys.LEASES, 0, 0, withscores=True)
+        pipe.zcard(keys.LEASES)
+        # Those below 0 are on their way back to a queue.
+        pipe.zrangebyscore(keys.LEASES, 0, "+inf", start=0, num=1, withscores=True)
         pipe.hlen(keys.DEAD).zcard(keys.BATCHES).info()
         leases, first, dead, batches, info = pipe.execute()
         now_s = self.now_ms() / 1000
