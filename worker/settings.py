@@ -79,6 +79,17 @@ class WorkerSettings(Settings):
     rebuild_tries: int = Field(
         3, ge=0, le=20, description="engine starts that may fail in a row before the worker exits"
     )
+    metrics_port: int | None = Field(
+        None, ge=1, le=65535, description="port that /metrics is served on; none without it"
+    )
+    metrics_host: str = Field(
+        "0.0.0.0",  # noqa: S104 - a scraper is another machine, and nothing secret is on the page
+        description="address that /metrics is served on",
+    )
+
+    heartbeat_file: Line | None = Field(
+        None, description="file that gets the worker's state every second while its loop turns"
+    )
 
     @model_validator(mode="after")
     def _model_is_named(self) -> Self:

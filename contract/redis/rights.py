@@ -78,6 +78,8 @@ OF_WORKERS = tuple(
 OF_GATEWAYS = tuple(
     line.format(key=_KEY).split()
     for line in """
+    hlen {key}
+    zcard {key}
     expireat {key} 9999999999
     hvals {key}
     srem {key} m

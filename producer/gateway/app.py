@@ -31,7 +31,9 @@ from producer.gateway.http import reply
 from producer.gateway.idempotency import Idempotency
 from producer.gateway.live import routes as live
 from producer.gateway.live.online import online
+from producer.gateway.metrics import routes as metrics
 from producer.gateway.refusal import refuse, response_for, stopping
+from producer.gateway.scale import routes as scale
 from producer.gateway.services import Services
 from producer.gateway.sweeping import sweeping
 from producer.gateway.uploads import routes as uploads
@@ -140,9 +142,11 @@ def routes() -> list[Route]:
         Route("/health", _health),
         Route("/ready", _ready),
         Route("/version", _version),
+        *metrics.routes(),
         *description.routes(),
         *anthropic.routes(),
         *live.routes(),
+        *scale.routes(),
         *batches.routes(),  # before those of files/, which take any id
         *files.routes(),
         *uploads.routes(),
@@ -157,6 +161,7 @@ def build(services: Services) -> Starlette:
         async with (
             sweeping(services),
             delivering(services),
+            metrics.metrics(services) as app.state.metrics,
             online(services.settings) as app.state.online,
         ):
             yield

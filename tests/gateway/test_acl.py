@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import anthropic
+import httpx
 import openai
 import orjson
 import pytest
@@ -137,3 +138,12 @@ def message_batch(client: anthropic.Anthropic) -> None:
     )
     assert len(list(client.messages.batches.results(made.id))) == 1
     client.messages.batches.delete(made.id)
+
+
+def test_metrics_are_read_under_the_documented_user(server: RedisServer, tmp_path: Path) -> None:
+    with GatewayProcess(url_of(server, "warmq-gateway"), tmp_path) as gateway:
+
+        def page() -> str:
+            return httpx.get(f"{gateway.url}/metrics", timeout=10).text
+
+        eventually(lambda: "warmq_redis_up 1.0" in page(), 30, "Redis could be read", 0.2)

@@ -4,6 +4,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from worker.drain.cancels import Cancels
+from worker.drain.heartbeat import beat
 from worker.drain.lease_keeper import keep_leases
 from worker.drain.loop import Drain
 from worker.drain.online_text import OnlineText
@@ -26,6 +27,7 @@ class SideTasks:
         """Return the coroutines to run."""
         return [
             keep_leases(self._drain),
+            beat(self._drain),
             sweep(self._drain),
             Watchdog(self._drain).run(),
             Progress(self._drain).run(),

@@ -25,6 +25,7 @@ from worker.drain.stopping import STOP_S, LastResort
 from worker.engine.catalogue import front_ends_of, load_settings, make_engine
 from worker.process.front_ends import FrontEnds
 from worker.process.status import describe
+from worker.telemetry.page import metrics_page
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -144,7 +145,8 @@ class EngineStep(bootsteps.StartStopStep):
         self.side_tasks = SideTasks(self.drain)
         self._begun.set()
         try:
-            await self.drain.run([*self.side_tasks.tasks(), self.front_ends.run()])
+            with metrics_page(self.drain, self.front_ends.reports):
+                await self.drain.run([*self.side_tasks.tasks(), self.front_ends.run()])
         finally:
             self._last_resort.within(LEAVE_S)  # for what hangs may keep the loop from ending
             await leases.close()

@@ -30,6 +30,7 @@ from worker.drain.stopping import STOP_S, LastResort
 from worker.engine.catalogue import attach_engine, load_settings
 from worker.process.bootstep import YOUNG_OBJECTS
 from worker.process.running import shown
+from worker.telemetry.seen import Seen
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +54,8 @@ class Part:
         )
         self.drain.paused = order["paused"]
         self._side_tasks = SideTasks(self.drain)
+        told = settings.metrics_port is not None
+        self._seen = Seen(self.drain.events) if told else None
         self._reader, self._writer = reader, writer
         self._last_resort = LastResort()
         self._ready = asyncio.Event()
@@ -112,9 +115,12 @@ class Part:
         report = {
             "in_flight": len(drain.in_flight),
             "limit": drain.room.limit,
+            "slots": drain.room.slots,
             "redis_errors": drain.leases.errors,
             "counts": drain.counts.as_json(),
         }
+        if self._seen is not None:
+            report["seen"] = self._seen.as_json()
         self._tell(report=report)
 
     async def _tell_when_idle(self) -> None:

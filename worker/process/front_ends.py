@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from functools import partial
 from typing import Any
 
@@ -38,6 +39,8 @@ class FrontEnds(Share):
         self._running: dict[int, FrontEnd] = {}
         #: The last reports of those that have ended.
         self._ended: list[dict[str, Any]] = []
+        #: Counts that are in neither, or in both, would look like a restart in /metrics' thread.
+        self._moving = threading.Lock()
         self._keepers: set[asyncio.Task[None]] = set()
         self._group: asyncio.TaskGroup
         self._loop: asyncio.AbstractEventLoop
@@ -59,8 +62,12 @@ class FrontEnds(Share):
             await asyncio.Event().wait()
 
     def reports(self) -> list[dict[str, Any]]:
-        """Return what each has told latest of itself; of those that have ended, their counts."""
-        return [*self._ended, *(one.report for one in self._running.values() if one.report)]
+        """Return what each has told latest of itself; of those that have ended, their counts.
+
+        In any thread.
+        """
+        with self._moving:
+            return [*self._ended, *(one.report for one in self._running.values() if one.report)]
 
     def revoke(self, request_ids: list[str]) -> None:
         """Abort those of these requests that run in them; called in any thread."""
@@ -167,16 +174,18 @@ class FrontEnds(Share):
             "seat": seat, "number": number, "count": self.count, "worker": self._worker_id,
             "level": logging.root.level, "paused": self._paused,
         }  # fmt: skip
-        async with FrontEnd.started(number, order) as one:
-            self._running[number] = one
-            if self._told_to:
-                one.tell(do=self._told_to)
-            try:
+        try:
+            async with FrontEnd.started(number, order) as one:
+                with self._moving:
+                    self._running[number] = one
+                if self._told_to:
+                    one.tell(do=self._told_to)
                 await one.process.wait()
-            finally:
-                del self._running[number]
-        if one.report:
-            self._ended.append(one.report | {"in_flight": 0, "limit": 0})
+        finally:
+            with self._moving:
+                ended = self._running.pop(number, None)
+                if ended is not None and ended.report:
+                    self._ended.append(ended.report | {"in_flight": 0, "limit": 0, "slots": 0})
         return one
 
 

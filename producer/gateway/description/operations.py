@@ -20,6 +20,7 @@ from producer.gateway.files.protocol import (
     FileList,
 )
 from producer.gateway.live.protocol import Model, ModelList
+from producer.gateway.scale.protocol import Scale
 from producer.gateway.uploads.protocol import Upload, UploadComplete, UploadCreate, UploadPart
 
 Schema = dict[str, Any]
@@ -147,11 +148,18 @@ ONLINE = (
     ),
     Operation("GET /v1/models", "List the models that may be asked.", ModelList),
     Operation("GET /v1/models/{model}", "Retrieve a model; its id may have slashes.", Model),
+    Operation(
+        "GET /warmq/v1/scale", "Tell an autoscaler what a model's queue holds.", Scale,
+        query={"model": _TEXT | {"description": "Left out: the default queue."}},
+    ),
 )  # fmt: skip
 OPEN = (
     Operation("GET /health", "Tell that the gateway runs.", _STATUS, open=True),
     Operation("GET /ready", "Tell that Redis answers, too.", _STATUS, open=True),
     Operation("GET /version", "Tell warmq's version.", _VERSION, open=True),
+    Operation(
+        "GET /metrics", "Tell Prometheus what lies in Redis.", _TEXT, "text/plain", open=True
+    ),
     Operation("GET /openapi.json", "Return this document.", {"type": "object"}, open=True),
 )
 ALL = (*FILES, *UPLOADS, *BATCHES, *MESSAGE_BATCHES, *ONLINE, *OPEN)

@@ -1,0 +1,84 @@
+{{- define "warmq.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
+{{- else -}}
+{{- $name := default .Chart.Name .Values.nameOverride -}}
+{{- if contains $name .Release.Name -}}
+{{- .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name $name | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "warmq.selector" -}}
+app.kubernetes.io/name: {{ default .root.Chart.Name .root.Values.nameOverride }}
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .component }}
+{{- if .model }}
+warmq/worker: {{ .model }}
+{{- end }}
+{{- end -}}
+
+{{- define "warmq.labels" -}}
+{{ include "warmq.selector" . }}
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/part-of: warmq
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
+{{- end -}}
+
+{{- define "warmq.image" -}}
+{{- $repository := .image.repository | default .repository -}}
+{{- if .image.digest -}}
+{{ .root.Values.imageRegistry }}{{ $repository }}@{{ .image.digest }}
+{{- else -}}
+{{ .root.Values.imageRegistry }}{{ $repository }}:{{ .image.tag | default .root.Chart.AppVersion }}
+{{- end -}}
+{{- end -}}
+
+{{- define "warmq.serviceAccount" -}}
+{{- if .Values.serviceAccount.name -}}
+{{ .Values.serviceAccount.name }}
+{{- else if .Values.serviceAccount.create -}}
+{{ include "warmq.fullname" . }}
+{{- else -}}
+default
+{{- end -}}
+{{- end -}}
+
+{{/* Of every container: no rights that it does not need, and no file that it may change. */}}
+{{- define "warmq.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities: {drop: [ALL]}
+{{- end -}}
+
+{{/* The settings that workers and gateways share. */}}
+{{- define "warmq.env" -}}
+- name: WARMQ_REDIS_URL
+  valueFrom:
+    secretKeyRef: {name: {{ .Values.redis.existingSecret | quote }}, key: {{ .Values.redis.key | quote }}}
+{{- if .Values.queue }}
+- {name: WARMQ_QUEUE, value: {{ .Values.queue | quote }}}
+{{- end }}
+{{- end -}}
+
+{{/* Where pods are placed, of a worker or the gateway. */}}
+{{- define "warmq.placement" -}}
+{{- with .nodeSelector }}
+nodeSelector: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .tolerations }}
+tolerations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .affinity }}
+affinity: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .topologySpreadConstraints }}
+topologySpreadConstraints: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .priorityClassName }}
+priorityClassName: {{ . | quote }}
+{{- end }}
+{{- end -}}

@@ -1,0 +1,54 @@
+"""What a queue holds, for whoever decides how many workers it gets; one round trip."""
+
+from dataclasses import dataclass
+
+from contract import naming
+from contract.redis import keys
+from contract.redis.reads import Reads, is_alive, read_announcements
+
+#: Tokens that a request is taken for as long as none of its queue has ended.
+UNKNOWN_TOKENS = 256.0
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Requests of one queue: `waiting` in its lists, suspects included, `in_flight` leased.
+
+    `mean_tokens` is what a request of the queue cost lately, prompt and answer; `slots` is how many
+    its living workers run at once.
+    """
+
+    waiting: int
+    in_flight: int
+    mean_tokens: float
+    workers: int
+    slots: int
+
+    @property
+    def tokens(self) -> int:
+        """What waits and what runs, in tokens."""
+        return round((self.waiting + self.in_flight) * self.mean_tokens)
+
+
+class Loads(Reads):
+    """Loads of one Redis. Each call raises StoreUnavailable where it cannot be used."""
+
+    def load(self, queue: str) -> Load:
+        """Return what a queue holds now, all zeros for one that nobody has used."""
+        pipe = self._client.pipeline(transaction=False)
+        pipe.hgetall(naming.turns_key(queue)).hgetall(keys.WORKERS).time()
+        for name in (*naming.priority_lists(queue), keys.suspects_list(queue)):
+            pipe.llen(name)
+        counters, raw, (now_s, _), *lengths = pipe.execute()
+        announced = read_announcements(raw, now_s)
+        workers = [each for each in announced if each["queue"] == queue and is_alive(each)]
+        # Those of a fleet that was killed stay until one of its successors sweeps them: so they
+        # call for one.
+        in_flight = sum(int(n) for name, n in counters.items() if name.startswith(b"in_flight:"))
+        return Load(
+            waiting=max(0, int(counters.get(b"waiting", 0))) + sum(lengths),
+            in_flight=max(0, in_flight),
+            mean_tokens=float(counters.get(b"mean", UNKNOWN_TOKENS)),
+            workers=len(workers),
+            slots=sum(each.get("limit", 0) for each in workers),
+        )

@@ -1,0 +1,1 @@
+"""/metrics: what the fleet holds in Redis, for Prometheus."""

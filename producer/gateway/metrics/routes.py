@@ -1,0 +1,106 @@
+"""Serves /metrics from a snapshot, which is taken while somebody scrapes and never in a scrape."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator
+
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector, CollectorRegistry
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from contract.errors import WarmqError
+from contract.redis.fleet import Fleet, FleetReads
+from producer.gateway.metrics.series import series
+from producer.gateway.services import Services
+
+log = logging.getLogger(__name__)
+
+#: Between two snapshots, and for how long they are taken after a scrape, in seconds.
+EVERY_S, WATCHED_S = 10.0, 120.0
+#: The first scrape waits so long for a first snapshot.
+FIRST_S = 2.0
+
+
+class Snapshots(Collector):
+    """The latest snapshot of the fleet; old ones are not told."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._reads = FleetReads.beside(services.batches)
+        self._fleet: Fleet | None = None
+        self._scraped_at = -WATCHED_S
+        self._wanted = asyncio.Event()
+        self._taken = asyncio.Event()
+
+    def describe(self) -> list[Metric]:
+        """Return nothing: names are checked when they are read."""
+        return []
+
+    def collect(self) -> list[Metric]:
+        """Return every series as of the snapshot."""
+        return list(series(self._fleet, self._services.settings.high_water))
+
+    async def watched(self) -> None:
+        """Note that somebody looks; wait for a first snapshot, but not long."""
+        self._scraped_at = time.monotonic()
+        self._wanted.set()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._taken.wait(), FIRST_S)
+
+    async def run(self) -> None:
+        """Take snapshots while somebody looks, until cancelled."""
+        while True:
+            await self._wanted.wait()
+            await self._take()
+            self._taken.set()
+            if time.monotonic() - self._scraped_at > WATCHED_S:
+                self._wanted.clear()
+                self._taken.clear()
+                self._fleet = None
+            else:
+                await asyncio.sleep(EVERY_S)
+
+    async def _take(self) -> None:
+        queue = self._services.settings.queue
+        try:
+            self._fleet = await asyncio.to_thread(self._reads.fleet, [queue])
+        except WarmqError as error:
+            self._fleet = None
+            log.warning("no metrics: %s", error.message, extra={"action": "no_metrics"})
+        except Exception:  # what a stranger wrote must not end the page
+            self._fleet = None
+            log.exception("no metrics", extra={"action": "no_metrics"})
+
+
+@contextlib.asynccontextmanager
+async def metrics(services: Services) -> AsyncIterator[Snapshots]:
+    """Take snapshots in the background while the context is open."""
+    snapshots = Snapshots(services)
+    task = asyncio.create_task(snapshots.run())
+    try:
+        yield snapshots
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+async def _metrics(request: Request) -> Response:
+    snapshots: Snapshots = request.app.state.metrics
+    await snapshots.watched()
+    registry = CollectorRegistry()
+    registry.register(snapshots)
+    encode, content_type = choose_encoder(request.headers.get("accept", ""))
+    return Response(encode(registry), media_type=None, headers={"content-type": content_type})
+
+
+def routes() -> list[Route]:
+    """Return the route of the page."""
+    return [Route("/metrics", _metrics)]

@@ -1,0 +1,101 @@
+"""A fleet's series for Prometheus. Label values are from closed sets."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily
+from prometheus_client.metrics_core import Metric
+
+from contract.naming import PRIORITY_STEPS
+from contract.redis.fleet import Fleet
+from contract.version import version
+
+#: Tenants beyond so many, by what they have waiting, are told together.
+MOST_TENANTS = 50
+OTHER, CELERY = "other", "celery"
+STATES = ("starting", "ready", "degraded", "draining")
+
+
+def series(fleet: Fleet | None, high_water: float) -> Iterator[Metric]:
+    """Yield all series; without a fleet, that Redis could not be read, and nothing that is old."""
+    yield InfoMetricFamily("warmq_gateway_build", "Version of warmq", {"version": version()})
+    yield _gauge("redis_up", "1 if Redis could be read for this page", [({}, fleet is not None)])
+    if fleet is None:
+        return
+    yield from _waiting(fleet)
+    yield from _workers(fleet)
+    for name, text, value in (
+        ("dead_letters", "Requests that cannot be run", fleet.dead_letters),
+        ("batches", "Batches of any state", fleet.batches),
+        ("leases", "Requests that workers hold", fleet.leases),
+        ("lease_overdue_seconds", "Since when a lease has ended and was not put back",
+         fleet.overdue_s),
+        ("redis_memory_bytes", "Memory that Redis uses", fleet.memory_used),
+        ("redis_memory_high_water_bytes", "Memory from which batches wait; 0 without a limit",
+         fleet.memory_limit * high_water),
+        ("redis_append_only", "1 if Redis keeps an append-only file", fleet.append_only),
+    ):  # fmt: skip
+        yield _gauge(name, text, [({}, value)])
+
+
+def _gauge(name: str, text: str, samples: Iterable[tuple[dict[str, str], float]]) -> Metric:
+    found = GaugeMetricFamily(f"warmq_{name}", text)
+    for labels, value in samples:
+        found.add_sample(found.name, labels, float(value))
+    return found
+
+
+def _waiting(fleet: Fleet) -> Iterator[Metric]:
+    most = Counter[str]()
+    for one in fleet.waiting:
+        most[one.tenant] += one.messages
+    named = {"", *(tenant for tenant, _ in most.most_common(MOST_TENANTS))}
+    counts = Counter[tuple[str, int, str]](
+        {(queue, step, CELERY): 0 for queue in fleet.queues for step in PRIORITY_STEPS}
+    )
+    for one in fleet.waiting:
+        tenant = one.tenant if one.tenant in named else OTHER
+        counts[one.queue, one.priority, tenant or CELERY] += one.messages
+    yield _gauge(
+        "waiting",
+        "Requests in the queue",
+        (
+            ({"queue": queue, "priority": str(step), "tenant": tenant}, count)
+            for (queue, step, tenant), count in sorted(counts.items())
+        ),
+    )
+    by_queue = (({"queue": queue}, age) for queue, age in fleet.oldest_s.items())
+    yield _gauge("oldest_waiting_seconds", "Age of the oldest batch that waits", by_queue)
+    held = (({"queue": queue}, count) for queue, count in fleet.suspects.items())
+    yield _gauge("suspects", "Requests that an engine died with, to be run apart", held)
+
+
+def _workers(fleet: Fleet) -> Iterator[Metric]:
+    states = Counter({(queue, state): 0 for queue in fleet.queues for state in STATES})
+    sums: dict[str, Counter[str]] = {name: Counter() for name in ("slots", "in_flight")}
+    for worker in fleet.workers:
+        states[worker["queue"], str(worker.get("state"))] += 1
+        for name, of in sums.items():
+            of[worker["queue"]] += _number(worker.get(name))
+    yield _gauge(
+        "workers",
+        "Workers that have announced themselves, by state",
+        (
+            ({"queue": queue, "state": state}, count)
+            for (queue, state), count in sorted(states.items())
+            if state in STATES
+        ),
+    )
+    for name, text in (
+        ("slots", "Requests that the engines of all workers run at once"),
+        ("in_flight", "Requests that all workers hold"),
+    ):
+        by_queue = [({"queue": queue}, sums[name][queue]) for queue in fleet.queues]
+        yield _gauge(f"fleet_{name}", text, by_queue)
+
+
+def _number(told: Any) -> int:
+    return told if isinstance(told, int) else 0

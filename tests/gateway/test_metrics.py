@@ -1,0 +1,110 @@
+"""/metrics of a gateway: what a fleet holds in Redis, as Prometheus reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from celery_side import client_app, send, simulated
+from gateway_process import GatewayProcess
+from lessee import submit_batch
+from metric_pages import documented
+from prometheus_client.parser import text_string_to_metric_families
+
+from contract.redis.batches import BatchStore
+from demo.stack import RedisServer, eventually
+
+Page = dict[tuple[str, ...], float]
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RedisServer]:
+    with RedisServer(tmp_path / "redis") as started:
+        yield started
+
+
+@pytest.fixture
+def gateway(server: RedisServer, tmp_path: Path) -> Iterator[GatewayProcess]:
+    (tmp_path / "gateway").mkdir()
+    with GatewayProcess(server.url, tmp_path / "gateway") as started:
+        yield started
+
+
+def page(gateway: GatewayProcess) -> Page:
+    """Return the samples by name and label values, in the labels' alphabetical order."""
+    answer = httpx.get(f"{gateway.url}/metrics", timeout=10)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"].startswith("text/plain")
+    return {
+        (sample.name, *(value for _, value in sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(answer.text)
+        for sample in family.samples
+    }
+
+
+def test_the_page_tells_what_waits_by_queue_priority_and_tenant(
+    gateway: GatewayProcess, server: RedisServer
+) -> None:
+    with server.client() as client:
+        store = BatchStore(client, ttl_ms=60_000)
+        submit_batch(store, bodies=[{"prompt": "a"}] * 3, batch_id="b1", tenant="alpha")
+        submit_batch(store, bodies=[{"prompt": "a"}] * 2, batch_id="b2", tenant="beta")
+    with client_app(server.url) as app:
+        send(app, {"prompt": "a"})
+    # Labels: priority, queue, tenant.
+    found = eventually(
+        lambda: (p := page(gateway))[("warmq_waiting", "0", "warmq", "celery")] and p, 30,
+        "what waits is on the page", 0.5,
+    )  # fmt: skip
+    assert isinstance(found, dict)
+    assert found["warmq_waiting", "6", "warmq", "alpha"] == 3
+    assert found["warmq_waiting", "6", "warmq", "beta"] == 2
+    assert found["warmq_waiting", "9", "warmq", "celery"] == 0
+    assert 0 <= found["warmq_oldest_waiting_seconds", "warmq"] < 60
+    assert found["warmq_workers", "warmq", "ready"] == 0
+    assert (found["warmq_batches",], found["warmq_dead_letters",]) == (2, 0)
+    assert found["warmq_redis_append_only",] == 1
+    assert found["warmq_redis_memory_bytes",] > 100_000
+    assert {name for name, *_ in found} == documented("The gateway's")
+
+
+def test_the_page_tells_of_workers_and_their_slots(
+    gateway: GatewayProcess, server: RedisServer, tmp_path: Path
+) -> None:
+    with simulated(server.url, tmp_path / "w.log", simulated_slots=6):
+        found = eventually(
+            lambda: (p := page(gateway))[("warmq_workers", "warmq", "ready")] and p, 60,
+            "a worker is on the page", 0.5,
+        )  # fmt: skip
+    assert isinstance(found, dict)
+    assert found["warmq_fleet_slots", "warmq"] == 6
+    assert found["warmq_fleet_in_flight", "warmq"] == 0
+
+
+def test_without_redis_the_page_says_so_and_tells_nothing_old(
+    gateway: GatewayProcess, server: RedisServer
+) -> None:
+    eventually(lambda: page(gateway)["warmq_redis_up",] == 1, 30, "a first snapshot", 0.2)
+    server.stop()
+    found = eventually(
+        lambda: (p := page(gateway))[("warmq_redis_up",)] == 0 and p, 60, "it has noticed", 0.5
+    )
+    assert isinstance(found, dict)
+    assert ("warmq_dead_letters",) not in found
+
+
+def test_tenants_beyond_the_most_that_are_named_are_told_together(
+    gateway: GatewayProcess, server: RedisServer
+) -> None:
+    with server.client() as client:
+        store = BatchStore(client, ttl_ms=60_000)
+        for n in range(60):
+            submit_batch(store, bodies=[{"prompt": "a"}], batch_id=f"b{n}", tenant=f"t{n:02}")
+    eventually(lambda: page(gateway).get(("warmq_batches",)) == 60, 30, "all are seen", 0.5)
+    found = page(gateway)
+    waiting = {key[3]: value for key, value in found.items() if key[0] == "warmq_waiting"}
+    assert sum(value for key, value in found.items() if key[0] == "warmq_waiting") == 60
+    assert waiting["other"] >= 10
+    assert len(waiting) <= 52

@@ -1,0 +1,100 @@
+"""The Helm chart, rendered in pure Python: values merged and judged as helm does it."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import yaml
+from gotpl.exts.helm import HelmTemplateEngine
+
+from demo.stack import ROOT
+
+CHART = ROOT / "compose" / "helm" / "warmq"
+EXAMPLES = sorted((CHART / "ci").glob("*-values.yaml"))
+Resource = dict[str, Any]
+
+
+class Capabilities:
+    """What templates may ask of the cluster: nothing is asked of it in this chart."""
+
+
+class Files:
+    """`.Files` of templates."""
+
+    def Get(self, name: str) -> str:  # noqa: N802 - Helm's own name
+        file = CHART / name
+        return file.read_text() if file.exists() else ""
+
+
+def values(example: Path | None = None, **more: Any) -> dict[str, Any]:
+    """Return the chart's values under an example's, and `more` of these at the top."""
+    found: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())
+    if example is not None:
+        found = merged(found, yaml.safe_load(example.read_text()))
+    return merged(found, more)
+
+
+def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Return mappings merged as Helm does it: lists are taken whole."""
+    found = copy.deepcopy(dict(below))
+    for name, value in above.items():
+        if isinstance(value, Mapping) and isinstance(found.get(name), Mapping):
+            found[name] = merged(found[name], value)
+        else:
+            found[name] = copy.deepcopy(value)
+    return found
+
+
+def judge(given: Mapping[str, Any]) -> None:
+    """Raise jsonschema.ValidationError for values that `helm install` refuses."""
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    jsonschema.Draft7Validator(schema).validate(given)
+
+
+def render(given: Mapping[str, Any], release: str = "prod") -> list[Resource]:
+    """Return the resources that helm would send, of values from `values()`.
+
+    Raises:
+        jsonschema.ValidationError: values are not as values.schema.json has them.
+        Exception: the renderer's, for a template's own `fail`.
+    """
+    return [resource for text in texts(given, release) for resource in documents(text)]
+
+
+def texts(given: Mapping[str, Any], release: str = "prod") -> list[str]:
+    """Return the text of each template, rendered."""
+    judge(given)
+    sources = {f"warmq/templates/{f.name}": f.read_text() for f in (CHART / "templates").iterdir()}
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    context = {
+        "Values": dict(given),
+        "Chart": {name[0].upper() + name[1:]: value for name, value in chart.items()},
+        "Release": {"Name": release, "Namespace": "ml", "Service": "Helm", "IsInstall": True},
+        "Capabilities": Capabilities(),
+        "Files": Files(),
+        "Template": {"Name": "", "BasePath": "warmq/templates"},
+    }
+    engine = HelmTemplateEngine(sources)
+    rendered = engine.render({name: context for name in sources if not name.endswith(".tpl")})
+    return [text for name, text in sorted(rendered.items()) if name.endswith(".yaml")]
+
+
+def documents(text: str) -> Iterator[Resource]:
+    """Return a text's documents, those that are empty left out; a key given twice is an error."""
+    yield from filter(None, yaml.load_all(text, Loader=_Strict))
+
+
+class _Strict(yaml.SafeLoader):
+    """Refuses a key that a mapping has twice, which Kubernetes would take the last of."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        names = [self.construct_object(key, deep=True) for key, _ in node.value]
+        twice = {name for name in names if names.count(name) > 1}
+        if twice:
+            raise ValueError(f"given twice: {twice} at {node.start_mark}")
+        return super().construct_mapping(node, deep)

@@ -1,0 +1,363 @@
+"""The Helm chart: every example is valid in every version, and means what the pages say."""
+
+from __future__ import annotations
+
+import copy
+import os
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import helm_chart
+import jsonschema
+import pytest
+from expressions import DASHBOARDS, rules, selectors
+from helm_chart import EXAMPLES, Resource, render, values
+from kubernetes_schemas import VERSIONS, problem
+from metric_pages import documented
+
+from contract.setting_names import OF_GATEWAYS, OF_WORKERS
+from worker.drain.lifecycle import State
+from worker.drain.stopping import STOP_S
+from worker.engine.rbln.start import RBLN_KILL_GRACE_S
+from worker.settings import WorkerSettings
+
+NAMES = [example.name.removesuffix("-values.yaml") for example in EXAMPLES]
+SETTINGS = OF_WORKERS | OF_GATEWAYS | WorkerSettings.model_fields.keys()
+
+
+def example(name: str, **more: Any) -> list[Resource]:
+    return render(values(EXAMPLES[NAMES.index(name)], **more))
+
+
+def of_kind(kind: str, resources: list[Resource]) -> dict[str, Resource]:
+    """Return the resources of one kind by name."""
+    return {r["metadata"]["name"]: r for r in resources if r["kind"] == kind}
+
+
+def worker(**spec: Any) -> list[Resource]:
+    """Render one worker `w`, and no gateway."""
+    spec = {"device": "cpu", "model": "/models/m"} | spec
+    return render(values(workers={"w": spec}, gateway={"enabled": False}))
+
+
+def pod(**spec: Any) -> Resource:
+    found: Resource = of_kind("Deployment", worker(**spec))["prod-warmq-worker-w"]["spec"]
+    template: Resource = found["template"]["spec"]
+    return template
+
+
+def container(**spec: Any) -> Resource:
+    found: Resource = pod(**spec)["containers"][0]
+    return found
+
+
+def env_of(box: Resource) -> dict[str, str]:
+    return {each["name"]: each.get("value", "") for each in box["env"]}
+
+
+def all_pods() -> list[tuple[str, Resource]]:
+    """Return (Deployment's name, pod) of every example."""
+    return [
+        (deployment, found["spec"]["template"]["spec"])
+        for name in NAMES
+        for deployment, found in of_kind("Deployment", example(name)).items()
+    ]
+
+
+# -- schemas --------------------------------------------------------------------------
+
+
+def test_there_are_six_examples() -> None:
+    assert len(EXAMPLES) == 6
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("name", NAMES)
+def test_every_example_is_valid_in_every_version_of_kubernetes(name: str, version: str) -> None:
+    resources = example(name)
+    assert [problem(each, version) for each in resources] == [""] * len(resources)
+
+
+def paths(value: Any) -> list[tuple[Any, ...]]:
+    """Return where mappings are within a value, but those that take any name."""
+    free = ("labels", "annotations", "matchLabels", "limits", "requests", "metadata", "emptyDir")
+    if isinstance(value, dict):
+        below = [(k, *path) for k, v in value.items() if k not in free for path in paths(v)]
+        return [(), *below]
+    if isinstance(value, list):
+        return [(n, *path) for n, v in enumerate(value) for path in paths(v)]
+    return []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_schemas_would_find_a_field_that_is_in_a_wrong_place(name: str) -> None:
+    for resource in example(name):
+        places = paths(resource)
+        for place in (places[0], places[len(places) // 2], places[-1]):
+            wrong = copy.deepcopy(resource)
+            at: Any = wrong
+            for step in place:
+                at = at[step]
+            if "nodeSelector" in place:
+                continue
+            at["misspelt"] = 1
+            assert problem(wrong, VERSIONS[-1]), (resource["kind"], place)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"workers": {"w": {"modle": "/m"}}}, "modle"),
+        ({"workers": {"w": {"device": "tpu"}}}, "tpu"),
+        ({"workers": {"W_1": {}}}, "W_1"),
+        ({"workers": {"w": {"env": {"a b": "1"}}}}, "a b"),
+        ({"workers": {"w": {"drainTimeoutS": "25"}}}, "25"),
+        ({"gateway": {"store": "files"}}, "files"),
+        ({"redis": {"existingSecret": ""}}, "non-empty"),
+        ({"repliacs": 1}, "repliacs"),
+    ],
+)  # fmt: skip
+def test_a_wrong_value_is_refused_by_the_schema(wrong: dict[str, Any], told: str) -> None:
+    with pytest.raises(jsonschema.ValidationError, match=told):
+        helm_chart.judge(values(**wrong))
+
+
+def test_every_field_of_the_defaults_has_a_schema_and_is_valid() -> None:
+    helm_chart.judge(values())
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"workers": {"w": {}}, "gateway": {"enabled": False}}, "workers.w.model is not set"),
+        ({}, "gateway.store and gateway.existingClaim are not set"),
+        ({"gateway": {"store": "s3://a", "existingClaim": "b"}}, "choose one"),
+        (
+            {"gateway": {"enabled": False},
+             "workers": {"w": {"model": "/m", "autoscaling": {"enabled": True}}}},
+            "needs the gateway",
+        ),
+        (
+            {"gateway": {"enabled": False},
+             "workers": {"w": {"model": "/m", "autoscaling": {
+                 "enabled": True, "source": "prometheus"}}}},
+            "needs serverAddress and query",
+        ),
+        (
+            {"gateway": {"store": "s3://a"},
+             "workers": {"w": {"model": "/m", "autoscaling": {
+                 "enabled": True, "minReplicas": 9, "maxReplicas": 3}}}},
+            "minReplicas is above maxReplicas",
+        ),
+        (
+            {"gateway": {"store": "s3://a"}, "metrics": {"podMonitor": {"enabled": True}}},
+            "set metrics.enabled",
+        ),
+    ],
+)  # fmt: skip
+def test_values_that_cannot_work_together_are_refused_in_words(
+    wrong: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(Exception, match=told):
+        render(values(**wrong))
+
+
+# -- workers --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("spec", "kill_grace_s"),
+    [({}, 5), ({"device": "rbln"}, RBLN_KILL_GRACE_S), ({"killGraceS": 0}, 0),
+     ({"drainTimeoutS": 600}, 5), ({"drainTimeoutS": 0}, 5)],
+)  # fmt: skip
+def test_a_pod_is_killed_after_the_worker_must_have_ended(
+    spec: dict[str, Any], kill_grace_s: float
+) -> None:
+    found = pod(**spec)
+    env = env_of(found["containers"][0])
+    assert float(env["WARMQ_KILL_GRACE_S"]) == kill_grace_s
+    assert float(env["WARMQ_DRAIN_TIMEOUT_S"]) == spec.get("drainTimeoutS", 25)
+    bound_s = float(env["WARMQ_DRAIN_TIMEOUT_S"]) + kill_grace_s + STOP_S
+    assert bound_s < found["terminationGracePeriodSeconds"] <= bound_s + 10
+
+
+def probe(name: str, box: Resource, heartbeat: Path) -> bool:
+    """Run a probe's command as the kubelet does, on another file."""
+    command = [
+        word.replace("/run/warmq/heartbeat", str(heartbeat))
+        for word in box[f"{name}Probe"]["exec"]["command"]
+    ]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("state", State)
+def test_the_probes_read_each_state_of_a_worker(state: State, tmp_path: Path) -> None:
+    box, file = container(), tmp_path / "heartbeat"
+    file.write_text(f"{state.value}\n")
+    assert probe("liveness", box, file)
+    assert probe("readiness", box, file) == (state is State.READY)
+    started = state in (State.READY, State.DEGRADED, State.DRAINING)
+    assert probe("startup", box, file) == started
+
+
+def test_a_worker_whose_heartbeat_is_old_or_missing_is_not_alive(tmp_path: Path) -> None:
+    box, file = container(heartbeatS=30), tmp_path / "heartbeat"
+    assert not probe("liveness", box, file)
+    file.write_text("ready\n")
+    os.utime(file, (time.time() - 25, time.time() - 25))
+    assert probe("liveness", box, file)
+    os.utime(file, (time.time() - 31, time.time() - 31))
+    assert not probe("liveness", box, file)
+
+
+def test_a_start_may_take_as_long_as_it_is_given() -> None:
+    for seconds in (60, 3600, 7200, 65):
+        startup = container(startupS=seconds)["startupProbe"]
+        assert seconds <= startup["periodSeconds"] * startup["failureThreshold"] < seconds + 10
+
+
+def test_accelerators_are_asked_for_by_device() -> None:
+    def limits(**spec: Any) -> Any:
+        return container(**spec).get("resources", {}).get("limits")
+
+    assert limits(device="cpu") is None
+    assert limits(device="cuda", accelerators=2) == {"nvidia.com/gpu": "2"}
+    assert limits(device="rbln") == {"rebellions.ai/ATOM": "1"}
+    memory = {"limits": {"memory": "64Gi"}}
+    assert limits(device="cuda", resourceName="x.org/card", resources=memory) == {
+        "memory": "64Gi", "x.org/card": "1"
+    }  # fmt: skip
+
+
+def test_what_a_worker_says_goes_before_the_defaults_also_if_it_is_nothing() -> None:
+    given = values(
+        workerDefaults={"replicas": 3, "drainTimeoutS": 60, "autoscaling": {"minReplicas": 2}},
+        workers={"a": {"device": "cpu", "model": "/m", "replicas": 0, "drainTimeoutS": 0},
+                 "b": {"device": "cpu", "model": "/m", "autoscaling": {
+                     "enabled": True, "minReplicas": 0}}},
+        gateway={"store": "s3://a"},
+    )  # fmt: skip
+    resources = render(given)
+    deployments = of_kind("Deployment", resources)
+    assert deployments["prod-warmq-worker-a"]["spec"]["replicas"] == 0
+    assert deployments["prod-warmq-worker-b"]["spec"].get("replicas") is None  # KEDA's
+    scaled = of_kind("ScaledObject", resources)["prod-warmq-worker-b"]["spec"]
+    assert scaled["minReplicaCount"] == 0
+
+
+# -- all pods --------------------------------------------------------------------------
+
+
+def test_no_pod_is_root_or_may_write_its_own_files() -> None:
+    for name, found in all_pods():
+        assert found["securityContext"]["runAsNonRoot"] is True, name
+        assert found["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert found["automountServiceAccountToken"] is False
+        for box in found["containers"]:
+            assert box["securityContext"] == {
+                "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }  # fmt: skip
+
+
+def test_pods_are_given_settings_that_there_are() -> None:
+    for name, found in all_pods():
+        # Kubernetes would add WARMQ_GATEWAY_PORT and others for a Service `warmq-gateway`.
+        assert found["enableServiceLinks"] is False
+        for variable in env_of(found["containers"][0]):
+            if variable.startswith("WARMQ_"):
+                assert variable.removeprefix("WARMQ_").lower() in SETTINGS, (name, variable)
+
+
+def test_every_mount_has_its_volume() -> None:
+    for name, found in all_pods():
+        volumes = [each["name"] for each in found["volumes"]]
+        mounts = [each["name"] for each in found["containers"][0]["volumeMounts"]]
+        assert sorted(volumes) == sorted(mounts), name
+        assert len(set(volumes)) == len(volumes)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_selects_pods_selects_those_of_one_deployment(name: str) -> None:
+    resources = example(name)
+    pods = {
+        n: d["spec"]["template"]["metadata"]["labels"]
+        for n, d in of_kind("Deployment", resources).items()
+    }
+
+    def selected(labels: dict[str, str]) -> list[str]:
+        return [n for n, has in pods.items() if labels.items() <= has.items()]
+
+    for kind in ("Deployment", "PodDisruptionBudget"):
+        for n, resource in of_kind(kind, resources).items():
+            assert selected(resource["spec"]["selector"]["matchLabels"]) == [n]
+    for n, resource in of_kind("Service", resources).items():
+        assert selected(resource["spec"]["selector"]) == [n]
+    covered = [
+        n
+        for policy in of_kind("NetworkPolicy", resources).values()
+        for n in selected(policy["spec"]["podSelector"]["matchLabels"])
+    ]
+    assert sorted(covered) == sorted(pods)
+    for monitor in of_kind("PodMonitor", resources).values():
+        assert selected(monitor["spec"]["selector"]["matchLabels"]) == [*pods]
+
+
+# -- KEDA ------------------------------------------------------------------------------
+
+
+def test_keda_asks_the_gateway_for_what_waits_and_runs_of_the_workers_model() -> None:
+    resources = example("autoscaled")
+    (name, scaled), = of_kind("ScaledObject", resources).items()  # fmt: skip
+    assert scaled["spec"]["scaleTargetRef"]["name"] == name
+    assert name in of_kind("Deployment", resources)
+    (trigger,) = scaled["spec"]["triggers"]
+    service, port = "prod-warmq-gateway", 8000
+    assert service in of_kind("Service", resources)
+    assert trigger["metadata"] == {
+        "url": f"http://{service}.ml.svc:{port}/warmq/v1/scale?model=org%2Fllama+3",
+        "valueLocation": "tokens", "targetValue": "1200000", "activationTargetValue": "0",
+        "authMode": "bearer",
+    }  # fmt: skip
+    auth = of_kind("TriggerAuthentication", resources)[trigger["authenticationRef"]["name"]]
+    assert auth["spec"]["secretTargetRef"] == [
+        {"parameter": "token", "name": "warmq-scaler-key", "key": "key"}
+    ]
+
+
+@pytest.mark.parametrize("name", ["autoscaled", "prometheus"])
+def test_all_that_keda_reads_of_a_trigger_is_text(name: str) -> None:
+    for scaled in of_kind("ScaledObject", example(name)).values():
+        for trigger in scaled["spec"]["triggers"]:
+            assert {type(value) for value in trigger["metadata"].values()} == {str}
+
+
+def test_dashboards_and_rules_arrive_as_they_are_in_the_repository() -> None:
+    resources = example("prometheus")
+    maps = {
+        name: text
+        for config in of_kind("ConfigMap", resources).values()
+        for name, text in config["data"].items()
+    }
+    assert maps == {f"warmq-{file.stem}.json": file.read_text().rstrip("\n") for file in DASHBOARDS}
+    (rule,) = of_kind("PrometheusRule", resources).values()
+    given = [each for group in rule["spec"]["groups"] for each in group["rules"]]
+
+    def named(found: list[Resource]) -> dict[str, Resource]:
+        return {each.get("alert") or each["record"]: each for each in found}
+
+    assert named(given) == named(rules())
+    assert len(given) == len(rules())
+
+
+def test_keda_asks_prometheus_for_series_that_there_are() -> None:
+    (scaled,) = of_kind("ScaledObject", example("prometheus")).values()
+    query = scaled["spec"]["triggers"][0]["metadata"]["query"]
+    assert {each.series for each in selectors(query)} <= documented("The gateway's")
+
+
+def test_no_data_of_prometheus_is_no_reason_to_stop_all_workers() -> None:
+    (scaled,) = of_kind("ScaledObject", example("prometheus")).values()
+    assert scaled["spec"]["triggers"][0]["metadata"]["ignoreNullValues"] == "false"

@@ -1,0 +1,47 @@
+"""A file that says that the drain's loop turns, and what the worker is doing.
+
+For whoever restarts what hangs, as Kubernetes does: Redis may be away and the engine may be
+starting for an hour, and the file is written all the same, since both are awaited. Only a loop that
+no longer turns, or a process that is gone, lets it grow old.
+"""
+
+import asyncio
+import logging
+from pathlib import Path
+
+from worker.drain.serving import Serving
+
+log = logging.getLogger(__name__)
+
+#: How often the file is written, in seconds.
+EVERY_S = 1.0
+
+
+async def beat(drain: Serving) -> None:
+    """Write the worker's state and a line break to WARMQ_HEARTBEAT_FILE every second, if it is set.
+
+    The file takes its place whole, so that nobody reads half of a word. One that cannot be written
+    is told once: the worker goes on, and is restarted by whoever reads the file.
+    """
+    if drain.settings.heartbeat_file is None:
+        return
+    file = Path(drain.settings.heartbeat_file)
+    told = False
+    while True:
+        try:
+            _write(file, f"{drain.lifecycle.state.value}\n")
+            told = False
+        except OSError as error:
+            if not told:
+                log.warning(
+                    "WARMQ_HEARTBEAT_FILE: %s; name a file in a folder that this user may write",
+                    error, extra={"action": "heartbeat_failed"},
+                )  # fmt: skip
+            told = True
+        await asyncio.sleep(EVERY_S)
+
+
+def _write(file: Path, text: str) -> None:
+    part = file.with_name(f"{file.name}.part")
+    part.write_text(text)
+    part.replace(file)

@@ -1,0 +1,136 @@
+"""The worker's own series for Prometheus, read from the drain when somebody asks for them.
+
+Nothing is written for a scrape that does not come, and none asks Redis: what lies there is shown by
+the gateway, once for all workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+)
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from contract.version import version
+from worker.drain.lifecycle import State
+from worker.drain.loop import Drain
+from worker.telemetry.durations import buckets
+from worker.telemetry.seen import Seen, Told, together
+
+OUTCOMES = ("completed", "failed", "cancelled", "expired")
+
+
+class WorkerMetrics(Collector):
+    """All series of one drain. Each has the labels `queue` and `model`."""
+
+    def __init__(self, drain: Drain, parts: Callable[[], Sequence[Told]]) -> None:
+        """Tell of a drain, and of the reports of further front ends that `parts` returns."""
+        self._drain = drain
+        self._parts = parts
+        self._seen = Seen(drain.events)
+
+    def describe(self) -> Iterable[Metric]:
+        """Return nothing: names are checked when they are read."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every series as it is now."""
+        parts = self._parts()
+        told = [part["seen"] for part in parts if "seen" in part]
+        seen = together([self._seen.as_json(), *told])
+        yield InfoMetricFamily("warmq_build", "Version of warmq", {"version": version()})
+        yield self._state()
+        yield from self._requests(parts)
+        yield from self._slots(parts)
+        yield from self._times(seen["durations"])
+        yield from self._troubles(seen["happenings"], parts)
+
+    def _labels(self) -> dict[str, str]:
+        settings, capacity = self._drain.settings, self._drain.supervisor.capacity
+        model = settings.served_model_name or (capacity.model if capacity else settings.model)
+        return {"queue": settings.queue_to_drain, "model": model or ""}
+
+    def _gauge(self, name: str, text: str, value: float) -> Metric:
+        found = GaugeMetricFamily(f"warmq_{name}", text)
+        found.add_sample(found.name, self._labels(), value)
+        return found
+
+    def _counter(self, name: str, text: str, value: float) -> Metric:
+        found = CounterMetricFamily(f"warmq_{name}", text)
+        found.add_sample(f"{found.name}_total", self._labels(), value)
+        return found
+
+    def _histogram(self, name: str, text: str, of: Told) -> Metric:
+        found = HistogramMetricFamily(f"warmq_{name}_seconds", text)
+        labels, below = self._labels(), buckets(of["counts"])
+        for bound, count in below:
+            found.add_sample(f"{found.name}_bucket", {**labels, "le": bound}, count)
+        found.add_sample(f"{found.name}_count", labels, below[-1][1])
+        found.add_sample(f"{found.name}_sum", labels, of["total"])
+        return found
+
+    def _state(self) -> Metric:
+        found = GaugeMetricFamily("warmq_worker_state", "1 for the state that the worker is in")
+        now, labels = self._drain.lifecycle.state, self._labels()
+        for state in State:
+            value = float(state is now)
+            found.add_sample(found.name, {**labels, "state": state.value}, value)
+        return found
+
+    def _requests(self, parts: Sequence[Told]) -> Iterator[Metric]:
+        counts, labels = self._drain.counts.as_json(), self._labels()
+        for part in parts:
+            counts = {name: value + part["counts"][name] for name, value in counts.items()}
+        ended = CounterMetricFamily("warmq_requests", "Requests that have ended, by outcome")
+        for outcome in OUTCOMES:
+            value = float(counts[outcome])
+            ended.add_sample("warmq_requests_total", {**labels, "outcome": outcome}, value)
+        yield ended
+        yield self._counter("requests_leased", "Requests taken from the queue", counts["popped"])
+        yield self._counter(
+            "requests_handed_back", "Requests put back into the queue", counts["handed_back"]
+        )
+        yield self._counter("prompt_tokens", "Tokens of prompts", counts["prompt_tokens"])
+        yield self._counter("completion_tokens", "Tokens written", counts["completion_tokens"])
+        yield self._counter(
+            "cached_prompt_tokens",
+            "Tokens of prompts that the running engine found in its prefix cache",
+            self._drain.supervisor.cached_prompt_tokens(),
+        )
+
+    def _slots(self, parts: Sequence[Told]) -> Iterator[Metric]:
+        drain = self._drain
+        slots = drain.room.slots + sum(part["slots"] for part in parts)
+        held = len(drain.in_flight) + sum(part["in_flight"] for part in parts)
+        yield self._gauge("slots", "Requests that the engine runs at once", slots)
+        yield self._gauge("in_flight", "Requests that the worker holds", held)
+
+    def _times(self, took: Told) -> Iterator[Metric]:
+        for name, text, of in (
+            ("request_engine", "Time from the engine's start of work to its answer", "engine"),
+            ("request_queued", "Time from a batch's creation until a request was taken", "queued"),
+            ("request", "Time from a batch's creation to a request's answer", "whole"),
+        ):
+            yield self._histogram(name, text, took[of])
+
+    def _troubles(self, seen: Told, parts: Sequence[Told]) -> Iterator[Metric]:
+        errors = self._drain.leases.errors + sum(part["redis_errors"] for part in parts)
+        for name, text, value in (
+            ("redeliveries", "Requests taken that were handed out before", seen["redelivered"]),
+            ("leases_lost", "Leases that other workers have now", seen["leases_lost"]),
+            ("leases_swept", "Requests of dead workers put back", seen["swept"]),
+            ("engine_starts", "Engines that became ready", seen["engine_starts"]),
+            ("engine_deaths", "Engines that died", seen["engine_deaths"]),
+            ("redis_outages", "Times that Redis went away", seen["redis_outages"]),
+            ("redis_errors", "Calls that Redis did not answer", errors),
+        ):
+            yield self._counter(name, text, value)
+        yield self._gauge(
+            "engine_start_seconds", "How long the latest engine took to start", seen["ready_s"]
+        )

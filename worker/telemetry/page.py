@@ -1,0 +1,62 @@
+"""Serves /metrics: the worker's own series, and those of an engine that runs in this process."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import REGISTRY, Collector
+
+from contract.settings import SettingsError
+from worker.drain.loop import Drain
+from worker.telemetry.metrics import WorkerMetrics
+from worker.telemetry.seen import Told
+
+#: vLLM writes its series, all named so, into the library's global registry.
+VLLM = "vllm:"
+
+
+class VllmSeries(Collector):
+    """vLLM's own series, if an engine of it runs in this process."""
+
+    def describe(self) -> list[Metric]:
+        """Return nothing: names are checked when they are read."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield them as they are now."""
+        if "vllm" in sys.modules:
+            yield from (found for found in REGISTRY.collect() if found.name.startswith(VLLM))
+
+
+@contextmanager
+def metrics_page(drain: Drain, parts: Callable[[], Sequence[Told]]) -> Iterator[None]:
+    """Serve the page while the context is open, on a port and a thread of its own; without
+    `metrics_port` do nothing. `parts` returns the reports of further front ends.
+
+    Raises:
+        SettingsError: the port cannot be had.
+    """
+    port, host = drain.settings.metrics_port, drain.settings.metrics_host
+    if port is None:
+        yield
+        return
+    registry = CollectorRegistry()
+    registry.register(WorkerMetrics(drain, parts))
+    registry.register(VllmSeries())
+    try:
+        server, thread = start_http_server(port, host, registry)
+    except OSError as error:
+        raise SettingsError(
+            f"WARMQ_METRICS_PORT: nothing can listen on {host}:{port}: {error.strerror}; give "
+            "another port, or stop what has it"
+        ) from None
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
