@@ -9,12 +9,13 @@ from producer.cli import options
 from producer.cli.context import Context, Exit, hint, open_input, pass_context
 from producer.cli.outputs import check_outputs, errors_beside
 from producer.cli.progress import Meter, counted, tell
-from producer.cli.served import refuse_older_workers, tell_if_unserved
+from producer.cli.served import tell_if_unserved
 from producer.cli.shaping import make_submission, shaping_options
 from producer.cli.show import put_json, written_json
 from producer.cli.told import ignored_fields, order
 from producer.core.files import check_writable
 from producer.core.journal import Journal, RunProgress
+from producer.core.older_workers import refuse_older_workers
 from producer.core.reader import Input
 from producer.core.submission import Submission
 from producer.core.windows import Run
@@ -60,7 +61,7 @@ def command(
     check_outputs(output, errors, file, Journal(places[0]).path)
     submission = make_submission(context.settings, "run", shaping)
     source = open_input(file)
-    refuse_older_workers(context.store, submission.queue)
+    refuse_older_workers(context.store, submission.queue, tell)
     tell_if_unserved(context.store, context.settings.queue, submission.model)
     taken = _taken(context, submission, source, output, places, window)
     return _ended(output, str(places[1]), taken, as_json)

@@ -5,32 +5,25 @@ import secrets
 import shlex
 import sys
 import time
-from dataclasses import dataclass, field
 from typing import Any
 
 import click
 
 from contract.batch import Batch
-from contract.redis.batches import BatchStore
-from contract.settings import Settings
 from producer.cli import options, progress, show, told
 from producer.cli.collect import collect
 from producer.cli.context import WATCH_AGAIN, Context, Exit, hint, open_input, pass_context
 from producer.cli.outputs import check_outputs
 from producer.cli.progress import Meter, tell
-from producer.cli.served import refuse_older_workers, tell_if_unserved
+from producer.cli.served import tell_if_unserved
 from producer.cli.shaping import make_submission, shaping_options
 from producer.cli.values import parse_deadline
 from producer.core.files import OutputUnwritable
+from producer.core.older_workers import refuse_older_workers
 from producer.core.queue_workers import QueueWorkers
-from producer.core.reader import Input, chunks
-from producer.core.same_batch import WritesLost
-from producer.core.submission import Submission, Wish
-from producer.core.submit import Submitter
+from producer.core.resuming import Resuming
+from producer.core.submission import Wish
 from producer.core.summary import Summary
-
-#: Times a file is read anew before the user is asked to.
-_TIMES = 5
 
 
 @click.command("submit")
@@ -80,7 +73,7 @@ def command(
     if output or errors:
         check_outputs(output, errors, file, replaced_by=None if force else batch_id or "")
     source = open_input(file)
-    if submission.order != "input" and source.size is None:
+    if submission.order != "input" and not source.repeatable:
         _tell_unplanned(submission.order, file)
     if until:
         submission.check_deadline(context.store)
@@ -121,7 +114,7 @@ def _put_id(text: str, *, err: bool) -> None:
 def _queued(submitting: "ResumingSubmit", queue: str) -> Summary:
     """Queue the file, and say what became of it and who will serve it."""
     name, store, began = submitting.submission.batch_id, submitting.store, time.monotonic()
-    refuse_older_workers(store, queue)
+    refuse_older_workers(store, queue, tell)
     tell_if_unserved(store, submitting.settings.queue, submitting.submission.model)
     again = f"the same command with --batch-id {name}"
     mended = (
@@ -160,76 +153,32 @@ def _followed(
     return status, batch
 
 
-@dataclass(slots=True)
-class ResumingSubmit:
-    """Submits one file, and goes on by itself where Redis has lost its last writes (a failover).
+class ResumingSubmit(Resuming):
+    """Submits one source with a meter, and says what it does where Redis has lost writes."""
 
-    What Redis still has of a batch is a beginning of it: cursor and digest say which. So the
-    file is read again from its start, as the same command would do, and the rest is queued.
-    `source` is closed when it was read.
-    """
-
-    store: BatchStore
-    settings: Settings
-    submission: Submission
-    source: Input
-    _submitter: Submitter = field(init=False)
-    _tries_left: int = _TIMES
-
-    def submit(self) -> Summary:
-        """Queue what is not queued yet, and seal the batch. Raises what `Submitter` does."""
-        while True:
-            try:
-                return self._once()
-            except WritesLost as error:
-                self._read_again(error)
+    _meter: Meter
+    _waited = False
 
     def watched(self, batch: Batch) -> Batch:
-        """Follow the submitted batch to its end; return its last state.
+        """Follow the submitted batch to its end, showing how far it is; as `followed` does."""
+        return self.followed(
+            batch, lambda batch: progress.watch(self.store, batch, may_reopen=False)
+        )
 
-        Raises:
-            BatchChanged: if it is deleted or submitted anew meanwhile, or lines are lost that
-                cannot be read again.
-        """
-        while True:
-            try:
-                return progress.watch(self.store, batch, may_reopen=False)
-            except WritesLost as error:
-                tell(f"{error.message}; saying again where it ends")
-            try:
-                batch = self._submitter.seal().batch
-            except WritesLost as error:
-                self._read_again(error)
-                batch = self.submit().batch
+    def _tell(self, text: str) -> None:
+        tell(text)
 
-    def _read_again(self, error: WritesLost) -> None:
-        """Open the file anew, or raise the error where that is not possible or did not help."""
-        if self.source.size is None or not self._tries_left:  # a pipe's lines are gone
-            raise error
-        self._tries_left -= 1
-        tell(f"{error.message}; submitting the rest again")
-        self.source = Input(self.source.name)
+    def _report(self, summary: Summary) -> None:
+        text = f"{summary.lines} lines read"
+        if summary.pushed:
+            text += f", {summary.pushed} of the requests queued"
+        if summary.waiting:
+            text += f", waiting: {summary.waiting}"
+        at_once = bool(summary.waiting) and not self._waited
+        self._meter.update(self.source.position, text, at_once=at_once)
+        self._waited = bool(summary.waiting)
 
     def _once(self) -> Summary:
-        source, submission = self.source, self.submission
-        with Meter(submission.batch_id, source.size) as meter:
-            waited = False
-
-            def report(summary: Summary) -> None:
-                nonlocal waited
-                text = f"{summary.lines} lines read"
-                if summary.pushed:
-                    text += f", {summary.pushed} of the requests queued"
-                if summary.waiting:
-                    text += f", waiting: {summary.waiting}"
-                meter.update(source.position, text, at_once=bool(summary.waiting) and not waited)
-                waited = bool(summary.waiting)
-
-            try:
-                planned = submission.order != "input" and source.size is not None
-                batch = submission.create(self.store, source.name, planned=planned)
-                self._submitter = Submitter(self.store, self.settings, submission, batch, report)
-                seed, limit = submission.seed, self.settings.max_line_bytes
-                return self._submitter.run(chunks(source.lines(), seed, limit))
-            finally:
-                source.close()
+        self._waited = False
+        with Meter(self.submission.batch_id, self.source.size) as self._meter:
+            return super()._once()
