@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from functools import cached_property
-from typing import Any, Self, Unpack
+from typing import Any, Protocol, Self, Unpack
 
 from contract.errors import BatchConflict
 from contract.nearest import did_you_mean
@@ -17,14 +17,24 @@ from producer.client.options import SubmitOptions, submission_of
 from producer.client.words import worded
 from producer.core.items import Items
 from producer.core.older_workers import refuse_older_workers
-from producer.core.reader import Input
 from producer.core.resuming import Resuming
 from producer.core.source import Source
+from producer.core.sources import open_source
 from producer.core.submission import BadOption
+from producer.core.tables.frames import frame_source, is_frame
+from producer.core.tables.mapping import RowMapping
+
+
+class SupportsArrow(Protocol):
+    """A data frame or table of any library that speaks Arrow."""
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None, /) -> object:
+        """Return a capsule of an Arrow stream."""
+
 
 #: A request as a line of a file has it, `{"prompt": ...}`, `{"messages": ...}` or OpenAI's form.
 Request = Mapping[str, Any]
-Requests = Iterable[Request] | str | os.PathLike[str]
+Requests = Iterable[Request] | SupportsArrow | str | os.PathLike[str]
 
 
 class Client:
@@ -67,8 +77,10 @@ class Client:
         `batch_id` and requests goes on where an interrupted one stopped; no request runs twice.
 
         Args:
-            requests: any iterable of dicts, or the path of a file of JSON lines, also .gz or .zst.
-            options: `batch_id`, `model`, `fields` and the others that SubmitOptions explains.
+            requests: any iterable of dicts; a data frame or table (pandas, polars, pyarrow), whose
+                rows are the requests; or the path of a file: JSON lines, parquet, Arrow, CSV.
+            options: `columns` (which column is which field), `batch_id`, `model`, `fields` and the
+                others that SubmitOptions explains.
 
         Raises:
             BadOption: an argument is wrong.
@@ -78,7 +90,7 @@ class Client:
         """
         with worded():
             submission = submission_of(options, self._settings)
-            source = _source(requests)
+            source = _source(requests, options.get("columns", {}))
             if submission.order == "prefix" and not source.repeatable:
                 raise BadOption(
                     "order 'prefix' is planned from all requests, and these can be iterated only "
@@ -107,13 +119,23 @@ class Client:
         return [Batch(self._store, found) for found in self._store.batches()]
 
 
-def _source(requests: Any) -> Source:
+def _source(requests: Any, columns: Mapping[str, str]) -> Source:
+    """Return what the requests are read from.
+
+    Raises:
+        BadOption, InputUnreadable, ExtraMissing: saying what is taken instead.
+    """
     if isinstance(requests, str | os.PathLike):
-        return Input(os.fspath(requests))
+        return open_source(os.fspath(requests), columns)
+    if is_frame(requests):
+        return frame_source(requests, columns)
     if isinstance(requests, Mapping) or not isinstance(requests, Iterable):
         kind = type(requests).__name__
         raise BadOption(
             f"requests: {kind} is not taken; give an iterable of dicts such as "
-            '[{"prompt": "..."}], or the path of a file'
+            '[{"prompt": "..."}], a data frame, or the path of a file'
         )
-    return Items(requests)
+    if not columns:
+        return Items(requests)
+    mapping = RowMapping(columns)
+    return Items(requests, mapping.line, what="row", columns=mapping.columns)

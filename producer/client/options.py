@@ -17,6 +17,8 @@ Deadline = dt.timedelta | dt.datetime
 class SubmitOptions(TypedDict, total=False):
     """Options of `submit`; all may be left out.
 
+    columns: of rows that are no requests as they stand: the column, or the template over columns,
+        that each field gets, as `{"prompt": "text"}` or `{"messages.user": "Translate: {text}"}`.
     batch_id: name of the batch; the same one resumes it. By default a new one.
     model: served model to send the requests to; '' for workers without a name.
     fields: body fields that every request gets, as `{"max_tokens": 256}`.
@@ -29,6 +31,7 @@ class SubmitOptions(TypedDict, total=False):
         something; neither is possible for what can be iterated only once.
     """
 
+    columns: Mapping[str, str]
     batch_id: str | None
     model: str
     fields: Mapping[str, Any]

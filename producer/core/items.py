@@ -47,7 +47,7 @@ def line_of(request: Any) -> bytes:
 
 
 class Items:
-    """What a program gives: any iterable. One that gives itself as its iterator is read once.
+    """What a program gives: any iterable. An iterator is read once, and so is what `once` says.
 
     `to_line` makes a line of each, `what` is what one is called, `columns` as in `told_by_row`.
     """
@@ -60,24 +60,23 @@ class Items:
         name: str = "a Python iterable",
         what: str = "request",
         columns: Mapping[str, str] | None = None,
+        once: bool = False,
     ) -> None:
         self.name = name
         self._items = items
         self._to_line = to_line
         self._what = what
         self._columns = columns or {}
+        #: Whether it can be iterated again: a list can, a generator cannot.
+        self.repeatable = not (once or isinstance(items, Iterator))
         #: How many were read.
         self.position = 0
 
     @property
     def size(self) -> int | None:
         """How many there are, where that is known."""
-        return len(self._items) if isinstance(self._items, Sized) else None
-
-    @property
-    def repeatable(self) -> bool:
-        """Whether it can be iterated again: a list can, a generator cannot."""
-        return not isinstance(self._items, Iterator)
+        sized = self.repeatable and isinstance(self._items, Sized)
+        return len(self._items) if sized else None  # type: ignore[arg-type]
 
     def again(self) -> Items:
         """Return it from the start."""

@@ -110,18 +110,20 @@ class _ZstdFile(io.RawIOBase):
 
 
 class Input:
-    """The file to submit, or an open unbuffered stream. Opening it reads nothing yet."""
+    """The file to submit, or an open unbuffered stream, which stays open unless it is `owned`.
+    Opening it reads nothing yet."""
 
-    def __init__(self, name: str, stream: Any = None) -> None:
+    def __init__(self, name: str, stream: Any = None, *, owned: bool = False) -> None:
         self.name = name
-        self._is_file = stream is None
+        self._owned = owned or stream is None
         try:
             raw = stream or Path(name).open("rb", buffering=0)  # noqa: SIM115 - close() does
             self._file = io.BufferedReader(raw, _BUFFER)
             self._lines = self._file
             #: Size on disk in bytes, None where it is not known in advance.
-            self.size = Path(name).stat().st_size if self._is_file and raw.seekable() else None
-            if self._is_file and Path(name).is_dir():
+            known = stream is None and raw.seekable()
+            self.size = Path(name).stat().st_size if known else None
+            if stream is None and Path(name).is_dir():
                 raise IsADirectoryError(0, "it is a directory")
         except OSError as error:
             raise InputUnreadable(f"cannot read {name}: {error.strerror}") from None
@@ -178,8 +180,8 @@ class Input:
         return self._lines
 
     def close(self) -> None:
-        """Close the file; a stream stays open."""
-        if self._is_file:
+        """Close the file; a stream that is not owned stays open."""
+        if self._owned:
             self._lines.close()
             self._file.close()
 

@@ -16,7 +16,7 @@ from producer.cli.told import ignored_fields, order
 from producer.core.files import check_writable
 from producer.core.journal import Journal, RunProgress
 from producer.core.older_workers import refuse_older_workers
-from producer.core.reader import Input
+from producer.core.source import Source
 from producer.core.submission import Submission
 from producer.core.windows import Run
 
@@ -32,6 +32,7 @@ from producer.core.windows import Run
     show_default=True,
     help="Lines to queue at a time, in steps of 500; Redis holds two windows.",
 )
+@options.mapped
 @shaping_options
 @options.as_json
 @pass_context
@@ -42,6 +43,7 @@ def command(
     output: str,
     errors: str | None,
     window: int,
+    mapped: tuple[str, ...],
     shaping: dict[str, Any],
     as_json: bool,
 ) -> Exit:
@@ -60,7 +62,7 @@ def command(
     places = Path(output), Path(errors or errors_beside(output))
     check_outputs(output, errors, file, Journal(places[0]).path)
     submission = make_submission(context.settings, "run", shaping)
-    source = open_input(file)
+    source = open_input(file, mapped)
     refuse_older_workers(context.store, submission.queue, tell)
     tell_if_unserved(context.store, context.settings.queue, submission.model)
     taken = _taken(context, submission, source, output, places, window)
@@ -70,7 +72,7 @@ def command(
 def _taken(
     context: Context,
     submission: Submission,
-    source: Input,
+    source: Source,
     output: str,
     places: tuple[Path, Path],
     window: int,

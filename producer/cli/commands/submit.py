@@ -29,6 +29,7 @@ from producer.core.summary import Summary
 @click.command("submit")
 @click.argument("file", metavar="FILE")
 @click.option("--batch-id", metavar="ID", help="Name of the batch. The same name resumes it.")
+@options.mapped
 @shaping_options
 @click.option(
     "--deadline",
@@ -47,6 +48,7 @@ def command(
     *,
     file: str,
     batch_id: str | None,
+    mapped: tuple[str, ...],
     shaping: dict[str, Any],
     deadline: str | None,
     wait: bool,
@@ -72,7 +74,7 @@ def command(
     submission = make_submission(context.settings, name, shaping, until)
     if output or errors:
         check_outputs(output, errors, file, replaced_by=None if force else batch_id or "")
-    source = open_input(file)
+    source = open_input(file, mapped)
     if submission.order != "input" and not source.repeatable:
         _tell_unplanned(submission.order, file)
     if until:
