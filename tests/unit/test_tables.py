@@ -17,13 +17,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contract.errors import RequestRejected
+from contract.errors import ExtraMissing, RequestRejected
 from contract.openai.lines import parse_line
 from producer.core.reader import CHUNK_LINES, InputUnreadable, RawChunk
 from producer.core.source import Source
 from producer.core.sources import open_source
 from producer.core.submission import BadOption
-from producer.core.tables.arrow import ExtraMissing
 from producer.core.tables.frames import frame_source, is_frame
 from producer.core.tables.mapping import RowMapping
 from producer.core.tables.template import Template, is_template

@@ -22,6 +22,7 @@ from producer.core.files import OutputUnwritable
 from producer.core.older_workers import refuse_older_workers
 from producer.core.queue_workers import QueueWorkers
 from producer.core.resuming import Resuming
+from producer.core.source import Source
 from producer.core.submission import Wish
 from producer.core.summary import Summary
 
@@ -60,7 +61,9 @@ def command(
     """Queue every line of FILE as one batch.
 
     FILE is JSON lines, also as .gz or .zst; `-` is standard input. A line is an
-    OpenAI batch line or the short form {"prompt": ...} or {"messages": ...}.
+    OpenAI batch line or the short form {"prompt": ...} or {"messages": ...}. Or it
+    is a table (.parquet, .arrow, .csv) or a data set's folder, with --map. OUT may be
+    .parquet. Both may be in a bucket: s3://, gs://, az://, https:// for FILE.
 
     The batch id is printed before the first line is read. A bad line becomes an
     error result, the others run. After an interruption the same command with the
@@ -75,13 +78,12 @@ def command(
     if output or errors:
         check_outputs(output, errors, file, replaced_by=None if force else batch_id or "")
     source = open_input(file, mapped)
-    if submission.order != "input" and not source.repeatable:
-        _tell_unplanned(submission.order, file)
+    _tell_if_unplanned(submission.order, source)
     if until:
         submission.check_deadline(context.store)
     _put_id(f'{{"id":"{name}"}}' if as_json else name, err=output == "-")
     submitting = ResumingSubmit(context.store, context.settings, submission, source)
-    batch, status = _queued(submitting, submission.queue).batch, Exit.ALL_WELL
+    status, batch = Exit.ALL_WELL, _queued(submitting).batch
     if wait or output or errors:
         status, batch = _followed(submitting, batch, output, errors)
     if as_json:
@@ -89,9 +91,11 @@ def command(
     return Exit.BAD_INPUT if batch.number("valid") == 0 else status
 
 
-def _tell_unplanned(order: Wish, file: str) -> None:
+def _tell_if_unplanned(order: Wish, source: Source) -> None:
     """Say that a pipe's lines are queued as they come; refuse to promise another order."""
-    why = f"{file} is a pipe, and an order is planned from the whole file"
+    if order == "input" or source.repeatable:
+        return
+    why = f"{source.name} is a pipe, and an order is planned from the whole file"
     if order == "prefix":
         raise click.UsageError(
             f"--order prefix: {why}; save it as a file and submit that, or leave --order out"
@@ -113,9 +117,10 @@ def _put_id(text: str, *, err: bool) -> None:
         ) from None
 
 
-def _queued(submitting: "ResumingSubmit", queue: str) -> Summary:
+def _queued(submitting: "ResumingSubmit") -> Summary:
     """Queue the file, and say what became of it and who will serve it."""
-    name, store, began = submitting.submission.batch_id, submitting.store, time.monotonic()
+    store, began = submitting.store, time.monotonic()
+    name, queue = submitting.submission.batch_id, submitting.submission.queue
     refuse_older_workers(store, queue, tell)
     tell_if_unserved(store, submitting.settings.queue, submitting.submission.model)
     again = f"the same command with --batch-id {name}"

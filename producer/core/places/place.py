@@ -6,7 +6,7 @@ import hashlib
 from pathlib import Path
 from typing import Any, Protocol
 
-from producer.core.reader import InputUnreadable
+from producer.core.reader import Input, InputUnreadable
 
 #: Bytes at the end of a file that its fingerprint covers.
 _TAIL_BYTES = 2**20
@@ -14,6 +14,8 @@ _TAIL_BYTES = 2**20
 
 class Place(Protocol):
     """What can be opened again and again."""
+
+    def __init__(self, name: str) -> None: ...
 
     @property
     def name(self) -> str:
@@ -32,6 +34,27 @@ class Place(Protocol):
 
     def fingerprint(self) -> str:
         """Return what another content hardly has; raises as `open` does."""
+
+
+class PlaceInput(Input):
+    """The lines of what is at a place, which can be read again.
+
+    Raises:
+        InputUnreadable: it is not there, or may not be read.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        super().__init__(place.name, place.open(in_order=True), owned=True)
+        self.size = place.size()
+
+    def again(self) -> PlaceInput:
+        """Open it anew, from its start."""
+        return PlaceInput(type(self._place)(self._place.name))
+
+    def fingerprint(self) -> str:
+        """Return the place's."""
+        return self._place.fingerprint()
 
 
 class FilePlace:

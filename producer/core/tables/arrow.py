@@ -5,13 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from contract.errors import WarmqError
-
-
-class ExtraMissing(WarmqError):
-    """A package that this needs is not installed; the message names the extra that brings it."""
-
-    code = "extra_missing"
+from contract.errors import ExtraMissing
 
 
 def pyarrow(what: str, module: str = "") -> Any:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import orjson
 
 from producer.core.items import LineStream
+from producer.core.places.bucket import is_web
 from producer.core.places.place import Place
 from producer.core.reader import RawChunk, chunks
 from producer.core.rows import told_by_row
@@ -28,7 +29,7 @@ _COMPRESSED = (".gz", ".zst")
 
 def kind_of(name: str) -> str:
     """Return the ending that says which kind of table a file is; '' if it is none."""
-    plain = name.casefold()
+    plain = (name.partition("?")[0] if is_web(name) else name).casefold()
     for ending in _COMPRESSED:
         if plain.removesuffix(ending).endswith((".csv", ".tsv")):
             plain = plain.removesuffix(ending)
