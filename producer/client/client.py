@@ -137,5 +137,6 @@ def _source(requests: Any, columns: Mapping[str, str]) -> Source:
         )
     if not columns:
         return Items(requests)
-    mapping = RowMapping(columns)
+    known = getattr(requests, "column_names", None)  # of a data set; a streamed one may not know
+    mapping = RowMapping(columns, known if isinstance(known, list) else None)
     return Items(requests, mapping.line, what="row", columns=mapping.columns)

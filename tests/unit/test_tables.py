@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from contract.errors import ExtraMissing, RequestRejected
 from contract.openai.lines import parse_line
+from producer import Client
 from producer.core.reader import CHUNK_LINES, InputUnreadable, RawChunk
 from producer.core.source import Source
 from producer.core.sources import open_source
@@ -353,3 +354,11 @@ def test_rows_that_are_dicts_are_mapped_without_knowing_the_columns():
     assert orjson.loads(mapping.line({"text": "a", "id": 7})) == {"custom_id": "7", "prompt": "a"}
     assert b"is empty" in mapping.line({"id": 7})
     assert b"give a dict" in mapping.line(["a"])
+
+
+def test_a_data_set_says_which_columns_it_has():
+    class Rows(list[dict[str, str]]):
+        column_names = ["text"]  # noqa: RUF012
+
+    with pytest.raises(BadOption, match="there is no column 'txt'; did you mean text"):
+        Client("redis://127.0.0.1:1/0").submit(Rows(), columns={"prompt": "txt"})

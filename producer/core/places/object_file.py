@@ -19,7 +19,7 @@ from producer.core.places.bucket import (
 )
 
 #: Bytes of a part of an upload, of which S3 takes 10,000; so many are under way at once.
-_PART, _AT_ONCE = 8 * 2**20, 3
+_PART, _AT_ONCE = 8 * 2**20, 2
 
 
 def check_object(url: str) -> None:

@@ -12,10 +12,13 @@ from producer.core.places.place import Place
 from producer.core.tables.arrow import pyarrow
 from producer.core.tables.arrow_table import ParquetTable
 
-#: A row group ends after so many rows or bytes of text: it is in memory until then.
-_ROWS, _BYTES = 10_000, 8 * 2**20
+#: A row group ends after so many rows or bytes of Arrow's memory, where it is until then.
+_ROWS, _BYTES = 50_000, 8 * 2**20
+#: Rows that are Python's objects at a time, which take several times as much; or so many bytes.
+_PIECE, _PIECE_BYTES = 500, 2**20
+#: Of other columns no two texts are alike.
+_REPEATED = ["finish_reason", "error_code"]
 #: The columns: `text` is that of the first choice, `response` the engine's answer as JSON.
-_TEXTS = ("id", "custom_id", "text", "finish_reason", "response", "error_code", "error_message")
 _NUMBERS = ("line", "prompt_tokens", "completion_tokens")
 _ORDER = (
     "custom_id", "line", "text", "finish_reason", "prompt_tokens", "completion_tokens",
@@ -117,9 +120,12 @@ class ParquetLines:
         )
         self._sink = _Sink(write)
         file = self._arrow.PythonFile(self._sink, mode="w")
-        self._writer = parquet.ParquetWriter(file, self._schema, compression="zstd")
+        self._writer = parquet.ParquetWriter(
+            file, self._schema, compression="zstd", use_dictionary=_REPEATED, write_statistics=False
+        )
         self._rows: list[dict[str, Any]] = []
-        self._size = 0
+        self._rows_size = 0
+        self._batches: list[Any] = []
         self._open = True
 
     @staticmethod
@@ -139,17 +145,26 @@ class ParquetLines:
     def add(self, line: ResultLine) -> None:
         """Append a result."""
         self._rows.append(row_of(line))
-        self._size += len(line.json)
-        if len(self._rows) >= _ROWS or self._size >= _BYTES:
-            self._put()
+        self._rows_size += len(line.json)
+        if len(self._rows) >= _PIECE or self._rows_size >= _PIECE_BYTES:
+            self._gather()
+            kept = self._batches
+            if sum(b.num_rows for b in kept) >= _ROWS or sum(b.nbytes for b in kept) >= _BYTES:
+                self._put()
+
+    def _gather(self) -> None:
+        rows, self._rows, self._rows_size = self._rows, [], 0
+        self._batches.append(self._arrow.RecordBatch.from_pylist(rows, schema=self._schema))
 
     def _put(self) -> None:
-        rows, self._rows, self._size = self._rows, [], 0
-        self._writer.write_batch(self._arrow.RecordBatch.from_pylist(rows, schema=self._schema))
+        batches, self._batches = self._batches, []
+        table = self._arrow.Table.from_batches(batches, schema=self._schema)
+        self._writer.write_table(table, row_group_size=max(1, table.num_rows))
 
     def finish(self) -> None:
         """Write what is left, and the end."""
         if self._open:
+            self._gather()
             self._put()
             self._open = False
             self._writer.close()
