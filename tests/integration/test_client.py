@@ -215,7 +215,7 @@ def test_options_shape_the_batch_as_those_of_the_command_do(client: Client, stor
     [
         ({"priority": 12}, "priority 12: give one of 0, 1"),
         ({"turn": "first"}, "turn 'first': give one of fair, fifo"),
-        ({"modell": "x"}, "modell is no option of submit; there are batch_id, model,"),
+        ({"modell": "x"}, "modell is no option of submit; there are columns, batch_id,"),
         ({"batch_id": "a b"}, "batch id 'a b': use 1 to 128"),
         ({"deadline": dt.timedelta(0)}, "give a duration above 0"),
         ({"deadline": dt.datetime(2099, 1, 1)}, "the time zone is missing"),

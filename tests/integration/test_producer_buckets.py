@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import gc
 import http.server
+import os
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -28,7 +30,10 @@ from support import (
 )
 
 from contract.redis.batches import BatchStore
+from contract.results import ResultLine
+from demo.stack import eventually
 from producer import Client
+from producer.core.outputs import ResultFile
 from producer.core.reader import InputUnreadable
 from producer.core.sources import open_source
 
@@ -204,6 +209,27 @@ def test_an_object_that_changes_while_it_is_read_ends_the_submit(bucket: Any):
     with pytest.raises(InputUnreadable, match=r"in\.jsonl has changed while it was read"):
         list(found)
     source.close()
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+def test_results_that_end_half_way_leave_what_was_there_and_no_parts(
+    bucket: Any, s3: str, ending: str
+):
+    def line(number: int) -> ResultLine:
+        body = {"choices": [{"text": os.urandom(500_000).hex()}]}
+        told = {"id": "batch_req_x", "custom_id": f"r{number}", "error": None}
+        told |= {"response": {"body": body}, "warmq": {"line": number}}
+        return ResultLine(orjson.dumps(told), False)
+
+    put(bucket, f"out.{ending}", b"as it was")
+    with pytest.raises(ZeroDivisionError), ResultFile(f"s3://warmq/out.{ending}") as file:
+        for number in range(1, 40):
+            file.add(line(number))
+        eventually(lambda: unfinished(s3) == 1, 20, "a part is there")
+        raise ZeroDivisionError
+    gc.collect()  # pyarrow writes an end when a writer is forgotten
+    assert read(bucket, f"out.{ending}") == b"as it was"
+    assert unfinished(s3) == 0
 
 
 class _Quiet(http.server.SimpleHTTPRequestHandler):
