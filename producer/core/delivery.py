@@ -61,12 +61,14 @@ class Delivery:
             raise BatchConflict(f"{self.output} exists; remove it, or name another")
         if not done.delivered:
             return None  # it was stopped before it could say so
-        if done.fingerprint != source.fingerprint() or done.delivered != seed:
+        same = source.fingerprint()  # '' of a pipe: who knows what comes through
+        if not same or done.fingerprint != same or done.delivered != seed:
             raise BatchConflict(
                 f"{self.output} is of a run of another input or with other options: give the same "
                 f"ones, name another output, or remove {self.output} and {self.journal.path} to "
                 "start anew"
             )
+        self._remove_gathered()  # it may have been stopped before it did
         return done
 
     def deliver(self, seed: str) -> None:
@@ -89,7 +91,10 @@ class Delivery:
                 errors.sync()
             output.sync()  # both, before the first one appears; the errors do first
         self.journal.write(replace(done, delivered=seed))
-        for path in (good, bad):
+        self._remove_gathered()
+
+    def _remove_gathered(self) -> None:
+        for path in self.gathered:
             path.unlink(missing_ok=True)
 
 

@@ -20,16 +20,14 @@ class LineStream:
 
     def __init__(self, lines: Iterator[bytes]) -> None:
         self._lines = lines
-        self._rest = b""
+        self._line, self._at = b"", 0
 
     def readline(self, limit: int, /) -> bytes:
         """Return the next line, or as much of it as `limit`; b'' at the end."""
-        line = self._rest or next(self._lines, b"")
-        if len(line) <= limit:
-            self._rest = b""
-            return line
-        self._rest = line[limit:]
-        return line[:limit]
+        if self._at >= len(self._line):
+            self._line, self._at = next(self._lines, b""), 0
+        start, self._at = self._at, self._at + limit
+        return self._line[start : self._at]  # the line itself, where that is all of it
 
 
 def line_of(request: Any) -> bytes:

@@ -313,3 +313,20 @@ def test_a_run_into_a_parquet_file_here_leaves_nothing_else(redis_url: str, tmp_
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "in.jsonl", "out.errors.parquet", "out.parquet", "out.parquet.lines.progress", "worker.log",
     ]  # fmt: skip
+
+
+def test_a_run_of_a_pipe_into_a_bucket_is_not_taken_for_another_that_has_ended(
+    redis_url: str, bucket: Any, tmp_path: Path
+):
+    def run(count: int) -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run(
+            producer_command("run", "-", "s3://warmq/out.jsonl"), env=producer_env(redis_url),
+            cwd=tmp_path, input=request_lines(count), capture_output=True, timeout=50, check=False,
+        )  # fmt: skip
+
+    with simulated(redis_url, tmp_path / "worker.log"):
+        assert run(3).returncode == 0
+        other = run(4)
+    assert other.returncode == 2
+    assert b"is of a run of another input" in other.stderr
+    assert len(read(bucket, "out.jsonl").splitlines()) == 3

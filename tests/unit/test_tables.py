@@ -204,6 +204,13 @@ def test_a_table_gives_the_same_chunks_each_time_it_is_read(tmp_path: Path):
     assert source.fingerprint() != open_source(other, PROMPT).fingerprint()
 
 
+def test_a_row_that_is_longer_than_a_line_may_be_is_skipped_and_told(tmp_path: Path):
+    name = parquet(tmp_path / "in.parquet", {"text": ["a", "x" * 600_000, "b"]})
+    (chunk,) = open_source(name, PROMPT).chunks(SEED, 1000)
+    assert chunk.too_long == {2: 600_013}
+    assert [number for number, line in chunk.lines if line] == [1, 3]
+
+
 # -- CSV ---------------------------------------------------------------------
 
 
