@@ -70,6 +70,24 @@ def test_the_rows_of_a_table_are_queued_as_the_lines_of_a_file_are(
     assert "submitted from a different file" in other.stderr
 
 
+def test_rows_are_queued_in_a_planned_order_and_resumed_in_it(
+    redis_url: str, store: BatchStore, tmp_path: Path
+):
+    shared = [f"{f'beginning {n % 7} ' * 200}{n}" for n in range(700)]
+    limits = [-1 if n == 5 else 9 for n in range(700)]
+    whole = table(tmp_path / "in.parquet", 700, text=shared, n=limits)
+    args = ("submit", whole, *MAP, "--map", "max_tokens=n", "--batch-id", "b1")
+    done = run_producer(*args, "--order", "prefix", redis_url=redis_url)
+    assert done.returncode == 0, done.stderr
+    assert "order: prefix" in done.stderr
+    assert "first bad line: row 6, column n, field max_tokens: " in done.stderr
+    names = [message["headers"]["warmq"]["custom_id"] for message in queued(store)]
+    assert names != sorted(names, key=lambda name: int(name[1:]))
+    assert len(set(names)) == 699
+    again = run_producer(*args, "--order", "prefix", redis_url=redis_url)
+    assert "was submitted already" in again.stderr
+
+
 def test_a_submit_that_was_killed_goes_on_where_it_stopped(
     redis_url: str, store: BatchStore, tmp_path: Path
 ):
