@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
-from producer.core.places.bucket import is_url, is_web, keys_under
+from producer.core.places.bucket import is_url, is_web, keys_under, shown
 from producer.core.places.object_place import ObjectPlace
 from producer.core.places.place import FilePlace, Place, PlaceInput
 from producer.core.reader import Input, InputUnreadable
@@ -37,7 +37,7 @@ def open_source(name: str, pairs: Mapping[str, str] | None = None) -> Source:
     files = _files_of_url(name) if is_url(name) else _files(name)
     if files:
         places = [_place(file) for file in files]
-        return TableSource(name, places, pairs or {})
+        return TableSource(shown(name), places, pairs or {})
     if pairs:
         raise BadOption(
             f"{name} has lines of JSON, and columns are mapped in tables: parquet, Arrow or CSV"

@@ -7,8 +7,11 @@ import gc
 import http.server
 import os
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from contextlib import closing
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +29,16 @@ from support import (
     queued,
     run_all,
     run_producer,
+    state,
     write_lines,
 )
 
+from contract.errors import ExtraMissing
 from contract.redis.batches import BatchStore
 from contract.results import ResultLine
 from demo.stack import eventually
 from producer import Client
-from producer.core.outputs import ResultFile
+from producer.core.outputs import ResultFile, check_output
 from producer.core.reader import InputUnreadable
 from producer.core.sources import open_source
 
@@ -249,6 +254,41 @@ def test_a_web_server_without_ranges_is_read_too(tmp_path: Path, redis_url: str)
             assert client.submit(f"{url}/in.parquet?sign=a", columns=columns).status().total == 1200
             assert client.submit(f"{url}/in.jsonl?sign=a").status().total == 1200
         server.shutdown()
+
+
+def test_a_url_that_is_signed_is_read_by_ranges_and_its_signature_is_shown_to_nobody(
+    bucket: Any, redis_url: str, store: BatchStore, tmp_path: Path
+):
+    put(bucket, "in.parquet", parquet_bytes(1200))
+    url = obstore.sign(bucket, "GET", "in.parquet", timedelta(minutes=5))
+    assert "Signature=" in url
+    source = open_source(url, {"prompt": "text"})
+    assert sum(len(chunk.lines) for chunk in source.chunks(None, 10**6)) == 1200
+    assert source.fingerprint() == source.again().fingerprint()
+    done = run_producer("submit", url, *MAP, "--batch-id", "b1", redis_url=redis_url)
+    assert done.returncode == 0, done.stderr
+    assert state(store, "b1").fields["input"].endswith("/warmq/in.parquet")
+    obstore.delete(bucket, "in.parquet")
+    done = run_producer("submit", url, *MAP, redis_url=redis_url)
+    assert done.returncode == 2
+    assert "/warmq/in.parquet" in done.stderr
+    assert "Signature" not in done.stderr
+
+
+def test_without_obstore_the_extra_is_named_and_files_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    for name in [name for name in sys.modules if name.partition(".")[0] == "obstore"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    with pytest.raises(ExtraMissing, match=r"s3://warmq/a: .*pip install 'warmq\[buckets\]'"):
+        open_source("s3://warmq/a")
+    with pytest.raises(ExtraMissing, match=r"pip install 'warmq\[buckets\]'"):
+        check_output("s3://warmq/a")
+    (tmp_path / "in.jsonl").write_bytes(request_lines(2))
+    with closing(open_source(str(tmp_path / "in.jsonl"))) as source:
+        (chunk,) = source.chunks(None, 10**6)
+    assert len(chunk.lines) == 2
 
 
 # -- run -----------------------------------------------------------------------

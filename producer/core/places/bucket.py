@@ -8,6 +8,7 @@ needs AWS_ALLOW_HTTP=true.
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -19,6 +20,10 @@ _BUCKETS = ("s3", "gs", "az")
 _WEB = ("https", "http")
 #: obstore's own figures are 10 tries in 180 s.
 _RETRIES: Any = {"max_retries": 5, "retry_timeout": timedelta(seconds=20)}
+
+
+#: What may sign a URL, or be a password in it.
+_SIGNED = re.compile(r"\?\S+|(?<=//)[^/\s@]*@")
 
 
 class BadPlace(WarmqError):
@@ -35,6 +40,15 @@ def is_url(name: str) -> bool:
 def is_web(name: str) -> bool:
     """Whether it is a URL that can only be read."""
     return name.partition("://")[0].casefold() in _WEB
+
+
+def shown(name: str) -> str:
+    """Return a name as messages and Redis may have it: a web page's without what signs it."""
+    if not is_web(name):
+        return name
+    scheme, _, rest = name.partition("?")[0].partition("://")
+    host, slash, path = rest.partition("/")
+    return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
 
 
 def obstore(name: str, module: str = "") -> Any:
@@ -59,7 +73,7 @@ def errors_of_bucket() -> tuple[type[Exception], ...]:
 def told(error: Exception) -> str:
     """Return an error of obstore in one line: what follows is its source code's."""
     lines = [line.strip() for line in str(error).splitlines()]
-    return next(filter(None, lines), type(error).__name__)[:300]
+    return _SIGNED.sub("", next(filter(None, lines), type(error).__name__))[:300]
 
 
 def split(url: str) -> tuple[str, str]:
@@ -72,7 +86,7 @@ def split(url: str) -> tuple[str, str]:
     bucket, _, key = rest.partition("/")
     if scheme.casefold() not in (*_BUCKETS, *_WEB):
         kinds = ", ".join(f"{kind}://" for kind in _BUCKETS)
-        raise BadPlace(f"{url}: give {kinds} and a bucket, https:// to read, or a file")
+        raise BadPlace(f"{shown(url)}: give {kinds} and a bucket, https:// to read, or a file")
     if not bucket:
         raise BadPlace(f"{url}: no bucket is named; give {scheme}://BUCKET/NAME")
     # What follows the host of a web page is its own: it may have a query, which signs it.
@@ -92,7 +106,7 @@ def open_bucket(url: str) -> tuple[Any, str]:
     try:
         return store.from_url(bucket, retry_config=_RETRIES, **more), key
     except _wrong() as error:
-        raise BadPlace(f"{url}: {told(error)}; {credentials(url)}") from None
+        raise BadPlace(f"{shown(url)}: {told(error)}; {credentials(url)}") from None
 
 
 def _wrong() -> tuple[type[Exception], ...]:

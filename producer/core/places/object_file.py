@@ -15,6 +15,7 @@ from producer.core.places.bucket import (
     is_web,
     obstore,
     open_bucket,
+    shown,
     told,
 )
 
@@ -30,7 +31,7 @@ def check_object(url: str) -> None:
         BadPlace, ExtraMissing: as `open_bucket` does.
     """
     if is_web(url):
-        raise OutputUnwritable(f"cannot write {url}: give s3://, gs:// or az://, or a file")
+        raise OutputUnwritable(f"cannot write {shown(url)}: give s3://, gs:// or az://, or a file")
     store, key = open_bucket(url)
     if not key or key.endswith("/"):
         raise OutputUnwritable(f"cannot write {url}: it names no object; add its name")

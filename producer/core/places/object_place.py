@@ -7,7 +7,7 @@ import tempfile
 from functools import cached_property
 from typing import Any
 
-from producer.core.places.bucket import errors_of_bucket, obstore, open_bucket, told
+from producer.core.places.bucket import errors_of_bucket, is_web, obstore, open_bucket, shown, told
 from producer.core.reader import InputUnreadable
 
 #: Bytes of one request of what is read in order. None stays open while Redis is full.
@@ -22,13 +22,28 @@ class ObjectPlace:
     """
 
     def __init__(self, url: str) -> None:
-        self.name = url
+        self.name = shown(url)
+        self._url = url
         self._store, self._key = open_bucket(url)
 
     @cached_property
     def _meta(self) -> dict[str, Any]:
-        found: dict[str, Any] = self._asked("head")
+        return self._looked_up()
+
+    def _looked_up(self) -> dict[str, Any]:
+        """Ask what there is. A URL that is signed for GET refuses HEAD."""
+        found: dict[str, Any]
+        try:
+            found = self._asked("head")
+        except InputUnreadable:
+            if not is_web(self.name):
+                raise
+            found = self._asked("get").meta
         return found
+
+    def anew(self) -> ObjectPlace:
+        """Return the same, as it is now."""
+        return ObjectPlace(self._url)
 
     def _asked(self, what: str, *args: Any, **more: Any) -> Any:
         try:
@@ -46,7 +61,7 @@ class ObjectPlace:
 
     def fingerprint(self) -> str:
         """Return size and what the bucket says of its content, or when it was written."""
-        now = self._asked("head")
+        now = self._looked_up()
         tag = now.get("e_tag") or now["last_modified"].isoformat()
         return f"{now['size']}-{tag}"
 

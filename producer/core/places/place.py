@@ -15,11 +15,12 @@ _TAIL_BYTES = 2**20
 class Place(Protocol):
     """What can be opened again and again."""
 
-    def __init__(self, name: str) -> None: ...
-
     @property
     def name(self) -> str:
         """What messages call it."""
+
+    def anew(self) -> Place:
+        """Return the same, as it is now."""
 
     def open(self, *, in_order: bool) -> Any:
         """Return an unbuffered binary stream that can be sought in; `in_order`, from its start to
@@ -50,7 +51,7 @@ class PlaceInput(Input):
 
     def again(self) -> PlaceInput:
         """Open it anew, from its start."""
-        return PlaceInput(type(self._place)(self._place.name))
+        return PlaceInput(self._place.anew())
 
     def fingerprint(self) -> str:
         """Return the place's."""
@@ -62,6 +63,10 @@ class FilePlace:
 
     def __init__(self, name: str | Path) -> None:
         self.name = str(name)
+
+    def anew(self) -> FilePlace:
+        """Return itself: nothing is kept of the file."""
+        return self
 
     def open(self, *, in_order: bool) -> Any:
         """Return the opened file."""

@@ -72,7 +72,7 @@ class TableSource:
 
     def again(self) -> TableSource:
         """Return it from its first row."""
-        return TableSource(self.name, self._places, self._pairs)
+        return TableSource(self.name, [place.anew() for place in self._places], self._pairs)
 
     def fingerprint(self) -> str:
         """Return that of the files and of what makes requests of their rows."""
