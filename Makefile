@@ -130,6 +130,10 @@ test-cluster: $(STAMP) ## apply the Helm chart to a real kube-apiserver, built o
 	tests/cluster/build $(dir $(KUBE_APISERVER))
 	KUBE_APISERVER=$(KUBE_APISERVER) $(PYTEST) --timeout 300 tests/cluster
 
+.PHONY: buckets-full
+buckets-full: $(STAMP) ## 300,000 rows of parquet from bucket to bucket, killed at random moments; keeps figures
+	$(PY) tests/faults/run_buckets.py --save
+
 # The vendor's packages need another transformers than the engine's lock, so they have an environment of their own.
 RBLN_VENV := .venv-rbln
 # Its 26,000 files are byte-compiled when they are imported, which is true of a few thousand.

@@ -102,3 +102,9 @@ class BatchConflict(WarmqError):
     """The batch exists in a state that forbids what was asked."""
 
     code = "batch_conflict"
+
+
+class ExtraMissing(WarmqError):
+    """A package that this needs is not installed; the message names the extra that brings it."""
+
+    code = "extra_missing"

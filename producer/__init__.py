@@ -1,1 +1,40 @@
-"""The command line: submits files, watches batches, collects results."""
+"""Submits requests, watches batches, collects results: for programs, and as a command line.
+
+from producer import Client
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from producer.client import (
+        AsyncBatch,
+        AsyncClient,
+        Batch,
+        BatchStatus,
+        Client,
+        Result,
+        ResultError,
+        SubmitOptions,
+    )
+
+__all__ = [
+    "AsyncBatch",
+    "AsyncClient",
+    "Batch",
+    "BatchStatus",
+    "Client",
+    "Result",
+    "ResultError",
+    "SubmitOptions",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the client when it is asked for: the commands do not need it."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from producer import client  # noqa: PLC0415 - see above
+
+    return getattr(client, name)

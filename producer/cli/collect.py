@@ -5,15 +5,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 
 from contract.batch import Batch
 from contract.redis.batches import BatchStore
 from contract.results import ResultLine
-from producer.cli.outputs import errors_beside
 from producer.cli.progress import Meter, SubmitPause, counted, tell, unsealed
 from producer.core.collect import Collector
-from producer.core.files import AtomicFile, OutputUnwritable, write_failed
+from producer.core.files import OutputUnwritable, write_failed
+from producer.core.outputs import ResultFile, exists
+from producer.core.outputs import beside as beside_of
 from producer.core.queue_workers import QueueWorkers
 
 
@@ -23,7 +23,7 @@ class Collected:
 
     completed: int = 0
     failed: int = 0
-    errors_file: Path | None = None
+    errors_file: str | None = None
 
     def __str__(self) -> str:
         return f"{counted(self.completed, 'result')}, {self.failed} failed"
@@ -93,33 +93,33 @@ def write(
         OutputUnwritable: no file has appeared then, and none has changed.
     """
     with ExitStack() as files:
-        good = files.enter_context(AtomicFile(output)) if output and output != "-" else None
-        bad = files.enter_context(AtomicFile(errors)) if errors else None
-        beside = errors_beside(output) if output and good and not bad else None
-        if beside is not None and beside.exists():
-            bad = files.enter_context(AtomicFile(beside))  # an earlier collection's: replace it
-        write_good = good.write if good else _write_to_stdout
+        good = files.enter_context(ResultFile(output)) if output and output != "-" else None
+        bad = files.enter_context(ResultFile(errors)) if errors else None
+        beside = beside_of(output) if output and good and not bad else None
+        if beside is not None and exists(beside):
+            bad = files.enter_context(ResultFile(beside))  # an earlier collection's: replace it
+        add_good = good.add if good else _write_to_stdout
         for line in lines:
             if line.failed:
                 if bad is None and beside is not None:
-                    bad = files.enter_context(AtomicFile(beside))
-                (bad.write if bad else write_good)(line.json + b"\n")
+                    bad = files.enter_context(ResultFile(beside))
+                (bad.add if bad else add_good)(line)
                 collected.failed += 1
             else:
-                write_good(line.json + b"\n")
+                add_good(line)
                 collected.completed += 1
             report()
         for file in filter(None, (good, bad)):
             file.sync()  # all of them before the first one appears
         if collected.failed and bad is not None:
-            collected.errors_file = Path(errors) if errors else beside
+            collected.errors_file = errors or beside
 
 
-def _write_to_stdout(data: bytes) -> None:
+def _write_to_stdout(line: ResultLine) -> None:
     if sys.stdout is None:
         raise OutputUnwritable("standard output is closed, and the results go there")
     try:
-        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.write(line.json + b"\n")
         sys.stdout.buffer.flush()  # who follows a batch wants each line as it comes
     except BrokenPipeError:
         raise  # who read it has seen enough: that ends the command without a word

@@ -15,9 +15,13 @@ from contract.redis.batches import BatchStore
 from contract.redis.connect import masked
 from contract.settings import Settings, load
 from producer.cli.progress import tell
+from producer.cli.values import parse_map
 from producer.core.files import WriteFailed
 from producer.core.reader import Input, InputUnreadable
 from producer.core.same_batch import BatchChanged
+from producer.core.source import Source
+from producer.core.sources import open_source
+from producer.core.submission import BadOption
 
 WATCH_AGAIN = "the batch goes on; `producer watch {}` follows it again"
 
@@ -59,15 +63,22 @@ class Context:
         return batch
 
 
-def open_input(name: str) -> Input:
-    """Open a file to submit; `-` is standard input.
+def open_input(name: str, mapped: tuple[str, ...] = ()) -> Source:
+    """Open what is to be submitted; `-` is standard input. `mapped` are the values of `--map`.
 
     Raises:
         InputUnreadable: it cannot be opened.
+        BadOption: the columns are not those that `--map` names.
     """
-    # Unbuffered: a buffer over a buffer would wait for a full one.
-    stdin = sys.stdin.buffer
-    return Input(name, getattr(stdin, "raw", stdin) if name == "-" else None)
+    if name == "-" and not mapped:
+        # Unbuffered: a buffer over a buffer would wait for a full one.
+        stdin = sys.stdin.buffer
+        return Input(name, getattr(stdin, "raw", stdin))
+    try:
+        return open_source(name, parse_map(mapped))
+    except BadOption as error:
+        error.message = f"--map: {error.message}"
+        raise
 
 
 pass_context = click.make_pass_decorator(Context, ensure=True)

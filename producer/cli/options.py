@@ -64,6 +64,14 @@ pairs = click.option(
     multiple=True,
     help="Set a body field of every line, as max_tokens=256; repeatable.",
 )
+mapped = click.option(
+    "--map",
+    "mapped",
+    metavar="FIELD=COLUMN",
+    multiple=True,
+    help="Of a table: the column that a field gets, as prompt=text, or a template over columns, as "
+    "messages.user='Summarise: {text}'; repeatable.",
+)
 tenant = click.option(
     "--tenant",
     metavar="T",

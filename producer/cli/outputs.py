@@ -5,13 +5,9 @@ import stat
 from pathlib import Path
 
 from producer.core.files import OutputUnwritable, check_writable
-from producer.core.own_results import is_result_of
-
-
-def errors_beside(output: str) -> Path:
-    """Return the error file of an output file that comes without one."""
-    path = Path(output)
-    return path.with_name(f"{path.stem}.errors{path.suffix or '.jsonl'}")
+from producer.core.outputs import beside as beside_of
+from producer.core.outputs import check_output, exists, may_go
+from producer.core.places.bucket import is_url
 
 
 def check_outputs(
@@ -31,9 +27,9 @@ def check_outputs(
     there.
     """
     output = output or "-"
-    if not Path(output).name:
+    if not (Path(output).name or is_url(output)):
         check_writable(Path(output))  # `.` and `/` have no name that the error file's could have
-    beside = None if output == "-" else errors_beside(output)
+    beside = None if output == "-" else beside_of(output)
     known: dict[object, str] = {}
     for purpose, name, standard in (
         ("the input", file, 0), ("the output", output, 1),
@@ -47,33 +43,29 @@ def check_outputs(
         if place is not None:
             known[place] = purpose
         if name not in (None, "-", file):
-            check_writable(Path(name))
+            check_output(str(name)) if purpose != "the journal" else check_writable(Path(name))
     if replaced_by is not None:
         _check_replaced(output, errors or beside, replaced_by)
 
 
-def _check_replaced(output: str, errors: str | Path | None, batch_id: str) -> None:
+def _check_replaced(output: str, errors: str | None, batch_id: str) -> None:
     for name in (output, errors):
-        path = Path(name) if name and name != "-" else None
-        if path is not None and path.is_file() and not _may_go(path, batch_id):
+        if name and name != "-" and _is_kept(name) and not may_go(name, batch_id):
             what = f", and it is not an earlier collection of batch {batch_id}" * bool(batch_id)
             raise OutputUnwritable(
-                f"{path} exists{what}; name another file, or replace it with --force"
+                f"{name} exists{what}; name another file, or replace it with --force"
             )
 
 
-def _may_go(path: Path, batch_id: str) -> bool:
-    """Whether a file is empty, or begins with a result of the batch."""
-    try:
-        with path.open("rb") as file:
-            line = file.readline()
-    except OSError:
-        return False  # what cannot be read may be anything
-    return not line or (line.endswith(b"\n") and is_result_of(line, batch_id))
+def _is_kept(name: str) -> bool:
+    """Whether there is a file or an object whose content would be lost."""
+    return exists(name) if is_url(name) else Path(name).is_file()
 
 
 def _place(name: str | Path, standard: int) -> object:
     """Return what is equal for two names of one file; None for what many may share."""
+    if is_url(str(name)):
+        return str(name)
     try:
         state = os.fstat(standard) if name == "-" else Path(name).stat()
     except OSError:

@@ -1,4 +1,4 @@
-"""Reads the values of `--deadline` and `--set`."""
+"""Reads the values of `--deadline`, `--set` and `--map`."""
 
 import datetime as dt
 import re
@@ -63,6 +63,26 @@ def parse_overrides(pairs: tuple[str, ...]) -> dict[str, Any]:
             raise BadOption(f"--set {pair}: write name=value, for example max_tokens=256")
         overrides[name] = _override(name, text)
     return overrides
+
+
+def parse_map(pairs: tuple[str, ...]) -> dict[str, str]:
+    """Return the columns or templates of `--map field=column` options, by field.
+
+    Raises:
+        BadOption: one is not of that form, or a field is there twice.
+    """
+    found: dict[str, str] = {}
+    for pair in pairs:
+        field, equals, given = pair.partition("=")
+        if not (field and equals and given):
+            raise BadOption(
+                f"{pair!r}: write FIELD=COLUMN, as prompt=text, or a template, as "
+                "prompt='Summarise: {text}'"
+            )
+        if field in found:
+            raise BadOption(f"{pair!r}: {field} has {found[field]!r} already; give it once")
+        found[field] = given
+    return found
 
 
 def _override(name: str, text: str) -> Any:

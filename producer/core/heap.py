@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import os
 import sys
 
 _MIB = 2**20
@@ -16,6 +17,8 @@ def keep_memory() -> None:
     Else the kernel maps, clears and takes back the pages of each chunk: a sixth of the CPU of
     submitting a file, side by side (docs/decisions/0009).
     """
+    # Arrow's own pool keeps 25 MB more, of tables that are read a few hundred rows at a time.
+    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):  # musl has no mallopt
             libc = ctypes.CDLL(None)

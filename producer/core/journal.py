@@ -28,7 +28,8 @@ class RunProgress:
     counts the windows collected; `output` and `errors` are the files' sizes in bytes. `complete`
     says that the whole input is done. `plan` names the order in which a run takes the lines,
     where it is not the input's: then `line` counts in it, and the files are in it until the run is
-    complete.
+    complete. `delivered` says that the results are where they were to go, if that is not the
+    output: it is the digest of the options that they were made with.
     """
 
     name: str
@@ -44,6 +45,7 @@ class RunProgress:
     failed: int = 0
     complete: bool = False
     plan: str = ""
+    delivered: str = ""
     format: int = FORMAT
 
 

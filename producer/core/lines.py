@@ -95,7 +95,7 @@ class LinesToMessages:
                     if not first_use(custom_id, request_id):
                         raise _duplicate(custom_id)
             except RequestRejected as error:
-                self._reject(chunk, number, error)
+                self._reject(chunk, number, (raw.told or in_line)(number, line, error))
                 continue
             chunk.without_limit += not request.limited
             if request.ignored:
@@ -133,13 +133,10 @@ class LinesToMessages:
             own = naming.request_id(batch_id, custom_id)
             if self.first_use(custom_id, own):
                 by_line, request_id = False, own
-        told = RequestRejected(
-            f"line {number}, {error.message}", code=error.code, field=error.field
-        )
-        meta = failure_meta(request_id, told, batch=batch_id, custom_id=custom_id, line=number)
+        meta = failure_meta(request_id, error, batch=batch_id, custom_id=custom_id, line=number)
         chunk.index.entries.append((number, custom_id, by_line))
         chunk.rejects.append((request_id, meta))
-        chunk.first_error = chunk.first_error or told.message
+        chunk.first_error = chunk.first_error or error.message
 
     @staticmethod
     def _check(check: Callable[[Request], None], request: Request) -> None:
@@ -155,6 +152,16 @@ class LinesToMessages:
             f"longer than {limit} bytes (it has {size}); shorten it, or raise WARMQ_MAX_LINE_BYTES",
             code="line_too_long",
         )
+
+
+def in_line(number: int, _: bytes, error: RequestRejected) -> RequestRejected:
+    """Return the error of a line of a file."""
+    return RequestRejected(
+        f"line {number}, {error.message}",
+        code=error.code,
+        field=error.field,
+        custom_id=error.custom_id,
+    )
 
 
 def _duplicate(custom_id: str) -> RequestRejected:

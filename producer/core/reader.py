@@ -11,14 +11,14 @@ import hashlib
 import io
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 import zstandard
 
-from contract.errors import WarmqError
+from contract.errors import RequestRejected, WarmqError
 
 #: A chunk ends after this many requests or, if that comes first, this many bytes: Redis
 #: serves nobody while ENQUEUE takes them in (docs/architecture.md says how long).
@@ -39,6 +39,10 @@ _ZSTD_STEP = 512
 _ZSTD_WINDOW = 32 * 2**20
 
 
+#: Number, bytes and error of a line -> its error in the words of what it was made from.
+Told = Callable[[int, bytes, RequestRejected], RequestRejected]
+
+
 class InputUnreadable(WarmqError):
     """The input cannot be read to its end: its owner must mend it."""
 
@@ -52,7 +56,8 @@ class RawChunk:
     `lines` are (physical line number from 1, bytes); `too_long` maps the numbers
     of lines that were skipped for their size to that size in bytes. `cursor` is
     the last physical line read, `digest` covers all bytes of the file up to it,
-    `size` is that of the lines in bytes.
+    `size` is that of the lines in bytes. `told` gets the number, the bytes and the
+    error of a bad line, and returns the error in the source's own terms.
     """
 
     ordinal: int
@@ -62,6 +67,14 @@ class RawChunk:
     size: int = 0
     lines: list[tuple[int, bytes]] = field(default_factory=list)
     too_long: dict[int, int] = field(default_factory=dict)
+    told: Told | None = None
+
+
+class Lines(Protocol):
+    """What lines are read from."""
+
+    def readline(self, limit: int, /) -> bytes:
+        """Return the next line, or as much of it as `limit`; b'' at the end."""
 
 
 class _ZstdFile(io.RawIOBase):
@@ -97,18 +110,20 @@ class _ZstdFile(io.RawIOBase):
 
 
 class Input:
-    """The file to submit, or an open unbuffered stream. Opening it reads nothing yet."""
+    """The file to submit, or an open unbuffered stream, which stays open unless it is `owned`.
+    Opening it reads nothing yet."""
 
-    def __init__(self, name: str, stream: Any = None) -> None:
+    def __init__(self, name: str, stream: Any = None, *, owned: bool = False) -> None:
         self.name = name
-        self._is_file = stream is None
+        self._owned = owned or stream is None
         try:
             raw = stream or Path(name).open("rb", buffering=0)  # noqa: SIM115 - close() does
             self._file = io.BufferedReader(raw, _BUFFER)
             self._lines = self._file
             #: Size on disk in bytes, None where it is not known in advance.
-            self.size = Path(name).stat().st_size if self._is_file and raw.seekable() else None
-            if self._is_file and Path(name).is_dir():
+            known = stream is None and raw.seekable()
+            self.size = Path(name).stat().st_size if known else None
+            if stream is None and Path(name).is_dir():
                 raise IsADirectoryError(0, "it is a directory")
         except OSError as error:
             raise InputUnreadable(f"cannot read {name}: {error.strerror}") from None
@@ -117,6 +132,19 @@ class Input:
     def position(self) -> int:
         """How many bytes of `size` were read."""
         return self._file.tell() if self.size is not None else 0
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether it can be read again: not what came through a pipe."""
+        return self.size is not None
+
+    def again(self) -> Input:
+        """Open the file anew, from its start."""
+        return Input(self.name)
+
+    def chunks(self, seed: str | None, max_line_bytes: int) -> Iterator[RawChunk]:
+        """Yield its lines, as the function of that name does."""
+        return chunks(self.lines(), seed, max_line_bytes)
 
     def fingerprint(self) -> str:
         """Return what another file hardly has: size and digest of the end; '' for a pipe.
@@ -152,14 +180,16 @@ class Input:
         return self._lines
 
     def close(self) -> None:
-        """Close the file; a stream stays open."""
-        if self._is_file:
+        """Close the file; a stream that is not owned stays open."""
+        if self._owned:
             self._lines.close()
             self._file.close()
 
 
-def chunks(stream: io.BufferedReader, seed: str | None, max_line_bytes: int) -> Iterator[RawChunk]:
-    """Yield the chunks of what `Input.lines` returned.
+def chunks(
+    stream: Lines, seed: str | None, max_line_bytes: int, told: Told | None = None
+) -> Iterator[RawChunk]:
+    """Yield the chunks of a stream of lines.
 
     `seed` is the digest (hex) of everything else that shapes the messages. A line of more than
     `max_line_bytes` is skipped without being held in memory. Without a seed there are no digests.
@@ -169,7 +199,7 @@ def chunks(stream: io.BufferedReader, seed: str | None, max_line_bytes: int) -> 
     """
     digest, number, ordinal = seed, 0, 0
     while True:
-        chunk = RawChunk(ordinal, number + 1)
+        chunk = RawChunk(ordinal, number + 1, told=told)
         number = _fill(stream, chunk, digest, max_line_bytes)
         if not chunk.lines:
             return  # blank lines at the end do not count
@@ -178,9 +208,7 @@ def chunks(stream: io.BufferedReader, seed: str | None, max_line_bytes: int) -> 
         ordinal += 1
 
 
-def _fill(
-    stream: io.BufferedReader, chunk: RawChunk, digest: str | None, max_line_bytes: int
-) -> int:
+def _fill(stream: Lines, chunk: RawChunk, digest: str | None, max_line_bytes: int) -> int:
     """Read one chunk; return the number of the last line read."""
     number, size = chunk.first - 1, 0
     limit = max_line_bytes + 2  # room for the line end, which does not count
@@ -214,7 +242,7 @@ def _fill(
     return number
 
 
-def _skip(stream: io.BufferedReader, start: bytes, running: hashlib._Hash | None) -> int:
+def _skip(stream: Lines, start: bytes, running: hashlib._Hash | None) -> int:
     """Read the rest of an over-long line into the digest only; return the line's size."""
     length, piece = len(start), start
     while piece and not piece.endswith(b"\n"):

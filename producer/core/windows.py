@@ -27,8 +27,9 @@ from contract.settings import Settings
 from producer.core.collect import Collector
 from producer.core.journal import RunFiles, RunProgress, window_id
 from producer.core.queue_workers import QueueWorkers
-from producer.core.reader import Input, RawChunk, chunks
+from producer.core.reader import RawChunk
 from producer.core.seen import SeenIds
+from producer.core.source import Source
 from producer.core.submission import Part, Submission
 from producer.core.submit import UNDER_WAY, Submitter
 
@@ -95,7 +96,7 @@ class Run:
     _tell_at: float = 0.0
     _seen: SeenIds = field(default_factory=SeenIds)
 
-    def run(self, source: Input, output: Path, errors: Path) -> RunProgress:
+    def run(self, source: Source, output: Path, errors: Path) -> RunProgress:
         """Take the file through, or the rest of it.
 
         Returns:
@@ -111,7 +112,7 @@ class Run:
         begin = RunProgress(name, seed, source.name, source.fingerprint(), errors_file="")
         with closing(self._seen), RunFiles(output, errors, begin) as files:
             self._delete_done(files.done)  # it may have been stopped before it deleted the last one
-            read = chunks(source.lines(), seed, self.settings.max_line_bytes)
+            read = source.chunks(seed, self.settings.max_line_bytes)
             with closing(self._in_order(read, files)) as ordered:
                 raws = _Chunks(ordered)
                 self._skip(raws, files)

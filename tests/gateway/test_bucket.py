@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +11,8 @@ import httpx
 import openai
 import psutil
 import pytest
-from gateway_process import GatewayProcess, free_port
+from gateway_process import GatewayProcess
+from s3 import credentials, s3_server, there, unfinished
 
 from demo.stack import eventually
 from producer.gateway.store import Store, StoreFailed, open_store
@@ -24,39 +23,18 @@ URL = "s3://warmq/some/prefix"
 
 @pytest.fixture(scope="module")
 def s3() -> Iterator[str]:
-    """Return the URL of an S3 server that has the bucket `warmq`."""
-    port = free_port()
-    url = f"http://127.0.0.1:{port}"
-    server = subprocess.Popen(
-        [sys.executable, "-m", "moto.server", "-p", str(port)],
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-
-    def made() -> bool:
-        try:
-            return httpx.put(f"{url}/warmq").is_success
-        except httpx.TransportError:
-            return False
-
-    try:
-        eventually(made, 60, "the S3 server answers")
+    with s3_server() as url:
         yield url
-    finally:
-        server.kill()
-        server.wait()
 
 
 @pytest.fixture(autouse=True)
-def credentials(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (
-        ("ACCESS_KEY_ID", "id"), ("SECRET_ACCESS_KEY", "secret"), ("ENDPOINT_URL", s3),
-        ("REGION", "us-east-1"), ("ALLOW_HTTP", "true"),
-    ):  # fmt: skip
-        monkeypatch.setenv(f"AWS_{name}", value)
+def environment(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in credentials(s3).items():
+        monkeypatch.setenv(name, value)
 
 
 @pytest.fixture
-def bucket(credentials: None) -> Store:
+def bucket(environment: None) -> Store:
     return open_store(URL)
 
 
@@ -65,15 +43,6 @@ def write(bucket: Store, name: str, data: bytes) -> int:
         for at in range(0, len(data), MIB):
             writer.write(data[at : at + MIB])
         return writer.commit()
-
-
-def unfinished(s3: str) -> int:
-    return httpx.get(f"{s3}/warmq?uploads").text.count("<UploadId>")
-
-
-def there(s3: str) -> list[str]:
-    text = httpx.get(f"{s3}/warmq").text
-    return [part.partition("<")[0] for part in text.split("<Key>")[1:]]
 
 
 @pytest.mark.parametrize("size", [0, 1, 8 * MIB, 20 * MIB + 7])

@@ -6,15 +6,13 @@ import subprocess
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import orjson
 import pytest
 from lessee import client_of
-from lost_writes import Snapshot
+from lost_writes import ForgetfulStore, Memory, Snapshot
 from submitting import LIMITS, ONCE, assert_queued_once, submit
 from support import (
-    TTL_MS,
     batch_file,
     producer_command,
     producer_env,
@@ -27,7 +25,7 @@ from support import (
 from contract import naming
 from contract.batch import Batch
 from contract.redis import keys
-from contract.redis.batches import BatchStore, Enqueued
+from contract.redis.batches import BatchStore
 from demo.stack import eventually
 from producer.cli.commands.submit import ResumingSubmit
 from producer.cli.main import with_remedy
@@ -36,47 +34,6 @@ from producer.core.reader import Input
 from producer.core.same_batch import WritesLost
 from producer.core.submission import Submission
 from producer.core.windows import Run
-
-
-class ForgetfulStore(BatchStore):
-    """Runs `before` and `after` around the nth call of ENQUEUE or SEAL."""
-
-    def __init__(self, whole: BatchStore) -> None:
-        super().__init__(client_of(whole), ttl_ms=TTL_MS)
-        self.before: dict[str, Callable[[], None]] = {}
-        self.after: dict[str, Callable[[], None]] = {}
-        self._calls = {"enqueue": 0, "seal": 0}
-
-    def _around(
-        self, name: str, call: Callable[..., Enqueued], *args: Any, **more: Any
-    ) -> Enqueued:
-        self._calls[name] += 1
-        nth = f"{name} {self._calls[name]}"
-        self.before.get(nth, lambda: None)()
-        answer = call(*args, **more)
-        self.after.get(nth, lambda: None)()
-        return answer
-
-    def enqueue(self, *args: Any, **more: Any) -> Enqueued:
-        return self._around("enqueue", super().enqueue, *args, **more)
-
-    def seal(self, *args: Any, **more: Any) -> Enqueued:
-        return self._around("seal", super().seal, *args, **more)
-
-
-class Memory:
-    """What a store has at one moment, to be put back at a later one."""
-
-    def __init__(self, store: BatchStore) -> None:
-        self._redis = client_of(store)
-        self._snapshot: Snapshot | None = None
-
-    def keep(self) -> None:
-        self._snapshot = Snapshot(self._redis)
-
-    def put_back(self) -> None:
-        assert self._snapshot is not None
-        self._snapshot.restore(self._redis)
 
 
 @pytest.fixture

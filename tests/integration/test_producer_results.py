@@ -19,8 +19,8 @@ from contract.errors import RequestFailed
 from contract.redis import keys
 from contract.redis.batches import BatchStore
 from demo.stack import eventually
-from producer.cli.collect import errors_beside
 from producer.core.collect import Collector
+from producer.core.outputs import beside, exists
 from producer.core.same_batch import BatchChanged
 
 
@@ -206,7 +206,7 @@ def test_without_failures_there_is_no_error_file_and_an_old_one_is_emptied(
     old.write_text("stale\n")
 
     assert run_producer("results", "b1", "-o", out, redis_url=redis_url).returncode == 0
-    assert not errors_beside(str(out)).exists()
+    assert not exists(beside(str(out)))
     other = tmp_path / "other.jsonl"
     assert run_producer("results", "b1", "-o", other, redis_url=redis_url).returncode == 2
     forced = run_producer("results", "b1", "-o", other, "--force", redis_url=redis_url)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import redis
+from lessee import client_of
+from support import TTL_MS
+
+from contract.redis.batches import BatchStore, Enqueued
 
 
 class Snapshot:
@@ -28,3 +33,44 @@ class Snapshot:
             if dump is not None:
                 pipe.restore(name, max(0, ttl_ms), dump, replace=True)
         pipe.execute()
+
+
+class ForgetfulStore(BatchStore):
+    """Runs `before` and `after` around the nth call of ENQUEUE or SEAL."""
+
+    def __init__(self, whole: BatchStore) -> None:
+        super().__init__(client_of(whole), ttl_ms=TTL_MS)
+        self.before: dict[str, Callable[[], None]] = {}
+        self.after: dict[str, Callable[[], None]] = {}
+        self._calls = {"enqueue": 0, "seal": 0}
+
+    def _around(
+        self, name: str, call: Callable[..., Enqueued], *args: Any, **more: Any
+    ) -> Enqueued:
+        self._calls[name] += 1
+        nth = f"{name} {self._calls[name]}"
+        self.before.get(nth, lambda: None)()
+        answer = call(*args, **more)
+        self.after.get(nth, lambda: None)()
+        return answer
+
+    def enqueue(self, *args: Any, **more: Any) -> Enqueued:
+        return self._around("enqueue", super().enqueue, *args, **more)
+
+    def seal(self, *args: Any, **more: Any) -> Enqueued:
+        return self._around("seal", super().seal, *args, **more)
+
+
+class Memory:
+    """What a store has at one moment, to be put back at a later one."""
+
+    def __init__(self, store: BatchStore) -> None:
+        self._redis = client_of(store)
+        self._snapshot: Snapshot | None = None
+
+    def keep(self) -> None:
+        self._snapshot = Snapshot(self._redis)
+
+    def put_back(self) -> None:
+        assert self._snapshot is not None
+        self._snapshot.restore(self._redis)

@@ -22,6 +22,7 @@ from producer.core.submission import Submission
 @options.model
 @options.priority
 @options.pairs
+@options.mapped
 @click.option(
     "--tokenizer",
     metavar="DIR|NAME",
@@ -39,6 +40,7 @@ def command(
     model: str,
     priority: int,
     pairs: tuple[str, ...],
+    mapped: tuple[str, ...],
     tokenizer: str,
     estimate: bool,
     as_json: bool,
@@ -56,7 +58,7 @@ def command(
     queue = queue_name(model or None, settings.queue)
     submission = Submission("plan", queue, priority, model, parse_overrides(pairs))
     submission.check()
-    source = open_input(file)
+    source = open_input(file, mapped)
     workers = _workers(context, queue)
     models = [str(worker["model"]) for worker in workers if worker.get("model")]
     counter = Estimate() if estimate else at_hand(tokenizer, models)

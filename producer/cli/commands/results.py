@@ -43,7 +43,8 @@ def command(
     A file appears when it is complete, never half-written, and replaces only an
     earlier collection of the batch, unless you give --force. A finished batch
     gives exactly one line for each request; if it is deleted, submitted anew or
-    retried meanwhile, this ends with 2 and says so, and no file appears.
+    retried meanwhile, this ends with 2 and says so, and no file appears. OUT and ERR
+    may be objects in a bucket (s3://, gs://, az://), and tables (.parquet).
 
     With --json: where the results are and how many, on stdout, or on stderr if
     the results themselves go to stdout.

@@ -7,15 +7,19 @@ import click
 
 from producer.cli import options
 from producer.cli.context import Context, Exit, hint, open_input, pass_context
-from producer.cli.outputs import check_outputs, errors_beside
+from producer.cli.outputs import check_outputs
 from producer.cli.progress import Meter, counted, tell
-from producer.cli.served import refuse_older_workers, tell_if_unserved
+from producer.cli.served import tell_if_unserved
 from producer.cli.shaping import make_submission, shaping_options
 from producer.cli.show import put_json, written_json
 from producer.cli.told import ignored_fields, order
+from producer.core.delivery import Delivery, cannot_grow
 from producer.core.files import check_writable
 from producer.core.journal import Journal, RunProgress
-from producer.core.reader import Input
+from producer.core.older_workers import refuse_older_workers
+from producer.core.outputs import beside as beside_of
+from producer.core.places.bucket import is_url
+from producer.core.source import Source
 from producer.core.submission import Submission
 from producer.core.windows import Run
 
@@ -31,6 +35,7 @@ from producer.core.windows import Run
     show_default=True,
     help="Lines to queue at a time, in steps of 500; Redis holds two windows.",
 )
+@options.mapped
 @shaping_options
 @options.as_json
 @pass_context
@@ -41,6 +46,7 @@ def command(
     output: str,
     errors: str | None,
     window: int,
+    mapped: tuple[str, ...],
     shaping: dict[str, Any],
     as_json: bool,
 ) -> Exit:
@@ -52,24 +58,36 @@ def command(
     a crash or a full disk the same command goes on where OUT ends; OUT.progress
     remembers where that is, and that all is done. FILE, OUT and ERR are different files,
     and what is there that no run has left is refused, not overwritten.
+
+    FILE may be a table, as for submit. OUT and ERR may be in a bucket, or end with
+    .parquet: then a file OUT.lines grows instead (for a bucket, in this folder), and
+    OUT appears when all is done.
     """
     if "-" in (output, errors):
         raise click.UsageError("OUT and ERR must be files: a run goes on where they end")
-    check_writable(Path(output))
-    places = Path(output), Path(errors or errors_beside(output))
+    if not is_url(output):
+        check_writable(Path(output))
+    delivery = Delivery(output, errors or beside_of(output))
+    delivered = cannot_grow(output, delivery.errors)
+    places = delivery.gathered if delivered else (Path(output), Path(delivery.errors))
     check_outputs(output, errors, file, Journal(places[0]).path)
     submission = make_submission(context.settings, "run", shaping)
-    source = open_input(file)
-    refuse_older_workers(context.store, submission.queue)
-    tell_if_unserved(context.store, context.settings.queue, submission.model)
-    taken = _taken(context, submission, source, output, places, window)
-    return _ended(output, str(places[1]), taken, as_json)
+    source = open_input(file, mapped)
+    done = delivery.done_before(source, submission.seed) if delivered else None
+    if done is None:
+        refuse_older_workers(context.store, submission.queue, tell)
+        tell_if_unserved(context.store, context.settings.queue, submission.model)
+        done = _taken(context, submission, source, output, places, window)
+        if delivered:
+            with hint("the same command writes it again; nothing runs twice"):
+                delivery.deliver(submission.seed)
+    return _ended(output, delivery.errors, done, as_json)
 
 
 def _taken(
     context: Context,
     submission: Submission,
-    source: Input,
+    source: Source,
     output: str,
     places: tuple[Path, Path],
     window: int,

@@ -5,37 +5,32 @@ import secrets
 import shlex
 import sys
 import time
-from dataclasses import dataclass, field
 from typing import Any
 
 import click
 
 from contract.batch import Batch
-from contract.redis.batches import BatchStore
-from contract.settings import Settings
 from producer.cli import options, progress, show, told
 from producer.cli.collect import collect
 from producer.cli.context import WATCH_AGAIN, Context, Exit, hint, open_input, pass_context
 from producer.cli.outputs import check_outputs
 from producer.cli.progress import Meter, tell
-from producer.cli.served import refuse_older_workers, tell_if_unserved
+from producer.cli.served import tell_if_unserved
 from producer.cli.shaping import make_submission, shaping_options
 from producer.cli.values import parse_deadline
 from producer.core.files import OutputUnwritable
+from producer.core.older_workers import refuse_older_workers
 from producer.core.queue_workers import QueueWorkers
-from producer.core.reader import Input, chunks
-from producer.core.same_batch import WritesLost
-from producer.core.submission import Submission, Wish
-from producer.core.submit import Submitter
+from producer.core.resuming import Resuming
+from producer.core.source import Source
+from producer.core.submission import Wish
 from producer.core.summary import Summary
-
-#: Times a file is read anew before the user is asked to.
-_TIMES = 5
 
 
 @click.command("submit")
 @click.argument("file", metavar="FILE")
 @click.option("--batch-id", metavar="ID", help="Name of the batch. The same name resumes it.")
+@options.mapped
 @shaping_options
 @click.option(
     "--deadline",
@@ -54,6 +49,7 @@ def command(
     *,
     file: str,
     batch_id: str | None,
+    mapped: tuple[str, ...],
     shaping: dict[str, Any],
     deadline: str | None,
     wait: bool,
@@ -65,7 +61,9 @@ def command(
     """Queue every line of FILE as one batch.
 
     FILE is JSON lines, also as .gz or .zst; `-` is standard input. A line is an
-    OpenAI batch line or the short form {"prompt": ...} or {"messages": ...}.
+    OpenAI batch line or the short form {"prompt": ...} or {"messages": ...}. Or it
+    is a table (.parquet, .arrow, .csv) or a data set's folder, with --map. OUT may be
+    .parquet. Both may be in a bucket: s3://, gs://, az://, https:// for FILE.
 
     The batch id is printed before the first line is read. A bad line becomes an
     error result, the others run. After an interruption the same command with the
@@ -79,14 +77,13 @@ def command(
     submission = make_submission(context.settings, name, shaping, until)
     if output or errors:
         check_outputs(output, errors, file, replaced_by=None if force else batch_id or "")
-    source = open_input(file)
-    if submission.order != "input" and source.size is None:
-        _tell_unplanned(submission.order, file)
+    source = open_input(file, mapped)
+    _tell_if_unplanned(submission.order, source)
     if until:
         submission.check_deadline(context.store)
     _put_id(f'{{"id":"{name}"}}' if as_json else name, err=output == "-")
     submitting = ResumingSubmit(context.store, context.settings, submission, source)
-    batch, status = _queued(submitting, submission.queue).batch, Exit.ALL_WELL
+    status, batch = Exit.ALL_WELL, _queued(submitting).batch
     if wait or output or errors:
         status, batch = _followed(submitting, batch, output, errors)
     if as_json:
@@ -94,9 +91,11 @@ def command(
     return Exit.BAD_INPUT if batch.number("valid") == 0 else status
 
 
-def _tell_unplanned(order: Wish, file: str) -> None:
+def _tell_if_unplanned(order: Wish, source: Source) -> None:
     """Say that a pipe's lines are queued as they come; refuse to promise another order."""
-    why = f"{file} is a pipe, and an order is planned from the whole file"
+    if order == "input" or source.repeatable:
+        return
+    why = f"{source.name} is a pipe, and an order is planned from the whole file"
     if order == "prefix":
         raise click.UsageError(
             f"--order prefix: {why}; save it as a file and submit that, or leave --order out"
@@ -118,10 +117,11 @@ def _put_id(text: str, *, err: bool) -> None:
         ) from None
 
 
-def _queued(submitting: "ResumingSubmit", queue: str) -> Summary:
+def _queued(submitting: "ResumingSubmit") -> Summary:
     """Queue the file, and say what became of it and who will serve it."""
-    name, store, began = submitting.submission.batch_id, submitting.store, time.monotonic()
-    refuse_older_workers(store, queue)
+    store, began = submitting.store, time.monotonic()
+    name, queue = submitting.submission.batch_id, submitting.submission.queue
+    refuse_older_workers(store, queue, tell)
     tell_if_unserved(store, submitting.settings.queue, submitting.submission.model)
     again = f"the same command with --batch-id {name}"
     mended = (
@@ -160,76 +160,32 @@ def _followed(
     return status, batch
 
 
-@dataclass(slots=True)
-class ResumingSubmit:
-    """Submits one file, and goes on by itself where Redis has lost its last writes (a failover).
+class ResumingSubmit(Resuming):
+    """Submits one source with a meter, and says what it does where Redis has lost writes."""
 
-    What Redis still has of a batch is a beginning of it: cursor and digest say which. So the
-    file is read again from its start, as the same command would do, and the rest is queued.
-    `source` is closed when it was read.
-    """
-
-    store: BatchStore
-    settings: Settings
-    submission: Submission
-    source: Input
-    _submitter: Submitter = field(init=False)
-    _tries_left: int = _TIMES
-
-    def submit(self) -> Summary:
-        """Queue what is not queued yet, and seal the batch. Raises what `Submitter` does."""
-        while True:
-            try:
-                return self._once()
-            except WritesLost as error:
-                self._read_again(error)
+    _meter: Meter
+    _waited = False
 
     def watched(self, batch: Batch) -> Batch:
-        """Follow the submitted batch to its end; return its last state.
+        """Follow the submitted batch to its end, showing how far it is; as `followed` does."""
+        return self.followed(
+            batch, lambda batch: progress.watch(self.store, batch, may_reopen=False)
+        )
 
-        Raises:
-            BatchChanged: if it is deleted or submitted anew meanwhile, or lines are lost that
-                cannot be read again.
-        """
-        while True:
-            try:
-                return progress.watch(self.store, batch, may_reopen=False)
-            except WritesLost as error:
-                tell(f"{error.message}; saying again where it ends")
-            try:
-                batch = self._submitter.seal().batch
-            except WritesLost as error:
-                self._read_again(error)
-                batch = self.submit().batch
+    def _tell(self, text: str) -> None:
+        tell(text)
 
-    def _read_again(self, error: WritesLost) -> None:
-        """Open the file anew, or raise the error where that is not possible or did not help."""
-        if self.source.size is None or not self._tries_left:  # a pipe's lines are gone
-            raise error
-        self._tries_left -= 1
-        tell(f"{error.message}; submitting the rest again")
-        self.source = Input(self.source.name)
+    def _report(self, summary: Summary) -> None:
+        text = f"{summary.lines} lines read"
+        if summary.pushed:
+            text += f", {summary.pushed} of the requests queued"
+        if summary.waiting:
+            text += f", waiting: {summary.waiting}"
+        at_once = bool(summary.waiting) and not self._waited
+        self._meter.update(self.source.position, text, at_once=at_once)
+        self._waited = bool(summary.waiting)
 
     def _once(self) -> Summary:
-        source, submission = self.source, self.submission
-        with Meter(submission.batch_id, source.size) as meter:
-            waited = False
-
-            def report(summary: Summary) -> None:
-                nonlocal waited
-                text = f"{summary.lines} lines read"
-                if summary.pushed:
-                    text += f", {summary.pushed} of the requests queued"
-                if summary.waiting:
-                    text += f", waiting: {summary.waiting}"
-                meter.update(source.position, text, at_once=bool(summary.waiting) and not waited)
-                waited = bool(summary.waiting)
-
-            try:
-                planned = submission.order != "input" and source.size is not None
-                batch = submission.create(self.store, source.name, planned=planned)
-                self._submitter = Submitter(self.store, self.settings, submission, batch, report)
-                seed, limit = submission.seed, self.settings.max_line_bytes
-                return self._submitter.run(chunks(source.lines(), seed, limit))
-            finally:
-                source.close()
+        self._waited = False
+        with Meter(self.submission.batch_id, self.source.size) as self._meter:
+            return super()._once()

@@ -17,7 +17,7 @@ from producer.core.order.choice import Choice, choose
 from producer.core.order.keys import keys_of, text_of
 from producer.core.order.records import Records
 from producer.core.order.spool import Spool
-from producer.core.reader import CHUNK_BYTES, CHUNK_LINES, RawChunk
+from producer.core.reader import CHUNK_BYTES, CHUNK_LINES, RawChunk, Told
 from producer.core.seen import SeenIds
 from producer.core.submission import Wish
 
@@ -27,6 +27,7 @@ class PlannedLines:
 
     def __init__(self, raws: Iterator[RawChunk], seed: str, overrides: dict[str, Any]) -> None:
         self._seed = seed
+        self._told: Told | None = None
         self._spool, self._records = Spool(), Records()
         self._numbers, self._too_long = array("Q"), dict[int, int]()
         #: Places of lines whose custom_id an earlier line has. They come last: as in any batch, the
@@ -52,6 +53,7 @@ class PlannedLines:
             if custom_id is not None and not seen.add(naming.request_id("", custom_id)):
                 self._repeated[place] = None
         self._too_long |= raw.too_long
+        self._told = raw.told
         self._spool.add(line for _, line in raw.lines)
         self._numbers.extend(number for number, _ in raw.lines)
         self._records.add(*keys_of(texts))
@@ -67,7 +69,7 @@ class PlannedLines:
         running = hashlib.sha256(bytes.fromhex(self._seed) + choice.name.encode())
         ordinal = 0
         while left:
-            raw = RawChunk(ordinal, len(self) - left + 1)
+            raw = RawChunk(ordinal, len(self) - left + 1, told=self._told)
             while left and len(raw.lines) < CHUNK_LINES and raw.size < CHUNK_BYTES:
                 self._add(raw, next(order), running)
                 left -= 1

@@ -16,7 +16,7 @@ from producer.core.plan.duration import (
 from producer.core.plan.memory import RedisBytes, redis_bytes
 from producer.core.plan.reading import FileReader
 from producer.core.plan.tokens import Estimate
-from producer.core.reader import Input, chunks
+from producer.core.source import Source
 from producer.core.submission import Submission
 
 
@@ -45,7 +45,7 @@ class Plan:
 def plan(
     settings: Settings,
     submission: Submission,
-    source: Input,
+    source: Source,
     counter: Estimate,
     workers: list[Worker],
     report: Callable[[FileContent], None] = lambda content: None,
@@ -65,7 +65,7 @@ def plan(
     cache = kv_tokens(workers)
     reader = FileReader(settings, submission.queue, submission.overrides, counter, usual, cache)
     try:
-        raw = chunks(source.lines(), submission.seed, settings.max_line_bytes)
+        raw = source.chunks(submission.seed, settings.max_line_bytes)
         content = reader.read(raw, report)
     finally:
         source.close()

@@ -1,0 +1,22 @@
+"""The library that Python programs use: `from producer import Client`.
+
+What is exported here is kept; the modules below `producer.core` may change with every version.
+"""
+
+from producer.client.asynchronous import AsyncBatch, AsyncClient
+from producer.client.batch import Batch
+from producer.client.client import Client
+from producer.client.options import SubmitOptions
+from producer.client.result import Result, ResultError
+from producer.client.state import BatchStatus
+
+__all__ = [
+    "AsyncBatch",
+    "AsyncClient",
+    "Batch",
+    "BatchStatus",
+    "Client",
+    "Result",
+    "ResultError",
+    "SubmitOptions",
+]

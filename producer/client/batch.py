@@ -1,0 +1,140 @@
+"""A batch as a program holds it: its state, its results, its end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+from contract import batch as contract_batch
+from contract.errors import BatchConflict
+from contract.redis.batches import BatchStore
+from producer.client.result import Result
+from producer.client.state import BatchStatus, status_of
+from producer.client.words import worded
+from producer.core.collect import Collector
+from producer.core.resuming import Resuming
+from producer.core.same_batch import SameBatch
+
+Order = Literal["completion", "input"]
+Retried = Literal["failed", "cancelled", "expired"]
+#: Waits between looks at a batch, in seconds.
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.02, 0.5
+
+
+class Batch:
+    """One batch. All its methods ask Redis, and raise StoreUnavailable where it cannot be used;
+    BatchChanged, where the batch was deleted or submitted anew meanwhile."""
+
+    def __init__(
+        self, store: BatchStore, found: contract_batch.Batch, resuming: Resuming | None = None
+    ) -> None:
+        self._store = store
+        self._first = found
+        self._resuming = resuming
+
+    @property
+    def id(self) -> str:
+        """Its id; `Client.batch` finds it again by that, from any program."""
+        return self._first.id
+
+    def __repr__(self) -> str:
+        return f"Batch({self.id!r})"
+
+    def status(self) -> BatchStatus:
+        """Return its state as it is now."""
+        with worded():
+            return status_of(self._state())
+
+    def wait(self, timeout: float | None = None) -> BatchStatus:
+        """Wait for its end; return its last state.
+
+        What this program has submitted from what can be read again is queued once more where Redis
+        loses it meanwhile (a failover).
+
+        Raises:
+            TimeoutError: it has not ended within `timeout` seconds; it goes on.
+        """
+        return self._wait(timeout, time.sleep)
+
+    def _wait(self, timeout: float | None, sleep: Callable[[float], None]) -> BatchStatus:
+        until = None if timeout is None else time.monotonic() + timeout
+
+        def follow(batch: contract_batch.Batch) -> contract_batch.Batch:
+            same, wait_s = SameBatch(self._store, batch, "it was waited for"), _FIRST_WAIT_S
+            while not (now := same.state()).finished:
+                left = wait_s if until is None else min(wait_s, until - time.monotonic())
+                if left <= 0:
+                    raise TimeoutError(
+                        f"batch {self.id} has not ended within {timeout} s: {now.terminal} of "
+                        f"{now.number('total')} requests have"
+                    )
+                sleep(left)
+                wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+            return now
+
+        with worded():
+            if self._resuming is not None:
+                return status_of(self._resuming.followed(self._first, follow))
+            return status_of(follow(self._first))
+
+    def results(
+        self, order: Order = "completion", *, follow: bool = True, partial: bool = False
+    ) -> Iterator[Result]:
+        """Yield one result for each request.
+
+        Args:
+            order: `completion`, as they come, or `input`, that of the requests.
+            follow: wait for those that are not there yet.
+            partial: with `follow=False`, give what there is of a batch that has not ended.
+
+        Raises:
+            BatchConflict: the batch has not ended, and neither `follow` nor `partial` was asked
+                for.
+        """
+        return self._results(order, follow, partial, time.sleep)
+
+    def _results(
+        self, order: Order, follow: bool, partial: bool, sleep: Callable[[float], None]
+    ) -> Iterator[Result]:
+        with worded():
+            now = self._state()
+            if not (now.finished or follow or partial):
+                raise BatchConflict(
+                    f"batch {self.id} is still {now.status}: follow=True waits for it, "
+                    "partial=True takes what is there"
+                )
+            collector = Collector(self._store, now, follow=follow, partial=partial, sleep=sleep)
+            yield from map(Result, collector.lines(order))
+
+    def __iter__(self) -> Iterator[Result]:
+        """Yield the results as they come."""
+        return self.results()
+
+    def cancel(self) -> int:
+        """Cancel what has not ended, queued or running; return how many requests that were."""
+        with worded():
+            return self._store.cancel(self._state())
+
+    def retry(self, *also: Retried) -> int:
+        """Run failed requests again, and those that ended as `also` says; return how many."""
+        with worded():
+            return self._store.retry(self._state(), ["failed", *also])
+
+    def delete(self, *, force: bool = False) -> None:
+        """Delete a batch that has ended, and its results; with `force`, cancel it first.
+
+        Raises:
+            BatchConflict: it has not ended.
+        """
+        with worded():
+            state = self._state()
+            if force and not state.finished:
+                self._store.cancel(state)
+            if not self._store.delete(self.id, force=force):
+                raise BatchConflict(
+                    f"batch {self.id} is still {state.status}: force=True cancels it first"
+                )
+
+    def _state(self) -> contract_batch.Batch:
+        return SameBatch(self._store, self._first, "a program held it", may_reopen=True).state()

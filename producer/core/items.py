@@ -1,0 +1,100 @@
+"""Requests of a Python program as a source: each is written as a line when its turn comes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from typing import Any
+
+import orjson
+
+from producer.core.reader import RawChunk, chunks
+from producer.core.rows import bad_row, told_by_row
+
+#: Makes the line of one row.
+ToLine = Callable[[Any], bytes]
+_EXAMPLE = '{"prompt": "..."} or {"messages": [...]}'
+
+
+class LineStream:
+    """Lines that are made one by one, as a stream to read from."""
+
+    def __init__(self, lines: Iterator[bytes]) -> None:
+        self._lines = lines
+        self._line, self._at = b"", 0
+
+    def readline(self, limit: int, /) -> bytes:
+        """Return the next line, or as much of it as `limit`; b'' at the end."""
+        if self._at >= len(self._line):
+            self._line, self._at = next(self._lines, b""), 0
+        start, self._at = self._at, self._at + limit
+        return self._line[start : self._at]  # the line itself, where that is all of it
+
+
+def line_of(request: Any) -> bytes:
+    """Return the line of a request, an object as a file's line has it."""
+    if not isinstance(request, Mapping):
+        return bad_row(f"is of type {type(request).__name__}; give a dict such as {_EXAMPLE}")
+    try:
+        return orjson.dumps(
+            request if isinstance(request, dict) else dict(request),
+            option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE,
+        )
+    except TypeError as error:
+        problem = f"cannot be written as JSON: {error}; give texts, numbers, lists and dicts"
+        return bad_row(problem, custom_id=request.get("custom_id"))
+
+
+class Items:
+    """What a program gives: any iterable. An iterator is read once, and so is what `once` says.
+
+    `to_line` makes a line of each, `what` is what one is called, `columns` as in `told_by_row`.
+    """
+
+    def __init__(
+        self,
+        items: Iterable[Any],
+        to_line: ToLine = line_of,
+        *,
+        name: str = "a Python iterable",
+        what: str = "request",
+        columns: Mapping[str, str] | None = None,
+        once: bool = False,
+    ) -> None:
+        self.name = name
+        self._items = items
+        self._to_line = to_line
+        self._what = what
+        self._columns = columns or {}
+        #: Whether it can be iterated again: a list can, a generator cannot.
+        self.repeatable = not (once or isinstance(items, Iterator))
+        #: How many were read.
+        self.position = 0
+
+    @property
+    def size(self) -> int | None:
+        """How many there are, where that is known."""
+        sized = self.repeatable and isinstance(self._items, Sized)
+        return len(self._items) if sized else None  # type: ignore[arg-type]
+
+    def again(self) -> Items:
+        """Return it from the start."""
+        return Items(
+            self._items, self._to_line, name=self.name, what=self._what, columns=self._columns
+        )
+
+    def fingerprint(self) -> str:
+        """Return '': it is not known before it is read."""
+        return ""
+
+    def chunks(self, seed: str | None, max_line_bytes: int) -> Iterator[RawChunk]:
+        """Yield its lines, as `reader.chunks` does. Raises what iterating raises."""
+        told = told_by_row(self._what, self._columns)
+        return chunks(LineStream(self._lines()), seed, max_line_bytes, told)
+
+    def _lines(self) -> Iterator[bytes]:
+        for item in self._items:
+            self.position += 1
+            yield self._to_line(item)
+
+    def close(self) -> None:
+        """Do nothing: there is nothing to give back."""

@@ -1,0 +1,131 @@
+"""Where results go: files and objects in buckets, of JSON lines or as parquet."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Protocol, Self
+
+from contract.results import ResultLine
+from producer.core.files import AtomicFile, OutputUnwritable, check_writable
+from producer.core.own_results import is_result_of
+from producer.core.places.bucket import is_url
+from producer.core.places.object_file import ObjectFile, check_object
+from producer.core.places.object_place import ObjectPlace
+from producer.core.places.place import FilePlace
+from producer.core.reader import InputUnreadable
+from producer.core.tables.results import ParquetLines, first_line
+from producer.core.tables.source import kind_of
+
+_PARQUET = (".parquet", ".pq")
+
+
+class Target(Protocol):
+    """Bytes that appear in their place when they are complete, or not at all."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None: ...
+
+    def write(self, data: bytes) -> None:
+        """Append."""
+
+    def sync(self) -> None:
+        """Bring what was written to disk, where that may fail."""
+
+
+def is_parquet(name: str) -> bool:
+    """Whether results of that name are a table.
+
+    Raises:
+        OutputUnwritable: it is the name of a table that results cannot be written as.
+    """
+    kind = kind_of(name)
+    if kind and kind not in _PARQUET:
+        raise OutputUnwritable(
+            f"cannot write {name}: results are JSON lines or parquet; name a .jsonl or .parquet"
+        )
+    return bool(kind)
+
+
+def check_output(name: str) -> None:
+    """Raise OutputUnwritable unless results could be written there; creates nothing."""
+    if is_parquet(name):
+        ParquetLines.check(name)
+    if is_url(name):
+        check_object(name)
+    else:
+        check_writable(Path(name))
+
+
+def beside(output: str) -> str:
+    """Return the error file of an output that comes without one."""
+    folder, slash, name = output.rpartition("/")
+    path = Path(name)
+    return f"{folder}{slash}{path.stem}.errors{path.suffix or '.jsonl'}"
+
+
+def exists(name: str) -> bool:
+    """Whether there is a file or an object of that name."""
+    if not is_url(name):
+        return Path(name).exists()
+    try:
+        ObjectPlace(name).size()
+    except InputUnreadable:
+        return False
+    return True
+
+
+def may_go(name: str, batch_id: str) -> bool:
+    """Whether what is there is nothing, or begins with a result of the batch."""
+    place = ObjectPlace(name) if is_url(name) else FilePlace(name)
+    try:
+        if place.size() == 0:
+            return True
+        if is_parquet(name):
+            line = first_line(place)
+        else:
+            with place.open(in_order=True) as file:
+                line = file.readline()
+    except InputUnreadable:
+        return False  # what cannot be read may be anything
+    return not line or (line.endswith(b"\n") and is_result_of(line, batch_id))
+
+
+class ResultFile:
+    """The results in one place: JSON lines, or a table. They appear when they are complete.
+
+    Entering raises OutputUnwritable.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            target: Target = (
+                ObjectFile(self._name) if is_url(self._name) else AtomicFile(self._name)
+            )
+            self._target = stack.enter_context(target)
+            self._table = None
+            if is_parquet(self._name):
+                self._table = stack.enter_context(ParquetLines(self._target.write))
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.__exit__(*error)  # type: ignore[arg-type]
+
+    def add(self, line: ResultLine) -> None:
+        """Append a result."""
+        if self._table is not None:
+            self._table.add(line)
+        else:
+            self._target.write(line.json + b"\n")
+
+    def sync(self) -> None:
+        """Write what is left, so that what can fail for want of room fails here."""
+        if self._table is not None:
+            self._table.finish()
+        self._target.sync()

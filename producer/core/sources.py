@@ -1,0 +1,108 @@
+"""Opens what a name stands for: a file of lines, a table, a folder of a data set; here or in a
+bucket."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path, PurePosixPath
+
+from producer.core.places.bucket import is_url, is_web, keys_under, shown
+from producer.core.places.object_place import ObjectPlace
+from producer.core.places.place import FilePlace, Place, PlaceInput
+from producer.core.reader import Input, InputUnreadable
+from producer.core.source import Source
+from producer.core.submission import BadOption
+from producer.core.tables.source import TableSource, kind_of
+
+#: Of the files that a data set's folder is of; the first kind that is there counts.
+_DATASET = (".parquet", ".arrow")
+#: `train-00000-of-00004.parquet`, as data sets' files are named.
+_SHARD = re.compile(r"-\d+-of-\d+$")
+
+
+def open_source(name: str, pairs: Mapping[str, str] | None = None) -> Source:
+    """Open what is to be submitted: JSON lines, parquet, Arrow, CSV, or a folder or pattern (`*`)
+    of such tables; a file, or an object of a bucket (s3://, gs://, az://, https://).
+
+    `pairs` maps the fields of requests to columns, or to templates over columns.
+
+    Raises:
+        InputUnreadable: there is nothing of that name, or it cannot be read.
+        BadOption: the mapping does not fit the columns, or what the name means is not clear.
+        BadPlace: a URL names no bucket, or one that cannot be listed.
+        ExtraMissing: a package is not installed that reads such files.
+    """
+    files = _files_of_url(name) if is_url(name) else _files(name)
+    if files:
+        places = [_place(file) for file in files]
+        return TableSource(shown(name), places, pairs or {})
+    if pairs:
+        raise BadOption(
+            f"{name} has lines of JSON, and columns are mapped in tables: parquet, Arrow or CSV"
+        )
+    return PlaceInput(ObjectPlace(name)) if is_url(name) else Input(name)
+
+
+def _place(name: str) -> Place:
+    return ObjectPlace(name) if is_url(name) else FilePlace(name)
+
+
+def _files(name: str) -> Sequence[str]:
+    """Return the files of a table; none for a file that has lines."""
+    path = Path(name)
+    if path.is_dir():
+        return _dataset(name, sorted(map(str, path.rglob("*"))))
+    if "*" in path.name and not path.exists():
+        return _one_kind(name, sorted(map(str, path.parent.glob(path.name))))
+    return [name] if kind_of(name) else []
+
+
+def _files_of_url(url: str) -> Sequence[str]:
+    """Return the same of a URL; what ends with `/` is a folder."""
+    if "*" in url and not is_web(url):
+        found = keys_under(url[: url.index("*")].rpartition("/")[0] + "/")
+        return _one_kind(url, [key for key in found if fnmatchcase(key, url)])
+    if url.endswith("/") and not is_web(url):
+        return _dataset(url, [key for key in keys_under(url) if key.startswith(url)])
+    return [url] if kind_of(url) else []
+
+
+def _dataset(name: str, found: Sequence[str]) -> Sequence[str]:
+    """Return the files of a data set's folder, which must have one split."""
+    for kind in _DATASET:
+        files = [file for file in found if file.endswith(kind) and not _beside(file)]
+        splits = sorted({_split(file) for file in files})
+        if len(splits) > 1:
+            raise BadOption(
+                f"{name} has several parts: give one of them, as {', '.join(map(repr, splits))}"
+            )
+        if files:
+            return files
+    raise InputUnreadable(
+        f"cannot read {name}: it is a folder without {' or '.join(_DATASET)} files; name a file"
+    )
+
+
+def _beside(file: str) -> bool:
+    # datasets keeps what it has computed in cache-*.arrow beside the data.
+    return PurePosixPath(file).name.startswith(("cache-", "."))
+
+
+def _split(file: str) -> str:
+    """Return the pattern of the files that are of one split with this one."""
+    stem, dot, suffix = file.rpartition(".")
+    return _SHARD.sub("-*", stem) + dot + suffix
+
+
+def _one_kind(name: str, found: Sequence[str]) -> Sequence[str]:
+    kinds = {kind_of(file) for file in found}
+    if not found:
+        raise InputUnreadable(f"cannot read {name}: no file is named like that")
+    if kinds == {""} or len(kinds) > 1:
+        raise BadOption(
+            f"{name} stands for files of {len(kinds)} kinds; a pattern names tables of one kind: "
+            ".parquet, .arrow or .csv"
+        )
+    return found

@@ -1,0 +1,87 @@
+"""What a table's cell is in a request: a text in a template, or a JSON value."""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+from typing import Any
+
+import orjson
+
+_TIMES = (dt.datetime, dt.date, dt.time)
+
+
+class BadCell(Exception):
+    """A cell that nothing can be made of; `problem` ends with what to do about it."""
+
+    def __init__(self, column: str, problem: str) -> None:
+        super().__init__(problem)
+        self.column = column
+        self.problem = problem
+
+
+def empty(column: str) -> BadCell:
+    """Return the error for a cell without a value where one is needed."""
+    return BadCell(column, "is empty; fill it, or leave the row out")
+
+
+def text_of(column: str, value: Any) -> str:
+    """Return a cell as text.
+
+    Raises:
+        BadCell: it has no value, or bytes.
+    """
+    if isinstance(value, str):
+        return value
+    if value is None:
+        raise empty(column)
+    if isinstance(value, bool | list | dict):
+        return _json(column, value).decode()
+    if isinstance(value, _TIMES):
+        return value.isoformat()
+    if isinstance(value, bytes | bytearray | memoryview):
+        raise _bytes(column)
+    return str(value)
+
+
+def value_of(column: str, value: Any) -> Any:
+    """Return a cell as a value that can be written as JSON.
+
+    Raises:
+        BadCell: it has bytes.
+    """
+    if isinstance(value, bytes | bytearray | memoryview):
+        raise _bytes(column)
+    return value
+
+
+def parsed(value: Any) -> Any:
+    """Return the JSON value that a text holds; the text itself if it holds none."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return orjson.loads(value)
+    except orjson.JSONDecodeError:
+        return value
+
+
+def plain(value: object) -> Any:
+    """Return what JSON has for a value of a table that it does not know."""
+    if isinstance(value, decimal.Decimal):
+        return int(value) if value == value.to_integral_value() else float(value)
+    if isinstance(value, dt.timedelta):
+        return value.total_seconds()
+    raise TypeError(f"type {type(value).__name__} is not a JSON value")
+
+
+def _json(column: str, value: Any) -> bytes:
+    try:
+        return orjson.dumps(value, default=plain)
+    except TypeError as error:
+        raise BadCell(
+            column, f"cannot be written as JSON: {error}; make it a text or a number"
+        ) from None
+
+
+def _bytes(column: str) -> BadCell:
+    return BadCell(column, "holds bytes, and a request has texts; decode the column first")

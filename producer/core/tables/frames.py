@@ -1,0 +1,60 @@
+"""Data frames and tables of a Python program: whatever gives its columns as Arrow does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from producer.core.items import Items
+from producer.core.reader import CHUNK_LINES
+from producer.core.tables.arrow import pyarrow
+from producer.core.tables.mapping import RowMapping
+
+#: pandas keeps an index that is no plain numbering in columns of such names.
+_INDEX = "__index_level_"
+
+
+def is_frame(given: object) -> bool:
+    """Whether it is a data frame or table: it gives an Arrow stream, as pandas' and polars' do."""
+    return hasattr(given, "__arrow_c_stream__")
+
+
+def frame_source(frame: Any, pairs: Mapping[str, str]) -> Items:
+    """Return a frame as a source of lines.
+
+    Raises:
+        BadOption: as RowMapping does.
+        ExtraMissing: pyarrow is not installed.
+    """
+    rows = _Rows(frame)
+    mapping = RowMapping(pairs, rows.columns)
+    rows.wanted = mapping.wanted
+    return Items(
+        rows, mapping.line, name=f"a {type(frame).__name__}", what="row", columns=mapping.columns,
+        once=not hasattr(frame, "__len__"),
+    )  # fmt: skip
+
+
+class _Rows:
+    """The rows of a frame as dicts of the columns that are wanted."""
+
+    def __init__(self, frame: Any) -> None:
+        self._frame = frame
+        self._arrow = pyarrow(f"a {type(frame).__name__}")
+        self._first: Any = self._stream()
+        self.columns = [n for n in self._first.schema.names if not n.startswith(_INDEX)]
+        self.wanted: list[str] = self.columns
+
+    def _stream(self) -> Any:
+        return self._arrow.RecordBatchReader.from_stream(self._frame)
+
+    def __len__(self) -> int:
+        return len(self._frame)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        stream, self._first = self._first, None
+        stream = self._stream() if stream is None else stream
+        for batch in stream:
+            kept = batch.select(self.wanted)
+            for start in range(0, kept.num_rows, CHUNK_LINES):
+                yield from kept.slice(start, CHUNK_LINES).to_pylist()

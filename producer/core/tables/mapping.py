@@ -1,0 +1,195 @@
+"""How a row becomes a request: which column, or which template over columns, each field gets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import orjson
+
+from contract.errors import RequestRejected
+from contract.nearest import did_you_mean
+from contract.openai.body import BODY_TYPES, smallest
+from contract.openai.lines import check_body
+from contract.openai.openai_only import known_names
+from contract.openai.pooling import EMBEDDINGS_URL
+from producer.core.rows import bad_row
+from producer.core.submission import BadOption
+from producer.core.tables.cells import BadCell, empty, parsed, plain, text_of, value_of
+from producer.core.tables.template import Template, is_template
+
+Row = Mapping[str, Any]
+#: Returns a field's value in one row, None to leave the field out; raises BadCell.
+_Get = Callable[[Row], Any]
+
+_MESSAGES = "messages."
+_ROLES = ("system", "developer", "user", "assistant")
+#: Of a line that has its request in `body`.
+_LINE_FIELDS = ("custom_id", "method", "url", "body")
+_TEXTS = frozenset(("custom_id", "method", "url"))
+#: A row without them is no request; any other field may be empty in some rows.
+_NEEDED = frozenset(("prompt", "messages", "input", "body"))
+_EXAMPLE = "map a field to one, for example prompt=text or messages.user='Summarise: {text}'"
+_SHOWN = 12
+
+
+class RowMapping:
+    """Makes lines of rows. `pairs` gives fields their columns or templates; without any, each
+    column is the field of its name. `columns` are those of the table, None where they are not
+    known.
+
+    A field is one of a request's body, `custom_id`, or `messages.user` (`.system`, `.assistant`)
+    for a chat's message of that role; those follow each other as they stand. Without prompt or
+    messages, `input` makes an embedding.
+
+    Raises:
+        BadOption: naming the field or the column that is not there.
+    """
+
+    def __init__(self, pairs: Mapping[str, str], columns: Sequence[str] | None = None) -> None:
+        if not pairs:
+            pairs = _same_names(columns or ())
+        self._gets: list[tuple[str, _Get]] = []
+        self._messages: list[tuple[str, _Get]] = []
+        #: The columns of each field, for messages.
+        self.columns: dict[str, str] = {}
+        wanted: dict[str, None] = {}
+        for field, given in pairs.items():
+            get, used = _get_of(field, given, columns)
+            wanted |= dict.fromkeys(used)
+            if field.startswith(_MESSAGES):
+                role = field.removeprefix(_MESSAGES)
+                if role not in _ROLES:
+                    raise BadOption(f"field {field}: give one of {_listed(_MESSAGES, _ROLES)}")
+                self._messages.append((role, get))
+                before = self.columns.get("messages")
+                self.columns["messages"] = ", ".join(filter(None, (before, *used)))
+            else:
+                self._gets.append((field, get))
+                self.columns[field] = ", ".join(used)
+        self._gets.sort(key=lambda pair: pair[0] != "custom_id")  # a bad row's error has it too
+        if self._messages and "messages" in pairs:
+            raise BadOption("field messages: given as a whole and by roles; give it one way")
+        self._url = _url(self.columns.keys())
+        #: The columns that are read.
+        self.wanted = list(wanted)
+
+    def line(self, row: Any) -> bytes:
+        """Return the line of a row; of one that is no request, that of its error."""
+        if not isinstance(row, Mapping):
+            return bad_row(f"is of type {type(row).__name__}; give a dict with the columns")
+        request: dict[str, Any] = {}
+        try:
+            for field, get in self._gets:
+                value = get(row)
+                if value is not None:
+                    request[field] = value
+            if self._messages:
+                request["messages"] = [
+                    {"role": role, "content": get(row)} for role, get in self._messages
+                ]
+        except BadCell as error:
+            return bad_row(error.problem, error.column, request.get("custom_id"))
+        if self._url:
+            own = {"custom_id": request.pop("custom_id")} if "custom_id" in request else {}
+            request = own | {"url": self._url, "body": request}
+        try:
+            option = orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY
+            return orjson.dumps(request, plain, option)
+        except TypeError as error:
+            problem = f"cannot be written as JSON: {error}; decode or convert the column first"
+            return bad_row(problem, ", ".join(self.wanted), request.get("custom_id"))
+
+
+def _url(fields: Iterable[str]) -> str:
+    """Return the url that the lines name, '' where they need not.
+
+    Raises:
+        BadOption: the fields make no request.
+    """
+    found = _NEEDED.intersection(fields)
+    if not found:
+        raise BadOption(f"which column is the request? {_EXAMPLE}")
+    return EMBEDDINGS_URL if found == {"input"} else ""
+
+
+def _same_names(columns: Sequence[str]) -> dict[str, str]:
+    """Map each column to the field of its name."""
+    fields = _body_fields().union(_LINE_FIELDS)
+    strange = [column for column in columns if column not in fields]
+    if strange or not columns:
+        raise BadOption(
+            f"which column is the request? {_listed('', strange)} is no field of one; {_EXAMPLE}"
+        )
+    return {column: column for column in columns}
+
+
+def _get_of(field: str, given: str, columns: Sequence[str] | None) -> tuple[_Get, tuple[str, ...]]:
+    """Return what gives a field's value, and the columns that it reads."""
+    if not field.startswith(_MESSAGES) and field not in _LINE_FIELDS:
+        fields = _body_fields()
+        if field not in fields:
+            near = did_you_mean(field, [*fields, *_LINE_FIELDS])
+            raise BadOption(f"field {field}: no request has it{near}")
+    if (columns is None or given not in columns) and is_template(given):
+        template = Template.parse(field, given)
+        for column in template.columns:
+            _check(field, column, columns)
+        return template.fill, template.columns
+    _check(field, given, columns)
+    return _column(field, given), (given,)
+
+
+def _check(field: str, column: str, columns: Sequence[str] | None) -> None:
+    if columns is not None and column not in columns:
+        near = did_you_mean(column, columns)
+        raise BadOption(
+            f"field {field}: there is no column {column!r}{near}; there are {_listed('', columns)}"
+        )
+
+
+def _column(field: str, column: str) -> _Get:
+    """Return what gives a field the cell of a column."""
+    convert = _converter(field, column)
+    needed = field in _NEEDED or field.startswith(_MESSAGES)
+
+    def get(row: Row) -> Any:
+        value = row.get(column)
+        if value is not None:
+            return convert(value)
+        if needed:
+            raise empty(column)
+        return None
+
+    return get
+
+
+def _converter(field: str, column: str) -> Callable[[Any], Any]:
+    """Return what makes a field's value of a cell."""
+    if field in _TEXTS or field.startswith(_MESSAGES):
+        return partial(text_of, column)
+    if _takes_text(field):
+        return partial(value_of, column)
+    return lambda value: parsed(value_of(column, value))
+
+
+def _takes_text(field: str) -> bool:
+    """Whether a text is a value of the field as it stands, and not JSON of another value."""
+    for url in BODY_TYPES:
+        if field in known_names(url):
+            try:
+                check_body(url, smallest(url) | {field: "x"}, "")
+            except RequestRejected:
+                continue
+            return True
+    return False
+
+
+def _body_fields() -> set[str]:
+    return set().union(*(known_names(url) for url in BODY_TYPES))
+
+
+def _listed(prefix: str, names: Sequence[str]) -> str:
+    shown = ", ".join(f"{prefix}{name}" for name in names[:_SHOWN])
+    return f"{shown} and {len(names) - _SHOWN} more" if len(names) > _SHOWN else shown

@@ -1,0 +1,170 @@
+"""Results as a parquet table: a row for each request, with its answer's text in a column."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Self
+
+import orjson
+
+from contract.results import ResultLine
+from producer.core.places.place import Place
+from producer.core.tables.arrow import pyarrow
+from producer.core.tables.arrow_table import ParquetTable
+
+#: A row group ends after so many rows or bytes of Arrow's memory, where it is until then.
+_ROWS, _BYTES = 50_000, 8 * 2**20
+#: Rows that are Python's objects at a time, which take several times as much; or so many bytes.
+_PIECE, _PIECE_BYTES = 500, 2**20
+#: Of other columns no two texts are alike.
+_REPEATED = ["finish_reason", "error_code"]
+#: The columns: `text` is that of the first choice, `response` the engine's answer as JSON.
+_NUMBERS = ("line", "prompt_tokens", "completion_tokens")
+_ORDER = (
+    "custom_id", "line", "text", "finish_reason", "prompt_tokens", "completion_tokens",
+    "error_code", "error_message", "response", "id",
+)  # fmt: skip
+
+
+def row_of(line: ResultLine) -> dict[str, Any]:
+    """Return the row of a result."""
+    found = orjson.loads(line.json)
+    row = dict.fromkeys(_ORDER) | {"id": found["id"], "custom_id": found["custom_id"]}
+    if error := found["error"]:
+        return row | {
+            "line": error["line"],
+            "error_code": error.get("code"),
+            "error_message": error.get("message"),
+        }
+    body = found["response"]["body"]
+    row |= {"line": found["warmq"]["line"], "response": orjson.dumps(body).decode()}
+    if isinstance(body, dict):
+        row |= _answer(body)
+    return row
+
+
+def _answer(body: dict[str, Any]) -> dict[str, Any]:
+    """Return what has a column of its own in a response."""
+    choice = next(iter(body.get("choices") or []), None) or {}
+    text = (choice.get("message") or {}).get("content", choice.get("text"))
+    usage = body.get("usage") or {}
+    return {
+        "text": text if isinstance(text, str) else None,
+        "finish_reason": choice.get("finish_reason"),
+        "prompt_tokens": usage.get("prompt_tokens"),
+        "completion_tokens": usage.get("completion_tokens"),
+    }
+
+
+def first_line(place: Place) -> bytes:
+    """Return of a table of results what tells whose they are: its first row as a result's line.
+
+    Raises:
+        InputUnreadable: it is no parquet.
+        ExtraMissing: pyarrow is not installed.
+    """
+    table = ParquetTable(place)
+    try:
+        wanted = [name for name in ("id", "custom_id", "line") if name in table.columns]
+        row = next(table.read(wanted), None)
+    finally:
+        table.close()
+    if row is None:
+        return b""
+    told = {"id": row.get("id"), "custom_id": row.get("custom_id"), "error": None}
+    return orjson.dumps(told | {"warmq": {"line": row.get("line")}}) + b"\n"
+
+
+class _Sink:
+    """What pyarrow writes to."""
+
+    closed = False
+
+    def __init__(self, write: Callable[[bytes], None]) -> None:
+        self._write = write
+        self._at = 0
+
+    def drop(self) -> None:
+        """Pass nothing on any more: pyarrow writes an end even to what is given up."""
+        self._write = lambda data: None
+
+    def write(self, data: Any) -> int:
+        """Pass bytes on; return how many."""
+        self._write(bytes(data))
+        self._at += len(data)
+        return len(data)
+
+    def tell(self) -> int:
+        """Return how many bytes were written."""
+        return self._at
+
+    def flush(self) -> None:
+        """Do nothing: the target does."""
+
+    def close(self) -> None:
+        """Do nothing: the target is closed by whoever has opened it."""
+
+
+class ParquetLines:
+    """Writes results into a parquet file, a row group at a time; `write` takes its bytes.
+
+    Raises:
+        ExtraMissing: pyarrow is not installed.
+    """
+
+    def __init__(self, write: Callable[[bytes], None]) -> None:
+        self._arrow, parquet = pyarrow("a table of results"), pyarrow("results", "parquet")
+        texts, numbers = self._arrow.string(), self._arrow.int64()
+        self._schema = self._arrow.schema(
+            [(name, numbers if name in _NUMBERS else texts) for name in _ORDER]
+        )
+        self._sink = _Sink(write)
+        file = self._arrow.PythonFile(self._sink, mode="w")
+        self._writer = parquet.ParquetWriter(
+            file, self._schema, compression="zstd", use_dictionary=_REPEATED, write_statistics=False
+        )
+        self._rows: list[dict[str, Any]] = []
+        self._rows_size = 0
+        self._batches: list[Any] = []
+        self._open = True
+
+    @staticmethod
+    def check(name: str) -> None:
+        """Raise ExtraMissing where the table of that name could not be written."""
+        pyarrow(name, "parquet")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.finish()
+        else:
+            self._sink.drop()
+
+    def add(self, line: ResultLine) -> None:
+        """Append a result."""
+        self._rows.append(row_of(line))
+        self._rows_size += len(line.json)
+        if len(self._rows) >= _PIECE or self._rows_size >= _PIECE_BYTES:
+            self._gather()
+            kept = self._batches
+            if sum(b.num_rows for b in kept) >= _ROWS or sum(b.nbytes for b in kept) >= _BYTES:
+                self._put()
+
+    def _gather(self) -> None:
+        rows, self._rows, self._rows_size = self._rows, [], 0
+        self._batches.append(self._arrow.RecordBatch.from_pylist(rows, schema=self._schema))
+
+    def _put(self) -> None:
+        batches, self._batches = self._batches, []
+        table = self._arrow.Table.from_batches(batches, schema=self._schema)
+        self._writer.write_table(table, row_group_size=max(1, table.num_rows))
+
+    def finish(self) -> None:
+        """Write what is left, and the end."""
+        if self._open:
+            self._gather()
+            self._put()
+            self._open = False
+            self._writer.close()

@@ -1,0 +1,67 @@
+"""The programs of docs/client.md as they stand there: only the address is another."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from celery_side import simulated
+from support import producer_env
+
+from demo.stack import ROOT
+
+
+def programs(mark: str) -> list[str]:
+    """Return the programs of the page whose fence has this mark."""
+    page = (ROOT / "docs" / "client.md").read_text()
+    return re.findall(rf"^```python{mark}\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+
+
+def printed(program: str, redis_url: str, folder: Path) -> list[str]:
+    """Run a program beside a worker; return what it prints."""
+    env = producer_env(redis_url)
+    env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{env['PATH']}"
+    with simulated(redis_url, folder / "worker.log"):
+        done = subprocess.run(
+            [sys.executable, "-c", program.replace("redis://127.0.0.1:6379/0", redis_url)],
+            cwd=folder, env=env, capture_output=True, text=True, timeout=90, check=False,
+        )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.mark.timeout(120)
+def test_the_programs_of_the_client_page_print_answers(redis_url: str, tmp_path: Path) -> None:
+    lines = printed("\n".join(programs("")), redis_url, tmp_path)
+    assert sorted(line.partition(" ")[0] for line in lines[:5]) == [f"q{n}" for n in range(5)]
+    assert lines[5].startswith("completed 5 of 5 in 0:00:0")
+    assert lines[6] == "1000"
+    assert sorted(lines[7:]) == ["1 True", "2 True"]
+
+
+#: They are no packages of ours: where one is not installed its example is only compiled.
+LIBRARIES = ["pandas", "polars", "datasets"]
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_each_example_with_a_library_has_about_ten_lines(library: str) -> None:
+    (program,) = programs(f" {library}")
+    assert len(program.strip().splitlines()) <= 14
+    compile(program, library, "exec")
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("library", [name for name in LIBRARIES if importlib.util.find_spec(name)])
+def test_the_example_with_a_library_joins_answers_to_its_rows(
+    redis_url: str, tmp_path: Path, library: str
+) -> None:
+    (program,) = programs(f" {library}")
+    text = " ".join(printed(program, redis_url, tmp_path))
+    assert "Good soup." in text
+    assert "answer" in text
+    assert not {"None", "NaN", "null"} & set(re.findall(r"\w+", text))
