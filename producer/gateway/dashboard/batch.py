@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import time
+from itertools import islice
 
 from starlette.background import BackgroundTask
 from starlette.responses import Response
 
 from contract.batch import Batch as QueueBatch
+from contract.redis.looking import Looks, RunningRequest
 from producer.gateway.batches import batches as api
-from producer.gateway.batches.shown import parts_of, shown
+from producer.gateway.batches import virtual_files
+from producer.gateway.batches.shown import ERRORS, OUTPUT, PARTIAL, parts_of, shown
 from producer.gateway.dashboard.batches import record_of, row_of
+from producer.gateway.dashboard.requests import workers_of
 from producer.gateway.dashboard.samples import Sample, failures, sample
 from producer.gateway.dashboard.view import View
-from producer.gateway.errors import not_found
+from producer.gateway.errors import ApiError, not_found
+from producer.gateway.files.content import content
+from producer.gateway.files.objects import Files
+from producer.gateway.services import Services
+
+#: Requests that run now, which are shown.
+RUNNING = 12
 
 
 def batch(view: View) -> Response:
@@ -36,6 +46,8 @@ def batch(view: View) -> Response:
         sample=taken,
         failed=failures(view.services, parts, taken, error_file),
         figures=_figures(taken),
+        running=[] if row["ended"] else _running(view.services, parts),
+        retriable=row["ended"] and row["failed"] > 0 and row["status"] != "failed",
         now_watched="" if row["ended"] else batch_id,
     )
 
@@ -56,3 +68,25 @@ def cancel(view: View) -> Response:
     if isinstance(found.source, QueueBatch) and shown_batch.status == "cancelling":
         background = BackgroundTask(view.services.batches.cancel, found.source)
     return view.to(f"/ui/batches/{batch_id}", background, told="cancelled")
+
+
+def _running(services: Services, parts: list[QueueBatch]) -> list[RunningRequest]:
+    looks, workers = Looks.beside(services.batches), workers_of(services)
+    found = (one for part in parts for one in looks.running(part, workers, RUNNING))
+    return [one for one in islice(found, RUNNING) if one.custom_id]
+
+
+def download(view: View) -> Response:
+    """Send a batch's answers, its errors, or what there is so far."""
+    batch_id, kind = (view.request.path_params[name] for name in ("batch_id", "kind"))
+    found = shown(api.view_of(view.services, view.caller, batch_id), partial=True)
+    ids = {"answers": found.output_file_id, "errors": found.error_file_id} if found else {}
+    file_id = ids.get(kind)
+    if not file_id:
+        raise ApiError(404, f"batch {batch_id} has no {kind[:20]} (yet)", code="file_not_found")
+    if file_id.startswith((OUTPUT, ERRORS, PARTIAL)):
+        return virtual_files.content(view.services, view.caller, file_id, 0)
+    record = Files(view.services).get(view.caller.tenant, file_id)
+    if record is None or view.services.store.size(file_id) is None:
+        raise not_found("file", file_id)
+    return content(view.services.store, record, view.request.headers)

@@ -63,7 +63,7 @@ def shown_worker(worker: dict[str, Any], operator: bool) -> dict[str, Any]:
         "in_flight": busy,
         "running": min(slots, busy) if alive else 0,
         "deaths": int(worker.get("deaths") or 0),
-        "returned": int(worker.get("returned") or 0),
+        "returned": int((worker.get("done") or {}).get("handed_back") or 0),
         "older": protocol_of(worker) < PROTOCOL,
         "done": worker.get("done") or {},
         "mean_answer": worker.get("mean_answer"),

@@ -2,21 +2,40 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from starlette.responses import Response
 
+from contract.redis.fleet import FleetReads
+from contract.redis.ring import RingReads
+from contract.redis.tenants import Tenants
 from producer.gateway.dashboard.batches import batch_rows
-from producer.gateway.dashboard.fleet import read_fleet
+from producer.gateway.dashboard.charts import filled, rates
+from producer.gateway.dashboard.fleet import queues_of, read_fleet
 from producer.gateway.dashboard.view import View
 
 #: Workers in a page.
 WORKERS = 100
+#: Tenants that are shown.
+MOST_TENANTS = 500
 
 
 def overview(view: View) -> Response:
     """Show the whole fleet on one page."""
     fleet = read_fleet(view.services, view.caller, who=True)
     rows, _ = batch_rows(view, "", 5)
-    return view.page("overview.html", fleet=fleet, rows=rows, now_watched=watched(rows))
+    minutes = RingReads.beside(view.services.batches).day(
+        queues_of(fleet.workers, view.services.settings.queue)
+    )
+    return view.page(
+        "overview.html",
+        fleet=fleet,
+        rows=rows,
+        now_watched=watched(rows),
+        tokens=rates(minutes),
+        fill=filled(minutes[-60:]),
+        day=any(minute.slots_s for minute in minutes),
+    )
 
 
 def watched(rows: list[dict[str, object]]) -> str:
@@ -32,4 +51,40 @@ def workers(view: View) -> Response:
     first = max(0, page - 1) * WORKERS
     more = len(fleet.workers) > first + WORKERS
     shown = fleet.workers[first : first + WORKERS]
-    return view.page("workers.html", fleet=fleet, shown=shown, page=page, more=more)
+    hours = RingReads.beside(view.services.batches).hours([worker["id"] for worker in shown])
+    fills = {name: filled(minutes) for name, minutes in hours.items()}
+    return view.page("workers.html", fleet=fleet, shown=shown, fills=fills, page=page, more=more)
+
+
+def tenants(view: View) -> Response:
+    """Show what each tenant has of the fleet beside its weight; the others' as one to most."""
+    services, caller = view.services, view.caller
+    reads = Tenants.beside(services.batches)
+    terms = {tenant.name: tenant for tenant in reads.tenants()}
+    workers = FleetReads.beside(services.batches).announcements()
+    loads: dict[str, list[int]] = {caller.tenant: [0, 0]}
+    for queue in queues_of(workers, services.settings.queue):
+        for name, load in reads.tenant_loads(queue).items():
+            sums = loads.setdefault(name, [0, 0])
+            sums[0] += load.waiting
+            sums[1] += load.in_flight
+    loads |= {name: [0, 0] for name in terms if name not in loads}
+    weights = {name: terms[name].weight if name in terms else 1.0 for name in loads}
+    active = {name for name, (waiting, running) in loads.items() if waiting or running}
+    of_weight = sum(weights[name] for name in active)
+    of_running = sum(running for _, running in loads.values())
+    rows: list[dict[str, Any]] = [
+        {
+            "name": name,
+            "waiting": waiting,
+            "running": running,
+            "weight": weights[name],
+            "cap": terms[name].max_in_flight if name in terms else None,
+            "share": running / of_running if of_running else None,
+            "due": weights[name] / of_weight if name in active else None,
+        }
+        for name, (waiting, running) in sorted(loads.items())
+        if caller.operator or name == caller.tenant
+    ]
+    others = len(loads) - len(rows)
+    return view.page("tenants.html", rows=rows[:MOST_TENANTS], others=others)

@@ -64,6 +64,14 @@ def _when(seconds: float | None) -> str | Markup:
     )
 
 
+def _clock(seconds: float) -> Markup:
+    """Return an hour and minute as UTC; the viewer's zone replaces it."""
+    at = dt.datetime.fromtimestamp(seconds, dt.UTC)
+    return Markup('<time datetime="{}" data-short>{}</time>').format(
+        at.isoformat(), at.strftime("%H:%M")
+    )
+
+
 def duration(seconds: float | None) -> str:
     """Return a length of time as its two largest units, `–` if unknown."""
     if seconds is None:
@@ -102,7 +110,7 @@ _ENVIRONMENT = jinja2.Environment(
     lstrip_blocks=True,
 )
 _ENVIRONMENT.filters |= {
-    "number": _number, "when": _when, "duration": duration, "size": _size,
+    "number": _number, "when": _when, "duration": duration, "size": _size, "clock": _clock,
 }  # fmt: skip
 _ENVIRONMENT.globals |= {"percent": _percent, "asset": lambda name: f"/ui/assets/{VERSION}/{name}"}
 

@@ -6,7 +6,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from producer.gateway.dashboard import batch, batches, entering, overview
+from producer.gateway.dashboard import (
+    batch,
+    batches,
+    dead,
+    entering,
+    overview,
+    requests,
+    rerun,
+    stream,
+    submit,
+)
 from producer.gateway.dashboard.rendering import ASSETS, HEADERS, VERSION
 from producer.gateway.dashboard.view import shows, writes
 
@@ -31,5 +41,15 @@ def routes() -> list[Route]:
         Route("/ui/workers", shows(overview.workers), methods=["GET"]),
         Route("/ui/batches", shows(batches.batches), methods=["GET"]),
         Route("/ui/batches/{batch_id}", shows(batch.batch), methods=["GET"]),
+        Route("/ui/batches/{batch_id}/request", shows(requests.request), methods=["GET"]),
+        Route("/ui/batches/{batch_id}/download/{kind}", shows(batch.download), methods=["GET"]),
+        Route("/ui/batches/{batch_id}/retry", writes(rerun.retry), methods=["POST"]),
+        Route("/ui/tenants", shows(overview.tenants), methods=["GET"]),
+        Route("/ui/dead", shows(dead.dead), methods=["GET"]),
+        Route("/ui/dead", writes(dead.change), methods=["POST"]),
+        Route("/ui/submit", shows(submit.submit), methods=["GET"]),
+        Route("/ui/submit", submit.upload, methods=["POST"]),
+        Route("/ui/submit/start", writes(submit.start), methods=["POST"]),
+        Route("/ui/live", stream.live, methods=["GET"]),
         Route("/ui/batches/{batch_id}/cancel", writes(batch.cancel), methods=["POST"]),
     ]

@@ -13,8 +13,9 @@ import orjson
 
 from contract.batch import Batch
 from contract.index import read_ending
-from contract.redis.failed_lines import FailedLines
+from contract.redis.looking import Looks
 from contract.results import read_meta
+from contract.streaming import texts_of
 from producer.gateway.services import Services
 
 #: Requests in a sample, and bytes of their results that are read for it.
@@ -23,6 +24,8 @@ REQUESTS, BYTES = 300, 4 * 2**20
 FAILURES = 50
 #: Bytes of an error file that are read for them, and characters of a prompt that is shown.
 HEAD_BYTES, PROMPT_CHARACTERS = 256 * 1024, 8000
+#: Characters of an answer that are shown.
+TEXT_CHARACTERS = 20_000
 #: What to do about a failure, by its code; others are the engine's own, of that request.
 REMEDIES = {
     "invalid_json": "Mend the line, and submit it again.",
@@ -41,6 +44,8 @@ REMEDIES = {
     "result_expired": "Submit it again; results are kept for WARMQ_RESULT_TTL_S.",
     "internal_error": "Please report it.",
 }
+
+ANOTHER = "Retry it; if it fails again, mend the request."
 
 
 @dataclass(slots=True)
@@ -121,19 +126,19 @@ def sample(services: Services, parts: Sequence[Batch]) -> Sample:
                 "line": ours.get("line"), "ok": meta["status"] == "SUCCESS",
                 "queued_s": timing.get("queued_s"), "engine_s": timing.get("engine_s"),
                 "attempts": attempts, "tokens": usage.get("completion_tokens"),
-                "text": _text(body), "code": (ours.get("error") or {}).get("code", ""),
+                "text": text_of(body), "code": (ours.get("error") or {}).get("code", ""),
             })  # fmt: skip
     return taken
 
 
-def _text(body: object) -> str:
-    """Return the text of an answer, as far as it is a chat's or a completion's."""
+def text_of(body: object) -> str:
+    """Return the text of an answer; of one that has none, as an embedding, what it says instead."""
     if not isinstance(body, dict):
         return ""
-    choices = body.get("choices")
-    first = choices[0] if isinstance(choices, list) and choices else {}
-    text = (first.get("message") or {}).get("content") or first.get("text") or ""
-    return text if isinstance(text, str) else orjson.dumps(text).decode()
+    with suppress(AttributeError, TypeError):
+        if text := texts_of(body).get(0):
+            return text[:TEXT_CHARACTERS]
+    return orjson.dumps(body).decode()[:TEXT_CHARACTERS]
 
 
 def failures(
@@ -141,7 +146,7 @@ def failures(
 ) -> list[dict[str, Any]]:
     """Return some failed requests, with what to do: those that may run again, and of the sample
     those that may not; of a batch that has ended the first of its error file."""
-    reads = FailedLines.beside(services.batches)
+    reads = Looks.beside(services.batches)
     found: dict[str, dict[str, Any]] = {}
     for part in parts:
         for one in reads.failed_requests(part.id, FAILURES):
@@ -174,7 +179,7 @@ def _failure(
     return {
         "custom_id": custom_id, "line": error.get("line"), "code": code,
         "message": str(error.get("message") or ""), "attempts": (timing or {}).get("attempts"),
-        "remedy": REMEDIES.get(code, "Retry it; if it fails again, mend the request."),
+        "remedy": REMEDIES.get(code, ANOTHER),
         "prompt": prompt,
     }  # fmt: skip
 
