@@ -19,7 +19,9 @@ from demo.stack import ROOT
 NODE_MODULES = Path(
     os.environ.get("WARMQ_UI_NODE", str(ROOT / ".venv-clients" / "ui" / "node_modules"))
 )
-_UNPACK = "import('@sparticuz/chromium').then(async c => console.log(await c.default.executablePath()))"
+_UNPACK = (
+    "import('@sparticuz/chromium').then(async c => console.log(await c.default.executablePath()))"
+)
 #: A container has no user namespaces for the sandbox; the pages are our own.
 ARGUMENTS = ("--no-sandbox", "--no-zygote", "--disable-gpu", "--font-render-hinting=none")
 AXE = NODE_MODULES / "axe-core" / "axe.min.js"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from itertools import islice
+from typing import Any
 
 from starlette.background import BackgroundTask
 from starlette.responses import Response
@@ -13,7 +14,7 @@ from contract.redis.looking import Looks, RunningRequest
 from producer.gateway.batches import batches as api
 from producer.gateway.batches import virtual_files
 from producer.gateway.batches.shown import ERRORS, OUTPUT, PARTIAL, parts_of, shown
-from producer.gateway.dashboard.batches import record_of, row_of
+from producer.gateway.dashboard.batches import name_inputs, record_of, row_of
 from producer.gateway.dashboard.requests import workers_of
 from producer.gateway.dashboard.samples import Sample, failures, sample
 from producer.gateway.dashboard.view import View
@@ -33,6 +34,7 @@ def batch(view: View) -> Response:
     row = row_of(found, time.time())
     if row is None:
         raise not_found("batch", batch_id)
+    name_inputs(view, [row])
     parts = [part for part in view.services.batches.states(parts_of(found)) if part is not None]
     taken = sample(view.services, parts)
     record = record_of(found)
@@ -44,12 +46,20 @@ def batch(view: View) -> Response:
         record=record,
         parts=parts,
         sample=taken,
-        failed=failures(view.services, parts, taken, error_file),
+        failed=_by_code(failures(view.services, parts, taken, error_file)),
         figures=_figures(taken),
         running=[] if row["ended"] else _running(view.services, parts),
         retriable=row["ended"] and row["failed"] > 0 and row["status"] != "failed",
         now_watched="" if row["ended"] else batch_id,
     )
+
+
+def _by_code(failed: list[dict[str, Any]]) -> list[tuple[str, list[dict[str, Any]]]]:
+    """Return failed requests by their codes, the code of most of them first."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for one in failed:
+        found.setdefault(one["code"], []).append(one)
+    return sorted(found.items(), key=lambda pair: -len(pair[1]))
 
 
 def _figures(taken: Sample) -> list[tuple[str, list[tuple[float, float, int]]]]:

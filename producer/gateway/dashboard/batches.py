@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import orjson
 from starlette.responses import Response
 
 from contract.batch import Batch as QueueBatch
@@ -32,7 +33,8 @@ def row_of(view: BatchView, now: float) -> dict[str, Any] | None:
         batch.completed_at or batch.failed_at or batch.expired_at or batch.cancelled_at
         if ended else None
     )  # fmt: skip
-    seconds = max(0.001, (ended_at or now) - began)
+    # These are whole seconds: what took less took at most one.
+    seconds = max(1.0, (ended_at or now) - began)
     rate = done / seconds if done else None
     left = (counts.total - done) / rate if rate and not ended and counts.total else None
     return {
@@ -41,6 +43,7 @@ def row_of(view: BatchView, now: float) -> dict[str, Any] | None:
         "ended": ended,
         "model": batch.model if isinstance(batch.model, str) else "",
         "input": (batch.metadata or {}).get("input") or batch.input_file_id,
+        "input_file_id": batch.input_file_id,
         "total": counts.total,
         "completed": counts.completed,
         "failed": counts.failed,
@@ -77,7 +80,16 @@ def batch_rows(view: View, after: str, limit: int) -> tuple[list[dict[str, Any]]
         raise not_found("batch", after)
     now = time.time()
     rows = [row for one in found.batches if (row := row_of(one, now)) is not None]
+    name_inputs(view, rows)
     return rows, found.has_more
+
+
+def name_inputs(view: View, rows: list[dict[str, Any]]) -> None:
+    """Say the names of the files that batches were made of, where they are still there."""
+    ids = [row["input_file_id"] for row in rows]
+    for row, stored in zip(rows, view.services.objects.several("file", ids), strict=True):
+        if stored is not None:
+            row["input"] = str(orjson.loads(stored.document).get("filename") or row["input"])
 
 
 def batches(view: View) -> Response:

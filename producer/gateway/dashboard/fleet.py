@@ -55,7 +55,7 @@ def shown_worker(worker: dict[str, Any], operator: bool) -> dict[str, Any]:
         "silent_s": worker["silent_s"],
         "why": str(worker.get("why", "")) if operator else "",
         "queue": queue,
-        "model": model.rstrip("/").rpartition("/")[2] or "–",
+        "model": model.rstrip("/").rpartition("/")[2] or queue,
         "device": str(worker.get("device") or "–"),
         "version": str(worker.get("version") or "–"),
         "adapters": worker.get("adapters") or [],

@@ -77,8 +77,10 @@ def duration(seconds: float | None) -> str:
     if seconds is None:
         return "–"
     left = max(0, round(seconds))
+    if seconds < 1:
+        return f"{max(0.0, seconds) * 1000:.{1 if seconds < 0.01 else 0}f} ms"
     if seconds < 10:
-        return f"{max(0.0, seconds):.1f} s"
+        return f"{seconds:.1f} s"
     parts: list[str] = []
     for unit, size in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
         if left >= size or (unit == "s" and not parts):

@@ -14,7 +14,8 @@ export function number(value) {
 /** @param {number | null | undefined} seconds The two largest units, as the server writes them. */
 export function duration(seconds) {
   if (seconds === null || seconds === undefined) return "–";
-  if (seconds < 10) return `${Math.max(0, seconds).toFixed(1)} s`;
+  if (seconds < 1) return `${(Math.max(0, seconds) * 1000).toFixed(seconds < 0.01 ? 1 : 0)} ms`;
+  if (seconds < 10) return `${seconds.toFixed(1)} s`;
   let left = Math.round(seconds);
   const parts = [];
   for (const [unit, size] of /** @type {[string, number][]} */ ([["d", 86400], ["h", 3600], ["min", 60], ["s", 1]])) {

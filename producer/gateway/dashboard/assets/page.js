@@ -1,9 +1,8 @@
 // What every page does: the viewer's time zone, questions before a write, and the live stream.
 import { live } from "./live.js";
 
-const form = new Intl.DateTimeFormat(document.documentElement.lang, {
-  year: "numeric", month: "2-digit", day: "2-digit", hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23",
-});
+// The same form as the server's, in every language: nothing changes its width.
+const form = new Intl.DateTimeFormat("sv-SE", { dateStyle: "short", timeStyle: "medium" });
 const short = new Intl.DateTimeFormat(document.documentElement.lang, { hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
 for (const time of document.querySelectorAll("time[datetime]")) {
   time.title = `${time.dateTime} (UTC)`;

@@ -12,11 +12,13 @@ _FOUND: dict[str, dict[str, str]] = {
     for name in LANGUAGES
     if name != "en"
 }
+#: States are told by names that programs compare; people read them without underscores.
+_SAID = {"in_progress": "in progress"}
 
 
 def translated(language: str, text: str) -> str:
     """Return a text in a language; English where nobody has said it otherwise."""
-    return _FOUND.get(language, {}).get(text, text)
+    return _FOUND.get(language, {}).get(text) or _SAID.get(text, text)
 
 
 def language_of(accepted: str) -> str:
