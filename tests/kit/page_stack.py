@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import orjson
@@ -62,10 +61,3 @@ def pages(batch_id: str, custom_id: str, file_id: str) -> dict[str, str]:
         "plan": f"/ui/submit?file={file_id}",
         "missing": "/ui/batches/none",
     }
-
-
-def seconds_until(look: Callable[[], object], timeout_s: float = 30) -> float:
-    """Return how long it takes until something is so."""
-    began = time.monotonic()
-    eventually(look, timeout_s)
-    return time.monotonic() - began

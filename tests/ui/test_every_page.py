@@ -18,6 +18,7 @@ from playwright.sync_api import Browser
 
 from contract.redis import keys
 from contract.redis.gateway.api_keys import ApiKeys
+from demo.stack import eventually
 
 #: It would change the title, and say so on the console, wherever it is run.
 PAYLOADS = (
@@ -41,7 +42,7 @@ def shown(stack: Stack) -> Iterator[Shown]:
     fates = ["simulate:fail" if n % 5 == 0 else "" for n in range(40)]
     done = send(stack, lines(fates))
     found = ended(stack, done)
-    send(stack, lines(["simulate:sleep=600"] * 6), "slow.jsonl")
+    send(stack, lines(["simulate:sleep=600"] * 2), "slow.jsonl")
     yield Shown(stack, pages(done, "request-3", found.input_file_id))
 
 
@@ -97,8 +98,8 @@ def test_all_links_of_the_pages_are_reached_by_the_keyboard_alone(
 def test_times_are_those_of_the_viewers_zone(chrome: Browser, shown: Shown) -> None:
     with watched(chrome, timezone_id="Asia/Seoul") as view:
         view.page.goto(shown.stack.gateway.url + "/ui/batches")
-        view.page.wait_for_function("!document.querySelector('time').textContent.includes('UTC')")
         time = view.page.locator("time").first
+        eventually(lambda: "UTC" not in time.inner_text(), 20, "the viewer's zone")
         stated = str(time.get_attribute("datetime"))
         hour = (int(stated[11:13]) + 9) % 24
         assert f" {hour:02d}:{stated[14:16]}" in time.inner_text()
@@ -125,7 +126,7 @@ def test_script_that_strangers_wrote_is_shown_as_text_on_every_page(
     told = {"state": "degraded", "queue": HOSTILE, "model": HOSTILE, "why": HOSTILE,
             "version": HOSTILE, "device": HOSTILE, "adapters": [HOSTILE]}  # fmt: skip
     now = b"%d" % stack.store.now_ms()
-    client.hset(keys.WORKERS, HOSTILE, now + b"\0x\0" + orjson.dumps(told))
+    client.hset(keys.WORKERS, HOSTILE, now + b"\0" + orjson.dumps(told))
     client.hset(keys.TENANTS, HOSTILE, b"2\0")
     letter = b"\0".join(
         [now, b"10", b"warmq", b"", b"", b"", orjson.dumps(HOSTILE), HOSTILE.encode()]
@@ -142,10 +143,7 @@ def test_script_that_strangers_wrote_is_shown_as_text_on_every_page(
                 for details in view.page.locator("details").all():
                     details.evaluate("one => { one.open = true }")
                 assert "owned" not in view.page.title().replace(HOSTILE, ""), name
-                assert (
-                    view.page.locator("main script, main img[onerror], main svg[onload]").count()
-                    == 0
-                )
+                assert view.page.locator("main script, main [onerror], main [onload]").count() == 0
                 if name in expected:
                     assert "<script>document.title" in view.page.locator("main").inner_text(), name
             assert [text for text in view.said if "404 (Not Found)" not in text] == []

@@ -35,6 +35,7 @@ async def login(request: Request) -> Response:
         form = dict(parse_qsl((await request.body()).decode(errors="replace"), max_num_fields=20))
         headers = request.scope["warmq.headers"]
         check_form(headers, token_in(headers), form.get("csrf", ""))
+        back = _back(form.get("next", ""))
         digest = digest_of(form.get("key", "").strip())
         (found,) = await services.lookup.find([digest])
         if found.key is None or found.key.revoked_at is not None:
@@ -47,7 +48,7 @@ async def login(request: Request) -> Response:
         return view.failed(of_warmq(error))
     except ValueError:
         return view.failed(ApiError(400, "the form has too many fields"))
-    response = view.to(_back(form.get("next", back)))
+    response = view.to(back)
     set_cookie(response, headers, token, LIFE_S)
     return response
 
