@@ -208,12 +208,6 @@ class Leases(Scripts):
             pipe.llen(key)
         return sum(int(count or 0) for count in await pipe.execute())
 
-    async def note_history(self, told: Sequence[int]) -> None:
-        """Add to this minute of the queue's last day, and of this worker's last hour: requests
-        answered and ended otherwise, tokens of prompts, written, cached, seconds of slots in use
-        and of all slots."""
-        await self.run("ring", self.queue, self.worker_id, *told)
-
     async def leave(self) -> None:
         """Remove this worker's announcement."""
         await self._client.hdel(keys.WORKERS, self.worker_id)
