@@ -68,6 +68,15 @@ class FleetReads(Reads):
             found.append(self._counted(queue, step, tenant, [name.decode() for name in names]))
         return [one for one in found if one.requests]
 
+    def in_flight_by(self, queue: str) -> dict[str, int]:
+        """Return how many requests of each tenant workers of a queue hold."""
+        raw = self._client.hgetall(naming.turns_key(queue))
+        return {
+            field.decode().removeprefix("in_flight:"): int(count)
+            for field, count in raw.items()
+            if field.startswith(b"in_flight:")
+        }
+
     def _counted(self, queue: str, step: int, tenant: str, lists: list[str]) -> Waiting:
         more, lists = len(lists) > MOST_LISTS, lists[:MOST_LISTS]
         pipe = self._client.pipeline(transaction=False)

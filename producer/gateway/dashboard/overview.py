@@ -16,6 +16,8 @@ from producer.gateway.dashboard.view import View
 
 #: Workers in a page.
 WORKERS = 100
+#: Whose the requests of plain Celery clients are (lua/turns.lua).
+CELERY = "celery"
 #: Tenants that are shown.
 MOST_TENANTS = 500
 
@@ -61,13 +63,13 @@ def tenants(view: View) -> Response:
     services, caller = view.services, view.caller
     reads = Tenants.beside(services.batches)
     terms = {tenant.name: tenant for tenant in reads.tenants()}
-    workers = FleetReads.beside(services.batches).announcements()
+    fleet = FleetReads.beside(services.batches)
     loads: dict[str, list[int]] = {caller.tenant: [0, 0]}
-    for queue in queues_of(workers, services.settings.queue):
-        for name, load in reads.tenant_loads(queue).items():
-            sums = loads.setdefault(name, [0, 0])
-            sums[0] += load.waiting
-            sums[1] += load.in_flight
+    for queue in queues_of(fleet.announcements(), services.settings.queue):
+        for one in fleet.waiting_by(queue):
+            loads.setdefault(one.tenant or CELERY, [0, 0])[0] += one.requests
+        for name, count in fleet.in_flight_by(queue).items():
+            loads.setdefault(name, [0, 0])[1] += count
     loads |= {name: [0, 0] for name in terms if name not in loads}
     weights = {name: terms[name].weight if name in terms else 1.0 for name in loads}
     active = {name for name, (waiting, running) in loads.items() if waiting or running}
