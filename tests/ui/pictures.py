@@ -1,6 +1,8 @@
 """Takes the pictures of docs/ui.md, of a gateway with vLLM and the shipped model behind it.
 
-    .venv/bin/python tests/ui/pictures.py
+    .venv/bin/python tests/ui/pictures.py [SECONDS] [simulated]
+
+With `simulated` the engine is the simulated one, where vLLM is not at hand.
 
 Every page is taken as it is; the model's batches are run for a while first, so that the ring of the
 last hour has something to show.
@@ -11,13 +13,18 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "kit")]
 
+import openai
 import orjson
 from browser import Watched, browser, watched
+from celery_side import simulated
+from gateway_process import GatewayProcess
 from PIL import Image
 from real_gateway import RealGateway, questions_as_batch, real_gateway
 from run_batch_lines import NAME
@@ -59,10 +66,31 @@ def take(view: Watched, name: str) -> None:
     cut.quantize(64).save(path, optimize=True)
 
 
+@contextmanager
+def simulated_gateway(folder: Path) -> Iterator[RealGateway]:
+    """Run the same with the simulated engine, whose answers take as long as stories."""
+    with RedisServer(folder / "redis") as server, server.client() as client:
+        worker = simulated(
+            server.url, folder / "worker.log", served_model_name=NAME, simulated_slots=32,
+            simulated_latency_s=2.0, model=NAME,
+        )  # fmt: skip
+        worker.start()
+        try:
+            eventually(BatchStore(client, ttl_ms=600_000).announcements, 60, "a worker is there")
+            with (
+                GatewayProcess(server.url, folder) as gateway,
+                openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none") as sdk,
+            ):
+                yield RealGateway(server.url, folder, f"{gateway.url}/v1", sdk)
+        finally:
+            worker.kill()
+
+
 def main() -> None:
     """Run the stack and take all pictures."""
     FOLDER.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory() as folder, real_gateway(Path(folder)) as real:
+    made = simulated_gateway if "simulated" in sys.argv else real_gateway
+    with tempfile.TemporaryDirectory() as folder, made(Path(folder)) as real:
         _, questions = questions_as_batch(400)
         bad = [story("endless", 10**6), story("none", 0)]
         done, done_file = send(real, "questions.jsonl", [*questions[:200], *bad, *questions[200:]])
@@ -123,7 +151,8 @@ def one_request(view: Watched, address: str) -> None:
     eventually(found, 60, "a request runs", every_s=0.2)
     view.page.locator(".chips a").last.click()
     text = view.page.locator("#live-text")
-    eventually(lambda: len(text.inner_text()) > 100, 60, "its text is long enough", every_s=0.1)
+    least = 5 if "simulated" in sys.argv else 100
+    eventually(lambda: len(text.inner_text()) > least, 60, "its text is long enough", every_s=0.1)
 
 
 if __name__ == "__main__":
