@@ -30,7 +30,7 @@ _RATES = ("prompt_tokens", "completion_tokens", "completed", "other")
 @click.option("--once", is_flag=True, help="Print what is now, and end; so does a pipe.")
 @pass_context
 def command(context: Context, *, once: bool) -> None:
-    """Show the fleet while it works: tokens a second, slots, what waits, workers, batches.
+    """Show the fleet while it works: tokens/s, slots, what waits, workers, batches.
 
     It ends with Ctrl-C. `producer serve` has the same as a page, at /ui.
     """
