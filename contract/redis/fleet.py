@@ -1,94 +1,89 @@
-"""What an operator watches of a fleet, read from Redis at one moment."""
+"""What the whole fleet does, for people who look: bounded reads, however much waits."""
+
+from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from contract import naming
 from contract.redis import keys
-from contract.redis.reads import is_alive
-from contract.redis.tenants import Tenants
+from contract.redis.reads import Reads
+
+#: Lists of waiting messages that are looked at in one queue, priority and tenant.
+MOST_LISTS = 100
 
 
 class Waiting(NamedTuple):
-    """Messages of one list: `tenant` is '' for those that plain Celery clients have sent."""
+    """Requests that wait at one priority for one tenant; '' for plain Celery clients' lists.
+
+    `since_ms` is when the oldest of their batches was created, None if none is of a batch. With
+    `more` there are lists beyond those that were counted.
+    """
 
     queue: str
     priority: int
     tenant: str
-    messages: int
+    requests: int
+    since_ms: int | None
+    more: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Fleet:
-    """Times are seconds, sizes bytes. `oldest_s` is the age of the oldest batch that waits, by
-    queue; `overdue_s` how long ago the first lease ended that nobody has put back; `memory_limit`
-    is 0 where Redis has none."""
-
-    workers: list[dict[str, Any]]
-    waiting: list[Waiting]
-    oldest_s: dict[str, float]
-    suspects: dict[str, int]
-    dead_letters: int
-    leases: int
-    overdue_s: float
-    batches: int
-    memory_used: int
-    memory_limit: int
-    append_only: bool
-    queues: list[str] = field(default_factory=list)
-
-
-class FleetReads(Tenants):
+class FleetReads(Reads):
     """Reads of one Redis. Each raises StoreUnavailable where it cannot be used."""
 
-    def fleet(self, queues: Iterable[str]) -> Fleet:
-        """Return what there is in these queues, and in those that workers serve."""
-        workers = [worker for worker in self.announcements() if is_alive(worker)]
-        names = sorted({*queues, *(worker["queue"] for worker in workers)})
+    def waiting_totals(self, queues: Iterable[str]) -> dict[str, int]:
+        """Return how many requests wait in each queue: one round trip."""
+        names = list(queues)
         pipe = self._client.pipeline(transaction=False)
-        pipe.zcard(keys.LEASES)
-        # Those below 0 are on their way back to a queue.
-        pipe.zrangebyscore(keys.LEASES, 0, "+inf", start=0, num=1, withscores=True)
-        pipe.hlen(keys.DEAD).zcard(keys.BATCHES).info()
-        leases, first, dead, batches, info = pipe.execute()
-        now_s = self.now_ms() / 1000
-        overdue_s = max(0.0, now_s - first[0][1] / 1000) if first else 0.0
-        waiting, oldest_s = [], {}
         for queue in names:
-            lists, created = self._waiting(queue)
-            waiting += lists
-            oldest_s[queue] = max(0.0, now_s - created) if created else 0.0
-        counts = self._each("llen", [keys.suspects_list(queue) for queue in names])
-        return Fleet(
-            workers=workers,
-            waiting=waiting,
-            oldest_s=oldest_s,
-            suspects=dict(zip(names, counts, strict=True)),
-            dead_letters=dead,
-            leases=leases,
-            overdue_s=overdue_s,
-            batches=batches,
-            memory_used=int(info["used_memory"]),
-            memory_limit=int(info.get("maxmemory", 0)),
-            append_only=bool(info.get("aof_enabled")),
-            queues=names,
-        )
-
-    def _waiting(self, queue: str) -> tuple[list[Waiting], float | None]:
-        """Return what waits in each list of a queue, and when its oldest batch was made."""
-        plain = [(step, "", naming.priority_list(queue, step)) for step in naming.PRIORITY_STEPS]
-        lists = [*plain, *self.turns(queue)]
-        counts = self._each("llen", [key for _, _, key in lists])
-        found = [
-            Waiting(queue, step, tenant, count)
-            for (step, tenant, _), count in zip(lists, counts, strict=True)
-        ]
-        batches = {
-            key.rpartition("\x06")[2]
-            for (_, _, key), count in zip(lists, counts, strict=True)
-            if count and key.count("\x06") > 1
+            pipe.hget(naming.turns_key(queue), "waiting")
+            for key in naming.priority_lists(queue):
+                pipe.llen(key)
+        replies = pipe.execute() if names else []
+        width = 1 + len(naming.PRIORITY_STEPS)
+        return {
+            queue: sum(int(reply or 0) for reply in replies[n * width : (n + 1) * width])
+            for n, queue in enumerate(names)
         }
-        made = self._each("hget", [keys.batch_key(name) for name in batches if name], "created_at")
-        times = [int(raw) / 1000 for raw in made if raw]
-        return found, min(times, default=None)
+
+    def waiting_by(self, queue: str) -> list[Waiting]:
+        """Return what waits in a queue by priority and tenant, of MOST_LISTS lists each: four
+        round trips."""
+        steps = naming.PRIORITY_STEPS
+        plain = self._each("llen", naming.priority_lists(queue))
+        found = [
+            Waiting(queue, step, "", int(count), None, False)
+            for step, count in zip(steps, plain, strict=True) if count
+        ]  # fmt: skip
+        rings = [naming.turns_key(queue, step) for step in steps]
+        tenants = [
+            (step, f"{ring}\x06{name.decode()}", name.decode())
+            for step, ring, names in zip(
+                steps, rings, self._each("zrange", rings, 0, MOST_LISTS - 1), strict=True
+            )
+            for name in names
+        ]
+        lists = self._each("zrange", [key for _, key, _ in tenants], 0, MOST_LISTS)
+        for (step, _, tenant), names in zip(tenants, lists, strict=True):
+            found.append(self._counted(queue, step, tenant, [name.decode() for name in names]))
+        return [one for one in found if one.requests]
+
+    def in_flight_by(self, queue: str) -> dict[str, int]:
+        """Return how many requests of each tenant workers of a queue hold."""
+        raw = self._client.hgetall(naming.turns_key(queue))
+        return {
+            field.decode().removeprefix("in_flight:"): int(count)
+            for field, count in raw.items()
+            if field.startswith(b"in_flight:")
+        }
+
+    def _counted(self, queue: str, step: int, tenant: str, lists: list[str]) -> Waiting:
+        more, lists = len(lists) > MOST_LISTS, lists[:MOST_LISTS]
+        pipe = self._client.pipeline(transaction=False)
+        for key in lists:
+            pipe.llen(key)
+            pipe.zscore(keys.BATCHES, key.rpartition("\x06")[2])
+        replies: list[Any] = pipe.execute() if lists else []
+        since = [int(score) for score in replies[1::2] if score is not None]
+        count = sum(int(length) for length in replies[::2])
+        return Waiting(queue, step, tenant, count, min(since, default=None), more)

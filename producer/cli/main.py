@@ -37,6 +37,7 @@ COMMANDS = {
     "status": "Show how far a batch, or one request of it, is.",
     "submit": "Queue every line of FILE as one batch.",
     "tenant": "Say how tenants share the fleet: by weight, in tokens, with a cap if they need one.",
+    "top": "Show the fleet while it works: tokens/s, slots, what waits, workers, batches.",
     "watch": "Follow a batch to its end: done and failed, rate, tokens/s, time left.",
     "webhooks": "Say where tenants hear that a batch of `producer serve` has ended.",
 }

@@ -24,6 +24,7 @@ from producer.gateway.auth import Auth
 from producer.gateway.batches import routes as batches
 from producer.gateway.bodies import Bodies
 from producer.gateway.caller import Caller
+from producer.gateway.dashboard import routes as dashboard
 from producer.gateway.description import routes as description
 from producer.gateway.errors import ApiError, of_warmq
 from producer.gateway.files import routes as files
@@ -150,6 +151,7 @@ def routes() -> list[Route]:
         *batches.routes(),  # before those of files/, which take any id
         *files.routes(),
         *uploads.routes(),
+        *dashboard.routes(),
     ]
 
 
@@ -172,7 +174,8 @@ def build(services: Services) -> Starlette:
     # The last one added is the first one asked.
     app.add_middleware(Idempotency, tries=services.tries)
     app.add_middleware(Audit)
-    app.add_middleware(Auth, lookup=services.lookup, host=services.settings.gateway_host)
+    host, sessions = services.settings.gateway_host, services.sessions
+    app.add_middleware(Auth, lookup=services.lookup, sessions=sessions, host=host)
     app.add_middleware(Bodies, most=services.settings.gateway_max_body_bytes)
     app.add_middleware(EveryAnswer)
     app.state.services = services

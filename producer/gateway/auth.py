@@ -14,8 +14,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from contract.errors import WarmqError
 from contract.redis.gateway.api_keys import ApiKeys, Found, KeyLookup, digest_of
 from contract.redis.gateway.gathering import Gathering
+from contract.redis.gateway.sessions import Sessions
 from producer.gateway.caller import Caller
 from producer.gateway.errors import ApiError, of_warmq
+from producer.gateway.page_session import is_open_page, is_page, to_login, token_in
 from producer.gateway.refusal import refuse
 
 #: What needs no key: a balancer's questions, and the API's own description.
@@ -65,10 +67,12 @@ def is_loopback(host: str) -> bool:
 
 
 class WrongKey(ApiError):
-    """401: the key is unknown, revoked, or not there."""
+    """401: the key is unknown, revoked, or not there; `local`: there are none, and whoever asks
+    is no program of this machine."""
 
-    def __init__(self, message: str) -> None:
+    def __init__(self, message: str, *, local: bool = False) -> None:
         super().__init__(401, message, code="invalid_api_key", type="invalid_request_error")
+        self.local = local
 
 
 class Callers:
@@ -124,8 +128,9 @@ class Callers:
 class Auth:
     """Sets scope["warmq.caller"], or answers 401."""
 
-    def __init__(self, app: ASGIApp, lookup: KeyLookup, host: str) -> None:
+    def __init__(self, app: ASGIApp, lookup: KeyLookup, sessions: Sessions, host: str) -> None:
         self._app = app
+        self._sessions = sessions
         self._callers = Callers(lookup)
         self._host = host
         self._loopback = is_loopback(host)
@@ -135,17 +140,33 @@ class Auth:
         if scope["type"] == "http" and scope["path"] not in OPEN:
             headers: Headers = scope["warmq.headers"]
             try:
-                key = key_in(headers)
-                caller = await self._callers.of(digest_of(key) if key else "")
+                caller = await self._callers.of(await self._digest(scope["path"], headers))
                 if caller is None:
                     self._check_without_keys(scope, headers)
-                    caller = Caller()
+                    caller = Caller(operator=True)
             except (ApiError, WarmqError) as error:
-                told = error if isinstance(error, ApiError) else of_warmq(error)
-                await refuse(scope, receive, send, told)
+                if isinstance(error, WrongKey) and is_open_page(scope["path"]):
+                    await self._app(scope, receive, send)
+                elif isinstance(error, WrongKey) and not error.local and is_page(scope["path"]):
+                    await to_login(scope, receive, send)
+                else:
+                    told = error if isinstance(error, ApiError) else of_warmq(error)
+                    await refuse(scope, receive, send, told)
                 return
             scope["warmq.caller"] = caller
         await self._app(scope, receive, send)
+
+    async def _digest(self, path: str, headers: Headers) -> str:
+        """Return the digest of the key of a request, '' without one.
+
+        A page's requests have a cookie: a browser sends no key by itself, which other sites' pages
+        could use, and the API takes no cookie.
+        """
+        if is_page(path):
+            token = token_in(headers)
+            return await self._sessions.key_digest(token) if token else ""
+        key = key_in(headers)
+        return digest_of(key) if key else ""
 
     def _check_without_keys(self, scope: Scope, headers: Headers) -> None:
         """Raise ApiError unless a program of this machine asks, and not a page in its browser.
@@ -159,6 +180,7 @@ class Auth:
             raise WrongKey(
                 "this gateway has no keys, so it answers programs on its own machine alone; make a "
                 "key there with `producer keys create`",
+                local=True,
             )
         host = urlsplit("//" + headers.get(b"host", b"").decode("latin-1")).hostname or ""
         origin = headers.get(b"origin")
@@ -167,6 +189,7 @@ class Auth:
             raise WrongKey(
                 "this gateway has no keys, so it answers under the names of its own machine alone, "
                 "as 127.0.0.1, and no pages of others; make a key with `producer keys create`",
+                local=True,
             )
 
 

@@ -10,7 +10,7 @@ from producer.gateway.errors import ApiError
 from producer.gateway.refusal import refuse
 
 #: Uploads count what they read against a limit of their own (files/, uploads/, anthropic/).
-_UPLOADS = re.compile(r"/v1/files|/v1/uploads/[^/]+/parts|/v1/messages/batches")
+_UPLOADS = re.compile(r"/v1/files|/v1/uploads/[^/]+/parts|/v1/messages/batches|/ui/submit")
 #: A client reads no answer while it is still sending, and loses one if its connection is closed
 #: with bytes of it unread. So much of a body that is too large is taken and dropped before the
 #: answer, as a multiple of the limit; of a larger one nothing more.

@@ -14,11 +14,13 @@ class Caller:
 
     `models` is None for all; `highest_priority` is the smallest number online requests may have.
     Limits are None where there is none: requests and tokens a minute of the key's online requests,
+    An operator sees the whole fleet at the page: all tenants' load, dead letters, reasons.
     `enqueued_tokens` that the tenant's batches may hold of one model, `file_bytes` of its files.
     """
 
     tenant: str = naming.DEFAULT_TENANT
     key_id: str = ""
+    operator: bool = False
     models: frozenset[str] | None = None
     highest_priority: int = 0
     requests_per_minute: int | None = None
@@ -32,6 +34,7 @@ class Caller:
         return cls(
             tenant=key.tenant,
             key_id=key.id,
+            operator=key.operator,
             models=None if key.models is None else frozenset(key.models),
             highest_priority=key.highest_priority,
             requests_per_minute=key.requests_per_minute,

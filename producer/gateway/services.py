@@ -10,6 +10,7 @@ from contract.redis.gateway.due import Due
 from contract.redis.gateway.idempotency import Tries
 from contract.redis.gateway.limits import Budgets, Rates
 from contract.redis.gateway.objects import Objects
+from contract.redis.gateway.sessions import Sessions
 from producer.gateway.limits import Limits
 from producer.gateway.settings import GatewaySettings
 from producer.gateway.store import Store, open_store
@@ -19,7 +20,8 @@ from producer.gateway.store import Store, open_store
 class Services:
     """One process' connections; all are safe to use from several threads.
 
-    `lookup`, `tries` and `rates` are for the event loop alone; they connect when first used.
+    `lookup`, `tries`, `rates` and `sessions` are for the event loop alone; they connect when first
+    used.
     """
 
     settings: GatewaySettings
@@ -32,6 +34,7 @@ class Services:
     lookup: KeyLookup
     tries: Tries
     rates: Rates
+    sessions: Sessions
 
     @classmethod
     def open(cls, settings: GatewaySettings, name: str = "warmq-gateway") -> Services:
@@ -55,11 +58,12 @@ class Services:
             lookup=KeyLookup.open(url, name),
             tries=Tries.open(url, name),
             rates=rates,
+            sessions=Sessions.open(url, name),
         )
 
     async def close_async(self) -> None:
         """Close what the event loop has used, before it ends."""
-        for used in (self.lookup, self.tries, self.rates):
+        for used in (self.lookup, self.tries, self.rates, self.sessions):
             await used.close()
 
     def close(self) -> None:

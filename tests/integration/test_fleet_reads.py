@@ -6,7 +6,7 @@ import redis
 from lessee import DATE, Lessee, submit_batch
 
 from contract.redis.batches import BatchStore
-from contract.redis.fleet import FleetReads
+from contract.redis.fleet_now import FleetReads
 
 
 def test_leases_on_their_way_back_are_not_overdue(

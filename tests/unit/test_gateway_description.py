@@ -11,6 +11,7 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from producer.gateway.app import routes
 from producer.gateway.description.document import document
+from producer.gateway.page_session import is_page
 
 
 @pytest.fixture(scope="module")
@@ -27,6 +28,7 @@ def test_it_describes_the_routes_that_there_are_and_no_others(made: dict[str, An
     served = {
         (method, re.sub(r":\w+\}", "}", route.path))
         for route in routes()
+        if not is_page(route.path)  # those of people, not of programs
         for method in (route.methods or {"POST"}) - {"HEAD"}
     }
     described = {(m.upper(), path) for path, methods in made["paths"].items() for m in methods}

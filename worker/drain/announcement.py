@@ -11,6 +11,8 @@ from worker.settings import WorkerSettings
 
 #: Most characters of a reason.
 REASON_CHARACTERS = 300
+#: Most characters of a device's name.
+DEVICE_CHARACTERS = 100
 _VERSION = version()
 
 
@@ -31,8 +33,31 @@ def announcement(serving: Serving) -> bytes:
         **({"adapters": adapters} if (adapters := serving.adapters) else {}),
         "in_flight": len(serving.in_flight),
         "limit": serving.room.limit,
+        "done": _done(serving),
+        "deaths": serving.supervisor.deaths,
+        **({"device": device} if (device := _device(serving)) else {}),
         **serving.rates.as_json(),
     })  # fmt: skip
+
+
+def _done(serving: Serving) -> dict[str, int]:
+    """Return totals since the worker started: whoever reads two announcements knows the rates."""
+    counts = serving.counts
+    return {
+        "completed": counts.completed,
+        "other": counts.ended - counts.completed,
+        "prompt_tokens": counts.prompt_tokens,
+        "completion_tokens": counts.completion_tokens,
+        "cached_tokens": serving.supervisor.cached_prompt_tokens(),
+        "handed_back": counts.handed_back,
+    }
+
+
+def _device(serving: Serving) -> str:
+    """Return on what the engine runs, as its adapter says it; '' where it does not."""
+    capacity = serving.supervisor.capacity
+    told = capacity.details.get("device") if capacity else None
+    return str(told)[:DEVICE_CHARACTERS] if told else ""
 
 
 def shown(why: str, settings: WorkerSettings) -> str:

@@ -5,6 +5,7 @@ from typing import Any
 
 from worker.drain.cancels import Cancels
 from worker.drain.heartbeat import beat
+from worker.drain.history import History
 from worker.drain.lease_keeper import keep_leases
 from worker.drain.loop import Drain
 from worker.drain.online_text import OnlineText
@@ -31,6 +32,7 @@ class SideTasks:
             sweep(self._drain),
             Watchdog(self._drain).run(),
             Progress(self._drain).run(),
+            History(self._drain).run(),
             self.cancels.run(),
             self.streaming.run(),
             self.online_text.run(),

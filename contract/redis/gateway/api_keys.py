@@ -25,7 +25,8 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What is kept of a key. Limits that are None do not limit; times are in s since 1970.
 
     `tail` are the last four characters, by which people know a key again. `highest_priority` is
-    the smallest number that its online requests may have.
+    the smallest number that its online requests may have; an `operator` sees all tenants' load and
+    dead letters at the page.
     """
 
     id: str
@@ -40,6 +41,7 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     file_bytes: int | None = None
     models: tuple[str, ...] | None = None
     highest_priority: int = 0
+    operator: bool = False
 
 
 class Found(NamedTuple):

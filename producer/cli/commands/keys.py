@@ -57,6 +57,11 @@ def command() -> None:
     show_default=True,
     help="Most urgent priority of the key's online requests; 0 is the most urgent of all.",
 )
+@click.option(
+    "--operator",
+    is_flag=True,
+    help="At the page, see all tenants' load, dead letters of no batch, and workers' reasons.",
+)
 @options.as_json
 @pass_context
 def create(
@@ -130,6 +135,7 @@ def _json(key: ApiKey) -> dict[str, Any]:
         "file_bytes": key.file_bytes,
         "models": None if key.models is None else list(key.models),
         "highest_priority": key.highest_priority,
+        "operator": key.operator,
     }
 
 
@@ -155,4 +161,5 @@ def _limits(key: ApiKey) -> str:
         "models": None if key.models is None else " ".join(key.models),
         "priority from": key.highest_priority or None,
     }
-    return ", ".join(f"{name} {value}" for name, value in told.items() if value is not None) or "-"
+    found = [f"{name} {value}" for name, value in told.items() if value is not None]
+    return ", ".join([*found, *(["operator"] if key.operator else [])]) or "-"

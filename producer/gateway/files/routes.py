@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import time
 from contextlib import AbstractContextManager
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from producer.gateway.caller import Caller
 from producer.gateway.errors import ApiError, invalid, not_found
 from producer.gateway.files.content import content
-from producer.gateway.files.incoming import Incoming, receive
+from producer.gateway.files.incoming import receive
+from producer.gateway.files.keeping import keep, record_of
 from producer.gateway.files.objects import FileRecord, Files
 from producer.gateway.files.protocol import (
     MOST_FILES,
@@ -24,13 +23,11 @@ from producer.gateway.files.protocol import (
     FileList,
     life_of,
     purpose_of,
-    safe_name,
     shown,
 )
 from producer.gateway.http import caller, new_id, reply, services
-from producer.gateway.idempotency import conflict, fingerprint
+from producer.gateway.idempotency import fingerprint
 from producer.gateway.pages import page_limit
-from producer.gateway.services import Services
 from producer.gateway.store import Writer
 
 #: Most bytes of a form beside its file; what the file really has is known when it was read.
@@ -54,8 +51,8 @@ async def _create(request: Request) -> Response:
         earlier = await fingerprint(request, hashlib.sha256(digest.encode()).hexdigest())
         if earlier is not None:
             return earlier
-        record = _record(file_id, mine, incoming, purpose, life)
-        made = await asyncio.to_thread(_keep, used, mine, writer, record)
+        record = record_of(file_id, mine, incoming, purpose, life)
+        made = await asyncio.to_thread(keep, used, mine, writer, record)
     finally:
         await asyncio.to_thread(context.__exit__, None, None, None)
     return reply(shown(made))
@@ -65,29 +62,6 @@ def _id_of(idempotency: str) -> str:
     if not idempotency:
         return new_id("file-")
     return f"file-{hashlib.sha256(f'file{idempotency}'.encode()).hexdigest()[:24]}"
-
-
-def _record(
-    file_id: str, mine: Caller, incoming: Incoming, purpose: str, life: int | None
-) -> FileRecord:
-    now = int(time.time())
-    return FileRecord(
-        id=file_id, tenant=mine.tenant, bytes=incoming.size, created_at=now,
-        filename=safe_name(incoming.filename or ""), purpose=purpose,
-        expires_at=None if life is None else now + life,
-    )  # fmt: skip
-
-
-def _keep(used: Services, mine: Caller, writer: Writer, record: FileRecord) -> FileRecord:
-    files = Files(used)
-    if known := files.get(mine.tenant, record.id):  # a retry whose first answer was forgotten
-        if known.bytes != record.bytes:
-            raise conflict()
-        return known
-    files.announce(record.id)  # first: nothing may lie in the store, or count, that nobody knows of
-    used.limits.note_bytes(mine, record.id, record.bytes)
-    writer.commit()
-    return files.create(record)
 
 
 def _list(request: Request) -> Response:

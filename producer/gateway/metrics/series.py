@@ -10,7 +10,7 @@ from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from contract.naming import PRIORITY_STEPS
-from contract.redis.fleet import Fleet
+from contract.redis.fleet_now import Fleet
 from contract.version import version
 
 #: Tenants beyond so many, by what they have waiting, are told together.

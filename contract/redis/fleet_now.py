@@ -1,0 +1,94 @@
+"""What an operator watches of a fleet, read from Redis at one moment."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from contract import naming
+from contract.redis import keys
+from contract.redis.reads import is_alive
+from contract.redis.tenants import Tenants
+
+
+class Waiting(NamedTuple):
+    """Messages of one list: `tenant` is '' for those that plain Celery clients have sent."""
+
+    queue: str
+    priority: int
+    tenant: str
+    messages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """Times are seconds, sizes bytes. `oldest_s` is the age of the oldest batch that waits, by
+    queue; `overdue_s` how long ago the first lease ended that nobody has put back; `memory_limit`
+    is 0 where Redis has none."""
+
+    workers: list[dict[str, Any]]
+    waiting: list[Waiting]
+    oldest_s: dict[str, float]
+    suspects: dict[str, int]
+    dead_letters: int
+    leases: int
+    overdue_s: float
+    batches: int
+    memory_used: int
+    memory_limit: int
+    append_only: bool
+    queues: list[str] = field(default_factory=list)
+
+
+class FleetReads(Tenants):
+    """Reads of one Redis. Each raises StoreUnavailable where it cannot be used."""
+
+    def fleet(self, queues: Iterable[str]) -> Fleet:
+        """Return what there is in these queues, and in those that workers serve."""
+        workers = [worker for worker in self.announcements() if is_alive(worker)]
+        names = sorted({*queues, *(worker["queue"] for worker in workers)})
+        pipe = self._client.pipeline(transaction=False)
+        pipe.zcard(keys.LEASES)
+        # Those below 0 are on their way back to a queue.
+        pipe.zrangebyscore(keys.LEASES, 0, "+inf", start=0, num=1, withscores=True)
+        pipe.hlen(keys.DEAD).zcard(keys.BATCHES).info()
+        leases, first, dead, batches, info = pipe.execute()
+        now_s = self.now_ms() / 1000
+        overdue_s = max(0.0, now_s - first[0][1] / 1000) if first else 0.0
+        waiting, oldest_s = [], {}
+        for queue in names:
+            lists, created = self._waiting(queue)
+            waiting += lists
+            oldest_s[queue] = max(0.0, now_s - created) if created else 0.0
+        counts = self._each("llen", [keys.suspects_list(queue) for queue in names])
+        return Fleet(
+            workers=workers,
+            waiting=waiting,
+            oldest_s=oldest_s,
+            suspects=dict(zip(names, counts, strict=True)),
+            dead_letters=dead,
+            leases=leases,
+            overdue_s=overdue_s,
+            batches=batches,
+            memory_used=int(info["used_memory"]),
+            memory_limit=int(info.get("maxmemory", 0)),
+            append_only=bool(info.get("aof_enabled")),
+            queues=names,
+        )
+
+    def _waiting(self, queue: str) -> tuple[list[Waiting], float | None]:
+        """Return what waits in each list of a queue, and when its oldest batch was made."""
+        plain = [(step, "", naming.priority_list(queue, step)) for step in naming.PRIORITY_STEPS]
+        lists = [*plain, *self.turns(queue)]
+        counts = self._each("llen", [key for _, _, key in lists])
+        found = [
+            Waiting(queue, step, tenant, count)
+            for (step, tenant, _), count in zip(lists, counts, strict=True)
+        ]
+        batches = {
+            key.rpartition("\x06")[2]
+            for (_, _, key), count in zip(lists, counts, strict=True)
+            if count and key.count("\x06") > 1
+        }
+        made = self._each("hget", [keys.batch_key(name) for name in batches if name], "created_at")
+        times = [int(raw) / 1000 for raw in made if raw]
+        return found, min(times, default=None)

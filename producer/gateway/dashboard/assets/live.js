@@ -1,0 +1,117 @@
+// @ts-check
+// One stream of events a viewer; what it tells replaces texts in place, so that nothing jumps.
+
+const lang = document.documentElement.lang;
+const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
+const tenth = new Intl.NumberFormat("en", { maximumFractionDigits: 1, minimumFractionDigits: 1 });
+
+/** @param {number | null | undefined} value */
+export function number(value) {
+  if (value === null || value === undefined) return "–";
+  return value >= 10 || Number.isInteger(value) ? whole.format(value) : tenth.format(value);
+}
+
+/** @param {number | null | undefined} seconds The two largest units, as the server writes them. */
+export function duration(seconds) {
+  if (seconds === null || seconds === undefined) return "–";
+  if (seconds < 1) return `${(Math.max(0, seconds) * 1000).toFixed(seconds < 0.01 ? 1 : 0)} ms`;
+  if (seconds < 10) return `${seconds.toFixed(1)} s`;
+  let left = Math.round(seconds);
+  const parts = [];
+  for (const [unit, size] of /** @type {[string, number][]} */ ([["d", 86400], ["h", 3600], ["min", 60], ["s", 1]])) {
+    if (left >= size || (unit === "s" && !parts.length)) {
+      parts.push(`${Math.floor(left / size)} ${unit}`);
+      left %= size;
+    } else if (parts.length) break;
+  }
+  return parts.slice(0, 2).join(" ");
+}
+
+/** @param {Element | null} element @param {string} text */
+function put(element, text) {
+  if (element && element.textContent !== text) element.textContent = text;
+}
+
+/** @param {ParentNode} root @param {string} name @param {string} text */
+const field = (root, name, text) => root.querySelectorAll(`[data-f="${name}"]`).forEach((e) => put(e, text));
+
+/** @param {any} told */
+function fleet(told) {
+  field(document, "out_s", number(told.out_s));
+  field(document, "in_s", number(told.in_s));
+  field(document, "requests_s", number(told.requests_s));
+  field(document, "slots", `${number(told.running)} / ${number(told.slots)}`);
+  field(document, "waiting", number(told.waiting));
+  field(document, "workers", number(told.workers));
+  for (const worker of told.each) {
+    for (const place of document.querySelectorAll(`[data-worker="${CSS.escape(worker.id)}"]`)) {
+      put(place.querySelector('[data-w="fill"]'), `${number(worker.running)} / ${number(worker.slots)}`);
+      place.querySelector('[data-w="bar"]')?.setAttribute("width", String(worker.slots ? Math.round((1000 * worker.running) / worker.slots) : 0));
+    }
+  }
+}
+
+/** @param {any} row */
+function batch(row) {
+  const name = CSS.escape(row.id);
+  for (const place of document.querySelectorAll(`[data-batch="${name}"]`)) {
+    const is = /** @param {string} key @param {string} text */ (key, text) => place.querySelectorAll(`[data-b="${key}"]`).forEach((e) => put(e, text));
+    is("done", number(row.done));
+    is("total", number(row.total));
+    is("failed", number(row.failed));
+    is("rate", number(row.rate));
+    is("left", row.ended ? duration(row.seconds) : duration(row.left_s));
+    is("tokens_in", number(row.tokens_in));
+    is("tokens_out", number(row.tokens_out));
+    const shown = place.querySelector('[data-b="status"] .status');
+    if (shown && !shown.classList.contains(`status-${row.status}`)) {
+      // Its word is in the viewer's language: the page is fetched anew once, when a batch has ended.
+      if (row.ended) return void setTimeout(() => location.reload(), 300);
+      shown.className = `status status-${row.status}`;
+      put(shown, document.body.dataset[`word${row.status.replace(/(^|_)(\w)/g, (_, __, c) => c.toUpperCase())}`] ?? row.status);
+    }
+  }
+  for (const bar of document.querySelectorAll(`[data-bar="${name}"]`)) {
+    const done = row.total ? Math.round((1000 * row.completed) / row.total) : 0;
+    const bad = row.total ? Math.ceil((1000 * row.failed) / row.total) : 0;
+    bar.querySelector(".bar-done")?.setAttribute("width", String(done));
+    bar.querySelector(".bar-failed")?.setAttribute("x", String(done));
+    bar.querySelector(".bar-failed")?.setAttribute("width", String(bad));
+    bar.setAttribute("aria-label", row.total ? `${((100 * row.done) / row.total).toFixed(1)} %` : "–");
+  }
+}
+
+/** @param {any} told */
+function text(told) {
+  const place = document.getElementById("live-text");
+  if (place) put(place, told.text);
+  if (told.ended) setTimeout(() => location.reload(), 300);
+}
+
+/** @param {string} address */
+export function live(address) {
+  const pulse = document.getElementById("pulse");
+  const say = /** @param {boolean} on */ (on) => {
+    if (!pulse) return;
+    pulse.className = `pulse ${on ? "on" : "off"}`;
+    put(pulse, (on ? pulse.dataset.live : pulse.dataset.lost) ?? "");
+  };
+  /** @type {EventSource | null} */
+  let source = null;
+  const open = () => {
+    source = new EventSource(address);
+    source.addEventListener("open", () => say(true));
+    source.addEventListener("error", () => say(false));
+    source.addEventListener("lost", () => say(false));
+    source.addEventListener("out", () => location.assign("/ui/login"));
+    const heard = /** @type {[string, (told: any) => void][]} */ ([["fleet", fleet], ["batch", batch], ["text", text]]);
+    for (const [name, act] of heard) {
+      source.addEventListener(name, (event) => { say(true); act(JSON.parse(event.data)); });
+    }
+  };
+  // A page that nobody sees is told nothing: its stream is opened again when it is looked at.
+  document.addEventListener("visibilitychange", () => {
+    if (document.hidden) { source?.close(); source = null; } else if (!source) open();
+  });
+  if (!document.hidden) open();
+}

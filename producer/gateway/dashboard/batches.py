@@ -1,0 +1,104 @@
+"""Batches: a page of them, newest first, each with its bar, rate and remaining time."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import orjson
+from starlette.responses import Response
+
+from contract.batch import Batch as QueueBatch
+from contract.redis.gateway.batch_views import BatchView, BatchViews
+from producer.gateway.batches.record import ENDED, decode
+from producer.gateway.batches.shown import shown
+from producer.gateway.dashboard.view import View
+from producer.gateway.errors import not_found
+
+PAGE = 25
+
+
+def row_of(view: BatchView, now: float) -> dict[str, Any] | None:
+    """Return what a line of the list says of a batch; None for one of another API.
+
+    The rate is the mean since the batch began; the remaining time is by it.
+    """
+    batch = shown(view)
+    if batch is None:
+        return None
+    counts, ended = batch.request_counts, batch.status in ENDED
+    done = counts.completed + counts.failed
+    began = batch.in_progress_at or batch.created_at
+    ended_at = (
+        batch.completed_at or batch.failed_at or batch.expired_at or batch.cancelled_at
+        if ended else None
+    )  # fmt: skip
+    # These are whole seconds: what took less took at most one.
+    seconds = max(1.0, (ended_at or now) - began)
+    rate = done / seconds if done else None
+    left = (counts.total - done) / rate if rate and not ended and counts.total else None
+    return {
+        "id": batch.id,
+        "status": batch.status,
+        "ended": ended,
+        "model": batch.model if isinstance(batch.model, str) else "",
+        "input": (batch.metadata or {}).get("input") or batch.input_file_id,
+        "input_file_id": batch.input_file_id,
+        "total": counts.total,
+        "completed": counts.completed,
+        "failed": counts.failed,
+        "done": done,
+        "created_at": batch.created_at,
+        "began_at": began,
+        "ended_at": ended_at,
+        "seconds": seconds,
+        "expires_at": batch.expires_at,
+        "rate": rate,
+        "left_s": left,
+        "tokens_in": batch.usage.input_tokens,
+        "tokens_out": batch.usage.output_tokens,
+        "cached": batch.usage.input_tokens_details.cached_tokens,
+        "expected_s": _expected_s(view),
+        "output_file_id": batch.output_file_id,
+        "error_file_id": batch.error_file_id,
+    }
+
+
+def _expected_s(view: BatchView) -> float | None:
+    """Return what its submit expected of its time, where it did."""
+    if isinstance(view.source, QueueBatch):
+        seconds = (view.source.expected or {}).get("seconds")
+        return float(seconds) if isinstance(seconds, int | float) else None
+    return None
+
+
+def batch_rows(view: View, after: str, limit: int) -> tuple[list[dict[str, Any]], bool]:
+    """Return a page's lines, and whether there are more after them."""
+    reads = BatchViews.beside(view.services.batches)
+    found = reads.page(view.caller.tenant, after=after, limit=limit)
+    if found is None:
+        raise not_found("batch", after)
+    now = time.time()
+    rows = [row for one in found.batches if (row := row_of(one, now)) is not None]
+    name_inputs(view, rows)
+    return rows, found.has_more
+
+
+def name_inputs(view: View, rows: list[dict[str, Any]]) -> None:
+    """Say the names of the files that batches were made of, where they are still there."""
+    ids = [row["input_file_id"] for row in rows]
+    for row, stored in zip(rows, view.services.objects.several("file", ids), strict=True):
+        if stored is not None:
+            row["input"] = str(orjson.loads(stored.document).get("filename") or row["input"])
+
+
+def batches(view: View) -> Response:
+    """Show a page of the caller's batches."""
+    rows, more = batch_rows(view, view.query.get("after", "")[:200], PAGE)
+    ids = ",".join(row["id"] for row in rows if not row["ended"])
+    return view.page("batches.html", rows=rows, more=more, now_watched=ids)
+
+
+def record_of(view: BatchView) -> Any:
+    """Return the gateways' record of a batch; None for one of `producer submit`."""
+    return None if isinstance(view.source, QueueBatch) else decode(view.source.document)

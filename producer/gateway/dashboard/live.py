@@ -1,0 +1,182 @@
+"""What moves on the pages: read once for all viewers, and not at all while nobody looks.
+
+A viewer has one stream. It is sent what has changed since it was last sent something, so that one
+that reads slowly holds nothing up and misses nothing that still counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import orjson
+from starlette.concurrency import run_in_threadpool
+
+from contract.errors import WarmqError
+from contract.redis.fleet import FleetReads
+from contract.redis.gateway.batch_views import BatchViews
+from producer.gateway.dashboard.batches import row_of
+from producer.gateway.dashboard.fleet import queues_of, shown_worker
+from producer.gateway.services import Services
+
+log = logging.getLogger(__name__)
+
+#: Between two looks, in seconds; the fleet is looked at every other time, as workers announce
+#: themselves once a second.
+TICK_S, FLEET_EVERY = 0.5, 2
+#: Over how many seconds the rates go.
+RATES_S = 5.0
+#: Batches that one viewer watches, those that are read in one look of all viewers', and workers
+#: whose state is sent.
+MOST_WATCHED, MOST_READ, MOST_WORKERS = 25, 100, 100
+_RATES = ("completed", "other", "prompt_tokens", "completion_tokens")
+
+
+@dataclass(eq=False, slots=True)
+class Viewer:
+    """One stream: whose it is, which batches it watches, what it was sent last."""
+
+    tenant: str
+    batches: tuple[str, ...]
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+    fleet: bytes = b""
+    rows: dict[str, bytes] = field(default_factory=dict)
+    unsent: dict[str, bytes] = field(default_factory=dict)
+
+    def offer(self, fleet: bytes, rows: dict[tuple[str, str], bytes]) -> None:
+        """Take in what is now; wake up if something is new."""
+        if fleet and fleet != self.fleet:
+            self.fleet = self.unsent["fleet"] = fleet
+        for batch_id in self.batches:
+            row = rows.get((self.tenant, batch_id))
+            if row is not None and row != self.rows.get(batch_id):
+                self.rows[batch_id] = self.unsent[f"batch {batch_id}"] = row
+        if self.unsent:
+            self.news.set()
+
+    def take(self) -> list[tuple[str, bytes]]:
+        """Return what is to be sent: (event, JSON)."""
+        self.news.clear()
+        found = [(name.partition(" ")[0], data) for name, data in self.unsent.items()]
+        self.unsent.clear()
+        return found
+
+
+class Watch:
+    """Reads Redis for all viewers of this process."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._viewers: set[Viewer] = set()
+        self._task: asyncio.Task[None] | None = None
+        self._seen: deque[tuple[float, dict[str, dict[str, int]]]] = deque()
+        self._from = 0
+
+    @property
+    def viewers(self) -> int:
+        """How many look."""
+        return len(self._viewers)
+
+    @property
+    def looks(self) -> bool:
+        """Whether anything is read now."""
+        return self._task is not None and not self._task.done()
+
+    def enter(self, viewer: Viewer) -> None:
+        """Begin to tell a viewer."""
+        self._viewers.add(viewer)
+        if not self.looks:
+            self._seen.clear()
+            self._task = asyncio.create_task(self._look())
+
+    def leave(self, viewer: Viewer) -> None:
+        """End it; the last one ends the looking."""
+        self._viewers.discard(viewer)
+        if not self._viewers and self._task is not None:
+            self._task.cancel()
+
+    async def _look(self) -> None:
+        tick, fleet = 0, b""
+        while True:
+            try:
+                if tick % FLEET_EVERY == 0:
+                    fleet = await run_in_threadpool(self._read_fleet)
+                rows = await run_in_threadpool(self._read_batches, self._wanted())
+                for viewer in tuple(self._viewers):
+                    viewer.offer(fleet, rows)
+            except WarmqError as error:  # the pages say that they are not live
+                log.warning("the pages are not live: %s", error.message)
+                for viewer in tuple(self._viewers):
+                    viewer.unsent["lost"] = b"{}"
+                    viewer.fleet = b""
+                    viewer.news.set()
+            tick += 1
+            await asyncio.sleep(TICK_S)
+
+    def _wanted(self) -> Sequence[tuple[str, str]]:
+        """Return which batches to read now, in turn if they are many."""
+        pairs = {(v.tenant, batch_id): None for v in self._viewers for batch_id in v.batches}
+        found = list(pairs)
+        if len(found) <= MOST_READ:
+            return found
+        self._from = (self._from + MOST_READ) % len(found)
+        return (found + found)[self._from : self._from + MOST_READ]
+
+    def _read_batches(self, wanted: Iterable[tuple[str, str]]) -> dict[tuple[str, str], bytes]:
+        reads, found = BatchViews.beside(self._services.batches), {}
+        for tenant, batch_id in wanted:
+            view = reads.get(tenant, batch_id)
+            row = row_of(view, time.time()) if view is not None else None
+            if row is not None:
+                # What follows from the clock alone is no news: a batch of which nothing moves is
+                # sent once.
+                row["seconds"] = round(row["seconds"]) if row["done"] or row["ended"] else 0
+                found[(tenant, batch_id)] = orjson.dumps(row)
+        return found
+
+    def _read_fleet(self) -> bytes:
+        reads = FleetReads.beside(self._services.batches)
+        workers = [shown_worker(one, operator=False) for one in reads.announcements()]
+        queues = queues_of(workers, self._services.settings.queue)
+        waiting = sum(reads.waiting_totals(queues).values())
+        alive = [worker for worker in workers if worker["alive"]]
+        rates = self._rates({worker["id"]: worker["done"] for worker in alive})
+        shown = ("id", "state", "slots", "in_flight", "running")
+        return orjson.dumps({
+            "waiting": waiting,
+            "slots": sum(worker["slots"] for worker in alive),
+            "running": sum(worker["running"] for worker in alive),
+            "workers": len(alive),
+            **rates,
+            "each": [{name: w[name] for name in shown} for w in workers[:MOST_WORKERS]],
+        })  # fmt: skip
+
+    def _rates(self, totals: dict[str, dict[str, int]]) -> dict[str, float | None]:
+        """Return what living workers do a second, by two of their announcements."""
+        now = time.monotonic()
+        self._seen.append((now, totals))
+        while len(self._seen) > 2 and now - self._seen[1][0] >= RATES_S:
+            self._seen.popleft()
+        since, before = self._seen[0]
+        seconds = now - since
+        sums = dict.fromkeys(_RATES, 0)
+        for worker, done in totals.items():
+            for name in _RATES:
+                then = before.get(worker, done).get(name, 0)
+                sums[name] += max(0, done.get(name, 0) - then)
+        if seconds < TICK_S:  # the first look knows no rate
+            return {"out_s": None, "in_s": None, "requests_s": None}
+        return {
+            "out_s": round(sums["completion_tokens"] / seconds, 1),
+            "in_s": round(sums["prompt_tokens"] / seconds, 1),
+            "requests_s": round((sums["completed"] + sums["other"]) / seconds, 1),
+        }
+
+
+def event(name: str, data: bytes) -> bytes:
+    """Return one event of a stream; JSON has no line breaks."""
+    return b"event: %s\ndata: %s\n\n" % (name.encode(), data)

@@ -1,0 +1,73 @@
+"""The failed lines of a batch that has ended, as a batch of their own."""
+
+from __future__ import annotations
+
+import orjson
+from starlette.responses import Response
+
+from contract.batch import Batch as QueueBatch
+from producer.gateway.batches import batches as api
+from producer.gateway.batches.record import ENDED, BatchRecord, decode
+from producer.gateway.dashboard.submit import lines_of
+from producer.gateway.dashboard.view import View
+from producer.gateway.errors import ApiError
+from producer.gateway.files.incoming import Incoming
+from producer.gateway.files.keeping import keep, record_of
+from producer.gateway.files.objects import Files
+from producer.gateway.http import new_id
+
+_GONE = "the batch's file or its error file is gone: submit its failed lines as a new file"
+
+
+def retry(view: View) -> Response:
+    """Run failed lines again: those of `producer submit` in their batch, others as a new one,
+    for the files of a batch that has ended do not change any more."""
+    batch_id = view.request.path_params["batch_id"]
+    found = api.view_of(view.services, view.caller, batch_id)
+    if isinstance(found.source, QueueBatch):
+        outcomes = ("failed", "expired", "cancelled")
+        count = view.services.batches.retry(found.source, outcomes)
+        return view.to(f"/ui/batches/{batch_id}", told="retried", n=count)
+    record = decode(found.source.document)
+    if record.status not in ENDED:
+        raise ApiError(400, f"batch {batch_id} still runs; its failed lines can be retried then")
+    made, count = _again(view, record)
+    return view.to(f"/ui/batches/{made}", told="retried", n=count)
+
+
+def _again(view: View, record: BatchRecord) -> tuple[str, int]:
+    services, caller = view.services, view.caller
+    files = Files(services)
+    source = files.get(caller.tenant, record.input_file_id)
+    errors = files.get(caller.tenant, record.error_file_id or "")
+    if source is None or errors is None or services.store.size(source.id) is None:
+        raise ApiError(404, _GONE, code="file_not_found")
+    numbers = set(_failed_lines(view, errors.id))
+    file_id, incoming, count = new_id("file-"), Incoming(), 0
+    incoming.filename = f"failed-lines-of-{record.id}.jsonl"
+    with services.store.write(file_id) as writer:
+        for number, line in enumerate(lines_of(services, source.id), 1):
+            if number in numbers:
+                writer.write(line + b"\n")
+                incoming.size += len(line) + 1
+                count += 1
+        if not count:
+            raise ApiError(400, f"batch {record.id} has no failed line that could run again")
+        kept = keep(services, caller, writer, record_of(file_id, caller, incoming, "batch", None))
+    asked = {
+        "input_file_id": kept.id, "endpoint": record.endpoint, "order": record.order,
+        "completion_window": record.completion_window, "once": record.once,
+        "metadata": {"failed_lines_of": record.id},
+    }  # fmt: skip
+    return api.create(services, caller, orjson.dumps(asked), "").id, count
+
+
+def _failed_lines(view: View, file_id: str) -> list[int]:
+    """Return the numbers, in the batch's file, of the lines of an error file."""
+    numbers = []
+    for line in lines_of(view.services, file_id):
+        told = orjson.loads(line) if line else {}
+        number = (told.get("warmq") or {}).get("line") or (told.get("error") or {}).get("line")
+        if isinstance(number, int):
+            numbers.append(number)
+    return numbers

@@ -1,0 +1,217 @@
+"""How a batch's requests were served, by those that ended last: bounded, however many there are."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from contract.batch import Batch
+from contract.index import read_ending
+from contract.redis.looking import Looks
+from contract.results import read_meta
+from contract.streaming import texts_of
+from producer.gateway.services import Services
+
+#: Requests in a sample, and bytes of their results that are read for it.
+REQUESTS, BYTES = 300, 4 * 2**20
+#: Failed requests that are shown.
+FAILURES = 50
+#: Bytes of an error file that are read for them, and characters of a prompt that is shown.
+HEAD_BYTES, PROMPT_CHARACTERS = 256 * 1024, 8000
+#: Characters of an answer that are shown.
+TEXT_CHARACTERS = 20_000
+#: What to do about a failure, by its code; others are the engine's own, of that request.
+REMEDIES = {
+    "invalid_json": "Mend the line, and submit it again.",
+    "invalid_request": "Mend the field that the message names, and submit the line again.",
+    "unknown_field": "Remove or rename the field, and submit the line again.",
+    "unknown_url": "Use a url that this gateway serves, and submit the line again.",
+    "duplicate_custom_id": "Give each line a custom_id of its own.",
+    "line_too_long": "Shorten the line, or raise WARMQ_MAX_LINE_BYTES.",
+    "model_not_found": "Name a model of the page Workers, or start a worker that serves it.",
+    "context_length_exceeded": "Shorten the prompt, or use a model with a longer context.",
+    "request_failed": "Retry it; the engine failed on this try.",
+    "result_too_large": "Ask for fewer tokens.",
+    "poison": "Look at it under Dead letters: the engine died each time it ran.",
+    "cancelled": "Retry it if you want it after all.",
+    "expired": "Retry it, with a longer window.",
+    "result_expired": "Submit it again; results are kept for WARMQ_RESULT_TTL_S.",
+    "internal_error": "Please report it.",
+}
+
+ANOTHER = "Retry it; if it fails again, mend the request."
+
+
+@dataclass(slots=True)
+class Sample:
+    """Values of some requests by name; `attempts` counts those that needed more than one."""
+
+    values: dict[str, list[float]] = field(default_factory=dict)
+    count: int = 0
+    again: int = 0
+    last: list[dict[str, Any]] = field(default_factory=list)
+    failed: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(self, name: str, value: object) -> None:
+        """Note a value, if it is a number."""
+        if isinstance(value, int | float) and math.isfinite(value) and value >= 0:
+            self.values.setdefault(name, []).append(float(value))
+
+    def quantile(self, name: str, share: float) -> float | None:
+        """Return a value that `share` of the values are not above."""
+        values = sorted(self.values.get(name, ()))
+        return values[min(len(values) - 1, int(share * len(values)))] if values else None
+
+    def histogram(self, name: str, bins: int = 12) -> list[tuple[float, float, int]]:
+        """Return (from, to, count) of as many equal bins."""
+        values = self.values.get(name, [])
+        if not values:
+            return []
+        low, high = min(values), max(values)
+        if high <= low:
+            return [(low, high, len(values))]
+        width = (high - low) / bins
+        counts = Counter(min(bins - 1, int((value - low) / width)) for value in values)
+        return [(low + n * width, low + (n + 1) * width, counts[n]) for n in range(bins)]
+
+
+def _latest(services: Services, parts: Sequence[Batch]) -> list[tuple[str, bytes]]:
+    """Return the results that ended last: request id and stored text, newest first."""
+    found: list[tuple[str, bytes]] = []
+    size = 0
+    for part in parts:
+        ended = part.terminal
+        start = max(0, ended - REQUESTS)
+        texts = services.batches.finished_ids(part.id, start, REQUESTS)
+        ids = list(dict.fromkeys(read_ending(text)[0] for text in reversed(texts)))
+        for at in range(0, len(ids), 50):
+            page = ids[at : at + 50]
+            for rid, raw in zip(page, services.batches.results(page), strict=True):
+                if raw is not None:
+                    found.append((rid, raw))
+                    size += len(raw)
+            if size > BYTES or len(found) >= REQUESTS:
+                return found
+    return found
+
+
+def sample(services: Services, parts: Sequence[Batch]) -> Sample:
+    """Return what is known of the requests that ended last."""
+    taken = Sample()
+    for rid, raw in _latest(services, parts):
+        meta = read_meta(raw)
+        ours = meta.get("warmq") or {}
+        timing = ours.get("timing") or {}
+        taken.count += 1
+        attempts = timing.get("attempts") or 1
+        taken.again += attempts > 1
+        for name in ("queued_s", "engine_s"):
+            taken.add(name, timing.get(name))
+        body = meta.get("result") if meta["status"] == "SUCCESS" else None
+        usage = (body.get("usage") or {}) if isinstance(body, dict) else {}
+        taken.add("tokens", usage.get("completion_tokens"))
+        if meta["status"] != "SUCCESS":
+            error = (ours.get("error") or {}) | {"line": ours.get("line")}
+            failed = _failure(str(ours.get("custom_id") or rid), error, timing, "")
+            taken.failed.append(failed | {"request_id": rid})
+        if len(taken.last) < 20:
+            taken.last.append({
+                "request_id": rid, "custom_id": str(ours.get("custom_id") or ""),
+                "line": ours.get("line"), "ok": meta["status"] == "SUCCESS",
+                "queued_s": timing.get("queued_s"), "engine_s": timing.get("engine_s"),
+                "attempts": attempts, "tokens": usage.get("completion_tokens"),
+                "text": text_of(body), "code": (ours.get("error") or {}).get("code", ""),
+            })  # fmt: skip
+    return taken
+
+
+def text_of(body: object) -> str:
+    """Return the text of an answer; of one that has none, as an embedding, what it says instead."""
+    if not isinstance(body, dict):
+        return ""
+    with suppress(AttributeError, TypeError):
+        if text := texts_of(body).get(0):
+            return text[:TEXT_CHARACTERS]
+    return orjson.dumps(body).decode()[:TEXT_CHARACTERS]
+
+
+def failures(
+    services: Services, parts: Sequence[Batch], taken: Sample, output: str | None
+) -> list[dict[str, Any]]:
+    """Return some failed requests, with what to do: those that may run again, and of the sample
+    those that may not; of a batch that has ended the first of its error file."""
+    reads = Looks.beside(services.batches)
+    found: dict[str, dict[str, Any]] = {}
+    for part in parts:
+        for one in reads.failed_requests(part.id, FAILURES):
+            meta = read_meta(one.result) if one.result else {}
+            ours = meta.get("warmq") or {}
+            error = (ours.get("error") or {"code": one.outcome}) | {"line": ours.get("line")}
+            found[one.request_id] = _failure(
+                str(ours.get("custom_id") or one.request_id), error, ours.get("timing"),
+                prompt_of(one.message),
+            )  # fmt: skip
+    for last in taken.failed:
+        found.setdefault(last["request_id"], last)
+    if output:
+        for line in _head(services, output):
+            told = line.get("error") or {}
+            body = (line.get("response") or {}).get("body") or {}
+            error = (
+                told | (body.get("error") or {}) | {"line": (line.get("warmq") or told).get("line")}
+            )
+            name = str(line.get("custom_id") or "")
+            key = str(line.get("id") or name).removeprefix("batch_req_")
+            found.setdefault(key, _failure(name, error, None, ""))
+    return list(found.values())[:FAILURES]
+
+
+def _failure(
+    custom_id: str, error: dict[str, Any], timing: dict[str, Any] | None, prompt: str
+) -> dict[str, Any]:
+    code = str(error.get("code") or "request_failed")
+    return {
+        "custom_id": custom_id, "line": error.get("line"), "code": code,
+        "message": str(error.get("message") or ""), "attempts": (timing or {}).get("attempts"),
+        "remedy": REMEDIES.get(code, ANOTHER),
+        "prompt": prompt,
+    }  # fmt: skip
+
+
+def _head(services: Services, file_id: str) -> list[dict[str, Any]]:
+    """Return the first lines of a file, decoded; none if it is gone."""
+    size = services.store.size(file_id)
+    if not size:
+        return []
+    text = b"".join(services.store.read(file_id, 0, min(size, HEAD_BYTES)))
+    lines = text.split(b"\n")[: FAILURES + 1]
+    found = []
+    for line in lines[:-1]:  # the last one may be cut, or is empty
+        with suppress(orjson.JSONDecodeError):
+            found.append(orjson.loads(line))
+    return [line for line in found if isinstance(line, dict)]
+
+
+def prompt_of(message: bytes) -> str:
+    """Return what a message asks, readable; '' if it cannot be read."""
+    try:
+        body = orjson.loads(orjson.loads(message)["body"])[0][0]
+    except (ValueError, TypeError, LookupError):
+        return ""
+    if not isinstance(body, dict):
+        return ""
+    told = body.get("messages") or body.get("prompt") or body.get("input") or body
+    if isinstance(told, list) and all(isinstance(one, dict) for one in told):
+        texts = (f"{one.get('role', '')}: {_plain(one.get('content'))}" for one in told)
+        return "\n".join(texts)[:PROMPT_CHARACTERS]
+    return _plain(told)[:PROMPT_CHARACTERS]
+
+
+def _plain(value: object) -> str:
+    return value if isinstance(value, str) else orjson.dumps(value).decode()

@@ -1,0 +1,128 @@
+"""`/ui/live`: one stream of events a viewer, for as long as who opened it is logged in."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import suppress
+
+import orjson
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from contract import naming
+from contract.errors import WarmqError
+from contract.streaming import LISTEN_S, Transcript
+from producer.gateway.batches import batches as api
+from producer.gateway.batches.shown import parts_of
+from producer.gateway.caller import Caller
+from producer.gateway.dashboard.live import MOST_WATCHED, Viewer, Watch, event
+from producer.gateway.dashboard.rendering import HEADERS
+from producer.gateway.errors import ApiError, answer
+from producer.gateway.page_session import token_in
+from producer.gateway.services import Services
+
+#: A sign of life, a look whether the session still is one, and between two looks for text.
+ALIVE_S, CHECK_S, TEXT_S = 10.0, 2.0, 0.3
+#: After so long a viewer has to connect anew, which browsers do by themselves.
+LONGEST_S = 3600.0
+#: Streams in one process.
+MOST_VIEWERS = 1000
+
+
+async def live(request: Request) -> Response:
+    """Answer with a stream: the fleet, the batches of `batches`, the text of `request`."""
+    app, services = request.app, request.app.state.services
+    watch: Watch | None = getattr(app.state, "dashboard_watch", None)
+    if watch is None:
+        watch = app.state.dashboard_watch = Watch(services)
+    if watch.viewers >= MOST_VIEWERS:
+        return answer(ApiError(503, "too many people look; try again", after_s=10), HEADERS)
+    caller: Caller = request.scope["warmq.caller"]
+    ids = [one[:200] for one in request.query_params.get("batches", "").split(",") if one]
+    viewer = Viewer(caller.tenant, tuple(dict.fromkeys(ids))[:MOST_WATCHED])
+    text = None
+    custom_id, batch_id = (request.query_params.get(name, "") for name in ("request", "of"))
+    if custom_id and batch_id:
+        try:
+            view = await run_in_threadpool(api.view_of, services, caller, batch_id)
+        except ApiError as error:
+            return answer(error, HEADERS)
+        text = Text(services, [naming.request_id(part, custom_id) for part in parts_of(view)])
+    token = token_in(request.scope["warmq.headers"]) if caller.key_id else ""
+    headers = HEADERS | {"x-accel-buffering": "no"}
+    events = _events(services, watch, viewer, token, text)
+    return StreamingResponse(events, headers=headers, media_type="text/event-stream")
+
+
+async def _events(
+    services: Services, watch: Watch, viewer: Viewer, token: str, text: Text | None
+) -> AsyncIterator[bytes]:
+    began = said = checked = time.monotonic()
+    yield b"retry: 2000\n\n"
+    watch.enter(viewer)
+    try:
+        while (now := time.monotonic()) - began < LONGEST_S:
+            if token and now - checked >= CHECK_S:
+                checked = now
+                if not await _still_in(services, token):
+                    yield event("out", b"{}")
+                    return
+            pieces = [event(name, data) for name, data in viewer.take()]
+            if text is not None:
+                pieces += await text.news()
+            if not pieces and now - said >= ALIVE_S:
+                pieces = [b": still here\n\n"]
+            if pieces:
+                said = now
+                yield b"".join(pieces)
+            with suppress(TimeoutError):
+                wait_s = TEXT_S if text is not None else CHECK_S
+                await asyncio.wait_for(viewer.news.wait(), wait_s)
+    finally:
+        watch.leave(viewer)
+
+
+async def _still_in(services: Services, token: str) -> bool:
+    """Return whether a session has not ended, nor its key been revoked; yes while Redis is away."""
+    try:
+        digest = await services.sessions.key_digest(token)
+        (found,) = await services.lookup.find([digest])
+    except WarmqError:
+        return True
+    return found.key is not None and found.key.revoked_at is None
+
+
+class Text:
+    """The text of one request while it is written, as its worker tells it."""
+
+    def __init__(self, services: Services, request_ids: list[str]) -> None:
+        self._heard = [(services.batches.listener(i), Transcript()) for i in request_ids]
+        self._announced = 0.0
+        self._sent = (0, "", "")
+
+    async def news(self) -> list[bytes]:
+        """Return an event with the whole text, if it has changed."""
+        try:
+            found = await run_in_threadpool(self._read)
+        except WarmqError:
+            return []  # the fleet's stream says that Redis is away
+        if found == self._sent:
+            return []
+        self._sent = found
+        attempt, said, ended = found
+        return [event("text", orjson.dumps({"attempt": attempt, "text": said, "ended": ended}))]
+
+    def _read(self) -> tuple[int, str, str]:
+        again = time.monotonic() - self._announced > LISTEN_S / 3
+        if again:
+            self._announced = time.monotonic()
+        for listener, transcript in self._heard:
+            if again:
+                listener.announce()
+            for entry in listener.read(0):
+                transcript.add(entry)
+        whole = max((t for _, t in self._heard), key=lambda t: (t.attempt, len(t.texts.get(0, ""))))
+        return whole.attempt, whole.texts.get(0, ""), whole.ended

@@ -1,0 +1,42 @@
+"""A file that was received becomes one of its tenant's; or nothing of it stays."""
+
+from __future__ import annotations
+
+import time
+
+from producer.gateway.caller import Caller
+from producer.gateway.files.incoming import Incoming
+from producer.gateway.files.objects import FileRecord, Files
+from producer.gateway.files.protocol import safe_name
+from producer.gateway.idempotency import conflict
+from producer.gateway.services import Services
+from producer.gateway.store import Writer
+
+
+def record_of(
+    file_id: str, mine: Caller, incoming: Incoming, purpose: str, life: int | None
+) -> FileRecord:
+    """Return the record of a file that was received, to be kept `life` seconds (None: for ever)."""
+    now = int(time.time())
+    return FileRecord(
+        id=file_id, tenant=mine.tenant, bytes=incoming.size, created_at=now,
+        filename=safe_name(incoming.filename or ""), purpose=purpose,
+        expires_at=None if life is None else now + life,
+    )  # fmt: skip
+
+
+def keep(used: Services, mine: Caller, writer: Writer, record: FileRecord) -> FileRecord:
+    """Write it down, and keep what `writer` has written.
+
+    Raises:
+        ApiError: 409 if another file has its id, 413 or 429 if the tenant may not keep so much.
+    """
+    files = Files(used)
+    if known := files.get(mine.tenant, record.id):  # a retry whose first answer was forgotten
+        if known.bytes != record.bytes:
+            raise conflict()
+        return known
+    files.announce(record.id)  # first: nothing may lie in the store, or count, that nobody knows of
+    used.limits.note_bytes(mine, record.id, record.bytes)
+    writer.commit()
+    return files.create(record)

@@ -1,0 +1,59 @@
+"""`producer top`: the overview of the fleet, in a terminal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import orjson
+import pytest
+from celery_side import simulated
+from lessee import QUEUE, submit_batch
+from support import run_producer
+
+from contract.redis import keys
+from contract.redis.batches import BatchStore
+from contract.redis.ring import Minute
+from demo.stack import eventually
+from producer.cli.commands.top import spark
+
+
+def test_an_empty_fleet_says_what_to_do(redis_url: str) -> None:
+    done = run_producer("top", redis_url=redis_url)
+    assert done.returncode == 0
+    assert "no worker is running: `producer doctor`" in done.stdout
+    assert "0 of 0 slots in use, 0 requests wait, 0 workers" in done.stdout
+
+
+def test_workers_batches_and_what_waits_are_told(
+    redis_url: str, store: BatchStore, tmp_path: Path
+) -> None:
+    worker = simulated(redis_url, tmp_path / "worker.log", simulated_slots=4)
+    worker.start()
+    try:
+        submit_batch(store, 12, batch_id="quick")
+        eventually(lambda: (batch := store.batch("quick")) and batch.finished, 60)
+        submit_batch(store, 5, batch_id="elsewhere", queue=f"{QUEUE}.unserved")
+        done = run_producer("top", "--once", redis_url=redis_url)
+    finally:
+        worker.kill()
+    assert done.returncode == 0, done.stderr
+    assert "0 of 4 slots in use, 0 requests wait, 1 workers" in done.stdout
+    rows = {line.split()[0]: line.split() for line in done.stdout.splitlines() if line.split()}
+    assert rows["quick"][1:5] == ["completed", "12", "12", "0"]
+    assert rows["elsewhere"][1:5] == ["in_progress", "0", "5", "0"]
+
+
+def test_nothing_that_a_terminal_obeys_is_printed(redis_url: str, store: BatchStore) -> None:
+    hostile = "w\x1b]0;owned\x07[bold]x"
+    told = orjson.dumps({"queue": QUEUE, "state": hostile, "model": hostile, "slots": 1})
+    store._client.hset(keys.WORKERS, hostile, b"%d\0" % store.now_ms() + told)
+    done = run_producer("top", redis_url=redis_url)
+    assert done.returncode == 0, done.stderr
+    assert "\x1b" not in done.stdout and "\x07" not in done.stdout
+    assert "[bold]" in done.stdout
+
+
+@pytest.mark.parametrize(("busy", "shown"), [(0, " "), (30, "▄"), (60, "█"), (90, "█")])
+def test_a_minute_is_a_bar_as_high_as_its_slots_were_full(busy: int, shown: str) -> None:
+    assert spark([Minute(1, busy_s=busy, slots_s=60)]) == shown
+    assert spark([Minute(1)]) == " "

@@ -1,0 +1,190 @@
+"""What moves on the pages, in a real browser: bars, rates, texts; and what buttons do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import orjson
+import pytest
+from browser import watched
+from live_stack import Stack
+from page_stack import ended, lines, send
+from playwright.sync_api import Browser, expect
+
+from contract import naming
+from contract.redis import keys
+from demo.stack import eventually
+
+
+def committed(stack: Stack) -> int:
+    """Return how many results there are."""
+    return sum(1 for _ in stack.store._client.scan_iter("celery-task-meta-*", count=10_000))
+
+
+def test_a_file_is_uploaded_planned_started_and_its_bar_moves_until_it_has_ended(
+    chrome: Browser, stack: Stack, tmp_path: Path
+) -> None:
+    file = tmp_path / "questions.jsonl"
+    file.write_bytes(lines(["simulate:sleep=0.4"] * 60))
+    with watched(chrome, accept_downloads=True) as view:
+        page = view.page
+        page.goto(f"{stack.gateway.url}/ui/submit")
+        page.set_input_files("#file", file)
+        page.get_by_role("button", name="Upload and plan").click()
+        page.wait_for_url("**/ui/submit?file=file-*")
+        assert page.locator(".stat", has_text="Requests").first.locator("dd").inner_text() == "60"
+        assert view.axe() == []
+        page.get_by_role("button", name="Start").click()
+        page.wait_for_url("**/ui/batches/batch_*")
+        expect(page.locator("#pulse")).to_have_class("pulse on", timeout=15_000)
+        done = page.locator('[data-b="done"]').first
+        width = '() => Number(document.querySelector(".bar-done").getAttribute("width"))'
+        first = eventually(lambda: page.evaluate(width), 30, "the bar begins")
+        eventually(lambda: page.evaluate(width) > first, 30, "the bar moves")
+        expect(page.locator(".status-completed").first).to_be_visible(timeout=60_000)
+        expect(done).to_have_text("60")
+        with page.expect_download() as got:
+            page.get_by_role("link", name="Answers").click()
+        answers = [orjson.loads(one) for one in Path(got.value.path()).read_bytes().splitlines()]
+        assert len({answer["custom_id"] for answer in answers}) == 60
+        assert view.said == []
+
+
+def test_a_result_is_on_the_page_without_a_new_load(chrome: Browser, stack: Stack) -> None:
+    batch_id = send(stack, lines([*["simulate:sleep=3"] * 4, *["simulate:sleep=600"] * 2]))
+    with watched(chrome) as view:
+        page = view.page
+        page.goto(f"{stack.gateway.url}/ui/batches/{batch_id}")
+        expect(page.locator("#pulse")).to_have_class("pulse on", timeout=15_000)
+        before = committed(stack)
+        eventually(lambda: committed(stack) > before, 30, "a result is in Redis")
+
+        def shown() -> bool:
+            return page.locator('[data-b="done"]').first.inner_text() != "0"
+
+        eventually(shown, 30, "it is shown")
+    stack.client.batches.cancel(batch_id)
+    ended(stack, batch_id)
+
+
+def test_a_batch_is_cancelled_by_its_button_after_a_question(chrome: Browser, stack: Stack) -> None:
+    batch_id = send(stack, lines(["simulate:sleep=600"] * 3))
+    eventually(lambda: stack.client.batches.retrieve(batch_id).status == "in_progress", 20)
+    with watched(chrome) as view:
+        page = view.page
+        page.goto(f"{stack.gateway.url}/ui/batches/{batch_id}")
+        page.once("dialog", lambda dialog: dialog.dismiss())
+        page.get_by_role("button", name="Cancel").click()
+        assert stack.client.batches.retrieve(batch_id).status == "in_progress"
+        page.once("dialog", lambda dialog: dialog.accept())
+        page.get_by_role("button", name="Cancel").click()
+        page.get_by_text("The batch is being cancelled.").wait_for()
+        expect(page.locator(".status-cancelled").first).to_be_visible(timeout=30_000)
+        assert view.said == []
+
+
+def test_failed_lines_run_again_as_a_batch_of_their_own(chrome: Browser, stack: Stack) -> None:
+    batch_id = send(stack, lines(["simulate:fail" if n in (1, 4) else "" for n in range(6)]))
+    assert ended(stack, batch_id).request_counts.failed == 2
+    with watched(chrome) as view:
+        page = view.page
+        page.goto(f"{stack.gateway.url}/ui/batches/{batch_id}")
+        failed = page.locator(".failure summary").first
+        failed.click()
+        assert "Retry it" in page.locator("main").inner_text()
+        assert "What is" in page.locator(".failure[open]").inner_text()  # its prompt
+        page.get_by_role("button", name="Retry what failed").click()
+        page.get_by_text("2 requests are queued again.").wait_for()
+        made = page.url.rpartition("/")[2].partition("?")[0]
+        assert made != batch_id
+        assert ended(stack, made).request_counts.total == 2
+        assert view.said == []
+
+
+def test_the_text_of_a_request_appears_while_it_is_written(chrome: Browser, stack: Stack) -> None:
+    batch_id = send(stack, lines(["simulate:sleep=8"]))
+    with watched(chrome) as view:
+        page = view.page
+
+        def runs() -> bool:
+            page.goto(f"{stack.gateway.url}/ui/batches/{batch_id}")
+            return page.locator(".chips a").count() > 0
+
+        eventually(runs, 30, "the page names a request that runs", every_s=0.2)
+        page.locator(".chips a").first.click()
+        page.wait_for_url("**/request?id=request-0")
+        assert page.locator(".status-running").count() == 1
+        expect(page.locator("#live-text")).to_have_text("simulated ", timeout=20_000)
+        expect(page.locator(".status-completed")).to_be_visible(timeout=30_000)
+        text = page.locator("#live-text").inner_text()
+        assert len(text) > len("simulated ")
+        assert view.said == []
+
+
+def test_dead_letters_are_queued_again_and_deleted(chrome: Browser, stack: Stack) -> None:
+    client = stack.store._client
+    for _ in range(3):  # no Celery message: nobody can read it
+        client.lpush(naming.queue_name("small"), b"not a message")
+    eventually(lambda: client.hlen(keys.DEAD) == 3, 30, "three dead letters")
+    with watched(chrome) as view:
+        page = view.page
+        page.goto(f"{stack.gateway.url}/ui/dead")
+        page.locator("details summary").first.click()
+        assert "not a message" in page.locator("main").inner_text()
+        assert view.axe() == []
+        page.get_by_role("button", name="Queue again").click()
+        page.get_by_text("Nothing was chosen.").wait_for()
+        page.locator('input[name="id"]').first.check()
+        page.once("dialog", lambda dialog: dialog.accept())
+        page.get_by_role("button", name="Delete").click()
+        page.get_by_text("1 dead letters were deleted.").wait_for()
+        page.get_by_label("All", exact=True).check()
+        page.once("dialog", lambda dialog: dialog.accept())
+        page.get_by_role("button", name="Delete").click()
+        page.get_by_text("There are none").wait_for()
+        assert view.said == []
+    assert client.hlen(keys.DEAD) == 0
+
+
+def test_nothing_is_read_from_redis_while_nobody_looks(chrome: Browser, tmp_path: Path) -> None:
+    with Stack(tmp_path, worker=False) as own:
+        client = own.store._client
+
+        def calls() -> int:
+            """Return how often somebody has read the announcements; no worker runs."""
+            return int(client.info("commandstats").get("cmdstat_hgetall", {}).get("calls", 0))
+
+        with watched(chrome) as view:
+            view.page.goto(f"{own.gateway.url}/ui/workers")
+            before = calls()
+            eventually(lambda: calls() > before + 3, 30, "what is looked at while somebody looks")
+
+        # The browser has gone: soon there are two moments, further apart than two looks, between
+        # which nobody has read.
+        def quiet() -> bool:
+            before = calls()
+            return not until(lambda: calls() > before, 5.0)
+
+        eventually(quiet, 60, "nobody reads any more", every_s=0.5)
+
+
+def until(look: Callable[[], bool], timeout_s: float) -> bool:
+    """Return whether something becomes so within this time."""
+    try:
+        return eventually(look, timeout_s, every_s=0.2)
+    except TimeoutError:
+        return False
+
+
+@pytest.mark.parametrize("language", ["en", "ko"])
+def test_the_stream_says_when_redis_is_away_and_when_it_is_back(
+    chrome: Browser, tmp_path: Path, language: str
+) -> None:
+    with Stack(tmp_path, worker=False) as own, watched(chrome, language=language) as view:
+        view.page.goto(f"{own.gateway.url}/ui/workers")
+        expect(view.page.locator("#pulse")).to_have_class("pulse on", timeout=15_000)
+        own.redis.stop()
+        expect(view.page.locator("#pulse")).to_have_class("pulse off", timeout=30_000)
+        own.redis.start()
+        expect(view.page.locator("#pulse")).to_have_class("pulse on", timeout=30_000)

@@ -1,0 +1,76 @@
+"""A person at the page, with vLLM and the shipped model behind it, from the login to the logout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import orjson
+from browser import watched
+from playwright.sync_api import Browser, expect
+from real_gateway import questions_as_batch, real_gateway
+from run_batch_lines import NAME
+
+from contract.openai.body import CHAT_URL
+from contract.redis.batches import BatchStore
+from contract.redis.gateway.api_keys import ApiKeys
+from demo.stack import RedisServer, eventually
+
+
+def test_a_person_logs_in_sends_a_file_watches_reads_downloads_cancels_and_logs_out(
+    chrome: Browser, tmp_path: Path
+) -> None:
+    questions, lines = questions_as_batch(200)
+    body = {"model": NAME, "messages": [{"role": "user", "content": "Tell me a long story."}]}
+    long = {"max_tokens": 900, "ignore_eos": True}
+    story = {"custom_id": "story", "method": "POST", "url": CHAT_URL, "body": body | long}
+    too_long = story | {"custom_id": "too-long", "body": body | {"max_tokens": 10**6}}
+    file = tmp_path / "questions.jsonl"
+    file.write_bytes(b"\n".join(orjson.dumps(one) for one in [story, *lines, too_long]))
+    with real_gateway(tmp_path) as real, watched(chrome, accept_downloads=True) as view:
+        port = int(real.redis_url.rpartition(":")[2].partition("/")[0])
+        with RedisServer(tmp_path / "unused", port=port).client() as client:
+            store = ApiKeys.beside(BatchStore(client, ttl_ms=60_000))
+            secret, _ = store.create("person")
+            page, url = view.page, real.url.removesuffix("/v1")
+
+            def asked_for_a_key() -> bool:
+                page.goto(f"{url}/ui")
+                return "/ui/login" in page.url
+
+            eventually(asked_for_a_key, 10, "the gateway knows that there are keys", every_s=0.2)
+            page.fill("#key", secret)
+            page.keyboard.press("Enter")
+            page.get_by_role("link", name="Submit").first.click()
+            page.set_input_files("#file", file)
+            page.get_by_role("button", name="Upload and plan").click()
+            page.get_by_role("button", name="Start").click()
+            page.wait_for_url("**/ui/batches/batch_*")
+            batch_url = page.url.partition("?")[0]
+
+            def story_runs() -> bool:
+                page.goto(batch_url)
+                return page.get_by_role("link", name="story").count() > 0
+
+            eventually(story_runs, 60, "the story runs", every_s=0.2)
+            page.get_by_role("link", name="story").first.click()
+            text = page.locator("#live-text")
+            first = eventually(lambda: len(text.inner_text()), 60, "its text begins", every_s=0.05)
+            eventually(lambda: len(text.inner_text()) > first, 60, "its text grows", every_s=0.05)
+            expect(page.locator(".status-completed")).to_be_visible(timeout=120_000)
+            page.goto(batch_url)
+            expect(page.locator(".status-completed").first).to_be_visible(timeout=120_000)
+            page.get_by_text("Failed requests").wait_for()
+            assert "too-long" in page.locator("main").inner_text()
+            with page.expect_download() as got:
+                page.get_by_role("link", name="Answers").click()
+            found = Path(got.value.path()).read_bytes().splitlines()
+            answers = {one["custom_id"]: one for one in map(orjson.loads, found)}
+            assert set(answers) == {"story", *(line["custom_id"] for line in lines)}
+            said = [
+                answers[f"q{n}"]["response"]["body"]["choices"][0]["message"]["content"]
+                for n in range(len(questions))
+            ]
+            assert all(said)
+            assert view.said == []
+            page.get_by_role("button", name="Log out").click()
+            page.wait_for_url("**/ui/login")
