@@ -26,9 +26,11 @@ class SideTasks:
 
     def tasks(self) -> list[Coroutine[Any, Any, None]]:
         """Return the coroutines to run."""
+        # One that is part of a worker must not say that the worker's own loop turns.
+        beating = [] if self._drain.part_of else [beat(self._drain)]
         return [
+            *beating,
             keep_leases(self._drain),
-            beat(self._drain),
             sweep(self._drain),
             Watchdog(self._drain).run(),
             Progress(self._drain).run(),
