@@ -60,14 +60,15 @@ def _whole(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """
     parts: dict[str, list[dict[str, Any]]] = {}
     for each in found:
-        if (worker := each.get("part_of")) and is_alive(each):
+        if isinstance(worker := each.get("part_of"), str) and is_alive(each):
             parts.setdefault(worker, []).append(each)
     whole = [each for each in found if "part_of" not in each]
     for worker in whole:
         if others := parts.get(worker["id"]):
             for name in SUMMED:
-                worker[name] = sum(each.get(name, 0) for each in (worker, *others))
-            if rates := worker.get("rates"):
+                told = (each.get(name) for each in (worker, *others))
+                worker[name] = sum(number for number in told if isinstance(number, int))
+            if isinstance(rates := worker.get("rates"), dict):
                 worker["rates"] = _times(rates, 1 + len(others))
     return whole
 
@@ -75,8 +76,10 @@ def _whole(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _times(rates: dict[str, Any], count: int) -> dict[str, Any]:
     """Return the rates of so many equal parts together; costs, and so their spread, are less."""
     tokens = {k: v * count for k, v in rates.items() if k.endswith("_tokens_s") and v is not None}
-    covariance = rates.get("covariance")
-    spread = [[each / count**2 for each in row] for row in covariance] if covariance else covariance
+    try:
+        spread = [[each / count**2 for each in row] for row in rates.get("covariance") or ()]
+    except TypeError:  # of a worker of another version
+        spread = []
     return rates | tokens | {"covariance": spread}
 
 

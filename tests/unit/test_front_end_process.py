@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 
 from worker.engine.simulated.engine import SimulatedEngine
-from worker.process.front_end_process import FrontEnd
+from worker.process.front_end_process import FrontEnd, opened
 from worker.process.front_ends import _vacated
 
 
@@ -33,7 +33,7 @@ class OtherEnd:
 async def connected() -> AsyncIterator[tuple[FrontEnd, OtherEnd, asyncio.Task[None]]]:
     ours, its = socket.socketpair()
     one = FrontEnd(1, None)  # type: ignore[arg-type]
-    reader, one._writer = await asyncio.open_connection(sock=ours)
+    reader, one._writer = await opened(ours)
     other = OtherEnd(*await asyncio.open_connection(sock=its))
     listening = asyncio.create_task(one._listen(reader))
     try:
@@ -93,3 +93,17 @@ def test_an_engine_that_cannot_abort_does_not_take_the_worker_along() -> None:
 
     assert asyncio.run(_vacated(Stubborn(1, 0.0), {})) == 0
     assert asyncio.run(_vacated(SimulatedEngine(1, 0.0), {})) == 0
+
+
+def test_an_answer_may_be_longer_than_asyncio_lets_a_line_be() -> None:
+    requests = [{"id": f"r{n}", "custom_id": "c" * 200} for n in range(1000)]
+
+    async def ask() -> None:
+        async with connected() as (one, other, listening):
+            asked = asyncio.create_task(one.ask("active", 10))
+            await other.heard()
+            other.says(to="active", answer=requests)
+            assert await asked == requests
+            assert not listening.done()
+
+    asyncio.run(ask())

@@ -97,3 +97,13 @@ def test_there_is_a_front_end_for_each_replica_as_far_as_cores_go(
     settings = load_settings(engine="vllm", model="models/tiny", engine_args=options)
     assert default_front_ends(settings) == wanted  # type: ignore[arg-type]
     assert front_ends_of(settings) == wanted
+
+
+@pytest.mark.parametrize(
+    "strange",
+    [{"part_of": ["h.1.a"]}, {"part_of": 5}, {"part_of": "h.1.a", "limit": "many", "slots": None}],
+)
+def test_what_a_stranger_announces_as_a_part_breaks_no_reader(strange: dict[str, Any]) -> None:
+    raw = dict([announced("h.1.a", rates={"covariance": "none"}), announced("x.2.b", **strange)])
+    (one,) = (w for w in read_announcements(raw, NOW_MS / 1000) if w["id"] == "h.1.a")
+    assert (one["limit"], one["slots"]) == (20, 16)

@@ -42,9 +42,9 @@ async def _finish(serving: Serving) -> None:
     await _give_up(serving, list(serving.in_flight)[serving.room.slots :])
     if tasks := serving.in_flight.tasks():
         await asyncio.wait(tasks)
-    await serving.others.ended()
     await serving.hand_back_crashed()
     await serving.flush()
+    await serving.others.ended()
 
 
 async def _leave(serving: Serving, suspects: Suspects) -> None:

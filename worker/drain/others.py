@@ -48,7 +48,8 @@ class Share:
         return capacity if self.count == 1 else replace(capacity, max_num_seqs=slots)
 
     def of(self, amount: int) -> int:
-        """Return this part of a whole number, at least 1; all parts together are that number."""
+        """Return this part of a whole number; all together are that number. No part is less than 1,
+        so that none stands still."""
         return max(1, (amount + self.count - 1 - self.number) // self.count)
 
     def settings(self, settings: WorkerSettings) -> WorkerSettings:

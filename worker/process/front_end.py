@@ -29,6 +29,7 @@ from worker.drain.side_tasks import SideTasks
 from worker.drain.stopping import STOP_S, LastResort
 from worker.engine.catalogue import attach_engine, load_settings
 from worker.process.bootstep import YOUNG_OBJECTS
+from worker.process.front_end_process import opened
 from worker.process.running import shown
 from worker.telemetry.seen import Seen
 
@@ -132,7 +133,7 @@ class Part:
 
 
 async def _main(connection: socket.socket) -> None:
-    reader, writer = await asyncio.open_connection(sock=connection)
+    reader, writer = await opened(connection)
     order = orjson.loads(await reader.readline())
     name = f"front end {order['number'] + 1}"
     multiprocessing.current_process().name = name

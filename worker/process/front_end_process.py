@@ -15,8 +15,15 @@ from typing import Any
 import orjson
 
 MAIN = "from worker.process.front_end import main; main()"
+#: Most bytes of a message: asyncio's own limit is 64 KiB, which 300 requests in flight exceed.
+LINE_BYTES = 2**28
 #: How long an answer is waited for.
 ANSWER_S = 2.0
+
+
+async def opened(connection: socket.socket) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Return the streams of either end of the socket."""
+    return await asyncio.open_connection(sock=connection, limit=LINE_BYTES)
 
 
 class FrontEnd:
@@ -42,7 +49,7 @@ class FrontEnd:
         with its:
             process = await asyncio.create_subprocess_exec(*command, pass_fds=[its.fileno()])
         found = cls(number, process)
-        reader, found._writer = await asyncio.open_connection(sock=ours)
+        reader, found._writer = await opened(ours)
         listening = asyncio.create_task(found._listen(reader))
         try:
             found.tell(**order)

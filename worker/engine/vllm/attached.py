@@ -3,8 +3,9 @@
 import os
 import select
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
-from signal import SIGKILL
+from signal import SIGKILL, SIGTERM, Signals
 from typing import Any
 
 from worker.engine.rbln.start import prepare
@@ -25,7 +26,7 @@ class AttachedEngine(VllmEngine):
         args = EngineArgs(settings.engine_args + chosen)
         super().__init__(settings.model_copy(update={"engine_args": args}))
         self._seat = seat
-        self.grace_s = 0.0
+        self._kill_grace_s, self.grace_s = self.grace_s, 0.0  # it has no processes of its own
 
     def _connect(self) -> AsyncLLMEngine:
         seat = self._seat
@@ -44,11 +45,23 @@ class AttachedEngine(VllmEngine):
         return engine
 
     def kill(self) -> None:
-        """Kill the processes of an engine that hangs: whoever started it builds another."""
+        """Ask the processes of an engine that hangs to end, and kill what has not after a grace.
+
+        Whoever started it builds another. Before it is attached there is nothing of its own to end.
+        """
+        if self._engine is None:
+            return
         self._killed = True
-        for process in self._seat["processes"]:
-            with suppress(ProcessLookupError):
-                os.kill(process, SIGKILL)
+        _send(SIGTERM, self._seat["processes"])
+        timer = threading.Timer(self._kill_grace_s, _send, (SIGKILL, self._seat["processes"]))
+        timer.daemon = True
+        timer.start()
+
+
+def _send(how: Signals, processes: Sequence[int]) -> None:
+    for process in processes:
+        with suppress(ProcessLookupError):
+            os.kill(process, how)
 
 
 def _watch(engine: AsyncLLMEngine, processes: list[int]) -> None:

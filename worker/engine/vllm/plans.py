@@ -38,16 +38,22 @@ def key_of(url: str, body: dict[str, Any]) -> bytes | None:
         return None
     rest = dict(body)
     prompt = rest.pop(name, None)
-    if not rest.keys() <= SAMPLING or not (_is_chat if url == CHAT_URL else _is_text)(prompt):
+    if not rest.keys() <= SAMPLING or not (_is_chat if url == CHAT_URL else is_text)(prompt):
         return None
+    return as_key([url, rest])
+
+
+def as_key(form: list[Any]) -> bytes | None:
+    """Return what a form is known by; None if it is too large to keep, or cannot be written."""
     try:
-        key = url.encode() + orjson.dumps(rest, option=orjson.OPT_SORT_KEYS)
+        key = orjson.dumps(form, option=orjson.OPT_SORT_KEYS)
     except TypeError:  # a number or a text that JSON has and orjson does not write
         return None
     return key if len(key) <= LONGEST_KEY else None
 
 
-def _is_text(prompt: Any) -> bool:
+def is_text(prompt: Any) -> bool:
+    """Whether it is a text that is not too long to be tokenized with others."""
     return isinstance(prompt, str) and 0 < len(prompt) <= LONGEST
 
 

@@ -2,10 +2,8 @@
 
 from typing import Any
 
-import orjson
-
 from contract.openai.pooling import EMBEDDINGS_URL, SCORE_URLS
-from worker.engine.vllm.plans import LONGEST, LONGEST_KEY
+from worker.engine.vllm.plans import as_key, is_text
 
 #: Fields of bodies that a plan may have: what they do is the same for all texts.
 SHARED = frozenset(("model", "user", "truncate_prompt_tokens", "truncation_side", "use_activation"))
@@ -32,18 +30,10 @@ def key_of(url: str, body: dict[str, Any]) -> bytes | None:
     rest = dict(body)
     given = [rest.pop(name, None) for name in names]
     texts = [_alone(value) for value in given]
-    if not texts or not rest.keys() <= fields or not all(map(_is_text, texts)):
+    if not texts or not rest.keys() <= fields or not all(map(is_text, texts)):
         return None
     listed = [isinstance(value, list) for value in given]
-    try:
-        key = orjson.dumps([url, names, listed, rest], option=orjson.OPT_SORT_KEYS)
-    except TypeError:  # a number or a text that JSON has and orjson does not write
-        return None
-    return key if len(key) <= LONGEST_KEY else None
-
-
-def _is_text(text: Any) -> bool:
-    return isinstance(text, str) and 0 < len(text) <= LONGEST
+    return as_key([url, names, listed, rest])
 
 
 def _alone(value: Any) -> Any:
