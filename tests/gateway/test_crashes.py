@@ -19,7 +19,7 @@ from producer.gateway.batches import batches
 from producer.gateway.caller import Caller
 from producer.gateway.carrying.after import everything
 from producer.gateway.carrying.carrier import Carrier
-from producer.gateway.files import routes as files_routes
+from producer.gateway.files.keeping import keep
 from producer.gateway.files.objects import FileRecord, Files
 from producer.gateway.services import Services
 from producer.gateway.settings import GatewaySettings
@@ -72,7 +72,7 @@ def write(services: Services, name: str = "file-1") -> FileRecord:
     with services.store.write(name) as writer:
         writer.write(LINE)
         record = record_of(name)
-        return files_routes._keep(services, CALLER, writer, record)
+        return keep(services, CALLER, writer, record)
 
 
 def record_of(name: str) -> FileRecord:
