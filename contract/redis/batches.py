@@ -20,6 +20,7 @@ from contract.redis import keys
 from contract.redis.batch_lines import BatchLines
 from contract.redis.connect import connect, masked
 from contract.redis.dead_letters import CHUNK, DeadLetters, groups
+from contract.redis.notes import read_note
 from contract.results import failure_meta, outcome_of, read_meta
 
 #: RETRY's answer where RETIRE has given the results their expiry: HOLD has to come first.
@@ -234,11 +235,11 @@ class BatchStore(BatchLines, DeadLetters):
         key = keys.batch_key(batch.id, "failed")
         older: dict[str, int] = {}  # notes of protocol 1: list and message
         for request_id, note in self._client.hscan_iter(key, count=1000):
-            _, outcome, *rest = note.split(b"\0", 3)
-            if rest:
-                yield request_id.decode(), (outcome.decode(), int(rest[0]))
+            told = read_note(note)
+            if told.message:
+                older[request_id.decode()] = told.size
             else:
-                older[request_id.decode()] = len(outcome)
+                yield request_id.decode(), (told.outcome, told.size)
         if batch.protocol > 1 or "life" in batch.fields:
             return
         # There the result says how a request ended, and a cancelled one that waits has no note.

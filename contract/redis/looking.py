@@ -11,6 +11,7 @@ import orjson
 from contract import naming
 from contract.batch import Batch
 from contract.redis import keys
+from contract.redis.notes import Note, read_note
 from contract.redis.reads import Reads
 
 #: Bytes of results and messages that are read for one look.
@@ -59,10 +60,10 @@ class Looks(Reads):
         name = keys.batch_key(batch_id, "failed")
         notes = list(islice(self._client.hscan_iter(name, count=most), most))
         asked, room = [], MOST_BYTES
-        for request_id, note in notes:
-            size = int(note.split(b"\0")[1] or 0) if b"\0" in note else 0
-            room -= size
-            asked.append((request_id.decode(), note.split(b"\0")[0].decode(), room >= 0))
+        for request_id, raw in notes:
+            note = read_note(raw)
+            room -= note.size
+            asked.append((request_id.decode(), note, room >= 0))
         pipe = self._client.pipeline(transaction=False)
         for request_id, _, fits in asked:
             pipe.getrange(keys.result_key(request_id), 0, MOST_BYTES // max(1, most))
@@ -70,8 +71,13 @@ class Looks(Reads):
             pipe.lindex(kept if fits else keys.SCRATCH, 0)
         replies = pipe.execute() if asked else []
         return [
-            FailedRequest(request_id, outcome, replies[2 * n] or b"", replies[2 * n + 1] or b"")
-            for n, (request_id, outcome, _) in enumerate(asked)
+            FailedRequest(
+                request_id,
+                note.outcome,
+                replies[2 * n] or b"",
+                replies[2 * n + 1] or note.message if fits else b"",
+            )
+            for n, (request_id, note, fits) in enumerate(asked)
         ]
 
     def running(self, batch: Batch, workers: Iterable[str], most: int) -> list[RunningRequest]:
@@ -95,17 +101,18 @@ class Looks(Reads):
         pipe.lindex(keys.batch_key(batch.id, f"kept:{request_id}"), 0)
         pipe.hmget(keys.RETURNS, request_id)
         pipe.hmget(keys.DEATHS, request_id)
-        result, note, message, (returns,), (deaths,) = pipe.execute()
+        result, raw, message, (returns,), (deaths,) = pipe.execute()
+        note = read_note(raw) if raw else Note("", 0)
+        message = message or note.message
         holder = ""
         for held, lease, worker in self._held(batch, workers) if not result else ():
             if held == request_id:
                 holder, message = worker, self._client.lindex(f"warmq:leased:{lease}", 0)
                 break
-        if not (result or note or message or returns):
+        if not (result or raw or message or returns):
             return None
-        outcome = note.split(b"\0")[0].decode() if note else ""
         return OneRequest(
-            request_id, result or b"", message or b"", outcome, int(returns or 0),
+            request_id, result or b"", message or b"", note.outcome, int(returns or 0),
             int(deaths or 0), holder,
         )  # fmt: skip
 

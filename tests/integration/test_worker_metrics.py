@@ -49,7 +49,9 @@ def scraped(port: int) -> dict[tuple[str, str], float]:
             found = page(port)
         except (urllib.error.URLError, ConnectionError):
             return None
-        return found if found["warmq_worker_state", "ready"] else None
+        # The state changes first: between the two the page says so of an engine that none counted.
+        started = found["warmq_engine_starts_total", ""]
+        return found if found["warmq_worker_state", "ready"] and started else None
 
     found = eventually(ready, 30, "the worker is ready")
     assert isinstance(found, dict)
