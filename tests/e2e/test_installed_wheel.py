@@ -11,7 +11,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tarfile
 import zipfile
 from pathlib import Path
 
@@ -76,8 +75,8 @@ def test_the_sdist_builds_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
     build = [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", str(tmp_path)]
     subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
     (packed,) = tmp_path.glob("*.tar.gz")
-    with tarfile.open(packed) as archive:
-        archive.extractall(tmp_path, filter="data")
+    # tarfile knows no `filter` before Python 3.11.4, and warns without one from 3.12 on.
+    subprocess.run(["tar", "-xzf", packed, "-C", tmp_path], check=True)
     source = tmp_path / packed.name.removesuffix(".tar.gz")
     assert {"LICENSE", "CHANGELOG.md", "pyproject.toml"} <= {file.name for file in source.iterdir()}
     assert contents(built_wheel(source, tmp_path / "dist")) == contents(wheel)
