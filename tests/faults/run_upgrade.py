@@ -17,7 +17,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent.parent), str(HERE.parent / "kit")]
 
-from previous import REVISION, previous_release  # noqa: E402
+from previous import WHEEL, previous_release  # noqa: E402
 from stage import stage  # noqa: E402
 from upgrade_drill import UpgradeDrill  # noqa: E402
 
@@ -48,7 +48,7 @@ def main() -> int:
             raise
     sys.stdout.write(report.text() + "\n")
     if options.save:
-        found = {"previous": REVISION, "protocol": PROTOCOL} | json.loads(report.text())
+        found = {"previous": WHEEL.name, "protocol": PROTOCOL} | json.loads(report.text())
         RESULT.write_text(json.dumps(found, indent=2, sort_keys=True) + "\n")
     shutil.rmtree(folder)
     return 0

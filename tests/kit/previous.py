@@ -1,27 +1,26 @@
 """The release before this one, as its users have it: a wheel in an environment of its own.
 
-It is built from this repository's own history (`git archive`), so a clone is all that it takes.
+The wheel lies in tests/releases, so that neither the clone's history nor a network is needed;
+`git archive` of its commit, then `python -m hatchling build -t wheel`, builds the same files.
 """
 
 from __future__ import annotations
 
 import os
 import subprocess
-import tarfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import redis
-from installed import built_wheel, environment_with
+from installed import environment_with
 
 from contract.redis import keys
 from demo.stack import ROOT, Worker
 
-#: The commit that was 0.1.0.
-REVISION = "f5e998d"
+#: Built from the commit f5e998d.
+WHEEL = ROOT / "tests" / "releases" / "warmq-0.1.0-py3-none-any.whl"
 
 
 def worker_keys(client: redis.Redis) -> list[bytes]:
@@ -78,22 +77,7 @@ class Previous:
 
 
 def previous_release(folder: Path) -> Previous:
-    """Install the previous release into `folder`.
-
-    Raises:
-        LookupError: the clone lacks the history.
-    """
-    archive = subprocess.run(
-        ["git", "archive", "--format=tar", REVISION], cwd=ROOT, capture_output=True, check=False
-    )
-    if archive.returncode:
-        raise LookupError(
-            f"commit {REVISION}, the release before this one, is not in this clone: "
-            f"git fetch --unshallow. {archive.stderr.decode().strip()}"
-        )
-    source, empty = folder / "source", folder / "empty"
-    with tarfile.open(fileobj=BytesIO(archive.stdout)) as packed:
-        packed.extractall(source, filter="data")
-    empty.mkdir()
-    wheel = built_wheel(source, folder / "dist")
-    return Previous(environment_with(wheel, folder / "venv"), empty)
+    """Install the previous release into `folder`."""
+    empty = folder / "empty"
+    empty.mkdir(parents=True)
+    return Previous(environment_with(WHEEL, folder / "venv"), empty)
