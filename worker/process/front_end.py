@@ -118,6 +118,7 @@ class Part:
             "limit": drain.room.limit,
             "slots": drain.room.slots,
             "redis_errors": drain.leases.errors,
+            "cached_tokens": drain.supervisor.cached_prompt_tokens(),
             "counts": drain.counts.as_json(),
         }
         if self._seen is not None:

@@ -100,8 +100,9 @@ class WorkerMetrics(Collector):
         yield self._counter("completion_tokens", "Tokens written", counts["completion_tokens"])
         yield self._counter(
             "cached_prompt_tokens",
-            "Tokens of prompts that the running engine found in its prefix cache",
-            self._drain.supervisor.cached_prompt_tokens(),
+            "Tokens of prompts that were found in the prefix cache",
+            self._drain.supervisor.cached_prompt_tokens()
+            + sum(part["cached_tokens"] for part in parts),
         )
 
     def _slots(self, parts: Sequence[Told]) -> Iterator[Metric]:
