@@ -13,6 +13,7 @@ from contract.settings import Settings, SettingsError, load
 from worker.process.bootstep import CONTROL_QUEUE, EngineStep, PatienceStep
 from worker.process.broker import celery_settings
 from worker.process.program import Program, set_option_defaults
+from worker.process.task_events import Dispatcher, TaskEventsStep
 
 try:
     # The worker's own settings are checked when a worker starts: `inspect` needs only Redis.
@@ -25,6 +26,7 @@ _redis = celery_settings(_settings.redis_url.get_secret_value())
 set_option_defaults()
 app = Celery("warmq")
 app.Worker = app.subclass_with_self(Program)
+app.events.dispatcher_cls = Dispatcher
 app.conf.update(_redis)
 app.conf.update(
     # Celery's own consumer reads only this; -Q is refused (worker/process/bootstep.py).
@@ -61,6 +63,6 @@ app.conf.update(
     worker_send_task_events=False,
 )
 app.steps["worker"].add(EngineStep)
-app.steps["consumer"].add(PatienceStep)
+app.steps["consumer"].update({PatienceStep, TaskEventsStep})
 
 import worker.process.control  # noqa: E402, F401 - registers the control commands

@@ -32,6 +32,7 @@ from worker.process.bootstep import YOUNG_OBJECTS
 from worker.process.front_end_process import opened
 from worker.process.running import shown
 from worker.telemetry.seen import Seen
+from worker.telemetry.task_events import TaskEvents
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +58,8 @@ class Part:
         self._side_tasks = SideTasks(self.drain)
         told = settings.metrics_port is not None
         self._seen = Seen(self.drain.events) if told else None
+        self._task_events = TaskEvents(self.drain.events, settings.task_events_per_s / share.count)
+        self._task_events.switch(order["watched"])
         self._reader, self._writer = reader, writer
         self._last_resort = LastResort()
         self._ready = asyncio.Event()
@@ -90,6 +93,8 @@ class Part:
                     self._waiting = asyncio.create_task(self._tell_when_idle())
                 case "resume":
                     self.drain.pause(False)
+                case "watch":
+                    self._task_events.switch(message["on"])
                 case "revoke":
                     self._side_tasks.cancels.abort(message["ids"])
                 case "active":
@@ -124,6 +129,8 @@ class Part:
         if self._seen is not None:
             report["seen"] = self._seen.as_json()
         self._tell(report=report)
+        if told := self._task_events.take():
+            self._tell(task_events=told)
 
     async def _tell_when_idle(self) -> None:
         await self.drain.idle.wait()

@@ -18,12 +18,11 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from contract.version import version
+from worker.drain.counts import OUTCOMES
 from worker.drain.lifecycle import State
 from worker.drain.loop import Drain
 from worker.telemetry.durations import buckets
 from worker.telemetry.seen import Seen, Told, together
-
-OUTCOMES = ("completed", "failed", "cancelled", "expired")
 
 
 class WorkerMetrics(Collector):
