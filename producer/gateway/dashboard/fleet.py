@@ -57,6 +57,7 @@ def shown_worker(worker: dict[str, Any], operator: bool) -> dict[str, Any]:
         "queue": queue,
         "model": model.rstrip("/").rpartition("/")[2] or queue,
         "device": str(worker.get("device") or "–"),
+        "buckets": [size for size in worker.get("buckets") or () if isinstance(size, int)],
         "version": str(worker.get("version") or "–"),
         "adapters": worker.get("adapters") or [],
         "slots": slots,
