@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "kit")]
@@ -26,6 +27,7 @@ from browser import Watched, browser, watched
 from celery_side import simulated
 from gateway_process import GatewayProcess
 from PIL import Image
+from lessee import submit_batch
 from real_gateway import RealGateway, questions_as_batch, real_gateway
 from run_batch_lines import NAME
 
@@ -40,14 +42,14 @@ RUNS_S = float(sys.argv[1]) if len(sys.argv) > 1 else 100.0
 TALLEST = 1500
 
 
-def story(name: str, tokens: int) -> dict[str, object]:
+def story(name: str, tokens: int) -> dict[str, Any]:
     """Return a line whose answer has so many tokens."""
     ask = [{"role": "user", "content": f"Tell me story {name}."}]
     body = {"model": NAME, "messages": ask, "max_tokens": tokens, "ignore_eos": True}
     return {"custom_id": f"story-{name}", "method": "POST", "url": CHAT_URL, "body": body}
 
 
-def send(real: RealGateway, name: str, lines: list[dict[str, object]]) -> tuple[str, str]:
+def send(real: RealGateway, name: str, lines: list[dict[str, Any]]) -> tuple[str, str]:
     """Send lines as a batch; return the ids of the batch and its file."""
     file = b"\n".join(orjson.dumps(line) for line in lines)
     made = real.client.files.create(file=(name, file), purpose="batch")
@@ -102,6 +104,11 @@ def main() -> None:
         with RedisServer(Path(folder) / "unused", port=port).client() as client:
             store = BatchStore(client, ttl_ms=600_000)
             store.set_tenant(Tenant("research", 2.0))
+            bodies = [story(f"of others {n}", 300)["body"] for n in range(3000)]
+            submit_batch(
+                store, batch_id="evaluation", queue=f"warmq.{NAME}", tenant="research",
+                bodies=bodies,
+            )  # fmt: skip
             client.lpush(f"warmq.{NAME}", b"a message that nobody can read")
             time.sleep(RUNS_S)  # no synchronisation: the last hour is to have minutes
             pages(real, {
