@@ -26,8 +26,8 @@ import orjson
 from browser import Watched, browser, watched
 from celery_side import simulated
 from gateway_process import GatewayProcess
-from PIL import Image
 from lessee import submit_batch
+from PIL import Image
 from real_gateway import RealGateway, questions_as_batch, real_gateway
 from run_batch_lines import NAME
 
