@@ -2,7 +2,8 @@
 
     .venv/bin/python tests/ui/pictures.py [SECONDS] [simulated]
 
-With `simulated` the engine is the simulated one, where vLLM is not at hand.
+A Korean font has to be there (Debian's fonts-nanum). With `simulated` the engine is the simulated
+one, where vLLM is not at hand.
 
 Every page is taken as it is; the model's batches are run for a while first, so that the ring of the
 last hour has something to show.
@@ -10,6 +11,7 @@ last hour has something to show.
 
 from __future__ import annotations
 
+import random
 import sys
 import tempfile
 import time
@@ -62,9 +64,12 @@ def send(real: RealGateway, name: str, lines: list[dict[str, Any]]) -> tuple[str
 def take(view: Watched, name: str) -> None:
     """Save what is seen, in few colours: it is for a page of documentation."""
     path = FOLDER / f"{name}.png"
+    end = round(
+        view.page.evaluate("document.getElementById('content').getBoundingClientRect().bottom")
+    )
     view.page.screenshot(path=path, full_page=True)
     with Image.open(path) as found:
-        cut = found.convert("RGB").crop((0, 0, found.width, min(found.height, TALLEST)))
+        cut = found.convert("RGB").crop((0, 0, found.width, min(end, found.height, TALLEST)))
     cut.quantize(64).save(path, optimize=True)
 
 
@@ -99,12 +104,15 @@ def main() -> None:
             bad.append(story("endless", 10**6))
         done, done_file = send(real, "questions.jsonl", [*questions[:200], *bad, *questions[200:]])
         real.ended(done)
-        running, _ = send(real, "stories.jsonl", [story(str(n), 700) for n in range(5000)])
+        measure(real)
+        lengths = random.Random(1)
+        stories = [story(str(n), lengths.randrange(100, 900)) for n in range(5000)]
+        running, _ = send(real, "stories.jsonl", stories)
         port = int(real.redis_url.rpartition(":")[2].partition("/")[0])
         with RedisServer(Path(folder) / "unused", port=port).client() as client:
             store = BatchStore(client, ttl_ms=600_000)
             store.set_tenant(Tenant("research", 2.0))
-            bodies = [story(f"of others {n}", 300)["body"] for n in range(3000)]
+            bodies = [story(f"of others {n}", 200 + n % 300)["body"] for n in range(3000)]
             submit_batch(
                 store, batch_id="evaluation", queue=f"warmq.{NAME}", tenant="research",
                 bodies=bodies,
@@ -122,6 +130,24 @@ def main() -> None:
                 "submit": "/ui/submit",
                 "plan": f"/ui/submit?file={done_file}",
             }, running)  # fmt: skip
+
+
+def measure(real: RealGateway) -> None:
+    """Run stories until the worker knows its rates, by which a plan has a time."""
+    port = int(real.redis_url.rpartition(":")[2].partition("/")[0])
+    with RedisServer(Path("unused"), port=port).client() as client:
+        store = BatchStore(client, ttl_ms=600_000)
+
+        def knows() -> bool:
+            return any(one.get("rates") for one in store.announcements())
+
+        lengths = random.Random(2)
+        for name in ("rehearsal", "rehearsal-2", "rehearsal-3"):
+            lines = [story(f"{name}-{n}", lengths.randrange(20, 300)) for n in range(150)]
+            real.ended(send(real, f"{name}.jsonl", lines)[0], 300)
+            if knows():
+                break
+        eventually(knows, 60, "the worker knows its rates")
 
 
 def pages(real: RealGateway, paths: dict[str, str], running: str) -> None:

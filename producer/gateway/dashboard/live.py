@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 #: themselves once a second.
 TICK_S, FLEET_EVERY = 0.5, 2
 #: Over how many seconds the rates go.
-RATES_S = 5.0
+RATES_S = 10.0
 #: Workers write what they did into the rings so often.
 WRITE_S = 10.0
 #: Batches that one viewer watches, those that are read in one look of all viewers', and workers
