@@ -31,8 +31,8 @@ log = logging.getLogger(__name__)
 #: Between two looks, in seconds; the fleet is looked at every other time, as workers announce
 #: themselves once a second.
 TICK_S, FLEET_EVERY = 0.5, 2
-#: Over how many seconds the rates go.
-RATES_S = 10.0
+#: Over how many seconds the rates go, and of how many there is one.
+RATES_S, LEAST_S = 10.0, 3.0
 #: Workers write what they did into the rings so often.
 WRITE_S = 10.0
 #: Batches that one viewer watches, those that are read in one look of all viewers', and workers
@@ -186,7 +186,7 @@ class Watch:
             for name in _RATES:
                 then = before.get(worker, done).get(name, 0)
                 sums[name] += max(0, done.get(name, 0) - then)
-        if seconds < TICK_S:  # the first look knows no rate
+        if seconds < LEAST_S:  # of two looks it would be anything
             return {"out_s": None, "in_s": None, "requests_s": None, "cached": None}
         read, cached = sums["prompt_tokens"], sums["cached_tokens"]
         return {
