@@ -225,6 +225,7 @@ class Phases:
             error_file_id=written.error_file_id,
             counts=written.counts,
             usage=written.usage,
+            expected_s=max(filter(None, (state.expected_s for state in states)), default=None),
         )
 
 
