@@ -26,6 +26,7 @@ from worker.engine.catalogue import front_ends_of, load_settings, make_engine
 from worker.process.front_ends import FrontEnds
 from worker.process.status import describe
 from worker.telemetry.page import metrics_page
+from worker.telemetry.traces import traces
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -145,7 +146,7 @@ class EngineStep(bootsteps.StartStopStep):
         self.side_tasks = SideTasks(self.drain)
         self._begun.set()
         try:
-            with metrics_page(self.drain, self.front_ends.reports):
+            with traces(self.drain), metrics_page(self.drain, self.front_ends.reports):
                 await self.drain.run([*self.side_tasks.tasks(), self.front_ends.run()])
         finally:
             self._last_resort.within(LEAVE_S)  # for what hangs may keep the loop from ending
