@@ -53,7 +53,7 @@ def _told(way: str) -> Iterator[dict[str, Any]]:
 
 def measure(quick: bool) -> dict[str, Any]:
     """Run all repeats; return the part's figures."""
-    repeats, full, most = (2, 6000, 10_000) if quick else (6, 12_000, 40_000)
+    repeats, full, most = (2, 6000, 10_000) if quick else (6, 6_000, 60_000)
     loads: dict[str, tuple[int, dict[str, float]]] = {
         # 256 in flight, each for 200 ms on average, in an engine that ends them step by step
         "full": (full, {"simulated_latency_s": LATENCY_S, "simulated_step_s": STEP_S}),
