@@ -6,7 +6,7 @@ ENV PATH=/app/.venv/bin:$PATH PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1
 
 COPY scripts/setup scripts/setup
 COPY requirements requirements
-RUN scripts/setup base
+RUN scripts/setup base traces
 
 COPY pyproject.toml LICENSE ./
 COPY contract contract

@@ -8,7 +8,7 @@ ENV PATH=/app/.venv/bin:$PATH PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1
 # The locked packages first: they rarely change and are most of the image.
 COPY scripts/setup scripts/setup
 COPY requirements requirements
-RUN scripts/setup base openai
+RUN scripts/setup base openai traces
 
 COPY pyproject.toml LICENSE ./
 COPY contract contract

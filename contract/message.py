@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import base64
 import datetime as dt
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -43,12 +44,16 @@ class MessageWriter:
         queue: str,
         priority: int,
         deadline: float | None = None,
+        trace: str = "",
     ) -> None:
+        """Prepare; `trace` is the batch's traceparent, to which its requests' traces are linked."""
+        traced = b',"traceparent":' + orjson.dumps(trace) if trace else b""
         self._tail = (
             b',"batch":' + orjson.dumps(batch_id) + b',"created":"%d"' % created
             + b',"life":' + orjson.dumps(life)
             + b',"deadline":' + orjson.dumps(deadline)
-            + b',"v":1}},"properties":{"delivery_mode":2,"priority":%d' % priority
+            + b',"v":1}' + traced
+            + b'},"properties":{"delivery_mode":2,"priority":%d' % priority
             + b',"delivery_info":{"exchange":"","routing_key":' + orjson.dumps(queue)
             + b'},"body_encoding":"utf-8","reply_to":"","correlation_id":"'
         )  # fmt: skip
@@ -78,20 +83,23 @@ def write_online(
     deadline: float,
     keep_ms: int,
     listener: str = "",
+    trace: Mapping[str, str] | None = None,
 ) -> bytes:
     """Return the message of a request that has no batch, and whose caller waits for the answer.
 
     `body` is the request body's JSON, `deadline` in seconds since the epoch. The result is kept for
     `keep_ms`. `listener` is who hears of the text while it runs (contract/streaming.py).
+    `trace` are the headers by which its trace goes on in the worker.
     """
     text = orjson.dumps((b"[[" + body + b"]" + _EMBED).decode())
     ours = {"url": url, "tenant": tenant, "deadline": deadline, "keep_ms": keep_ms, "v": 1}
     if listener:
         ours["listener"] = listener
+    traced = b"," + orjson.dumps(trace)[1:-1] if trace else b""
     rid = request_id.encode()
     return b"".join((
         b'{"body":', text, _HEAD, rid, b'","root_id":"', rid, b'","warmq":', orjson.dumps(ours),
-        b'},"properties":{"delivery_mode":2,"priority":%d' % priority,
+        traced, b'},"properties":{"delivery_mode":2,"priority":%d' % priority,
         b',"delivery_info":{"exchange":"","routing_key":', orjson.dumps(queue),
         b'},"body_encoding":"utf-8","reply_to":"","correlation_id":"', rid,
         b'","delivery_tag":"', rid, b'"}}',
@@ -107,7 +115,8 @@ class Delivery:
     `expires` are seconds since the epoch; `returns` and `deaths` count what
     happened to earlier deliveries of the same request; `size` is the message's in bytes. Of a
     request without a batch `keep_ms` says how long its result is kept (None: as long as others),
-    and `listener` names who wants its text while it runs ('' for nobody).
+    and `listener` names who wants its text while it runs ('' for nobody). `trace` are the headers
+    by which the engine continues its trace; None: it is not traced.
     """
 
     lease: str
@@ -129,6 +138,7 @@ class Delivery:
     size: int = 0
     keep_ms: int | None = None
     listener: str = ""
+    trace: Mapping[str, str] | None = None
 
     @property
     def attempt(self) -> int:

@@ -162,6 +162,14 @@ class Settings(Sourced):
         10 * 2**20, gt=0, le=LONGEST_LINE, description="longest input line that is read, in bytes"
     )
 
+    traces: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="share of requests that OpenTelemetry traces, and with it all that fail; "
+        "without it none",
+    )
+
     @property
     def result_ttl_ms(self) -> int:
         """`result_ttl_s` as Redis takes it."""

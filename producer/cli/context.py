@@ -14,6 +14,7 @@ from contract.nearest import did_you_mean
 from contract.redis.batches import BatchStore
 from contract.redis.connect import masked
 from contract.settings import Settings, load
+from contract.traces.tracer import tracing
 from producer.cli.progress import tell
 from producer.cli.values import parse_map
 from producer.core.files import WriteFailed
@@ -47,6 +48,8 @@ class Context:
     def store(self) -> BatchStore:
         """The store; StoreUnavailable if Redis does not answer."""
         url = self.settings.redis_url.get_secret_value()
+        # What the command does for a batch is traced, and sent when the command ends.
+        click.get_current_context().with_resource(tracing(self.settings.traces, "warmq-producer"))
         return BatchStore.open(url, "warmq-producer", ttl_ms=self.settings.result_ttl_ms)
 
     def batch(self, batch_id: str) -> Batch:

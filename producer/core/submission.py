@@ -13,6 +13,7 @@ from contract.batch import Batch
 from contract.errors import BatchConflict, ProtocolMismatch, WarmqError
 from contract.message import MessageWriter
 from contract.redis.batches import BatchStore
+from producer.core import traced
 from producer.core.seen import SeenIds
 
 #: Part of every digest; a change of chunk boundaries or of the message's form changes it.
@@ -67,6 +68,7 @@ class Submission:
     in_order: bool = False
     once: bool = False  # lines with the same repeatable body run once (repeatable.py)
     order: Wish = "input"
+    asked_by: str = ""  # the traceparent of who wants it, if that is traced
 
     def check(self) -> None:
         """Raise BadOption for names that cannot be part of a Redis key."""
@@ -136,6 +138,7 @@ class Submission:
             "options": self.options,
             "tenant": self.tenant,
             "list": self._new_list,
+            **traced.fields_of_new(self.asked_by),
         }
         if self.once:
             fields["identical"] = 0  # there at all, it tells the scripts to look for followers
@@ -173,8 +176,10 @@ class Submission:
         """Return what writes the batch's messages."""
         # The deadline is the option's, not the batch's: a retry may have lifted the batch's own
         # while this submit was interrupted, and all messages of a batch must agree.
-        created, deadline = int(batch.created), None
+        created, deadline, trace = int(batch.created), None, batch.fields.get(traced.FIELD, "")
         if self.deadline:
             after = created if self.deadline.startswith("+") else 0
             deadline = (int(self.deadline) + after) / 1000
-        return MessageWriter(batch.id, created, batch.life, self.queue, self.priority, deadline)
+        return MessageWriter(
+            batch.id, created, batch.life, self.queue, self.priority, deadline, trace
+        )

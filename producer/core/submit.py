@@ -23,7 +23,7 @@ from contract.index import IndexChunk
 from contract.openai.lines import Request
 from contract.redis.batches import BatchStore, Enqueued
 from contract.settings import Settings
-from producer.core import conflicts
+from producer.core import conflicts, traced
 from producer.core.lines import LinesToMessages, PreparedChunk
 from producer.core.plan.expected import expected
 from producer.core.reader import CHUNK_BYTES, RawChunk
@@ -106,9 +106,12 @@ class Submitter:
         with closing(self._planned) if self._planned else nullcontext():
             self._read(raw_chunks)
             if self._planned:
-                self._push(self._planned)
+                with traced.step("plan", summary.batch, self._submission.queue):
+                    self._push(self._planned)
         self._report(summary)
-        return self.seal()
+        self.seal()
+        traced.submitted(summary.batch, self._submission.queue, self._submission.asked_by)
+        return summary
 
     def _read(self, raw_chunks: Iterator[RawChunk]) -> None:
         """Check all lines, and bring to Redis what it does not have of them."""

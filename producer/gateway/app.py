@@ -17,6 +17,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from contract.errors import WarmqError
+from contract.traces.tracer import tracer
 from contract.version import version
 from producer.gateway.anthropic import routes as anthropic
 from producer.gateway.audit import Audit
@@ -37,6 +38,7 @@ from producer.gateway.refusal import refuse, response_for, stopping
 from producer.gateway.scale import routes as scale
 from producer.gateway.services import Services
 from producer.gateway.sweeping import sweeping
+from producer.gateway.traced import Traced
 from producer.gateway.uploads import routes as uploads
 from producer.gateway.webhooks import delivering
 
@@ -177,6 +179,8 @@ def build(services: Services) -> Starlette:
     host, sessions = services.settings.gateway_host, services.sessions
     app.add_middleware(Auth, lookup=services.lookup, sessions=sessions, host=host)
     app.add_middleware(Bodies, most=services.settings.gateway_max_body_bytes)
+    if (traces := tracer()) is not None:
+        app.add_middleware(Traced, tracer=traces)
     app.add_middleware(EveryAnswer)
     app.state.services = services
     return app

@@ -7,6 +7,7 @@ import signal
 
 import uvicorn
 
+from contract.traces.tracer import tracing
 from producer.gateway import audit
 from producer.gateway.app import build
 from producer.gateway.auth import check_address
@@ -32,6 +33,11 @@ def serve(settings: GatewaySettings) -> None:
         StoreUnavailable: Redis does not answer at the start.
         KeyMissing: it would be open to the network.
     """
+    with tracing(settings.traces, "warmq-gateway"):
+        _serve(settings)
+
+
+def _serve(settings: GatewaySettings) -> None:
     services = Services.open(settings)
     carrier = CarrierProcess()
     # uvicorn ends by the signal that it got, as if it had not taken it: this is what then happens.

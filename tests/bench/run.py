@@ -30,6 +30,7 @@ PARTS = {
     "results": "producer_cost.collection",
     "admission": "worker_cost.admission",
     "instructions": "worker_cost.instructions",
+    "traced": "worker_cost.traced",
     "redis": "redis_cost.redis_times",
     "large": "redis_cost.large_messages",
     "alternatives": "peers.alternatives",

@@ -24,18 +24,22 @@ HELLO: Any = [{"role": "user", "content": "Hello"}]
 
 
 class Stack:
-    """One of each, four slots; `settings` are the gateway's. `client` is the SDK's."""
+    """One of each, four slots; `settings` are the gateway's, `traces` both sides'. `client` is the
+    SDK's."""
 
-    def __init__(self, folder: Path, *, worker: bool = True, **settings: object) -> None:
+    def __init__(
+        self, folder: Path, *, worker: bool = True, traces: float | None = None, **settings: object
+    ) -> None:
         self.folder = folder
         self.redis = RedisServer(folder / "redis")
         self.log = folder / "engine.log"
+        traced = {} if traces is None else {"traces": traces}
         self.worker: Worker = simulated(
             self.redis.url, folder / "worker.log", served_model_name=MODEL, simulated_slots=4,
-            look_ahead=0, simulated_log=self.log, lease_s=6,
+            look_ahead=0, simulated_log=self.log, lease_s=6, **traced,
         )  # fmt: skip
         self._with_worker = worker
-        self.gateway = GatewayProcess(self.redis.url, folder, **settings)
+        self.gateway = GatewayProcess(self.redis.url, folder, **settings, **traced)
         self.url = f"{self.gateway.url}/v1"
         self.client = openai.OpenAI(base_url=self.url, api_key="none", max_retries=0, timeout=30)
 

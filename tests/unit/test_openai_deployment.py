@@ -52,7 +52,7 @@ def test_the_pages_server_is_the_one_that_the_tests_start() -> None:
 
 def test_the_image_needs_no_engine() -> None:
     image = (ROOT / SERVICES["worker"]["build"]["dockerfile"]).read_text()
-    assert "scripts/setup base openai\n" in image
+    assert "scripts/setup base openai traces\n" in image
     locked = (ROOT / "requirements" / "openai.txt").read_text()
     assert "\naiohttp==" in locked
     engine = "".join(

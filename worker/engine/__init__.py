@@ -4,7 +4,7 @@ Adapters translate their library's errors into RequestRejected (the request is
 wrong), RequestFailed (this attempt failed) and EngineDead (rebuild me).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -35,10 +35,14 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
-    """One checked request: `url` names the endpoint, `body` its JSON object."""
+    """One checked request: `url` names the endpoint, `body` its JSON object.
+
+    `trace` are the headers by which the engine continues the request's trace, if that is sampled.
+    """
 
     url: str
     body: dict[str, Any]
+    trace: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)

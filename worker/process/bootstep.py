@@ -28,6 +28,7 @@ from worker.process.front_ends import FrontEnds
 from worker.process.status import describe
 from worker.telemetry.page import metrics_page
 from worker.telemetry.task_events import TaskEvents, Told
+from worker.telemetry.traces import traces
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -179,7 +180,7 @@ class EngineStep(bootsteps.StartStopStep):
         self.side_tasks = SideTasks(self.drain)
         self._begun.set()
         try:
-            with metrics_page(self.drain, self.front_ends.reports):
+            with traces(self.drain), metrics_page(self.drain, self.front_ends.reports):
                 await self.drain.run([*self.side_tasks.tasks(), self.front_ends.run()])
         finally:
             self._last_resort.within(LEAVE_S)  # for what hangs may keep the loop from ending

@@ -33,6 +33,7 @@ from worker.process.front_end_process import opened
 from worker.process.running import shown
 from worker.telemetry.seen import Seen
 from worker.telemetry.task_events import TaskEvents
+from worker.telemetry.traces import traces
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +71,8 @@ class Part:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._stop)
         beside = [*self._side_tasks.tasks(), self._obey(), self._report()]
         try:
-            await self.drain.run(beside)
+            with traces(self.drain):
+                await self.drain.run(beside)
         finally:
             if self._ready.is_set():
                 self._tell_all()

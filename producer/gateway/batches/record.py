@@ -75,6 +75,7 @@ class BatchRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     order: Literal["input", "prefix", "auto"] = "input"
     once: bool = False
     priority: int = 6
+    traceparent: str = ""  # of the request that made it, if that is traced
     model: str = ""  # if all lines name the same
     problems: list[Problem] = []
     parts: list[Part] = []  # empty until the file was looked through

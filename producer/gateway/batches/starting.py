@@ -9,6 +9,7 @@ import msgspec
 from producer.gateway.batches.record import ENDED, BatchRecord, decode, encode
 from producer.gateway.files.objects import Files
 from producer.gateway.services import Services
+from producer.gateway.traced import current_traceparent
 
 #: Whoever carries batches looks for a new one at the latest after so long, also if the gateway that
 #: was to ask for it died just before. It finds nothing if the batch itself was not written either.
@@ -36,6 +37,7 @@ def forget_batch(services: Services, batch_id: str) -> None:
 
 def start_batch(services: Services, record: BatchRecord) -> bool:
     """Write a new batch and ask for it to be carried; return False if there is one of its id."""
+    record = msgspec.structs.replace(record, traceparent=current_traceparent())
     services.due.add("batch", record.id, _LOOK_MS)
     Files(services).keep_content(record.input_file_id)
     new = services.objects.create(

@@ -9,9 +9,11 @@ import signal
 import sys
 import threading
 import time
+from contextlib import ExitStack
 
 from contract.errors import StoreUnavailable, WarmqError
 from contract.settings import load
+from contract.traces.tracer import tracing
 from producer.core.heap import keep_memory
 from producer.gateway.carrying.after import everything
 from producer.gateway.carrying.carrier import Carrier
@@ -70,12 +72,16 @@ def main() -> int:
     if len(sys.argv) > 1:
         _end_with(int(sys.argv[1]))
     try:
-        services = _open(load(GatewaySettings))
+        settings = load(GatewaySettings)
+        services = _open(settings)
+        traces = ExitStack()
+        traces.enter_context(tracing(settings.traces, "warmq-gateway"))
     except WarmqError as error:
         log.error("%s", error.message)
         return 1
-    carrier = Carrier(services, everything())
-    carrier.run()
+    with traces:
+        carrier = Carrier(services, everything())
+        carrier.run()
     services.close()
     return 0
 

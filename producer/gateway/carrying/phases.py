@@ -10,6 +10,7 @@ from pathlib import Path
 
 from contract.batch import Batch
 from contract.errors import BatchConflict
+from producer.core import traced
 from producer.core.plan.memory import least_bytes
 from producer.core.same_batch import BatchChanged
 from producer.core.summary import Summary
@@ -215,7 +216,8 @@ class Phases:
 
         try:
             lines = all_lines(services, record, states, path)
-            written = write_files(services, record, lines, report)
+            with traced.step("finalise", states[0], record.parts[0].queue):
+                written = write_files(services, record, lines, report)
         except BatchChanged as error:  # it was retried or deleted
             log.warning("batch %s: %s", record.id, error.message)
             raise Later(WAIT_MS) from None

@@ -27,6 +27,7 @@ def submission_of(record: BatchRecord, part: Part) -> Submission:
         tenant=record.tenant,
         once=record.once,
         order=record.order,
+        asked_by=record.traceparent,
     )
 
 

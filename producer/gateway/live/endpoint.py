@@ -12,6 +12,7 @@ from contract.message import write_online
 from contract.naming import turn_list
 from contract.openai.responses import RESPONSES_URL
 from contract.redis.gateway.live import Push
+from contract.traces.tracer import now
 from producer.gateway.caller import Caller
 from producer.gateway.limits import Allowance, check_model
 from producer.gateway.live.answer import answer_of, header_pairs, tokens_of
@@ -21,6 +22,7 @@ from producer.gateway.live.stream import Stream
 from producer.gateway.live.waiter import Gone, Late, Waiter
 from producer.gateway.live.whole_response import bytes_with_all_fields
 from producer.gateway.services import Services
+from producer.gateway.traced import current
 
 #: How long results are kept: for a gateway whose connection was lost, and for whoever asks again
 #: with the same Idempotency-Key.
@@ -81,6 +83,9 @@ async def _ask(online: Online, asked: Asked, caller: Caller, queue: str, once: s
     request_id = f"once-{uuid.uuid5(_ONCE, once)}" if once else waiting.new_id()
     streams = asked.stream is not None
     lasts_s = STREAM_S if streams else online.timeout_s + DEADLINE_GRACE_S
+    trace = current()
+    sending = trace.context.child() if trace is not None else None
+    began = now() if sending is not None else 0
     message = write_online(
         request_id,
         asked.url,
@@ -91,10 +96,14 @@ async def _ask(online: Online, asked: Asked, caller: Caller, queue: str, once: s
         deadline=time.time() + online.models.clock_ahead + lasts_s,
         keep_ms=KEEP_ONCE_MS if once else KEEP_MS,
         listener=waiting.name if streams else "",
+        trace=sending.headers() if sending is not None else None,
     )
     list_key = turn_list(queue, asked.priority, caller.tenant)
     push = Push(list_key, request_id, KEEP_ONCE_MS if once else None, message)
-    return await waiting.ask(push, listens=streams)
+    waiter = await waiting.ask(push, listens=streams)
+    if trace is not None and sending is not None:
+        trace.queued(sending, queue, request_id, began)
+    return waiter
 
 
 async def _answer(

@@ -117,7 +117,9 @@ class OpenAIEngine(RemoteEngine[Upstream]):
                 named = self._settings.served_model_name is None
                 known = named and body.get("model") in upstream.models
                 sent = body if known else body | {"model": upstream.model}  # the one it serves
-                answer = await exchange(upstream, request.url, sent, request_id, self._partial)
+                answer = await exchange(
+                    upstream, request.url, sent, request_id, self._partial, request.trace
+                )
                 break
             except Unanswered as fault:
                 if await self._fits_now(upstream, request, body, fault):

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
@@ -25,13 +25,19 @@ Json = dict[str, Any]
 
 
 async def exchange(
-    upstream: Upstream, url: str, body: Json, request_id: str, partial: dict[str, Reassembly]
+    upstream: Upstream,
+    url: str,
+    body: Json,
+    request_id: str,
+    partial: dict[str, Reassembly],
+    trace: Mapping[str, str] | None = None,
 ) -> Json:
     """Send a request once and return its whole answer; cancelling closes the connection.
 
     `url` is the endpoint, as /v1/chat/completions; `body` a checked request without `stream`; vLLM
     takes its answer's id from `request_id`. `partial` gets the answer in the making, if it is
-    streamed; the caller removes it.
+    streamed; the caller removes it. `trace` are the headers of a trace that is sampled: a server
+    that traces too continues it.
 
     Raises:
         Unanswered: whatever else came.
@@ -45,7 +51,8 @@ async def exchange(
     # Only a stream tells whether the server took the request in before the connection was lost.
     inside = whole is None
     try:
-        async with upstream.running(), _post(upstream, url, body, request_id) as response:
+        posting = _post(upstream, url, body, request_id, trace)
+        async with upstream.running(), posting as response:
             upstream.progress()
             if response.status != 200:
                 retry_after = response.headers.get("Retry-After")
@@ -64,9 +71,13 @@ async def exchange(
 
 
 def _post(
-    upstream: Upstream, url: str, body: Json, request_id: str = ""
+    upstream: Upstream,
+    url: str,
+    body: Json,
+    request_id: str = "",
+    trace: Mapping[str, str] | None = None,
 ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
-    headers = {"Content-Type": "application/json"}
+    headers = {"Content-Type": "application/json", **(trace or {})}
     if request_id:
         headers["X-Request-Id"] = request_id
     of_v1 = url.startswith("/v1/")

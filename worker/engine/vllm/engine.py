@@ -42,6 +42,7 @@ from worker.engine.vllm.refusals import refusals
 from worker.engine.vllm.releases import named
 from worker.engine.vllm.root_cause import RootCause
 from worker.engine.vllm.seats import Seats
+from worker.engine.vllm.traced import TRACE, trace_requests
 from worker.engine.vllm.vacated import ABORT_CLIENT
 from worker.engine.vllm.ways import LeanWay, lean_way
 from worker.engine.vllm_settings import VllmSettings
@@ -85,6 +86,8 @@ class VllmEngine:
         except Exception as error:
             raise self._died(error) from error
         keep_no_statistics(self._engine, self._args)
+        if self._settings.traces is not None:
+            trace_requests(self._engine)
         self._cause.processes = multiprocessing.active_children()
         # What vLLM and torch have made stays until the end: left to the collector, walking it
         # stops the drain's loop for 0.37 s at a time (docs/performance.md). Thawed first, so
@@ -137,6 +140,8 @@ class VllmEngine:
     async def generate(self, request: EngineRequest, request_id: str) -> Completion:
         """Run one request: past vLLM's serving classes if that makes no difference."""
         self._check(request.url, request.body)
+        if request.trace is not None:
+            TRACE.set(request.trace)  # of this request's own task
         try:
             return await self._answer(request, request_id)
         except EngineDeadError as error:

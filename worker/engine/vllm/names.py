@@ -74,10 +74,15 @@ try:
 except ImportError:  # 0.26: its errors have no common class, and all but one are ValueErrors
     from vllm.exceptions import VLLMNotFoundError as VLLMClientError
 
+try:
+    from vllm.v1.metrics.stats import IterationStats
+except ImportError:
+    IterationStats = None
+
 __all__ = [
     "AnthropicCountTokensRequest", "AnthropicMessagesRequest", "AsyncEngineArgs",
     "AsyncLLMEngine", "ChatCompletionRequest", "CompletionRequest", "EmbeddingRequest",
-    "EngineDeadError", "ErrorResponse", "FlexibleArgumentParser", "RerankRequest",
+    "EngineDeadError", "ErrorResponse", "FlexibleArgumentParser", "IterationStats", "RerankRequest",
     "ResponsesRequest", "ScoreRequest", "StatLoggerBase", "TokenizeRequest", "VLLMClientError",
     "VLLMValidationError", "core_client", "current_platform", "global_http_connection",
     "init_app_state", "make_arg_parser",

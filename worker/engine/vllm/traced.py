@@ -1,0 +1,97 @@
+"""vLLM's own span of a request, `llm_request`, for those requests whose trace is sampled.
+
+vLLM makes it of statistics that it would keep of every token of every request. Here they are kept
+of the sampled ones alone, and only while one is in the engine: the others cost a look. What is used
+of vLLM's OutputProcessor is looked for first; a release without it runs untraced.
+"""
+
+import logging
+from collections.abc import Mapping
+from contextvars import ContextVar
+from functools import partial, wraps
+from typing import Any
+
+from worker.engine.vllm.names import IterationStats
+
+log = logging.getLogger(__name__)
+
+#: The headers of the request that the task runs, if it is sampled.
+TRACE: ContextVar[Mapping[str, str] | None] = ContextVar("trace", default=None)
+USED = (
+    "add_request", "process_outputs", "do_tracing", "_update_stats_from_output",
+    "_update_stats_from_finished", "request_states", "tracing_enabled", "log_stats",
+)  # fmt: skip
+
+
+def trace_requests(engine: Any) -> None:
+    """Let an engine make its span of the requests that are given to it while TRACE is set.
+
+    Args:
+        engine: vLLM's AsyncLLM, which has had no request yet.
+    """
+    processor = engine.output_processor
+    if IterationStats is None or not all(hasattr(processor, name) for name in USED):
+        extra = {"action": "engine_untraced"}
+        log.warning("this vLLM makes no spans as they are known here", extra=extra)
+        return
+    _Traced(processor)
+    processor.tracing_enabled = True
+
+
+class _Traced:
+    """Stands before the methods of one OutputProcessor."""
+
+    def __init__(self, processor: Any) -> None:
+        self._processor = processor
+        #: The ids of sampled requests in the engine.
+        self._ids: set[str] = set()
+        for name in ("add_request", "process_outputs", "do_tracing"):
+            theirs, ours = getattr(processor, name), getattr(self, name)
+            setattr(self, f"_{name}", theirs)
+            # With the signature of theirs: lessons.py asks for it.
+            setattr(processor, name, wraps(theirs)(partial(ours)))
+        for name in ("_update_stats_from_output", "_update_stats_from_finished"):
+            setattr(processor, name, _of_counted(getattr(processor, name)))
+
+    def add_request(self, request: Any, *more: Any, **named: Any) -> Any:
+        """Give the request its headers, and let it be counted."""
+        headers = TRACE.get()
+        # A learned form's requests are copies of its first one, which may have been sampled.
+        request.trace_headers = headers
+        if headers is None:
+            return self._add_request(request, *more, **named)
+        processor, kept = self._processor, self._processor.log_stats
+        processor.log_stats = True  # it is read when the request's state is made
+        try:
+            added = self._add_request(request, *more, **named)
+        finally:
+            processor.log_stats = kept
+        self._ids.add(request.request_id)
+        return added
+
+    def process_outputs(self, outputs: Any, timestamp: Any = None, stats: Any = None) -> Any:
+        """Keep a step's statistics if one of its requests is sampled, and nobody else keeps any."""
+        if self._ids:
+            self._ids &= self._processor.request_states.keys()  # others were aborted
+            if stats is None and self._ids:
+                stats = IterationStats()
+        return self._process_outputs(outputs, timestamp, stats)
+
+    def do_tracing(self, output: Any, state: Any, stats: Any) -> None:
+        """Make the span, if the request is sampled."""
+        if output.trace_headers and state.stats is not None and stats is not None:
+            self._do_tracing(output, state, stats)
+
+    _add_request: Any
+    _process_outputs: Any
+    _do_tracing: Any
+
+
+def _of_counted(update: Any) -> Any:
+    """Return the method for requests of which statistics are kept; for others it does nothing."""
+
+    def updating(state: Any, *more: Any) -> None:
+        if state.stats is not None:
+            update(state, *more)
+
+    return updating
