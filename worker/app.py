@@ -12,7 +12,7 @@ from kombu import Queue
 from contract.settings import Settings, SettingsError, load
 from worker.process.bootstep import CONTROL_QUEUE, EngineStep, PatienceStep
 from worker.process.broker import celery_settings
-from worker.process.program import Program, set_option_defaults
+from worker.process.program import Program, log_as_json, set_option_defaults
 from worker.process.task_events import Dispatcher, TaskEventsStep
 
 try:
@@ -23,6 +23,8 @@ except SettingsError as error:
 
 _redis = celery_settings(_settings.redis_url.get_secret_value())
 
+if _settings.log_format == "json":
+    log_as_json()
 set_option_defaults()
 app = Celery("warmq")
 app.Worker = app.subclass_with_self(Program)

@@ -21,6 +21,7 @@ from typing import Any
 import orjson
 
 from contract.errors import EngineDead
+from contract.log_lines import set_up
 from worker.drain.events import EngineReady
 from worker.drain.leases import Leases
 from worker.drain.loop import Drain
@@ -148,8 +149,8 @@ async def _main(connection: socket.socket) -> None:
     name = f"front end {order['number'] + 1}"
     multiprocessing.current_process().name = name
     form = "[%(asctime)s: %(levelname)s/%(processName)s] %(message)s"
-    logging.basicConfig(level=order["level"], format=form, stream=sys.stderr)
     part = Part(order, reader, writer)
+    set_up(part.drain.settings.log_format, form, order["level"])
     try:
         await part.run()
     except* EngineDead:

@@ -115,7 +115,9 @@ class Watch:
                 for viewer in tuple(self._viewers):
                     viewer.offer(fleet, rows)
             except WarmqError as error:  # the pages say that they are not live
-                log.warning("the pages are not live: %s", error.message)
+                log.warning(
+                    "the pages are not live: %s", error.message, extra={"action": "no_pages"}
+                )
                 for viewer in tuple(self._viewers):
                     viewer.unsent["lost"] = b"{}"
                     viewer.fleet = b""
