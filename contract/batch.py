@@ -71,6 +71,12 @@ class Batch:
         return orjson.loads(raw) if raw else None
 
     @property
+    def expected_s(self) -> float | None:
+        """How long its submit expected it to take; None where no worker had measured."""
+        seconds = (self.expected or {}).get("seconds")
+        return float(seconds) if isinstance(seconds, int | float) else None
+
+    @property
     def seconds(self) -> float | None:
         """From its creation to its last request's end; None while it is not finished."""
         ended = self.fields.get("finished_at")

@@ -7,7 +7,7 @@ setting is refused (setting_names.py).
 
 import os
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import AfterValidator, Field, SecretStr, ValidationError
 from pydantic.fields import FieldInfo
@@ -162,6 +162,9 @@ class Settings(Sourced):
         10 * 2**20, gt=0, le=LONGEST_LINE, description="longest input line that is read, in bytes"
     )
 
+    log_format: Literal["text", "json"] = Field(
+        "text", description="how a worker and a gateway log: as text, or as JSON, one object a line"
+    )
     traces: float | None = Field(
         None,
         ge=0,

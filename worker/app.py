@@ -12,7 +12,8 @@ from kombu import Queue
 from contract.settings import Settings, SettingsError, load
 from worker.process.bootstep import CONTROL_QUEUE, EngineStep, PatienceStep
 from worker.process.broker import celery_settings
-from worker.process.program import Program, set_option_defaults
+from worker.process.program import Program, log_as_json, set_option_defaults
+from worker.process.task_events import Dispatcher, TaskEventsStep
 
 try:
     # The worker's own settings are checked when a worker starts: `inspect` needs only Redis.
@@ -22,9 +23,12 @@ except SettingsError as error:
 
 _redis = celery_settings(_settings.redis_url.get_secret_value())
 
+if _settings.log_format == "json":
+    log_as_json()
 set_option_defaults()
 app = Celery("warmq")
 app.Worker = app.subclass_with_self(Program)
+app.events.dispatcher_cls = Dispatcher
 app.conf.update(_redis)
 app.conf.update(
     # Celery's own consumer reads only this; -Q is refused (worker/process/bootstep.py).
@@ -61,6 +65,6 @@ app.conf.update(
     worker_send_task_events=False,
 )
 app.steps["worker"].add(EngineStep)
-app.steps["consumer"].add(PatienceStep)
+app.steps["consumer"].update({PatienceStep, TaskEventsStep})
 
 import worker.process.control  # noqa: E402, F401 - registers the control commands

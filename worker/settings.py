@@ -87,6 +87,12 @@ class WorkerSettings(Settings):
         description="address that /metrics is served on",
     )
 
+    task_events_per_s: float = Field(
+        100.0,
+        ge=0,
+        le=10_000,
+        description="requests a second that Celery's task events tell of, where they are asked for",
+    )
     heartbeat_file: Line | None = Field(
         None, description="file that gets the worker's state every second while its loop turns"
     )

@@ -13,7 +13,7 @@ local owner, wanted, after, most = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local OBJECT, LIST, UNTIL = 'warmq:gateway:batch:', 'warmq:gateway:batchs:', 'warmq:gateway:listed_until'
 local AT_ONCE, HIDDEN = 250, '^msgbatch_'
 local PARTS = { 'total', 'completed', 'failed', 'cancelled', 'expired', 'prompt_tokens',
-                'completion_tokens', 'sealed', 'finished_at', 'created_at' }
+                'completion_tokens', 'sealed', 'finished_at', 'created_at', 'expected' }
 local ENDED = { completed = true, failed = true, expired = true, cancelled = true }
 
 -- Fields of a hash; none if it is no hash: an id that nobody has given may lead to any key.

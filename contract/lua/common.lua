@@ -240,6 +240,9 @@ end
 -- The field of warmq:deaths that counts deaths of an engine with nothing else in it.
 local function alone(id) return id .. '\0alone' end
 
+-- How attempts at a request ended that brought no answer, the last one first.
+local function attempts_key(id) return 'warmq:attempts:' .. id end
+
 local function forget_counts(id)
   redis.call('HDEL', 'warmq:returns', id)
   redis.call('HDEL', 'warmq:deaths', id, alone(id))

@@ -1,7 +1,7 @@
 -- DELETE, further steps: remove the results of the first index chunk, and the chunk; with the
 -- last chunk the batch itself.
 -- ARGV: batch, chunk as it is stored ('' if there is none left), request ids of the chunk...
--- Touches: warmq:batch:<id>*, celery-task-meta-<id>, warmq:{batches,retiring,returns,
+-- Touches: warmq:batch:<id>*, celery-task-meta-<id>, warmq:attempts:<id>, warmq:{batches,retiring,returns,
 --   deaths,revoked}
 -- Returns: 1 if there is more to remove, else 0.
 local key = batch_key(ARGV[1])
@@ -9,7 +9,7 @@ if redis.call('EXISTS', key) == 1 and redis.call('HEXISTS', key, 'deleting') == 
 -- Another delete may have been faster.
 if (redis.call('LINDEX', key .. ':index', 0) or '') ~= ARGV[2] then return 1 end
 for i = 3, #ARGV do
-  redis.call('UNLINK', RESULT .. ARGV[i], kept_key(ARGV[1], ARGV[i]))
+  redis.call('UNLINK', RESULT .. ARGV[i], kept_key(ARGV[1], ARGV[i]), attempts_key(ARGV[i]))
   forget_counts(ARGV[i])
   redis.call('ZREM', 'warmq:revoked', ARGV[i])
 end

@@ -136,11 +136,23 @@ local function move_back()
   return left
 end
 
+-- Notes in which way an attempt ended without an answer, for people who look: the last ten of a
+-- request, for as long as results are kept.
+local ATTEMPTS = 10
+local function note_attempt(worker, l, swept, now, ttl_ms)
+  local key = attempts_key(l.id)
+  local why = swept and 'lease' or l.died and 'died' or 'returned'
+  if redis.call('LPUSH', key, now .. '\0' .. worker .. '\0' .. why) > ATTEMPTS then
+    redis.call('LTRIM', key, 0, ATTEMPTS - 1)
+  end
+  redis.call('PEXPIRE', key, ttl_ms)
+end
+
 -- Sends leases back to the head of their own lists; move_back() then moves the messages.
 -- `leases` is a list of {lease, died, and the record's fields}, newest first.
 -- A death inside the suspects' list halves the group; who dies alone a second time is
 -- the culprit: one death somebody else may have caused, from outside.
-local function hand_back(worker, leases, max_deaths, now, date, ttl_ms)
+local function hand_back(worker, leases, max_deaths, now, date, ttl_ms, swept)
   local died_suspects, groups = {}, {}
   for _, l in ipairs(leases) do
     if l.died and l.list == suspects_of(l.list) then
@@ -157,6 +169,7 @@ local function hand_back(worker, leases, max_deaths, now, date, ttl_ms)
       if not batch_state(l.batch).life then forget_counts(l.id) end
     else
       redis.call('HINCRBY', 'warmq:returns', l.id, 1)
+      note_attempt(worker, l, swept, now, ttl_ms)
       if l.died and redis.call('HINCRBY', 'warmq:deaths', l.id, 1) >= max_deaths then
         target = suspects_of(l.list)
       end

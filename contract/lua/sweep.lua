@@ -95,7 +95,7 @@ local function sweep_worker(worker)
   for _, l in ipairs(died and left or {}) do
     redis.call('HSET', l.hash, l.lease, (string.gsub(l.record, '^%d+', '0')))
   end
-  hand_back(worker, back, max_deaths, now, date, ttl_ms)
+  hand_back(worker, back, max_deaths, now, date, ttl_ms, true)
   return #back
 end
 

@@ -13,6 +13,8 @@
 --                                          `mean`, tokens of a request; `in_flight:<tenant>`
 --   warmq:turns:<queue>:capped             <step>\6<tenant>: has messages, but as many in flight
 --                                          as its cap allows
+--   warmq:used:<queue>:<hour>              hash: tenant -> tokens of its answered requests in this hour
+--                                          since 1970, for people who look; three hours
 --   warmq:tenants                          hash: tenant -> weight NUL cap ('' for none)
 local CELERY = 'celery'
 -- Tokens of a request of which nothing is known but its size: a text has about four bytes a token.
@@ -203,11 +205,21 @@ local function end_turn(home, cost, used, answered)
   if answered then sum.used, sum.answered = sum.used + used, sum.answered + 1 end
 end
 
+-- How long an hour's tokens are kept, in ms: the last hour and the one before are shown.
+local USED_MS, HOUR_MS = 3 * 3600000, 3600000
+local function note_used(queue, tenant, tokens)
+  local key = 'warmq:used:' .. queue .. ':' .. math.floor(now_ms() / HOUR_MS)
+  redis.call('HINCRBY', key, tenant, tokens)
+  redis.call('PEXPIRE', key, USED_MS)
+end
+
 local function apply_turns()
   for list, sum in pairs(ended_turns) do
     charge(list, sum.requests, sum.tokens)
     if sum.answered > 0 then
-      local key = turns_key((place_of(list)))
+      local queue, _, tenant = place_of(list)
+      local key = turns_key(queue)
+      if sum.used > 0 then note_used(queue, tenant, sum.used) end
       local mean, found = tonumber(redis.call('HGET', key, 'mean')), sum.used / sum.answered
       mean = mean and mean + (found - mean) * math.min(1, sum.answered / MEAN_OVER) or found
       redis.call('HSET', key, 'mean', string.format('%.1f', mean))

@@ -9,6 +9,9 @@ from contract.redis import keys
 from contract.redis.reads import is_alive
 from contract.redis.tenants import Tenants
 
+#: Batches whose queues are asked for at a time.
+MOST_BATCHES = 10_000
+
 
 class Waiting(NamedTuple):
     """Messages of one list: `tenant` is '' for those that plain Celery clients have sent."""
@@ -74,6 +77,17 @@ class FleetReads(Tenants):
             append_only=bool(info.get("aof_enabled")),
             queues=names,
         )
+
+    def queues_of_batches(self, since_ms: float = 0) -> tuple[set[str], float]:
+        """Return the queues of batches that were created since then, of the newest MOST_BATCHES,
+        and when the newest was: ask for those since then the next time."""
+        newest = self._client.zrange(
+            keys.BATCHES, "+inf", since_ms, desc=True, byscore=True, offset=0, num=MOST_BATCHES,
+            withscores=True,
+        )  # fmt: skip
+        names = [keys.batch_key(name.decode()) for name, _ in newest]
+        queues = {raw.decode() for raw in self._each("hget", names, "queue") if raw}
+        return queues, newest[0][1] if newest else since_ms
 
     def _waiting(self, queue: str) -> tuple[list[Waiting], float | None]:
         """Return what waits in each list of a queue, and when its oldest batch was made."""

@@ -45,6 +45,16 @@ def batch_key(batch_id: str, part: str = "") -> str:
     return f"warmq:batch:{batch_id}:{part}" if part else f"warmq:batch:{batch_id}"
 
 
+def attempts_key(request_id: str) -> str:
+    """Return the list of a request's attempts that brought no answer, the last one first."""
+    return f"warmq:attempts:{request_id}"
+
+
+def used_key(queue: str, hour: int) -> str:
+    """Return the hash of the tokens that each tenant used of a queue in an hour since 1970."""
+    return f"warmq:used:{queue}:{hour}"
+
+
 def dead_key(letter_id: str) -> str:
     """Return the list that holds the message of a dead letter."""
     return f"{DEAD}:{letter_id}"

@@ -38,10 +38,21 @@ class RunningRequest(NamedTuple):
     worker: str
 
 
+class Attempt(NamedTuple):
+    """An attempt at a request that brought no answer: when it ended (ms since 1970), whose it was,
+    and why: `died` (the engine did), `returned` (its worker gave it back), `lease` (its worker fell
+    silent)."""
+
+    at_ms: int
+    worker: str
+    why: str
+
+
 class OneRequest(NamedTuple):
     """What Redis has of one request: result and message are empty where they are not (any more);
     `outcome` of one that may run again; how often it was handed back, its engine's deaths, and
-    which worker holds it ('' : none that was looked at)."""
+    which worker holds it ('' : none that was looked at); the last attempts without an answer, the
+    oldest first."""
 
     request_id: str
     result: bytes
@@ -50,6 +61,7 @@ class OneRequest(NamedTuple):
     returns: int
     deaths: int
     worker: str
+    attempts: tuple[Attempt, ...] = ()
 
 
 class Looks(Reads):
@@ -101,7 +113,8 @@ class Looks(Reads):
         pipe.lindex(keys.batch_key(batch.id, f"kept:{request_id}"), 0)
         pipe.hmget(keys.RETURNS, request_id)
         pipe.hmget(keys.DEATHS, request_id)
-        result, raw, message, (returns,), (deaths,) = pipe.execute()
+        pipe.lrange(keys.attempts_key(request_id), 0, -1)
+        result, raw, message, (returns,), (deaths,), tried = pipe.execute()
         note = read_note(raw) if raw else Note("", 0)
         message = message or note.message
         holder = ""
@@ -109,11 +122,11 @@ class Looks(Reads):
             if held == request_id:
                 holder, message = worker, self._client.lindex(f"warmq:leased:{lease}", 0)
                 break
-        if not (result or raw or message or returns):
+        if not (result or raw or message or returns or tried):
             return None
         return OneRequest(
             request_id, result or b"", message or b"", note.outcome, int(returns or 0),
-            int(deaths or 0), holder,
+            int(deaths or 0), holder, tuple(_attempts(tried)),
         )  # fmt: skip
 
     def _held(self, batch: Batch, workers: Iterable[str]) -> Iterable[tuple[str, str, str]]:
@@ -125,6 +138,14 @@ class Looks(Reads):
                 parts = record.split(b"\0", 7)
                 if parts[6:] == ours:
                     yield parts[5].decode(), lease.decode(), worker
+
+
+def _attempts(texts: Iterable[bytes]) -> Iterable[Attempt]:
+    for text in reversed(list(texts)):
+        at_ms, _, rest = text.decode(errors="replace").partition("\0")
+        worker, _, why = rest.rpartition("\0")
+        if at_ms.isdecimal():
+            yield Attempt(int(at_ms), worker, why)
 
 
 def _custom_id(message: bytes) -> str:

@@ -4,6 +4,7 @@ requests a batch has.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
@@ -68,9 +69,23 @@ def _whole(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
             for name in SUMMED:
                 told = (each.get(name) for each in (worker, *others))
                 worker[name] = sum(number for number in told if isinstance(number, int))
+            worker.update(_counted([worker, *others]))
             if isinstance(rates := worker.get("rates"), dict):
                 worker["rates"] = _times(rates, 1 + len(others))
     return whole
+
+
+def _counted(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return `done` of some parts together, and `deaths` of the engine that all of them feed.
+
+    Absent where none tells it, as workers of older versions.
+    """
+    told = [done for part in parts if isinstance(done := part.get("done"), dict)]
+    sums = Counter[str]()
+    for done in told:
+        sums.update({name: count for name, count in done.items() if isinstance(count, int)})
+    deaths = [count for part in parts if isinstance(count := part.get("deaths"), int)]
+    return ({"done": dict(sums)} if told else {}) | ({"deaths": max(deaths)} if deaths else {})
 
 
 def _times(rates: dict[str, Any], count: int) -> dict[str, Any]:

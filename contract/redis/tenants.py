@@ -1,5 +1,6 @@
 """Tenants: their share of the fleet, what they have waiting and in flight."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from contract import naming
@@ -61,6 +62,26 @@ class Tenants(Reads):
         }
         names = sorted(waiting.keys() | in_flight.keys())
         return {name: TenantLoad(waiting.get(name, 0), in_flight.get(name, 0)) for name in names}
+
+    def used(self, queues: Iterable[str]) -> dict[str, float]:
+        """Return the tokens that each tenant had of its answered requests in the last hour; of
+        those of the clock's hour before, the share that is left of it."""
+        names = list(queues)
+        hour, before, left = _hours(self.now_ms())
+        raws = self._each("hgetall", [keys.used_key(q, h) for h in (hour, before) for q in names])
+        sums: dict[str, float] = {}
+        for n, raw in enumerate(raws):
+            for tenant, tokens in raw.items():
+                found = int(tokens) * (1 if n < len(names) else left)
+                sums[tenant.decode()] = sums.get(tenant.decode(), 0) + found
+        return sums
+
+
+def _hours(now_ms: int) -> tuple[int, int, float]:
+    """Return this hour since 1970, the one before, and how much of that one is counted: so much
+    as is left of this one."""
+    hour, past_ms = divmod(now_ms, 3_600_000)
+    return hour, hour - 1, 1 - past_ms / 3_600_000
 
 
 def _tenant(name: str, terms: str) -> Tenant:

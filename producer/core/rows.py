@@ -17,7 +17,10 @@ from producer.core.reader import Told
 def bad_row(problem: str, column: str = "", custom_id: object = None) -> bytes:
     """Return the line of a row that is no request; `problem` ends with what to do about it."""
     own = custom_id if isinstance(custom_id, str) else None
-    return orjson.dumps([problem, column, own]) + b"\n"
+    try:
+        return orjson.dumps([problem, column, own]) + b"\n"
+    except TypeError:  # it is not UTF-8 itself
+        return orjson.dumps([problem, column, None]) + b"\n"
 
 
 def told_by_row(what: str, columns: Mapping[str, str]) -> Told:

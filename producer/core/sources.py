@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePath, PurePosixPath
 
 from producer.core.places.bucket import is_url, is_web, keys_under, shown
 from producer.core.places.object_place import ObjectPlace
@@ -53,7 +53,8 @@ def _files(name: str) -> Sequence[str]:
     """Return the files of a table; none for a file that has lines."""
     path = Path(name)
     if path.is_dir():
-        return _dataset(name, sorted(map(str, path.rglob("*"))))
+        found = sorted(found for found in path.rglob("*") if not _beside(found.relative_to(path)))
+        return _dataset(name, [str(file) for file in found])
     if "*" in path.name and not path.exists():
         return _one_kind(name, sorted(map(str, path.parent.glob(path.name))))
     return [name] if kind_of(name) else []
@@ -65,14 +66,15 @@ def _files_of_url(url: str) -> Sequence[str]:
         found = keys_under(url[: url.index("*")].rpartition("/")[0] + "/")
         return _one_kind(url, [key for key in found if fnmatchcase(key, url)])
     if url.endswith("/") and not is_web(url):
-        return _dataset(url, [key for key in keys_under(url) if key.startswith(url)])
+        keys = [key for key in keys_under(url) if key.startswith(url)]
+        return _dataset(url, [k for k in keys if not _beside(PurePosixPath(k.removeprefix(url)))])
     return [url] if kind_of(url) else []
 
 
 def _dataset(name: str, found: Sequence[str]) -> Sequence[str]:
     """Return the files of a data set's folder, which must have one split."""
     for kind in _DATASET:
-        files = [file for file in found if file.endswith(kind) and not _beside(file)]
+        files = [file for file in found if file.endswith(kind)]
         splits = sorted({_split(file) for file in files})
         if len(splits) > 1:
             raise BadOption(
@@ -85,9 +87,10 @@ def _dataset(name: str, found: Sequence[str]) -> Sequence[str]:
     )
 
 
-def _beside(file: str) -> bool:
-    # datasets keeps what it has computed in cache-*.arrow beside the data.
-    return PurePosixPath(file).name.startswith(("cache-", "."))
+def _beside(file: PurePath) -> bool:
+    """Whether a file of the folder is none of the data set's, but beside it."""
+    # datasets keeps what it has computed in cache-*.arrow; git and the hub have hidden folders.
+    return file.name.startswith("cache-") or any(part.startswith(".") for part in file.parts)
 
 
 def _split(file: str) -> str:

@@ -111,7 +111,13 @@ async def _of_api(request: Request, error: ApiError) -> Response:
 async def _of_warmq(request: Request, error: WarmqError) -> Response:
     told = of_warmq(error)
     if told.status >= 500:
-        log.error("%s %s: %s", request.method, request.url.path, error.message)
+        log.error(
+            "%s %s: %s",
+            request.method,
+            request.url.path,
+            error.message,
+            extra={"action": "request_error"},
+        )
     return response_for(request.scope, told)
 
 
@@ -120,7 +126,9 @@ async def _of_gone(_: Request, __: ClientDisconnect) -> Response:
 
 
 async def _unforeseen(request: Request, error: Exception) -> Response:
-    log.error("%s %s", request.method, request.url.path, exc_info=error)
+    log.error(
+        "%s %s", request.method, request.url.path, exc_info=error, extra={"action": "request_error"}
+    )
     told = ApiError(500, "the gateway failed; its log says why", code="internal_error")
     response = response_for(request.scope, told)
     # Starlette answers this one outside of all middlewares.

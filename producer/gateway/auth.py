@@ -16,8 +16,16 @@ from contract.redis.gateway.api_keys import ApiKeys, Found, KeyLookup, digest_of
 from contract.redis.gateway.gathering import Gathering
 from contract.redis.gateway.sessions import Sessions
 from producer.gateway.caller import Caller
+from producer.gateway.dashboard.view import refuse_page
 from producer.gateway.errors import ApiError, of_warmq
-from producer.gateway.page_session import is_open_page, is_page, to_login, token_in
+from producer.gateway.page_session import (
+    LIVE,
+    is_asset,
+    is_open_page,
+    is_page,
+    to_login,
+    token_in,
+)
 from producer.gateway.refusal import refuse
 
 #: What needs no key: a balancer's questions, and the API's own description.
@@ -137,7 +145,7 @@ class Auth:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        if scope["type"] == "http" and scope["path"] not in OPEN:
+        if scope["type"] == "http" and not _is_open(scope["path"]):
             headers: Headers = scope["warmq.headers"]
             try:
                 caller = await self._callers.of(await self._digest(scope["path"], headers))
@@ -151,7 +159,8 @@ class Auth:
                     await to_login(scope, receive, send)
                 else:
                     told = error if isinstance(error, ApiError) else of_warmq(error)
-                    await refuse(scope, receive, send, told)
+                    page = is_page(scope["path"]) and scope["path"] != LIVE
+                    await (refuse_page if page else refuse)(scope, receive, send, told)
                 return
             scope["warmq.caller"] = caller
         await self._app(scope, receive, send)
@@ -191,6 +200,10 @@ class Auth:
                 "as 127.0.0.1, and no pages of others; make a key with `producer keys create`",
                 local=True,
             )
+
+
+def _is_open(path: str) -> bool:
+    return path in OPEN or is_asset(path)
 
 
 def key_in(headers: Headers) -> bytes:

@@ -79,7 +79,11 @@ class Try:
             try:
                 self.owned = await self._tries.renew(self._name, self._token)
             except StoreUnavailable as error:
-                log.warning("an Idempotency-Key's lease is not renewed: %s", error.message)
+                log.warning(
+                    "an Idempotency-Key's lease is not renewed: %s",
+                    error.message,
+                    extra={"action": "idempotency"},
+                )
 
     async def end(self, status: int, answer: Answer | None) -> None:
         """End it with a status (0: no answer was sent) and what is to be stored.
@@ -95,7 +99,11 @@ class Try:
             else:
                 await self._tries.finish(self._name, self._token, answer)
         except StoreUnavailable as error:
-            log.warning("an answer is not kept for its Idempotency-Key: %s", error.message)
+            log.warning(
+                "an answer is not kept for its Idempotency-Key: %s",
+                error.message,
+                extra={"action": "idempotency"},
+            )
 
 
 def conflict() -> ApiError:

@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from producer.gateway.errors import ApiError
 
 COOKIE = "warmq_session"
-LOGIN = "/ui/login"
+LOGIN, LIVE = "/ui/login", "/ui/live"
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{43}")
 Headers = Mapping[bytes, bytes]
 
@@ -27,7 +27,12 @@ def is_page(path: str) -> bool:
 
 def is_open_page(path: str) -> bool:
     """Whether a path of the page needs nobody to be logged in."""
-    return path == LOGIN or path.startswith("/ui/assets/")
+    return path == LOGIN or is_asset(path)
+
+
+def is_asset(path: str) -> bool:
+    """Whether a path is that of a style, script or picture: they are there without Redis, too."""
+    return path.startswith("/ui/assets/")
 
 
 def new_token() -> str:
@@ -80,7 +85,7 @@ def set_cookie(response: Response, headers: Headers, token: str, life_s: int) ->
 async def to_login(scope: Scope, receive: Receive, send: Send) -> None:
     """Send a browser to the login, and from there back to where it wanted to be."""
     response: Response
-    if scope["method"] == "GET" and scope["path"] != "/ui/live":
+    if scope["method"] == "GET" and scope["path"] != LIVE:
         query = scope.get("query_string", b"").decode("latin-1")
         back = scope["path"] + (f"?{query}" if query else "")
         response = RedirectResponse(f"{LOGIN}?next={quote(back, safe='')}", 303)

@@ -6,7 +6,9 @@ import gc
 import signal
 
 import uvicorn
+from uvicorn.config import LOGGING_CONFIG
 
+from contract.log_lines import set_up
 from contract.traces.tracer import tracing
 from producer.gateway import audit
 from producer.gateway.app import build
@@ -45,6 +47,9 @@ def _serve(settings: GatewaySettings) -> None:
     try:
         check_address(settings.gateway_host, services.keys)
         audit.to_stdout()
+        as_json = settings.log_format == "json"
+        if as_json:
+            set_up("json", "")
         quiet_about_clients()
         if settings.gateway_carries:
             carrier.start()
@@ -63,6 +68,7 @@ def _serve(settings: GatewaySettings) -> None:
             timeout_graceful_shutdown=GRACE_S,
             access_log=False,
             server_header=False,
+            log_config=None if as_json else LOGGING_CONFIG,
             log_level="info",
         )
     finally:

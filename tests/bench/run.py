@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "kit"))
 PARTS = {
     "overhead": "worker_cost.overhead",
     "latency": "worker_cost.latency",
+    "observed": "worker_cost.observed",
     "submit": "producer_cost.submission",
     "order": "producer_cost.ordering",
     "results": "producer_cost.collection",

@@ -13,6 +13,7 @@ from lessee import submit_batch
 from metric_pages import documented
 from prometheus_client.parser import text_string_to_metric_families
 
+from contract.naming import DEFAULT_TENANT, TASK_NAME
 from contract.redis.batches import BatchStore
 from demo.stack import RedisServer, eventually
 
@@ -42,6 +43,19 @@ def page(gateway: GatewayProcess) -> Page:
         for family in text_string_to_metric_families(answer.text)
         for sample in family.samples
     }
+
+
+def awaited(gateway: GatewayProcess, sample: tuple[str, ...], value: float) -> Page:
+    """Return the page as soon as it has this sample with this value."""
+    found: Page = {}
+
+    def there() -> bool:
+        found.clear()
+        found.update(page(gateway))
+        return found.get(sample) == value
+
+    eventually(there, 60, f"{sample} is {value}", 0.5)
+    return found
 
 
 def test_the_page_tells_what_waits_by_queue_priority_and_tenant(
@@ -81,6 +95,31 @@ def test_the_page_tells_of_workers_and_their_slots(
     assert isinstance(found, dict)
     assert found["warmq_fleet_slots", "warmq"] == 6
     assert found["warmq_fleet_in_flight", "warmq"] == 0
+
+
+def test_a_queue_that_a_batch_was_sent_to_is_told_without_any_worker(
+    gateway: GatewayProcess, server: RedisServer
+) -> None:
+    with server.client() as client:
+        store = BatchStore(client, ttl_ms=60_000)
+        submit_batch(store, batch_id="b1", queue="warmq.early")
+        submit_batch(store, batch_id="b2")
+        found = awaited(gateway, ("warmq_waiting", "6", "warmq.early", DEFAULT_TENANT), 3)
+        assert found["warmq_workers", "warmq.early", "ready"] == 0
+        assert found["warmq_oldest_waiting_seconds", "warmq.early"] >= 0
+        submit_batch(store, batch_id="b3", queue="warmq.late")
+        awaited(gateway, ("warmq_waiting", "6", "warmq.late", DEFAULT_TENANT), 3)
+
+
+def test_a_queue_whose_workers_have_all_ended_is_still_told(
+    gateway: GatewayProcess, server: RedisServer, tmp_path: Path
+) -> None:
+    with simulated(server.url, tmp_path / "w.log", served_model_name="tiny"):
+        awaited(gateway, ("warmq_workers", "warmq.tiny", "ready"), 1)
+    with client_app(server.url) as app:
+        app.send_task(TASK_NAME, args=[{"prompt": "a"}], queue="warmq.tiny")
+    found = awaited(gateway, ("warmq_waiting", "0", "warmq.tiny", "celery"), 1)
+    assert found["warmq_workers", "warmq.tiny", "ready"] == 0
 
 
 def test_without_redis_the_page_says_so_and_tells_nothing_old(

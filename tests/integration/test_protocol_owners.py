@@ -41,9 +41,10 @@ def retire(url: str) -> None:
 
 
 def left(client: redis.Redis) -> set[str]:
-    """Return the keys that are there, but for what a queue remembers of its turns."""
+    """Return the keys that are there, but for what a queue remembers of its turns and tokens."""
     found = {key.decode() for key in client.scan_iter()}
-    turns = {key for key in found if key.startswith(naming.turns_key(QUEUE))}
+    remembered = (naming.turns_key(QUEUE), f"warmq:used:{QUEUE}:")
+    turns = {key for key in found if key.startswith(remembered)}
     assert all(client.pttl(key) > 0 for key in turns)
     return found - turns
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import redis
 from celery_side import simulated
@@ -103,3 +104,29 @@ def test_a_worker_writes_what_it_did_and_announces_its_totals(
         assert told["deaths"] == 0
     finally:
         worker.kill()
+
+
+def test_front_ends_of_a_worker_write_one_hour_and_announce_one_total(
+    redis_url: str, redis_client: redis.Redis, store: BatchStore, tmp_path: Path
+) -> None:
+    submit_batch(store, 40)
+    settings = {"simulated_slots": 4, "simulated_latency_s": 0.05, "look_ahead": 0}
+    with simulated(redis_url, tmp_path / "worker.log", front_ends=2, **settings):
+        reads = RingReads.beside(store)
+
+        def done() -> bool:
+            return sum(minute.completed for minute in reads.day([QUEUE], HOUR)) == 40
+
+        eventually(done, 60, "the ring has what the worker did")
+
+        def told() -> dict[str, Any]:
+            (worker,) = Reads.beside(store).announcements(QUEUE)
+            return worker
+
+        eventually(lambda: told()["done"]["completed"] == 40, 20, "both parts have told it")
+        worker = told()
+        assert worker["deaths"] == 0
+        (own,) = redis_client.scan_iter("warmq:ring-of:*", count=1000)
+        assert own.decode() == f"warmq:ring-of:{worker['id']}"
+        (hour,) = reads.hours([worker["id"]]).values()
+        assert sum(minute.completed for minute in hour) == 40

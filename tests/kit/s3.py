@@ -1,13 +1,16 @@
-"""An S3 server in a process of its own, and what is in it."""
+"""An S3 server in a process of its own, and what is in it; also for Google's client, whose XML
+interface speaks like S3 but for who it says it is."""
 
 from __future__ import annotations
 
 import http.server
+import json
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -47,6 +50,18 @@ def credentials(url: str) -> dict[str, str]:
         "REGION": "us-east-1", "ALLOW_HTTP": "true",
     }  # fmt: skip
     return {f"AWS_{name}": value for name, value in names.items()}
+
+
+#: Who asks, as S3 is told; moto looks up whose objects these are, and checks no signature.
+_WHO = "AWS4-HMAC-SHA256 Credential=id/20260101/us-east-1/s3/aws4_request, Signature=0"
+
+
+def google_credentials(url: str, folder: Path) -> dict[str, str]:
+    """Return the environment that leads `gs://` to a `Gate`; a file of it goes into a folder."""
+    path = folder / "google.json"
+    empty = dict.fromkeys(("client_email", "private_key", "private_key_id"), "")
+    path.write_text(json.dumps(empty | {"gcs_base_url": url, "disable_oauth": True}))
+    return {"GOOGLE_SERVICE_ACCOUNT": str(path)}
 
 
 def unfinished(url: str) -> int:
@@ -119,7 +134,9 @@ class Gate:
         )
         if completes and self.holds == "request":
             return self._keep(asked)
-        headers = {k: v for k, v in asked.headers.items() if k.lower() != "host"}
+        headers = {k.lower(): v for k, v in asked.headers.items() if k.lower() != "host"}
+        if not headers.get("authorization", "").startswith("AWS4"):  # of Google's client
+            headers["authorization"] = _WHO
         found = self._client.request(
             asked.command, self._behind + asked.path, headers=headers, content=body
         )

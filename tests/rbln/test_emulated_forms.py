@@ -67,6 +67,8 @@ def test_shrinking_batches_take_smaller_buckets(forms: dict[str, Emulated], gree
     steps = set(stack.decodes(before))
     assert {(4, 4), (2, 2), (1, 1)} <= steps
     assert all(rows == min(b for b in (1, 2, 4) if b >= live) for rows, live in steps)
+    told = [worker.get("buckets") for worker in stack.store.workers(stack.queue)]
+    assert [4, 2, 1] in told  # the page shows them
 
 
 def test_an_idle_worker_that_is_killed_takes_its_engine_along(forms: dict[str, Emulated]) -> None:

@@ -2,7 +2,8 @@
 
     .venv/bin/python tests/ui/pictures.py [SECONDS] [simulated]
 
-With `simulated` the engine is the simulated one, where vLLM is not at hand.
+A Korean font has to be there (Debian's fonts-nanum). With `simulated` the engine is the simulated
+one, where vLLM is not at hand.
 
 Every page is taken as it is; the model's batches are run for a while first, so that the ring of the
 last hour has something to show.
@@ -10,12 +11,14 @@ last hour has something to show.
 
 from __future__ import annotations
 
+import random
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "kit")]
@@ -25,6 +28,7 @@ import orjson
 from browser import Watched, browser, watched
 from celery_side import simulated
 from gateway_process import GatewayProcess
+from lessee import submit_batch
 from PIL import Image
 from real_gateway import RealGateway, questions_as_batch, real_gateway
 from run_batch_lines import NAME
@@ -40,14 +44,14 @@ RUNS_S = float(sys.argv[1]) if len(sys.argv) > 1 else 100.0
 TALLEST = 1500
 
 
-def story(name: str, tokens: int) -> dict[str, object]:
+def story(name: str, tokens: int) -> dict[str, Any]:
     """Return a line whose answer has so many tokens."""
     ask = [{"role": "user", "content": f"Tell me story {name}."}]
     body = {"model": NAME, "messages": ask, "max_tokens": tokens, "ignore_eos": True}
     return {"custom_id": f"story-{name}", "method": "POST", "url": CHAT_URL, "body": body}
 
 
-def send(real: RealGateway, name: str, lines: list[dict[str, object]]) -> tuple[str, str]:
+def send(real: RealGateway, name: str, lines: list[dict[str, Any]]) -> tuple[str, str]:
     """Send lines as a batch; return the ids of the batch and its file."""
     file = b"\n".join(orjson.dumps(line) for line in lines)
     made = real.client.files.create(file=(name, file), purpose="batch")
@@ -60,9 +64,12 @@ def send(real: RealGateway, name: str, lines: list[dict[str, object]]) -> tuple[
 def take(view: Watched, name: str) -> None:
     """Save what is seen, in few colours: it is for a page of documentation."""
     path = FOLDER / f"{name}.png"
+    end = round(
+        view.page.evaluate("document.getElementById('content').getBoundingClientRect().bottom")
+    )
     view.page.screenshot(path=path, full_page=True)
     with Image.open(path) as found:
-        cut = found.convert("RGB").crop((0, 0, found.width, min(found.height, TALLEST)))
+        cut = found.convert("RGB").crop((0, 0, found.width, min(end, found.height, TALLEST)))
     cut.quantize(64).save(path, optimize=True)
 
 
@@ -95,13 +102,22 @@ def main() -> None:
         bad = [story("none", 0)]
         if "simulated" not in sys.argv:  # which has no longest answer
             bad.append(story("endless", 10**6))
-        done, done_file = send(real, "questions.jsonl", [*questions[:200], *bad, *questions[200:]])
+        _, to_plan = send(real, "arithmetic.jsonl", [*questions[:200], bad[0]])
+        done, _ = send(real, "questions.jsonl", [*questions[:200], *bad, *questions[200:]])
         real.ended(done)
-        running, _ = send(real, "stories.jsonl", [story(str(n), 700) for n in range(5000)])
+        measure(real)
+        lengths = random.Random(1)
+        stories = [story(str(n), lengths.randrange(100, 900)) for n in range(5000)]
+        running, _ = send(real, "stories.jsonl", stories)
         port = int(real.redis_url.rpartition(":")[2].partition("/")[0])
         with RedisServer(Path(folder) / "unused", port=port).client() as client:
             store = BatchStore(client, ttl_ms=600_000)
             store.set_tenant(Tenant("research", 2.0))
+            bodies = [story(f"of others {n}", 200 + n % 300)["body"] for n in range(3000)]
+            submit_batch(
+                store, batch_id="evaluation", queue=f"warmq.{NAME}", tenant="research",
+                bodies=bodies,
+            )  # fmt: skip
             client.lpush(f"warmq.{NAME}", b"a message that nobody can read")
             time.sleep(RUNS_S)  # no synchronisation: the last hour is to have minutes
             pages(real, {
@@ -113,8 +129,24 @@ def main() -> None:
                 "tenants": "/ui/tenants",
                 "dead-letters": "/ui/dead",
                 "submit": "/ui/submit",
-                "plan": f"/ui/submit?file={done_file}",
+                "plan": f"/ui/submit?file={to_plan}",
             }, running)  # fmt: skip
+
+
+def measure(real: RealGateway) -> None:
+    """Run stories until the worker knows its rates, by which a plan has a time."""
+    port = int(real.redis_url.rpartition(":")[2].partition("/")[0])
+    with RedisServer(Path("unused"), port=port).client() as client:
+        store = BatchStore(client, ttl_ms=600_000)
+
+        def knows() -> bool:
+            return any(one.get("rates") for one in store.announcements())
+
+        lengths = random.Random(2)
+        for name in ("rehearsal", "second-rehearsal"):
+            lines = [story(f"{name}-{n}", lengths.randrange(100, 900)) for n in range(250)]
+            real.ended(send(real, f"{name}.jsonl", lines)[0], 300)
+        eventually(knows, 60, "the worker knows its rates")
 
 
 def pages(real: RealGateway, paths: dict[str, str], running: str) -> None:
@@ -140,7 +172,11 @@ def pages(real: RealGateway, paths: dict[str, str], running: str) -> None:
 def settled(view: Watched) -> None:
     """Wait until the stream has told rates, where a page shows them."""
     rate = view.page.locator('[data-f="out_s"]')
-    eventually(lambda: rate.count() == 0 or rate.inner_text() != "–", 20, "the stream tells rates")
+
+    def told() -> bool:
+        return rate.count() == 0 or rate.inner_text() not in ("–", "0")
+
+    eventually(told, 30, "the stream tells rates")
 
 
 def one_request(view: Watched, address: str) -> None:

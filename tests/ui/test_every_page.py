@@ -6,8 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from urllib.parse import quote
 
+import httpx
 import openai
 import orjson
 import pytest
@@ -203,3 +205,33 @@ def test_a_key_logs_in_and_its_pages_are_its_tenants(
         view.page.goto(f"{url}/ui/batches")
         view.page.wait_for_url("**/ui/login?next=*")
         client.close()
+
+
+@pytest.mark.parametrize("keyed", [False, True], ids=["without keys", "with keys"])
+def test_without_redis_the_pages_say_so_and_what_to_do_and_come_back(
+    chrome: Browser, tmp_path: Path, keyed: bool
+) -> None:
+    with Stack(tmp_path, worker=False) as alone, watched(chrome) as view:
+        url = alone.gateway.url
+        if keyed:
+            ApiKeys.beside(alone.store).create("mine")
+            eventually(lambda: "/login" in str(httpx.get(f"{url}/ui").headers), 10, "it has keys")
+        alone.redis.stop()
+        eventually(lambda: httpx.get(f"{url}/ui").status_code == 503, 10, "Redis is missed")
+        for path in ("/ui", "/ui/batches", "/ui/workers", "/ui/login", "/ui/submit"):
+            answer = view.page.goto(url + path)
+            assert answer is not None
+            assert (answer.status, answer.headers["content-type"][:9]) == (503, "text/html"), path
+            told = view.page.locator("main").inner_text()
+            assert "The queue does not answer" in told
+            assert "producer doctor" in told
+            assert "default-src 'none'" in answer.headers["content-security-policy"]
+            assert view.axe() == []
+        alone.redis.start()
+
+        def is_back() -> bool:
+            answer = view.page.goto(f"{url}/ui/login" if keyed else f"{url}/ui")
+            return answer is not None and answer.status == 200
+
+        eventually(is_back, 20, "the pages are back", every_s=0.3)
+        assert {text for text in view.said if "503 (Service Unavailable)" not in text} == set()

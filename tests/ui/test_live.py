@@ -8,7 +8,7 @@ from pathlib import Path
 import orjson
 import pytest
 from browser import watched
-from live_stack import Stack
+from live_stack import QUEUE, Stack
 from page_stack import ended, lines, send
 from playwright.sync_api import Browser, expect
 
@@ -188,3 +188,54 @@ def test_the_stream_says_when_redis_is_away_and_when_it_is_back(
         expect(view.page.locator("#pulse")).to_have_class("pulse off", timeout=30_000)
         own.redis.start()
         expect(view.page.locator("#pulse")).to_have_class("pulse on", timeout=30_000)
+
+
+def test_a_batch_shows_what_was_planned_of_its_time_and_its_share_of_cached_prompts(
+    chrome: Browser, stack: Stack
+) -> None:
+    # Rates are known once requests have ended: then a plan has a time.
+    ended(stack, send(stack, lines(["simulate:sleep=0.2"] * 60)))
+
+    def is_measured() -> bool:
+        return any(one.get("rates") for one in stack.store.announcements())
+
+    eventually(is_measured, 60, "the worker has measured")
+    batch_id = send(stack, lines(["simulate:sleep=0.2"] * 40))
+    ended(stack, batch_id)
+    client = stack.store._client
+    minute = stack.store.now_ms() // 60_000
+    for one in range(minute - 10, minute + 2):
+        client.hset(f"warmq:ring:{QUEUE}", one % 1440, f"{one} 1 0 1000 5 250 1 2")
+    with watched(chrome) as view:
+        view.page.goto(f"{stack.gateway.url}/ui/batches/{batch_id}")
+        told = view.page.locator("main").inner_text()
+        assert "25.0 %" in told
+        assert "were planned" in told
+        view.page.goto(f"{stack.gateway.url}/ui/batches")
+        row = view.page.locator(f'[data-batch="{batch_id}"]')
+        assert "25.0 %" in row.inner_text()
+        assert "planned" in row.inner_text()
+        assert view.said == []
+
+
+def test_an_attempt_that_a_worker_gave_back_is_told_with_the_worker(
+    chrome: Browser, stack: Stack
+) -> None:
+    batch_id = send(stack, lines(["simulate:sleep=600"]))
+
+    def part() -> str:
+        running = stack.client.batches.retrieve(batch_id).status == "in_progress"
+        return f"{batch_id}" if running else ""
+
+    eventually(part, 20, "it runs")
+    request_id = naming.request_id(batch_id, "request-0")
+    told = b"%d\0somebody@host\0died" % stack.store.now_ms()
+    stack.store._client.lpush(keys.attempts_key(request_id), told)
+    with watched(chrome) as view:
+        view.page.goto(f"{stack.gateway.url}/ui/batches/{batch_id}/request?id=request-0")
+        main = view.page.locator("main")
+        assert "somebody@host" in main.inner_text()
+        assert "its engine died" in main.inner_text()
+        assert view.axe() == []
+    stack.client.batches.cancel(batch_id)
+    ended(stack, batch_id)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import orjson
 from browser import watched
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Page, expect
 from real_gateway import questions_as_batch, real_gateway
 from run_batch_lines import NAME
 
@@ -16,7 +17,23 @@ from contract.redis.gateway.api_keys import ApiKeys
 from demo.stack import RedisServer, eventually
 
 
-def test_a_person_logs_in_sends_a_file_watches_reads_downloads_cancels_and_logs_out(
+def cancel_one(page: Page, address: str, folder: Path, story: dict[str, Any]) -> None:
+    """Send stories enough for minutes, and cancel their batch by its button."""
+    file = folder / "stories.jsonl"
+    stories = [story | {"custom_id": f"story-{n}"} for n in range(500)]
+    file.write_bytes(b"\n".join(map(orjson.dumps, stories)))
+    page.goto(address)
+    page.set_input_files("#file", file)
+    page.get_by_role("button", name="Upload and plan").click()
+    page.get_by_role("button", name="Start").click()
+    page.wait_for_url("**/ui/batches/batch_*")
+    page.once("dialog", lambda dialog: dialog.accept())
+    page.get_by_role("button", name="Cancel").click()
+    page.get_by_text("The batch is being cancelled.").wait_for()
+    expect(page.locator(".status-cancelled").first).to_be_visible(timeout=60_000)
+
+
+def test_a_person_logs_in_sends_watches_reads_downloads_retries_cancels_and_logs_out(
     chrome: Browser, tmp_path: Path
 ) -> None:
     questions, lines = questions_as_batch(200)
@@ -46,6 +63,10 @@ def test_a_person_logs_in_sends_a_file_watches_reads_downloads_cancels_and_logs_
             page.get_by_role("button", name="Start").click()
             page.wait_for_url("**/ui/batches/batch_*")
             batch_url = page.url.partition("?")[0]
+            expect(page.locator("#pulse")).to_have_class("pulse on", timeout=15_000)
+            width = '() => Number(document.querySelector(".bar-done").getAttribute("width"))'
+            begun = eventually(lambda: page.evaluate(width), 60, "the bar begins", every_s=0.05)
+            eventually(lambda: page.evaluate(width) > begun, 60, "the bar moves", every_s=0.05)
 
             def story_runs() -> bool:
                 page.goto(batch_url)
@@ -71,6 +92,16 @@ def test_a_person_logs_in_sends_a_file_watches_reads_downloads_cancels_and_logs_
                 for n in range(len(questions))
             ]
             assert all(said)
+            page.get_by_role("button", name="Retry what failed").click()
+            page.get_by_text("1 requests are queued again.").wait_for()
+            assert page.url.partition("?")[0] != batch_url
+            expect(page.locator(".status-completed").first).to_be_visible(timeout=120_000)
+            cancel_one(page, f"{url}/ui/submit", tmp_path, story)
+            for path in ("", "/batches", "/workers", "/tenants", "/dead", "/submit"):
+                page.goto(f"{url}/ui{path}")
+                assert view.axe() == [], path
+            page.goto(f"{url}/ui/workers")
+            assert page.locator(".worker").count() == 1
             assert view.said == []
             page.get_by_role("button", name="Log out").click()
             page.wait_for_url("**/ui/login")

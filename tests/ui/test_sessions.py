@@ -222,6 +222,10 @@ def test_a_tenant_sees_and_changes_nothing_of_others_and_an_operator_all_load(
         assert browser.post("/ui/dead", data=data).headers["location"] == "/ui/dead?told=none"
         assert client.hexists(keys.DEAD, "7")
         assert "theirs" in operator.get("/ui/tenants").text
+        one = operator.get("/ui/tenants?tenant=theirs").text
+        assert '<th scope="row">theirs' in one
+        assert '<th scope="row">mine' not in one
+        assert "theirs" not in browser.get("/ui/tenants?tenant=other").text
         assert "secret reason" in operator.get("/ui/workers").text
         assert "secret letter" in operator.get("/ui/dead").text
         assert operator.get(f"/ui/batches/{batch_id}").status_code == 404

@@ -63,6 +63,22 @@ def test_readers_see_the_parts_of_a_worker_as_one() -> None:
     assert (other["id"], other["in_flight"]) == ("h.9.c", 5)
 
 
+def test_what_the_parts_have_done_is_added_and_a_death_of_their_engine_counts_once() -> None:
+    one = {"completed": 5, "other": 1, "cached_tokens": 7}
+    raw = dict([
+        announced("h.1.a", done=one, deaths=2),
+        announced("h.2.b", part_of="h.1.a", done={"completed": 4, "other": 0}, deaths=0),
+        announced("h.3.c", part_of="h.1.a"),  # of a worker that told nothing of it yet
+        announced("h.4.d", part_of="h.1.a", done={"completed": "many"}, deaths="few"),
+    ])  # fmt: skip
+    (worker,) = read_announcements(raw, NOW_MS / 1000)
+    assert worker["done"] == {"completed": 9, "other": 1, "cached_tokens": 7}
+    assert worker["deaths"] == 2
+    older = dict([announced("h.1.a"), announced("h.2.b", part_of="h.1.a")])
+    (worker,) = read_announcements(older, NOW_MS / 1000)
+    assert not {"done", "deaths"} & set(worker)
+
+
 def test_a_part_that_was_killed_is_not_counted() -> None:
     raw = dict([announced("h.1.a"), announced("h.2.b", part_of="h.1.a")])
     (one,) = read_announcements(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import decimal
 import gzip
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -237,8 +238,15 @@ def test_bad_rows_of_csv_are_told_and_the_others_stay(tmp_path: Path):
     assert [(n, found[n].custom_id) for n in found] == [(2, None), (3, "3"), (4, "4")]
     assert "row 2: has 1 cells, and the header names 2 columns" in found[2].message
     assert "row 3, column text: is empty" in found[3].message
-    assert "row 4" in found[4].message
-    assert "UTF-8" in found[4].message
+    assert found[4].message == "row 4, column text: is not UTF-8; convert the file to UTF-8"
+
+
+def test_a_bad_row_whose_own_name_is_not_utf_8_is_told_without_it(tmp_path: Path):
+    name = text_file(tmp_path / "in.csv", b"id,text\n\xe9,a\n\xe9,\n\xc3\xa9,b\n")
+    found = errors_of(open_source(name, {"prompt": "text", "custom_id": "id"}))
+    assert [(n, found[n].custom_id) for n in found] == [(1, None), (2, None)]
+    assert "row 1, column id: is not UTF-8" in found[1].message
+    assert "row 2, column text: is empty" in found[2].message
 
 
 @pytest.mark.parametrize(
@@ -247,9 +255,13 @@ def test_bad_rows_of_csv_are_told_and_the_others_stay(tmp_path: Path):
         ("", "has no header"),
         ("a,a\n1,2\n", "two columns of the name 'a'"),
         ('a\n1\n"b" c\n', "after row 1, line 3"),
+        ("a,é\n1,2\n".encode("utf-16"), "header that is not UTF-8; convert the file to UTF-8"),
+        ("a,é\n1,2\n".encode("latin-1"), "header that is not UTF-8; convert the file to UTF-8"),
     ],
 )
-def test_csv_that_cannot_be_read_says_where_and_what_to_do(tmp_path: Path, text: str, told: str):
+def test_csv_that_cannot_be_read_says_where_and_what_to_do(
+    tmp_path: Path, text: str | bytes, told: str
+):
     name = text_file(tmp_path / "in.csv", text)
     with pytest.raises(InputUnreadable, match=told):
         chunks_of(open_source(name, {"prompt": "a"}))
@@ -307,11 +319,35 @@ def test_the_shards_of_a_data_sets_folder_are_read_in_their_order(tmp_path: Path
 
 
 def test_a_data_set_saved_to_disk_is_read(tmp_path: Path):
-    datasets = pytest.importorskip("datasets")
-    kept = datasets.Dataset.from_dict({"text": ["a", "b"]})
-    kept.save_to_disk(str(tmp_path / "kept"))
-    requests = requests_of(open_source(str(tmp_path / "kept"), PROMPT))
-    assert [request["prompt"] for request in requests] == ["a", "b"]
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    shards = [f"data-{shard:05}-of-00002.arrow" for shard in range(2)]
+    for shard, name in enumerate(shards):  # as datasets writes them: streams, and what they are
+        table = pa.table({"text": [f"{shard}a", f"{shard}b"]})
+        with pa.ipc.new_stream(kept / name, table.schema) as stream:
+            stream.write_table(table)
+    text_file(kept / "cache-1.arrow", "of another step")
+    text_file(kept / "state.json", json.dumps({"_data_files": [{"filename": n} for n in shards]}))
+    text_file(kept / "dataset_info.json", "{}")
+    requests = requests_of(open_source(str(kept), PROMPT))
+    assert [request["prompt"] for request in requests] == ["0a", "0b", "1a", "1b"]
+
+
+def test_a_snapshot_of_the_hub_is_read_without_what_is_hidden_in_it(tmp_path: Path):
+    snapshot = tmp_path / ".cache" / "hub" / "datasets--a--b" / "snapshots" / "0f"
+    blobs = tmp_path / ".cache" / "hub" / "datasets--a--b" / "blobs"
+    for folder in (snapshot / "data", snapshot / ".git", snapshot / ".cache", blobs):
+        folder.mkdir(parents=True)
+    for shard in range(2):
+        parquet(blobs / f"b{shard}", {"messages": [[{"role": "user", "content": f"{shard}"}]]})
+        link = snapshot / "data" / f"train-{shard:05}-of-00002.parquet"
+        link.symlink_to(f"../../../blobs/b{shard}")
+    for hidden in (snapshot / ".git" / "a.parquet", snapshot / ".cache" / "b.parquet"):
+        parquet(hidden, {"messages": ["x"]})
+    requests = requests_of(open_source(str(snapshot), {"messages": "messages"}))
+    assert [request["messages"] for request in requests] == [
+        [{"role": "user", "content": "0"}], [{"role": "user", "content": "1"}],
+    ]  # fmt: skip
 
 
 def test_a_later_file_without_a_column_is_named(tmp_path: Path):

@@ -13,6 +13,8 @@ from worker.settings import WorkerSettings
 REASON_CHARACTERS = 300
 #: Most characters of a device's name.
 DEVICE_CHARACTERS = 100
+#: Most batch sizes that are told.
+BUCKETS = 32
 _VERSION = version()
 
 
@@ -36,6 +38,7 @@ def announcement(serving: Serving) -> bytes:
         "done": _done(serving),
         "deaths": serving.supervisor.deaths,
         **({"device": device} if (device := _device(serving)) else {}),
+        **({"buckets": buckets} if (buckets := _buckets(serving)) else {}),
         **serving.rates.as_json(),
     })  # fmt: skip
 
@@ -58,6 +61,12 @@ def _device(serving: Serving) -> str:
     capacity = serving.supervisor.capacity
     told = capacity.details.get("device") if capacity else None
     return str(told)[:DEVICE_CHARACTERS] if told else ""
+
+
+def _buckets(serving: Serving) -> list[int]:
+    """Return the batch sizes for which an NPU's model was compiled, largest first."""
+    capacity = serving.supervisor.capacity
+    return list(capacity.details.get("buckets", ()))[:BUCKETS] if capacity else []
 
 
 def shown(why: str, settings: WorkerSettings) -> str:

@@ -4,6 +4,9 @@ from typing import Any
 
 from worker.drain.events import Committed, Events, HandedBack, Leased
 
+#: How a request can end that has a result.
+OUTCOMES = ("completed", "failed", "cancelled", "expired")
+
 
 class Counts:
     """Totals since the worker started; requests, and tokens of those that were completed."""

@@ -8,6 +8,7 @@ from typing import Any
 from contract.errors import RequestFailed
 from contract.message import Delivery
 from contract.results import failure_meta
+from worker.drain.log_fields import about
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +55,7 @@ def arguments(endings: Sequence[Ending]) -> list[Any]:
 def with_error(ending: Ending, text: str, code: str) -> Ending:
     """Return the same delivery's ending with an error in the place of its result."""
     d = ending.delivery
-    log.error("request %s: %s", d.request_id, text, extra={"action": code})
+    log.error("request %s: %s", d.request_id, text, extra=about(d, code))
     error = RequestFailed(text, code=code)
     meta = failure_meta(d.request_id, error, batch=d.batch, custom_id=d.custom_id, line=d.line)
     return Ending(d, "failed", meta, keep=True)

@@ -43,14 +43,14 @@ class History:
 
     async def write(self) -> None:
         """Add what is new to the ring; nothing if this worker had no engine meanwhile."""
+        drain = self._drain
         totals, busy_s, slots_s = self._totals(), self._busy_s, self._slots_s
         new = [now - before for now, before in zip(totals, self._written, strict=True)]
         if not slots_s and not any(new):
             return
-        # An engine that was built anew counts what it had cached from 0.
-        told = [max(0, value) for value in new] + [round(busy_s), round(slots_s)]
+        told = [*new, round(busy_s), round(slots_s)]
         try:
-            await self._drain.leases.note_history(told)
+            await drain.leases.note_history(told, drain.part_of or drain.leases.worker_id)
         except ERRORS as error:
             log.debug("the last seconds are not in the ring yet: %s", error)
             return

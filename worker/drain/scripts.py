@@ -46,11 +46,11 @@ class Scripts:
         """Run a script once. Raises StoreUnavailable if Redis does not take it now."""
         return await self._client.run_script(name, *args)
 
-    async def note_history(self, told: Sequence[int]) -> None:
-        """Add to this minute of the queue's last day, and of this worker's last hour: requests
+    async def note_history(self, told: Sequence[int], worker: str) -> None:
+        """Add to this minute of the queue's last day, and of a worker's last hour: requests
         answered and ended otherwise, tokens of prompts, written, cached, seconds of slots in use
         and of all slots."""
-        await self.run("ring", self.queue, self.worker_id, *told)
+        await self.run("ring", self.queue, worker, *told)
 
     async def until_done(self, name: str, *args: Any) -> Any:
         """Run a script, again and again while Redis is away.

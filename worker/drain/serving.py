@@ -15,6 +15,7 @@ from worker.drain.events import Committed, EngineDied, Events, HandedBack, Lease
 from worker.drain.in_flight import ABORTS, InFlight, Running
 from worker.drain.leases import Leases, Popped, lease_number
 from worker.drain.lifecycle import Lifecycle
+from worker.drain.log_fields import about
 from worker.drain.others import Others
 from worker.drain.outage import Outage
 from worker.drain.rates import Rates
@@ -138,8 +139,9 @@ class Serving:
                 why = RequestFailed("the engine gave this request up")
                 self._end(running, failed(running.delivery, why))
         except Exception as error:
-            rid = running.delivery.request_id
-            log.exception("request %s failed", rid, extra={"action": "request_error"})
+            delivery = running.delivery
+            fields = about(delivery, "request_error")
+            log.exception("request %s failed", delivery.request_id, extra=fields)
             why = RequestFailed(f"{type(error).__name__}: {error}")
             self._end(running, failed(running.delivery, why))
 

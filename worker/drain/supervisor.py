@@ -57,6 +57,7 @@ class Supervisor:
         self._engine: Engine | None = None
         #: The running engine's own count; looked up once, for isinstance of a protocol is slow.
         self._cached: Callable[[], int] | None = None
+        self._cached_before = 0
         self._building: Engine | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
         self._stuck = False
@@ -101,8 +102,8 @@ class Supervisor:
         return self.capacity
 
     def cached_prompt_tokens(self) -> int:
-        """How many prompt tokens the running engine had in its prefix cache; 0 if it tells none."""
-        return self._cached() if self._cached and self._engine is not None else 0
+        """How many prompt tokens engines had in their prefix caches; 0 if they tell none."""
+        return self._cached_before + (self._cached() if self._cached else 0)
 
     async def _in_thread(self, call: Callable[[], T]) -> T:
         if self._stuck:
@@ -120,6 +121,7 @@ class Supervisor:
         finally:
             self._doing = ""
         self._engine, self._building, self._failure = engine, None, ""
+        self._cached_before = self.cached_prompt_tokens()  # each engine counts from 0
         self._cached = engine.cached_prompt_tokens if isinstance(engine, TellsCached) else None
         self.capacity = capacity = self._others.share(capacity)
         self._ready_at = time.monotonic()

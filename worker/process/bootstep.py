@@ -18,6 +18,7 @@ from celery.worker import state as celery_state
 
 from contract.errors import StoreUnavailable
 from contract.settings import SettingsError
+from worker.drain.counts import OUTCOMES
 from worker.drain.leases import Leases
 from worker.drain.loop import Drain
 from worker.drain.side_tasks import SideTasks
@@ -26,6 +27,7 @@ from worker.engine.catalogue import front_ends_of, load_settings, make_engine
 from worker.process.front_ends import FrontEnds
 from worker.process.status import describe
 from worker.telemetry.page import metrics_page
+from worker.telemetry.task_events import TaskEvents, Told
 from worker.telemetry.traces import traces
 
 log = logging.getLogger(__name__)
@@ -75,10 +77,13 @@ class EngineStep(bootsteps.StartStopStep):
         self.settings = self.front_ends.settings(whole)
         self.drain: Drain | None = None
         self.side_tasks: SideTasks | None = None
+        self._task_events: TaskEvents | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._begun = threading.Event()
         self._failed = False
+        #: Whether Celery's task events are gathered: from the start on with `-E`.
+        self._watched = bool(worker.task_events)
         self._last_resort = LastResort()
         _current[:] = [self]
 
@@ -119,6 +124,32 @@ class EngineStep(bootsteps.StartStopStep):
             return None
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_s)
 
+    def in_flight(self) -> int:
+        """Return how many requests all front ends hold."""
+        held: int = len(self.drain.in_flight) if self.drain else 0
+        return held + sum(int(each["in_flight"]) for each in self.front_ends.reports())
+
+    def ended(self) -> int:
+        """Return how many requests have ended in this worker since it started."""
+        counted = [each["counts"] for each in self.front_ends.reports()]
+        if self.drain is not None:
+            counted.append(self.drain.counts.as_json())
+        return sum(int(each[outcome]) for each in counted for outcome in OUTCOMES)
+
+    def watch(self, on: bool) -> None:
+        """Let all front ends gather Celery's task events, or no longer. In any thread."""
+        if on == self._watched or self._loop is None or self._loop.is_closed():
+            return
+        self._watched = on
+        if self._task_events is not None:
+            self._loop.call_soon_threadsafe(self._task_events.switch, on)
+            self._loop.call_soon_threadsafe(self.front_ends.watch, on)
+
+    def task_events(self) -> list[Told]:
+        """Return the task events since the last call. In any thread."""
+        mine = self._task_events.take() if self._task_events else []
+        return mine + self.front_ends.task_events()
+
     def _call(self, name: str) -> None:
         if self._loop is None or self.drain is None:
             return
@@ -143,6 +174,9 @@ class EngineStep(bootsteps.StartStopStep):
         leases = Leases(settings, self.worker_id)
         self.drain = Drain(settings, leases, lambda: make_engine(settings), self.front_ends)
         self.front_ends.subscribe(self.drain.events)
+        self._task_events = TaskEvents(self.drain.events, settings.task_events_per_s)
+        self._task_events.switch(self._watched)
+        self.front_ends.watch(self._watched)
         self.side_tasks = SideTasks(self.drain)
         self._begun.set()
         try:

@@ -21,6 +21,7 @@ from typing import Any
 import orjson
 
 from contract.errors import EngineDead
+from contract.log_lines import set_up
 from worker.drain.events import EngineReady
 from worker.drain.leases import Leases
 from worker.drain.loop import Drain
@@ -32,6 +33,7 @@ from worker.process.bootstep import YOUNG_OBJECTS
 from worker.process.front_end_process import opened
 from worker.process.running import shown
 from worker.telemetry.seen import Seen
+from worker.telemetry.task_events import TaskEvents
 from worker.telemetry.traces import traces
 
 log = logging.getLogger(__name__)
@@ -58,6 +60,8 @@ class Part:
         self._side_tasks = SideTasks(self.drain)
         told = settings.metrics_port is not None
         self._seen = Seen(self.drain.events) if told else None
+        self._task_events = TaskEvents(self.drain.events, settings.task_events_per_s / share.count)
+        self._task_events.switch(order["watched"])
         self._reader, self._writer = reader, writer
         self._last_resort = LastResort()
         self._ready = asyncio.Event()
@@ -92,6 +96,8 @@ class Part:
                     self._waiting = asyncio.create_task(self._tell_when_idle())
                 case "resume":
                     self.drain.pause(False)
+                case "watch":
+                    self._task_events.switch(message["on"])
                 case "revoke":
                     self._side_tasks.cancels.abort(message["ids"])
                 case "active":
@@ -120,11 +126,14 @@ class Part:
             "limit": drain.room.limit,
             "slots": drain.room.slots,
             "redis_errors": drain.leases.errors,
+            "cached_tokens": drain.supervisor.cached_prompt_tokens(),
             "counts": drain.counts.as_json(),
         }
         if self._seen is not None:
             report["seen"] = self._seen.as_json()
         self._tell(report=report)
+        if told := self._task_events.take():
+            self._tell(task_events=told)
 
     async def _tell_when_idle(self) -> None:
         await self.drain.idle.wait()
@@ -140,8 +149,8 @@ async def _main(connection: socket.socket) -> None:
     name = f"front end {order['number'] + 1}"
     multiprocessing.current_process().name = name
     form = "[%(asctime)s: %(levelname)s/%(processName)s] %(message)s"
-    logging.basicConfig(level=order["level"], format=form, stream=sys.stderr)
     part = Part(order, reader, writer)
+    set_up(part.drain.settings.log_format, form, order["level"])
     try:
         await part.run()
     except* EngineDead:

@@ -8,11 +8,14 @@ from __future__ import annotations
 import asyncio
 import socket
 import sys
+from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import orjson
+
+from worker.telemetry.task_events import MOST_WAITING, taken
 
 MAIN = "from worker.process.front_end import main; main()"
 #: Most bytes of a message: asyncio's own limit is 64 KiB, which 300 requests in flight exceed.
@@ -34,6 +37,8 @@ class FrontEnd:
         self.process = process
         #: What it told latest of itself: `in_flight`, `limit`, `counts`; empty until it is ready.
         self.report: dict[str, Any] = {}
+        #: What it has told of its requests since somebody asked for that.
+        self.task_events: deque[dict[str, Any]] = deque(maxlen=MOST_WAITING)
         self._writer: asyncio.StreamWriter
         self._answers: dict[str, asyncio.Future[Any]] = {}
         self._silent = False
@@ -64,6 +69,10 @@ class FrontEnd:
         """Send a message; one that has ended does not hear it."""
         self._writer.write(orjson.dumps(message) + b"\n")
 
+    def take_events(self) -> list[dict[str, Any]]:
+        """Return the task events that came since the last call. In any thread."""
+        return taken(self.task_events)
+
     async def ask(self, what: str, within_s: float | None = ANSWER_S) -> Any:
         """Ask it something, and return its answer; None if it has ended, or is too slow."""
         if self._silent:
@@ -81,6 +90,8 @@ class FrontEnd:
                 message = orjson.loads(line)
                 if "report" in message:
                     self.report = message["report"]
+                elif "task_events" in message:
+                    self.task_events.extend(message["task_events"])
                 elif answer := self._answers.pop(message["to"], None):
                     answer.set_result(message["answer"])
         self._silent = True

@@ -45,7 +45,9 @@ class FrontEnds(Share):
         self._group: asyncio.TaskGroup
         self._loop: asyncio.AbstractEventLoop
         #: What they were told, which those that come later must hear too.
-        self._paused, self._told_to = False, ""
+        self._paused, self._watched, self._told_to = False, False, ""
+        #: Celery's task events that were told by those that have ended.
+        self._left: list[dict[str, Any]] = []
 
     def subscribe(self, events: Events) -> None:
         """Stop them when the worker is told to stop."""
@@ -78,6 +80,18 @@ class FrontEnds(Share):
         """Return the requests that they have in flight, as `inspect active` lists them."""
         asked = (one.ask("active") for one in self._running.values())
         return [each for part in await asyncio.gather(*asked) for each in part or ()]
+
+    def watch(self, on: bool) -> None:
+        """Let them gather Celery's task events, or no longer."""
+        self._watched = on
+        for one in self._running.values():
+            one.tell(do="watch", on=on)
+
+    def task_events(self) -> list[dict[str, Any]]:
+        """Return the task events that they have told since the last call. In any thread."""
+        with self._moving:
+            found, self._left = self._left, []
+            return found + [told for one in self._running.values() for told in one.take_events()]
 
     # -- what the drain tells -----------------------------------------------------
 
@@ -172,7 +186,7 @@ class FrontEnds(Share):
         """Run one to its end."""
         order = {
             "seat": seat, "number": number, "count": self.count, "worker": self._worker_id,
-            "level": logging.root.level, "paused": self._paused,
+            "level": logging.root.level, "paused": self._paused, "watched": self._watched,
         }  # fmt: skip
         try:
             async with FrontEnd.started(number, order) as one:
@@ -184,6 +198,8 @@ class FrontEnds(Share):
         finally:
             with self._moving:
                 ended = self._running.pop(number, None)
+                if ended is not None:
+                    self._left += ended.take_events()
                 if ended is not None and ended.report:
                     self._ended.append(ended.report | {"in_flight": 0, "limit": 0, "slots": 0})
         return one

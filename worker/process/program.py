@@ -5,6 +5,7 @@ Set as the app's `Worker` (worker/app.py); read beside celery/apps/worker.py of 
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -21,10 +22,13 @@ from celery.utils.log import in_sighandler
 from celery.utils.nodenames import default_nodename, host_format
 from celery.worker import state
 
+from contract.log_lines import as_json
 from contract.redis.connect import masked
 from contract.version import version
 from worker.process.bootstep import current
 from worker.settings import WorkerSettings
+
+log = logging.getLogger(__name__)
 
 #: How each stop begins: Celery's exit code (docs/operations.md).
 _STOPS = {"SIGTERM": EX_OK, "SIGINT": EX_FAILURE, "SIGQUIT": EX_OK}
@@ -44,6 +48,16 @@ def set_option_defaults() -> None:
         option.default = defaults.get(option.name, option.default)
 
 
+def log_as_json() -> None:
+    """Let all that Celery sets up to be logged be lines of JSON."""
+
+    def change(logger: logging.Logger, **_: Any) -> None:
+        as_json(logger.handlers)
+
+    for signal_ in (signals.after_setup_logger, signals.after_setup_task_logger):
+        signal_.connect(change, weak=False)
+
+
 class Program(Worker):
     """Celery's worker with a banner of our own, and three lines where it is stopped."""
 
@@ -55,7 +69,12 @@ class Program(Worker):
 
     def emit_banner(self) -> None:
         """Show what this worker is and what comes next."""
-        print(banner(current().settings, str(self.hostname)), file=sys.__stdout__, flush=True)
+        settings = current().settings
+        text = banner(settings, str(self.hostname))
+        if settings.log_format == "json":
+            log.info("%s", text, extra={"action": "starting"})
+        else:
+            print(text, file=sys.__stdout__, flush=True)
 
     def on_consumer_ready(self, consumer: Any) -> None:
         """Say nothing: Celery's `ready` means its control commands, and the engine may not be."""

@@ -18,12 +18,11 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from contract.version import version
+from worker.drain.counts import OUTCOMES
 from worker.drain.lifecycle import State
 from worker.drain.loop import Drain
 from worker.telemetry.durations import buckets
 from worker.telemetry.seen import Seen, Told, together
-
-OUTCOMES = ("completed", "failed", "cancelled", "expired")
 
 
 class WorkerMetrics(Collector):
@@ -100,8 +99,9 @@ class WorkerMetrics(Collector):
         yield self._counter("completion_tokens", "Tokens written", counts["completion_tokens"])
         yield self._counter(
             "cached_prompt_tokens",
-            "Tokens of prompts that the running engine found in its prefix cache",
-            self._drain.supervisor.cached_prompt_tokens(),
+            "Tokens of prompts that were found in the prefix cache",
+            self._drain.supervisor.cached_prompt_tokens()
+            + sum(part["cached_tokens"] for part in parts),
         )
 
     def _slots(self, parts: Sequence[Told]) -> Iterator[Metric]:

@@ -11,7 +11,7 @@ from contract.redis.reads import Reads
 
 #: What BATCH_VIEWS tells of a part, in its order.
 _PART = ("total", "completed", "failed", "cancelled", "expired", "prompt_tokens",
-         "completion_tokens", "sealed", "finished_at", "created_at")  # fmt: skip
+         "completion_tokens", "sealed", "finished_at", "created_at", "expected")  # fmt: skip
 _UNKNOWN, _AGAIN = -1, 2
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
@@ -45,9 +47,15 @@ class ObjectPlace:
         """Return the same, as it is now."""
         return ObjectPlace(self._url)
 
-    def _asked(self, what: str, *args: Any, **more: Any) -> Any:
+    def _asked(self, what: str) -> Any:
+        with self._worded():
+            return getattr(obstore(self.name), what)(self._store, self._key)
+
+    @contextmanager
+    def _worded(self) -> Iterator[None]:
+        """Tell what obstore raises as what cannot be read."""
         try:
-            return getattr(obstore(self.name), what)(self._store, self._key, *args, **more)
+            yield
         except obstore(self.name, "exceptions").PreconditionError:
             raise InputUnreadable(f"{self.name} has changed while it was read") from None
         except FileNotFoundError:
@@ -84,11 +92,12 @@ class ObjectPlace:
     def _copy(self) -> Any:
         copy = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - who reads it closes it
         try:
-            for piece in self._asked("get").stream():
-                copy.write(piece)
-        except errors_of_bucket() as error:
+            with self._worded():
+                for piece in obstore(self.name).get(self._store, self._key).stream():
+                    copy.write(piece)
+        except InputUnreadable:
             copy.close()
-            raise InputUnreadable(f"cannot read {self.name}: {told(error)}") from None
+            raise
         copy.seek(0)
         return copy
 
@@ -99,12 +108,19 @@ class ObjectPlace:
             InputUnreadable: it is gone or another, or the bucket cannot be reached.
         """
         options: dict[str, Any] = {"range": (start, end)}
-        if tag := self._meta.get("e_tag"):
+        tag = self._meta.get("e_tag")
+        if tag and not tag.startswith("W/"):  # a weak one matches nothing, says RFC 9110
             options["if_match"] = tag
-        found = bytes(self._asked("get", options=options).bytes())
-        if len(found) != end - start:
+        with self._worded():  # a connection may be cut within what it brings
+            answer = obstore(self.name).get(self._store, self._key, options=options)
+            found = bytes(answer.bytes())
+        if len(found) != end - start or _plain(answer.meta.get("e_tag") or tag) != _plain(tag):
             raise InputUnreadable(f"{self.name} has changed while it was read")
         return found
+
+
+def _plain(tag: str | None) -> str | None:
+    return tag and tag.removeprefix("W/")
 
 
 class _ObjectStream(io.RawIOBase):

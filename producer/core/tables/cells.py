@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import decimal
+from collections.abc import Mapping
 from typing import Any
 
 import orjson
@@ -74,13 +75,24 @@ def plain(value: object) -> Any:
     raise TypeError(f"type {type(value).__name__} is not a JSON value")
 
 
+def not_json(row: Mapping[str, Any]) -> BadCell:
+    """Return the error for the first of a row's cells that JSON does not have."""
+    for column, value in row.items():
+        try:
+            _json(column, value)
+        except BadCell as error:
+            return error
+    return BadCell(", ".join(row), "cannot be written as JSON; make it a text or a number")
+
+
 def _json(column: str, value: Any) -> bytes:
     try:
-        return orjson.dumps(value, default=plain)
+        return orjson.dumps(value, plain, orjson.OPT_SERIALIZE_NUMPY)
     except TypeError as error:
-        raise BadCell(
-            column, f"cannot be written as JSON: {error}; make it a text or a number"
-        ) from None
+        problem = f"cannot be written as JSON: {error}; make it a text or a number"
+        if isinstance(value, str):
+            problem = "is not UTF-8; convert the file to UTF-8"
+        raise BadCell(column, problem) from None
 
 
 def _bytes(column: str) -> BadCell:

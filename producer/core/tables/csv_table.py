@@ -20,7 +20,7 @@ class CsvTable:
     """One CSV file. `delimiter` is `,` or a tab.
 
     Raises:
-        InputUnreadable: it has no header, or two columns of one name.
+        InputUnreadable: it has no header, one that is not UTF-8, or two columns of one name.
     """
 
     rows: int | None = None
@@ -36,6 +36,11 @@ class CsvTable:
         name = place.name
         if not any(self.columns):
             raise InputUnreadable(f"{name} has no header; its first row must name the columns")
+        if any(_is_other(column) for column in self.columns):
+            raise InputUnreadable(
+                f"{name} has a header that is not UTF-8; convert the file to UTF-8, for example "
+                "with iconv -f CP949 -t UTF-8"
+            )
         twice = [column for column in self.columns if self.columns.count(column) > 1]
         if twice:
             raise InputUnreadable(f"{name} has two columns of the name {twice[0]!r}; rename one")
@@ -77,3 +82,8 @@ class CsvTable:
         """Close the file."""
         while self._opened:
             self._opened.pop().close()
+
+
+def _is_other(text: str) -> bool:
+    """Whether a text has bytes that are not UTF-8."""
+    return not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text)

@@ -16,7 +16,7 @@ from contract.openai.openai_only import known_names
 from contract.openai.pooling import EMBEDDINGS_URL
 from producer.core.rows import bad_row
 from producer.core.submission import BadOption
-from producer.core.tables.cells import BadCell, empty, parsed, plain, text_of, value_of
+from producer.core.tables.cells import BadCell, empty, not_json, parsed, plain, text_of, value_of
 from producer.core.tables.template import Template, is_template
 
 Row = Mapping[str, Any]
@@ -97,9 +97,9 @@ class RowMapping:
         try:
             option = orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY
             return orjson.dumps(request, plain, option)
-        except TypeError as error:
-            problem = f"cannot be written as JSON: {error}; decode or convert the column first"
-            return bad_row(problem, ", ".join(self.wanted), request.get("custom_id"))
+        except TypeError:
+            cell = not_json({column: row.get(column) for column in self.wanted})
+            return bad_row(cell.problem, cell.column, request.get("custom_id"))
 
 
 def _url(fields: Iterable[str]) -> str:

@@ -81,6 +81,7 @@ class BatchRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     parts: list[Part] = []  # empty until the file was looked through
     counts: Counts = msgspec.field(default_factory=Counts)  # final once ended
     usage: Usage | None = None  # final once ended
+    expected_s: float | None = None  # what was planned of its time; noted at its end
     output_file_id: str | None = None
     error_file_id: str | None = None
 

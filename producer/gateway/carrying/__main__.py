@@ -12,6 +12,7 @@ import time
 from contextlib import ExitStack
 
 from contract.errors import StoreUnavailable, WarmqError
+from contract.log_lines import set_up
 from contract.settings import load
 from contract.traces.tracer import tracing
 from producer.core.heap import keep_memory
@@ -48,7 +49,9 @@ def _open(settings: GatewaySettings) -> Services:
             return Services.open(settings, "warmq-carrier")
         except StoreUnavailable as error:
             if not away:
-                log.warning("no batches are carried: %s", error.message)
+                log.warning(
+                    "no batches are carried: %s", error.message, extra={"action": "no_carrying"}
+                )
             away = True
         time.sleep(_AGAIN_S)
 
@@ -56,7 +59,6 @@ def _open(settings: GatewaySettings) -> Services:
 def main() -> int:
     """Carry batches until SIGTERM; the argument is the process id of the parent."""
     keep_memory()
-    logging.basicConfig(format="%(levelname)s:     carrying: %(message)s", level=logging.INFO)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the gateway, which ends this
     carrier: Carrier | None = None
 
@@ -73,11 +75,12 @@ def main() -> int:
         _end_with(int(sys.argv[1]))
     try:
         settings = load(GatewaySettings)
+        set_up(settings.log_format, "%(levelname)s:     carrying: %(message)s")
         services = _open(settings)
         traces = ExitStack()
         traces.enter_context(tracing(settings.traces, "warmq-gateway"))
     except WarmqError as error:
-        log.error("%s", error.message)
+        log.error("%s", error.message, extra={"action": "carrier_failed"})
         return 1
     with traces:
         carrier = Carrier(services, everything())

@@ -61,7 +61,11 @@ class Carrier:
                     away = False
                 except StoreUnavailable as error:
                     if not away:
-                        log.warning("no batches are carried: %s", error.message)
+                        log.warning(
+                            "no batches are carried: %s",
+                            error.message,
+                            extra={"action": "no_carrying"},
+                        )
                     away, busy = True, False
                 if not busy:
                     self._stop.wait(LOOK_S)
@@ -121,12 +125,26 @@ class Carrier:
         except GivenUp:
             self._give_up(claim)
         except StoreUnavailable as error:
-            log.warning("batch %s waits: %s", claim.id, error.message)
+            log.warning(
+                "batch %s waits: %s",
+                claim.id,
+                error.message,
+                extra={"action": "batch_waits", "batch_id": claim.id},
+            )
         except WarmqError as error:
-            log.warning("batch %s waits: %s", claim.id, error.message)
+            log.warning(
+                "batch %s waits: %s",
+                claim.id,
+                error.message,
+                extra={"action": "batch_waits", "batch_id": claim.id},
+            )
             self._release(claim, FAILED_MS)
         except Exception:
-            log.exception("batch %s cannot be carried now", claim.id)
+            log.exception(
+                "batch %s cannot be carried now",
+                claim.id,
+                extra={"action": "batch_waits", "batch_id": claim.id},
+            )
             self._release(claim, FAILED_MS)
         finally:
             self._leases.drop(held)
@@ -150,7 +168,11 @@ class Carrier:
         # then nobody else has it, and it is free now. What another one has stays with that one.
         self._release(claim, 0)
         if not self._stop.is_set():
-            log.info("batch %s is given up: its lease was not renewed in time", claim.id)
+            log.info(
+                "batch %s is given up: its lease was not renewed in time",
+                claim.id,
+                extra={"action": "batch_given_up", "batch_id": claim.id},
+            )
 
     def _release(self, claim: Claim, in_ms: int) -> None:
         with suppress(StoreUnavailable):  # else its lease ends by itself

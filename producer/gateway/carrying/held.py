@@ -75,5 +75,7 @@ class Leases:
                     else:
                         each.lost = True
                 except StoreUnavailable as error:
-                    log.warning("leases are not renewed: %s", error.message)
+                    log.warning(
+                        "leases are not renewed: %s", error.message, extra={"action": "no_renewal"}
+                    )
                     break

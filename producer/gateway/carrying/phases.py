@@ -177,7 +177,8 @@ class Phases:
                 submit_part(batch.services, batch.record, at, path, report)
         except (BatchConflict, BatchChanged) as error:
             # Somebody has ended or deleted it in the queue: what is there is what there will be.
-            log.warning("batch %s: %s", batch.record.id, error.message)
+            told = {"action": "batch_changed", "batch_id": batch.record.id}
+            log.warning("batch %s: %s", batch.record.id, error.message, extra=told)
             batch.write("cancelling")
 
     def _end_parts(self, batch: Carried, states: list[Batch | None]) -> list[Batch | None]:
@@ -219,7 +220,8 @@ class Phases:
             with traced.step("finalise", states[0], record.parts[0].queue):
                 written = write_files(services, record, lines, report)
         except BatchChanged as error:  # it was retried or deleted
-            log.warning("batch %s: %s", record.id, error.message)
+            told = {"action": "batch_changed", "batch_id": record.id}
+            log.warning("batch %s: %s", record.id, error.message, extra=told)
             raise Later(WAIT_MS) from None
         batch.write(
             _end_of(record, states, written.counts.total),
@@ -227,6 +229,7 @@ class Phases:
             error_file_id=written.error_file_id,
             counts=written.counts,
             usage=written.usage,
+            expected_s=max(filter(None, (state.expected_s for state in states)), default=None),
         )
 
 

@@ -51,7 +51,11 @@ class CarrierProcess:
                 return
             if time.monotonic() - began > _LIVED_S:
                 wait_s = _FIRST_WAIT_S
-            log.error("the process that carries batches ended (%s): again", process.returncode)
+            log.error(
+                "the process that carries batches ended (%s): again",
+                process.returncode,
+                extra={"action": "carrier_ended"},
+            )
             self._ended.wait(wait_s)
             wait_s = min(_LONGEST_WAIT_S, wait_s * 2)
 

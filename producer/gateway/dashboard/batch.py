@@ -15,6 +15,7 @@ from producer.gateway.batches import batches as api
 from producer.gateway.batches import virtual_files
 from producer.gateway.batches.shown import ERRORS, OUTPUT, PARTIAL, parts_of, shown
 from producer.gateway.dashboard.batches import name_inputs, record_of, row_of
+from producer.gateway.dashboard.cached import cached_share, rings_of
 from producer.gateway.dashboard.requests import workers_of
 from producer.gateway.dashboard.samples import Sample, failures, sample
 from producer.gateway.dashboard.view import View
@@ -35,6 +36,7 @@ def batch(view: View) -> Response:
     if row is None:
         raise not_found("batch", batch_id)
     name_inputs(view, [row])
+    row["cached_share"] = cached_share(row, rings_of(view.services, [row]))
     parts = [part for part in view.services.batches.states(parts_of(found)) if part is not None]
     taken = sample(view.services, parts)
     record = record_of(found)

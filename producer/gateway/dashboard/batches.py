@@ -12,6 +12,7 @@ from contract.batch import Batch as QueueBatch
 from contract.redis.gateway.batch_views import BatchView, BatchViews
 from producer.gateway.batches.record import ENDED, decode
 from producer.gateway.batches.shown import shown
+from producer.gateway.dashboard.cached import cached_share, rings_of
 from producer.gateway.dashboard.view import View
 from producer.gateway.errors import not_found
 
@@ -59,17 +60,24 @@ def row_of(view: BatchView, now: float) -> dict[str, Any] | None:
         "tokens_out": batch.usage.output_tokens,
         "cached": batch.usage.input_tokens_details.cached_tokens,
         "expected_s": _expected_s(view),
+        "queues": _queues(view),
         "output_file_id": batch.output_file_id,
         "error_file_id": batch.error_file_id,
     }
 
 
 def _expected_s(view: BatchView) -> float | None:
-    """Return what its submit expected of its time, where it did."""
+    """Return what its submit expected of its time, where it did; its parts run side by side."""
     if isinstance(view.source, QueueBatch):
-        seconds = (view.source.expected or {}).get("seconds")
-        return float(seconds) if isinstance(seconds, int | float) else None
-    return None
+        return view.source.expected_s
+    known = [decode(view.source.document).expected_s, *(part.expected_s for part in view.parts)]
+    return max(filter(None, known), default=None)
+
+
+def _queues(view: BatchView) -> list[str]:
+    if isinstance(view.source, QueueBatch):
+        return [view.source.fields.get("queue", "")]
+    return sorted({part.queue for part in decode(view.source.document).parts})
 
 
 def batch_rows(view: View, after: str, limit: int) -> tuple[list[dict[str, Any]], bool]:
@@ -95,6 +103,9 @@ def name_inputs(view: View, rows: list[dict[str, Any]]) -> None:
 def batches(view: View) -> Response:
     """Show a page of the caller's batches."""
     rows, more = batch_rows(view, view.query.get("after", "")[:200], PAGE)
+    rings = rings_of(view.services, rows)
+    for row in rows:
+        row["cached_share"] = cached_share(row, rings)
     ids = ",".join(row["id"] for row in rows if not row["ended"])
     return view.page("batches.html", rows=rows, more=more, now_watched=ids)
 

@@ -42,8 +42,10 @@ def _chart(values: Sequence[float], minutes: Sequence[Minute], top: float | None
 
 
 def rates(minutes: Sequence[Minute]) -> Chart:
-    """Return the tokens written a second; without the minute that has just begun."""
-    whole = minutes[:-1] or minutes
+    """Return the tokens written a second, since there were slots, but of an hour at least; without
+    the minute that has just begun."""
+    began = next((n for n, minute in enumerate(minutes) if minute.slots_s), 0)
+    whole = minutes[max(0, min(began, len(minutes) - 61)) : -1] or minutes
     return _chart([minute.completion_tokens / 60 for minute in whole], whole)
 
 

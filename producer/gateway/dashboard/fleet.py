@@ -29,11 +29,19 @@ class Fleet:
     waiting: int = 0
     waiting_of: dict[str, int] = field(default_factory=dict)
     waiting_by: list[Waiting] = field(default_factory=list)
+    default: str = ""
 
     @property
     def alive(self) -> list[dict[str, Any]]:
         """The workers that live."""
         return [worker for worker in self.workers if worker["alive"]]
+
+    def model_of(self, queue: str) -> str:
+        """Return what a queue's requests ask for: by its name, else as its workers call it."""
+        if queue.startswith(f"{self.default}."):
+            return queue.removeprefix(f"{self.default}.")
+        found = {one["model"] for one in self.alive if one["queue"] == queue}
+        return ", ".join(sorted(found)[:3]) or "–"
 
     @property
     def oldest_s(self) -> float | None:
@@ -57,6 +65,7 @@ def shown_worker(worker: dict[str, Any], operator: bool) -> dict[str, Any]:
         "queue": queue,
         "model": model.rstrip("/").rpartition("/")[2] or queue,
         "device": str(worker.get("device") or "–"),
+        "buckets": [size for size in worker.get("buckets") or () if isinstance(size, int)],
         "version": str(worker.get("version") or "–"),
         "adapters": worker.get("adapters") or [],
         "slots": slots,
@@ -80,7 +89,7 @@ def read_fleet(services: Services, caller: Caller, *, who: bool = False) -> Flee
     announced = reads.announcements()
     workers = [shown_worker(worker, caller.operator) for worker in announced]
     workers.sort(key=lambda worker: (not worker["alive"], worker["queue"], worker["id"]))
-    fleet = Fleet(workers)
+    fleet = Fleet(workers, default=services.settings.queue)
     queues = queues_of(workers, services.settings.queue)
     for worker in fleet.alive:
         fleet.slots += worker["slots"]

@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import orjson
 from starlette.concurrency import run_in_threadpool
@@ -19,7 +20,9 @@ from starlette.concurrency import run_in_threadpool
 from contract.errors import WarmqError
 from contract.redis.fleet import FleetReads
 from contract.redis.gateway.batch_views import BatchViews
+from contract.redis.ring import Minute
 from producer.gateway.dashboard.batches import row_of
+from producer.gateway.dashboard.cached import cached_share, rings_of
 from producer.gateway.dashboard.fleet import queues_of, shown_worker
 from producer.gateway.services import Services
 
@@ -28,12 +31,14 @@ log = logging.getLogger(__name__)
 #: Between two looks, in seconds; the fleet is looked at every other time, as workers announce
 #: themselves once a second.
 TICK_S, FLEET_EVERY = 0.5, 2
-#: Over how many seconds the rates go.
-RATES_S = 5.0
+#: Over how many seconds the rates go, and of how many there is one.
+RATES_S, LEAST_S = 10.0, 3.0
+#: Workers write what they did into the rings so often.
+WRITE_S = 10.0
 #: Batches that one viewer watches, those that are read in one look of all viewers', and workers
 #: whose state is sent.
 MOST_WATCHED, MOST_READ, MOST_WORKERS = 25, 100, 100
-_RATES = ("completed", "other", "prompt_tokens", "completion_tokens")
+_RATES = ("completed", "other", "prompt_tokens", "completion_tokens", "cached_tokens")
 
 
 @dataclass(eq=False, slots=True)
@@ -75,6 +80,7 @@ class Watch:
         self._task: asyncio.Task[None] | None = None
         self._seen: deque[tuple[float, dict[str, dict[str, int]]]] = deque()
         self._from = 0
+        self._rings: dict[str, tuple[float, Sequence[Minute]]] = {}
 
     @property
     def viewers(self) -> int:
@@ -109,7 +115,9 @@ class Watch:
                 for viewer in tuple(self._viewers):
                     viewer.offer(fleet, rows)
             except WarmqError as error:  # the pages say that they are not live
-                log.warning("the pages are not live: %s", error.message)
+                log.warning(
+                    "the pages are not live: %s", error.message, extra={"action": "no_pages"}
+                )
                 for viewer in tuple(self._viewers):
                     viewer.unsent["lost"] = b"{}"
                     viewer.fleet = b""
@@ -134,9 +142,21 @@ class Watch:
             if row is not None:
                 # What follows from the clock alone is no news: a batch of which nothing moves is
                 # sent once.
+                row["cached_share"] = self._cached_share(row)
                 row["seconds"] = round(row["seconds"]) if row["done"] or row["ended"] else 0
                 found[(tenant, batch_id)] = orjson.dumps(row)
         return found
+
+    def _cached_share(self, row: dict[str, Any]) -> float | None:
+        """Return a batch's; the rings of its queues are read again when workers have written."""
+        now = time.monotonic()
+        self._rings = {q: found for q, found in self._rings.items() if now - found[0] < WRITE_S}
+        for queue in row["queues"]:
+            if queue not in self._rings:
+                read = rings_of(self._services, [row | {"queues": [queue], "created_at": 0}])
+                self._rings[queue] = now, read[queue]
+        share = cached_share(row, {q: minutes for q, (_, minutes) in self._rings.items()})
+        return None if share is None else round(share, 3)
 
     def _read_fleet(self) -> bytes:
         reads = FleetReads.beside(self._services.batches)
@@ -168,11 +188,13 @@ class Watch:
             for name in _RATES:
                 then = before.get(worker, done).get(name, 0)
                 sums[name] += max(0, done.get(name, 0) - then)
-        if seconds < TICK_S:  # the first look knows no rate
-            return {"out_s": None, "in_s": None, "requests_s": None}
+        if seconds < LEAST_S:  # of two looks it would be anything
+            return {"out_s": None, "in_s": None, "requests_s": None, "cached": None}
+        read, cached = sums["prompt_tokens"], sums["cached_tokens"]
         return {
             "out_s": round(sums["completion_tokens"] / seconds, 1),
             "in_s": round(sums["prompt_tokens"] / seconds, 1),
+            "cached": round(min(1.0, cached / read), 3) if read else None,
             "requests_s": round((sums["completed"] + sums["other"]) / seconds, 1),
         }
 

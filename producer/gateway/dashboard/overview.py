@@ -65,15 +65,19 @@ def tenants(view: View) -> Response:
     terms = {tenant.name: tenant for tenant in reads.tenants()}
     fleet = FleetReads.beside(services.batches)
     loads: dict[str, list[int]] = {caller.tenant: [0, 0]}
-    for queue in queues_of(fleet.announcements(), services.settings.queue):
+    queues = queues_of(fleet.announcements(), services.settings.queue)
+    for queue in queues:
         for one in fleet.waiting_by(queue):
             loads.setdefault(one.tenant or CELERY, [0, 0])[0] += one.requests
         for name, count in fleet.in_flight_by(queue).items():
             loads.setdefault(name, [0, 0])[1] += count
     loads |= {name: [0, 0] for name in terms if name not in loads}
+    used = reads.used(queues)
+    loads |= {name: [0, 0] for name in used if name not in loads}
     weights = {name: terms[name].weight if name in terms else 1.0 for name in loads}
     active = {name for name, (waiting, running) in loads.items() if waiting or running}
     of_weight = sum(weights[name] for name in active)
+    of_used = sum(used.values())
     of_running = sum(running for _, running in loads.values())
     rows: list[dict[str, Any]] = [
         {
@@ -83,10 +87,18 @@ def tenants(view: View) -> Response:
             "weight": weights[name],
             "cap": terms[name].max_in_flight if name in terms else None,
             "share": running / of_running if of_running else None,
+            "tokens": round(used.get(name, 0)),
+            "of_tokens": used.get(name, 0) / of_used if of_used else None,
             "due": weights[name] / of_weight if name in active else None,
         }
         for name, (waiting, running) in sorted(loads.items())
         if caller.operator or name == caller.tenant
     ]
     others = len(loads) - len(rows)
-    return view.page("tenants.html", rows=rows[:MOST_TENANTS], others=others)
+    chosen = view.query.get("tenant", "")[:200]
+    if chosen:
+        rows = [row for row in rows if row["name"] == chosen]
+    return view.page(
+        "tenants.html", rows=rows[:MOST_TENANTS], others=others, chosen=chosen,
+        known=sorted(loads)[:MOST_TENANTS] if caller.operator else [],
+    )  # fmt: skip

@@ -72,6 +72,7 @@ def _known(one: OneRequest) -> dict[str, Any]:
         "engine_s": timing.get("engine_s"),
         "tokens": usage.get("completion_tokens"),
         "done_at": done_at,
+        "tries": one.attempts,
         "error": error,
         "remedy": REMEDIES.get(str(error.get("code")), ANOTHER),
         "prompt": prompt_of(one.message),

@@ -10,6 +10,7 @@ from starlette.background import BackgroundTask
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.types import Receive, Scope, Send
 
 from contract.errors import WarmqError
 from producer.gateway.caller import Caller
@@ -98,6 +99,12 @@ class View:
         response = self.page("error.html", error.status, error=error)
         response.headers.update(error.headers)
         return response
+
+
+async def refuse_page(scope: Scope, receive: Receive, send: Send, error: ApiError) -> None:
+    """Answer an error as a page, before any route is reached: Redis is away, say."""
+    response = View(Request(scope)).failed(error)
+    await response(scope, receive, send)
 
 
 Handler = Callable[[View], Response]

@@ -125,7 +125,12 @@ class Files:
                 try:
                     count += self._sweep_one(claim)
                 except StoreFailed as error:  # its lease ends, and it is swept again
-                    log.warning("file %s is not swept: %s", claim.id, error.message)
+                    log.warning(
+                        "file %s is not swept: %s",
+                        claim.id,
+                        error.message,
+                        extra={"action": "no_sweep"},
+                    )
             if len(claims) < _CLAIMS:
                 break
         return count

@@ -171,9 +171,13 @@ class Waiting:
             except* StoreUnavailable as errors:
                 if (text := str(errors.exceptions[0])) != said:
                     said = text
-                    log.warning("online requests wait for Redis: %s", text)
+                    log.warning(
+                        "online requests wait for Redis: %s", text, extra={"action": "no_answers"}
+                    )
             except* Exception:  # a gateway that hears nothing would answer nobody any more
-                log.exception("results are not heard; listening again")
+                log.exception(
+                    "results are not heard; listening again", extra={"action": "no_answers"}
+                )
             finally:
                 self._subscription = None
                 await subscription.close()

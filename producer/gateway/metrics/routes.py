@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 
 #: Between two snapshots, and for how long they are taken after a scrape, in seconds.
 EVERY_S, WATCHED_S = 10.0, 120.0
+#: Queues that are remembered.
+MOST_QUEUES = 1000
 #: The first scrape waits so long for a first snapshot.
 FIRST_S = 2.0
 
@@ -35,6 +37,9 @@ class Snapshots(Collector):
         self._services = services
         self._reads = FleetReads.beside(services.batches)
         self._fleet: Fleet | None = None
+        #: A queue is told of although its workers have all died, and before it has any.
+        self._queues = {services.settings.queue}
+        self._since_ms = 0.0
         self._scraped_at = -WATCHED_S
         self._wanted = asyncio.Event()
         self._taken = asyncio.Event()
@@ -68,15 +73,25 @@ class Snapshots(Collector):
                 await asyncio.sleep(EVERY_S)
 
     async def _take(self) -> None:
-        queue = self._services.settings.queue
         try:
-            self._fleet = await asyncio.to_thread(self._reads.fleet, [queue])
+            self._fleet = await asyncio.to_thread(self._read)
         except WarmqError as error:
             self._fleet = None
             log.warning("no metrics: %s", error.message, extra={"action": "no_metrics"})
         except Exception:  # what a stranger wrote must not end the page
             self._fleet = None
             log.exception("no metrics", extra={"action": "no_metrics"})
+
+    def _read(self) -> Fleet:
+        queues, self._since_ms = self._reads.queues_of_batches(self._since_ms)
+        self._remember(queues)
+        fleet = self._reads.fleet(self._queues)
+        self._remember(fleet.queues)
+        return fleet
+
+    def _remember(self, queues: Iterable[str]) -> None:
+        new = sorted(set(queues) - self._queues)
+        self._queues.update(new[: MOST_QUEUES - len(self._queues)])
 
 
 @contextlib.asynccontextmanager

@@ -67,7 +67,11 @@ class _Writer:
             gone = StoreFailed("not committed")
             self._file.__exit__(StoreFailed, gone, None)  # with an error it ends, and keeps nothing
         except (BaseError, OSError) as error:  # the bucket is away: its own rule removes them
-            log.warning("parts of an unfinished file stay in the bucket: %s", error)
+            log.warning(
+                "parts of an unfinished file stay in the bucket: %s",
+                error,
+                extra={"action": "parts_left"},
+            )
 
 
 #: Written and removed at the start.

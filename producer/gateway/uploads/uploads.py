@@ -133,7 +133,9 @@ def sweep(services: Services) -> int:
             _sweep_one(services, claim)
             count += 1
         except (ApiError, WarmqError) as error:  # its lease ends, and it is swept again
-            log.warning("upload %s is not swept: %s", claim.id, error.message)
+            log.warning(
+                "upload %s is not swept: %s", claim.id, error.message, extra={"action": "no_sweep"}
+            )
     return count
 
 

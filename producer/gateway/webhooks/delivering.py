@@ -57,7 +57,14 @@ def _end(services: Services, claim: Claim, delivery: Delivery, told: str) -> Non
     delivery.ended = True
     Webhooks.beside(services.batches).write(delivery)
     services.due.finish(claim)
-    log.info("webhook %s (%s of %s): %s", delivery.id, delivery.event, delivery.batch_id, told)
+    log.info(
+        "webhook %s (%s of %s): %s",
+        delivery.id,
+        delivery.event,
+        delivery.batch_id,
+        told,
+        extra={"action": "webhook"},
+    )
 
 
 def _again(services: Services, claim: Claim, delivery: Delivery, told: str) -> None:
@@ -70,6 +77,7 @@ def _again(services: Services, claim: Claim, delivery: Delivery, told: str) -> N
     log.warning(
         "webhook %s (%s of %s): try %d: %s; again in %d s",
         delivery.id, delivery.event, delivery.batch_id, delivery.tries, told, in_s,
+        extra={"action": "webhook_again"},
     )  # fmt: skip
 
 
@@ -111,9 +119,11 @@ class _Round:
             claim = self._running.pop(done)
             error = done.exception()
             if isinstance(error, StoreUnavailable):
-                log.warning("webhook %s: %s", claim.id, error.message)  # its lease brings it back
+                log.warning(
+                    "webhook %s: %s", claim.id, error.message, extra={"action": "webhook"}
+                )  # its lease brings it back
             elif error is not None:
-                log.error("webhook %s", claim.id, exc_info=error)
+                log.error("webhook %s", claim.id, exc_info=error, extra={"action": "webhook"})
         if time.monotonic() - self._renewed > self._lease_ms / 3000:
             self._renewed = time.monotonic()
             for claim in self._running.values():
@@ -140,10 +150,10 @@ def _deliver_until(services: Services, stop: threading.Event) -> None:
             taken = current.take()
             under_way = current.look(LOOK_S)
         except StoreUnavailable as error:
-            log.warning("webhooks wait for Redis: %s", error.message)
+            log.warning("webhooks wait for Redis: %s", error.message, extra={"action": "webhook"})
             taken, under_way = 0, False
         except Exception:  # one bad record must not end the delivery of all others
-            log.exception("webhooks")
+            log.exception("webhooks", extra={"action": "webhook"})
             taken, under_way = 0, False
         if not taken and not under_way:
             stop.wait(LOOK_S)

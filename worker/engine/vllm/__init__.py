@@ -31,6 +31,9 @@ def make(settings: VllmSettings) -> "VllmEngine":
     """
     refuse_fatal(judge_installed(installed()))
     refuse_fatal(judge_folder(settings, ask_hub=True))
+    if settings.log_format == "json":
+        # It would write through handlers of its own; so its lines go to the worker's.
+        os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")
     settings = prepare(settings)  # first: vLLM reads the environment when it is imported
     packages = installed()
     refuse_fatal(judge_device(packages))

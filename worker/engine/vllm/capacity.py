@@ -4,7 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from worker.engine import Capacity
+from worker.engine.rbln.model import read_artefact
 from worker.engine.vllm import serving
+from worker.engine.vllm.names import current_platform
 
 
 def capacity_of(
@@ -20,6 +22,7 @@ def capacity_of(
         adapters: the names of its LoRA adapters.
     """
     parallel, cache = config.parallel_config, config.cache_config
+    compiled = read_artefact(model)
     blocks = (cache.num_gpu_blocks or 0) * parallel.data_parallel_size
     return Capacity(
         max_num_seqs=config.scheduler_config.max_num_seqs * parallel.data_parallel_size,
@@ -28,7 +31,8 @@ def capacity_of(
         adapters=tuple(adapters),
         details={
             "engine": "vllm",
-            "device": str(config.device_config.device_type),
+            "device": _device_of(config),
+            **({"buckets": compiled.buckets} if compiled else {}),
             "dtype": str(config.model_config.dtype),
             "served_names": names,
             "urls": urls,
@@ -41,3 +45,13 @@ def capacity_of(
         parses_chats=serving.parses_chats(config),
         one_step=config.model_config.runner_type == "pooling",
     )
+
+
+def _device_of(config: Any) -> str:
+    """Return the card's name (NVIDIA H100 80GB HBM3) where vLLM's platform tells one, else its
+    kind (cpu, cuda)."""
+    kind = str(config.device_config.device_type)
+    try:
+        return str(current_platform.get_device_name() or kind)
+    except Exception:  # a name is for people alone; a plugin's platform may have any trouble
+        return kind

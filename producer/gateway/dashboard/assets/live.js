@@ -27,6 +27,9 @@ export function duration(seconds) {
   return parts.slice(0, 2).join(" ");
 }
 
+/** @param {number | null | undefined} share From 0 to 1. */
+const percent = (share) => (share === null || share === undefined ? "–" : `${(100 * share).toFixed(1)} %`);
+
 /** @param {Element | null} element @param {string} text */
 function put(element, text) {
   if (element && element.textContent !== text) element.textContent = text;
@@ -41,6 +44,7 @@ function fleet(told) {
   field(document, "in_s", number(told.in_s));
   field(document, "requests_s", number(told.requests_s));
   field(document, "slots", `${number(told.running)} / ${number(told.slots)}`);
+  field(document, "cached", percent(told.cached));
   field(document, "waiting", number(told.waiting));
   field(document, "workers", number(told.workers));
   for (const worker of told.each) {
@@ -63,6 +67,7 @@ function batch(row) {
     is("left", row.ended ? duration(row.seconds) : duration(row.left_s));
     is("tokens_in", number(row.tokens_in));
     is("tokens_out", number(row.tokens_out));
+    is("cached_share", percent(row.cached_share));
     const shown = place.querySelector('[data-b="status"] .status');
     if (shown && !shown.classList.contains(`status-${row.status}`)) {
       // Its word is in the viewer's language: the page is fetched anew once, when a batch has ended.

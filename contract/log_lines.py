@@ -1,0 +1,55 @@
+"""Log lines as JSON, one object a line, where WARMQ_LOG_FORMAT=json asks for it.
+
+docs/logs.md lists the fields, and the words that `action` can be.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+from collections.abc import Iterable
+
+import orjson
+
+#: What a line may say beside its text, given to the logger as `extra`.
+FIELDS = ("action", "request_id", "batch_id", "trace_id")
+
+
+class JsonLines(logging.Formatter):
+    """Writes a record as one line: time (UTC), level, logger, process, message, and what it has of
+    FIELDS; `exception` is a traceback."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line, without its break."""
+        at = dt.datetime.fromtimestamp(record.created, dt.UTC)
+        line = {
+            "time": at.isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "process": record.process,
+            "message": _text(record.getMessage()),
+        }
+        for name in FIELDS:
+            if value := getattr(record, name, None):
+                line[name] = _text(str(value))
+        if record.exc_info:
+            line["exception"] = _text(self.formatException(record.exc_info))
+        return orjson.dumps(line).decode()
+
+
+def as_json(handlers: Iterable[logging.Handler]) -> None:
+    """Let these handlers write such lines from now on."""
+    for handler in handlers:
+        handler.setFormatter(JsonLines())
+
+
+def set_up(log_format: str, text: str, level: int = logging.INFO) -> None:
+    """Log to stderr, in this process from now on: as JSON, or as `text` says."""
+    logging.basicConfig(level=level, format=text)
+    if log_format == "json":
+        as_json(logging.root.handlers)
+
+
+def _text(text: str) -> str:
+    """Return text that can be JSON: half of a surrogate pair cannot."""
+    return text.encode(errors="replace").decode()

@@ -1,0 +1,134 @@
+"""What it costs a worker to be looked at: /metrics scraped, Celery's task events read.
+
+Each way and none at all in turns, on one machine within minutes: requests/s at the ceiling (an
+engine without latency), and the worker's CPU a request at about 1,200 requests/s.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import redis
+from bench.common import report
+from bench.common.load import cpu_s, hold, wait_ready
+
+from demo.stack import RedisServer, Worker, eventually, free_port
+
+SLOTS, LATENCY_S = 256, 0.2
+#: Prometheus' own default is a minute; 15 s is usual.
+SCRAPE_S = 5.0
+EXPECTED = {
+    "written": "before the first run: a page takes 10 ms of a core, an event 20 us and at most "
+    "100 requests a second are told",
+    "metrics_ceiling": 0.997,
+    "metrics_cpu": 1.01,
+    "events_ceiling": 0.98,
+    "events_cpu": 1.03,
+}
+BARS = {"metrics_ceiling": 0.98, "metrics_cpu": 1.02, "events_ceiling": 0.98, "events_cpu": 1.05}
+
+
+class Telling(Worker):
+    """A worker that is started with `-E`."""
+
+    def command(self) -> list[str]:
+        """Return the Procfile's, and the option."""
+        return [*super().command(), "-E"]
+
+
+@contextmanager
+def beside(target: Callable[[threading.Event], None]) -> Iterator[None]:
+    """Run something in a thread while the context is open."""
+    over = threading.Event()
+    thread = threading.Thread(target=target, args=(over,))
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def scrape(port: int, over: threading.Event) -> None:
+    """Read the page as Prometheus does."""
+    while not over.wait(SCRAPE_S):
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10).read()
+
+
+def listen(url: str, over: threading.Event) -> None:
+    """Receive all of Celery's events, and throw them away."""
+    with redis.Redis.from_url(url) as client, client.pubsub() as heard:
+        heard.psubscribe("/*.celeryev/*")
+        while not over.is_set():
+            heard.get_message(timeout=0.2)
+
+
+def once(folder: Path, way: str, latency_s: float, count: int) -> dict[str, float]:
+    """Return requests/s and the worker's CPU microseconds a request of one run."""
+    settings: dict[str, Any] = {"simulated_slots": SLOTS, "simulated_latency_s": latency_s}
+    looked: Callable[[threading.Event], None] = threading.Event.wait  # nobody looks
+    with RedisServer(folder) as server, server.client() as client:
+        kind = Worker
+        if way == "metrics":
+            settings["metrics_port"] = free_port()
+            looked = partial(scrape, settings["metrics_port"])
+        if way == "events":
+            kind, looked = Telling, partial(listen, server.url)
+        with kind(server.url, folder / "log", engine="simulated", **settings) as worker:
+            wait_ready(client)
+            held = hold(client, "observed", count)
+            with beside(looked):
+                if way == "events":
+                    eventually(client.pubsub_numpat, 10, "somebody listens")
+                cpu, began = cpu_s(worker.pid), held.release()
+                ended = held.wait()
+                cpu = cpu_s(worker.pid) - cpu
+    return {"per_s": count / (ended - began), "us": 1e6 * cpu / count}
+
+
+WAYS = ("none", "metrics", "events")
+
+
+def measure(quick: bool) -> dict[str, Any]:
+    """Run all ways in turns, another first in each round; return the part's figures."""
+    rounds, ceiling, steady = (2, 20_000, 5_000) if quick else (6, 80_000, 20_000)
+    runs: dict[str, dict[str, list[float]]] = {
+        way: {"per_s": [], "us": [], "steady_per_s": []} for way in WAYS
+    }
+    loads = [report.load_now()]
+    with tempfile.TemporaryDirectory(prefix="warmq-bench-") as name:
+        for n in range(rounds):
+            for way in (*WAYS[n % len(WAYS) :], *WAYS[: n % len(WAYS)]):
+                folder = Path(name) / f"{n}-{way}"
+                runs[way]["per_s"].append(once(folder / "ceiling", way, 0, ceiling)["per_s"])
+                found = once(folder / "steady", way, LATENCY_S, steady)
+                runs[way]["us"].append(found["us"])
+                runs[way]["steady_per_s"].append(found["per_s"])
+            loads.append(report.load_now())
+    reached = {}
+    for way in WAYS[1:]:
+        reached[f"{way}_ceiling"] = _ratio(runs, way, "per_s")
+        reached[f"{way}_cpu"] = _ratio(runs, way, "us")
+    return {
+        "quick": quick, "expected": EXPECTED, "bars": BARS, "load_average": loads,
+        "reached": reached, "runs": runs,
+    }  # fmt: skip
+
+
+def _ratio(runs: dict[str, dict[str, list[float]]], way: str, figure: str) -> dict[str, Any]:
+    pairs = zip(runs[way][figure], runs["none"][figure], strict=True)
+    return report.spread([one / none for one, none in pairs], 3)
+
+
+def run(quick: bool = False) -> None:
+    """Measure, save and print."""
+    data = measure(quick)
+    report.save("observed", data)
+    report.figures("a worker that is looked at ÷ one that is not", data)

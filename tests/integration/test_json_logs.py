@@ -1,0 +1,72 @@
+"""The logs of real processes where JSON is asked for: every line is one object."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+import redis
+from celery_side import client_app, send, simulated
+from support import producer_command, producer_env
+
+from contract.redis import keys
+from demo.stack import eventually, free_port
+
+FIELDS = {
+    "time", "level", "logger", "process", "message", "action", "request_id", "batch_id",
+    "trace_id", "exception",
+}  # fmt: skip
+
+
+def lines(log: Path) -> list[dict[str, Any]]:
+    """Return all lines of a process that has ended."""
+    found = [orjson.loads(line) for line in log.read_bytes().splitlines()]
+    assert not {name for line in found for name in line} - FIELDS
+    return found
+
+
+def told(log: Path) -> list[str]:
+    """Return what has happened so far, as the lines say it."""
+    whole = log.read_bytes().rpartition(b"\n")[0] if log.exists() else b""
+    return [orjson.loads(line).get("action", "") for line in whole.splitlines()]
+
+
+@pytest.mark.parametrize("front_ends", [1, 2])
+def test_every_line_of_a_worker_is_json_from_its_start_to_its_stop(
+    redis_url: str, redis_client: redis.Redis, tmp_path: Path, front_ends: int
+) -> None:
+    log = tmp_path / "log"
+    worker = simulated(redis_url, log, log_format="json", front_ends=front_ends)
+    with worker, client_app(redis_url) as app:
+        eventually(lambda: told(log).count("engine_ready") == front_ends, 30, "it is ready")
+        redis_client.publish(keys.CANCEL_CHANNEL, b"\xff\xfe{")  # no message
+        eventually(lambda: told(log).count("bad_message") == front_ends, 30, "they say so")
+        answer = send(app, {"prompt": "Hello", "max_tokens": 4})
+        eventually(answer.ready, 30, "it is answered")
+    found = lines(log)
+    actions = [line.get("action") for line in found]
+    assert actions[0] == "starting"
+    assert actions.count("stopped") == front_ends
+    assert len({line["process"] for line in found}) == front_ends
+    # Celery says that it is connected, which no word of ours is for.
+    assert any(line["logger"].startswith("celery") for line in found)
+
+
+def test_every_line_of_a_gateway_is_json(redis_url: str, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    env = producer_env(
+        redis_url, WARMQ_LOG_FORMAT="json", WARMQ_GATEWAY_STORE=str(tmp_path / "files")
+    )
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            producer_command("serve", "--port", str(free_port())),
+            env=env, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=file,
+        )  # fmt: skip
+    eventually(lambda: b"Uvicorn running" in log.read_bytes(), 30, "it serves")
+    process.terminate()
+    process.wait(30)
+    found = lines(log)
+    assert {"uvicorn.error"} <= {line["logger"] for line in found}

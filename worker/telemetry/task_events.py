@@ -1,0 +1,130 @@
+"""Celery's task events of the requests that a drain runs, gathered for whoever sends them.
+
+Flower and celery-exporter read them (docs/celery-tools.md). Nobody listens most of the time, and
+then nothing is subscribed. No event holds a prompt or an answer.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import Any
+
+from contract.message import Delivery
+from contract.results import error_of
+from worker.drain.endings import Ending
+from worker.drain.events import Committed, Events, HandedBack, Leased, LeasesLost, Started
+
+#: An event's `type` and its own fields; JSON can carry it.
+Told = dict[str, Any]
+
+#: Events that wait to be sent; the oldest are dropped where nobody sends them.
+MOST_WAITING = 10_000
+#: Seconds of its rate that a drain may tell of at once.
+BURST_S = 10.0
+#: Most characters of an event's text.
+CHARACTERS = 200
+
+
+class TaskEvents:
+    """What happens to requests, as Celery's workers tell it.
+
+    Of `most_per_s` requests a second, and BURST_S times as many at once, all events are told, of
+    any beyond that none. A request that was taken before the events were switched on is not told
+    of, nor one that another worker has now.
+    """
+
+    def __init__(self, events: Events, most_per_s: float) -> None:
+        self._events = events
+        self._rate = most_per_s
+        self._allowed, self._refilled = BURST_S * most_per_s, time.monotonic()
+        self._shown: set[str] = set()
+        self._waiting: deque[Told] = deque(maxlen=MOST_WAITING)
+        self._on = False
+
+    def switch(self, on: bool) -> None:
+        """Begin or end telling. On the drain's loop."""
+        if on == self._on:
+            return
+        self._on = on
+        change = self._events.subscribe if on else self._events.unsubscribe
+        change(Leased, self._leased)
+        change(Started, self._started)
+        change(Committed, self._committed)
+        change(HandedBack, self._handed_back)
+        change(LeasesLost, self._leases_lost)
+        self._shown.clear()
+
+    def take(self) -> list[Told]:
+        """Return what has happened since the last call. In any thread."""
+        return taken(self._waiting)
+
+    def _leased(self, event: Leased) -> None:
+        now = time.monotonic()
+        more = self._rate * (now - self._refilled)
+        self._allowed = min(BURST_S * self._rate, self._allowed + more)
+        self._refilled = now
+        for delivery in event.deliveries:
+            if self._allowed < 1:
+                return
+            self._allowed -= 1
+            self._shown.add(delivery.request_id)
+            self._tell("received", delivery, **_received(delivery))
+
+    def _started(self, event: Started) -> None:
+        if event.delivery.request_id in self._shown:
+            self._tell("started", event.delivery)
+
+    def _committed(self, event: Committed) -> None:
+        for ending in event.endings:
+            if ending.delivery.request_id not in self._shown:
+                continue
+            self._shown.discard(ending.delivery.request_id)
+            if ending.outcome:
+                kind, fields = _ended(ending)
+                self._tell(kind, ending.delivery, **fields)
+
+    def _handed_back(self, event: HandedBack) -> None:
+        for delivery in event.deliveries:
+            if delivery.request_id in self._shown:
+                self._shown.discard(delivery.request_id)
+                self._tell("retried", delivery, exception="handed back to the queue", traceback="")
+
+    def _leases_lost(self, event: LeasesLost) -> None:
+        self._shown.difference_update(delivery.request_id for delivery in event.deliveries)
+
+    def _tell(self, kind: str, delivery: Delivery, **fields: Any) -> None:
+        told = {"type": f"task-{kind}", "uuid": delivery.request_id, "timestamp": time.time()}
+        self._waiting.append(told | fields)
+
+
+def taken(waiting: deque[Told]) -> list[Told]:
+    """Empty a queue that another thread adds to, and return what was in it."""
+    return [waiting.popleft() for _ in range(len(waiting))]
+
+
+def _received(delivery: Delivery) -> Told:
+    named = {"batch": delivery.batch, "custom_id": delivery.custom_id, "url": delivery.url}
+    headers = delivery.headers
+    return {
+        "name": delivery.task,
+        "args": "()",
+        "kwargs": repr({name: value for name, value in named.items() if value})[:CHARACTERS],
+        "retries": delivery.returns,
+        "eta": None,
+        "expires": headers.get("expires"),
+        "root_id": headers.get("root_id"),
+        "parent_id": headers.get("parent_id"),
+    }
+
+
+def _ended(ending: Ending) -> tuple[str, Told]:
+    if ending.outcome == "completed":
+        tokens = f"{ending.prompt_tokens} prompt tokens, {ending.completion_tokens} written"
+        return "succeeded", {"result": tokens, "runtime": ending.times.get("engine_s", 0.0)}
+    if ending.outcome == "failed":
+        error = error_of(ending.meta)
+        text = f"{error.code}: {error.message}"
+        return "failed", {"exception": text[:CHARACTERS], "traceback": ""}
+    expired = ending.outcome == "expired"
+    return "revoked", {"terminated": not expired, "signum": None, "expired": expired}
