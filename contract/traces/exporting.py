@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import uuid
 
 from contract.settings import SettingsError
 from contract.traces.context import SpanContext
@@ -76,7 +77,12 @@ class OtlpExport:
     """
 
     def __init__(self, service: str) -> None:
-        mine = {"service.name": service, "service.version": version()}
+        mine: dict[str, str | int] = {
+            "service.name": service,
+            "service.version": version(),
+            "service.instance.id": str(uuid.uuid4()),
+            "process.pid": os.getpid(),
+        }
         named = os.environ.get("OTEL_SERVICE_NAME")
         self._resource = Resource.create(mine | ({"service.name": named} if named else {}))
         self._scope = InstrumentationScope("warmq", version())

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import openai
+import orjson
 import pytest
 from gateway_process import GatewayProcess
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -16,11 +17,12 @@ from opentelemetry.sdk.trace import Tracer, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from otlp_receiver import Received, Receiver, otlp_receiver
 
+from contract.redis import keys
 from contract.traces.context import new_context
 from demo.stack import RedisServer, eventually, tiny_model_worker
 
-pytestmark = [pytest.mark.timeout(180), pytest.mark.slow]
-MODEL = "tiny"
+pytestmark = [pytest.mark.timeout(240), pytest.mark.slow]
+MODEL, FRONT_ENDS = "tiny", 2
 SAY: Any = [{"role": "user", "content": "What is 2 + 3?"}]
 
 
@@ -44,21 +46,26 @@ def tracer(receiver: Receiver) -> Iterator[Tracer]:
 @pytest.fixture(scope="module")
 def client(receiver: Receiver, tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
     folder: Path = tmp_path_factory.mktemp("traced")
-    settings: Any = {"traces": 0}
+    settings: Any = {"traces": 0, "front_ends": FRONT_ENDS}
     with (
         RedisServer(folder / "redis") as server,
+        server.client() as redis_client,
         tiny_model_worker(
             server.url, folder / "worker.log", served_model_name=MODEL, **settings
         ) as worker,
-        GatewayProcess(server.url, folder, **settings) as gateway,
+        GatewayProcess(server.url, folder, traces=0) as gateway,
         openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="x", max_retries=0) as made,
     ):
 
-        def served() -> bool:
+        def ready() -> bool:
             assert worker.process is not None and worker.process.poll() is None
-            return bool(made.models.list().data)
+            # Each front end announces itself; for readers they are one worker.
+            found = [
+                orjson.loads(raw.partition(b"\0")[2]) for raw in redis_client.hvals(keys.WORKERS)
+            ]
+            return [one["state"] for one in found] == ["ready"] * FRONT_ENDS
 
-        eventually(served, 150, "the model is served")
+        eventually(ready, 200, "both front ends are ready: each exports what it runs itself")
         yield made
 
 
@@ -116,3 +123,20 @@ def test_each_choice_of_a_request_has_a_span_of_vllms_below_the_same_parent(
     (process,) = (one for one in found if one.name.startswith("process "))
     engine = [one for one in found if one.name == "llm_request"]
     assert [one.parent_id for one in engine] == [process.span_id] * 2
+
+
+def test_each_front_end_exports_what_it_runs_with_vllms_spans_from_the_same_process(
+    client: openai.OpenAI, receiver: Receiver
+) -> None:
+    def asked() -> bool:
+        headers = new_context(sampled=True).headers()
+        client.completions.create(model=MODEL, prompt="2 + 3 =", extra_headers=headers)
+        return len({one.pid for one in receiver.named("process ")}) == FRONT_ENDS
+
+    eventually(asked, 60, "both front ends have exported")
+    count = len(receiver.named("process "))
+    engine = receiver.wait_for("llm_request", count)  # one has two, for its two choices
+    process_of = {one.span_id: one.pid for one in receiver.named("process ")}
+    assert all(
+        process_of[one.parent_id] == one.pid for one in engine if one.parent_id in process_of
+    )

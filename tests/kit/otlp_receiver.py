@@ -35,6 +35,7 @@ class Received:
     links: list[tuple[str, str]]
     failed: bool
     seconds: float
+    pid: int
 
 
 def _value(any_value: Any) -> Any:
@@ -55,6 +56,7 @@ def _spans(request: Any) -> Iterator[Received]:
                     [(link.trace_id.hex(), link.span_id.hex()) for link in span.links],
                     span.status.code == 2,
                     (span.end_time_unix_nano - span.start_time_unix_nano) / 1e9,
+                    resource.get("process.pid", 0),
                 )  # fmt: skip
 
 
