@@ -27,6 +27,9 @@ class Part:
         self.process = Process()
         self.report = {"in_flight": 3, "limit": 4, "slots": 4, "counts": {"completed": 7}}
 
+    def take_events(self) -> list[dict[str, Any]]:
+        return [{"uuid": "the last"}]
+
 
 def test_a_front_end_that_ends_is_counted_all_the_while(monkeypatch: pytest.MonkeyPatch) -> None:
     fronts = FrontEnds("w1", 2)
@@ -43,3 +46,5 @@ def test_a_front_end_that_ends_is_counted_all_the_while(monkeypatch: pytest.Monk
     assert [told["counts"] for told in while_it_ends] == [{"completed": 7}]
     (ended,) = fronts.reports()
     assert ended == Part().report | {"in_flight": 0, "limit": 0, "slots": 0}
+    assert fronts.task_events() == [{"uuid": "the last"}]
+    assert fronts.task_events() == []
