@@ -102,6 +102,20 @@ def test_a_port_that_is_taken_is_told(redis_url: str, tmp_path: Path, port: int)
         )
 
 
+def test_values_in_files_are_refused(
+    redis_url: str, tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
+    log = tmp_path / "worker.log"
+    worker = simulated(redis_url, log, metrics_port=port)
+    worker.start()
+    assert worker.process is not None
+    assert worker.process.wait(60) != 0
+    assert "PROMETHEUS_MULTIPROC_DIR: a worker with WARMQ_METRICS_PORT serves" in log.read_text()
+    with simulated(redis_url, log):  # without a page it is nobody's business
+        pass
+
+
 def test_all_front_ends_of_a_worker_are_counted_on_one_page(
     redis_url: str, tmp_path: Path, port: int
 ) -> None:
