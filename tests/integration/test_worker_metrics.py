@@ -134,6 +134,17 @@ def test_all_front_ends_of_a_worker_are_counted_on_one_page(
     assert found["warmq_engine_starts_total", ""] == 1
 
 
+def test_the_oldest_request_in_flight_is_told(redis_url: str, tmp_path: Path, port: int) -> None:
+    log = tmp_path / "worker.log"
+    with simulated(redis_url, log, simulated_latency_s=60, metrics_port=port, drain_timeout_s=0):
+        assert scraped(port)["warmq_oldest_in_flight_seconds", ""] == 0
+        app = client_app(redis_url)
+        send(app, BODY)
+        app.close()
+        old = eventually(lambda: page(port)["warmq_oldest_in_flight_seconds", ""], 30, "held", 0.1)
+        eventually(lambda: page(port)["warmq_oldest_in_flight_seconds", ""] > old, 30, "older", 0.1)
+
+
 @pytest.mark.usefixtures("worker")
 def test_the_docs_list_every_series_of_a_worker(port: int) -> None:
     shown = {name for name, _ in scraped(port) if not name.startswith("vllm:")}

@@ -123,6 +123,7 @@ class Part:
         drain = self.drain
         report = {
             "in_flight": len(drain.in_flight),
+            "oldest_s": drain.in_flight.oldest_s(),
             "limit": drain.room.limit,
             "slots": drain.room.slots,
             "redis_errors": drain.leases.errors,

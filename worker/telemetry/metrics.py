@@ -108,8 +108,12 @@ class WorkerMetrics(Collector):
         drain = self._drain
         slots = drain.room.slots + sum(part["slots"] for part in parts)
         held = len(drain.in_flight) + sum(part["in_flight"] for part in parts)
+        oldest_s = max(drain.in_flight.oldest_s(), *(part["oldest_s"] for part in parts), 0.0)
         yield self._gauge("slots", "Requests that the engine runs at once", slots)
         yield self._gauge("in_flight", "Requests that the worker holds", held)
+        yield self._gauge(
+            "oldest_in_flight_seconds", "Since when the oldest request is held", oldest_s
+        )
 
     def _times(self, took: Told) -> Iterator[Metric]:
         for name, text, of in (
