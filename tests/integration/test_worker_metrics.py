@@ -86,6 +86,9 @@ def test_requests_and_what_they_took_are_counted(redis_url: str, port: int) -> N
     assert 0 < found["warmq_request_engine_seconds_sum", ""] < 60
     assert found["warmq_completion_tokens_total", ""] > 0
     assert found["warmq_in_flight", ""] == 0
+    for script in ("pop", "done"):
+        assert found["warmq_script_calls_total", script] > 0
+        assert found["warmq_script_seconds_total", script] > 0
 
 
 def test_a_port_that_is_taken_is_told(redis_url: str, tmp_path: Path, port: int) -> None:
@@ -131,6 +134,7 @@ def test_all_front_ends_of_a_worker_are_counted_on_one_page(
         eventually(lambda: page(port)["warmq_requests_total", "completed"] == 40, 10, "all", 0.2)
         found = page(port)
     assert found["warmq_request_engine_seconds_count", ""] == 40
+    assert found["warmq_script_calls_total", "pop"] > 1
     assert found["warmq_engine_starts_total", ""] == 1
 
 

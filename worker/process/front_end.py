@@ -127,6 +127,7 @@ class Part:
             "limit": drain.room.limit,
             "slots": drain.room.slots,
             "redis_errors": drain.leases.errors,
+            "scripts": drain.leases.took,
             "cached_tokens": drain.supervisor.cached_prompt_tokens(),
             "counts": drain.counts.as_json(),
         }
