@@ -88,7 +88,7 @@ class WorkerSettings(Settings):
     )
 
     task_events_per_s: float = Field(
-        100.0,
+        50.0,
         ge=0,
         le=10_000,
         description="requests a second that Celery's task events tell of, where they are asked for",

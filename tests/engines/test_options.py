@@ -4,6 +4,8 @@ that many use: shards, and adapters with prefix caching."""
 from __future__ import annotations
 
 import re
+import urllib.request
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,6 +14,7 @@ import pytest
 from celery_side import client_app
 from options.checkpoints import make_adapter
 from options.rows import CACHED, NOBIND
+from prometheus_client.parser import text_string_to_metric_families
 from real_stack import (
     Stack,
     asked,
@@ -22,8 +25,16 @@ from real_stack import (
     write_jsonl,
 )
 
+from contract.naming import TASK_NAME
 from contract.redis.batches import BatchStore
-from demo.stack import CPU_ENGINE_ARGS, RedisServer, Worker, eventually, tiny_model_worker
+from demo.stack import (
+    CPU_ENGINE_ARGS,
+    RedisServer,
+    Worker,
+    eventually,
+    free_port,
+    tiny_model_worker,
+)
 
 pytestmark = pytest.mark.timeout(300)
 QUESTIONS = listed_questions(40, seed=71)
@@ -81,7 +92,13 @@ def too_small(stack: Stack) -> Iterator[Worker]:
 
 
 @pytest.fixture(scope="module")
-def adapted(stack: Stack, too_small: Worker) -> Iterator[Worker]:
+def port() -> int:
+    """Return the port of the metrics of the worker with adapters."""
+    return free_port()
+
+
+@pytest.fixture(scope="module")
+def adapted(stack: Stack, too_small: Worker, port: int) -> Iterator[Worker]:
     """Return a worker with two adapters and prefix caching.
 
     The one that is too small starts beside it: the start of an engine keeps one core busy.
@@ -89,7 +106,7 @@ def adapted(stack: Stack, too_small: Worker) -> Iterator[Worker]:
     folder = stack.folder
     noisy, silent = make_adapter(folder / "noisy"), make_adapter(folder / "silent", strength=0)
     args = f"--enable-lora --max-lora-rank 8 --lora-modules noisy={noisy} silent={silent} {CACHED}"
-    with ready(stack, "adapted", args, engine_stats_s=1) as worker:
+    with ready(stack, "adapted", args, engine_stats_s=1, metrics_port=port) as worker:
         yield worker
 
 
@@ -131,6 +148,43 @@ def test_a_common_beginning_is_computed_once(stack: Stack, adapted: Worker) -> N
                for u in usages)  # fmt: skip
     hits = re.compile(r"Prefix cache hit rate: [1-9]")
     eventually(lambda: hits.search(adapted.log_path.read_text()), 20, "vLLM's own statistics")
+
+
+def vllm_series(port: int) -> Counter[str]:
+    """Return the values of vLLM's series on a worker's page, added over their labels."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        families = text_string_to_metric_families(answer.read().decode())
+    found = Counter[str]()
+    for family in families:
+        for sample in family.samples:
+            found[sample.name.removeprefix("vllm:")] += int(sample.value)
+    return found
+
+
+@pytest.mark.usefixtures("adapted")
+def test_vllms_own_series_move_on_the_workers_page(stack: Stack, port: int) -> None:
+    before = vllm_series(port)
+    lines = [asked(q, False, ignore_eos=True, max_tokens=16) for q in QUESTIONS[:8]]
+    usages = [r["response"]["body"]["usage"] for r in run(stack, "series", lines)]
+    prompts = sum(usage["prompt_tokens"] for usage in usages)
+    expected = {
+        "request_success_total": 8,
+        "prompt_tokens_total": prompts,
+        "generation_tokens_total": 8 * 16,
+        "prefix_cache_queries_total": prompts,
+    }
+
+    def moved() -> dict[str, int]:
+        now = vllm_series(port)
+        return {name: now[name] - before[name] for name in expected}
+
+    eventually(lambda: moved() == expected, 20, "vLLM has counted them", 0.2)
+    long = asked(QUESTIONS[0], False, ignore_eos=True, max_tokens=400)
+    many = [stack.app.send_task(TASK_NAME, args=[long], queue="warmq") for _ in range(300)]
+    eventually(lambda: vllm_series(port)["num_requests_running"] > 0, 60, "they run", 0.1)
+    stack.app.control.revoke([result.id for result in many])
+    for result in many:
+        result.get(timeout=60, propagate=False)
 
 
 def test_a_cache_too_small_for_one_request_is_answered_with_settings(too_small: Worker) -> None:

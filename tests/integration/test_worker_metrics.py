@@ -86,6 +86,9 @@ def test_requests_and_what_they_took_are_counted(redis_url: str, port: int) -> N
     assert 0 < found["warmq_request_engine_seconds_sum", ""] < 60
     assert found["warmq_completion_tokens_total", ""] > 0
     assert found["warmq_in_flight", ""] == 0
+    for script in ("pop", "done"):
+        assert found["warmq_script_calls_total", script] > 0
+        assert found["warmq_script_seconds_total", script] > 0
 
 
 def test_a_port_that_is_taken_is_told(redis_url: str, tmp_path: Path, port: int) -> None:
@@ -100,6 +103,20 @@ def test_a_port_that_is_taken_is_told(redis_url: str, tmp_path: Path, port: int)
             f"WARMQ_METRICS_PORT: nothing can listen on 0.0.0.0:{port}"
             in (tmp_path / "other.log").read_text()
         )
+
+
+def test_values_in_files_are_refused(
+    redis_url: str, tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
+    log = tmp_path / "worker.log"
+    worker = simulated(redis_url, log, metrics_port=port)
+    worker.start()
+    assert worker.process is not None
+    assert worker.process.wait(60) != 0
+    assert "PROMETHEUS_MULTIPROC_DIR: a worker with WARMQ_METRICS_PORT serves" in log.read_text()
+    with simulated(redis_url, log):  # without a page it is nobody's business
+        pass
 
 
 def test_all_front_ends_of_a_worker_are_counted_on_one_page(
@@ -117,7 +134,19 @@ def test_all_front_ends_of_a_worker_are_counted_on_one_page(
         eventually(lambda: page(port)["warmq_requests_total", "completed"] == 40, 10, "all", 0.2)
         found = page(port)
     assert found["warmq_request_engine_seconds_count", ""] == 40
+    assert found["warmq_script_calls_total", "pop"] > 1
     assert found["warmq_engine_starts_total", ""] == 1
+
+
+def test_the_oldest_request_in_flight_is_told(redis_url: str, tmp_path: Path, port: int) -> None:
+    log = tmp_path / "worker.log"
+    with simulated(redis_url, log, simulated_latency_s=60, metrics_port=port, drain_timeout_s=0):
+        assert scraped(port)["warmq_oldest_in_flight_seconds", ""] == 0
+        app = client_app(redis_url)
+        send(app, BODY)
+        app.close()
+        old = eventually(lambda: page(port)["warmq_oldest_in_flight_seconds", ""], 30, "held", 0.1)
+        eventually(lambda: page(port)["warmq_oldest_in_flight_seconds", ""] > old, 30, "older", 0.1)
 
 
 @pytest.mark.usefixtures("worker")

@@ -25,7 +25,13 @@ class Part:
 
     def __init__(self) -> None:
         self.process = Process()
-        self.report = {"in_flight": 3, "limit": 4, "slots": 4, "counts": {"completed": 7}}
+        self.report = {
+            "in_flight": 3,
+            "oldest_s": 2.5,
+            "limit": 4,
+            "slots": 4,
+            "counts": {"completed": 7},
+        }
 
     def take_events(self) -> list[dict[str, Any]]:
         return [{"uuid": "the last"}]
@@ -45,6 +51,7 @@ def test_a_front_end_that_ends_is_counted_all_the_while(monkeypatch: pytest.Monk
     asyncio.run(fronts._run_one(1, {}))
     assert [told["counts"] for told in while_it_ends] == [{"completed": 7}]
     (ended,) = fronts.reports()
-    assert ended == Part().report | {"in_flight": 0, "limit": 0, "slots": 0}
+    nothing = {"in_flight": 0, "oldest_s": 0, "limit": 0, "slots": 0}
+    assert ended == Part().report | nothing
     assert fronts.task_events() == [{"uuid": "the last"}]
     assert fronts.task_events() == []

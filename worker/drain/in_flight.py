@@ -1,6 +1,7 @@
 """The requests this worker holds: leased, and not committed yet."""
 
 import asyncio
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -54,6 +55,12 @@ class InFlight:
     def leases(self) -> list[str]:
         """Return all leases, in no order."""
         return [*self._by_lease, *self._exchanged]
+
+    def oldest_s(self) -> float:
+        """Return since when the request that began first is held, in seconds; 0 without one. In
+        any thread."""
+        began = [running.since for running in list(self._by_lease.values()) if running.since]
+        return time.monotonic() - min(began) if began else 0.0
 
     def get(self, lease: str) -> Running | None:
         """Return the request with that lease, if it is still in flight."""

@@ -25,6 +25,12 @@ USUALLY_TAKEN_BYTES = 512 * 2**20
 BROKEN_TIMES = 3
 
 
+#: Scripts that every worker runs: they are told of before their first call.
+ALWAYS = ("done", "pop", "release", "renew", "ring", "sweep")
+#: By script: calls, and the seconds until they were answered or failed.
+Took = dict[str, tuple[int, float]]
+
+
 class Scripts:
     """Runs the scripts of contract/lua in one Redis, for one worker."""
 
@@ -32,6 +38,8 @@ class Scripts:
         self.worker_id = worker_id
         self.queue = settings.queue_to_drain
         self.errors = 0
+        #: Its tuples are replaced, never changed: other threads read them.
+        self.took: Took = dict.fromkeys(ALWAYS, (0, 0.0))
         self.settings = settings
         url = settings.redis_url.get_secret_value()
         # redis-py types every reply as bytes or str or more; this client never decodes.
@@ -44,7 +52,12 @@ class Scripts:
 
     async def run(self, name: str, *args: Any) -> Any:
         """Run a script once. Raises StoreUnavailable if Redis does not take it now."""
-        return await self._client.run_script(name, *args)
+        began = time.perf_counter()
+        try:
+            return await self._client.run_script(name, *args)
+        finally:
+            calls, seconds = self.took.get(name, (0, 0.0))
+            self.took[name] = calls + 1, seconds + time.perf_counter() - began
 
     async def note_history(self, told: Sequence[int], worker: str) -> None:
         """Add to this minute of the queue's last day, and of a worker's last hour: requests

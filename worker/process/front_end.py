@@ -123,9 +123,11 @@ class Part:
         drain = self.drain
         report = {
             "in_flight": len(drain.in_flight),
+            "oldest_s": drain.in_flight.oldest_s(),
             "limit": drain.room.limit,
             "slots": drain.room.slots,
             "redis_errors": drain.leases.errors,
+            "scripts": drain.leases.took,
             "cached_tokens": drain.supervisor.cached_prompt_tokens(),
             "counts": drain.counts.as_json(),
         }

@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 
 #: How long they may take to hand back what an engine that died, or is ended, had of theirs.
 LEAVE_S = 10.0
+#: What the report of one that has ended says of what it held.
+NOTHING_HELD = {"in_flight": 0, "oldest_s": 0.0, "limit": 0, "slots": 0}
 
 
 class FrontEndFailed(Exception):
@@ -201,7 +203,7 @@ class FrontEnds(Share):
                 if ended is not None:
                     self._left += ended.take_events()
                 if ended is not None and ended.report:
-                    self._ended.append(ended.report | {"in_flight": 0, "limit": 0, "slots": 0})
+                    self._ended.append(ended.report | NOTHING_HELD)
         return one
 
 

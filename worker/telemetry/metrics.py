@@ -6,6 +6,7 @@ the gateway, once for all workers.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from prometheus_client.core import (
@@ -49,6 +50,7 @@ class WorkerMetrics(Collector):
         yield from self._slots(parts)
         yield from self._times(seen["durations"])
         yield from self._troubles(seen["happenings"], parts)
+        yield from self._scripts(parts)
 
     def _labels(self) -> dict[str, str]:
         settings, capacity = self._drain.settings, self._drain.supervisor.capacity
@@ -108,8 +110,12 @@ class WorkerMetrics(Collector):
         drain = self._drain
         slots = drain.room.slots + sum(part["slots"] for part in parts)
         held = len(drain.in_flight) + sum(part["in_flight"] for part in parts)
+        oldest_s = max(drain.in_flight.oldest_s(), *(part["oldest_s"] for part in parts), 0.0)
         yield self._gauge("slots", "Requests that the engine runs at once", slots)
         yield self._gauge("in_flight", "Requests that the worker holds", held)
+        yield self._gauge(
+            "oldest_in_flight_seconds", "Since when the oldest request is held", oldest_s
+        )
 
     def _times(self, took: Told) -> Iterator[Metric]:
         for name, text, of in (
@@ -134,3 +140,17 @@ class WorkerMetrics(Collector):
         yield self._gauge(
             "engine_start_seconds", "How long the latest engine took to start", seen["ready_s"]
         )
+
+    def _scripts(self, parts: Sequence[Told]) -> Iterator[Metric]:
+        calls = CounterMetricFamily("warmq_script_calls", "Calls of Redis scripts, by script")
+        took = CounterMetricFamily("warmq_script_seconds", "Time until they were answered")
+        counted, summed = Counter[str](), Counter[str]()
+        for told in (dict(self._drain.leases.took), *(part["scripts"] for part in parts)):
+            for script, (number, seconds) in told.items():
+                counted[script] += number
+                summed[script] += seconds
+        for script in sorted(counted):
+            labels = self._labels() | {"script": script}
+            calls.add_sample("warmq_script_calls_total", labels, counted[script])
+            took.add_sample("warmq_script_seconds_total", labels, summed[script])
+        yield from (calls, took)

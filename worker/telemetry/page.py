@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,10 @@ from worker.telemetry.seen import Told
 
 #: vLLM writes its series, all named so, into the library's global registry.
 VLLM = "vllm:"
+#: With one of these the library keeps vLLM's values in files, one a process, for a server that
+#: gathers them: they are never removed, a folder that is missing ends the engine's start, and
+#: each token is written through a mapping.
+FILES = ("PROMETHEUS_MULTIPROC_DIR", "prometheus_multiproc_dir")
 
 
 class VllmSeries(Collector):
@@ -38,12 +43,18 @@ def metrics_page(drain: Drain, parts: Callable[[], Sequence[Told]]) -> Iterator[
     `metrics_port` do nothing. `parts` returns the reports of further front ends.
 
     Raises:
-        SettingsError: the port cannot be had.
+        SettingsError: the port cannot be had, or the environment wants values in files.
     """
     port, host = drain.settings.metrics_port, drain.settings.metrics_host
     if port is None:
         yield
         return
+    for name in FILES:
+        if name in os.environ:
+            raise SettingsError(
+                f"{name}: a worker with WARMQ_METRICS_PORT serves all its series from memory, and "
+                "not from this folder; unset it for the worker"
+            )
     registry = CollectorRegistry()
     registry.register(WorkerMetrics(drain, parts))
     registry.register(VllmSeries())
