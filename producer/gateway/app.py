@@ -38,7 +38,7 @@ from producer.gateway.refusal import refuse, response_for, stopping
 from producer.gateway.scale import routes as scale
 from producer.gateway.services import Services
 from producer.gateway.sweeping import sweeping
-from producer.gateway.traced import Traced
+from producer.gateway.traced import Traced, about
 from producer.gateway.uploads import routes as uploads
 from producer.gateway.webhooks import delivering
 
@@ -111,13 +111,8 @@ async def _of_api(request: Request, error: ApiError) -> Response:
 async def _of_warmq(request: Request, error: WarmqError) -> Response:
     told = of_warmq(error)
     if told.status >= 500:
-        log.error(
-            "%s %s: %s",
-            request.method,
-            request.url.path,
-            error.message,
-            extra={"action": "request_error"},
-        )
+        fields = about(request.scope, "request_error")
+        log.error("%s %s: %s", request.method, request.url.path, error.message, extra=fields)
     return response_for(request.scope, told)
 
 
@@ -126,9 +121,8 @@ async def _of_gone(_: Request, __: ClientDisconnect) -> Response:
 
 
 async def _unforeseen(request: Request, error: Exception) -> Response:
-    log.error(
-        "%s %s", request.method, request.url.path, exc_info=error, extra={"action": "request_error"}
-    )
+    fields = about(request.scope, "request_error")
+    log.error("%s %s", request.method, request.url.path, exc_info=error, extra=fields)
     told = ApiError(500, "the gateway failed; its log says why", code="internal_error")
     response = response_for(request.scope, told)
     # Starlette answers this one outside of all middlewares.

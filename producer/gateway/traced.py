@@ -26,6 +26,13 @@ def current_traceparent() -> str:
     return trace.context.traceparent if trace is not None else ""
 
 
+def about(scope: Scope, action: str) -> dict[str, str]:
+    """Return `extra` for a line of the log about the request of this scope, which is served now."""
+    found = {"action": action, "request_id": scope.get("warmq.request_id", "")}
+    trace = current()
+    return found | ({"trace_id": f"{trace.context.trace_id:032x}"} if trace is not None else {})
+
+
 class Traced:
     """Continues the trace that a request's headers name, or begins one, and exports its span."""
 

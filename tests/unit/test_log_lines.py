@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import logging
 import re
 import sys
@@ -10,10 +11,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import orjson
+import pytest
+from starlette.requests import Request
 
+from contract.errors import StoreUnavailable, WarmqError
 from contract.log_lines import JsonLines
 from contract.message import Delivery
 from demo.stack import ROOT
+from producer.gateway.app import HANDLERS
 from worker.drain.log_fields import about
 
 LEVELS = ("info", "warning", "error", "exception", "critical")
@@ -66,6 +71,35 @@ def test_every_line_of_worker_and_gateway_says_its_action() -> None:
         and path.name != "audit.py"  # its lines are JSON of their own
     ]
     assert without == []
+
+
+def test_every_line_that_names_a_request_has_its_id_as_a_field() -> None:
+    without = [
+        f"{path.relative_to(ROOT)}:{call.lineno}"
+        for path, tree in modules()
+        for level in LEVELS
+        for call in calls(tree, f"log.{level}")
+        if "request %s" in ast.unparse(call.args[0])
+        for keyword in call.keywords
+        if keyword.arg == "extra" and isinstance(keyword.value, ast.Dict)
+        if "request_id" not in ast.unparse(keyword.value)
+    ]
+    assert without == []
+
+
+@pytest.mark.parametrize("kind", [StoreUnavailable, Exception])
+def test_a_gateways_line_about_a_failure_names_the_request_that_the_answer_names(
+    caplog: pytest.LogCaptureFixture, kind: type[Exception]
+) -> None:
+    scope = {
+        "type": "http", "method": "GET", "path": "/v1/batches", "headers": [], "query_string": b"",
+        "warmq.request_id": "req_1", "warmq.headers": {},
+    }  # fmt: skip
+    handler = HANDLERS[WarmqError if issubclass(kind, WarmqError) else kind]
+    answer = asyncio.run(handler(Request(scope), kind("it is away")))
+    assert answer.status_code >= 500
+    (record,) = caplog.records
+    assert (record.action, record.request_id) == ("request_error", "req_1")
 
 
 def line_of(text: str, *values: object, **fields: object) -> dict[str, object]:

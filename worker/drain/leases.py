@@ -19,6 +19,7 @@ from contract.redis import keys
 from contract.redis.arrivals import Arrivals
 from contract.streaming import STREAM_ENTRIES, STREAM_TTL_MS, Entry, Piece, published
 from worker.drain.endings import Ending, arguments, with_error
+from worker.drain.log_fields import about
 from worker.drain.scripts import ALWAYS_TAKEN_BYTES, Scripts
 from worker.settings import WorkerSettings
 
@@ -137,12 +138,9 @@ class Leases(Scripts):
         try:
             return await self._done([ending])
         except StoreRefused as error:
-            log.error(
-                "request %s has no result, its lease will end: %s",
-                ending.delivery.request_id,
-                error,
-                extra={"action": "result_refused"},
-            )
+            fields = about(ending.delivery, "result_refused")
+            rid = ending.delivery.request_id
+            log.error("request %s has no result, its lease will end: %s", rid, error, extra=fields)
             return 0
 
     async def release(self, deliveries: Sequence[Delivery], died: frozenset[str]) -> None:

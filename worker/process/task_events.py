@@ -19,10 +19,18 @@ from worker.process.bootstep import current
 log = logging.getLogger(__name__)
 
 EVERY_S = 0.5
+#: Most events in one message, of about 300 bytes each.
+IN_GROUP = 200
 
 
 class Dispatcher(EventDispatcher):
-    """Celery's own; but `active` of the worker's heartbeat counts what the drain has in flight."""
+    """Celery's own; but `active` of the worker's heartbeat counts what the drain has in flight.
+
+    Its groups are larger than Celery's 24 events: an event costs 4 us of CPU then, and not 8.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **{"buffer_limit": IN_GROUP} | options)
 
     def send(self, type: str, *args: Any, **fields: Any) -> None:
         """Send an event, or put it into the buffer of its group."""

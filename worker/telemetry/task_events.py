@@ -24,6 +24,8 @@ MOST_WAITING = 10_000
 BURST_S = 10.0
 #: Most characters of an event's text.
 CHARACTERS = 200
+#: An exception as Celery's workers write it: celery-exporter takes its label from the name.
+_RETRIED = "Retry('handed back to the queue')"
 
 
 class TaskEvents:
@@ -88,7 +90,7 @@ class TaskEvents:
         for delivery in event.deliveries:
             if delivery.request_id in self._shown:
                 self._shown.discard(delivery.request_id)
-                self._tell("retried", delivery, exception="handed back to the queue", traceback="")
+                self._tell("retried", delivery, exception=_RETRIED, traceback="")
 
     def _leases_lost(self, event: LeasesLost) -> None:
         self._shown.difference_update(delivery.request_id for delivery in event.deliveries)
@@ -124,7 +126,7 @@ def _ended(ending: Ending) -> tuple[str, Told]:
         return "succeeded", {"result": tokens, "runtime": ending.times.get("engine_s", 0.0)}
     if ending.outcome == "failed":
         error = error_of(ending.meta)
-        text = f"{error.code}: {error.message}"
-        return "failed", {"exception": text[:CHARACTERS], "traceback": ""}
+        text = f"{error.code}: {error.message}"[:CHARACTERS]
+        return "failed", {"exception": f"{type(error).__name__}({text!r})", "traceback": ""}
     expired = ending.outcome == "expired"
     return "revoked", {"terminated": not expired, "signum": None, "expired": expired}
