@@ -70,6 +70,11 @@ class BatchLines(Reads):
                 self._results_at_once = max(1, len(part) // 2)
         return found
 
+    def collected(self, batch: Batch) -> None:
+        """Note that somebody has read all results of a finished batch: no operator is told any
+        more that they are about to expire."""
+        self._run("collected", batch.id, batch.life)
+
     def find(self, batch: Batch, custom_id: str) -> tuple[IndexEntry, str]:
         """Return index entry and request id of one request; the first, if a custom_id repeats.
 

@@ -20,6 +20,7 @@ from contract.errors import (
     StoreUnavailable,
     StoreUnreachable,
 )
+from contract.redis.script_times import timed
 from contract.redis.scripts import sha, source
 
 _AsyncMethod = Callable[..., Coroutine[Any, Any, Any]]
@@ -97,6 +98,10 @@ class Client(redis.Redis):
 
     def run_script(self, name: str, *args: Any) -> Any:
         """Run a script of contract/lua and return its reply."""
+        with timed(name):
+            return self._run_script(name, *args)
+
+    def _run_script(self, name: str, *args: Any) -> Any:
         try:
             return self.execute_command("EVALSHA", sha(name), 0, *args)
         except StoreUnavailable as error:
@@ -129,6 +134,10 @@ class AsyncClient(redis.asyncio.Redis):
 
     async def run_script(self, name: str, *args: Any) -> Any:
         """Run a script of contract/lua and return its reply."""
+        with timed(name):
+            return await self._run_script(name, *args)
+
+    async def _run_script(self, name: str, *args: Any) -> Any:
         try:
             return await self.execute_command("EVALSHA", sha(name), 0, *args)
         except StoreUnavailable as error:

@@ -1,5 +1,6 @@
 """What an operator watches of a fleet, read from Redis at one moment."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -11,6 +12,8 @@ from contract.redis.tenants import Tenants
 
 #: Batches whose queues are asked for at a time.
 MOST_BATCHES = 10_000
+#: The oldest batches, whose results are looked at: do they expire?
+OLDEST_BATCHES = 1000
 
 
 class Waiting(NamedTuple):
@@ -24,9 +27,13 @@ class Waiting(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """Times are seconds, sizes bytes. `oldest_s` is the age of the oldest batch that waits, by
-    queue; `overdue_s` how long ago the first lease ended that nobody has put back; `memory_limit`
-    is 0 where Redis has none."""
+    """Times are seconds, sizes bytes.
+
+    `models` has what the workers of a queue serve. `uncollected` is how many results of the oldest
+    batches nobody has read to the end, `expire_s` in how long the first of them expire (infinite:
+    none does). `oldest_s` is the age of the oldest batch that waits, by queue; `overdue_s` how long
+    ago the first lease ended that nobody has put back; `memory_limit` is 0 where Redis has none.
+    """
 
     workers: list[dict[str, Any]]
     waiting: list[Waiting]
@@ -39,7 +46,10 @@ class Fleet:
     memory_used: int
     memory_limit: int
     append_only: bool
+    uncollected: int
+    expire_s: float
     queues: list[str] = field(default_factory=list)
+    models: dict[str, str] = field(default_factory=dict)
 
 
 class FleetReads(Tenants):
@@ -62,6 +72,7 @@ class FleetReads(Tenants):
             lists, created = self._waiting(queue)
             waiting += lists
             oldest_s[queue] = max(0.0, now_s - created) if created else 0.0
+        uncollected, expire_s = self._uncollected()
         counts = self._each("llen", [keys.suspects_list(queue) for queue in names])
         return Fleet(
             workers=workers,
@@ -75,8 +86,12 @@ class FleetReads(Tenants):
             memory_used=int(info["used_memory"]),
             memory_limit=int(info.get("maxmemory", 0)),
             append_only=bool(info.get("aof_enabled")),
+            uncollected=uncollected,
+            expire_s=expire_s,
             queues=names,
-        )
+            models={worker["queue"]: str(name) for worker in workers
+                    if (name := worker.get("served") or worker.get("model"))},
+        )  # fmt: skip
 
     def queues_of_batches(self, since_ms: float = 0) -> tuple[set[str], float]:
         """Return the queues of batches that were created since then, of the newest MOST_BATCHES,
@@ -88,6 +103,23 @@ class FleetReads(Tenants):
         names = [keys.batch_key(name.decode()) for name, _ in newest]
         queues = {raw.decode() for raw in self._each("hget", names, "queue") if raw}
         return queues, newest[0][1] if newest else since_ms
+
+    def _uncollected(self) -> tuple[int, float]:
+        """Return how many results of the OLDEST_BATCHES nobody has read since their batch ended,
+        and in how many seconds the first of them expire."""
+        pipe = self._client.pipeline(transaction=False)
+        for name in self._client.zrange(keys.BATCHES, 0, OLDEST_BATCHES - 1):
+            key = keys.batch_key(name.decode())
+            pipe.hmget(key, "finished_at", "collected_at", "completed", "failed").pttl(key)
+        replies = pipe.execute()
+        count, first_ms = 0, math.inf
+        for told, left_ms in zip(replies[::2], replies[1::2], strict=True):
+            finished, collected, completed, failed = (int(raw or 0) for raw in told)
+            # One that was retried after it was collected has ended again since.
+            if finished > collected and completed + failed:
+                count += completed + failed
+                first_ms = min(first_ms, left_ms if left_ms >= 0 else math.inf)
+        return count, first_ms / 1000
 
     def _waiting(self, queue: str) -> tuple[list[Waiting], float | None]:
         """Return what waits in each list of a queue, and when its oldest batch was made."""

@@ -2,11 +2,12 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from itertools import islice, repeat
 from typing import NamedTuple
 
 from contract.batch import Batch
+from contract.errors import StoreForbidden
 from contract.index import IndexChunk, IndexEntry, leader_of, own_id, read_ending
 from contract.redis.ahead import ResultsAhead
 from contract.redis.batches import BatchStore
@@ -82,8 +83,12 @@ class Collector:
         self._same.state()
         yield from self._in_input_order() if order == "input" else self._as_completed()
         batch = self._same.state()
-        if not self._partial and not (batch.sealed and self._given == batch.number("total")):
+        whole = batch.sealed and self._given == batch.number("total")
+        if not self._partial and not whole:
             raise self._same.incomplete(self._given)
+        if whole and batch.finished:
+            with suppress(StoreForbidden):  # who may only read may read all the same
+                self._store.collected(batch)
 
     def _sized(self, raws: list[bytes | None]) -> list[bytes | None]:
         """Fetch more or fewer results at once from now on, by the size of these."""

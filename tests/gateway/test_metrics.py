@@ -67,15 +67,15 @@ def test_the_page_tells_what_waits_by_queue_priority_and_tenant(
         submit_batch(store, bodies=[{"prompt": "a"}] * 2, batch_id="b2", tenant="beta")
     with client_app(server.url) as app:
         send(app, {"prompt": "a"})
-    # Labels: priority, queue, tenant.
+    # Labels: model, priority, queue, tenant.
     found = eventually(
-        lambda: (p := page(gateway))[("warmq_waiting", "0", "warmq", "celery")] and p, 30,
+        lambda: (p := page(gateway))[("warmq_waiting", "", "0", "warmq", "celery")] and p, 30,
         "what waits is on the page", 0.5,
     )  # fmt: skip
     assert isinstance(found, dict)
-    assert found["warmq_waiting", "6", "warmq", "alpha"] == 3
-    assert found["warmq_waiting", "6", "warmq", "beta"] == 2
-    assert found["warmq_waiting", "9", "warmq", "celery"] == 0
+    assert found["warmq_waiting", "", "6", "warmq", "alpha"] == 3
+    assert found["warmq_waiting", "", "6", "warmq", "beta"] == 2
+    assert found["warmq_waiting", "", "9", "warmq", "celery"] == 0
     assert 0 <= found["warmq_oldest_waiting_seconds", "warmq"] < 60
     assert found["warmq_workers", "warmq", "ready"] == 0
     assert (found["warmq_batches",], found["warmq_dead_letters",]) == (2, 0)
@@ -104,11 +104,11 @@ def test_a_queue_that_a_batch_was_sent_to_is_told_without_any_worker(
         store = BatchStore(client, ttl_ms=60_000)
         submit_batch(store, batch_id="b1", queue="warmq.early")
         submit_batch(store, batch_id="b2")
-        found = awaited(gateway, ("warmq_waiting", "6", "warmq.early", DEFAULT_TENANT), 3)
+        found = awaited(gateway, ("warmq_waiting", "early", "6", "warmq.early", DEFAULT_TENANT), 3)
         assert found["warmq_workers", "warmq.early", "ready"] == 0
         assert found["warmq_oldest_waiting_seconds", "warmq.early"] >= 0
         submit_batch(store, batch_id="b3", queue="warmq.late")
-        awaited(gateway, ("warmq_waiting", "6", "warmq.late", DEFAULT_TENANT), 3)
+        awaited(gateway, ("warmq_waiting", "late", "6", "warmq.late", DEFAULT_TENANT), 3)
 
 
 def test_a_queue_whose_workers_have_all_ended_is_still_told(
@@ -116,9 +116,18 @@ def test_a_queue_whose_workers_have_all_ended_is_still_told(
 ) -> None:
     with simulated(server.url, tmp_path / "w.log", served_model_name="tiny"):
         awaited(gateway, ("warmq_workers", "warmq.tiny", "ready"), 1)
+        answer = httpx.post(
+            f"{gateway.url}/v1/chat/completions",
+            json={"model": "tiny", "messages": [{"role": "user", "content": "a"}]},
+            timeout=60,
+        )
+        assert answer.status_code == 200, answer.text
+    told = page(gateway)
+    assert told["warmq_gateway_script_calls_total", "push"] == 1
+    assert 0 < told["warmq_gateway_script_seconds_total", "push"] < 60
     with client_app(server.url) as app:
         app.send_task(TASK_NAME, args=[{"prompt": "a"}], queue="warmq.tiny")
-    found = awaited(gateway, ("warmq_waiting", "0", "warmq.tiny", "celery"), 1)
+    found = awaited(gateway, ("warmq_waiting", "tiny", "0", "warmq.tiny", "celery"), 1)
     assert found["warmq_workers", "warmq.tiny", "ready"] == 0
 
 
@@ -134,6 +143,15 @@ def test_without_redis_the_page_says_so_and_tells_nothing_old(
     assert ("warmq_dead_letters",) not in found
 
 
+def test_what_waits_is_told_with_the_model_of_the_queue_s_workers(
+    gateway: GatewayProcess, server: RedisServer, tmp_path: Path
+) -> None:
+    with simulated(server.url, tmp_path / "w.log"):
+        awaited(gateway, ("warmq_workers", "warmq", "ready"), 1)
+        found = page(gateway)
+    assert found["warmq_waiting", "simulated", "6", "warmq", "celery"] == 0
+
+
 def test_tenants_beyond_the_most_that_are_named_are_told_together(
     gateway: GatewayProcess, server: RedisServer
 ) -> None:
@@ -143,7 +161,7 @@ def test_tenants_beyond_the_most_that_are_named_are_told_together(
             submit_batch(store, bodies=[{"prompt": "a"}], batch_id=f"b{n}", tenant=f"t{n:02}")
     eventually(lambda: page(gateway).get(("warmq_batches",)) == 60, 30, "all are seen", 0.5)
     found = page(gateway)
-    waiting = {key[3]: value for key, value in found.items() if key[0] == "warmq_waiting"}
+    waiting = {key[4]: value for key, value in found.items() if key[0] == "warmq_waiting"}
     assert sum(value for key, value in found.items() if key[0] == "warmq_waiting") == 60
     assert waiting["other"] >= 10
     assert len(waiting) <= 52

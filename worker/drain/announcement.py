@@ -32,6 +32,7 @@ def announcement(serving: Serving) -> bytes:
         **({"part_of": serving.part_of} if serving.part_of else {}),
         "queue": serving.leases.queue,
         "model": serving.settings.model,
+        "served": serving.served,
         **({"adapters": adapters} if (adapters := serving.adapters) else {}),
         "in_flight": len(serving.in_flight),
         "limit": serving.room.limit,

@@ -23,12 +23,8 @@ USUALLY_TAKEN_BYTES = 512 * 2**20
 #: If the connection breaks so often during the same large write although Redis answers a PING,
 #: Redis is closing it because of the write.
 BROKEN_TIMES = 3
-
-
-#: Scripts that every worker runs: they are told of before their first call.
-ALWAYS = ("done", "pop", "release", "renew", "ring", "sweep")
-#: By script: calls, and the seconds until they were answered or failed.
-Took = dict[str, tuple[int, float]]
+#: Scripts that every worker runs: metrics tell of them before their first call.
+SCRIPTS = ("done", "pop", "release", "renew", "ring", "sweep")
 
 
 class Scripts:
@@ -38,8 +34,6 @@ class Scripts:
         self.worker_id = worker_id
         self.queue = settings.queue_to_drain
         self.errors = 0
-        #: Its tuples are replaced, never changed: other threads read them.
-        self.took: Took = dict.fromkeys(ALWAYS, (0, 0.0))
         self.settings = settings
         url = settings.redis_url.get_secret_value()
         # redis-py types every reply as bytes or str or more; this client never decodes.
@@ -52,12 +46,7 @@ class Scripts:
 
     async def run(self, name: str, *args: Any) -> Any:
         """Run a script once. Raises StoreUnavailable if Redis does not take it now."""
-        began = time.perf_counter()
-        try:
-            return await self._client.run_script(name, *args)
-        finally:
-            calls, seconds = self.took.get(name, (0, 0.0))
-            self.took[name] = calls + 1, seconds + time.perf_counter() - began
+        return await self._client.run_script(name, *args)
 
     async def note_history(self, told: Sequence[int], worker: str) -> None:
         """Add to this minute of the queue's last day, and of a worker's last hour: requests

@@ -70,6 +70,13 @@ class Serving:
         )
         self._committing: asyncio.Task[None]
 
+    @property
+    def served(self) -> str:
+        """The model's name as metrics and announcements tell it; '' while it has none."""
+        settings, capacity = self.settings, self.supervisor.capacity
+        known = capacity.model if capacity else settings.model
+        return settings.served_model_name or known or ""
+
     def measure_room(self) -> None:
         """Size the room by what the engine that has started can take."""
         capacity = self.supervisor.engine_capacity

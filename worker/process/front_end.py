@@ -22,10 +22,12 @@ import orjson
 
 from contract.errors import EngineDead
 from contract.log_lines import set_up
+from contract.redis.script_times import script_times
 from worker.drain.events import EngineReady
 from worker.drain.leases import Leases
 from worker.drain.loop import Drain
 from worker.drain.others import Share
+from worker.drain.scripts import SCRIPTS
 from worker.drain.side_tasks import SideTasks
 from worker.drain.stopping import STOP_S, LastResort
 from worker.engine.catalogue import attach_engine, load_settings
@@ -127,7 +129,7 @@ class Part:
             "limit": drain.room.limit,
             "slots": drain.room.slots,
             "redis_errors": drain.leases.errors,
-            "scripts": drain.leases.took,
+            "scripts": script_times(SCRIPTS),
             "cached_tokens": drain.supervisor.cached_prompt_tokens(),
             "counts": drain.counts.as_json(),
         }

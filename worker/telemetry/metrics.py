@@ -18,10 +18,12 @@ from prometheus_client.core import (
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from contract.redis.script_times import script_times
 from contract.version import version
 from worker.drain.counts import OUTCOMES
 from worker.drain.lifecycle import State
 from worker.drain.loop import Drain
+from worker.drain.scripts import SCRIPTS
 from worker.telemetry.durations import buckets
 from worker.telemetry.seen import Seen, Told, together
 
@@ -53,9 +55,7 @@ class WorkerMetrics(Collector):
         yield from self._scripts(parts)
 
     def _labels(self) -> dict[str, str]:
-        settings, capacity = self._drain.settings, self._drain.supervisor.capacity
-        model = settings.served_model_name or (capacity.model if capacity else settings.model)
-        return {"queue": settings.queue_to_drain, "model": model or ""}
+        return {"queue": self._drain.settings.queue_to_drain, "model": self._drain.served}
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         found = GaugeMetricFamily(f"warmq_{name}", text)
@@ -145,7 +145,7 @@ class WorkerMetrics(Collector):
         calls = CounterMetricFamily("warmq_script_calls", "Calls of Redis scripts, by script")
         took = CounterMetricFamily("warmq_script_seconds", "Time until they were answered")
         counted, summed = Counter[str](), Counter[str]()
-        for told in (dict(self._drain.leases.took), *(part["scripts"] for part in parts)):
+        for told in (script_times(SCRIPTS), *(part["scripts"] for part in parts)):
             for script, (number, seconds) in told.items():
                 counted[script] += number
                 summed[script] += seconds

@@ -39,6 +39,8 @@ class Snapshots(Collector):
         self._fleet: Fleet | None = None
         #: A queue is told of although its workers have all died, and before it has any.
         self._queues = {services.settings.queue}
+        #: What its workers serve, or served.
+        self._models: dict[str, str] = {}
         self._since_ms = 0.0
         self._scraped_at = -WATCHED_S
         self._wanted = asyncio.Event()
@@ -50,7 +52,7 @@ class Snapshots(Collector):
 
     def collect(self) -> list[Metric]:
         """Return every series as of the snapshot."""
-        return list(series(self._fleet, self._services.settings.high_water))
+        return list(series(self._fleet, self._models, self._services.settings.high_water))
 
     async def watched(self) -> None:
         """Note that somebody looks; wait for a first snapshot, but not long."""
@@ -87,11 +89,15 @@ class Snapshots(Collector):
         self._remember(queues)
         fleet = self._reads.fleet(self._queues)
         self._remember(fleet.queues)
+        self._models.update(fleet.models)
         return fleet
 
     def _remember(self, queues: Iterable[str]) -> None:
         new = sorted(set(queues) - self._queues)
         self._queues.update(new[: MOST_QUEUES - len(self._queues)])
+        prefix = f"{self._services.settings.queue}."
+        for queue in new:
+            self._models.setdefault(queue, queue.removeprefix(prefix))
 
 
 @contextlib.asynccontextmanager

@@ -3,33 +3,44 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from contract.naming import PRIORITY_STEPS
 from contract.redis.fleet_now import Fleet
+from contract.redis.script_times import script_times
 from contract.version import version
 
 #: Tenants beyond so many, by what they have waiting, are told together.
 MOST_TENANTS = 50
 OTHER, CELERY = "other", "celery"
+#: Scripts that are told before their first call: clients wait for them.
+SCRIPTS = ("batch_views", "object_put", "push")
 STATES = ("starting", "ready", "degraded", "draining")
 
 
-def series(fleet: Fleet | None, high_water: float) -> Iterator[Metric]:
-    """Yield all series; without a fleet, that Redis could not be read, and nothing that is old."""
+def series(fleet: Fleet | None, models: Mapping[str, str], high_water: float) -> Iterator[Metric]:
+    """Yield all series; without a fleet, that Redis could not be read, and nothing that is old.
+
+    `models` has the name of what each queue's workers serve, as far as it was ever heard.
+    """
     yield InfoMetricFamily("warmq_gateway_build", "Version of warmq", {"version": version()})
     yield _gauge("redis_up", "1 if Redis could be read for this page", [({}, fleet is not None)])
+    yield from _scripts()
     if fleet is None:
         return
-    yield from _waiting(fleet)
+    yield from _waiting(fleet, models)
     yield from _workers(fleet)
     for name, text, value in (
         ("dead_letters", "Requests that cannot be run", fleet.dead_letters),
         ("batches", "Batches of any state", fleet.batches),
+        ("results_uncollected", "Results of the oldest batches that nobody has read to the end",
+         fleet.uncollected),
+        ("results_expire_seconds", "Until the first of them expire; infinite if none does",
+         fleet.expire_s),
         ("leases", "Requests that workers hold", fleet.leases),
         ("lease_overdue_seconds", "Since when a lease has ended and was not put back",
          fleet.overdue_s),
@@ -48,7 +59,16 @@ def _gauge(name: str, text: str, samples: Iterable[tuple[dict[str, str], float]]
     return found
 
 
-def _waiting(fleet: Fleet) -> Iterator[Metric]:
+def _scripts() -> Iterator[Metric]:
+    calls = CounterMetricFamily("warmq_gateway_script_calls", "Calls of Redis scripts, by script")
+    took = CounterMetricFamily("warmq_gateway_script_seconds", "Time until they were answered")
+    for script, (number, seconds) in sorted(script_times(SCRIPTS).items()):
+        calls.add_sample("warmq_gateway_script_calls_total", {"script": script}, number)
+        took.add_sample("warmq_gateway_script_seconds_total", {"script": script}, seconds)
+    yield from (calls, took)
+
+
+def _waiting(fleet: Fleet, models: Mapping[str, str]) -> Iterator[Metric]:
     most = Counter[str]()
     for one in fleet.waiting:
         most[one.tenant] += one.messages
@@ -63,7 +83,15 @@ def _waiting(fleet: Fleet) -> Iterator[Metric]:
         "waiting",
         "Requests in the queue",
         (
-            ({"queue": queue, "priority": str(step), "tenant": tenant}, count)
+            (
+                {
+                    "queue": queue,
+                    "model": models.get(queue, ""),
+                    "priority": str(step),
+                    "tenant": tenant,
+                },
+                count,
+            )
             for (queue, step, tenant), count in sorted(counts.items())
         ),
     )
