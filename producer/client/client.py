@@ -97,7 +97,7 @@ class Client:
                     "once: give a list, or leave it out"
                 )
             submission.check_deadline(self._store)
-            refuse_older_workers(self._store, submission.queue)
+            refuse_older_workers(self._store, submission.queue, submission.once)
             resuming = Resuming(self._store, self._settings, submission, source)
             return Batch(self._store, resuming.submit().batch, resuming)
 

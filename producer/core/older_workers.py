@@ -1,4 +1,4 @@
-"""Refuses to queue what no worker of a queue would find, because all are of an older protocol."""
+"""Refuses to queue what workers of an older protocol would not find, or not end."""
 
 from collections.abc import Callable
 
@@ -9,12 +9,17 @@ from contract.version import PROTOCOL
 
 
 def refuse_older_workers(
-    store: BatchStore, queue: str, tell: Callable[[str], None] = lambda text: None
+    store: BatchStore, queue: str, once: bool, tell: Callable[[str], None] = lambda text: None
 ) -> None:
     """Refuse what no living worker of the queue would find; `tell` it if only some would.
 
+    The list of requests that an engine died with is the one that workers of protocol 1 take ours
+    from. They would end such a request alone, and not those with the same body, which wait for it
+    in a batch that runs the same bodies `once`: so none of them may be alive then.
+
     Raises:
-        ProtocolMismatch: if all of them are of an older protocol (contract/version.py).
+        ProtocolMismatch: if all of them are of an older protocol (contract/version.py), or any is
+            and the batch runs the same bodies once.
     """
     alive = store.workers(queue)
     older = [worker for worker in alive if protocol_of(worker) < PROTOCOL]
@@ -25,6 +30,12 @@ def refuse_older_workers(
         f"{protocol_of(worker)})"
         for worker in older
     )
+    if once:
+        raise ProtocolMismatch(
+            f"nothing was queued: with once, all workers of queue {queue} must speak this "
+            f"producer's protocol ({PROTOCOL}), and these are older: {names}; upgrade them, or "
+            "leave once out"
+        )
     if len(older) < len(alive):
         tell(
             f"some workers of queue {queue} are older than this producer (protocol {PROTOCOL}) and "

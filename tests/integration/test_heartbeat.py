@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import signal
 from pathlib import Path
 
 import pytest
+from celery_side import simulated
 from draining import draining, soon
+from helm_chart import probe, render, values
 
+from demo.stack import eventually
 from worker.drain import heartbeat
 from worker.engine import Capacity
 from worker.engine.simulated.engine import SimulatedEngine
@@ -83,3 +88,25 @@ async def test_without_the_setting_no_file_is_written(file: Path, redis_url: str
     async with draining(redis_url) as running:
         await soon(lambda: running.state.value == "ready")
     assert list(file.parent.iterdir()) == []
+
+
+def test_the_chart_s_probes_follow_a_worker_that_starts_hangs_and_goes_on(
+    redis_url: str, tmp_path: Path
+) -> None:
+    written = values(
+        workers={"w": {"device": "cpu", "model": "/m", "heartbeatS": 10}},
+        gateway={"enabled": False},
+    )
+    (pod,) = (each["spec"]["template"] for each in render(written) if each["kind"] == "Deployment")
+    (box,), beat = pod["spec"]["containers"], tmp_path / "heartbeat"
+    assert not probe("startup", box, beat)
+    with simulated(redis_url, tmp_path / "worker.log", heartbeat_file=str(beat)) as worker:
+        for name in ("startup", "readiness", "liveness"):
+            eventually(lambda name=name: probe(name, box, beat), 60, f"{name} is well", 0.2)
+        assert worker.process is not None
+        os.kill(worker.process.pid, signal.SIGSTOP)
+        try:
+            eventually(lambda: not probe("liveness", box, beat), 30, "a hung worker shows", 0.2)
+        finally:
+            os.kill(worker.process.pid, signal.SIGCONT)
+        eventually(lambda: probe("liveness", box, beat), 30, "it goes on", 0.2)

@@ -237,6 +237,22 @@ def test_who_submits_is_warned_of_older_workers_beside_new_ones(
     assert "celery@b.13.0b" not in submitted.stderr
 
 
+@pytest.mark.parametrize("command", ["submit", "run"])
+def test_once_is_refused_while_any_older_worker_lives(
+    command: str, redis_client: redis.Redis, redis_url: str, store: BatchStore, tmp_path: Path
+) -> None:
+    """It would end a request that an engine died with, and not those that wait for its answer."""
+    file = batch_file(tmp_path / "in.jsonl", 2)
+    announce(redis_client, "celery@a.12.0a")
+    announce(redis_client, "celery@b.13.0b", protocol=PROTOCOL)
+    more = [tmp_path / "out.jsonl"] if command == "run" else []
+    refused = run_producer(command, file, *more, "--once", redis_url=redis_url)
+    assert refused.returncode == 2
+    assert "with once, all workers of queue warmq must speak this producer's" in refused.stderr
+    assert "celery@a.12.0a (warmq 0.1.0, protocol 1); upgrade them, or leave once" in refused.stderr
+    assert store.batches() == []
+
+
 async def test_a_worker_announces_its_protocol(redis_url: str, store: BatchStore) -> None:
     async with draining(redis_url):
         (worker,) = await soon(lambda: store.workers("warmq"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -69,19 +70,36 @@ def render(given: Mapping[str, Any], release: str = "prod") -> list[Resource]:
 def texts(given: Mapping[str, Any], release: str = "prod") -> list[str]:
     """Return the text of each template, rendered."""
     judge(given)
-    sources = {f"warmq/templates/{f.name}": f.read_text() for f in (CHART / "templates").iterdir()}
-    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
-    context = {
-        "Values": dict(given),
-        "Chart": {name[0].upper() + name[1:]: value for name, value in chart.items()},
-        "Release": {"Name": release, "Namespace": "ml", "Service": "Helm", "IsInstall": True},
-        "Capabilities": Capabilities(),
-        "Files": Files(),
-        "Template": {"Name": "", "BasePath": "warmq/templates"},
-    }
+    sources = templates()
+    context = context_of(given, release) | {"Capabilities": Capabilities(), "Files": Files()}
     engine = HelmTemplateEngine(sources)
     rendered = engine.render({name: context for name in sources if not name.endswith(".tpl")})
     return [text for name, text in sorted(rendered.items()) if name.endswith(".yaml")]
+
+
+def templates() -> dict[str, str]:
+    """Return the chart's templates by the names that Helm gives them."""
+    return {f"warmq/templates/{f.name}": f.read_text() for f in (CHART / "templates").iterdir()}
+
+
+def context_of(given: Mapping[str, Any], release: str = "prod") -> dict[str, Any]:
+    """Return what Helm hands to each template, without `.Files` and `.Capabilities`."""
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    return {
+        "Values": dict(given),
+        "Chart": {name[0].upper() + name[1:]: value for name, value in chart.items()},
+        "Release": {"Name": release, "Namespace": "ml", "Service": "Helm", "IsInstall": True},
+        "Template": {"Name": "", "BasePath": "warmq/templates"},
+    }
+
+
+def probe(name: str, box: Resource, heartbeat: Path) -> bool:
+    """Run a probe's command of a container as the kubelet does, on another heartbeat file."""
+    command = [
+        word.replace("/run/warmq/heartbeat", str(heartbeat))
+        for word in box[f"{name}Probe"]["exec"]["command"]
+    ]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
 def documents(text: str) -> Iterator[Resource]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import os
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import helm_chart
 import jsonschema
 import pytest
 from expressions import DASHBOARDS, rules, selectors
-from helm_chart import EXAMPLES, Resource, render, values
+from helm_chart import EXAMPLES, Resource, probe, render, values
 from kubernetes_schemas import VERSIONS, problem
 from metric_pages import documented
 
@@ -181,15 +180,6 @@ def test_a_pod_is_killed_after_the_worker_must_have_ended(
     assert float(env["WARMQ_DRAIN_TIMEOUT_S"]) == spec.get("drainTimeoutS", 25)
     bound_s = float(env["WARMQ_DRAIN_TIMEOUT_S"]) + kill_grace_s + STOP_S
     assert bound_s < found["terminationGracePeriodSeconds"] <= bound_s + 10
-
-
-def probe(name: str, box: Resource, heartbeat: Path) -> bool:
-    """Run a probe's command as the kubelet does, on another file."""
-    command = [
-        word.replace("/run/warmq/heartbeat", str(heartbeat))
-        for word in box[f"{name}Probe"]["exec"]["command"]
-    ]
-    return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
 @pytest.mark.parametrize("state", State)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import json
 from typing import Any
 
 import pytest
 from helm_chart import render, values
 from keda_rule import EVERY_S, Scaler
 
+from demo.stack import ROOT
+
+RECORDED = ROOT / "tests" / "faults" / "results" / "scaling.json"
 TARGET = 600_000
 #: A worker's tokens a second, and the seconds that its start takes.
 SPEED, START_S = 2000.0, 180.0
@@ -98,3 +102,28 @@ def test_running_requests_alone_keep_a_worker() -> None:
 def test_never_more_workers_than_allowed(most: int) -> None:
     changes = course(scaler(maxReplicas=most), {0: 100 * TARGET}, 4)
     assert max(count for _, count in changes) == most
+
+
+def test_the_rule_says_of_a_recorded_queue_what_it_said_when_its_workers_followed_it() -> None:
+    """docs/kubernetes.md shows that course; tests/faults/run_scaling.py records it."""
+    recorded = json.loads(RECORDED.read_text())
+    rule = scaler(maxReplicas=4, tokensPerReplica=600)
+    assert rule.spec == recorded["spec"]
+    rows = [dict(zip(recorded["columns"], row, strict=True)) for row in recorded["rows"]]
+    assert [rule.decide(row["s"], row["tokens"]) for row in rows] == [
+        row["replicas"] for row in rows
+    ]
+    assert (rows[0]["replicas"], rows[-1]["replicas"]) == (0, 0)
+    assert max(row["replicas"] for row in rows) == 4
+    assert all(row["tokens"] == 0 for row in rows if row["replicas"] == 0)
+
+
+def test_by_what_waits_alone_the_rule_would_stop_workers_over_running_requests() -> None:
+    """Why the chart's trigger counts what runs too: the same recorded queue says so."""
+    rule = scaler(maxReplicas=4, tokensPerReplica=600, cooldownS=30)
+    over = [
+        in_flight
+        for at_s, tokens, waiting, in_flight, *_ in json.loads(RECORDED.read_text())["rows"]
+        if rule.decide(at_s, waiting * tokens / max(1, waiting + in_flight)) == 0 and in_flight
+    ]
+    assert sum(over) > 0

@@ -75,7 +75,7 @@ def command(
     source = open_input(file, mapped)
     done = delivery.done_before(source, submission.seed) if delivered else None
     if done is None:
-        refuse_older_workers(context.store, submission.queue, tell)
+        refuse_older_workers(context.store, submission.queue, submission.once, tell)
         tell_if_unserved(context.store, context.settings.queue, submission.model)
         done = _taken(context, submission, source, output, places, window)
         if delivered:

@@ -121,7 +121,7 @@ def _queued(submitting: "ResumingSubmit") -> Summary:
     """Queue the file, and say what became of it and who will serve it."""
     store, began = submitting.store, time.monotonic()
     name, queue = submitting.submission.batch_id, submitting.submission.queue
-    refuse_older_workers(store, queue, tell)
+    refuse_older_workers(store, queue, submitting.submission.once, tell)
     tell_if_unserved(store, submitting.settings.queue, submitting.submission.model)
     again = f"the same command with --batch-id {name}"
     mended = (
