@@ -1,6 +1,7 @@
 """Refuses to queue what workers of an older protocol would not find, or not end."""
 
 from collections.abc import Callable
+from typing import Any
 
 from contract.errors import ProtocolMismatch
 from contract.redis.batches import BatchStore
@@ -22,14 +23,10 @@ def refuse_older_workers(
             and the batch runs the same bodies once.
     """
     alive = store.workers(queue)
-    older = [worker for worker in alive if protocol_of(worker) < PROTOCOL]
+    older = older_of(alive)
     if not older:
         return
-    names = ", ".join(
-        f"{worker['id']} (warmq {worker.get('version', 'of an unknown version')}, protocol "
-        f"{protocol_of(worker)})"
-        for worker in older
-    )
+    names = names_of(older)
     if once:
         raise ProtocolMismatch(
             f"nothing was queued: with once, all workers of queue {queue} must speak this "
@@ -46,4 +43,18 @@ def refuse_older_workers(
         f"nothing was queued: all workers of queue {queue} are older than this producer (protocol "
         f"{PROTOCOL}) and would not take what it queues: {names}; upgrade the workers, or submit "
         "with the version that they run"
+    )
+
+
+def older_of(workers: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the announcements that are of an older protocol than this producer's."""
+    return [worker for worker in workers if protocol_of(worker) < PROTOCOL]
+
+
+def names_of(workers: list[dict[str, Any]]) -> str:
+    """Return them with version and protocol, as a message tells them."""
+    return ", ".join(
+        f"{worker['id']} (warmq {worker.get('version', 'of an unknown version')}, protocol "
+        f"{protocol_of(worker)})"
+        for worker in workers
     )

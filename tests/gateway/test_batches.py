@@ -10,7 +10,10 @@ import openai
 import orjson
 import pytest
 from batch_stack import BatchStack
+from older_worker import announce
 from support import chat_line, write_lines
+
+from contract.redis import keys
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +77,22 @@ def test_a_wrong_field_is_named(stack: BatchStack, fields: dict[str, Any], param
     assert caught.value.param is not None
     assert caught.value.param.startswith(param)
     assert caught.value.code
+
+
+def test_once_is_refused_while_any_older_worker_lives(stack: BatchStack) -> None:
+    """As `producer submit --once` is (tests/integration/test_upgrade.py)."""
+    with stack.redis.client() as client:
+        announce(client, "celery@a.12.0a", queue="warmq.other")
+        try:
+            with refused(openai.ConflictError) as caught:
+                stack.create(extra_body={"once": True})
+            assert stack.create(extra_body={"once": False}).status == "validating"
+        finally:
+            client.hdel(keys.WORKERS, "celery@a.12.0a")
+    assert (caught.value.code, caught.value.param) == ("older_workers", "once")
+    assert "celery@a.12.0a (warmq 0.1.0, protocol 1); upgrade them" in caught.value.message
+    assert caught.value.response.headers["x-should-retry"] == "false"
+    assert stack.create(extra_body={"once": True}).status == "validating"
 
 
 def test_a_file_must_be_there_and_for_batches(stack: BatchStack) -> None:

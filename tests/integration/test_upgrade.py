@@ -17,6 +17,7 @@ import pytest
 import redis
 from draining import draining, soon
 from lessee import Lessee, celery_message, client_of, counts, now, stored, submit_batch
+from older_worker import announce
 from support import batch_file, run_producer, write_lines
 
 from contract.errors import ProtocolMismatch
@@ -201,12 +202,6 @@ def test_a_message_without_a_life_is_of_no_batch_that_has_one(
 
 
 # -- the other way round -----------------------------------------------------------------------
-
-
-def announce(client: redis.Redis, worker: str, **told: object) -> None:
-    """Leave what a living worker says of itself."""
-    record = {"state": "ready", "queue": "warmq", "version": "0.1.0", "in_flight": 0} | told
-    client.hset(keys.WORKERS, worker, b"%d\0" % (client.time()[0] * 1000) + orjson.dumps(record))
 
 
 @pytest.mark.parametrize("command", ["submit", "run"])

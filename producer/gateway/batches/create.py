@@ -7,7 +7,9 @@ import re
 import time
 
 from contract.openai.body import BODY_TYPES
+from contract.redis.reads import is_alive
 from contract.redis.url import LONGEST_S
+from producer.core.older_workers import names_of, older_of
 from producer.gateway.batches.protocol import BatchCreate
 from producer.gateway.batches.record import BatchRecord
 from producer.gateway.caller import Caller
@@ -46,7 +48,7 @@ def checked(services: Services, caller: Caller, body: bytes, idempotency: str) -
 
     Raises:
         ApiError: 400 for a wrong field, 403 for what the key does not allow, 404 for a file that is
-            not the caller's; each names the field.
+            not the caller's, 409 for `once` beside older workers; each names the field.
     """
     asked = read(body, BatchCreate)
     if asked.endpoint not in BODY_TYPES:
@@ -57,6 +59,8 @@ def checked(services: Services, caller: Caller, body: bytes, idempotency: str) -
     window = window_s(asked.completion_window)
     priority = _priority(caller, asked.priority)
     _check_file(services, caller, asked.input_file_id)
+    if asked.once:
+        _check_once(services)
     now, kept = int(time.time()), asked.output_expires_after
     return BatchRecord(
         id=id_for(caller, idempotency) if idempotency else new_id("batch_"),
@@ -93,6 +97,18 @@ def _check_file(services: Services, caller: Caller, file_id: str) -> None:
     if found.purpose != "batch":
         told = f"file {file_id} has the purpose {found.purpose!r}; upload it with purpose=batch"
         raise invalid(told, "input_file_id")
+
+
+def _check_once(services: Services) -> None:
+    """Refuse it while a worker of any queue is older (core/older_workers.py): which queues the
+    file's lines name is not known yet."""
+    older = older_of([one for one in services.batches.announcements() if is_alive(one)])
+    if older:
+        told = (
+            "once: all workers must speak this gateway's protocol, and these are older: "
+            f"{names_of(older)}; upgrade them, or leave once out"
+        )
+        raise ApiError(409, told, code="older_workers", param="once", retry=False)
 
 
 def id_for(caller: Caller, idempotency: str) -> str:
