@@ -1,89 +1,112 @@
-"""What the whole fleet does, for people who look: bounded reads, however much waits."""
+"""What an operator watches of a fleet, read from Redis at one moment."""
 
-from __future__ import annotations
-
+import math
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 
-from contract import naming
 from contract.redis import keys
-from contract.redis.reads import Reads
+from contract.redis.reads import is_alive
+from contract.redis.waiting import Waiting, WaitingReads
 
-#: Lists of waiting messages that are looked at in one queue, priority and tenant.
-MOST_LISTS = 100
+#: Batches whose queues are asked for at a time.
+MOST_BATCHES = 10_000
+#: The oldest batches, whose results are looked at: do they expire?
+OLDEST_BATCHES = 1000
 
 
-class Waiting(NamedTuple):
-    """Requests that wait at one priority for one tenant; '' for plain Celery clients' lists.
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """Times are seconds, sizes bytes.
 
-    `since_ms` is when the oldest of their batches was created, None if none is of a batch. With
-    `more` there are lists beyond those that were counted.
+    `models` has what the workers of a queue serve. `uncollected` is how many results of the oldest
+    batches nobody has read to the end, `expire_s` in how long the first of them expire (infinite:
+    none does). `oldest_s` is the age of the oldest batch that waits, by queue; `overdue_s` how long
+    ago the first lease ended that nobody has put back; `memory_limit` is 0 where Redis has none.
     """
 
-    queue: str
-    priority: int
-    tenant: str
-    requests: int
-    since_ms: int | None
-    more: bool
+    workers: list[dict[str, Any]]
+    waiting: list[Waiting]
+    oldest_s: dict[str, float]
+    suspects: dict[str, int]
+    dead_letters: int
+    leases: int
+    overdue_s: float
+    batches: int
+    memory_used: int
+    memory_limit: int
+    append_only: bool
+    uncollected: int
+    expire_s: float
+    queues: list[str] = field(default_factory=list)
+    models: dict[str, str] = field(default_factory=dict)
 
 
-class FleetReads(Reads):
+class FleetReads(WaitingReads):
     """Reads of one Redis. Each raises StoreUnavailable where it cannot be used."""
 
-    def waiting_totals(self, queues: Iterable[str]) -> dict[str, int]:
-        """Return how many requests wait in each queue: one round trip."""
-        names = list(queues)
+    def fleet(self, queues: Iterable[str]) -> Fleet:
+        """Return what there is in these queues, and in those that workers serve."""
+        workers = [worker for worker in self.announcements() if is_alive(worker)]
+        names = sorted({*queues, *(worker["queue"] for worker in workers)})
         pipe = self._client.pipeline(transaction=False)
-        for queue in names:
-            pipe.hget(naming.turns_key(queue), "waiting")
-            for key in naming.priority_lists(queue):
-                pipe.llen(key)
-        replies = pipe.execute() if names else []
-        width = 1 + len(naming.PRIORITY_STEPS)
-        return {
-            queue: sum(int(reply or 0) for reply in replies[n * width : (n + 1) * width])
-            for n, queue in enumerate(names)
-        }
+        pipe.zcard(keys.LEASES)
+        # Those below 0 are on their way back to a queue.
+        pipe.zrangebyscore(keys.LEASES, 0, "+inf", start=0, num=1, withscores=True)
+        pipe.hlen(keys.DEAD).zcard(keys.BATCHES).info()
+        leases, first, dead, batches, info = pipe.execute()
+        now_s = self.now_ms() / 1000
+        overdue_s = max(0.0, now_s - first[0][1] / 1000) if first else 0.0
+        waiting = [one for queue in names for one in self.waiting_by(queue, most=None)]
+        oldest_s = dict.fromkeys(names, 0.0)
+        for one in waiting:
+            if one.since_ms is not None:
+                oldest_s[one.queue] = max(oldest_s[one.queue], now_s - one.since_ms / 1000)
+        uncollected, expire_s = self._uncollected()
+        counts = self._each("llen", [keys.suspects_list(queue) for queue in names])
+        return Fleet(
+            workers=workers,
+            waiting=waiting,
+            oldest_s=oldest_s,
+            suspects=dict(zip(names, counts, strict=True)),
+            dead_letters=dead,
+            leases=leases,
+            overdue_s=overdue_s,
+            batches=batches,
+            memory_used=int(info["used_memory"]),
+            memory_limit=int(info.get("maxmemory", 0)),
+            append_only=bool(info.get("aof_enabled")),
+            uncollected=uncollected,
+            expire_s=expire_s,
+            queues=names,
+            models={worker["queue"]: str(name) for worker in workers
+                    if (name := worker.get("served") or worker.get("model"))},
+        )  # fmt: skip
 
-    def waiting_by(self, queue: str) -> list[Waiting]:
-        """Return what waits in a queue by priority and tenant, of MOST_LISTS lists each: four
-        round trips."""
-        steps = naming.PRIORITY_STEPS
-        plain = self._each("llen", naming.priority_lists(queue))
-        found = [
-            Waiting(queue, step, "", int(count), None, False)
-            for step, count in zip(steps, plain, strict=True) if count
-        ]  # fmt: skip
-        rings = [naming.turns_key(queue, step) for step in steps]
-        tenants = [
-            (step, f"{ring}\x06{name.decode()}", name.decode())
-            for step, ring, names in zip(
-                steps, rings, self._each("zrange", rings, 0, MOST_LISTS - 1), strict=True
-            )
-            for name in names
-        ]
-        lists = self._each("zrange", [key for _, key, _ in tenants], 0, MOST_LISTS)
-        for (step, _, tenant), names in zip(tenants, lists, strict=True):
-            found.append(self._counted(queue, step, tenant, [name.decode() for name in names]))
-        return [one for one in found if one.requests]
+    def queues_of_batches(self, since_ms: float = 0) -> tuple[set[str], float]:
+        """Return the queues of batches that were created since then, of the newest MOST_BATCHES,
+        and when the newest was: ask for those since then the next time."""
+        newest = self._client.zrange(
+            keys.BATCHES, "+inf", since_ms, desc=True, byscore=True, offset=0, num=MOST_BATCHES,
+            withscores=True,
+        )  # fmt: skip
+        names = [keys.batch_key(name.decode()) for name, _ in newest]
+        queues = {raw.decode() for raw in self._each("hget", names, "queue") if raw}
+        return queues, newest[0][1] if newest else since_ms
 
-    def in_flight_by(self, queue: str) -> dict[str, int]:
-        """Return how many requests of each tenant workers of a queue hold."""
-        raw = self._client.hgetall(naming.turns_key(queue))
-        return {
-            field.decode().removeprefix("in_flight:"): int(count)
-            for field, count in raw.items()
-            if field.startswith(b"in_flight:")
-        }
-
-    def _counted(self, queue: str, step: int, tenant: str, lists: list[str]) -> Waiting:
-        more, lists = len(lists) > MOST_LISTS, lists[:MOST_LISTS]
+    def _uncollected(self) -> tuple[int, float]:
+        """Return how many results of the OLDEST_BATCHES nobody has read since their batch ended,
+        and in how many seconds the first of them expire."""
         pipe = self._client.pipeline(transaction=False)
-        for key in lists:
-            pipe.llen(key)
-            pipe.zscore(keys.BATCHES, key.rpartition("\x06")[2])
-        replies: list[Any] = pipe.execute() if lists else []
-        since = [int(score) for score in replies[1::2] if score is not None]
-        count = sum(int(length) for length in replies[::2])
-        return Waiting(queue, step, tenant, count, min(since, default=None), more)
+        for name in self._client.zrange(keys.BATCHES, 0, OLDEST_BATCHES - 1):
+            key = keys.batch_key(name.decode())
+            pipe.hmget(key, "finished_at", "collected_at", "completed", "failed").pttl(key)
+        replies = pipe.execute()
+        count, first_ms = 0, math.inf
+        for told, left_ms in zip(replies[::2], replies[1::2], strict=True):
+            finished, collected, completed, failed = (int(raw or 0) for raw in told)
+            # One that was retried after it was collected has ended again since.
+            if finished > collected and completed + failed:
+                count += completed + failed
+                first_ms = min(first_ms, left_ms if left_ms >= 0 else math.inf)
+        return count, first_ms / 1000

@@ -220,10 +220,14 @@ class Reads:
         lists = list(dict.fromkeys(lists))
         return dict(zip(lists, self._each("llen", lists), strict=True))
 
-    def turns(self, queue: str) -> list[tuple[int, str, str]]:
-        """Return the lists that have turns: (priority step, tenant, list key), as counted now."""
+    def turns(self, queue: str, most: int | None = None) -> list[tuple[int, str, str]]:
+        """Return the lists that have turns: (priority step, tenant, list key), as counted now.
+
+        With `most` those of so many tenants of a priority, and of the ones that are capped; one
+        list more than so many of each."""
         rings = [(step, naming.turns_key(queue, step)) for step in naming.PRIORITY_STEPS]
-        waiting = self._each("zrange", [ring for _, ring in rings], 0, -1)
+        last, last_list = (-1, -1) if most is None else (most - 1, most)
+        waiting = self._each("zrange", [ring for _, ring in rings], 0, last)
         tenants = {
             (step, ring, tenant.decode())
             for (step, ring), found in zip(rings, waiting, strict=True)
@@ -233,7 +237,8 @@ class Reads:
             step, _, tenant = name.decode().partition("\x06")
             tenants.add((int(step), naming.turns_key(queue, int(step)), tenant))
         found = sorted(tenants)
-        lists = self._each("zrange", [f"{ring}\x06{tenant}" for _, ring, tenant in found], 0, -1)
+        names = [f"{ring}\x06{tenant}" for _, ring, tenant in found]
+        lists = self._each("zrange", names, 0, last_list)
         return [
             (step, tenant, key.decode())
             for (step, _, tenant), keys_found in zip(found, lists, strict=True)

@@ -55,13 +55,17 @@ class Tenants(Reads):
         lengths = self._each("llen", [key for _, _, key in lists])
         for (_, tenant, _), length in zip(lists, lengths, strict=True):
             waiting[tenant] = waiting.get(tenant, 0) + length
-        in_flight = {
+        in_flight = self.in_flight_by(queue)
+        names = sorted(waiting.keys() | in_flight.keys())
+        return {name: TenantLoad(waiting.get(name, 0), in_flight.get(name, 0)) for name in names}
+
+    def in_flight_by(self, queue: str) -> dict[str, int]:
+        """Return how many requests of each tenant workers of a queue hold."""
+        return {
             field.decode().removeprefix("in_flight:"): int(count)
             for field, count in self._client.hgetall(naming.turns_key(queue)).items()
             if field.startswith(b"in_flight:")
         }
-        names = sorted(waiting.keys() | in_flight.keys())
-        return {name: TenantLoad(waiting.get(name, 0), in_flight.get(name, 0)) for name in names}
 
     def used(self, queues: Iterable[str]) -> dict[str, float]:
         """Return the tokens that each tenant had of its answered requests in the last hour; of

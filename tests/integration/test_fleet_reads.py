@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 
 import redis
-from lessee import DATE, Lessee, submit_batch
+from lessee import DATE, QUEUE, Lessee, submit_batch
 
 from contract.redis.batches import BatchStore
-from contract.redis.fleet_now import Fleet, FleetReads
+from contract.redis.fleet import Fleet, FleetReads
+from contract.redis.tenants import Tenant, Tenants
 from producer.core.collect import Collector
 
 
@@ -89,3 +90,27 @@ def test_a_batch_that_is_gone_is_not_noted_as_collected(
     assert store.delete("b1")
     store.collected(batch)
     assert redis_client.keys("warmq:batch*") == []
+
+
+def test_what_a_capped_tenant_has_waiting_is_told(
+    store: BatchStore, redis_client: redis.Redis
+) -> None:
+    reads, tenants = FleetReads.beside(store), Tenants.beside(store)
+    tenants.set_tenant(Tenant("capped", max_in_flight=1))
+    submit_batch(store, 4, tenant="capped")
+    assert len(Lessee(redis_client).pop(10)) == 1
+    for found in (reads.waiting_by(QUEUE), reads.fleet([QUEUE]).waiting):
+        assert [(one.tenant, one.requests) for one in found] == [("capped", 3)]
+    assert tenants.in_flight_by(QUEUE) == {"capped": 1}
+
+
+def test_a_look_counts_so_many_lists_of_a_tenant_and_says_if_there_are_more(
+    store: BatchStore,
+) -> None:
+    for n in range(5):
+        submit_batch(store, 2, batch_id=f"b{n}")
+    reads = FleetReads.beside(store)
+    (some,) = reads.waiting_by(QUEUE, most=3)
+    (every,) = reads.waiting_by(QUEUE, most=5)
+    assert (some.requests, some.more) == (8, True)
+    assert (every.requests, every.more) == (10, False)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from contract.batch import Batch
-from contract.redis.fleet import FleetReads
 from contract.redis.reads import is_alive
 from contract.redis.ring import Minute, RingReads
+from contract.redis.waiting import WaitingReads
 from producer.cli.context import Context, pass_context
 from producer.core.queue_workers import clock_text
 
@@ -58,7 +58,7 @@ class Look:
     def __init__(self, context: Context) -> None:
         self._store = context.store
         self._queue = context.settings.queue
-        self._fleet = FleetReads.beside(self._store)
+        self._fleet = WaitingReads.beside(self._store)
         self._ring = RingReads.beside(self._store)
         self._before: tuple[float, dict[str, dict[str, int]]] | None = None
 

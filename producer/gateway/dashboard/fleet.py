@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from contract.redis.fleet import FleetReads, Waiting
 from contract.redis.reads import is_alive, protocol_of
+from contract.redis.waiting import Waiting, WaitingReads
 from contract.version import PROTOCOL
 from producer.gateway.caller import Caller
 from producer.gateway.services import Services
@@ -85,7 +85,7 @@ def shown_worker(worker: dict[str, Any], operator: bool) -> dict[str, Any]:
 
 def read_fleet(services: Services, caller: Caller, *, who: bool = False) -> Fleet:
     """Return the fleet as it is now; with `who` also who waits."""
-    reads = FleetReads.beside(services.batches)
+    reads = WaitingReads.beside(services.batches)
     announced = reads.announcements()
     workers = [shown_worker(worker, caller.operator) for worker in announced]
     workers.sort(key=lambda worker: (not worker["alive"], worker["queue"], worker["id"]))

@@ -18,9 +18,9 @@ import orjson
 from starlette.concurrency import run_in_threadpool
 
 from contract.errors import WarmqError
-from contract.redis.fleet import FleetReads
 from contract.redis.gateway.batch_views import BatchViews
 from contract.redis.ring import Minute
+from contract.redis.waiting import WaitingReads
 from producer.gateway.dashboard.batches import row_of
 from producer.gateway.dashboard.cached import cached_share, rings_of
 from producer.gateway.dashboard.fleet import queues_of, shown_worker
@@ -159,7 +159,7 @@ class Watch:
         return None if share is None else round(share, 3)
 
     def _read_fleet(self) -> bytes:
-        reads = FleetReads.beside(self._services.batches)
+        reads = WaitingReads.beside(self._services.batches)
         workers = [shown_worker(one, operator=False) for one in reads.announcements()]
         queues = queues_of(workers, self._services.settings.queue)
         waiting = sum(reads.waiting_totals(queues).values())

@@ -6,9 +6,9 @@ from typing import Any
 
 from starlette.responses import Response
 
-from contract.redis.fleet import FleetReads
 from contract.redis.ring import RingReads
 from contract.redis.tenants import Tenants
+from contract.redis.waiting import WaitingReads
 from producer.gateway.dashboard.batches import batch_rows
 from producer.gateway.dashboard.charts import filled, rates
 from producer.gateway.dashboard.fleet import queues_of, read_fleet
@@ -63,13 +63,13 @@ def tenants(view: View) -> Response:
     services, caller = view.services, view.caller
     reads = Tenants.beside(services.batches)
     terms = {tenant.name: tenant for tenant in reads.tenants()}
-    fleet = FleetReads.beside(services.batches)
+    waits = WaitingReads.beside(services.batches)
     loads: dict[str, list[int]] = {caller.tenant: [0, 0]}
-    queues = queues_of(fleet.announcements(), services.settings.queue)
+    queues = queues_of(reads.announcements(), services.settings.queue)
     for queue in queues:
-        for one in fleet.waiting_by(queue):
+        for one in waits.waiting_by(queue):
             loads.setdefault(one.tenant or CELERY, [0, 0])[0] += one.requests
-        for name, count in fleet.in_flight_by(queue).items():
+        for name, count in reads.in_flight_by(queue).items():
             loads.setdefault(name, [0, 0])[1] += count
     loads |= {name: [0, 0] for name in terms if name not in loads}
     used = reads.used(queues)

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from contract.errors import WarmqError
-from contract.redis.fleet_now import Fleet, FleetReads
+from contract.redis.fleet import Fleet, FleetReads
 from producer.gateway.metrics.series import series
 from producer.gateway.services import Services
 

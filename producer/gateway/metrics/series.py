@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.metrics_core import Metric
 
 from contract.naming import PRIORITY_STEPS
-from contract.redis.fleet_now import Fleet
+from contract.redis.fleet import Fleet
 from contract.redis.script_times import script_times
 from contract.version import version
 
@@ -71,14 +71,14 @@ def _scripts() -> Iterator[Metric]:
 def _waiting(fleet: Fleet, models: Mapping[str, str]) -> Iterator[Metric]:
     most = Counter[str]()
     for one in fleet.waiting:
-        most[one.tenant] += one.messages
+        most[one.tenant] += one.requests
     named = {"", *(tenant for tenant, _ in most.most_common(MOST_TENANTS))}
     counts = Counter[tuple[str, int, str]](
         {(queue, step, CELERY): 0 for queue in fleet.queues for step in PRIORITY_STEPS}
     )
     for one in fleet.waiting:
         tenant = one.tenant if one.tenant in named else OTHER
-        counts[one.queue, one.priority, tenant or CELERY] += one.messages
+        counts[one.queue, one.priority, tenant or CELERY] += one.requests
     yield _gauge(
         "waiting",
         "Requests in the queue",

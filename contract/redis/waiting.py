@@ -1,0 +1,71 @@
+"""What waits in the queues, for people who look and for metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from contract import naming
+from contract.redis import keys
+from contract.redis.reads import Reads
+
+#: Of one queue and priority a page looks at so many tenants, and at so many lists of each.
+MOST_LISTS = 100
+
+
+class Waiting(NamedTuple):
+    """Requests that wait at one priority for one tenant; '' for plain Celery clients' lists.
+
+    `since_ms` is when the oldest of their batches was created, None if none is of a batch. With
+    `more` there are lists beyond those that were counted.
+    """
+
+    queue: str
+    priority: int
+    tenant: str
+    requests: int
+    since_ms: int | None
+    more: bool
+
+
+class WaitingReads(Reads):
+    """Reads of one Redis. Each raises StoreUnavailable where it cannot be used."""
+
+    def waiting_totals(self, queues: Iterable[str]) -> dict[str, int]:
+        """Return how many requests wait in each queue: one round trip."""
+        names = list(queues)
+        pipe = self._client.pipeline(transaction=False)
+        for queue in names:
+            pipe.hget(naming.turns_key(queue), "waiting")
+            for key in naming.priority_lists(queue):
+                pipe.llen(key)
+        replies = pipe.execute() if names else []
+        width = 1 + len(naming.PRIORITY_STEPS)
+        return {
+            queue: sum(int(reply or 0) for reply in replies[n * width : (n + 1) * width])
+            for n, queue in enumerate(names)
+        }
+
+    def waiting_by(self, queue: str, most: int | None = MOST_LISTS) -> list[Waiting]:
+        """Return what waits in a queue by priority and tenant, of the lists that
+        `turns(queue, most)` returns: five round trips for PAGE lists."""
+        plain = [(step, "", naming.priority_list(queue, step)) for step in naming.PRIORITY_STEPS]
+        lists = [*plain, *self.turns(queue, most)]
+        lengths = self._each("llen", [key for _, _, key in lists])
+        batches = ["" if not tenant else key.rpartition("\x06")[2] for _, tenant, key in lists]
+        created = self._each("hget", [keys.batch_key(name) for name in batches], "created_at")
+        by: dict[tuple[int, str], list[tuple[int, int | None]]] = {}
+        for (step, tenant, _), length, made in zip(lists, lengths, created, strict=True):
+            if length:
+                by.setdefault((step, tenant), []).append((length, int(made) if made else None))
+        return [
+            Waiting(
+                queue,
+                step,
+                tenant,
+                sum(length for length, _ in found),
+                min((made for _, made in found if made is not None), default=None),
+                more=most is not None and len(found) > most,
+            )
+            for (step, tenant), found in by.items()
+        ]
