@@ -1,4 +1,4 @@
--- COLLECTED: note when somebody has read all results of a finished batch.
+-- COLLECTED: note when all results of a finished batch were kept elsewhere.
 -- ARGV: batch, life
 -- Touches: warmq:batch:<id>
 -- Returns: 1, or 0 if the batch is gone or not finished (any more)

@@ -71,7 +71,7 @@ class BatchLines(Reads):
         return found
 
     def collected(self, batch: Batch) -> None:
-        """Note that somebody has read all results of a finished batch: no operator is told any
+        """Note that all results of a finished batch are kept elsewhere: no operator is told any
         more that they are about to expire."""
         self._run("collected", batch.id, batch.life)
 

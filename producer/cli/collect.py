@@ -69,6 +69,7 @@ def collect(
 
         collector = Collector(store, batch, follow=follow, partial=partial, sleep=wait)
         write(collector.lines(order), output, errors, collected, report)
+        collector.kept()
         show()
     of = f", of {counted(collector.batch.number('total'), 'request')}" if partial else ""
     where = f", see {collected.errors_file}" if collected.errors_file else ""

@@ -106,6 +106,7 @@ class Batch:
                 )
             collector = Collector(self._store, now, follow=follow, partial=partial, sleep=sleep)
             yield from map(Result, collector.lines(order))
+            collector.kept()
 
     def __iter__(self) -> Iterator[Result]:
         """Yield the results as they come."""

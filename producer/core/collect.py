@@ -7,7 +7,7 @@ from itertools import islice, repeat
 from typing import NamedTuple
 
 from contract.batch import Batch
-from contract.errors import StoreForbidden
+from contract.errors import StoreUnavailable
 from contract.index import IndexChunk, IndexEntry, leader_of, own_id, read_ending
 from contract.redis.ahead import ResultsAhead
 from contract.redis.batches import BatchStore
@@ -41,6 +41,13 @@ class _Window(NamedTuple):
         )
 
 
+def note_kept(store: BatchStore, batch: Batch) -> None:
+    """Note in Redis that all results of a finished batch are kept elsewhere; or do not, where it
+    takes no write now, or none of this user: to read results needs none."""
+    with suppress(StoreUnavailable):
+        store.collected(batch)
+
+
 class Collector:
     """Reads one batch's results. With `follow` it waits for those that are not there yet.
 
@@ -67,6 +74,7 @@ class Collector:
         self._wait_s = _SHORTEST_WAIT_S
         self._fetch = _FIRST_FETCH
         self._given = 0
+        self._whole = False
 
     @property
     def batch(self) -> Batch:
@@ -79,16 +87,20 @@ class Collector:
         Raises:
             BatchChanged: at the latest after the last line, if there is not one for each request.
         """
-        self._given = 0
+        self._given, self._whole = 0, False
         self._same.state()
         yield from self._in_input_order() if order == "input" else self._as_completed()
         batch = self._same.state()
         whole = batch.sealed and self._given == batch.number("total")
         if not self._partial and not whole:
             raise self._same.incomplete(self._given)
-        if whole and batch.finished:
-            with suppress(StoreForbidden):  # who may only read may read all the same
-                self._store.collected(batch)
+        self._whole = whole and batch.finished
+
+    def kept(self) -> None:
+        """Say that the lines are kept where they are to be: nobody need be told any more that they
+        expire. Does nothing unless they were all lines of a batch that has ended."""
+        if self._whole:
+            note_kept(self._store, self._same.last)
 
     def _sized(self, raws: list[bytes | None]) -> list[bytes | None]:
         """Fetch more or fewer results at once from now on, by the size of these."""

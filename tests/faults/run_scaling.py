@@ -1,12 +1,14 @@
 """A real queue whose workers come and go as KEDA's rule says; the course is kept.
 
-    run_scaling.py [--save]
+    run_scaling.py [--save] [--going random|idlest] [--drain-s S]
 
 A real gateway tells at /warmq/v1/scale what the queue holds. The rule of the chart's own
 ScaledObject (tests/kit/keda_rule.py) decides from it every 15 s of a clock that runs 30 times as
 fast as this machine's, and real worker processes with the simulated engine are started, or get
 SIGTERM, whichever of them it hits. At the end every request has one answer. With --save
-the course is kept in tests/faults/results/scaling.json; docs/kubernetes.md shows it.
+the course is kept in tests/faults/results/scaling.json; docs/kubernetes.md shows it. `--going
+idlest` stops the worker that runs least, as a pod's deletion cost would have it, and `--drain-s`
+gives a stop less time than its requests need: decision 0016 compares them.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from keda_rule import EVERY_S, Scaler  # noqa: E402
 from lessee import chat, client_of, submit_batch  # noqa: E402
 from settled import assert_batch_settled, assert_nothing_left  # noqa: E402
 
+from contract import naming  # noqa: E402
 from contract.redis import keys  # noqa: E402
 from contract.redis.batches import BatchStore  # noqa: E402
 from demo.stack import RedisServer, Worker  # noqa: E402
@@ -58,29 +61,42 @@ def scaled_object() -> dict[str, Any]:
 
 
 class Fleet:
-    """Worker processes of one Redis: `to` are wanted, others drain."""
+    """Worker processes of one Redis: `to` are wanted, others drain.
 
-    def __init__(self, url: str, folder: Path) -> None:
-        self._url, self._folder = url, folder
+    `held` has how many requests each held when it was told to go.
+    """
+
+    def __init__(self, store: BatchStore, url: str, folder: Path, settings: dict[str, Any]) -> None:
+        self._store, self._url, self._folder = store, url, folder
+        self._settings = settings | {"simulated_slots": SLOTS, "simulated_latency_s": LATENCY_S}
         self._chance = random.Random(7)
         self._wanted: list[Worker] = []
         self._all: list[Worker] = []
-        self.told_to_go = 0
+        self.held: list[int] = []
 
-    def scale(self, to: int) -> None:
-        """Start workers, or tell some to go as Kubernetes does: without a look at their work."""
+    def scale(self, to: int, going: str) -> None:
+        """Start workers, or tell some to go: as Kubernetes does without a look at their work, or
+        those that run least."""
         while len(self._wanted) < to:
             log = self._folder / f"worker-{len(self._all)}.log"
-            worker = simulated(
-                self._url, log, simulated_slots=SLOTS, simulated_latency_s=LATENCY_S
-            ).start()
+            worker = simulated(self._url, log, **self._settings).start()
             self._wanted.append(worker)
             self._all.append(worker)
         while len(self._wanted) > to:
-            going = self._wanted.pop(self._chance.randrange(len(self._wanted)))
-            assert going.process is not None
-            going.process.terminate()
-            self.told_to_go += 1
+            held = [self._held(worker) for worker in self._wanted]
+            chosen = held.index(min(held)) if going == "idlest" else None
+            at = self._chance.randrange(len(self._wanted)) if chosen is None else chosen
+            self.held.append(held[at])
+            told = self._wanted.pop(at)
+            assert told.process is not None
+            told.process.terminate()
+
+    def _held(self, worker: Worker) -> int:
+        """Return how many requests a worker has taken and not answered."""
+        assert worker.process is not None
+        ids = [str(one["id"]) for one in self._store.announcements()]
+        (own,) = [one for one in ids if one.split(".")[-2] == str(worker.process.pid)] or [""]
+        return client_of(self._store).hlen(keys.worker_key(own))
 
     def end(self) -> list[int]:
         """Stop all; return their exit codes."""
@@ -94,7 +110,14 @@ def load_of(gateway: GatewayProcess) -> dict[str, Any]:
     return found
 
 
-def course(folder: Path) -> dict[str, Any]:
+def deliveries(store: BatchStore, batch_id: str, count: int) -> list[int]:
+    """Return how often each request of a batch was handed to a worker."""
+    names = [keys.result_key(naming.request_id(batch_id, f"c{n}")) for n in range(1, count + 1)]
+    results = client_of(store).mget(names)
+    return [int(json.loads(raw)["warmq"]["deliveries"]) for raw in results]
+
+
+def course(folder: Path, going: str, settings: dict[str, Any]) -> dict[str, Any]:
     """Run it to its end; return the course and what was found then."""
     spec, rows, sent = scaled_object(), [], dict[str, int]()
     rule = Scaler(spec)
@@ -102,7 +125,7 @@ def course(folder: Path) -> dict[str, Any]:
         server = stack.enter_context(RedisServer(folder / "redis"))
         store = BatchStore(stack.enter_context(server.client()), ttl_ms=3_600_000)
         gateway = stack.enter_context(GatewayProcess(server.url, folder))
-        fleet = Fleet(server.url, folder)
+        fleet = Fleet(store, server.url, folder, settings)
         began, at = time.monotonic(), 0.0
         while at < LONGEST_S:
             for due, count in ARRIVALS.items():
@@ -113,13 +136,14 @@ def course(folder: Path) -> dict[str, Any]:
             replicas = rule.decide(at, load["tokens"])
             told = (load[name] for name in ("tokens", "waiting", "in_flight", "workers"))
             rows.append([round(at), *told, replicas])
-            fleet.scale(replicas)
+            fleet.scale(replicas, going)
             if len(sent) == len(ARRIVALS) and replicas == 0:
                 break
             # The next decision: this is the clock of what is simulated here, it waits for nothing.
             at += EVERY_S
             time.sleep(max(0.0, began + at / FASTER - time.monotonic()))
         codes = fleet.end()
+        tries = [n for name, count in sent.items() for n in deliveries(store, name, count)]
         for batch_id, count in sent.items():
             bodies = {f"c{n}": chat(f"question {n}") for n in range(1, count + 1)}
             assert_batch_settled(store, batch_id, bodies)
@@ -133,7 +157,9 @@ def course(folder: Path) -> dict[str, Any]:
         "rows": rows,
         "requests": sum(sent.values()),
         "workers_started": len(codes),
-        "workers_told_to_go": fleet.told_to_go,
+        "workers_told_to_go": len(fleet.held),
+        "held_when_told": fleet.held,
+        "handed_back": sum(tries) - len(tries),
     }
 
 
@@ -141,16 +167,18 @@ def main() -> None:
     """Run the course; print when the replicas changed."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--save", action="store_true")
-    save = options.parse_args().save
+    options.add_argument("--going", choices=("random", "idlest"), default="random")
+    options.add_argument("--drain-s", type=float, metavar="S")
+    chosen = options.parse_args()
+    settings = {} if chosen.drain_s is None else {"drain_timeout_s": chosen.drain_s}
     with tempfile.TemporaryDirectory() as folder:
-        found = course(Path(folder))
+        found = course(Path(folder), chosen.going, settings)
     for before, row in zip([None, *found["rows"]], found["rows"], strict=False):
         if before is None or before[-1] != row[-1]:
             print(row)
     assert found["rows"][-1][-1] == 0, "workers were left"
-    told = {name: found[name] for name in ("requests", "workers_started", "workers_told_to_go")}
-    print(told)
-    if save:
+    print({name: told for name, told in found.items() if name not in ("spec", "columns", "rows")})
+    if chosen.save:
         head = {"date": f"{datetime.now(UTC):%Y-%m-%d}", "faster": FASTER}
         RESULTS.write_text(json.dumps(head | found) + "\n")
 

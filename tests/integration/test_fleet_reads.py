@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import redis
 from lessee import DATE, QUEUE, Lessee, submit_batch
+from support import run_producer
 
 from contract.redis.batches import BatchStore
 from contract.redis.fleet import Fleet, FleetReads
@@ -44,7 +46,9 @@ def fleet(store: BatchStore) -> Fleet:
 def read_to_the_end(store: BatchStore, batch_id: str) -> None:
     batch = store.batch(batch_id)
     assert batch is not None
-    assert len(list(Collector(store, batch, follow=False, partial=True).lines("input"))) > 0
+    collector = Collector(store, batch, follow=False, partial=True)
+    assert len(list(collector.lines("input"))) > 0
+    collector.kept()
 
 
 def test_results_are_uncollected_until_somebody_has_read_all_of_them(
@@ -78,6 +82,34 @@ def test_a_batch_that_is_run_again_after_it_was_collected_is_uncollected_again(
     assert store.retry(batch, ["failed"]) == 1
     (again,) = lessee.pop(1)
     lessee.done(again)
+    assert fleet(store).uncollected == 2
+
+
+def test_results_are_collected_where_redis_takes_no_write(
+    store: BatchStore, redis_client: redis.Redis, redis_url: str, tmp_path: Path
+) -> None:
+    lessee = Lessee(redis_client)
+    submit_batch(store, 2)
+    lessee.done(*lessee.pop(2))
+    redis_client.config_set("min-replicas-to-write", 1)
+    try:
+        told = run_producer("results", "b1", "-o", tmp_path / "out", redis_url=redis_url)
+    finally:
+        redis_client.config_set("min-replicas-to-write", 0)
+    assert told.returncode == 0, told.stderr
+    assert len((tmp_path / "out").read_bytes().splitlines()) == 2
+    assert fleet(store).uncollected == 2
+
+
+def test_results_that_could_not_be_kept_are_still_told_of(
+    store: BatchStore, redis_client: redis.Redis
+) -> None:
+    lessee = Lessee(redis_client)
+    submit_batch(store, 2)
+    lessee.done(*lessee.pop(2))
+    batch = store.batch("b1")
+    assert batch is not None
+    assert len(list(Collector(store, batch, follow=False).lines("input"))) == 2
     assert fleet(store).uncollected == 2
 
 

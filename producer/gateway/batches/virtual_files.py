@@ -87,9 +87,15 @@ def content(services: Services, caller: Caller, file_id: str, offset: int) -> Re
         return _partial(services, view, batch, offset, headers)
     if not isinstance(view.source, QueueBatch):
         raise not_found("file", file_id)
-    found = Collector(services.batches, view.source, follow=False).lines("input")
-    lines = (openai_line(line) if line.failed == (kind == ERRORS) else None for line in found)
-    return _streamed(lines, headers)
+    collector = Collector(services.batches, view.source, follow=False)
+
+    def lines() -> Iterator[bytes | None]:
+        for line in collector.lines("input"):
+            yield openai_line(line) if line.failed == (kind == ERRORS) else None
+        if kind == OUTPUT or not batch.output_file_id:
+            collector.kept()
+
+    return _streamed(lines(), headers)
 
 
 def _partial(

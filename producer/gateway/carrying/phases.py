@@ -11,6 +11,7 @@ from pathlib import Path
 from contract.batch import Batch
 from contract.errors import BatchConflict
 from producer.core import traced
+from producer.core.collect import note_kept
 from producer.core.plan.memory import least_bytes
 from producer.core.same_batch import BatchChanged
 from producer.core.summary import Summary
@@ -231,6 +232,8 @@ class Phases:
             usage=written.usage,
             expected_s=max(filter(None, (state.expected_s for state in states)), default=None),
         )
+        for state in states:
+            note_kept(services.batches, state)
 
 
 def wait_ms(created_at: int) -> int:
