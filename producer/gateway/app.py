@@ -34,6 +34,7 @@ from producer.gateway.idempotency import Idempotency
 from producer.gateway.live import routes as live
 from producer.gateway.live.online import online
 from producer.gateway.metrics import routes as metrics
+from producer.gateway.metrics.requests import Counted, Requests
 from producer.gateway.refusal import refuse, response_for, stopping
 from producer.gateway.scale import routes as scale
 from producer.gateway.services import Services
@@ -161,19 +162,21 @@ def routes() -> list[Route]:
 
 def build(services: Services) -> Starlette:
     """Return the application."""
+    served = routes()
+    counted = Requests(served)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> Any:
         async with (
             sweeping(services),
             delivering(services),
-            metrics.metrics(services) as app.state.metrics,
+            metrics.metrics(services, counted) as app.state.metrics,
             online(services.settings) as app.state.online,
         ):
             yield
         await services.close_async()
 
-    app = Starlette(routes=routes(), lifespan=lifespan, exception_handlers=HANDLERS)
+    app = Starlette(routes=served, lifespan=lifespan, exception_handlers=HANDLERS)
     app.router.redirect_slashes = False  # a path with one more slash is another path
     # The last one added is the first one asked.
     app.add_middleware(Idempotency, tries=services.tries)
@@ -183,6 +186,7 @@ def build(services: Services) -> Starlette:
     app.add_middleware(Bodies, most=services.settings.gateway_max_body_bytes)
     if (traces := tracer()) is not None:
         app.add_middleware(Traced, tracer=traces)
+    app.add_middleware(Counted, requests=counted)
     app.add_middleware(EveryAnswer)
     app.state.services = services
     return app

@@ -110,11 +110,10 @@ def load_of(gateway: GatewayProcess) -> dict[str, Any]:
     return found
 
 
-def deliveries(store: BatchStore, batch_id: str, count: int) -> list[int]:
-    """Return how often each request of a batch was handed to a worker."""
-    names = [keys.result_key(naming.request_id(batch_id, f"c{n}")) for n in range(1, count + 1)]
-    results = client_of(store).mget(names)
-    return [int(json.loads(raw)["warmq"]["deliveries"]) for raw in results]
+def handed_back(store: BatchStore, batch_id: str, count: int) -> int:
+    """Return how often workers put requests of a batch back into the queue."""
+    ids = [naming.request_id(batch_id, f"c{n}") for n in range(1, count + 1)]
+    return sum(client_of(store).llen(keys.attempts_key(request_id)) for request_id in ids)
 
 
 def course(folder: Path, going: str, settings: dict[str, Any]) -> dict[str, Any]:
@@ -143,7 +142,7 @@ def course(folder: Path, going: str, settings: dict[str, Any]) -> dict[str, Any]
             at += EVERY_S
             time.sleep(max(0.0, began + at / FASTER - time.monotonic()))
         codes = fleet.end()
-        tries = [n for name, count in sent.items() for n in deliveries(store, name, count)]
+        back = sum(handed_back(store, name, count) for name, count in sent.items())
         for batch_id, count in sent.items():
             bodies = {f"c{n}": chat(f"question {n}") for n in range(1, count + 1)}
             assert_batch_settled(store, batch_id, bodies)
@@ -159,7 +158,7 @@ def course(folder: Path, going: str, settings: dict[str, Any]) -> dict[str, Any]
         "workers_started": len(codes),
         "workers_told_to_go": len(fleet.held),
         "held_when_told": fleet.held,
-        "handed_back": sum(tries) - len(tries),
+        "handed_back": back,
     }
 
 

@@ -33,7 +33,6 @@ class Scripts:
     def __init__(self, settings: WorkerSettings, worker_id: str) -> None:
         self.worker_id = worker_id
         self.queue = settings.queue_to_drain
-        self.errors = 0
         self.settings = settings
         url = settings.redis_url.get_secret_value()
         # redis-py types every reply as bytes or str or more; this client never decodes.
@@ -66,7 +65,6 @@ class Scripts:
             try:
                 return await self.run(name, *args)
             except ERRORS as error:
-                self.errors += 1
                 if isinstance(error, StoreUnreachable) and _large(args):
                     broken += await self._answers()
                 if isinstance(error, StoreRefused) or broken == BROKEN_TIMES:

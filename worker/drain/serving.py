@@ -92,7 +92,6 @@ class Serving:
         try:
             popped = await self.leases.pop(k, self.room.slots, lists, max_bytes)
         except ERRORS as error:
-            self.leases.errors += 1
             self.outage.lost(error)
             await asyncio.sleep(REDIS_PAUSE_S)
             return None

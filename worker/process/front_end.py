@@ -22,7 +22,7 @@ import orjson
 
 from contract.errors import EngineDead
 from contract.log_lines import set_up
-from contract.redis.script_times import script_times
+from contract.redis.script_times import script_errors, script_times
 from worker.drain.events import EngineReady
 from worker.drain.leases import Leases
 from worker.drain.loop import Drain
@@ -128,8 +128,8 @@ class Part:
             "oldest_s": drain.in_flight.oldest_s(),
             "limit": drain.room.limit,
             "slots": drain.room.slots,
-            "redis_errors": drain.leases.errors,
-            "scripts": script_times(SCRIPTS),
+            "redis_errors": script_errors(),
+            "scripts": {name: list(of) for name, of in script_times(SCRIPTS).items()},
             "cached_tokens": drain.supervisor.cached_prompt_tokens(),
             "counts": drain.counts.as_json(),
         }

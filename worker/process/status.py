@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from contract.redis.script_times import script_errors
 from contract.version import version
 from worker.drain.announcement import shown
 from worker.drain.lifecycle import State
@@ -33,7 +34,7 @@ def describe(
         "in_flight_limit": drain.room.limit + sum(each["limit"] for each in others),
         "lease_s": settings.lease_s,
         "engine_deaths": drain.supervisor.deaths,
-        "redis_errors": drain.leases.errors + sum(each["redis_errors"] for each in others),
+        "redis_errors": script_errors() + sum(each["redis_errors"] for each in others),
         "counts": {
             name: count + sum(each["counts"][name] for each in others)
             for name, count in counts.items()

@@ -18,13 +18,13 @@ from prometheus_client.core import (
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from contract.redis.script_times import script_times
+from contract.histogram import samples
+from contract.redis.script_times import script_errors, script_times
 from contract.version import version
 from worker.drain.counts import OUTCOMES
 from worker.drain.lifecycle import State
 from worker.drain.loop import Drain
 from worker.drain.scripts import SCRIPTS
-from worker.telemetry.durations import buckets
 from worker.telemetry.seen import Seen, Told, together
 
 
@@ -69,11 +69,8 @@ class WorkerMetrics(Collector):
 
     def _histogram(self, name: str, text: str, of: Told) -> Metric:
         found = HistogramMetricFamily(f"warmq_{name}_seconds", text)
-        labels, below = self._labels(), buckets(of["counts"])
-        for bound, count in below:
-            found.add_sample(f"{found.name}_bucket", {**labels, "le": bound}, count)
-        found.add_sample(f"{found.name}_count", labels, below[-1][1])
-        found.add_sample(f"{found.name}_sum", labels, of["total"])
+        for suffix, labels, value in samples(of["counts"], of["total"], self._labels()):
+            found.add_sample(found.name + suffix, labels, value)
         return found
 
     def _state(self) -> Metric:
@@ -108,11 +105,15 @@ class WorkerMetrics(Collector):
 
     def _slots(self, parts: Sequence[Told]) -> Iterator[Metric]:
         drain = self._drain
-        slots = drain.room.slots + sum(part["slots"] for part in parts)
-        held = len(drain.in_flight) + sum(part["in_flight"] for part in parts)
+        held = [(drain.room.slots, len(drain.in_flight))]
+        held += [(part["slots"], part["in_flight"]) for part in parts]
         oldest_s = max(drain.in_flight.oldest_s(), *(part["oldest_s"] for part in parts), 0.0)
-        yield self._gauge("slots", "Requests that the engine runs at once", slots)
-        yield self._gauge("in_flight", "Requests that the worker holds", held)
+        for name, text, value in (
+            ("slots", "Requests that the engine runs at once", sum(slots for slots, _ in held)),
+            ("slots_in_use", "Slots that have a request", sum(map(min, held))),
+            ("in_flight", "Requests that the worker holds", sum(count for _, count in held)),
+        ):
+            yield self._gauge(name, text, value)
         yield self._gauge(
             "oldest_in_flight_seconds", "Since when the oldest request is held", oldest_s
         )
@@ -126,7 +127,7 @@ class WorkerMetrics(Collector):
             yield self._histogram(name, text, took[of])
 
     def _troubles(self, seen: Told, parts: Sequence[Told]) -> Iterator[Metric]:
-        errors = self._drain.leases.errors + sum(part["redis_errors"] for part in parts)
+        errors = script_errors() + sum(part["redis_errors"] for part in parts)
         for name, text, value in (
             ("redeliveries", "Requests taken that were handed out before", seen["redelivered"]),
             ("leases_lost", "Leases that other workers have now", seen["leases_lost"]),
@@ -134,7 +135,7 @@ class WorkerMetrics(Collector):
             ("engine_starts", "Engines that became ready", seen["engine_starts"]),
             ("engine_deaths", "Engines that died", seen["engine_deaths"]),
             ("redis_outages", "Times that Redis went away", seen["redis_outages"]),
-            ("redis_errors", "Calls that Redis did not answer", errors),
+            ("redis_errors", "Calls of scripts that Redis did not answer, or refused", errors),
         ):
             yield self._counter(name, text, value)
         yield self._gauge(
@@ -146,7 +147,7 @@ class WorkerMetrics(Collector):
         took = CounterMetricFamily("warmq_script_seconds", "Time until they were answered")
         counted, summed = Counter[str](), Counter[str]()
         for told in (script_times(SCRIPTS), *(part["scripts"] for part in parts)):
-            for script, (number, seconds) in told.items():
+            for script, (number, seconds, _) in told.items():
                 counted[script] += number
                 summed[script] += seconds
         for script in sorted(counted):

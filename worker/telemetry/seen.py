@@ -52,8 +52,8 @@ def together(told: Iterable[Told]) -> Told:
     return first
 
 
-#: What one engine does once, however many drains feed it.
-GREATEST = ("engine_starts", "engine_deaths", "ready_s")
+#: What happens once, however many drains feed one engine from one Redis.
+GREATEST = ("engine_starts", "engine_deaths", "ready_s", "redis_outages")
 
 
 def _added(one: Told, other: Told) -> Told:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Iterable
 
 from prometheus_client.exposition import choose_encoder
@@ -17,6 +18,7 @@ from starlette.routing import Route
 
 from contract.errors import WarmqError
 from contract.redis.fleet import Fleet, FleetReads
+from producer.gateway.metrics.requests import Requests
 from producer.gateway.metrics.series import series
 from producer.gateway.services import Services
 
@@ -24,8 +26,13 @@ log = logging.getLogger(__name__)
 
 #: Between two snapshots, and for how long they are taken after a scrape, in seconds.
 EVERY_S, WATCHED_S = 10.0, 120.0
+#: A snapshot is not told any more after so long: Redis hangs, or is asked again and again.
+STALE_S = 3 * EVERY_S
 #: Queues that are remembered.
 MOST_QUEUES = 1000
+#: Tenants that are named, for as long as the gateway lives: else every one that ever had most
+#: waiting for a moment would be a series of its own.
+MOST_TENANTS = 50
 #: The first scrape waits so long for a first snapshot.
 FIRST_S = 2.0
 
@@ -33,14 +40,17 @@ FIRST_S = 2.0
 class Snapshots(Collector):
     """The latest snapshot of the fleet; old ones are not told."""
 
-    def __init__(self, services: Services) -> None:
+    def __init__(self, services: Services, requests: Requests) -> None:
         self._services = services
+        self._requests = requests
         self._reads = FleetReads.beside(services.batches)
         self._fleet: Fleet | None = None
+        self._taken_at = -STALE_S
         #: A queue is told of although its workers have all died, and before it has any.
         self._queues = {services.settings.queue}
         #: What its workers serve, or served.
         self._models: dict[str, str] = {}
+        self._tenants: set[str] = set()
         self._since_ms = 0.0
         self._scraped_at = -WATCHED_S
         self._wanted = asyncio.Event()
@@ -52,7 +62,14 @@ class Snapshots(Collector):
 
     def collect(self) -> list[Metric]:
         """Return every series as of the snapshot."""
-        return list(series(self._fleet, self._models, self._services.settings.high_water))
+        fresh = time.monotonic() - self._taken_at < STALE_S
+        of_fleet = series(
+            self._fleet if fresh else None,
+            self._models,
+            self._tenants,
+            self._services.settings.high_water,
+        )
+        return [*of_fleet, *self._requests.series()]
 
     async def watched(self) -> None:
         """Note that somebody looks; wait for a first snapshot, but not long."""
@@ -76,7 +93,8 @@ class Snapshots(Collector):
 
     async def _take(self) -> None:
         try:
-            self._fleet = await asyncio.to_thread(self._read)
+            began = time.monotonic()
+            self._fleet, self._taken_at = await asyncio.to_thread(self._read), began
         except WarmqError as error:
             self._fleet = None
             log.warning("no metrics: %s", error.message, extra={"action": "no_metrics"})
@@ -89,21 +107,33 @@ class Snapshots(Collector):
         self._remember(queues)
         fleet = self._reads.fleet(self._queues)
         self._remember(fleet.queues)
-        self._models.update(fleet.models)
+        self._models.update(
+            (queue, name) for queue, name in fleet.models.items() if queue in self._queues
+        )
+        self._name_tenants(fleet)
         return fleet
 
     def _remember(self, queues: Iterable[str]) -> None:
-        new = sorted(set(queues) - self._queues)
-        self._queues.update(new[: MOST_QUEUES - len(self._queues)])
+        new = sorted(set(queues) - self._queues)[: MOST_QUEUES - len(self._queues)]
+        self._queues.update(new)
         prefix = f"{self._services.settings.queue}."
         for queue in new:
             self._models.setdefault(queue, queue.removeprefix(prefix))
 
+    def _name_tenants(self, fleet: Fleet) -> None:
+        """Name those that are new, the ones with most waiting first, as long as there is room."""
+        most = Counter[str]()
+        for one in fleet.waiting:
+            if one.tenant and one.tenant not in self._tenants:
+                most[one.tenant] += one.requests
+        room = MOST_TENANTS - len(self._tenants)
+        self._tenants.update(name for name, _ in most.most_common(room))
+
 
 @contextlib.asynccontextmanager
-async def metrics(services: Services) -> AsyncIterator[Snapshots]:
+async def metrics(services: Services, requests: Requests) -> AsyncIterator[Snapshots]:
     """Take snapshots in the background while the context is open."""
-    snapshots = Snapshots(services)
+    snapshots = Snapshots(services, requests)
     task = asyncio.create_task(snapshots.run())
     try:
         yield snapshots

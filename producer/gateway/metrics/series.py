@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
@@ -11,33 +11,34 @@ from prometheus_client.metrics_core import Metric
 
 from contract.naming import PRIORITY_STEPS
 from contract.redis.fleet import Fleet
-from contract.redis.script_times import script_times
+from contract.redis.script_times import script_errors, script_times
 from contract.version import version
 
-#: Tenants beyond so many, by what they have waiting, are told together.
-MOST_TENANTS = 50
 OTHER, CELERY = "other", "celery"
 #: Scripts that are told before their first call: clients wait for them.
 SCRIPTS = ("batch_views", "object_put", "push")
 STATES = ("starting", "ready", "degraded", "draining")
 
 
-def series(fleet: Fleet | None, models: Mapping[str, str], high_water: float) -> Iterator[Metric]:
+def series(
+    fleet: Fleet | None, models: Mapping[str, str], tenants: Collection[str], high_water: float
+) -> Iterator[Metric]:
     """Yield all series; without a fleet, that Redis could not be read, and nothing that is old.
 
-    `models` has the name of what each queue's workers serve, as far as it was ever heard.
+    `models` has the name of what each queue's workers serve, as far as it was ever heard;
+    `tenants` are told by their names, others together.
     """
     yield InfoMetricFamily("warmq_gateway_build", "Version of warmq", {"version": version()})
     yield _gauge("redis_up", "1 if Redis could be read for this page", [({}, fleet is not None)])
     yield from _scripts()
     if fleet is None:
         return
-    yield from _waiting(fleet, models)
+    yield from _waiting(fleet, models, tenants)
     yield from _workers(fleet)
     for name, text, value in (
         ("dead_letters", "Requests that cannot be run", fleet.dead_letters),
         ("batches", "Batches of any state", fleet.batches),
-        ("results_uncollected", "Results of the oldest batches that nobody has read to the end",
+        ("results_uncollected", "Results of the oldest batches that nobody has collected",
          fleet.uncollected),
         ("results_expire_seconds", "Until the first of them expire; infinite if none does",
          fleet.expire_s),
@@ -62,23 +63,21 @@ def _gauge(name: str, text: str, samples: Iterable[tuple[dict[str, str], float]]
 def _scripts() -> Iterator[Metric]:
     calls = CounterMetricFamily("warmq_gateway_script_calls", "Calls of Redis scripts, by script")
     took = CounterMetricFamily("warmq_gateway_script_seconds", "Time until they were answered")
-    for script, (number, seconds) in sorted(script_times(SCRIPTS).items()):
+    for script, (number, seconds, _) in sorted(script_times(SCRIPTS).items()):
         calls.add_sample("warmq_gateway_script_calls_total", {"script": script}, number)
         took.add_sample("warmq_gateway_script_seconds_total", {"script": script}, seconds)
-    yield from (calls, took)
+    errors = CounterMetricFamily("warmq_gateway_redis_errors", "Calls of them that have failed")
+    errors.add_sample("warmq_gateway_redis_errors_total", {}, script_errors())
+    yield from (calls, took, errors)
 
 
-def _waiting(fleet: Fleet, models: Mapping[str, str]) -> Iterator[Metric]:
-    most = Counter[str]()
-    for one in fleet.waiting:
-        most[one.tenant] += one.requests
-    named = {"", *(tenant for tenant, _ in most.most_common(MOST_TENANTS))}
+def _waiting(fleet: Fleet, models: Mapping[str, str], tenants: Collection[str]) -> Iterator[Metric]:
     counts = Counter[tuple[str, int, str]](
         {(queue, step, CELERY): 0 for queue in fleet.queues for step in PRIORITY_STEPS}
     )
     for one in fleet.waiting:
-        tenant = one.tenant if one.tenant in named else OTHER
-        counts[one.queue, one.priority, tenant or CELERY] += one.requests
+        tenant = one.tenant if one.tenant in tenants else OTHER
+        counts[one.queue, one.priority, tenant if one.tenant else CELERY] += one.requests
     yield _gauge(
         "waiting",
         "Requests in the queue",
