@@ -7,12 +7,24 @@ from __future__ import annotations
 
 import datetime as dt
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from contextvars import ContextVar
+from types import MappingProxyType
 
 import orjson
 
 #: What a line may say beside its text, given to the logger as `extra`.
 FIELDS = ("action", "request_id", "batch_id", "trace_id")
+
+
+#: What a thread or task works on: of FIELDS, in each line that it logs.
+_AT_HAND: ContextVar[Mapping[str, str]] = ContextVar("at_hand", default=MappingProxyType({}))
+
+
+def working_on(**fields: str) -> None:
+    """Say these of FIELDS in each line that this thread or task logs from now on, beside those
+    said before; a line's own `extra` goes first."""
+    _AT_HAND.set({**_AT_HAND.get(), **fields})
 
 
 class JsonLines(logging.Formatter):
@@ -29,8 +41,9 @@ class JsonLines(logging.Formatter):
             "process": record.process,
             "message": _text(record.getMessage()),
         }
+        work = _AT_HAND.get()
         for name in FIELDS:
-            if value := getattr(record, name, None):
+            if value := getattr(record, name, None) or work.get(name):
                 line[name] = _text(str(value))
         if record.exc_info:
             line["exception"] = _text(self.formatException(record.exc_info))

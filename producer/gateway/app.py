@@ -17,6 +17,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from contract.errors import WarmqError
+from contract.log_lines import working_on
 from contract.traces.tracer import tracer
 from contract.version import version
 from producer.gateway.anthropic import routes as anthropic
@@ -39,7 +40,7 @@ from producer.gateway.refusal import refuse, response_for, stopping
 from producer.gateway.scale import routes as scale
 from producer.gateway.services import Services
 from producer.gateway.sweeping import sweeping
-from producer.gateway.traced import Traced, about
+from producer.gateway.traced import Traced
 from producer.gateway.uploads import routes as uploads
 from producer.gateway.webhooks import delivering
 
@@ -59,6 +60,7 @@ class EveryAnswer:
             return
         request_id = f"req_{secrets.token_hex(16)}"
         scope["warmq.request_id"] = request_id
+        working_on(request_id=request_id)
         scope["warmq.caller"] = Caller()
         scope["warmq.headers"] = dict(scope["headers"])
 
@@ -112,8 +114,8 @@ async def _of_api(request: Request, error: ApiError) -> Response:
 async def _of_warmq(request: Request, error: WarmqError) -> Response:
     told = of_warmq(error)
     if told.status >= 500:
-        fields = about(request.scope, "request_error")
-        log.error("%s %s: %s", request.method, request.url.path, error.message, extra=fields)
+        told_of = (request.method, request.url.path, error.message)
+        log.error("%s %s: %s", *told_of, extra={"action": "request_error"})
     return response_for(request.scope, told)
 
 
@@ -122,8 +124,8 @@ async def _of_gone(_: Request, __: ClientDisconnect) -> Response:
 
 
 async def _unforeseen(request: Request, error: Exception) -> Response:
-    fields = about(request.scope, "request_error")
-    log.error("%s %s", request.method, request.url.path, exc_info=error, extra=fields)
+    told_of = (request.method, request.url.path)
+    log.error("%s %s", *told_of, exc_info=error, extra={"action": "request_error"})
     told = ApiError(500, "the gateway failed; its log says why", code="internal_error")
     response = response_for(request.scope, told)
     # Starlette answers this one outside of all middlewares.

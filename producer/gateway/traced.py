@@ -6,6 +6,7 @@ from contextvars import ContextVar
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from contract.log_lines import working_on
 from contract.traces.context import SpanContext, read_context
 from contract.traces.span import Span
 from contract.traces.tracer import Tracer, now
@@ -26,13 +27,6 @@ def current_traceparent() -> str:
     return trace.context.traceparent if trace is not None else ""
 
 
-def about(scope: Scope, action: str) -> dict[str, str]:
-    """Return `extra` for a line of the log about the request of this scope, which is served now."""
-    found = {"action": action, "request_id": scope.get("warmq.request_id", "")}
-    trace = current()
-    return found | ({"trace_id": f"{trace.context.trace_id:032x}"} if trace is not None else {})
-
-
 class Traced:
     """Continues the trace that a request's headers name, or begins one, and exports its span."""
 
@@ -47,6 +41,7 @@ class Traced:
         parent = _parent(scope)
         trace = Trace(self._tracer, parent, scope["warmq.request_id"])
         _CURRENT.set(trace)  # of the task that serves this request
+        working_on(trace_id=f"{trace.context.trace_id:032x}")
         began, status = now(), 0
 
         async def send_noting(message: Message) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import orjson
 import pytest
 import redis
@@ -13,7 +16,7 @@ from celery_side import client_app, send, simulated
 from support import producer_command, producer_env
 
 from contract.redis import keys
-from demo.stack import eventually, free_port
+from demo.stack import RedisServer, eventually, free_port
 
 FIELDS = {
     "time", "level", "logger", "process", "message", "action", "request_id", "batch_id",
@@ -55,18 +58,52 @@ def test_every_line_of_a_worker_is_json_from_its_start_to_its_stop(
     assert any(line["logger"].startswith("celery") for line in found)
 
 
-def test_every_line_of_a_gateway_is_json(redis_url: str, tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    env = producer_env(
-        redis_url, WARMQ_LOG_FORMAT="json", WARMQ_GATEWAY_STORE=str(tmp_path / "files")
+@contextmanager
+def gateway(redis_url: str, folder: Path, log: Path, **env: str) -> Iterator[str]:
+    """Run a gateway that logs to this file; give its URL."""
+    port = free_port()
+    found = producer_env(
+        redis_url, WARMQ_LOG_FORMAT="json", WARMQ_GATEWAY_STORE=str(folder / "files"), **env
     )
     with log.open("wb") as file:
         process = subprocess.Popen(
-            producer_command("serve", "--port", str(free_port())),
-            env=env, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=file,
+            producer_command("serve", "--port", str(port)),
+            env=found, cwd=folder, stdout=subprocess.DEVNULL, stderr=file,
         )  # fmt: skip
-    eventually(lambda: b"Uvicorn running" in log.read_bytes(), 30, "it serves")
-    process.terminate()
-    process.wait(30)
-    found = lines(log)
-    assert {"uvicorn.error"} <= {line["logger"] for line in found}
+    try:
+        eventually(lambda: b"Uvicorn running" in log.read_bytes(), 30, "it serves")
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def test_every_line_of_a_gateway_is_json(redis_url: str, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with gateway(redis_url, tmp_path, log):
+        pass
+    assert {"uvicorn.error"} <= {line["logger"] for line in lines(log)}
+
+
+def test_a_line_about_a_request_that_failed_has_the_ids_of_its_answer_and_of_its_trace(
+    tmp_path: Path,
+) -> None:
+    log, trace = tmp_path / "log", "0af7651916cd43dd8448eb211c80319c"
+    collector = f"http://127.0.0.1:{free_port()}"  # nobody is there
+    with (
+        RedisServer(tmp_path / "redis") as server,
+        gateway(
+            server.url, tmp_path, log, WARMQ_TRACES="0", OTEL_EXPORTER_OTLP_ENDPOINT=collector
+        ) as url,
+    ):
+        # Who the caller is the gateway knows from before.
+        assert httpx.get(f"{url}/v1/batches", timeout=60).status_code == 200
+        server.stop()
+        answer = httpx.get(
+            f"{url}/v1/batches", headers={"traceparent": f"00-{trace}-b7ad6b7169203331-00"},
+            timeout=60,
+        )  # fmt: skip
+    assert answer.status_code == 503
+    (line,) = [line for line in lines(log) if line.get("action") == "request_error"]
+    assert line["request_id"] == answer.headers["x-request-id"]
+    assert line["trace_id"] == trace

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-import asyncio
+import contextvars
 import logging
 import re
 import sys
@@ -11,14 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import orjson
-import pytest
-from starlette.requests import Request
 
-from contract.errors import StoreUnavailable, WarmqError
-from contract.log_lines import JsonLines
+from contract.log_lines import FIELDS, JsonLines, working_on
 from contract.message import Delivery
 from demo.stack import ROOT
-from producer.gateway.app import HANDLERS
 from worker.drain.log_fields import about
 
 LEVELS = ("info", "warning", "error", "exception", "critical")
@@ -87,21 +83,6 @@ def test_every_line_that_names_a_request_has_its_id_as_a_field() -> None:
     assert without == []
 
 
-@pytest.mark.parametrize("kind", [StoreUnavailable, Exception])
-def test_a_gateways_line_about_a_failure_names_the_request_that_the_answer_names(
-    caplog: pytest.LogCaptureFixture, kind: type[Exception]
-) -> None:
-    scope = {
-        "type": "http", "method": "GET", "path": "/v1/batches", "headers": [], "query_string": b"",
-        "warmq.request_id": "req_1", "warmq.headers": {},
-    }  # fmt: skip
-    handler = HANDLERS[WarmqError if issubclass(kind, WarmqError) else kind]
-    answer = asyncio.run(handler(Request(scope), kind("it is away")))
-    assert answer.status_code >= 500
-    (record,) = caplog.records
-    assert (record.action, record.request_id) == ("request_error", "req_1")
-
-
 def line_of(text: str, *values: object, **fields: object) -> dict[str, object]:
     """Return what a logger of this test writes, by a handler with the formatter."""
     record = logging.getLogger("t").makeRecord(
@@ -120,6 +101,20 @@ def test_a_line_has_its_time_level_logger_and_text() -> None:
         "level": "WARNING", "logger": "t", "message": "1 of\ntwo", "action": "swept",
         "request_id": "r",
     }  # fmt: skip
+
+
+def test_each_line_of_a_task_says_what_it_works_on() -> None:
+    def work() -> tuple[dict[str, object], dict[str, object]]:
+        working_on(batch_id="b", trace_id="t")
+        working_on(request_id="r")
+        return line_of("one", action="swept"), line_of("two", batch_id="own")
+
+    one, two = contextvars.copy_context().run(work)
+    assert {name: one.get(name) for name in FIELDS} == {
+        "action": "swept", "batch_id": "b", "request_id": "r", "trace_id": "t",
+    }  # fmt: skip
+    assert two["batch_id"] == "own"
+    assert not set(line_of("three")) & set(FIELDS)
 
 
 def test_text_that_cannot_be_json_and_a_traceback_are_written_all_the_same() -> None:

@@ -10,8 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 from contract.errors import StoreUnavailable, WarmqError
+from contract.log_lines import working_on
 from contract.redis.gateway.due import Claim
 from contract.redis.gateway.objects import Stored
+from contract.traces.context import read_context
 from producer.gateway.batches.record import BatchRecord, decode
 from producer.gateway.batches.starting import forget_batch
 from producer.gateway.carrying.after import AfterEnd
@@ -116,6 +118,8 @@ class Carrier:
 
     def _carry(self, held: Held, stored: Stored) -> None:
         claim, due = held.claim, self._services.due
+        trace = read_context(decode(stored.document).traceparent)
+        working_on(batch_id=claim.id, trace_id=f"{trace.trace_id:032x}" if trace else "")
         try:
             in_ms = self._take_on(held, stored)
             if in_ms is None:
@@ -129,21 +133,21 @@ class Carrier:
                 "batch %s waits: %s",
                 claim.id,
                 error.message,
-                extra={"action": "batch_waits", "batch_id": claim.id},
+                extra={"action": "batch_waits"},
             )
         except WarmqError as error:
             log.warning(
                 "batch %s waits: %s",
                 claim.id,
                 error.message,
-                extra={"action": "batch_waits", "batch_id": claim.id},
+                extra={"action": "batch_waits"},
             )
             self._release(claim, FAILED_MS)
         except Exception:
             log.exception(
                 "batch %s cannot be carried now",
                 claim.id,
-                extra={"action": "batch_waits", "batch_id": claim.id},
+                extra={"action": "batch_waits"},
             )
             self._release(claim, FAILED_MS)
         finally:
@@ -171,7 +175,7 @@ class Carrier:
             log.info(
                 "batch %s is given up: its lease was not renewed in time",
                 claim.id,
-                extra={"action": "batch_given_up", "batch_id": claim.id},
+                extra={"action": "batch_given_up"},
             )
 
     def _release(self, claim: Claim, in_ms: int) -> None:

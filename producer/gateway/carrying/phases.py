@@ -178,7 +178,7 @@ class Phases:
                 submit_part(batch.services, batch.record, at, path, report)
         except (BatchConflict, BatchChanged) as error:
             # Somebody has ended or deleted it in the queue: what is there is what there will be.
-            told = {"action": "batch_changed", "batch_id": batch.record.id}
+            told = {"action": "batch_changed"}
             log.warning("batch %s: %s", batch.record.id, error.message, extra=told)
             batch.write("cancelling")
 
@@ -221,7 +221,7 @@ class Phases:
             with traced.step("finalise", states[0], record.parts[0].queue):
                 written = write_files(services, record, lines, report)
         except BatchChanged as error:  # it was retried or deleted
-            told = {"action": "batch_changed", "batch_id": record.id}
+            told = {"action": "batch_changed"}
             log.warning("batch %s: %s", record.id, error.message, extra=told)
             raise Later(WAIT_MS) from None
         batch.write(

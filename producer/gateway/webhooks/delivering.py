@@ -11,6 +11,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import asynccontextmanager
 
 from contract.errors import StoreUnavailable
+from contract.log_lines import working_on
 from contract.redis.gateway.due import Claim
 from contract.redis.gateway.webhooks import TRIED_S, Delivery, Webhooks
 from producer.gateway.services import Services
@@ -35,6 +36,7 @@ def _deliver(services: Services, claim: Claim) -> None:
     if delivery is None or delivery.ended or endpoint is None:
         services.due.finish(claim)
         return
+    working_on(batch_id=delivery.batch_id)
     body = body_of(delivery)
     headers = headers_of(delivery, body, endpoint.secret, int(time.time()))
     status, told = 0, ""
