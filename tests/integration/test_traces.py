@@ -15,9 +15,13 @@ from celery_side import client_app, send, simulated
 from lessee import QUEUE
 from otlp_receiver import Receiver, otlp_receiver
 
+from contract.message import Delivery
 from contract.redis.batches import BatchStore
-from contract.traces.context import new_context, read_context
+from contract.traces.context import SpanContext, new_context, read_context
+from contract.traces.span import Span
+from contract.traces.tracer import Tracer
 from demo.stack import ROOT, RedisServer, eventually, free_port
+from worker.telemetry.traces import _context
 
 BODY = {"prompt": "Hello", "max_tokens": 4}
 
@@ -65,7 +69,58 @@ def test_a_celery_client_that_traces_is_continued_in_the_worker(
         f"{context.trace_id:032x}", f"{context.span_id:016x}"
     )  # fmt: skip
     assert span.name == f"process {QUEUE}"
+    assert span.attributes["gen_ai.operation.name"] == "text_completion"
     assert not span.links
+
+
+#: A Celery client with OpenTelemetry's own instrumentation: it prints the span it was called in.
+INSTRUMENTED = """
+import sys
+from celery import Celery
+from opentelemetry import trace
+from opentelemetry.instrumentation.celery import CeleryInstrumentor
+from opentelemetry.sdk.trace import TracerProvider
+
+trace.set_tracer_provider(TracerProvider())
+CeleryInstrumentor().instrument()
+app = Celery(broker=sys.argv[1], backend=sys.argv[1])
+with trace.get_tracer("client").start_as_current_span("mine") as span:
+    sent = app.send_task("warmq.generate", args=[{"prompt": "Hello"}], queue="warmq")
+print(sent.get(timeout=30)["object"], f"{span.get_span_context().trace_id:032x}")
+"""
+
+
+def test_a_celery_client_with_opentelemetrys_instrumentation_sees_its_request_in_its_own_trace(
+    redis_url: str, tmp_path: Path, receiver: Receiver
+) -> None:
+    with simulated(redis_url, tmp_path / "worker.log", traces=0):
+        done = subprocess.run(
+            [sys.executable, "-c", INSTRUMENTED, redis_url],
+            capture_output=True, text=True, check=False, timeout=60,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        (span,) = receiver.wait_for("process ")
+    assert done.stdout.split() == ["text_completion", span.trace_id]
+    assert span.parent_id
+
+
+def test_requests_of_a_batch_whose_maker_wants_no_trace_are_not_sampled() -> None:
+    class Nowhere:
+        def put(self, span: Span) -> None:
+            raise AssertionError(span)
+
+        def close(self) -> None: ...
+
+    def sampled(maker: SpanContext | None) -> bool:
+        headers = maker.headers() if maker else {}
+        delivery = Delivery(
+            "w/1", "r", "warmq.generate", "b", "", "", 0, None, None, None, None, False, headers, {}
+        )
+        return _context(Tracer(1, Nowhere()), delivery).sampled
+
+    assert sampled(None)
+    assert sampled(new_context(sampled=True))
+    assert not sampled(new_context(sampled=False))
 
 
 @pytest.mark.parametrize("order", ["input", "prefix"])

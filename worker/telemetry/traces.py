@@ -35,6 +35,8 @@ OPERATIONS = {
     COMPLETION_URL: "text_completion",
     EMBEDDINGS_URL: "embeddings",
 }
+#: The same by the answer's `object`: of a Celery client's request the message has no url.
+OPERATIONS_OF_ANSWERS = {"chat.completion": "chat", "text_completion": "text_completion"}
 
 
 class Traces:
@@ -119,16 +121,14 @@ class Traces:
         )
 
     def _attributes(self, delivery: Delivery) -> dict[str, Value]:
-        settings, capacity = self._drain.settings, self._drain.supervisor.capacity
-        model = settings.served_model_name or (capacity.model if capacity else settings.model)
         found: dict[str, Value] = {
             "messaging.system": "celery",
             "messaging.operation.name": "process",
             "messaging.operation.type": "process",
             "messaging.destination.name": self._queue,
             "messaging.message.id": delivery.request_id,
-            "gen_ai.provider.name": settings.engine,
-            "gen_ai.request.model": model or "",
+            "gen_ai.provider.name": self._drain.settings.engine,
+            "gen_ai.request.model": self._drain.served,
             "warmq.attempt": delivery.attempt,
         }
         if operation := OPERATIONS.get(delivery.url or ""):
@@ -140,12 +140,13 @@ class Traces:
 
 
 def _context(tracer: Tracer, delivery: Delivery) -> SpanContext:
-    parent = None if delivery.batch else _named(delivery)
-    if parent is not None:
-        return parent.child()
+    named = _named(delivery)
+    if named is not None and not delivery.batch:
+        return named.child()
+    # Who made a batch and does not want it traced does not want its requests traced either.
+    sampled = tracer.samples(delivery.request_id) and (named is None or named.sampled)
     # Each attempt at a request is in the same trace.
-    name = f"{delivery.life} {delivery.request_id}"
-    return new_context(sampled=tracer.samples(delivery.request_id), name=name)
+    return new_context(sampled=sampled, name=f"{delivery.life} {delivery.request_id}")
 
 
 def _named(delivery: Delivery) -> SpanContext | None:
@@ -163,6 +164,11 @@ def _of_ending(ending: Ending) -> dict[str, Value]:
     found["gen_ai.usage.input_tokens"] = ending.prompt_tokens
     found["gen_ai.usage.output_tokens"] = ending.completion_tokens
     answer: dict[str, Any] = orjson.loads(ending.meta)["result"]
+    if operation := OPERATIONS_OF_ANSWERS.get(answer.get("object", "")):
+        found["gen_ai.operation.name"] = operation
+    usage = answer.get("usage") or {}
+    if cached := (usage.get("prompt_tokens_details") or {}).get("cached_tokens"):
+        found["gen_ai.usage.cache_read.input_tokens"] = int(cached)
     for name in ("id", "model"):
         if isinstance(told := answer.get(name), str):
             found[f"gen_ai.response.{name}"] = told
