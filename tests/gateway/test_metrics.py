@@ -10,7 +10,7 @@ import pytest
 from celery_side import client_app, send, simulated
 from gateway_process import GatewayProcess
 from lessee import submit_batch
-from metric_pages import documented
+from metric_pages import documented, series_of
 from prometheus_client.parser import text_string_to_metric_families
 
 from contract.naming import DEFAULT_TENANT, TASK_NAME
@@ -81,7 +81,7 @@ def test_the_page_tells_what_waits_by_queue_priority_and_tenant(
     assert (found["warmq_batches",], found["warmq_dead_letters",]) == (2, 0)
     assert found["warmq_redis_append_only",] == 1
     assert found["warmq_redis_memory_bytes",] > 100_000
-    assert {name for name, *_ in found} == documented("The gateway's")
+    assert {series_of(name) for name, *_ in found} == documented("The gateway's")
 
 
 def test_the_page_tells_of_workers_and_their_slots(
@@ -124,6 +124,9 @@ def test_a_queue_whose_workers_have_all_ended_is_still_told(
         assert answer.status_code == 200, answer.text
     told = page(gateway)
     assert told["warmq_gateway_script_calls_total", "push"] == 1
+    route = "/v1/chat/completions"
+    assert told["warmq_gateway_requests_total", "200", "POST", route] == 1
+    assert told["warmq_gateway_online_seconds_count", route] == 1
     assert 0 < told["warmq_gateway_script_seconds_total", "push"] < 60
     with client_app(server.url) as app:
         app.send_task(TASK_NAME, args=[{"prompt": "a"}], queue="warmq.tiny")
@@ -165,3 +168,15 @@ def test_tenants_beyond_the_most_that_are_named_are_told_together(
     assert sum(value for key, value in found.items() if key[0] == "warmq_waiting") == 60
     assert waiting["other"] >= 10
     assert len(waiting) <= 52
+
+
+def test_what_no_route_takes_is_counted_together_whatever_its_path_and_method(
+    gateway: GatewayProcess,
+) -> None:
+    assert httpx.get(f"{gateway.url}/nothing/{'a' * 9}").status_code == 404
+    assert httpx.request("PATCH", f"{gateway.url}/v1/models").status_code == 405
+    assert httpx.get(f"{gateway.url}/v1/batches/none").status_code == 404
+    told = page(gateway)
+    assert told["warmq_gateway_requests_total", "404", "none", "none"] == 1
+    assert told["warmq_gateway_requests_total", "405", "none", "none"] == 1
+    assert told["warmq_gateway_requests_total", "404", "GET", "/v1/batches/{batch_id}"] == 1
