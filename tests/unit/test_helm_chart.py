@@ -12,7 +12,7 @@ import helm_chart
 import jsonschema
 import pytest
 from expressions import DASHBOARDS, rules, selectors
-from helm_chart import EXAMPLES, Resource, probe, render, values
+from helm_chart import EXAMPLES, Resource, env_of, of_kind, pods, probe, render, values
 from kubernetes_schemas import VERSIONS, problem
 from metric_pages import documented
 
@@ -30,11 +30,6 @@ def example(name: str, **more: Any) -> list[Resource]:
     return render(values(EXAMPLES[NAMES.index(name)], **more))
 
 
-def of_kind(kind: str, resources: list[Resource]) -> dict[str, Resource]:
-    """Return the resources of one kind by name."""
-    return {r["metadata"]["name"]: r for r in resources if r["kind"] == kind}
-
-
 def worker(**spec: Any) -> list[Resource]:
     """Render one worker `w`, and no gateway."""
     spec = {"device": "cpu", "model": "/models/m"} | spec
@@ -42,9 +37,7 @@ def worker(**spec: Any) -> list[Resource]:
 
 
 def pod(**spec: Any) -> Resource:
-    found: Resource = of_kind("Deployment", worker(**spec))["prod-warmq-worker-w"]["spec"]
-    template: Resource = found["template"]["spec"]
-    return template
+    return pods(worker(**spec))["prod-warmq-worker-w"]
 
 
 def container(**spec: Any) -> Resource:
@@ -52,17 +45,9 @@ def container(**spec: Any) -> Resource:
     return found
 
 
-def env_of(box: Resource) -> dict[str, str]:
-    return {each["name"]: each.get("value", "") for each in box["env"]}
-
-
 def all_pods() -> list[tuple[str, Resource]]:
     """Return (Deployment's name, pod) of every example."""
-    return [
-        (deployment, found["spec"]["template"]["spec"])
-        for name in NAMES
-        for deployment, found in of_kind("Deployment", example(name)).items()
-    ]
+    return [found for name in NAMES for found in pods(example(name)).items()]
 
 
 # -- schemas --------------------------------------------------------------------------
@@ -175,7 +160,7 @@ def test_a_pod_is_killed_after_the_worker_must_have_ended(
     spec: dict[str, Any], kill_grace_s: float
 ) -> None:
     found = pod(**spec)
-    env = env_of(found["containers"][0])
+    env = env_of(found)
     assert float(env["WARMQ_KILL_GRACE_S"]) == kill_grace_s
     assert float(env["WARMQ_DRAIN_TIMEOUT_S"]) == spec.get("drainTimeoutS", 25)
     bound_s = float(env["WARMQ_DRAIN_TIMEOUT_S"]) + kill_grace_s + STOP_S
@@ -256,7 +241,7 @@ def test_pods_are_given_settings_that_there_are() -> None:
     for name, found in all_pods():
         # Kubernetes would add WARMQ_GATEWAY_PORT and others for a Service `warmq-gateway`.
         assert found["enableServiceLinks"] is False
-        for variable in env_of(found["containers"][0]):
+        for variable in env_of(found):
             if variable.startswith("WARMQ_"):
                 assert variable.removeprefix("WARMQ_").lower() in SETTINGS, (name, variable)
 
@@ -272,13 +257,13 @@ def test_every_mount_has_its_volume() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_what_selects_pods_selects_those_of_one_deployment(name: str) -> None:
     resources = example(name)
-    pods = {
+    labelled = {
         n: d["spec"]["template"]["metadata"]["labels"]
         for n, d in of_kind("Deployment", resources).items()
     }
 
     def selected(labels: dict[str, str]) -> list[str]:
-        return [n for n, has in pods.items() if labels.items() <= has.items()]
+        return [n for n, has in labelled.items() if labels.items() <= has.items()]
 
     for kind in ("Deployment", "PodDisruptionBudget"):
         for n, resource in of_kind(kind, resources).items():
@@ -290,9 +275,9 @@ def test_what_selects_pods_selects_those_of_one_deployment(name: str) -> None:
         for policy in of_kind("NetworkPolicy", resources).values()
         for n in selected(policy["spec"]["podSelector"]["matchLabels"])
     ]
-    assert sorted(covered) == sorted(pods)
+    assert sorted(covered) == sorted(labelled)
     for monitor in of_kind("PodMonitor", resources).values():
-        assert selected(monitor["spec"]["selector"]["matchLabels"]) == [*pods]
+        assert selected(monitor["spec"]["selector"]["matchLabels"]) == [*labelled]
 
 
 # -- KEDA ------------------------------------------------------------------------------
@@ -335,10 +320,14 @@ def test_dashboards_and_rules_arrive_as_they_are_in_the_repository() -> None:
     (rule,) = of_kind("PrometheusRule", resources).values()
     given = [each for group in rule["spec"]["groups"] for each in group["rules"]]
 
-    def named(found: list[Resource]) -> dict[str, Resource]:
+    base = values(EXAMPLES[NAMES.index("prometheus")])["metrics"]["rules"]["runbookBase"]
+
+    def named(found: list[Resource], base: str = "") -> dict[str, Resource]:
+        for notes in (each["annotations"] for each in found if "annotations" in each):
+            notes["runbook_url"] = f"{base}{notes['runbook_url']}"
         return {each.get("alert") or each["record"]: each for each in found}
 
-    assert named(given) == named(rules())
+    assert named(given) == named(copy.deepcopy(rules()), base)
     assert len(given) == len(rules())
 
 
