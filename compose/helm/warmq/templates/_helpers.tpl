@@ -64,6 +64,14 @@ capabilities: {drop: [ALL]}
 {{- end }}
 {{- end -}}
 
+{{/* Whether the heartbeat is not older than these seconds and says one of these states. */}}
+{{- define "warmq.heartbeat" -}}
+command:
+  - sh
+  - -c
+  - test -n "$(find /run/warmq/heartbeat -newermt '-{{ .seconds }} seconds')" && grep -qxE '{{ .states }}' /run/warmq/heartbeat
+{{- end -}}
+
 {{/* Where pods are placed, of a worker or the gateway. */}}
 {{- define "warmq.placement" -}}
 {{- with .nodeSelector }}
