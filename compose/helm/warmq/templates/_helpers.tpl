@@ -54,14 +54,30 @@ readOnlyRootFilesystem: true
 capabilities: {drop: [ALL]}
 {{- end -}}
 
-{{/* The settings that workers and gateways share. */}}
+{{/* The settings that workers and gateways share; each may be another user of Redis. */}}
 {{- define "warmq.env" -}}
+{{- $redis := .root.Values.redis -}}
+{{- $own := ternary $redis.workerKey $redis.gatewayKey (eq .component "worker") -}}
 - name: WARMQ_REDIS_URL
   valueFrom:
-    secretKeyRef: {name: {{ .Values.redis.existingSecret | quote }}, key: {{ .Values.redis.key | quote }}}
-{{- if .Values.queue }}
-- {name: WARMQ_QUEUE, value: {{ .Values.queue | quote }}}
+    secretKeyRef: {name: {{ $redis.existingSecret | quote }}, key: {{ $own | default $redis.key | quote }}}
+{{- if .root.Values.queue }}
+- {name: WARMQ_QUEUE, value: {{ .root.Values.queue | quote }}}
 {{- end }}
+{{- end -}}
+
+{{/* Refuses settings that the chart makes of other values, on which more than the setting depends. */}}
+{{- define "warmq.refuseOwn" -}}
+{{- $own := merge (dict "WARMQ_REDIS_URL" "redis.existingSecret" "WARMQ_QUEUE" "queue") .own -}}
+{{- $given := keys .spec.env -}}
+{{- range .spec.extraEnv -}}
+{{- $given = append $given .name -}}
+{{- end -}}
+{{- range $given -}}
+{{- if hasKey $own . -}}
+{{- fail (printf "%s sets the environment's %s; set %s instead" $.at . (get $own .)) -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 
 {{/* Whether the heartbeat is not older than these seconds and says one of these states. */}}
