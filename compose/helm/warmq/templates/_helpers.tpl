@@ -1,12 +1,13 @@
+{{/* `-worker-` and a worker's name, 24 more, follow; KEDA puts the whole into a label, which holds 63. */}}
 {{- define "warmq.fullname" -}}
 {{- if .Values.fullnameOverride -}}
-{{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
+{{- .Values.fullnameOverride | trunc 39 | trimSuffix "-" -}}
 {{- else -}}
 {{- $name := default .Chart.Name .Values.nameOverride -}}
 {{- if contains $name .Release.Name -}}
-{{- .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- .Release.Name | trunc 39 | trimSuffix "-" -}}
 {{- else -}}
-{{- printf "%s-%s" .Release.Name $name | trunc 40 | trimSuffix "-" -}}
+{{- printf "%s-%s" .Release.Name $name | trunc 39 | trimSuffix "-" -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -26,6 +27,20 @@ app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
 app.kubernetes.io/part-of: warmq
 app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
+{{- end -}}
+
+{{/* The same with `more`, labels of whoever installs it; `at` is where those are. */}}
+{{- define "warmq.labelsAnd" -}}
+{{- $own := fromYaml (include "warmq.labels" .) -}}
+{{- range $label := keys (.more | default dict) -}}
+{{- if or (hasKey $own $label) (eq $label "warmq/worker") -}}
+{{- fail (printf "%s has the label %s, which the chart sets itself; leave it out" $.at $label) -}}
+{{- end -}}
+{{- end -}}
+{{ include "warmq.labels" . }}
+{{- with .more }}
+{{ toYaml . }}
+{{- end }}
 {{- end -}}
 
 {{- define "warmq.image" -}}
