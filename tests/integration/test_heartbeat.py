@@ -110,7 +110,7 @@ def test_what_a_killed_worker_left_is_overwritten_before_the_next_one_builds_its
         worker.kill()
 
 
-async def test_the_first_word_is_written_before_anything_that_may_take_long(file: Path) -> None:
+def test_the_first_word_is_written_before_anything_that_may_take_long(file: Path) -> None:
     file.write_text("ready\n")
     heartbeat.begin(str(file))
     assert says(file, "starting")
