@@ -63,6 +63,14 @@ def test_a_worker_of_the_default_queue_is_not_named() -> None:
     assert "WARMQ_GATEWAY_MODELS" not in env_of(gateway(workers=workers))
 
 
+def test_what_is_taken_away_with_a_null_is_as_if_it_were_empty() -> None:
+    given = values(gateway={"existingClaim": "files"}, workers={"a": served("llama")})
+    for part in ("gateway", "workerDefaults"):
+        for field in ("models", "env", "extraEnv", "podAnnotations", "podLabels"):
+            given[part].pop(field, None)
+    assert env_of(pods(render(given))[GATEWAY])["WARMQ_GATEWAY_MODELS"] == "llama"
+
+
 async def test_the_gateway_reads_the_names_as_the_chart_writes_them() -> None:
     env = env_of(gateway(workers={"a": served("org/qwen 3"), "b": served("llama")}))
     configured = GatewaySettings(gateway_models=env["WARMQ_GATEWAY_MODELS"]).gateway_models

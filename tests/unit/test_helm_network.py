@@ -70,6 +70,13 @@ def test_redis_without_a_port_or_with_an_impossible_one_is_refused(wrong: list[A
         render(values(networkPolicy={"redisPorts": wrong}, gateway={"store": "s3://f"}))
 
 
+def test_redis_ports_that_are_taken_away_are_refused_since_no_port_means_all_of_them() -> None:
+    given = values(gateway={"store": "s3://f"})
+    del given["networkPolicy"]["redisPorts"]  # as helm does with a null
+    with pytest.raises(jsonschema.ValidationError, match="redisPorts"):
+        render(given)
+
+
 def test_prometheus_reaches_gateways_that_others_do_not() -> None:
     given = {"gatewayFrom": [KEDA], "metricsFrom": [MONITORING]}
     ingress = policy("gateway", networkPolicy=given)["ingress"]

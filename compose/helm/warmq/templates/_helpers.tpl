@@ -84,7 +84,7 @@ capabilities: {drop: [ALL]}
 {{/* Refuses settings that the chart makes of other values, on which more than the setting depends. */}}
 {{- define "warmq.refuseOwn" -}}
 {{- $own := merge (dict "WARMQ_REDIS_URL" "redis.existingSecret" "WARMQ_QUEUE" "queue") .own -}}
-{{- $given := keys .spec.env -}}
+{{- $given := keys (.spec.env | default dict) -}}
 {{- range .spec.extraEnv -}}
 {{- $given = append $given .name -}}
 {{- end -}}
