@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import copy
-import os
-import time
-from pathlib import Path
 from typing import Any
 
 import helm_chart
 import jsonschema
 import pytest
-from expressions import DASHBOARDS, rules, selectors
-from helm_chart import EXAMPLES, Resource, env_of, of_kind, pods, probe, render, values
+from helm_chart import EXAMPLES, Resource, env_of, of_kind, pods, render, values
 from kubernetes_schemas import VERSIONS, problem
-from metric_pages import documented
 
 from contract.setting_names import OF_GATEWAYS, OF_WORKERS
-from worker.drain.lifecycle import State
 from worker.drain.stopping import STOP_S
 from worker.engine.rbln.start import RBLN_KILL_GRACE_S
 from worker.settings import WorkerSettings
@@ -167,61 +161,6 @@ def test_a_pod_is_killed_after_the_worker_must_have_ended(
     assert bound_s < found["terminationGracePeriodSeconds"] <= bound_s + 10
 
 
-@pytest.mark.parametrize("state", State)
-def test_the_probes_read_each_state_of_a_worker(state: State, tmp_path: Path) -> None:
-    box, file = container(), tmp_path / "heartbeat"
-    file.write_text(f"{state.value}\n")
-    assert probe("liveness", box, file)
-    assert probe("readiness", box, file) == (state is State.READY)
-    started = state in (State.READY, State.DEGRADED, State.DRAINING)
-    assert probe("startup", box, file) == started
-
-
-def test_a_worker_whose_heartbeat_is_old_or_missing_is_not_alive(tmp_path: Path) -> None:
-    box, file = container(heartbeatS=30), tmp_path / "heartbeat"
-    assert not probe("liveness", box, file)
-    file.write_text("ready\n")
-    os.utime(file, (time.time() - 25, time.time() - 25))
-    assert probe("liveness", box, file)
-    os.utime(file, (time.time() - 31, time.time() - 31))
-    assert not probe("liveness", box, file)
-
-
-def test_what_a_dead_process_left_does_not_pass_for_the_start_of_the_next(tmp_path: Path) -> None:
-    """The file outlives its container: it is as old as the new one, if nothing writes it anew."""
-    box, file = container(heartbeatS=600), tmp_path / "heartbeat"
-    startup = box["startupProbe"]
-    for attempt in range(3):
-        age = startup["initialDelaySeconds"] + attempt * startup["periodSeconds"]
-        file.write_text("ready\n")
-        os.utime(file, (time.time() - age, time.time() - age))
-        assert not probe("startup", box, file)
-
-
-def test_a_worker_whose_heartbeat_is_old_is_not_ready(tmp_path: Path) -> None:
-    box, file = container(heartbeatS=30), tmp_path / "heartbeat"
-    file.write_text("ready\n")
-    os.utime(file, (time.time() - 25, time.time() - 25))
-    assert probe("readiness", box, file)
-    os.utime(file, (time.time() - 31, time.time() - 31))
-    assert not probe("readiness", box, file)
-
-
-def test_probes_have_time_beside_a_worker_that_needs_the_whole_processor() -> None:
-    for name, found in all_pods():
-        for kind in ("startup", "liveness", "readiness"):
-            assert found["containers"][0][f"{kind}Probe"]["timeoutSeconds"] >= 5, (name, kind)
-
-
-def test_a_start_may_take_as_long_as_it_is_given() -> None:
-    for seconds in (60, 3600, 7200, 65):
-        startup = container(startupS=seconds)["startupProbe"]
-        # The last attempt: the container is given up if it fails too.
-        last_s = startup["initialDelaySeconds"]
-        last_s += startup["periodSeconds"] * (startup["failureThreshold"] - 1)
-        assert seconds <= last_s < seconds + 10
-
-
 def test_accelerators_are_asked_for_by_device() -> None:
     def limits(**spec: Any) -> Any:
         return container(**spec).get("resources", {}).get("limits")
@@ -307,65 +246,3 @@ def test_what_selects_pods_selects_those_of_one_deployment(name: str) -> None:
     assert sorted(covered) == sorted(labelled)
     for monitor in of_kind("PodMonitor", resources).values():
         assert selected(monitor["spec"]["selector"]["matchLabels"]) == [*labelled]
-
-
-# -- KEDA ------------------------------------------------------------------------------
-
-
-def test_keda_asks_the_gateway_for_what_waits_and_runs_of_the_workers_model() -> None:
-    resources = example("autoscaled")
-    (name, scaled), = of_kind("ScaledObject", resources).items()  # fmt: skip
-    assert scaled["spec"]["scaleTargetRef"]["name"] == name
-    assert name in of_kind("Deployment", resources)
-    (trigger,) = scaled["spec"]["triggers"]
-    service, port = "prod-warmq-gateway", 8000
-    assert service in of_kind("Service", resources)
-    assert trigger["metadata"] == {
-        "url": f"http://{service}.ml.svc:{port}/warmq/v1/scale?model=org%2Fllama+3",
-        "valueLocation": "tokens", "targetValue": "1200000", "activationTargetValue": "0",
-        "authMode": "bearer",
-    }  # fmt: skip
-    auth = of_kind("TriggerAuthentication", resources)[trigger["authenticationRef"]["name"]]
-    assert auth["spec"]["secretTargetRef"] == [
-        {"parameter": "token", "name": "warmq-scaler-key", "key": "key"}
-    ]
-
-
-@pytest.mark.parametrize("name", ["autoscaled", "prometheus"])
-def test_all_that_keda_reads_of_a_trigger_is_text(name: str) -> None:
-    for scaled in of_kind("ScaledObject", example(name)).values():
-        for trigger in scaled["spec"]["triggers"]:
-            assert {type(value) for value in trigger["metadata"].values()} == {str}
-
-
-def test_dashboards_and_rules_arrive_as_they_are_in_the_repository() -> None:
-    resources = example("prometheus")
-    maps = {
-        name: text
-        for config in of_kind("ConfigMap", resources).values()
-        for name, text in config["data"].items()
-    }
-    assert maps == {f"warmq-{file.stem}.json": file.read_text().rstrip("\n") for file in DASHBOARDS}
-    (rule,) = of_kind("PrometheusRule", resources).values()
-    given = [each for group in rule["spec"]["groups"] for each in group["rules"]]
-
-    base = values(EXAMPLES[NAMES.index("prometheus")])["metrics"]["rules"]["runbookBase"]
-
-    def named(found: list[Resource], base: str = "") -> dict[str, Resource]:
-        for notes in (each["annotations"] for each in found if "annotations" in each):
-            notes["runbook_url"] = f"{base}{notes['runbook_url']}"
-        return {each.get("alert") or each["record"]: each for each in found}
-
-    assert named(given) == named(copy.deepcopy(rules()), base)
-    assert len(given) == len(rules())
-
-
-def test_keda_asks_prometheus_for_series_that_there_are() -> None:
-    (scaled,) = of_kind("ScaledObject", example("prometheus")).values()
-    query = scaled["spec"]["triggers"][0]["metadata"]["query"]
-    assert {each.series for each in selectors(query)} <= documented("The gateway's")
-
-
-def test_no_data_of_prometheus_is_no_reason_to_stop_all_workers() -> None:
-    (scaled,) = of_kind("ScaledObject", example("prometheus")).values()
-    assert scaled["spec"]["triggers"][0]["metadata"]["ignoreNullValues"] == "false"

@@ -128,6 +128,12 @@ def test_a_gateway_is_killed_after_all_that_it_waits_for(drain_s: int | None) ->
     assert bound_s < found["terminationGracePeriodSeconds"] <= bound_s + 10
 
 
+@pytest.mark.parametrize("wrong", [-1, 3601, 0.5, "50"])
+def test_a_drain_that_the_gateway_would_refuse_is_refused(wrong: Any) -> None:
+    with pytest.raises(jsonschema.ValidationError, match="drainTimeoutS"):
+        gateway(gateway={"drainTimeoutS": wrong})
+
+
 def test_an_online_request_has_its_whole_time_when_a_gateway_ends() -> None:
     assert values()["gateway"]["drainTimeoutS"] >= GatewaySettings().gateway_online_timeout_s
 
