@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from celery_side import simulated
 from draining import draining, soon
-from helm_chart import probe, render, values
+from helm_chart import Resource, pods, probe, render, values
 
 from demo.stack import eventually
 from worker.drain import heartbeat
@@ -90,15 +90,39 @@ async def test_without_the_setting_no_file_is_written(file: Path, redis_url: str
     assert list(file.parent.iterdir()) == []
 
 
+def container() -> Resource:
+    """Return the chart's container of a worker that is hung after ten seconds."""
+    spec = {"device": "cpu", "model": "/m", "heartbeatS": 10}
+    (pod,) = pods(render(values(workers={"w": spec}, gateway={"enabled": False}))).values()
+    (box,) = pod["containers"]
+    return dict(box)
+
+
+def test_what_a_killed_worker_left_is_overwritten_before_the_next_one_builds_its_engine(
+    redis_url: str, tmp_path: Path
+) -> None:
+    beat, log = tmp_path / "heartbeat", tmp_path / "worker.log"
+    beat.write_text("ready\n")
+    with simulated(redis_url, log, heartbeat_file=str(beat), simulated_build_s=600) as worker:
+        eventually(lambda: not says(beat, "ready"), 60, "the file is the new worker's", 0.01)
+        assert says(beat, "starting")
+        assert not probe("startup", container(), beat)
+        worker.kill()
+
+
+def test_the_first_word_is_written_before_anything_that_may_take_long(file: Path) -> None:
+    file.write_text("ready\n")
+    heartbeat.begin(str(file))
+    assert says(file, "starting")
+    heartbeat.begin(str(file.parent / "missing" / "heartbeat"))  # told by the loop
+    heartbeat.begin(None)
+    assert [each.name for each in file.parent.iterdir()] == [file.name]
+
+
 def test_the_chart_s_probes_follow_a_worker_that_starts_hangs_and_goes_on(
     redis_url: str, tmp_path: Path
 ) -> None:
-    written = values(
-        workers={"w": {"device": "cpu", "model": "/m", "heartbeatS": 10}},
-        gateway={"enabled": False},
-    )
-    (pod,) = (each["spec"]["template"] for each in render(written) if each["kind"] == "Deployment")
-    (box,), beat = pod["spec"]["containers"], tmp_path / "heartbeat"
+    box, beat = container(), tmp_path / "heartbeat"
     assert not probe("startup", box, beat)
     with simulated(redis_url, tmp_path / "worker.log", heartbeat_file=str(beat)) as worker:
         for name in ("startup", "readiness", "liveness"):

@@ -51,6 +51,22 @@ def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
     return found
 
 
+def of_kind(kind: str, resources: list[Resource]) -> dict[str, Resource]:
+    """Return the resources of one kind by name."""
+    return {r["metadata"]["name"]: r for r in resources if r["kind"] == kind}
+
+
+def pods(resources: list[Resource]) -> dict[str, Resource]:
+    """Return the templates' pods by their Deployment's name."""
+    deployments = of_kind("Deployment", resources)
+    return {name: found["spec"]["template"]["spec"] for name, found in deployments.items()}
+
+
+def env_of(found: Resource) -> dict[str, str]:
+    """Return the environment of a pod's only container; what is from a Secret is ''."""
+    return {each["name"]: each.get("value", "") for each in found["containers"][0]["env"]}
+
+
 def judge(given: Mapping[str, Any]) -> None:
     """Raise jsonschema.ValidationError for values that `helm install` refuses."""
     schema = json.loads((CHART / "values.schema.json").read_text())
@@ -68,13 +84,22 @@ def render(given: Mapping[str, Any], release: str = "prod") -> list[Resource]:
 
 
 def texts(given: Mapping[str, Any], release: str = "prod") -> list[str]:
-    """Return the text of each template, rendered."""
+    """Return the text of each template of resources, rendered."""
+    return [text for name, text in sorted(_rendered(given, release).items()) if ".yaml" in name]
+
+
+def notes(given: Mapping[str, Any], release: str = "prod") -> str:
+    """Return what helm prints after an installation."""
+    return _rendered(given, release)["warmq/templates/NOTES.txt"]
+
+
+def _rendered(given: Mapping[str, Any], release: str) -> dict[str, str]:
     judge(given)
     sources = templates()
     context = context_of(given, release) | {"Capabilities": Capabilities(), "Files": Files()}
     engine = HelmTemplateEngine(sources)
-    rendered = engine.render({name: context for name in sources if not name.endswith(".tpl")})
-    return [text for name, text in sorted(rendered.items()) if name.endswith(".yaml")]
+    found: dict[str, str] = engine.render({n: context for n in sources if not n.endswith(".tpl")})
+    return found
 
 
 def templates() -> dict[str, str]:

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import copy
-import os
-import time
-from pathlib import Path
 from typing import Any
 
 import helm_chart
 import jsonschema
 import pytest
-from expressions import DASHBOARDS, rules, selectors
-from helm_chart import EXAMPLES, Resource, probe, render, values
+from helm_chart import EXAMPLES, Resource, env_of, of_kind, pods, render, values
 from kubernetes_schemas import VERSIONS, problem
-from metric_pages import documented
 
 from contract.setting_names import OF_GATEWAYS, OF_WORKERS
-from worker.drain.lifecycle import State
 from worker.drain.stopping import STOP_S
 from worker.engine.rbln.start import RBLN_KILL_GRACE_S
 from worker.settings import WorkerSettings
@@ -30,11 +24,6 @@ def example(name: str, **more: Any) -> list[Resource]:
     return render(values(EXAMPLES[NAMES.index(name)], **more))
 
 
-def of_kind(kind: str, resources: list[Resource]) -> dict[str, Resource]:
-    """Return the resources of one kind by name."""
-    return {r["metadata"]["name"]: r for r in resources if r["kind"] == kind}
-
-
 def worker(**spec: Any) -> list[Resource]:
     """Render one worker `w`, and no gateway."""
     spec = {"device": "cpu", "model": "/models/m"} | spec
@@ -42,9 +31,7 @@ def worker(**spec: Any) -> list[Resource]:
 
 
 def pod(**spec: Any) -> Resource:
-    found: Resource = of_kind("Deployment", worker(**spec))["prod-warmq-worker-w"]["spec"]
-    template: Resource = found["template"]["spec"]
-    return template
+    return pods(worker(**spec))["prod-warmq-worker-w"]
 
 
 def container(**spec: Any) -> Resource:
@@ -52,17 +39,9 @@ def container(**spec: Any) -> Resource:
     return found
 
 
-def env_of(box: Resource) -> dict[str, str]:
-    return {each["name"]: each.get("value", "") for each in box["env"]}
-
-
 def all_pods() -> list[tuple[str, Resource]]:
     """Return (Deployment's name, pod) of every example."""
-    return [
-        (deployment, found["spec"]["template"]["spec"])
-        for name in NAMES
-        for deployment, found in of_kind("Deployment", example(name)).items()
-    ]
+    return [found for name in NAMES for found in pods(example(name)).items()]
 
 
 # -- schemas --------------------------------------------------------------------------
@@ -175,37 +154,11 @@ def test_a_pod_is_killed_after_the_worker_must_have_ended(
     spec: dict[str, Any], kill_grace_s: float
 ) -> None:
     found = pod(**spec)
-    env = env_of(found["containers"][0])
+    env = env_of(found)
     assert float(env["WARMQ_KILL_GRACE_S"]) == kill_grace_s
     assert float(env["WARMQ_DRAIN_TIMEOUT_S"]) == spec.get("drainTimeoutS", 25)
     bound_s = float(env["WARMQ_DRAIN_TIMEOUT_S"]) + kill_grace_s + STOP_S
     assert bound_s < found["terminationGracePeriodSeconds"] <= bound_s + 10
-
-
-@pytest.mark.parametrize("state", State)
-def test_the_probes_read_each_state_of_a_worker(state: State, tmp_path: Path) -> None:
-    box, file = container(), tmp_path / "heartbeat"
-    file.write_text(f"{state.value}\n")
-    assert probe("liveness", box, file)
-    assert probe("readiness", box, file) == (state is State.READY)
-    started = state in (State.READY, State.DEGRADED, State.DRAINING)
-    assert probe("startup", box, file) == started
-
-
-def test_a_worker_whose_heartbeat_is_old_or_missing_is_not_alive(tmp_path: Path) -> None:
-    box, file = container(heartbeatS=30), tmp_path / "heartbeat"
-    assert not probe("liveness", box, file)
-    file.write_text("ready\n")
-    os.utime(file, (time.time() - 25, time.time() - 25))
-    assert probe("liveness", box, file)
-    os.utime(file, (time.time() - 31, time.time() - 31))
-    assert not probe("liveness", box, file)
-
-
-def test_a_start_may_take_as_long_as_it_is_given() -> None:
-    for seconds in (60, 3600, 7200, 65):
-        startup = container(startupS=seconds)["startupProbe"]
-        assert seconds <= startup["periodSeconds"] * startup["failureThreshold"] < seconds + 10
 
 
 def test_accelerators_are_asked_for_by_device() -> None:
@@ -256,7 +209,7 @@ def test_pods_are_given_settings_that_there_are() -> None:
     for name, found in all_pods():
         # Kubernetes would add WARMQ_GATEWAY_PORT and others for a Service `warmq-gateway`.
         assert found["enableServiceLinks"] is False
-        for variable in env_of(found["containers"][0]):
+        for variable in env_of(found):
             if variable.startswith("WARMQ_"):
                 assert variable.removeprefix("WARMQ_").lower() in SETTINGS, (name, variable)
 
@@ -272,13 +225,13 @@ def test_every_mount_has_its_volume() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_what_selects_pods_selects_those_of_one_deployment(name: str) -> None:
     resources = example(name)
-    pods = {
+    labelled = {
         n: d["spec"]["template"]["metadata"]["labels"]
         for n, d in of_kind("Deployment", resources).items()
     }
 
     def selected(labels: dict[str, str]) -> list[str]:
-        return [n for n, has in pods.items() if labels.items() <= has.items()]
+        return [n for n, has in labelled.items() if labels.items() <= has.items()]
 
     for kind in ("Deployment", "PodDisruptionBudget"):
         for n, resource in of_kind(kind, resources).items():
@@ -290,69 +243,6 @@ def test_what_selects_pods_selects_those_of_one_deployment(name: str) -> None:
         for policy in of_kind("NetworkPolicy", resources).values()
         for n in selected(policy["spec"]["podSelector"]["matchLabels"])
     ]
-    assert sorted(covered) == sorted(pods)
+    assert sorted(covered) == sorted(labelled)
     for monitor in of_kind("PodMonitor", resources).values():
-        assert selected(monitor["spec"]["selector"]["matchLabels"]) == [*pods]
-
-
-# -- KEDA ------------------------------------------------------------------------------
-
-
-def test_keda_asks_the_gateway_for_what_waits_and_runs_of_the_workers_model() -> None:
-    resources = example("autoscaled")
-    (name, scaled), = of_kind("ScaledObject", resources).items()  # fmt: skip
-    assert scaled["spec"]["scaleTargetRef"]["name"] == name
-    assert name in of_kind("Deployment", resources)
-    (trigger,) = scaled["spec"]["triggers"]
-    service, port = "prod-warmq-gateway", 8000
-    assert service in of_kind("Service", resources)
-    assert trigger["metadata"] == {
-        "url": f"http://{service}.ml.svc:{port}/warmq/v1/scale?model=org%2Fllama+3",
-        "valueLocation": "tokens", "targetValue": "1200000", "activationTargetValue": "0",
-        "authMode": "bearer",
-    }  # fmt: skip
-    auth = of_kind("TriggerAuthentication", resources)[trigger["authenticationRef"]["name"]]
-    assert auth["spec"]["secretTargetRef"] == [
-        {"parameter": "token", "name": "warmq-scaler-key", "key": "key"}
-    ]
-
-
-@pytest.mark.parametrize("name", ["autoscaled", "prometheus"])
-def test_all_that_keda_reads_of_a_trigger_is_text(name: str) -> None:
-    for scaled in of_kind("ScaledObject", example(name)).values():
-        for trigger in scaled["spec"]["triggers"]:
-            assert {type(value) for value in trigger["metadata"].values()} == {str}
-
-
-def test_dashboards_and_rules_arrive_as_they_are_but_for_where_runbooks_are_read() -> None:
-    resources = example("prometheus")
-    maps = {
-        name: text
-        for config in of_kind("ConfigMap", resources).values()
-        for name, text in config["data"].items()
-    }
-    assert maps == {f"warmq-{file.stem}.json": file.read_text().rstrip("\n") for file in DASHBOARDS}
-    (rule,) = of_kind("PrometheusRule", resources).values()
-    given = [each for group in rule["spec"]["groups"] for each in group["rules"]]
-
-    def named(found: list[Resource]) -> dict[str, Resource]:
-        return {each.get("alert") or each["record"]: each for each in found}
-
-    wanted = rules()
-    for each in wanted:
-        if "alert" in each:
-            told = each["annotations"]
-            told["runbook_url"] = f"https://wiki.example.org/warmq/{told['runbook_url']}"
-    assert named(given) == named(wanted)
-    assert len(given) == len(wanted)
-
-
-def test_keda_asks_prometheus_for_series_that_there_are() -> None:
-    (scaled,) = of_kind("ScaledObject", example("prometheus")).values()
-    query = scaled["spec"]["triggers"][0]["metadata"]["query"]
-    assert {each.series for each in selectors(query)} <= documented("The gateway's")
-
-
-def test_no_data_of_prometheus_is_no_reason_to_stop_all_workers() -> None:
-    (scaled,) = of_kind("ScaledObject", example("prometheus")).values()
-    assert scaled["spec"]["triggers"][0]["metadata"]["ignoreNullValues"] == "false"
+        assert selected(monitor["spec"]["selector"]["matchLabels"]) == [*labelled]

@@ -1,15 +1,17 @@
-"""The NPU's compose file and Kubernetes manifest: what a schema cannot check."""
+"""The NPU's compose file and example of the chart: what a schema cannot check."""
 
 from __future__ import annotations
 
 import yaml
+from helm_chart import CHART, of_kind, render, values
 
 from demo.stack import ROOT, procfile_command
 from worker.drain.stopping import STOP_S
 from worker.engine.rbln.start import RBLN_KILL_GRACE_S
 
 COMPOSE = yaml.safe_load((ROOT / "compose" / "compose.npu.yaml").read_text())
-DEPLOYMENT = yaml.safe_load((ROOT / "compose" / "kubernetes" / "worker-npu.yaml").read_text())
+EXAMPLE = CHART / "ci" / "rbln-values.yaml"
+(DEPLOYMENT,) = of_kind("Deployment", render(values(EXAMPLE))).values()
 WORKERS = [COMPOSE["services"][name] for name in ("worker-0", "worker-by-hand")]
 
 
@@ -30,7 +32,14 @@ def test_workers_are_started_as_the_procfile_says_and_without_privileges() -> No
     assert {d.split(":")[0] for d in WORKERS[1]["devices"]} == {"/dev/rbln0", "/dev/rsd0"}
 
 
-def test_a_pod_asks_for_a_card_and_frees_it_before_the_next_one_starts() -> None:
+def test_a_pod_asks_for_its_cards_and_frees_them_before_the_next_one_starts() -> None:
     container = DEPLOYMENT["spec"]["template"]["spec"]["containers"][0]
-    assert container["resources"]["limits"] == {"rebellions.ai/ATOM": "1"}
-    assert DEPLOYMENT["spec"]["strategy"] == {"type": "Recreate"}
+    assert container["resources"]["limits"] == {"rebellions.ai/ATOM": "4"}
+    assert DEPLOYMENT["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
+
+
+def test_a_cluster_with_generic_names_of_resources_gives_cards_by_that_name() -> None:
+    generic = values(EXAMPLE, workerDefaults={"resourceName": "rebellions.ai/npu"})
+    (found,) = of_kind("Deployment", render(generic)).values()
+    (container,) = found["spec"]["template"]["spec"]["containers"]
+    assert container["resources"]["limits"] == {"rebellions.ai/npu": "4"}

@@ -6,15 +6,28 @@ no longer turns, or a process that is gone, lets it grow old.
 """
 
 import asyncio
+import contextlib
 import logging
 from pathlib import Path
 
+from worker.drain.lifecycle import State
 from worker.drain.serving import Serving
 
 log = logging.getLogger(__name__)
 
 #: How often the file is written, in seconds.
 EVERY_S = 1.0
+
+
+def begin(file: str | None) -> None:
+    """Write `starting` over what a process before this one left, long before the loop runs.
+
+    The file outlives a process that was killed, and a container. If it cannot be written, `beat`
+    says so.
+    """
+    if file is not None:
+        with contextlib.suppress(OSError):
+            _write(Path(file), _line(State.STARTING))
 
 
 async def beat(drain: Serving) -> None:
@@ -29,7 +42,7 @@ async def beat(drain: Serving) -> None:
     told = False
     while True:
         try:
-            _write(file, f"{drain.lifecycle.state.value}\n")
+            _write(file, _line(drain.lifecycle.state))
             told = False
         except OSError as error:
             if not told:
@@ -39,6 +52,10 @@ async def beat(drain: Serving) -> None:
                 )  # fmt: skip
             told = True
         await asyncio.sleep(EVERY_S)
+
+
+def _line(state: State) -> str:
+    return f"{state.value}\n"
 
 
 def _write(file: Path, text: str) -> None:

@@ -18,6 +18,7 @@ from celery.worker import state as celery_state
 
 from contract.errors import StoreUnavailable
 from contract.settings import SettingsError
+from worker.drain import heartbeat
 from worker.drain.counts import OUTCOMES
 from worker.drain.leases import Leases
 from worker.drain.loop import Drain
@@ -68,6 +69,7 @@ class EngineStep(bootsteps.StartStopStep):
             )
         try:
             whole = load_settings()
+            heartbeat.begin(whole.heartbeat_file)
             count = front_ends_of(whole)
         except SettingsError as error:
             sys.exit(str(error))
