@@ -53,6 +53,7 @@ class Delivery:
 
         Raises:
             BatchConflict: what is in the place is of another run, or of none.
+            OutputUnwritable: its bucket does not tell what is there.
         """
         done = self.journal.read()
         if not exists(self.output):

@@ -12,7 +12,7 @@ from producer.core.own_results import is_result_of
 from producer.core.places.bucket import is_url
 from producer.core.places.object_file import ObjectFile, check_object
 from producer.core.places.object_place import ObjectPlace
-from producer.core.places.place import FilePlace
+from producer.core.places.place import FilePlace, NotThere
 from producer.core.reader import InputUnreadable
 from producer.core.tables.results import ParquetLines, first_line
 from producer.core.tables.source import kind_of
@@ -66,13 +66,23 @@ def beside(output: str) -> str:
 
 
 def exists(name: str) -> bool:
-    """Whether there is a file or an object of that name."""
+    """Whether there is a file or an object of that name.
+
+    Raises:
+        OutputUnwritable: its bucket does not tell, as to a role that may not read. Taken for no, it
+            would be overwritten, or a run that is complete done again.
+    """
     if not is_url(name):
         return Path(name).exists()
     try:
         ObjectPlace(name).size()
-    except InputUnreadable:
+    except NotThere:
         return False
+    except InputUnreadable as error:
+        raise OutputUnwritable(
+            f"{error.message}; so it is not known whether {name} exists, and it is left as it is: "
+            "allow this role to read it (S3: s3:GetObject), or try again when its service answers"
+        ) from None
     return True
 
 
