@@ -56,12 +56,13 @@ class Delivery:
             OutputUnwritable: its bucket does not tell what is there.
         """
         done = self.journal.read()
-        if not exists(self.output):
-            return None
         if done is None:
-            raise BatchConflict(f"{self.output} exists; remove it, or name another")
-        if not done.delivered:
-            return None  # it was stopped before it could say so
+            for name in (self.output, self.errors):
+                if exists(name):
+                    raise BatchConflict(f"{name} exists; remove it, or name another")
+            return None
+        if not done.delivered or not exists(self.output):
+            return None  # it was stopped before it could say so, or its output was taken away
         same = source.fingerprint()  # '' of a pipe: who knows what comes through
         if not same or done.fingerprint != same or done.delivered != seed:
             raise BatchConflict(
