@@ -7,7 +7,7 @@ from pathlib import Path
 from producer.core.files import OutputUnwritable, check_writable
 from producer.core.outputs import beside as beside_of
 from producer.core.outputs import check_output, exists, may_go
-from producer.core.places.bucket import is_url
+from producer.core.places.bucket import is_url, shown
 
 
 def check_outputs(
@@ -39,7 +39,7 @@ def check_outputs(
         place = _place(name, standard) if name is not None else None
         if place in known:
             raise OutputUnwritable(
-                f"{known[place]} and {purpose} are the same file, {name}; name another"
+                f"{known[place]} and {purpose} are the same file, {shown(str(name))}; name another"
             )
         if place is not None:
             known[place] = purpose

@@ -83,11 +83,11 @@ class Delivery:
         if done is None:
             raise BatchConflict(f"{self.journal.path} was taken away while the run wrote it")
         with ExitStack() as files:
-            output = files.enter_context(ResultFile(self.output))
+            output = files.enter_context(ResultFile(self.output, done.output))
             for line in _lines(good, failed=False):
                 output.add(line)
             if done.failed:
-                errors = files.enter_context(ResultFile(self.errors))
+                errors = files.enter_context(ResultFile(self.errors, done.errors))
                 for line in _lines(bad, failed=True):
                     errors.add(line)
                 errors.sync()

@@ -41,7 +41,8 @@ def open_source(name: str, pairs: Mapping[str, str] | None = None) -> Source:
         return TableSource(shown(name), places, pairs or {})
     if pairs:
         raise BadOption(
-            f"{name} has lines of JSON, and columns are mapped in tables: parquet, Arrow or CSV"
+            f"{shown(name)} has lines of JSON, and columns are mapped in tables: parquet, Arrow "
+            "or CSV"
         )
     return PlaceInput(ObjectPlace(name)) if is_url(name) else Input(name)
 
