@@ -1,4 +1,4 @@
-# The command line `producer`: no engine, so a small image. Built from the project's root.
+# The command line `producer`, with tables and buckets: no engine, so a small image. Built from the project's root.
 FROM python:3.11-slim-trixie
 
 WORKDIR /app
@@ -6,7 +6,7 @@ ENV PATH=/app/.venv/bin:$PATH PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1
 
 COPY scripts/setup scripts/setup
 COPY requirements requirements
-RUN scripts/setup base traces
+RUN scripts/setup base traces tables buckets
 
 COPY pyproject.toml LICENSE ./
 COPY contract contract

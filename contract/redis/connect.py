@@ -19,6 +19,9 @@ from contract.redis.client import AsyncClient
 CONNECT_TIMEOUT_S = 5.0
 #: A half-open socket must not block for ever; scripts themselves take milliseconds.
 SOCKET_TIMEOUT_S = 20.0
+#: Threads share a client, and each has a connection while it asks. redis-py would let 100 ask, and
+#: fail the others while Redis is slow to answer.
+_MOST_CONNECTIONS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,7 @@ def connect(url: str, name: str, retries: int = 12, timeout_s: float | None = No
         "socket_timeout": timeout_s or SOCKET_TIMEOUT_S,
         "retry": Retry(ExponentialBackoff(cap=1, base=0.05), retries),
         "client_name": name,
+        "max_connections": _MOST_CONNECTIONS,
     }
     if url.startswith("sentinel://"):
         where = SentinelUrl.parse(url)

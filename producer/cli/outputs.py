@@ -7,7 +7,7 @@ from pathlib import Path
 from producer.core.files import OutputUnwritable, check_writable
 from producer.core.outputs import beside as beside_of
 from producer.core.outputs import check_output, exists, may_go
-from producer.core.places.bucket import is_url
+from producer.core.places.bucket import is_url, shown
 
 
 def check_outputs(
@@ -17,6 +17,7 @@ def check_outputs(
     journal: Path | None = None,
     *,
     replaced_by: str | None = None,
+    forced: bool = False,
 ) -> None:
     """Raise OutputUnwritable where a file cannot be written, or where two of these are one file.
 
@@ -24,7 +25,7 @@ def check_outputs(
     are one also through links and streams. Terminals and other character devices may have many
     names: nothing in them can be lost. With `replaced_by`, a batch's id, what is there must be
     that batch's results; with '', of a batch that has no results yet, no file with content may be
-    there.
+    there. `forced` says that it is replaced, whatever it is.
     """
     output = output or "-"
     if not (Path(output).name or is_url(output)):
@@ -38,7 +39,7 @@ def check_outputs(
         place = _place(name, standard) if name is not None else None
         if place in known:
             raise OutputUnwritable(
-                f"{known[place]} and {purpose} are the same file, {name}; name another"
+                f"{known[place]} and {purpose} are the same file, {shown(str(name))}; name another"
             )
         if place is not None:
             known[place] = purpose
@@ -46,6 +47,10 @@ def check_outputs(
             check_output(str(name)) if purpose != "the journal" else check_writable(Path(name))
     if replaced_by is not None:
         _check_replaced(output, errors or beside, replaced_by)
+    if forced and beside is not None and not errors:
+        exists(
+            beside
+        )  # asked again when results come: a bucket that does not tell is found out now
 
 
 def _check_replaced(output: str, errors: str | None, batch_id: str) -> None:

@@ -1,10 +1,16 @@
-"""The client for asyncio: the same calls, each in a thread, so that none holds up the loop."""
+"""The client for asyncio: the same calls, each in a thread, so that none holds up the loop.
+
+What may wait for long (`results`, `wait`, `submit`) has a thread of its own: the loop's executor
+has few of them, and with all of them waiting no other call would begin, nor the program's own. The
+others are one question to Redis each, and take a thread of that executor.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import threading
-from collections.abc import AsyncIterable, AsyncIterator, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from typing import Any, Self, TypeVar, Unpack
 
@@ -26,21 +32,59 @@ class _Stopped(Exception):
 
 
 class _Thread:
-    """What a thread that works for the loop may ask of it."""
+    """A thread that works for the loop until that is done or nobody waits for it; and what it may
+    ask of the loop."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self.stop = threading.Event()
+        self._stop = threading.Event()
+
+    def start(self, work: Callable[..., T], *args: Any, **options: Any) -> asyncio.Future[T]:
+        """Begin; return what will have its result. Call `stop` when nobody waits any more."""
+        context, ended = contextvars.copy_context(), Future[T]()
+        ended.set_running_or_notify_cancel()
+
+        def run() -> None:
+            try:
+                ended.set_result(context.run(work, *args, **options))
+            except _Stopped:
+                return
+            except BaseException as error:
+                ended.set_exception(error)
+
+        # A program may end before it: Redis holds all that is needed to go on.
+        threading.Thread(target=run, name="warmq-client", daemon=True).start()
+        return asyncio.wrap_future(ended, loop=self._loop)
+
+    async def result(self, work: Callable[..., T], *args: Any, **options: Any) -> T:
+        """Begin, and wait for the result. Cancelled, it is to stop."""
+        try:
+            return await self.start(work, *args, **options)
+        finally:
+            self.stop()
+
+    def stop(self) -> None:
+        """Let the thread end as soon as it sleeps or asks."""
+        self._stop.set()
+
+    @property
+    def _stopped(self) -> bool:
+        return self._stop.is_set() or self._loop.is_closed()
 
     def sleep(self, seconds: float) -> None:
         """Sleep, unless it is to stop."""
-        if self.stop.wait(seconds):
+        self._stop.wait(seconds)
+        if self._stopped:
             raise _Stopped
 
-    def ask(self, coroutine: Any) -> Any:
+    def ask(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Let the loop run a coroutine; return what it returns."""
-        future: Future[Any] = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-        while not self.stop.is_set():
+        try:
+            future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        except RuntimeError:  # the loop is closed
+            coroutine.close()
+            raise _Stopped from None
+        while not self._stopped:
             try:
                 return future.result(_LOOK_S)
             except TimeoutError:
@@ -86,10 +130,7 @@ class AsyncBatch:
     async def wait(self, timeout: float | None = None) -> BatchStatus:  # noqa: ASYNC109 - as Batch's
         """Wait for its end; return its last state. Raises TimeoutError as `Batch.wait` does."""
         thread = _Thread()
-        try:
-            return await asyncio.to_thread(self._batch._wait, timeout, thread.sleep)
-        finally:
-            thread.stop.set()
+        return await thread.result(self._batch._wait, timeout, thread.sleep)
 
     async def results(
         self, order: Order = "completion", *, follow: bool = True, partial: bool = False
@@ -108,24 +149,22 @@ class AsyncBatch:
             thread.sleep(seconds)
 
         def read() -> None:
-            try:
-                for result in self._batch._results(order, follow, partial, sleep):
-                    ready.append(result)
-                    if len(ready) == _PIECE:
-                        hand_over()
-                hand_over()
-                thread.ask(pieces.put([]))
-            except _Stopped:
-                return
+            for result in self._batch._results(order, follow, partial, sleep):
+                ready.append(result)
+                if len(ready) == _PIECE:
+                    hand_over()
+            hand_over()
+            thread.ask(pieces.put([]))
 
-        reading = asyncio.ensure_future(asyncio.to_thread(read))
+        reading = thread.start(read)
         try:
             while piece := await _first(pieces, reading):
                 for result in piece:
                     yield result
             await reading
         finally:
-            thread.stop.set()
+            thread.stop()
+            reading.cancel()  # what it may still raise is for nobody
 
     def __aiter__(self) -> AsyncIterator[Result]:
         """Yield the results as they come."""
@@ -188,14 +227,12 @@ class AsyncClient:
 
         Options, results and errors are those of `Client.submit`. An iterable that is not
         asynchronous is iterated in a thread. Cancelled, it stops asking an asynchronous one for
-        more, and the batch stays open.
+        more, and the batch stays open; another one is read on in its thread, until the program
+        ends.
         """
         thread = _Thread()
         given = thread.iterate(requests) if isinstance(requests, AsyncIterable) else requests
-        try:
-            return AsyncBatch(await asyncio.to_thread(self._client.submit, given, **options))
-        finally:
-            thread.stop.set()
+        return AsyncBatch(await thread.result(self._client.submit, given, **options))
 
     async def batch(self, batch_id: str) -> AsyncBatch:
         """Return a batch that is there. Raises BatchConflict if there is none of that id."""

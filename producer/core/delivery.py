@@ -53,14 +53,16 @@ class Delivery:
 
         Raises:
             BatchConflict: what is in the place is of another run, or of none.
+            OutputUnwritable: its bucket does not tell what is there.
         """
         done = self.journal.read()
-        if not exists(self.output):
-            return None
         if done is None:
-            raise BatchConflict(f"{self.output} exists; remove it, or name another")
-        if not done.delivered:
-            return None  # it was stopped before it could say so
+            for name in (self.output, self.errors):
+                if exists(name):
+                    raise BatchConflict(f"{name} exists; remove it, or name another")
+            return None
+        if not done.delivered or not exists(self.output):
+            return None  # it was stopped before it could say so, or its output was taken away
         same = source.fingerprint()  # '' of a pipe: who knows what comes through
         if not same or done.fingerprint != same or done.delivered != seed:
             raise BatchConflict(
@@ -81,11 +83,11 @@ class Delivery:
         if done is None:
             raise BatchConflict(f"{self.journal.path} was taken away while the run wrote it")
         with ExitStack() as files:
-            output = files.enter_context(ResultFile(self.output))
+            output = files.enter_context(ResultFile(self.output, done.output))
             for line in _lines(good, failed=False):
                 output.add(line)
             if done.failed:
-                errors = files.enter_context(ResultFile(self.errors))
+                errors = files.enter_context(ResultFile(self.errors, done.errors))
                 for line in _lines(bad, failed=True):
                     errors.add(line)
                 errors.sync()

@@ -9,10 +9,10 @@ from typing import Protocol, Self
 from contract.results import ResultLine
 from producer.core.files import AtomicFile, OutputUnwritable, check_writable
 from producer.core.own_results import is_result_of
-from producer.core.places.bucket import is_url
+from producer.core.places.bucket import is_url, shown
 from producer.core.places.object_file import ObjectFile, check_object
 from producer.core.places.object_place import ObjectPlace
-from producer.core.places.place import FilePlace
+from producer.core.places.place import FilePlace, NotThere
 from producer.core.reader import InputUnreadable
 from producer.core.tables.results import ParquetLines, first_line
 from producer.core.tables.source import kind_of
@@ -43,7 +43,8 @@ def is_parquet(name: str) -> bool:
     kind = kind_of(name)
     if kind and kind not in _PARQUET:
         raise OutputUnwritable(
-            f"cannot write {name}: results are JSON lines or parquet; name a .jsonl or .parquet"
+            f"cannot write {shown(name)}: results are JSON lines or parquet; name a .jsonl or "
+            ".parquet"
         )
     return bool(kind)
 
@@ -66,13 +67,23 @@ def beside(output: str) -> str:
 
 
 def exists(name: str) -> bool:
-    """Whether there is a file or an object of that name."""
+    """Whether there is a file or an object of that name.
+
+    Raises:
+        OutputUnwritable: its bucket does not tell, as to a role that may not read. Taken for no, it
+            would be overwritten, or a run that is complete done again.
+    """
     if not is_url(name):
         return Path(name).exists()
     try:
         ObjectPlace(name).size()
-    except InputUnreadable:
+    except NotThere:
         return False
+    except InputUnreadable as error:
+        raise OutputUnwritable(
+            f"{error.message}; so it is not known whether {name} exists, and it is left as it is: "
+            "allow this role to read it (S3: s3:GetObject), or try again when its service answers"
+        ) from None
     return True
 
 
@@ -95,17 +106,21 @@ def may_go(name: str, batch_id: str) -> bool:
 class ResultFile:
     """The results in one place: JSON lines, or a table. They appear when they are complete.
 
+    `expected` is for an object: how many bytes the lines have, where that is known.
+
     Entering raises OutputUnwritable.
     """
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, name: str, expected: int = 0) -> None:
+        self._name, self._expected = name, expected
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             target: Target = (
-                ObjectFile(self._name) if is_url(self._name) else AtomicFile(self._name)
+                ObjectFile(self._name, self._expected)
+                if is_url(self._name)
+                else AtomicFile(self._name)
             )
             self._target = stack.enter_context(target)
             self._table = None

@@ -18,8 +18,9 @@ from producer.core.tables.source import TableSource, kind_of
 
 #: Of the files that a data set's folder is of; the first kind that is there counts.
 _DATASET = (".parquet", ".arrow")
-#: `train-00000-of-00004.parquet`, as data sets' files are named.
-_SHARD = re.compile(r"-\d+-of-\d+$")
+#: What numbers a shard in its name: `train-00000-of-00004.parquet`, with a hash behind it as older
+#: releases of datasets pushed it; `train/0000.parquet`, as the hub converts data sets.
+_SHARD = re.compile(r"(-)\d+-of-\d+(?:-[0-9a-f]{16})?$|(?<![^/])\d{4,}$")
 
 
 def open_source(name: str, pairs: Mapping[str, str] | None = None) -> Source:
@@ -40,7 +41,8 @@ def open_source(name: str, pairs: Mapping[str, str] | None = None) -> Source:
         return TableSource(shown(name), places, pairs or {})
     if pairs:
         raise BadOption(
-            f"{name} has lines of JSON, and columns are mapped in tables: parquet, Arrow or CSV"
+            f"{shown(name)} has lines of JSON, and columns are mapped in tables: parquet, Arrow "
+            "or CSV"
         )
     return PlaceInput(ObjectPlace(name)) if is_url(name) else Input(name)
 
@@ -96,7 +98,7 @@ def _beside(file: PurePath) -> bool:
 def _split(file: str) -> str:
     """Return the pattern of the files that are of one split with this one."""
     stem, dot, suffix = file.rpartition(".")
-    return _SHARD.sub("-*", stem) + dot + suffix
+    return _SHARD.sub(r"\1*", stem) + dot + suffix
 
 
 def _one_kind(name: str, found: Sequence[str]) -> Sequence[str]:

@@ -292,6 +292,7 @@ async def test_the_same_with_asyncio_and_the_loop_is_never_held_up(
 
 
 async def test_who_stops_reading_results_leaves_no_thread_behind(redis_url: str, store: BatchStore):
+    before = set(threading.enumerate())
     async with AsyncClient(redis_url) as client:
         batch = await client.submit(requests(3))
         lessee = Lessee(client_of(store))
@@ -303,7 +304,10 @@ async def test_who_stops_reading_results_leaves_no_thread_behind(redis_url: str,
         assert (await anext(again)).custom_id == "r0"
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(anext(again), 0.2)
-    # the loop's end waits for threads: a test that hangs here has left one
+    named = {thread for thread in threading.enumerate() if thread.name == "warmq-client"}
+    for thread in named - before:
+        await asyncio.to_thread(thread.join, 5)
+        assert not thread.is_alive()
 
 
 async def test_errors_come_through_as_they_are(redis_url: str):

@@ -38,6 +38,8 @@ from contract.redis.batches import BatchStore
 from contract.results import ResultLine
 from demo.stack import eventually
 from producer import Client
+from producer.core.delivery import Delivery
+from producer.core.journal import RunProgress
 from producer.core.outputs import ResultFile, check_output
 from producer.core.reader import InputUnreadable
 from producer.core.sources import open_source
@@ -353,6 +355,18 @@ def test_a_run_into_a_parquet_file_here_leaves_nothing_else(redis_url: str, tmp_
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "in.jsonl", "out.errors.parquet", "out.parquet", "out.parquet.lines.progress", "worker.log",
     ]  # fmt: skip
+
+
+def test_what_a_run_delivers_goes_up_in_larger_parts_the_more_it_is(
+    bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    delivery = Delivery("s3://warmq/out.jsonl", "s3://warmq/out.errors.jsonl")
+    for size, parts in ((0, 3), (60 * 10**9, 2)):  # the journal says how much there is
+        delivery.gathered[0].write_bytes(b'{"id":"%s"}\n' % (b"x" * 2**20) * 20)
+        delivery.journal.write(RunProgress("r", "", "in", "f", "e", output=size))
+        delivery.deliver("seed")
+        assert obstore.head(bucket, "out.jsonl")["e_tag"].endswith(f'-{parts}"')
 
 
 def test_a_run_of_a_pipe_into_a_bucket_is_not_taken_for_another_that_has_ended(

@@ -77,10 +77,13 @@ def there(url: str) -> list[str]:
 
 class Gate:
     """A server before an S3 server. It holds what completes an object: the request, so that it is
-    never done, or the answer, so that it is done and nobody hears of it."""
+    never done, or the answer, so that it is done and nobody hears of it. It refuses to let objects
+    be read, as it is told."""
 
-    def __init__(self, behind: str, name: str) -> None:
+    def __init__(self, behind: str, name: str = "") -> None:
         self._behind, self.name = behind, name
+        #: The status that GET and HEAD of an object get; 0: they pass.
+        self.refuses = 0
         #: `request`, `answer`, or `` to hold nothing.
         self.holds = ""
         #: Whether something was held.
@@ -134,6 +137,10 @@ class Gate:
         )
         if completes and self.holds == "request":
             return self._keep(asked)
+        if self.refuses and asked.command in ("GET", "HEAD") and path.startswith("/warmq/"):
+            asked.send_response(self.refuses)
+            asked.send_header("content-length", "0")
+            return asked.end_headers()
         headers = {k.lower(): v for k, v in asked.headers.items() if k.lower() != "host"}
         if not headers.get("authorization", "").startswith("AWS4"):  # of Google's client
             headers["authorization"] = _WHO

@@ -318,6 +318,48 @@ def test_the_shards_of_a_data_sets_folder_are_read_in_their_order(tmp_path: Path
     assert len(requests_of(open_source(str(data / "train-*.parquet"), PROMPT))) == 6
 
 
+@pytest.mark.parametrize(
+    ("names", "other", "parts"),
+    [
+        (
+            "data/train-0000{0}-of-00003-{1}a1b9d70c55e2f84.parquet",
+            "data/test-00000-of-00001-4746b8785c874cc7.parquet",
+            ("data/test-*.parquet", "data/train-*.parquet"),
+        ),
+        (
+            "default/train/000{0}.parquet",
+            "default/test/0000.parquet",
+            ("default/test/*.parquet", "default/train/*.parquet"),
+        ),
+    ],
+    ids=["pushed with a hash", "converted by the hub"],
+)
+def test_shards_that_are_named_otherwise_are_one_part_too(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    names: str,
+    other: str,
+    parts: tuple[str, str],
+):
+    files = [tmp_path / names.format(shard, "c7f"[shard]) for shard in range(3)]
+    files[0].parent.mkdir(parents=True)
+    for shard, path in enumerate(files):
+        parquet(path, {"text": [f"{shard}a", f"{shard}b"]})
+    texts = ["0a", "0b", "1a", "1b", "2a", "2b"]
+    monkeypatch.chdir(files[0].parent)
+    for name in (str(tmp_path), str(files[0].parent), "."):
+        assert [r["prompt"] for r in requests_of(open_source(name, PROMPT))] == texts
+    (tmp_path / other).parent.mkdir(exist_ok=True)
+    parquet(tmp_path / other, {"text": ["x"]})
+    with pytest.raises(BadOption, match="several parts") as error:
+        open_source(str(tmp_path), PROMPT)
+    for part in parts:
+        assert repr(str(tmp_path / part)) in error.value.message
+    assert [
+        r["prompt"] for r in requests_of(open_source(str(tmp_path / parts[1]), PROMPT))
+    ] == texts
+
+
 def test_a_data_set_saved_to_disk_is_read(tmp_path: Path):
     kept = tmp_path / "kept"
     kept.mkdir()

@@ -49,7 +49,7 @@ def command(
     With --json: where the results are and how many, on stdout, or on stderr if
     the results themselves go to stdout.
     """
-    check_outputs(output, errors, replaced_by=None if force else batch_id)
+    check_outputs(output, errors, replaced_by=None if force else batch_id, forced=force)
     store, batch = context.store, context.batch(batch_id)
     if not (batch.finished or follow or partial):
         raise BatchConflict(

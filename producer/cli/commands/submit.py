@@ -76,7 +76,8 @@ def command(
     until = parse_deadline(deadline)
     submission = make_submission(context.settings, name, shaping, until)
     if output or errors:
-        check_outputs(output, errors, file, replaced_by=None if force else batch_id or "")
+        owner = None if force else batch_id or ""
+        check_outputs(output, errors, file, replaced_by=owner, forced=force)
     source = open_input(file, mapped)
     _tell_if_unplanned(submission.order, source)
     if until:

@@ -43,8 +43,9 @@ def is_web(name: str) -> bool:
 
 
 def shown(name: str) -> str:
-    """Return a name as messages and Redis may have it: a web page's without what signs it."""
-    if not is_web(name):
+    """Return a name as messages and Redis may have it: a web page's without what signs it; so is
+    one of a kind that nobody here knows, which may be a mistyped `https`."""
+    if not is_url(name) or name.partition("://")[0].casefold() in _BUCKETS:
         return name
     scheme, _, rest = name.partition("?")[0].partition("://")
     host, slash, path = rest.partition("/")
@@ -61,7 +62,7 @@ def obstore(name: str, module: str = "") -> Any:
         return importlib.import_module(f"obstore.{module}" if module else "obstore")
     except ImportError as error:
         raise ExtraMissing(
-            f"{name}: needs obstore ({error}): pip install 'warmq[buckets]'"
+            f"{shown(name)}: needs obstore ({error}): pip install 'warmq[buckets]'"
         ) from None
 
 
@@ -88,7 +89,8 @@ def split(url: str) -> tuple[str, str]:
         kinds = ", ".join(f"{kind}://" for kind in _BUCKETS)
         raise BadPlace(f"{shown(url)}: give {kinds} and a bucket, https:// to read, or a file")
     if not bucket:
-        raise BadPlace(f"{url}: no bucket is named; give {scheme}://BUCKET/NAME")
+        what = "host" if is_web(url) else "bucket"
+        raise BadPlace(f"{shown(url)}: no {what} is named; give {scheme}://{what.upper()}/NAME")
     # What follows the host of a web page is its own: it may have a query, which signs it.
     return (url, "") if is_web(url) else (f"{scheme.casefold()}://{bucket}", key)
 

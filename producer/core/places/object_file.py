@@ -19,8 +19,16 @@ from producer.core.places.bucket import (
     told,
 )
 
-#: Bytes of a part of an upload, of which S3 takes 10,000; so many are under way at once.
+#: Bytes of a part of an upload at the least; so many are under way at once.
 _PART, _AT_ONCE = 8 * 2**20, 2
+#: S3 takes 10,000 parts. Half of them are enough for what is expected: a table of results, which
+#: has the texts twice, may be larger than the lines that it is made of.
+_PARTS, _MIB = 5_000, 2**20
+
+
+def part_bytes(expected: int) -> int:
+    """Return the size of the parts of an object of about so many bytes."""
+    return max(_PART, -(-expected // (_PARTS * _MIB)) * _MIB)
 
 
 def check_object(url: str) -> None:
@@ -42,13 +50,17 @@ def check_object(url: str) -> None:
 
 
 class ObjectFile:
-    """Written part by part and completed at the end; a failure leaves the place as it was."""
+    """Written part by part and completed at the end; a failure leaves the place as it was.
 
-    def __init__(self, url: str) -> None:
+    `expected` says of what may have more than 40 GB how many bytes those are: the parts of an
+    upload are all of one size (obstore), and S3 takes so many of them.
+    """
+
+    def __init__(self, url: str, expected: int = 0) -> None:
         self._name = url
         store, key = open_bucket(url)
         self._file: Any = obstore(url).open_writer(
-            store, key, buffer_size=_PART, max_concurrency=_AT_ONCE
+            store, key, buffer_size=part_bytes(expected), max_concurrency=_AT_ONCE
         )
         self._errors = errors_of_bucket()
 

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from producer.core.places.bucket import errors_of_bucket, is_web, obstore, open_bucket, shown, told
+from producer.core.places.place import NotThere
 from producer.core.reader import InputUnreadable
 
 #: Bytes of one request of what is read in order. None stays open while Redis is full.
@@ -59,7 +60,7 @@ class ObjectPlace:
         except obstore(self.name, "exceptions").PreconditionError:
             raise InputUnreadable(f"{self.name} has changed while it was read") from None
         except FileNotFoundError:
-            raise InputUnreadable(f"cannot read {self.name}: there is no such object") from None
+            raise NotThere(f"cannot read {self.name}: there is no such object") from None
         except errors_of_bucket() as error:
             raise InputUnreadable(f"cannot read {self.name}: {told(error)}") from None
 

@@ -12,6 +12,10 @@ from producer.core.reader import Input, InputUnreadable
 _TAIL_BYTES = 2**20
 
 
+class NotThere(InputUnreadable):
+    """Nothing of that name is there: its bucket says so."""
+
+
 class Place(Protocol):
     """What can be opened again and again."""
 
