@@ -38,6 +38,9 @@ class GatewaySettings(Settings):
     gateway_online_timeout_s: Seconds = Field(
         50, gt=0, description="how long an online request may wait for its answer, in seconds"
     )
+    gateway_drain_s: Annotated[int, Field(ge=0, le=3600)] = Field(
+        10, description="how long a gateway that stops waits for open requests, in seconds"
+    )
     gateway_lease_s: Seconds = Field(
         6, ge=1, description="after how long without a sign of life another gateway takes work over"
     )
