@@ -22,7 +22,7 @@ from demo.stack import eventually
 @pytest.fixture
 def asleep(tmp_path: Path) -> Iterator[Stack]:
     """Return a stack without a worker that runs; its model and another one are configured."""
-    models = f"{MODEL}, org/large, adapter={MODEL}, tiny="
+    models = f"{MODEL}, org/large, adapter={MODEL}, tiny=, /models/tiny="
     with Stack(tmp_path, worker=False, gateway_models=models) as found:
         yield found
 
@@ -72,6 +72,11 @@ def test_a_name_can_be_that_of_another_models_workers(
     create(asleep.client, [request(f"r{n}", model=model) for n in range(3)])
     eventually(lambda: tokens(asleep, queue) == 3 * UNKNOWN_TOKENS, 20, "its lines are told")
     assert tokens(asleep, model) == 0
+
+
+def test_configured_models_are_listed_without_where_their_folders_are(asleep: Stack) -> None:
+    listed = [model.id for model in asleep.client.models.list().data]
+    assert listed == ["adapter", "org/large", MODEL, "tiny"]
 
 
 def test_a_model_that_nobody_has_named_gets_error_lines_beside_those_that_wait(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from pathlib import PurePath
 
 from contract.errors import StoreUnavailable
@@ -57,7 +57,7 @@ class Models:
     async def every(self, allowed: Collection[str] | None) -> list[Model]:
         """Return the models that a caller may ask for, by name."""
         await self._look(FRESH_S, wait=True)
-        names = dict.fromkeys([*self._shown(), *self._served.configured])
+        names = {*_shown(self._served.names), *_shown(self._served.configured)}
         return [self._model(n) for n in sorted(names) if allowed is None or n in allowed]
 
     async def one(self, name: str, allowed: Collection[str] | None) -> Model:
@@ -89,7 +89,7 @@ class Models:
         )
 
     def _unknown(self, name: str, allowed: Collection[str] | None) -> ApiError:
-        known = [n for n in self._shown() if allowed is None or n in allowed]
+        known = [n for n in _shown(self._served.names) if allowed is None or n in allowed]
         message = f"there is no model {name[:200]!r} here{did_you_mean(name, known)}"
         return ApiError(
             404,
@@ -101,12 +101,8 @@ class Models:
         )
 
     def _told(self, allowed: Collection[str] | None) -> str:
-        names = [n for n in self._shown() if allowed is None or n in allowed][:20]
+        names = [n for n in _shown(self._served.names) if allowed is None or n in allowed][:20]
         return f"served are: {', '.join(names)}" if names else "none is served to you now"
-
-    def _shown(self) -> list[str]:
-        """Return the names to show: of a folder its last part, never where it is."""
-        return [name for name in self._served.names if not PurePath(name).is_absolute()]
 
     def _model(self, name: str) -> Model:
         return Model(name, self._created.setdefault(name, int(time.time())))
@@ -135,6 +131,11 @@ class Models:
         self.clock_ahead = now_s - time.time()
         for name in self._served.names:
             self._created.setdefault(name, int(now_s))
+
+
+def _shown(names: Iterable[str]) -> list[str]:
+    """Return the names to show: of a folder its last part, never where it is."""
+    return [name for name in names if not PurePath(name).is_absolute()]
 
 
 def _nobody(*, older: bool) -> ApiError:
