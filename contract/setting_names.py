@@ -38,7 +38,7 @@ OF_GATEWAYS = frozenset(
     """
     gateway_host gateway_port gateway_store gateway_max_file_bytes gateway_max_body_bytes
     gateway_max_requests gateway_carries gateway_models gateway_online_timeout_s
-    gateway_lease_s gateway_connections gateway_private_webhooks
+    gateway_drain_s gateway_lease_s gateway_connections gateway_private_webhooks
 """.split()
 )
 #: Variables of the environment that are no settings: the TOML file's name, what a worker tells the

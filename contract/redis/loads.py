@@ -26,8 +26,12 @@ class Load:
 
     @property
     def tokens(self) -> int:
-        """What waits and what runs, in tokens."""
-        return round((self.waiting + self.in_flight) * self.mean_tokens)
+        """What waits and what runs, in tokens; a request is at least one.
+
+        The mean is 0 where a server reports no usage, and no queue that has work may be told as 0:
+        its last workers would be stopped.
+        """
+        return round((self.waiting + self.in_flight) * max(1.0, self.mean_tokens))
 
 
 class Loads(Reads):

@@ -1,5 +1,6 @@
 """Refuses to queue what workers of an older protocol would not find, or not end."""
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -58,3 +59,12 @@ def names_of(workers: list[dict[str, Any]]) -> str:
         f"{protocol_of(worker)})"
         for worker in workers
     )
+
+
+def counts_of(workers: list[dict[str, Any]]) -> str:
+    """Return how many there are of each version: what anybody may know who sees no machines."""
+    found = Counter(
+        f"warmq {worker.get('version', 'of an unknown version')} (protocol {protocol_of(worker)})"
+        for worker in workers
+    )
+    return ", ".join(f"{count} of {version}" for version, count in sorted(found.items()))

@@ -21,8 +21,6 @@ from producer.gateway.settings import GatewaySettings
 #: Clients keep idle connections for as long as 5 s, uvicorn's default: both would close at once,
 #: and a request that is on its way is lost ("Server disconnected").
 KEEP_ALIVE_S = 75
-#: Streams that are open when the gateway ends have so long.
-GRACE_S = 10
 #: New objects after which Python's collector looks at the young ones, as in the worker
 #: (docs/decisions/0009): at its own 700 it did so every few requests.
 YOUNG_OBJECTS = 10_000
@@ -65,7 +63,7 @@ def _serve(settings: GatewaySettings) -> None:
             ws="none",
             proxy_headers=False,  # who calls is said by its key, not by its address
             timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=GRACE_S,
+            timeout_graceful_shutdown=settings.gateway_drain_s,
             access_log=False,
             server_header=False,
             log_config=None if as_json else LOGGING_CONFIG,

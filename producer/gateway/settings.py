@@ -2,9 +2,15 @@
 
 from typing import Annotated, ClassVar
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from contract.settings import Bytes, Count, Line, Seconds, Settings
+from producer.gateway.served import configured_models
+
+
+def _models(text: str) -> str:
+    configured_models(text)  # refuses what it cannot read
+    return text
 
 
 class GatewaySettings(Settings):
@@ -32,11 +38,16 @@ class GatewaySettings(Settings):
     gateway_carries: bool = Field(
         True, description="whether this gateway also carries batches, in a process of its own"
     )
-    gateway_models: Line = Field(
-        "", description="models that may be asked for although no worker serves them yet, by commas"
+    gateway_models: Annotated[Line, AfterValidator(_models)] = Field(
+        "",
+        description="models that may be asked for although no worker serves them now, by commas: "
+        "`NAME`; `OTHER=NAME` for another name of its workers; `NAME=` for the default queue's",
     )
     gateway_online_timeout_s: Seconds = Field(
         50, gt=0, description="how long an online request may wait for its answer, in seconds"
+    )
+    gateway_drain_s: Annotated[int, Field(ge=0, le=3600)] = Field(
+        10, description="how long a gateway that stops waits for open requests, in seconds"
     )
     gateway_lease_s: Seconds = Field(
         6, ge=1, description="after how long without a sign of life another gateway takes work over"

@@ -14,6 +14,7 @@ from older_worker import announce
 from support import chat_line, write_lines
 
 from contract.redis import keys
+from contract.version import PROTOCOL
 
 
 @pytest.fixture(scope="module")
@@ -83,12 +84,13 @@ def test_once_is_refused_while_any_older_worker_lives(stack: BatchStack) -> None
     """As `producer submit --once` is (tests/integration/test_upgrade.py)."""
     with stack.redis.client() as client:
         announce(client, "celery@a.12.0a", queue="warmq.other")
+        announce(client, "celery@b.13.0b", protocol=PROTOCOL)
         try:
             with refused(openai.ConflictError) as caught:
                 stack.create(extra_body={"once": True})
             assert stack.create(extra_body={"once": False}).status == "validating"
         finally:
-            client.hdel(keys.WORKERS, "celery@a.12.0a")
+            client.hdel(keys.WORKERS, "celery@a.12.0a", "celery@b.13.0b")
     assert (caught.value.code, caught.value.param) == ("older_workers", "once")
     assert "celery@a.12.0a (warmq 0.1.0, protocol 1); upgrade them" in caught.value.message
     assert caught.value.response.headers["x-should-retry"] == "false"

@@ -6,13 +6,16 @@ import hashlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import unquote
 
 import httpx
+import obstore
 import openai
 import psutil
 import pytest
 from gateway_process import GatewayProcess
-from s3 import credentials, s3_server, there, unfinished
+from obstore.store import from_url
+from s3 import Gate, credentials, google_credentials, s3_server, there, unfinished
 
 from demo.stack import eventually
 from producer.gateway.store import Store, StoreFailed, open_store
@@ -36,6 +39,16 @@ def environment(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def bucket(environment: None) -> Store:
     return open_store(URL)
+
+
+@pytest.fixture
+def google(s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+    """A server for `gs://`, whose client tells of an object that is not there to be removed."""
+    with Gate(s3, "") as gate:
+        for name, value in google_credentials(gate.url, tmp_path).items():
+            monkeypatch.setenv(name, value)
+        yield gate
+    obstore.delete(from_url("s3://warmq"), there(s3))  # what it said it had not removed
 
 
 def write(bucket: Store, name: str, data: bytes) -> int:
@@ -103,6 +116,37 @@ def test_names_do_not_leave_the_prefix(bucket: Store, name: str) -> None:
 def test_a_bucket_that_cannot_be_used_is_told_at_the_start(url: str) -> None:
     with pytest.raises(StoreFailed, match="WARMQ_GATEWAY_STORE"):
         open_store(url)
+
+
+def test_gateways_that_start_together_do_not_remove_each_others_probe(google: Gate) -> None:
+    """Of one name, the second to remove it found none there and did not start."""
+    for _ in range(2):
+        open_store("gs://warmq/p")
+    written = [asked for asked in google.asked if asked.startswith("PUT")]
+    assert len(set(written)) == 2
+    assert all("/warmq-probe-" in unquote(asked) for asked in written)
+    removed = [asked for asked in google.asked if asked.startswith("DELETE")]
+    assert [asked.replace("DELETE", "PUT") for asked in removed] == written
+
+
+def test_a_probe_that_has_gone_already_is_no_reason_not_to_start(google: Gate) -> None:
+    google.answers["DELETE"] = 404
+    open_store("gs://warmq")
+
+
+def test_a_bucket_where_nothing_may_be_removed_is_told_at_the_start(google: Gate) -> None:
+    google.answers["DELETE"] = 403
+    with pytest.raises(StoreFailed, match="WARMQ_GATEWAY_STORE: gs://warmq cannot be used"):
+        open_store("gs://warmq")
+
+
+def test_what_fails_is_told_in_one_line(google: Gate) -> None:
+    """What obstore says besides is its source code's, and may have a URL with what signs it."""
+    bucket = open_store("gs://warmq")
+    google.answers["GET"] = 403
+    with pytest.raises(StoreFailed, match="a file cannot be read in the bucket: The") as caught:
+        list(bucket.read("file-a", 0, 1))
+    assert "\n" not in caught.value.message
 
 
 def test_a_gateway_keeps_files_and_uploads_in_a_bucket(

@@ -172,3 +172,28 @@ def test_a_gateway_that_is_stopped_frees_the_slots_of_its_requests(stack: Stack)
         assert whole.result().json()["error"]["code"] == "gateway_stops"
         assert '"code":"gateway_stops"' in streamed.result().text
         assert "Traceback" not in gateway.log_path.read_text()
+
+
+@pytest.mark.parametrize(("drain_s", "takes_s"), [(0, 50), (1, 50), (30, 4)])
+def test_a_gateway_that_is_stopped_waits_for_as_long_as_it_is_told(
+    stack: Stack, drain_s: int, takes_s: int
+) -> None:
+    settings = {"gateway_drain_s": drain_s, "gateway_online_timeout_s": 60}
+    with (
+        GatewayProcess(stack.redis.url, stack.folder, **settings) as gateway,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        url, fate = f"{gateway.url}/v1/chat/completions", f"simulate:sleep={takes_s}"
+        whole = pool.submit(ask, url, "", user=fate)
+        streamed = pool.submit(ask, url, "", user=fate, stream=True)
+        eventually(lambda: stack.running() == 2, 10, "they run")
+        began = time.monotonic()
+        assert gateway.stop() == 0
+        if takes_s < drain_s:
+            assert whole.result().status_code == 200
+            assert streamed.result().text.endswith("data: [DONE]\n\n")
+        else:
+            assert drain_s <= time.monotonic() - began < drain_s + 8  # 10 s were the rule
+            assert whole.result().json()["error"]["code"] == "gateway_stops"
+            assert '"code":"gateway_stops"' in streamed.result().text
+        eventually(lambda: stack.running() == 0, 20, "the slots are free")

@@ -97,3 +97,14 @@ def test_a_key_for_some_models_is_told_of_these_alone(
         )  # fmt: skip
         assert answer.status_code == 403, params
         assert answer.json()["error"]["code"] == "model_not_allowed"
+
+
+@pytest.mark.parametrize("mean", ["0.0", "0.1"])
+def test_what_waits_is_never_told_as_no_tokens(
+    gateway: GatewayProcess, store: BatchStore, redis_client: redis.Redis, mean: str
+) -> None:
+    """Servers may report no usage: KEDA would stop the workers over a full queue."""
+    submit_batch(store, 3)
+    redis_client.hset(naming.turns_key(QUEUE), "mean", mean)
+    told = scale(gateway)
+    assert (told["mean_tokens"], told["tokens"]) == (float(mean), 3)

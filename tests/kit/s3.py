@@ -88,6 +88,9 @@ class Gate:
         self.holds = ""
         #: Whether something was held.
         self.held = threading.Event()
+        #: What was asked, as `PUT /warmq/name`, and the status that a method gets without asking.
+        self.asked: list[str] = []
+        self.answers: dict[str, int] = {}
         self._open = threading.Event()
 
     def __enter__(self) -> Gate:
@@ -131,6 +134,11 @@ class Gate:
     def _pass(self, asked: http.server.BaseHTTPRequestHandler) -> None:
         body = asked.rfile.read(int(asked.headers.get("content-length") or 0))
         path, _, query = asked.path.partition("?")
+        self.asked.append(f"{asked.command} {path}")
+        if (status := self.answers.get(asked.command)) is not None:
+            asked.send_response(status)
+            asked.send_header("content-length", "0")
+            return asked.end_headers()
         completes = path == f"/warmq/{self.name}" and (
             (asked.command == "POST" and query.startswith("uploadId="))
             or (asked.command == "PUT" and not query)

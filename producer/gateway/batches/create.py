@@ -9,13 +9,15 @@ import time
 from contract.openai.body import BODY_TYPES
 from contract.redis.reads import is_alive
 from contract.redis.url import LONGEST_S
-from producer.core.older_workers import names_of, older_of
+from contract.version import PROTOCOL
+from producer.core.older_workers import counts_of, names_of, older_of
 from producer.gateway.batches.protocol import BatchCreate
 from producer.gateway.batches.record import BatchRecord
 from producer.gateway.caller import Caller
 from producer.gateway.errors import ApiError, invalid
 from producer.gateway.files.objects import Files
 from producer.gateway.http import new_id, read
+from producer.gateway.served import Served
 from producer.gateway.services import Services
 
 #: The priority of requests for which none is named, as `producer submit` has it.
@@ -48,7 +50,7 @@ def checked(services: Services, caller: Caller, body: bytes, idempotency: str) -
 
     Raises:
         ApiError: 400 for a wrong field, 403 for what the key does not allow, 404 for a file that is
-            not the caller's, 409 for `once` beside older workers; each names the field.
+            not the caller's, each with the field's name; 409 beside older workers.
     """
     asked = read(body, BatchCreate)
     if asked.endpoint not in BODY_TYPES:
@@ -59,8 +61,7 @@ def checked(services: Services, caller: Caller, body: bytes, idempotency: str) -
     window = window_s(asked.completion_window)
     priority = _priority(caller, asked.priority)
     _check_file(services, caller, asked.input_file_id)
-    if asked.once:
-        _check_once(services)
+    _check_workers(services, caller, bool(asked.once))
     now, kept = int(time.time()), asked.output_expires_after
     return BatchRecord(
         id=id_for(caller, idempotency) if idempotency else new_id("batch_"),
@@ -99,16 +100,31 @@ def _check_file(services: Services, caller: Caller, file_id: str) -> None:
         raise invalid(told, "input_file_id")
 
 
-def _check_once(services: Services) -> None:
-    """Refuse it while a worker of any queue is older (core/older_workers.py): which queues the
-    file's lines name is not known yet."""
-    older = older_of([one for one in services.batches.announcements() if is_alive(one)])
-    if older:
+def _check_workers(services: Services, caller: Caller, once: bool) -> None:
+    """Refuse what workers of an older protocol would not take, or not end (core/older_workers.py).
+
+    Which queues the file's lines name is not known yet: with `once` no worker of any queue may be
+    older, else not all of them. When the lines are known they are looked at again (carrying/).
+    """
+    announced, settings = services.batches.announcements(), services.settings
+    older = older_of([one for one in announced if is_alive(one)])
+    if not older:
+        return
+    # Workers' names are those of machines, which a tenant need not know.
+    which = names_of(older) if caller.operator else counts_of(older)
+    if once:
         told = (
             "once: all workers must speak this gateway's protocol, and these are older: "
-            f"{names_of(older)}; upgrade them, or leave once out"
+            f"{which}; upgrade them, or leave once out"
         )
         raise ApiError(409, told, code="older_workers", param="once", retry=False)
+    served = Served.of(announced, settings.queue, settings.gateway_models)
+    if served.outdated and not served.names and not served.configured:
+        told = (
+            f"nothing was queued: all workers are older than this gateway (protocol {PROTOCOL}) "
+            f"and would not take what it queues: {which}; upgrade the workers"
+        )
+        raise ApiError(409, told, code="older_workers", retry=False)
 
 
 def id_for(caller: Caller, idempotency: str) -> str:

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 from contract.batch import Batch
@@ -21,11 +22,12 @@ from producer.gateway.carrying.after import AfterEnd
 from producer.gateway.carrying.carried import Carried
 from producer.gateway.carrying.looking import Looked, look_through
 from producer.gateway.carrying.results import all_lines
-from producer.gateway.carrying.routing import parts_for, queues_by_model
+from producer.gateway.carrying.routing import outdated, parts_for, waits
 from producer.gateway.carrying.submitting import create_part, submit_part
 from producer.gateway.carrying.writing import write_files
 from producer.gateway.errors import ApiError
 from producer.gateway.limits import estimated_tokens
+from producer.gateway.served import Served
 from producer.gateway.services import Services
 
 log = logging.getLogger(__name__)
@@ -83,21 +85,23 @@ class Phases:
             batch.write("cancelled")
             return
         looked = self._looked.get(record.id) or self._look(batch)
-        if looked.problems:
-            batch.write("failed", problems=looked.problems)
+        caller, settings = _caller_of(batch), services.settings
+        # A worker that was heard within the last minute counts: it may be starting again.
+        announced = services.batches.announcements()
+        served = Served.of(announced, settings.queue, settings.gateway_models)
+        asked = (looked.bytes_of, served, caller.models)
+        problems = looked.problems or ([] if batch.late else outdated(*asked))
+        if problems:
+            batch.write("failed", problems=problems)
             self._looked.pop(record.id, None)
             return
-        settings = services.settings
-        queues = queues_by_model(
-            services.batches.announcements(), settings.queue, settings.gateway_models
-        )
-        if queues is None and not batch.late:
+        if not batch.late and waits(*asked):
             while len(self._looked) >= _MOST_LOOKED:
                 self._looked.pop(next(iter(self._looked)))
             self._looked[record.id] = looked
             left_ms = int((record.expires_at - time.time()) * 1000) + 1
             raise Later(max(1, min(WAIT_MS, left_ms)))
-        self._start(batch, looked, queues)
+        self._start(batch, looked, served, caller)
 
     def _look(self, batch: Carried) -> Looked:
         services, record = batch.services, batch.record
@@ -116,14 +120,13 @@ class Phases:
             looked.problems = looked.problems or _no_room(services, looked.requests)
             return looked
 
-    def _start(self, batch: Carried, looked: Looked, queues: dict[str, str] | None) -> None:
-        record, services = batch.record, batch.services
-        base, models = services.settings.queue, looked.bytes_of
-        caller = _caller_of(batch)
-        if queues is None:  # its time is over and nobody serves anything: all its lines expire
-            parts = [Part(record.id, "", base, sorted(models))]
+    def _start(self, batch: Carried, looked: Looked, served: Served, caller: Caller) -> None:
+        record, services, models = batch.record, batch.services, looked.bytes_of
+        if waits(models, served, caller.models):  # its time is over: all its lines expire
+            parts = [Part(record.id, "", served.base, sorted(models))]
         else:
-            parts = parts_for(record.id, models, queues, caller.may_use, base)
+            queue_of = partial(served.queue_of, allowed=caller.models)
+            parts = parts_for(record.id, models, queue_of, served.base)
         tokens = {model: estimated_tokens(size) for model, size in models.items()}
         try:
             services.limits.reserve(caller, record.id, tokens)

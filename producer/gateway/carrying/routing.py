@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import PurePath
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 import msgspec
 
 from contract.errors import RequestRejected
-from contract.naming import queue_name
 from contract.openai.lines import Request
-from contract.redis.reads import is_alive
 from producer.core.reader import RawChunk
-from producer.gateway.batches.record import Part
+from producer.gateway.batches.record import Part, Problem
 from producer.gateway.carrying.looking import model_of
+from producer.gateway.served import Served
 
 
 class _Body(msgspec.Struct):
@@ -24,45 +21,35 @@ class _Body(msgspec.Struct):
 _decode = msgspec.json.Decoder(_Body).decode
 
 
-def queues_by_model(
-    announced: Iterable[Mapping[str, Any]], base: str, configured: str
-) -> dict[str, str] | None:
-    """Return the queue of each model that workers serve; None while no worker lives.
+def waits(models: Iterable[str], served: Served, allowed: Collection[str] | None) -> bool:
+    """Return whether a batch waits until a worker lives.
 
-    A worker that was heard within the last minute counts, too: it may be starting again. '' is
-    the queue of lines that name no model; `*` that of all models that nobody names.
+    One of which a model was configured does not: its lines call for a worker, and until they are
+    queued no autoscaler sees them.
     """
-    workers = list(announced)
-    if not any(map(is_alive, workers)):
-        return None
-    found = {name: queue for worker in workers for name, queue in _names(worker, base)}
-    for name in filter(None, map(str.strip, configured.split(","))):
-        found.setdefault(name, queue_name(name, base))
-    queues = set(found.values())
-    if base in queues or len(queues) == 1:
-        found[""] = base if base in queues else next(iter(queues))
-    return found
+    configured = set(served.configured.values())
+    return not served.alive and not any(
+        served.queue_of(model, allowed) in configured for model in models
+    )
 
 
-def _names(worker: Mapping[str, Any], base: str) -> Iterator[tuple[str, str]]:
-    queue, model, adapters = worker["queue"], worker.get("model"), worker.get("adapters")
-    if queue.startswith(f"{base}."):
-        yield queue.removeprefix(f"{base}."), queue
-    elif queue != base:
-        return  # another installation's
-    elif isinstance(model, str) and model:
-        yield model, queue
-        yield PurePath(model).name, queue  # a folder's: gateways do not show where it is
-    else:
-        yield "*", queue
-    for adapter in adapters if isinstance(adapters, list) else ():
-        yield str(adapter), queue
+def outdated(
+    models: Iterable[str], served: Served, allowed: Collection[str] | None
+) -> list[Problem]:
+    """Return why nothing of a batch is queued: of a model's workers none would see it."""
+    found = [repr(model[:200]) for model in models if served.is_outdated(model, allowed)]
+    if not found:
+        return []
+    told = (
+        f"nothing was queued: all workers of model {', '.join(sorted(found)[:20])} are older than "
+        "this gateway, and would not take what it queues; upgrade the workers, then send it again"
+    )
+    return [Problem("older_workers", told, "body.model")]
 
 
 def parts_for(
-    batch_id: str, models: Iterable[str], queues: Mapping[str, str],
-    may_use: Callable[[str], bool], base: str,
-) -> list[Part]:  # fmt: skip
+    batch_id: str, models: Iterable[str], queue_of: Callable[[str], str | None], base: str
+) -> list[Part]:
     """Return the parts of a batch: one for each queue, of the models that are asked for there.
 
     Lines of other models are the first part's, which refuses them; there is always one.
@@ -70,8 +57,8 @@ def parts_for(
     by_queue: dict[str, list[str]] = {}
     all_served = True
     for model in sorted(models):
-        queue = queues.get(model) or queues.get("*")
-        if queue is not None and (may_use(model) or not model):
+        queue = queue_of(model)
+        if queue is not None:
             by_queue.setdefault(queue, []).append(model)
         else:
             all_served = False

@@ -8,9 +8,10 @@ needs AWS_ALLOW_HTTP=true.
 from __future__ import annotations
 
 import logging
+import secrets
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import obstore
 from obstore.exceptions import BaseError
 from obstore.store import from_url
 
+from producer.core.places.bucket import told
 from producer.gateway.store import StoreFailed, checked_name
 
 log = logging.getLogger(__name__)
@@ -69,7 +71,7 @@ class _Writer:
         except (BaseError, OSError) as error:  # the bucket is away: its own rule removes them
             log.warning(
                 "parts of an unfinished file stay in the bucket: %s",
-                error,
+                told(error),
                 extra={"action": "parts_left"},
             )
 
@@ -84,13 +86,16 @@ class Bucket:
     def __init__(self, url: str) -> None:
         try:
             self._store: Any = from_url(url, retry_config=_RETRIES)
-            obstore.put(self._store, _PROBE, b"")  # found out now, not by the first client
-            obstore.delete(self._store, _PROBE)
+            # Found out now, not by the first client. Gateways that start together have a name each:
+            # Google and Azure tell the second one to remove an object that it is not there.
+            probe = f"{_PROBE}-{secrets.token_hex(8)}"
+            obstore.put(self._store, probe, b"")
+            with suppress(FileNotFoundError):  # a rule of the bucket, or a retry, was faster
+                obstore.delete(self._store, probe)
         except (BaseError, OSError, ValueError, TypeError) as error:
-            told = str(error).partition("\n")[0]
             raise StoreFailed(
-                f"WARMQ_GATEWAY_STORE: {url} cannot be used: {told}; name a bucket that can be "
-                "written to, and give its credentials in the environment"
+                f"WARMQ_GATEWAY_STORE: {url} cannot be used: {told(error)}; name a bucket that can "
+                "be written to, and give its credentials in the environment"
             ) from None
 
     @contextmanager
@@ -149,4 +154,4 @@ class Bucket:
 
 
 def _failed(what: str, error: Exception) -> StoreFailed:
-    return StoreFailed(f"a file cannot be {what} in the bucket: {error}")
+    return StoreFailed(f"a file cannot be {what} in the bucket: {told(error)}")

@@ -32,7 +32,7 @@ def main(what: str, batch_id: str, path: str = "") -> None:
         id=batch_id, tenant="default", endpoint=ENDPOINT, input_file_id="file-x",
         completion_window="24h", created_at=now, expires_at=now + 86_400,
     )  # fmt: skip
-    record.parts = parts_for(batch_id, [""], {"": base}, lambda model: True, base)
+    record.parts = parts_for(batch_id, [""], {"": base}.get, base)
     if what == "look":
         looked = look_through(Path(path), ENDPOINT, services.settings.max_line_bytes, 0)
         assert looked.requests and not looked.problems, looked.problems

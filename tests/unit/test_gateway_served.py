@@ -1,0 +1,94 @@
+"""Which queue a model is asked for in, by what workers announce and the operator names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from contract.version import PROTOCOL
+from producer.gateway.served import Served, configured_models
+from producer.gateway.settings import GatewaySettings
+
+
+def worker(queue: str = "warmq", **told: Any) -> dict[str, Any]:
+    return {"id": "w", "silent_s": 0.0, "queue": queue, "protocol": PROTOCOL} | told
+
+
+def served(*workers: dict[str, Any], configured: str = "") -> Served:
+    return Served.of(workers, "warmq", configured)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("", {}), (" , ", {}), ("a", {"a": "a"}), ("a, b/c 3 ,", {"a": "a", "b/c 3": "b/c 3"}),
+        ("a,b=a", {"a": "a", "b": "a"}), ("/models/c=, c =", {"/models/c": "", "c": ""}),
+    ],
+)  # fmt: skip
+def test_configured_models_are_names_and_other_names(text: str, found: dict[str, str]) -> None:
+    assert configured_models(text) == found
+
+
+@pytest.mark.parametrize("text", ["=a", "a, = ,b"])
+def test_a_configured_model_without_a_name_is_refused_in_words(text: str) -> None:
+    with pytest.raises(ValidationError, match="has no name; write NAME, NAME=MODEL or NAME="):
+        GatewaySettings(gateway_models=text)
+
+
+@pytest.mark.parametrize(
+    ("workers", "name", "queue"),
+    [
+        ([worker("warmq.a", model="/m")], "a", "warmq.a"),
+        ([worker("warmq.a", model="/m")], "m", None),
+        ([worker("warmq.a", adapters=["l"])], "l", "warmq.a"),
+        ([worker(model="/models/m")], "m", "warmq"),
+        ([worker(model="/models/m")], "/models/m", "warmq"),
+        ([worker(model="org/m")], "m", None),
+        ([worker()], "anything", "warmq"),
+        ([worker(), worker("warmq.default")], "default", "warmq.default"),
+        ([worker("other")], "anything", None),
+        ([worker("warmq.a"), worker("warmq.b")], "", None),
+        ([worker("warmq.a"), worker()], "", "warmq"),
+    ],
+)
+def test_a_name_leads_to_the_queue_of_the_workers_that_answer_to_it(
+    workers: list[dict[str, Any]], name: str, queue: str | None
+) -> None:
+    assert served(*workers).queue_of(name, None) == queue
+
+
+def test_what_is_configured_counts_beside_what_is_served() -> None:
+    known = served(worker("warmq.a"), configured="b,c=a")
+    asked = {name: known.queue_of(name, None) for name in ("a", "b", "c", "d", "")}
+    assert asked == {"a": "warmq.a", "b": "warmq.b", "c": "warmq.a", "d": None, "": "warmq.a"}
+    assert served(configured="b").queue_of("", None) == "warmq.b"
+
+
+def test_a_caller_is_led_to_models_that_it_may_use_alone() -> None:
+    known = served(worker("warmq.a"), worker(), configured="b")
+    assert [known.queue_of(name, ["a"]) for name in ("a", "b", "x", "")] == [
+        "warmq.a", None, None, "warmq.a"
+    ]  # fmt: skip
+
+
+def test_only_a_queue_without_any_newer_worker_is_outdated() -> None:
+    old, quiet = {"protocol": 1}, {"silent_s": 40.0}
+    known = served(
+        worker("warmq.a", **old), worker("warmq.b", **old), worker("warmq.b"),
+        worker("warmq.c", **old), worker("warmq.c", **quiet), worker("warmq.d", **old, **quiet),
+        configured="a,e",
+    )  # fmt: skip
+    outdated = {name: known.is_outdated(name, None) for name in "abcdef"}
+    assert outdated == dict.fromkeys("abcdef", False) | {"a": True}
+    assert (known.is_outdated("a", ["b"]), known.is_outdated("", ["a"])) == (False, True)
+    assert known.alive
+    assert not served(worker("warmq.a", **old), worker("warmq.b", **quiet)).alive
+
+
+def test_a_newer_worker_that_takes_any_name_takes_none_of_older_ones() -> None:
+    known = served(worker(), worker("warmq.a", protocol=1))
+    assert (known.queue_of("a", None), known.queue_of("b", None)) == (None, "warmq")
+    older = served(worker(protocol=1))
+    assert (older.queue_of("b", None), older.is_outdated("b", ["b"])) == (None, True)
