@@ -49,6 +49,11 @@ demo: $(STAMP) ## start Redis and a worker, submit a file, print the results
 demo-gateway: $(STAMP) ## start Redis, a worker and a gateway; a batch and a streamed chat by the OpenAI SDK
 	@$(PY) demo/gateway.py
 
+# Made before suites run side by side: two of them would make the same one.
+.PHONY: environments
+environments: $(STAMP) ## all that the suites of .ci/run need, without running any
+environments: .venv-clients/.installed .venv-clients/ui/.installed .venv-rbln/.installed .venv-triton/.installed
+
 test: test-unit-integration test-e2e ## all tests
 
 .PHONY: test-unit-integration
