@@ -1,4 +1,4 @@
-"""The two users of docs/security.md: worker, producer and `celery inspect` run under them."""
+"""Two of the users of docs/security.md: worker, producer and `celery inspect` run under them."""
 
 from __future__ import annotations
 
