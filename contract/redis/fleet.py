@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from contract.redis import keys
+from contract.redis.loads import Loads
 from contract.redis.reads import is_alive
 from contract.redis.waiting import Waiting, WaitingReads
 
@@ -19,10 +20,11 @@ OLDEST_BATCHES = 1000
 class Fleet:
     """Times are seconds, sizes bytes.
 
-    `models` has what the workers of a queue serve. `uncollected` is how many results of the oldest
-    batches nobody has read to the end, `expire_s` in how long the first of them expire (infinite:
-    none does). `oldest_s` is the age of the oldest batch that waits, by queue; `overdue_s` how long
-    ago the first lease ended that nobody has put back; `memory_limit` is 0 where Redis has none.
+    `models` has what the workers of a queue serve, `tokens` what waits and runs in it.
+    `uncollected` is how many results of the oldest batches nobody has collected, `expire_s` in how
+    long the first of them expire (infinite: none does). `oldest_s` is the age of the oldest batch
+    that waits, by queue; `overdue_s` how long ago the first lease ended that nobody has put back;
+    `memory_limit` is 0 where Redis has none.
     """
 
     workers: list[dict[str, Any]]
@@ -39,10 +41,11 @@ class Fleet:
     uncollected: int
     expire_s: float
     queues: list[str] = field(default_factory=list)
+    tokens: dict[str, int] = field(default_factory=dict)
     models: dict[str, str] = field(default_factory=dict)
 
 
-class FleetReads(WaitingReads):
+class FleetReads(WaitingReads, Loads):
     """Reads of one Redis. Each raises StoreUnavailable where it cannot be used."""
 
     def fleet(self, queues: Iterable[str]) -> Fleet:
@@ -79,6 +82,7 @@ class FleetReads(WaitingReads):
             uncollected=uncollected,
             expire_s=expire_s,
             queues=names,
+            tokens={queue: load.tokens for queue, load in self.loads(names).items()},
             models={worker["queue"]: str(name) for worker in workers
                     if (name := worker.get("served") or worker.get("model"))},
         )  # fmt: skip

@@ -1,6 +1,8 @@
-"""What a queue holds, for whoever decides how many workers it gets; one round trip."""
+"""What a queue holds, for whoever decides how many workers it gets."""
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from contract import naming
 from contract.redis import keys
@@ -39,20 +41,40 @@ class Loads(Reads):
 
     def load(self, queue: str) -> Load:
         """Return what a queue holds now, all zeros for one that nobody has used."""
+        return self.loads([queue])[queue]
+
+    def loads(self, queues: Iterable[str]) -> dict[str, Load]:
+        """Return the same of several queues, by their names: one round trip."""
+        names = list(queues)
         pipe = self._client.pipeline(transaction=False)
-        pipe.hgetall(naming.turns_key(queue)).hgetall(keys.WORKERS).time()
-        for name in (*naming.priority_lists(queue), keys.suspects_list(queue)):
-            pipe.llen(name)
-        counters, raw, (now_s, _), *lengths = pipe.execute()
-        announced = read_announcements(raw, now_s)
-        workers = [each for each in announced if each["queue"] == queue and is_alive(each)]
-        # Those of a fleet that was killed stay until one of its successors sweeps them: so they
-        # call for one.
-        in_flight = sum(int(n) for name, n in counters.items() if name.startswith(b"in_flight:"))
-        return Load(
-            waiting=max(0, int(counters.get(b"waiting", 0))) + sum(lengths),
-            in_flight=max(0, in_flight),
-            mean_tokens=float(counters.get(b"mean", UNKNOWN_TOKENS)),
-            workers=len(workers),
-            slots=sum(each.get("limit", 0) for each in workers),
-        )
+        pipe.hgetall(keys.WORKERS).time()
+        for queue in names:
+            pipe.hgetall(naming.turns_key(queue))
+            for name in (*naming.priority_lists(queue), keys.suspects_list(queue)):
+                pipe.llen(name)
+        raw, (now_s, _), *replies = pipe.execute()
+        alive = [each for each in read_announcements(raw, now_s) if is_alive(each)]
+        width = 2 + len(naming.PRIORITY_STEPS)
+        return {
+            queue: _load(
+                replies[n * width],
+                replies[n * width + 1 : (n + 1) * width],
+                [each for each in alive if each["queue"] == queue],
+            )
+            for n, queue in enumerate(names)
+        }
+
+
+def _load(
+    counters: Mapping[bytes, bytes], lengths: Iterable[int], workers: Sequence[Mapping[str, Any]]
+) -> Load:
+    # Those of a fleet that was killed stay until one of its successors sweeps them: so they call
+    # for one.
+    in_flight = sum(int(n) for name, n in counters.items() if name.startswith(b"in_flight:"))
+    return Load(
+        waiting=max(0, int(counters.get(b"waiting", 0))) + sum(lengths),
+        in_flight=max(0, in_flight),
+        mean_tokens=float(counters.get(b"mean", UNKNOWN_TOKENS)),
+        workers=len(workers),
+        slots=sum(each.get("limit", 0) for each in workers),
+    )

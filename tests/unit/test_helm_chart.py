@@ -121,7 +121,7 @@ def test_every_field_of_the_defaults_has_a_schema_and_is_valid() -> None:
             {"gateway": {"enabled": False},
              "workers": {"w": {"model": "/m", "autoscaling": {
                  "enabled": True, "source": "prometheus"}}}},
-            "needs serverAddress and query",
+            "needs serverAddress",
         ),
         (
             {"gateway": {"store": "s3://a"},

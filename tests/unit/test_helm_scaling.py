@@ -68,6 +68,20 @@ def test_keda_asks_prometheus_for_series_that_there_are() -> None:
     assert {each.series for each in selectors(query)} <= documented("The gateway's")
 
 
+def test_keda_asks_prometheus_for_the_queue_that_the_worker_drains() -> None:
+    for queue, name, asked in (("", "", "warmq"), ("", "llama", "warmq.llama"), ("b", "m", "b.m")):
+        scaling = {
+            "enabled": True, "source": "prometheus", "tokensPerReplica": 1,
+            "prometheus": {"serverAddress": "http://prometheus"},
+        }  # fmt: skip
+        worker = {"device": "cpu", "model": "/m", "servedModelName": name, "autoscaling": scaling}
+        (scaled,) = of_kind(
+            "ScaledObject", render(values(queue=queue, workers={"w": worker}))
+        ).values()
+        query = scaled["spec"]["triggers"][0]["metadata"]["query"]
+        assert query == f'max(warmq_load_tokens{{queue="{asked}"}})'
+
+
 def test_no_data_of_prometheus_is_no_reason_to_stop_all_workers() -> None:
     (scaled,) = of_kind("ScaledObject", example("prometheus")).values()
     assert scaled["spec"]["triggers"][0]["metadata"]["ignoreNullValues"] == "false"

@@ -94,6 +94,8 @@ def _waiting(fleet: Fleet, models: Mapping[str, str], tenants: Collection[str]) 
             for (queue, step, tenant), count in sorted(counts.items())
         ),
     )
+    held = (({"queue": queue}, tokens) for queue, tokens in fleet.tokens.items())
+    yield _gauge("load_tokens", "What waits and what runs, in tokens, for autoscalers", held)
     by_queue = (({"queue": queue}, age) for queue, age in fleet.oldest_s.items())
     yield _gauge("oldest_waiting_seconds", "Age of the oldest batch that waits", by_queue)
     held = (({"queue": queue}, count) for queue, count in fleet.suspects.items())
