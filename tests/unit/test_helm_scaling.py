@@ -75,9 +75,8 @@ def test_keda_asks_prometheus_for_the_queue_that_the_worker_drains() -> None:
             "prometheus": {"serverAddress": "http://prometheus"},
         }  # fmt: skip
         worker = {"device": "cpu", "model": "/m", "servedModelName": name, "autoscaling": scaling}
-        (scaled,) = of_kind(
-            "ScaledObject", render(values(queue=queue, workers={"w": worker}))
-        ).values()
+        written = values(queue=queue, workers={"w": worker}, gateway={"enabled": False})
+        (scaled,) = of_kind("ScaledObject", render(written)).values()
         query = scaled["spec"]["triggers"][0]["metadata"]["query"]
         assert query == f'max(warmq_load_tokens{{queue="{asked}"}})'
 
