@@ -25,6 +25,11 @@ class Collected:
     failed: int = 0
     errors_file: str | None = None
 
+    @property
+    def where(self) -> str:
+        """Where failed requests are, for a sentence to end with."""
+        return f", see {self.errors_file}" if self.errors_file else ""
+
     def __str__(self) -> str:
         return f"{counted(self.completed, 'result')}, {self.failed} failed"
 
@@ -72,8 +77,7 @@ def collect(
         collector.kept()
         show()
     of = f", of {counted(collector.batch.number('total'), 'request')}" if partial else ""
-    where = f", see {collected.errors_file}" if collected.errors_file else ""
-    tell(f"{batch.id}: {collected}{of}{where}")
+    tell(f"{batch.id}: {collected}{of}{collected.where}")
     return collected
 
 

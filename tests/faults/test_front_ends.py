@@ -35,7 +35,7 @@ def test_a_killed_front_end_costs_what_it_held_and_is_followed_by_another(tmp_pa
     with stage(tmp_path) as on:
         worker, victim = started(on)
         on.submit(600)
-        eventually(lambda: holds_leases(on, victim), 20, "it has requests in flight")
+        eventually(lambda: on.computed().began_on(victim.pid), 20, "it computes requests")
         victim.kill()
         eventually(lambda: [p for p in front_ends(worker) if p.pid != victim.pid], 20, "another")
         on.finish()

@@ -76,8 +76,7 @@ def command(
     until = parse_deadline(deadline)
     submission = make_submission(context.settings, name, shaping, until)
     if output or errors:
-        owner = None if force else batch_id or ""
-        check_outputs(output, errors, file, replaced_by=owner, forced=force)
+        _check_outputs(output, errors, file, batch_id, force)
     source = open_input(file, mapped)
     _tell_if_unplanned(submission.order, source)
     if until:
@@ -90,6 +89,14 @@ def command(
     if as_json:
         show.put_json(show.batch_json(batch), err=output == "-")
     return Exit.BAD_INPUT if batch.number("valid") == 0 else status
+
+
+def _check_outputs(
+    output: str | None, errors: str | None, file: str, batch_id: str | None, force: bool
+) -> None:
+    """Refuse to write over what is no earlier collection of this batch, unless forced."""
+    mine = None if force else batch_id or ""
+    check_outputs(output, errors, file, replaced_by=mine, forced=force)
 
 
 def _tell_if_unplanned(order: Wish, source: Source) -> None:
