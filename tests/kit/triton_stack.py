@@ -81,6 +81,7 @@ class TritonServer:
                     break
                 self.kill()
                 self._launch()
+            assert self.ready(), self.words()
         return self
 
     def failed_by_itself(self) -> bool:
