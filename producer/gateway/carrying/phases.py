@@ -14,6 +14,7 @@ from contract.errors import BatchConflict
 from producer.core import traced
 from producer.core.collect import note_kept
 from producer.core.plan.memory import least_bytes
+from producer.core.reader import InputUnreadable
 from producer.core.same_batch import BatchChanged
 from producer.core.summary import Summary
 from producer.gateway.batches.record import ENDED, BatchRecord, Counts, Part, Problem, Status
@@ -178,7 +179,9 @@ class Phases:
 
         try:
             for at in range(len(batch.record.parts)):
-                submit_part(batch.services, batch.record, at, path, report)
+                submit_part(batch.services, batch.record, at, path, report, batch.go_on)
+        except InputUnreadable as error:  # it has changed since it was looked through
+            batch.write("cancelling", problems=[Problem("invalid_file", error.message)])
         except (BatchConflict, BatchChanged) as error:
             # Somebody has ended or deleted it in the queue: what is there is what there will be.
             told = {"action": "batch_changed"}
@@ -220,7 +223,7 @@ class Phases:
                 batch.check()
 
         try:
-            lines = all_lines(services, record, states, path)
+            lines = all_lines(services, record, states, path, batch.check)
             with traced.step("finalise", states[0], record.parts[0].queue):
                 written = write_files(services, record, lines, report)
         except BatchChanged as error:  # it was retried or deleted
