@@ -58,7 +58,7 @@ class WatchedFile(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int | None:
         self._watch()
-        count = self._raw.readinto(buffer)
+        count: int | None = self._raw.readinto(buffer)
         self.count += count or 0
         return count
 

@@ -12,7 +12,9 @@ from contextlib import suppress
 from contract.errors import StoreUnavailable, WarmqError
 from contract.log_lines import working_on
 from contract.redis.gateway.due import Claim
+from contract.redis.gateway.objects import Stored
 from contract.traces.context import read_context
+from producer.core.reader import InputUnreadable
 from producer.gateway.batches.record import BatchRecord, decode
 from producer.gateway.batches.starting import forget_batch
 from producer.gateway.carrying.after import AfterEnd
@@ -163,7 +165,10 @@ class Carrier:
                 error.message,
                 extra={"action": "batch_waits"},
             )
-            self._release(claim, FAILED_MS)
+            if isinstance(error, InputUnreadable):
+                self._fail(work, error)
+            else:
+                self._release(claim, FAILED_MS)
         except Exception as error:
             log.exception(
                 "batch %s cannot be carried now",
@@ -174,7 +179,8 @@ class Carrier:
 
     def _take_on(self, work: Waiting) -> int | None:
         """Return in how many ms a batch is to be looked at again; None if it is done with."""
-        held, stored, objects = work.held, work.stored, self._services.objects
+        held, objects = work.held, self._services.objects
+        stored: Stored | None = work.stored
         if time.monotonic() - work.since > _STALE_S:
             (stored,) = objects.several("batch", [held.claim.id])
         while stored is not None:
