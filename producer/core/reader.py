@@ -6,7 +6,6 @@ that the same file gives the same chunks whoever reads it, and when.
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import io
 import os
@@ -14,11 +13,12 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import Any, Protocol
 
 import zstandard
 
 from contract.errors import RequestRejected, WarmqError
+from producer.core.unpacking import OverLimit, Unpacked, Watch, WatchedFile, unpacked
 
 #: A chunk ends after this many requests or, if that comes first, this many bytes: Redis
 #: serves nobody while ENQUEUE takes them in (docs/architecture.md says how long).
@@ -30,13 +30,11 @@ _TAIL_BYTES = 2**20
 
 _BOM = b"\xef\xbb\xbf"
 _BUFFER = 256 * 1024
-_GZIP = b"\x1f\x8b"
-_ZSTD = b"\x28\xb5\x2f\xfd"
-_SKIPPABLE = b"\x2a\x4d\x18"  # pzstd begins with such a frame; its first byte is 0x50 to 0x5f
-#: A compressed byte can stand for 32 KB; so little at once keeps the worst case at 16 MB.
-_ZSTD_STEP = 512
-#: Memory zstd may take for its window; `zstd --ultra -22` would ask for 128 MB.
-_ZSTD_WINDOW = 32 * 2**20
+#: Blank lines of a file: so many, and so many more for each request; their bytes likewise.
+MOST_BLANKS, BLANKS_A_REQUEST = 100_000, 10
+MOST_BLANK_BYTES = 64 * 2**20
+#: A longer line is not read to its end: the file is refused.
+LONGEST_LINE = 2**30
 
 
 #: Number, bytes and error of a line -> its error in the words of what it was made from.
@@ -77,47 +75,21 @@ class Lines(Protocol):
         """Return the next line, or as much of it as `limit`; b'' at the end."""
 
 
-class _ZstdFile(io.RawIOBase):
-    """Decompressed bytes of a .zst stream, of bounded size, that notices a cut-off end."""
-
-    def __init__(self, source: IO[bytes]) -> None:
-        self._source = source
-        self._context = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW)
-        self._frame: Any = None
-        self._rest = b""
-        self._out = memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not self._out:
-            piece = self._rest or self._source.read(_ZSTD_STEP)
-            self._rest = b""
-            if not piece:
-                if self._frame is not None:
-                    raise EOFError("compressed data ends before its end mark")
-                return 0
-            self._frame = self._frame or self._context.decompressobj()
-            self._out = memoryview(self._frame.decompress(piece))
-            if self._frame.eof:
-                self._rest = self._frame.unused_data
-                self._frame = None
-        count = min(len(buffer), len(self._out))
-        buffer[:count] = self._out[:count]
-        self._out = self._out[count:]
-        return count
-
-
 class Input:
     """The file to submit, or an open unbuffered stream, which stays open unless it is `owned`.
-    Opening it reads nothing yet."""
+    Opening it reads nothing yet. `watch` is called while it is read, and may raise to end that."""
 
-    def __init__(self, name: str, stream: Any = None, *, owned: bool = False) -> None:
+    def __init__(
+        self, name: str, stream: Any = None, *, owned: bool = False, watch: Watch | None = None
+    ) -> None:
         self.name = name
         self._owned = owned or stream is None
+        self._watch = watch
+        self._counted: WatchedFile | Unpacked | None = None
         try:
             raw = stream or Path(name).open("rb", buffering=0)  # noqa: SIM115 - close() does
+            if watch is not None:
+                raw = self._counted = WatchedFile(raw, watch)
             self._file = io.BufferedReader(raw, _BUFFER)
             self._lines = self._file
             #: Size on disk in bytes, None where it is not known in advance.
@@ -132,6 +104,11 @@ class Input:
     def position(self) -> int:
         """How many bytes of `size` were read."""
         return self._file.tell() if self.size is not None else 0
+
+    @property
+    def unpacked(self) -> int:
+        """How many bytes of lines were read, as they are uncompressed; counted if it is watched."""
+        return self._counted.count if self._counted is not None else 0
 
     @property
     def repeatable(self) -> bool:
@@ -169,14 +146,12 @@ class Input:
             InputUnreadable: not even its first bytes can be read.
         """
         try:
-            head = self._file.peek(4)[:4]
+            source = unpacked(self._file, self._watch)
         except OSError as error:
             raise InputUnreadable(f"cannot read {self.name}: {error.strerror}") from None
-        if head.startswith(_GZIP):
-            source: Any = gzip.GzipFile(fileobj=self._file)
+        if source is not None:
+            self._counted = source
             self._lines = io.BufferedReader(source, _BUFFER)
-        elif head.startswith(_ZSTD) or (head[1:] == _SKIPPABLE and head[0] & 0xF0 == 0x50):
-            self._lines = io.BufferedReader(_ZstdFile(self._file), _BUFFER)
         return self._lines
 
     def close(self) -> None:
@@ -195,12 +170,14 @@ def chunks(
     `max_line_bytes` is skipped without being held in memory. Without a seed there are no digests.
 
     Raises:
-        InputUnreadable: for damaged compressed data, naming the line.
+        InputUnreadable: for damaged compressed data, or more bytes that are no request than a file
+            may have; it names the line.
     """
     digest, number, ordinal = seed, 0, 0
+    blanks = _Blanks()
     while True:
         chunk = RawChunk(ordinal, number + 1, told=told)
-        number = _fill(stream, chunk, digest, max_line_bytes)
+        number = _fill(stream, chunk, digest, max_line_bytes, blanks)
         if not chunk.lines:
             return  # blank lines at the end do not count
         digest = None if seed is None else chunk.digest
@@ -208,7 +185,37 @@ def chunks(
         ordinal += 1
 
 
-def _fill(stream: Lines, chunk: RawChunk, digest: str | None, max_line_bytes: int) -> int:
+class _Blanks:
+    """Counts the blank lines of a file, and what may be had of them."""
+
+    def __init__(self) -> None:
+        self._lines = self._bytes = 0
+        self._most_lines, self._most_bytes = MOST_BLANKS, MOST_BLANK_BYTES
+
+    def allow(self, chunk: RawChunk) -> None:
+        """Note the requests of a chunk, for each of which there may be more blank lines."""
+        self._most_lines += BLANKS_A_REQUEST * len(chunk.lines)
+        self._most_bytes += chunk.size
+
+    def add(self, size: int) -> None:
+        """Count a blank line.
+
+        Raises:
+            OverLimit: the file has too many.
+        """
+        self._lines += 1
+        self._bytes += size
+        if self._lines > self._most_lines or self._bytes > self._most_bytes:
+            raise OverLimit(
+                f"{self._lines} blank lines of {self._bytes} bytes so far, more than "
+                f"{MOST_BLANKS} lines or {MOST_BLANK_BYTES} bytes beyond those between requests; "
+                "take them out"
+            )
+
+
+def _fill(
+    stream: Lines, chunk: RawChunk, digest: str | None, max_line_bytes: int, blanks: _Blanks
+) -> int:
     """Read one chunk; return the number of the last line read."""
     number, size = chunk.first - 1, 0
     limit = max_line_bytes + 2  # room for the line end, which does not count
@@ -226,19 +233,22 @@ def _fill(stream: Lines, chunk: RawChunk, digest: str | None, max_line_bytes: in
                 chunk.too_long[number] = _skip(stream, raw, running)
                 lines.append((number, b""))
                 continue
+            if number == 1 and raw.startswith(_BOM):
+                raw = raw[len(_BOM) :]
+            if raw and not raw.isspace():
+                lines.append((number, raw))
+                size += len(raw)
+            else:
+                blanks.add(len(raw))
         except EOFError:
             raise InputUnreadable(
                 f"after line {number}: the file is cut off, its compressed data ends too early"
             ) from None
-        except (OSError, zlib.error, zstandard.ZstdError) as error:
+        except (OSError, zlib.error, zstandard.ZstdError, OverLimit) as error:
             raise InputUnreadable(f"after line {number}: {error}") from None
-        if number == 1 and raw.startswith(_BOM):
-            raw = raw[len(_BOM) :]
-        if raw and not raw.isspace():
-            lines.append((number, raw))
-            size += len(raw)
     chunk.cursor, chunk.size = number, size
     chunk.digest = "" if running is None else running.hexdigest()
+    blanks.allow(chunk)
     return number
 
 
@@ -250,4 +260,9 @@ def _skip(stream: Lines, start: bytes, running: hashlib._Hash | None) -> int:
         if running is not None:
             running.update(piece)
         length += len(piece)
+        if length > LONGEST_LINE:
+            raise OverLimit(
+                f"this line is longer than {LONGEST_LINE} bytes, the most that is read of one; "
+                "write one JSON object on each line"
+            )
     return length - piece.endswith(b"\n")

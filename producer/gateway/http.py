@@ -62,3 +62,7 @@ def read(body: bytes, shape: type[T]) -> T:
         raise invalid(f"{field}: {text}" if field else text, field) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ApiError(400, f"the body is not JSON: {error}", code="invalid_json") from None
+    except RecursionError:  # msgspec passes over what no field asks for, too
+        raise ApiError(
+            400, "the body is nested too deep; make it flatter", code="invalid_json"
+        ) from None

@@ -1,4 +1,5 @@
-"""Fuzz the reader and the worker's message handling, guided by coverage.
+"""Fuzz the reader, the way of a file into the queue, and the worker's message handling, guided by
+coverage.
 
     run.py [--seconds 60] [--full]
 
@@ -27,7 +28,7 @@ sys.path[:0] = [str(HERE.parent), str(HERE.parent / "kit")]
 
 from fuzz import corpus  # noqa: E402
 
-TARGETS = ("lines", "messages", "bodies")
+TARGETS = ("lines", "messages", "bodies", "files")
 #: libFuzzer calls an input that takes longer, in seconds, or more memory, in MB, a finding.
 SLOW_S, MEMORY_MB = 10, 1024
 #: The short form starts alike each time: a change is judged, not luck. 0 lets libFuzzer choose.

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import gzip
 import io
+import tempfile
 from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
 
 import orjson
+import zstandard
 from error_codes import error_codes
 
 from contract.errors import RequestRejected
@@ -13,7 +18,11 @@ from contract.message import MessageWriter, read_body, read_delivery
 from contract.naming import request_id
 from contract.openai.lines import parse_line
 from contract.results import failure_meta, result_line, success_meta
-from producer.core.reader import chunks
+from producer.core.order.keys import text_of
+from producer.core.reader import Input, chunks
+from producer.gateway.batches.record import Part
+from producer.gateway.carrying.looking import look_through
+from producer.gateway.carrying.routing import Sharing
 from worker.drain.serve import failed, read_request
 from worker.settings import WorkerSettings
 
@@ -75,9 +84,51 @@ def bodies(data: bytes) -> None:
     messages(orjson.dumps(envelope))
 
 
+def files(data: bytes) -> None:
+    """A batch's whole way in: a file, packed as its first byte says, looked through, queued, read
+    by a worker; its other bytes may stand for many more."""
+    if not data:
+        return
+    how, content = data[0], data[1:]
+    content *= (1, 1, 10, 1000)[how % 4] if len(content) < 1000 else 1
+    packed = (content, gzip.compress(content, 1), zstandard.compress(content))[how // 4 % 3]
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(packed)
+        file.flush()
+        looked = look_through(Path(file.name), "/v1/chat/completions", 5000, 50_000)
+        for problem in looked.problems:
+            assert 0 < len(problem.message) < 1000, problem.code
+        if looked.problems:
+            return
+        models = sorted(looked.bytes_of)
+        parts = [Part("a", "", "warmq", models[::2]), Part("b", "", "other", models[1::2])]
+        count = 0
+        for at in range(2):
+            sharing = Sharing(parts, at)
+            with closing(Input(file.name)) as source:
+                for chunk in sharing.chunks(source.chunks(_SEED, 5000)):
+                    count += len(chunk.lines)
+                    for number, raw in chunk.lines:
+                        _queued(sharing, number, raw)
+        assert count == looked.requests
+
+
+def _queued(sharing: Sharing, number: int, raw: bytes) -> None:
+    try:
+        request = parse_line(raw)
+        sharing.check(request)
+    except RequestRejected as error:
+        refused(error)
+        return
+    text_of(request.url, request.body)
+    rid = request_id("b", request.custom_id or "")
+    messages(_WRITER.write(rid, request.custom_id, number, request.url, request.body))
+
+
 _ENVELOPE = orjson.loads(_WRITER.write("id", "c", 1, "/v1/completions", b"{}"))
 TARGETS: dict[str, Callable[[bytes], None]] = {
     "lines": lines,
     "messages": messages,
     "bodies": bodies,
+    "files": files,
 }

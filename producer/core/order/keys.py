@@ -80,6 +80,14 @@ _completion = msgspec.json.Decoder(_Completion).decode
 _HEAD_FIELDS = _Head.__struct_fields__
 
 
+def _written(value: Any) -> bytes:
+    """Return a value's JSON; msgspec reads whole numbers that orjson does not write."""
+    try:
+        return orjson.dumps(value)
+    except TypeError:
+        return repr(value).encode("utf-8", "surrogatepass")
+
+
 def text_of(url: str, body: bytes) -> list[bytes]:
     """Return a request's text in sections: the head, then the messages; empty for requests that
     read no prefix cache (embeddings and scores)."""
@@ -92,7 +100,7 @@ def text_of(url: str, body: bytes) -> list[bytes]:
 
 def _chat_pieces(body: _Chat) -> Iterator[bytes]:
     head = [value for name in _HEAD_FIELDS if (value := getattr(body, name)) is not None]
-    yield b"chat" + (orjson.dumps(head) if head else b"")
+    yield b"chat" + (_written(head) if head else b"")
     for message in body.messages:
         content = message.get("content")
         yield b"\n" + str(message.get("role")).encode() + b"\n"
@@ -101,25 +109,25 @@ def _chat_pieces(body: _Chat) -> Iterator[bytes]:
         elif isinstance(content, list):
             yield from map(_part, content)
         if len(message) > 2:  # tool calls of an earlier turn, a name
-            yield orjson.dumps({k: v for k, v in message.items() if k not in ("role", "content")})
+            yield _written({k: v for k, v in message.items() if k not in ("role", "content")})
 
 
 def _part(part: Any) -> bytes:
     if isinstance(part, dict) and isinstance(part.get("text"), str):
         return str(part["text"]).encode()
-    digest = hashlib.blake2b(orjson.dumps(part), digest_size=16).digest()
+    digest = hashlib.blake2b(_written(part), digest_size=16).digest()
     return digest * (_MEDIA_BYTES // len(digest))
 
 
 def _completion_pieces(body: _Completion) -> Iterator[bytes]:
-    yield b"text" + orjson.dumps([body.model, body.cache_salt])
+    yield b"text" + _written([body.model, body.cache_salt])
     prompt = body.prompt
     if isinstance(prompt, str):
         yield prompt.encode()
     elif all(isinstance(token, int) for token in prompt):
         yield array("I", prompt).tobytes()  # four bytes a token
     else:  # several prompts in one request
-        yield orjson.dumps(prompt)
+        yield _written(prompt)
 
 
 def _sections(pieces: Iterable[bytes]) -> list[bytes]:

@@ -82,6 +82,14 @@ class Carried:
             Changed: it was cancelled, or its window is over.
             GivenUp: somebody else carries it.
         """
+        self._go_on(ends_late=True)
+
+    def look_on(self) -> None:
+        """Return if looking through its lines still makes sense: as `go_on`, but what is late is
+        looked through to its end, for the lines of the error file."""
+        self._go_on(ends_late=False)
+
+    def _go_on(self, *, ends_late: bool) -> None:
         self.check()
         now = time.monotonic()
         if now < self._next_look:
@@ -89,5 +97,6 @@ class Carried:
         self._next_look = now + _LOOK_S
         self.keep_input()
         (found,) = self.services.objects.several("batch", [self.record.id])
-        if found is None or found.version != self.stored.version or self.late:
+        changed = found is None or found.version != self.stored.version
+        if changed or (ends_late and self.late):
             raise Changed

@@ -14,24 +14,29 @@ from contract.log_lines import working_on
 from contract.redis.gateway.due import Claim
 from contract.redis.gateway.objects import Stored
 from contract.traces.context import read_context
+from producer.core.reader import InputUnreadable
 from producer.gateway.batches.record import BatchRecord, decode
 from producer.gateway.batches.starting import forget_batch
 from producer.gateway.carrying.after import AfterEnd
 from producer.gateway.carrying.carried import Carried, Changed
-from producer.gateway.carrying.held import GivenUp, Held, Leases
+from producer.gateway.carrying.failing import Failures, end
+from producer.gateway.carrying.held import GivenUp, Leases
 from producer.gateway.carrying.phases import Later, Phases, wait_ms
+from producer.gateway.carrying.turns import Turns, Waiting
 from producer.gateway.services import Services
 
 log = logging.getLogger(__name__)
 
 #: Batches read or written at a time; what runs in the queue needs no thread.
-THREADS = 2
+THREADS = 4
 #: Batches looked at in one round trip.
 AT_ONCE = 64
 #: Between two looks for batches whose time has come, in seconds.
 LOOK_S = 0.2
-#: A batch is looked at again after so long: all threads were at work, or something failed.
-CROWDED_MS, FAILED_MS = 500, 3000
+#: A batch is looked at again after so long if something failed.
+FAILED_MS = 3000
+#: The record of one that has waited longer for its turn is read again.
+_STALE_S = 1.0
 
 
 class Carrier:
@@ -44,9 +49,9 @@ class Carrier:
         self._lease_ms = int(self._lease_s * 1000)
         self._renewing = threading.Event()  # set once nothing is held any more
         self._leases = Leases(services.due, self._lease_s, self._renewing)
-        self._free = threading.Semaphore(THREADS)
-        self._refused_at = float("-inf")
-        self._phases = Phases(after, self._crowded)
+        self._turns = Turns(THREADS)
+        self._failures = Failures()
+        self._phases = Phases(after, self._turns.crowded)
 
     def stop(self) -> None:
         """Have `run` return, once the batches at hand were given back; from any thread."""
@@ -71,13 +76,20 @@ class Carrier:
                     away, busy = True, False
                 if not busy:
                     self._stop.wait(LOOK_S)
+            for work in self._turns.close():
+                self._release(work.held.claim, 0)
+                self._leases.drop(work.held)
         self._renewing.set()
-
-    def _crowded(self) -> bool:
-        return time.monotonic() - self._refused_at < 2 * CROWDED_MS / 1000
 
     def _look(self, pool: ThreadPoolExecutor) -> bool:
         """Take up what is due; return whether there may be more."""
+        more = self._claim()
+        while (work := self._turns.take()) is not None:
+            pool.submit(self._work, work)
+        return more
+
+    def _claim(self) -> bool:
+        """Have what is due wait for its turn; return whether there may be more."""
         due = self._services.due
         claims = due.claim("batch", self._lease_ms, AT_ONCE)
         if not claims:
@@ -95,12 +107,12 @@ class Carrier:
                 due.release(claim, wait_ms(record.created_at))
             elif time.monotonic() - taken_at > self._lease_s / 2:
                 due.release(claim, 0)
-            elif self._free.acquire(blocking=False):
-                held = self._leases.hold(claim)
-                pool.submit(self._carry, held, was)
+            elif self._turns.has_room(record.tenant):
+                self._turns.add(Waiting(record.tenant, self._leases.hold(claim), was))
             else:
-                self._refused_at = time.monotonic()
-                due.release(claim, CROWDED_MS)
+                left_ms = int((record.expires_at - time.time()) * 1000)
+                again_ms = self._turns.again_ms(record.tenant)
+                due.release(claim, min(again_ms, left_ms) if left_ms > 0 else again_ms)
         return len(claims) == AT_ONCE
 
     def _runs(self, records: Sequence[BatchRecord]) -> set[str]:
@@ -116,12 +128,23 @@ class Carrier:
                 found.add(record.id)
         return found
 
-    def _carry(self, held: Held, stored: Stored) -> None:
-        claim, due = held.claim, self._services.due
-        trace = read_context(decode(stored.document).traceparent)
+    def _work(self, work: Waiting | None) -> None:
+        """Carry a batch, and what has its turn then."""
+        while work is not None:
+            try:
+                self._carry(work)
+            finally:
+                self._leases.drop(work.held)
+                self._turns.done(work)
+            work = self._turns.take()
+
+    def _carry(self, work: Waiting) -> None:
+        claim, due = work.held.claim, self._services.due
+        trace = read_context(decode(work.stored.document).traceparent)
         working_on(batch_id=claim.id, trace_id=f"{trace.trace_id:032x}" if trace else "")
         try:
-            in_ms = self._take_on(held, stored)
+            in_ms = self._take_on(work)
+            self._failures.forget(claim.id)
             if in_ms is None:
                 due.finish(claim)
             else:
@@ -142,20 +165,24 @@ class Carrier:
                 error.message,
                 extra={"action": "batch_waits"},
             )
-            self._release(claim, FAILED_MS)
-        except Exception:
+            if isinstance(error, InputUnreadable):
+                self._fail(work, error)
+            else:
+                self._release(claim, FAILED_MS)
+        except Exception as error:
             log.exception(
                 "batch %s cannot be carried now",
                 claim.id,
                 extra={"action": "batch_waits"},
             )
-            self._release(claim, FAILED_MS)
-        finally:
-            self._leases.drop(held)
-            self._free.release()
+            self._fail(work, error)
 
-    def _take_on(self, held: Held, stored: Stored | None) -> int | None:
+    def _take_on(self, work: Waiting) -> int | None:
         """Return in how many ms a batch is to be looked at again; None if it is done with."""
+        held, objects = work.held, self._services.objects
+        stored: Stored | None = work.stored
+        if time.monotonic() - work.since > _STALE_S:
+            (stored,) = objects.several("batch", [held.claim.id])
         while stored is not None:
             batch = Carried(self._services, held, stored, self._stop)
             try:
@@ -164,8 +191,27 @@ class Carrier:
             except Later as later:
                 return later.in_ms
             except Changed:
-                (stored,) = self._services.objects.several("batch", [held.claim.id])
+                (stored,) = objects.several("batch", [held.claim.id])
         return None
+
+    def _fail(self, work: Waiting, error: Exception) -> None:
+        """Have a batch tried again, or end."""
+        claim, tries = work.held.claim, self._failures.add(work.held.claim.id)
+        ended = False
+        try:
+            with suppress(Changed, GivenUp, StoreUnavailable):  # it is tried again
+                (stored,) = self._services.objects.several("batch", [claim.id])
+                if stored is not None:
+                    batch = Carried(self._services, work.held, stored, self._stop)
+                    ended = end(batch, error, tries)
+        except Exception:
+            log.exception("batch %s cannot be ended", claim.id, extra={"action": "batch_waits"})
+        if ended:
+            self._failures.forget(claim.id)
+            with suppress(StoreUnavailable):
+                self._services.due.finish(claim)
+        else:
+            self._release(claim, FAILED_MS)
 
     def _give_up(self, claim: Claim) -> None:
         # If its lease has ended, a renewal that was under way may have come through all the same:

@@ -58,13 +58,16 @@ class _BodyAlone(msgspec.Struct):
 
 
 _decode_body = msgspec.json.Decoder(_BodyAlone).decode
+#: What msgspec raises for a line that is not as nearly all are. It passes over what is nested, and
+#: runs out of stack some 1,000 levels deep.
+_NOT_PLAIN = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 def model_of(line: bytes) -> str:
     """Return the model that a line of a file names, '' if it names none that can be read."""
     try:
         return _decode_body(line).body.model
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except _NOT_PLAIN:
         pass
     try:
         model = orjson.loads(line)["body"]["model"]
@@ -78,7 +81,8 @@ def look_through(
     report: Callable[[], None] = lambda: None,
 ) -> Looked:  # fmt: skip
     """Read a file to its end, with 8 bytes of memory a line; only where two custom_ids may be the
-    same, it is read again to tell which. `report` is called after each 500 lines or so.
+    same, it is read again to tell which. `report` is called after each 256 KiB at most, packed or
+    unpacked.
 
     Args:
         path: the file, or one compressed by gzip or zstd.
@@ -118,10 +122,9 @@ def _looked(
 ) -> Looked:  # fmt: skip
     """Read a file once; `is_new` says of each custom_id whether no line before had it."""
     looked = Looked()
-    with closing(Input(str(path))) as source:
+    with closing(Input(str(path), watch=report)) as source:
         try:
             for chunk in chunks(source.lines(), None, max_line_bytes):
-                report()
                 for number, line in chunk.lines:
                     if number not in chunk.too_long:
                         _look(looked, is_new, endpoint, number, line)
@@ -154,7 +157,7 @@ def _look(
     try:
         read = _decode(line)
         custom_id, url, method, model = read.custom_id, read.url, read.method, read.body.model
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except _NOT_PLAIN:
         problem, custom_id = _slowly(line, endpoint, number)
         if problem is not None:
             looked.problems.append(problem)

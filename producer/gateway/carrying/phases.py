@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 from contract.batch import Batch
@@ -14,6 +15,7 @@ from contract.errors import BatchConflict
 from producer.core import traced
 from producer.core.collect import note_kept
 from producer.core.plan.memory import least_bytes
+from producer.core.reader import InputUnreadable
 from producer.core.same_batch import BatchChanged
 from producer.core.summary import Summary
 from producer.gateway.batches.record import ENDED, BatchRecord, Counts, Part, Problem, Status
@@ -31,6 +33,7 @@ from producer.gateway.served import Served
 from producer.gateway.services import Services
 
 log = logging.getLogger(__name__)
+_CHANGED = {"action": "batch_changed"}
 
 #: What runs at the end of the window has so long to end by itself.
 GRACE_S = 2.0
@@ -110,13 +113,7 @@ class Phases:
             if path is None:
                 return Looked(problems=[_no_file(record.input_file_id)])
             most, limit = services.settings.gateway_max_requests, services.settings.max_line_bytes
-
-            def report() -> None:
-                if not batch.late:  # then it is looked through for the lines of the error file
-                    batch.go_on()
-                batch.check()
-
-            looked = look_through(path, record.endpoint, limit, most, report)
+            looked = look_through(path, record.endpoint, limit, most, batch.look_on)
             looked.problems = looked.problems or _no_room(services, looked.requests)
             return looked
 
@@ -178,11 +175,12 @@ class Phases:
 
         try:
             for at in range(len(batch.record.parts)):
-                submit_part(batch.services, batch.record, at, path, report)
+                submit_part(batch.services, batch.record, at, path, report, batch.go_on)
+        except InputUnreadable as error:  # it has changed since it was looked through
+            batch.write("cancelling", problems=[Problem("invalid_file", error.message)])
         except (BatchConflict, BatchChanged) as error:
             # Somebody has ended or deleted it in the queue: what is there is what there will be.
-            told = {"action": "batch_changed"}
-            log.warning("batch %s: %s", batch.record.id, error.message, extra=told)
+            log.warning("batch %s: %s", batch.record.id, error.message, extra=_CHANGED)
             batch.write("cancelling")
 
     def _end_parts(self, batch: Carried, states: list[Batch | None]) -> list[Batch | None]:
@@ -211,21 +209,18 @@ class Phases:
             record = batch.write("finalizing")
         early = batch.late or record.status == "cancelling" or _ended_early(states)
         path = _input(batch, stack) if early else None  # for what was not queued by then
-        count = 0
+        lines_so_far = count(1)
 
         def report() -> None:
-            nonlocal count
-            count += 1
-            if count % _LINES == 0:
+            if next(lines_so_far) % _LINES == 0:
                 batch.check()
 
         try:
-            lines = all_lines(services, record, states, path)
+            lines = all_lines(services, record, states, path, batch.check)
             with traced.step("finalise", states[0], record.parts[0].queue):
                 written = write_files(services, record, lines, report)
         except BatchChanged as error:  # it was retried or deleted
-            told = {"action": "batch_changed"}
-            log.warning("batch %s: %s", record.id, error.message, extra=told)
+            log.warning("batch %s: %s", record.id, error.message, extra=_CHANGED)
             raise Later(WAIT_MS) from None
         batch.write(
             _end_of(record, states, written.counts.total),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import re
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import orjson
@@ -16,7 +16,8 @@ from contract.errors import RequestFailed, RequestRejected
 from contract.openai.lines import parse_line
 from contract.results import ResultLine, failure_meta, result_line
 from producer.core.collect import Collector
-from producer.core.reader import Input, chunks
+from producer.core.reader import Input, InputUnreadable, chunks
+from producer.core.unpacking import Watch
 from producer.gateway.batches.record import BatchRecord, Part
 from producer.gateway.carrying.routing import Sharing
 from producer.gateway.services import Services
@@ -27,9 +28,10 @@ _NUMBER = re.compile(rb'"error":null,"warmq":\{"line":(\d+)')
 
 
 def all_lines(
-    services: Services, record: BatchRecord, batches: list[Batch], path: Path | None
-) -> Iterator[ResultLine]:
-    """Yield the lines of all parts; all of `batches` have ended.
+    services: Services, record: BatchRecord, batches: list[Batch], path: Path | None,
+    watch: Watch | None = None,
+) -> Iterator[ResultLine]:  # fmt: skip
+    """Yield the lines of all parts; all of `batches` have ended. `watch` may raise to end it.
 
     Lines that had not been queued when they ended are read from `path`, the batch's file, if it is
     still there: they have ended like the others.
@@ -37,7 +39,9 @@ def all_lines(
     Raises:
         BatchChanged: a part was deleted or retried meanwhile.
     """
-    streams = [_of_part(services, record, at, batch, path) for at, batch in enumerate(batches)]
+    streams = [
+        _of_part(services, record, at, batch, path, watch) for at, batch in enumerate(batches)
+    ]
     if len(streams) == 1:
         yield from streams[0]
     else:
@@ -54,21 +58,24 @@ def line_number(line: ResultLine) -> int:
 
 
 def _of_part(
-    services: Services, record: BatchRecord, at: int, batch: Batch, path: Path | None
-) -> Iterator[ResultLine]:
+    services: Services, record: BatchRecord, at: int, batch: Batch, path: Path | None,
+    watch: Watch | None,
+) -> Iterator[ResultLine]:  # fmt: skip
     yield from Collector(services.batches, batch, follow=False).lines("input")
     if path is not None:
-        yield from _not_queued(services, record, at, batch, path)
+        with suppress(InputUnreadable):  # what comes behind that has not been queued either
+            yield from _not_queued(services, record, at, batch, path, watch)
 
 
 def _not_queued(
-    services: Services, record: BatchRecord, at: int, batch: Batch, path: Path
-) -> Iterator[ResultLine]:
+    services: Services, record: BatchRecord, at: int, batch: Batch, path: Path,
+    watch: Watch | None,
+) -> Iterator[ResultLine]:  # fmt: skip
     part, sharing = record.parts[at], Sharing(record.parts, at)
     cursor, limit = batch.number("cursor"), services.settings.max_line_bytes
     code = "cancelled" if record.status == "cancelling" else "expired"
     error = RequestFailed(f"it was {code} before it was queued", code=code)
-    with closing(Input(str(path))) as source:
+    with closing(Input(str(path), watch=watch)) as source:
         for chunk in chunks(source.lines(), None, limit):
             if chunk.cursor <= cursor:
                 continue

@@ -103,7 +103,7 @@ class Sharing:
         """Raise RequestRejected for a line whose model nobody serves."""
         try:
             model = _decode(request.body).model
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             model = ""
         if model in self._models:
             return

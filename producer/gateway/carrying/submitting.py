@@ -11,6 +11,7 @@ from producer.core.reader import Input, chunks
 from producer.core.submission import Submission
 from producer.core.submit import Submitter
 from producer.core.summary import Summary
+from producer.core.unpacking import Watch
 from producer.gateway.batches.record import BatchRecord, Part
 from producer.gateway.carrying.routing import Sharing
 from producer.gateway.services import Services
@@ -40,9 +41,10 @@ def create_part(services: Services, record: BatchRecord, part: Part) -> Batch:
 
 
 def submit_part(
-    services: Services, record: BatchRecord, at: int, path: Path, report: Callable[[Summary], None]
-) -> None:
-    """Queue what is not queued yet of a part, and seal it.
+    services: Services, record: BatchRecord, at: int, path: Path,
+    report: Callable[[Summary], None], watch: Watch | None = None,
+) -> None:  # fmt: skip
+    """Queue what is not queued yet of a part, and seal it; `watch` may raise to end that.
 
     Raises:
         BatchConflict: the part was ended or deleted meanwhile.
@@ -57,6 +59,6 @@ def submit_part(
     check = None if part.all_served else sharing.check
     # What has parts was looked through: no custom_id is there twice.
     submitter = Submitter(services.batches, settings, submission, batch, report, check, unique=True)
-    with closing(Input(str(path))) as source:
+    with closing(Input(str(path), watch=watch)) as source:
         raw = chunks(source.lines(), submission.seed, settings.max_line_bytes)
         submitter.run(sharing.chunks(raw))

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import closing
+
 import orjson
 from starlette.responses import Response
 
 from contract.batch import Batch as QueueBatch
+from producer.core.reader import Input
 from producer.gateway.batches import batches as api
 from producer.gateway.batches.record import ENDED, BatchRecord, decode
-from producer.gateway.dashboard.submit import lines_of
 from producer.gateway.dashboard.view import View
+from producer.gateway.dashboard.whole_files import Reading, TooLong
 from producer.gateway.errors import ApiError
 from producer.gateway.files.incoming import Incoming
 from producer.gateway.files.keeping import keep, record_of
 from producer.gateway.files.objects import Files
 from producer.gateway.http import new_id
+from producer.gateway.services import Services
 
+_TOO_LARGE = "the batch's files are too large for this page: submit its failed lines as a new file"
 _GONE = "the batch's file or its error file is gone: submit its failed lines as a new file"
 
 
-def retry(view: View) -> Response:
+def retry(view: View, *, reading: Reading) -> Response:
     """Run failed lines again: those of `producer submit` in their batch, others as a new one,
     for the files of a batch that has ended do not change any more."""
     batch_id = view.request.path_params["batch_id"]
@@ -31,25 +37,30 @@ def retry(view: View) -> Response:
     record = decode(found.source.document)
     if record.status not in ENDED:
         raise ApiError(400, f"batch {batch_id} still runs; its failed lines can be retried then")
-    made, count = _again(view, record)
+    reading.begin()
+    try:
+        made, count = _again(view, record, reading)
+    except TooLong:
+        raise ApiError(413, _TOO_LARGE, code="file_too_large") from None
     return view.to(f"/ui/batches/{made}", told="retried", n=count)
 
 
-def _again(view: View, record: BatchRecord) -> tuple[str, int]:
+def _again(view: View, record: BatchRecord, reading: Reading) -> tuple[str, int]:
     services, caller = view.services, view.caller
     files = Files(services)
     source = files.get(caller.tenant, record.input_file_id)
     errors = files.get(caller.tenant, record.error_file_id or "")
     if source is None or errors is None or services.store.size(source.id) is None:
         raise ApiError(404, _GONE, code="file_not_found")
-    numbers = set(_failed_lines(view, errors.id))
+    numbers = set(_failed_lines(view, errors.id, reading))
     file_id, incoming, count = new_id("file-"), Incoming(), 0
     incoming.filename = f"failed-lines-of-{record.id}.jsonl"
     with services.store.write(file_id) as writer:
-        for number, line in enumerate(lines_of(services, source.id), 1):
-            if number in numbers:
-                writer.write(line + b"\n")
-                incoming.size += len(line) + 1
+        for number, line in _lines_of(services, source.id, reading):
+            if line and number in numbers:  # not one that was too long
+                written = line.rstrip(b"\r\n") + b"\n"
+                writer.write(written)
+                incoming.size += len(written)
                 count += 1
         if not count:
             raise ApiError(400, f"batch {record.id} has no failed line that could run again")
@@ -62,10 +73,18 @@ def _again(view: View, record: BatchRecord) -> tuple[str, int]:
     return api.create(services, caller, orjson.dumps(asked), "").id, count
 
 
-def _failed_lines(view: View, file_id: str) -> list[int]:
+def _lines_of(services: Services, file_id: str, reading: Reading) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines of a file with their numbers, as they were read when it was queued."""
+    longest = services.settings.max_line_bytes
+    with services.store.local(file_id) as path, closing(Input(str(path), watch=reading)) as source:
+        for chunk in source.chunks(None, longest):
+            yield from chunk.lines
+
+
+def _failed_lines(view: View, file_id: str, reading: Reading) -> list[int]:
     """Return the numbers, in the batch's file, of the lines of an error file."""
     numbers = []
-    for line in lines_of(view.services, file_id):
+    for _, line in _lines_of(view.services, file_id, reading):
         told = orjson.loads(line) if line else {}
         number = (told.get("warmq") or {}).get("line") or (told.get("error") or {}).get("line")
         if isinstance(number, int):

@@ -16,6 +16,7 @@ from producer.gateway.dashboard import (
     rerun,
     stream,
     submit,
+    whole_files,
 )
 from producer.gateway.dashboard.rendering import ASSETS, HEADERS, VERSION
 from producer.gateway.dashboard.view import shows, writes
@@ -31,6 +32,9 @@ async def _asset(request: Request) -> Response:
     return Response(content, headers=HEADERS | {"cache-control": kept}, media_type=media)
 
 
+_retry = writes(rerun.retry, whole_files.in_turn)
+
+
 def routes() -> list[Route]:
     """Return the routes."""
     return [
@@ -43,11 +47,11 @@ def routes() -> list[Route]:
         Route("/ui/batches/{batch_id}", shows(batch.batch), methods=["GET"]),
         Route("/ui/batches/{batch_id}/request", shows(requests.request), methods=["GET"]),
         Route("/ui/batches/{batch_id}/download/{kind}", shows(batch.download), methods=["GET"]),
-        Route("/ui/batches/{batch_id}/retry", writes(rerun.retry), methods=["POST"]),
+        Route("/ui/batches/{batch_id}/retry", _retry, methods=["POST"]),
         Route("/ui/tenants", shows(overview.tenants), methods=["GET"]),
         Route("/ui/dead", shows(dead.dead), methods=["GET"]),
         Route("/ui/dead", writes(dead.change), methods=["POST"]),
-        Route("/ui/submit", shows(submit.submit), methods=["GET"]),
+        Route("/ui/submit", shows(submit.submit, submit.in_turn), methods=["GET"]),
         Route("/ui/submit", submit.upload, methods=["POST"]),
         Route("/ui/submit/start", writes(submit.start), methods=["POST"]),
         Route("/ui/live", stream.live, methods=["GET"]),

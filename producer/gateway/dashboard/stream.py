@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -14,7 +15,7 @@ from starlette.responses import Response, StreamingResponse
 
 from contract import naming
 from contract.errors import WarmqError
-from contract.streaming import LISTEN_S, Transcript
+from contract.streaming import LISTEN_S, Listener, Transcript
 from producer.gateway.batches import batches as api
 from producer.gateway.batches.shown import parts_of
 from producer.gateway.caller import Caller
@@ -23,6 +24,8 @@ from producer.gateway.dashboard.rendering import HEADERS
 from producer.gateway.errors import ApiError, answer
 from producer.gateway.page_session import token_in
 from producer.gateway.services import Services
+
+log = logging.getLogger(__name__)
 
 #: A sign of life, a look whether the session still is one, and between two looks for text.
 ALIVE_S, CHECK_S, TEXT_S = 10.0, 2.0, 0.3
@@ -46,11 +49,11 @@ async def live(request: Request) -> Response:
     text = None
     custom_id, batch_id = (request.query_params.get(name, "") for name in ("request", "of"))
     if custom_id and batch_id:
+        text = Text(services, caller, batch_id, custom_id)
         try:
-            view = await run_in_threadpool(api.view_of, services, caller, batch_id)
+            await run_in_threadpool(text.find)
         except ApiError as error:
             return answer(error, HEADERS)
-        text = Text(services, [naming.request_id(part, custom_id) for part in parts_of(view)])
     token = token_in(request.scope["warmq.headers"]) if caller.key_id else ""
     headers = HEADERS | {"x-accel-buffering": "no"}
     events = _events(services, watch, viewer, token, text)
@@ -98,17 +101,33 @@ async def _still_in(services: Services, token: str) -> bool:
 class Text:
     """The text of one request while it is written, as its worker tells it."""
 
-    def __init__(self, services: Services, request_ids: list[str]) -> None:
-        self._heard = [(services.batches.listener(i), Transcript()) for i in request_ids]
-        self._announced = 0.0
+    def __init__(self, services: Services, caller: Caller, batch_id: str, custom_id: str) -> None:
+        self._services, self._caller = services, caller
+        self._batch_id, self._custom_id = batch_id, custom_id
+        self._heard: list[tuple[Listener, Transcript]] = []
+        self._announced = self._found = 0.0
         self._sent = (0, "", "")
+
+    def find(self) -> None:
+        """Find out where the request is; nowhere, while its batch is looked through.
+
+        Raises:
+            ApiError: 404, if the caller has no such batch.
+        """
+        self._found = time.monotonic()
+        view = api.view_of(self._services, self._caller, self._batch_id)
+        ids = [naming.request_id(part, self._custom_id) for part in parts_of(view)]
+        self._heard = [(self._services.batches.listener(i), Transcript()) for i in ids]
 
     async def news(self) -> list[bytes]:
         """Return an event with the whole text, if it has changed."""
         try:
             found = await run_in_threadpool(self._read)
-        except WarmqError:
-            return []  # the fleet's stream says that Redis is away
+        except (WarmqError, ApiError):
+            return []  # the fleet's stream says that Redis is away, the page that a batch is gone
+        except Exception:
+            log.exception("the text of a request cannot be read", extra={"action": "no_pages"})
+            return []
         if found == self._sent:
             return []
         self._sent = found
@@ -116,6 +135,8 @@ class Text:
         return [event("text", orjson.dumps({"attempt": attempt, "text": said, "ended": ended}))]
 
     def _read(self) -> tuple[int, str, str]:
+        if not self._heard and time.monotonic() - self._found > CHECK_S:
+            self.find()
         again = time.monotonic() - self._announced > LISTEN_S / 3
         if again:
             self._announced = time.monotonic()
@@ -124,5 +145,7 @@ class Text:
                 listener.announce()
             for entry in listener.read(0):
                 transcript.add(entry)
+        if not self._heard:
+            return self._sent
         whole = max((t for _, t in self._heard), key=lambda t: (t.attempt, len(t.texts.get(0, ""))))
         return whole.attempt, whole.texts.get(0, ""), whole.ended

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from functools import partial
 
 import orjson
 from starlette.concurrency import run_in_threadpool
@@ -22,7 +24,9 @@ from producer.core.submission import Submission
 from producer.gateway.batches import batches as api
 from producer.gateway.batches.create import DEFAULT_PRIORITY
 from producer.gateway.carrying.looking import model_of
+from producer.gateway.dashboard import whole_files
 from producer.gateway.dashboard.view import View
+from producer.gateway.dashboard.whole_files import Handler, Made, Reading, TooLong
 from producer.gateway.errors import ApiError, invalid, not_found, of_warmq
 from producer.gateway.files.incoming import receive
 from producer.gateway.files.keeping import keep, record_of
@@ -31,14 +35,39 @@ from producer.gateway.http import new_id
 from producer.gateway.page_session import check_form, token_in
 from producer.gateway.services import Services
 
-#: Largest file whose plan is made while somebody waits for the page.
-PLANNED_BYTES = 32 * 2**20
+#: Bytes of lines, as they are uncompressed, of which a plan is made while somebody waits for the
+#: page; and for how long, in seconds.
+PLANNED_BYTES, PLANNED_S = 32 * 2**20, 10.0
+#: Plans that are kept, and for how long in seconds: the workers change meanwhile.
+MOST_KEPT, KEPT_S = 100, 60.0
 #: The beginning of a file that says which endpoint and models it names.
 HEAD_BYTES = 256 * 1024
 WINDOWS = ("24h", "1h", "6h", "3d", "7d")
 
 
-def submit(view: View) -> Response:
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A plan, or why there is none; `size` is how many bytes of lines there are at least."""
+
+    plan: Plan | None = None
+    problem: str = ""
+    size: int = 0
+    until: float = 0.0
+
+
+#: By tenant and file, the oldest first.
+_kept: dict[tuple[str, str], Planned] = {}
+
+
+async def in_turn(made: Made, handler: Handler, view: View) -> Response:
+    """Make the page at once if no file has to be read for it."""
+    file_id = view.query.get("file", "")
+    if not file_id or _planned_before(view.caller.tenant, file_id):
+        return await run_in_threadpool(made, partial(handler, reading=Reading()), view)
+    return await whole_files.in_turn(made, handler, view)
+
+
+def submit(view: View, *, reading: Reading) -> Response:
     """Show where to drop a file, or the plan of one that was dropped."""
     file_id = view.query.get("file", "")
     if not file_id:
@@ -50,17 +79,20 @@ def submit(view: View) -> Response:
     if record is None:
         raise not_found("file", file_id)
     urls, models = _named(view.services, record)
-    found, problem = None, ""
-    if record.bytes <= PLANNED_BYTES:
-        try:
-            found = _plan(view.services, record, models.most_common(1)[0][0] if models else "")
-        except WarmqError as error:
-            problem = error.message
+    found = _planned_before(view.caller.tenant, file_id)
+    if found is None:
+        model = models.most_common(1)[0][0] if models else ""
+        found = _planned(view.services, record, model, reading)
+        with suppress(KeyError, StopIteration):  # another thread was quicker
+            while len(_kept) >= MOST_KEPT:
+                del _kept[next(iter(_kept))]
+        _kept[view.caller.tenant, file_id] = found
     return view.page(
         "plan.html",
         file=record,
-        plan=found,
-        problem=problem,
+        plan=found.plan,
+        problem=found.problem,
+        size=max(record.bytes, found.size),
         models=[name for name, _ in models.most_common(10)],
         url=urls.most_common(1)[0][0] if urls else "",
         urls=list(BODY_TYPES),
@@ -77,22 +109,53 @@ def _named(services: Services, record: FileRecord) -> tuple[Counter[str], Counte
             url = orjson.loads(line)["url"]
         except (orjson.JSONDecodeError, TypeError, LookupError):
             continue
-        if url in BODY_TYPES:
+        if isinstance(url, str) and url in BODY_TYPES:
             urls[url] += 1
         if model := model_of(line):
             models[model] += 1
     return urls, models
 
 
-def _plan(services: Services, record: FileRecord, model: str) -> Plan:
+def _planned_before(tenant: str, file_id: str) -> Planned | None:
+    found = _kept.get((tenant, file_id))
+    return found if found is not None and found.until > time.monotonic() else None
+
+
+def _planned(services: Services, record: FileRecord, model: str, reading: Reading) -> Planned:
+    """Return the plan of a file, or that it is too large or no such file."""
+    until = time.monotonic() + KEPT_S
+    if record.bytes > PLANNED_BYTES:
+        return Planned(until=until)
+    size = 0
+
+    def watch() -> None:
+        nonlocal size
+        reading()
+        size = source.unpacked
+        if size > PLANNED_BYTES:
+            raise TooLong
+
+    reading.begin(PLANNED_S)
+    try:
+        with (
+            services.store.local(record.id) as path,
+            closing(Input(str(path), watch=watch)) as source,
+        ):
+            return Planned(_plan(services, source, model), until=until)
+    except TooLong:
+        return Planned(size=size, until=until)
+    except WarmqError as error:
+        return Planned(problem=error.message, until=until)
+
+
+def _plan(services: Services, source: Input, model: str) -> Plan:
     """Return the plan of a file, as one for the queue of the model that most lines name."""
     served = services.batches.served_queues()
     queue = naming.queue_name(model, services.settings.queue)
     queue = queue if queue in served else services.settings.queue
     workers = [w for w in services.batches.workers(queue) if w.get("state") != "draining"]
-    with services.store.local(record.id) as path, closing(Input(str(path))) as source:
-        submission = Submission("plan", queue, DEFAULT_PRIORITY)
-        return plan(services.settings, submission, source, Estimate(), workers)
+    submission = Submission("plan", queue, DEFAULT_PRIORITY)
+    return plan(services.settings, submission, source, Estimate(), workers)
 
 
 async def upload(request: Request) -> Response:
@@ -131,13 +194,3 @@ def start(view: View) -> Response:
     }
     made = api.create(view.services, view.caller, orjson.dumps(asked), "")
     return view.to(f"/ui/batches/{made.id}", told="started")
-
-
-def lines_of(services: Services, file_id: str) -> Iterator[bytes]:
-    """Yield the lines of a file, as they are read."""
-    rest = b""
-    for piece in services.store.read(file_id):
-        *whole, rest = (rest + piece).split(b"\n")
-        yield from whole
-    if rest:
-        yield rest

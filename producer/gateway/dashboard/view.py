@@ -107,20 +107,26 @@ async def refuse_page(scope: Scope, receive: Receive, send: Send, error: ApiErro
     await response(scope, receive, send)
 
 
-Handler = Callable[[View], Response]
+Handler = Callable[..., Response]
+#: Calls the first function with the second one and the view, in a thread.
+Within = Callable[..., Awaitable[Response]]
 
 
-def shows(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+def shows(
+    handler: Handler, within: Within = run_in_threadpool
+) -> Callable[[Request], Awaitable[Response]]:
     """Return the endpoint of a page; it is made in a thread, for it reads Redis."""
 
     @functools.wraps(handler)
     async def endpoint(request: Request) -> Response:
-        return await run_in_threadpool(_made, handler, View(request))
+        return await within(_made, handler, View(request))
 
     return endpoint
 
 
-def writes(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+def writes(
+    handler: Handler, within: Within = run_in_threadpool
+) -> Callable[[Request], Awaitable[Response]]:
     """Return the endpoint of a form: only one of this session's own pages reaches its handler."""
 
     @functools.wraps(handler)
@@ -137,7 +143,7 @@ def writes(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
             return view.failed(ApiError(400, "the form has too many fields; choose fewer"))
         except ApiError as error:
             return view.failed(error)
-        return await run_in_threadpool(_made, handler, view)
+        return await within(_made, handler, view)
 
     return endpoint
 

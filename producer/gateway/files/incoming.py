@@ -15,8 +15,13 @@ from producer.gateway.store import Writer
 
 #: Bytes given to the store at once, by a thread.
 PIECE = 2**20
-#: Bytes of all fields that are no file, with their names.
+#: Bytes of all that is no file's content: fields and their names, headers, what stands between,
+#: before and behind the parts.
 _MOST_FIELDS = 64 * 1024
+#: Parts of a form.
+_MOST_PARTS = 100
+#: The parser is given so many bytes at once; then others have their turn.
+_STEP = 64 * 1024
 
 
 @dataclass(slots=True)
@@ -37,11 +42,13 @@ class _Form:
         self.file = bytearray()
         self.complete = False
         self._file_field = file_field
-        self._name, self._value, self._size = "", bytearray(), 0
+        self._name, self._value, self._parts = "", bytearray(), 0
         self._header, self._header_value = bytearray(), bytearray()
         self._headers: dict[bytes, bytes] = {}
         self._in_file = False
-        self.parser = MultipartParser(
+        #: Bytes of the body so far, and those of them that are the file's.
+        self._read = self._of_file = 0
+        self._parser = MultipartParser(
             boundary,
             {
                 "on_part_begin": self._begin, "on_part_data": self._data, "on_part_end": self._end,
@@ -51,16 +58,34 @@ class _Form:
             },
         )  # fmt: skip
 
+    def write(self, data: bytes) -> None:
+        """Take a piece of the body; of what stands outside of the file at most _MOST_FIELDS."""
+        self._parser.write(data)
+        self._read += len(data)
+        # The boundary between the file's last bytes and this piece's end may not be known as such.
+        if self._read - self._of_file > _MOST_FIELDS:
+            raise invalid(
+                f"the form has more than {_MOST_FIELDS} bytes that are not the file's; only the "
+                "file may be large, and nothing stands before or behind the parts"
+            )
+
+    def end(self) -> None:
+        """Say that the body has ended."""
+        self._parser.finalize()
+
     def _begin(self) -> None:
+        self._parts += 1
+        if self._parts > _MOST_PARTS:
+            raise invalid(
+                f"the form has more than {_MOST_PARTS} parts; send the file and its few fields"
+            )
         self._headers, self._value, self._in_file = {}, bytearray(), False
 
     def _on_header(self, data: bytes, start: int, end: int) -> None:
         self._header += data[start:end]
-        self._count(end - start)
 
     def _on_value(self, data: bytes, start: int, end: int) -> None:
         self._header_value += data[start:end]
-        self._count(end - start)
 
     def _header_end(self) -> None:
         self._headers[bytes(self._header).lower()] = bytes(self._header_value)
@@ -79,8 +104,8 @@ class _Form:
     def _data(self, data: bytes, start: int, end: int) -> None:
         if self._in_file:
             self.file += data[start:end]
+            self._of_file += end - start
         else:
-            self._count(end - start)
             self._value += data[start:end]
 
     def _end(self) -> None:
@@ -89,11 +114,6 @@ class _Form:
 
     def _all(self) -> None:
         self.complete = True
-
-    def _count(self, size: int) -> None:
-        self._size += size
-        if self._size > _MOST_FIELDS:
-            raise invalid("the form's fields are too long; only the file may be large")
 
 
 async def receive(request: Request, writer: Writer, file_field: str, most: int) -> Incoming:
@@ -108,10 +128,13 @@ async def receive(request: Request, writer: Writer, file_field: str, most: int) 
     running = hashlib.sha256()
     try:
         async for chunk in request.stream():
-            form.parser.write(chunk)
-            if len(form.file) >= PIECE:
-                await _flush(form, writer, running, file_field, most)
-        form.parser.finalize()
+            for start in range(0, len(chunk), _STEP):
+                form.write(chunk[start : start + _STEP])
+                if len(form.file) >= PIECE:
+                    await _flush(form, writer, running, file_field, most)
+                elif start:
+                    await asyncio.sleep(0)
+        form.end()
     except FormParserError as error:
         raise ApiError(400, f"the form cannot be read: {error}", code="invalid_multipart") from None
     await _flush(form, writer, running, file_field, most)

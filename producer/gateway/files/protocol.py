@@ -98,7 +98,7 @@ def life_of(fields: dict[str, str]) -> int | None:
     if whole := fields.get("expires_after"):
         try:
             told = msgspec.json.decode(whole, type=_ExpiresAfter)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise invalid(f"expires_after: {error}", "expires_after") from None
         anchor, seconds = told.anchor, str(told.seconds)
     if anchor is None and seconds is None:

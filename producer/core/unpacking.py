@@ -1,0 +1,166 @@
+"""Unpacks gzip and zstd while they are read, within bounds of what comes out.
+
+A compressed byte can stand for 32 KB, so the size of a file on disk bounds neither the time nor the
+memory that reading it takes.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+from collections.abc import Callable
+from typing import IO, Any
+
+import zstandard
+
+#: What comes out may be so many bytes, and beyond them so many times what went in. Measured: chats
+#: with one system prompt of 2 kB and a question of their own are packed 97 to 127 times by zstd, by
+#: `zstd -19` at most 780 times where they differ in a number only; one of 10 kB, up to 2,200 times.
+FREE_BYTES, MOST_RATIO = 2**30, 1000
+#: So many bytes may go in without as many coming out: frames and members may be empty.
+_IDLE_BYTES = 16 * 2**20
+
+_BUFFER = 256 * 1024
+_GZIP = b"\x1f\x8b"
+_ZSTD = b"\x28\xb5\x2f\xfd"
+_SKIPPABLE = b"\x2a\x4d\x18"  # pzstd begins with such a frame; its first byte is 0x50 to 0x5f
+#: A compressed byte can stand for 32 KB; so little at once keeps the worst case at 16 MB.
+_ZSTD_STEP = 512
+#: Memory zstd may take for its window; `zstd --ultra -22` would ask for 128 MB.
+_ZSTD_WINDOW = 32 * 2**20
+
+#: Called at least every 256 KiB that are read, packed or unpacked; what it raises ends the reading.
+Watch = Callable[[], None]
+
+
+class OverLimit(Exception):
+    """More comes out of a file than is read: says the limit and what to do."""
+
+
+class WatchedFile(io.RawIOBase):
+    """An unbuffered stream whose every read is watched; `count` is how many bytes were read."""
+
+    def __init__(self, raw: Any, watch: Watch) -> None:
+        self._raw, self._watch = raw, watch
+        self.count = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return bool(self._raw.seekable())
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        return int(self._raw.seek(offset, whence))
+
+    def fileno(self) -> int:
+        return int(self._raw.fileno())
+
+    def readinto(self, buffer: Any) -> int | None:
+        self._watch()
+        count: int | None = self._raw.readinto(buffer)
+        self.count += count or 0
+        return count
+
+    def close(self) -> None:
+        if not self.closed:
+            self._raw.close()
+        super().close()
+
+
+class _Packed:
+    """The compressed file: counts what goes in."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.count = self.unpacked = 0
+
+    def read(self, size: int = -1) -> bytes:
+        piece = self._file.read(size)
+        self.count += len(piece)
+        if self.count > _IDLE_BYTES + self.unpacked * 2:
+            raise OverLimit(
+                f"{self.count} compressed bytes stand for only {self.unpacked} bytes of lines; "
+                "compress the lines anew, as one stream"
+            )
+        return piece
+
+
+class Unpacked(io.RawIOBase):
+    """What comes out of a compressed file; `count` is how many bytes.
+
+    Reading it raises OverLimit where that is too many for what went in.
+    """
+
+    def __init__(self, packed: _Packed, source: Any, watch: Watch | None) -> None:
+        self._packed, self._source, self._watch = packed, source, watch
+
+    @property
+    def count(self) -> int:
+        return self._packed.unpacked
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        if self._watch is not None:
+            self._watch()
+        packed, count = self._packed, int(self._source.readinto(buffer))
+        packed.unpacked += count
+        if packed.unpacked > FREE_BYTES + MOST_RATIO * packed.count:
+            raise OverLimit(
+                f"the file is compressed more than {MOST_RATIO}:1, the most beyond "
+                f"{FREE_BYTES} bytes of lines ({packed.count} bytes stand for {packed.unpacked} or "
+                "more); split it, or send its lines uncompressed"
+            )
+        return count
+
+    def close(self) -> None:
+        if not self.closed:
+            self._source.close()
+        super().close()
+
+
+class _ZstdFile(io.RawIOBase):
+    """Decompressed bytes of a .zst stream, of bounded size, that notices a cut-off end."""
+
+    def __init__(self, source: Any) -> None:
+        self._source = source
+        self._context = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW)
+        self._frame: Any = None
+        self._rest = b""
+        self._out = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._out:
+            piece = self._rest or self._source.read(_ZSTD_STEP)
+            self._rest = b""
+            if not piece:
+                if self._frame is not None:
+                    raise EOFError("compressed data ends before its end mark")
+                return 0
+            self._frame = self._frame or self._context.decompressobj()
+            self._out = memoryview(self._frame.decompress(piece))
+            if self._frame.eof:
+                self._rest = self._frame.unused_data
+                self._frame = None
+        count = min(len(buffer), len(self._out))
+        buffer[:count] = self._out[:count]
+        self._out = self._out[count:]
+        return count
+
+
+def unpacked(file: io.BufferedReader, watch: Watch | None) -> Unpacked | None:
+    """Return what comes out of a file that begins as gzip or zstd; None for any other."""
+    head = file.peek(4)[:4]
+    packed = _Packed(file)
+    if head.startswith(_GZIP):
+        source: Any = gzip.GzipFile(fileobj=packed)  # type: ignore[call-overload]
+    elif head.startswith(_ZSTD) or (head[1:] == _SKIPPABLE and head[0] & 0xF0 == 0x50):
+        source = _ZstdFile(packed)
+    else:
+        return None
+    return Unpacked(packed, source, watch)

@@ -1,0 +1,157 @@
+"""Files that stand for more than they hold: reading one has an end, and can be ended before."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import time
+from contextlib import closing
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+
+import pytest
+import zstandard
+from bombs import MB, bombs, gzip_of, line, with_nested, zstd_of
+
+from producer.core import reader, unpacking
+from producer.core.reader import MOST_BLANKS, Input, InputUnreadable, chunks
+from producer.gateway.batches.record import Part
+from producer.gateway.carrying.looking import look_through, model_of
+from producer.gateway.carrying.routing import Sharing
+
+URL = "/v1/chat/completions"
+LIMIT = 2**20
+
+
+def requests_of(path: Path) -> int:
+    with closing(Input(str(path))) as source:
+        return sum(len(chunk.lines) for chunk in source.chunks("00" * 32, LIMIT))
+
+
+def written(folder: Path, content: bytes) -> Path:
+    path = folder / "file"
+    path.write_bytes(content)
+    return path
+
+
+@pytest.mark.parametrize(("name", "content", "code", "told"), list(bombs()))
+def test_a_bomb_ends_as_an_error_that_says_why(
+    tmp_path: Path, name: str, content: bytes, code: str, told: str
+):
+    began = time.monotonic()
+    looked = look_through(written(tmp_path, content), URL, LIMIT, 50_000)
+    assert [problem.code for problem in looked.problems][:1] == [code], name
+    assert told in looked.problems[0].message
+    assert time.monotonic() - began < 30
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        zstd_of(b"\n" * MB, 200),
+        b"\n" * (3 * MOST_BLANKS),
+        gzip_of(b" \r\n", 3 * MOST_BLANKS, line()),
+        line() + b" " * 2**19 + b"\n" + (b"\r" * 2**19 + b"\n") * 200,
+    ],
+)
+def test_blank_lines_are_bounded_for_everybody_who_reads(tmp_path: Path, content: bytes):
+    with pytest.raises(InputUnreadable, match=r"after line \d+: .*blank lines.*take them out"):
+        requests_of(written(tmp_path, content))
+
+
+def test_files_with_some_blank_lines_between_requests_are_read(tmp_path: Path):
+    content = b"".join(line(n) + b"\n\r\n  \n" for n in range(MOST_BLANKS // 2))
+    assert requests_of(written(tmp_path, content)) == MOST_BLANKS // 2
+
+
+def test_a_ratio_has_a_limit_beyond_what_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = written(tmp_path, zstd_of(b"a" * (LIMIT - 2) + b"\n", 20))
+    assert requests_of(path) == 20
+    monkeypatch.setattr(unpacking, "FREE_BYTES", 10 * MB)
+    with pytest.raises(InputUnreadable, match=r"after line \d+: .*more than 1000:1.*split it"):
+        requests_of(path)
+
+
+def test_one_prompt_again_and_again_is_honest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(unpacking, "FREE_BYTES", 0)
+    prompt = {"role": "system", "content": "You answer questions about a shop. " * 60}
+    words, chance = ("shoes", "where", "is", "my", "order", "red", "late", "refund"), Random(1)
+    asked = (" ".join(chance.choices(words, k=9)) for _ in range(20_000))
+    lines = [
+        line(n, messages=[prompt, {"role": "user", "content": text}])
+        for n, text in enumerate(asked)
+    ]
+    for level in (3, 19):
+        packed = zstandard.ZstdCompressor(level=level).compress(b"".join(lines))
+        assert requests_of(written(tmp_path, packed)) == 20_000
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        gzip.compress(b"") * (3 * MB // 2),
+        zstandard.ZstdCompressor().compress(b"") * (6 * MB),
+        b"\x50\x2a\x4d\x18\0\0\0\0" * (4 * MB),
+    ],
+)
+def test_compressed_data_that_holds_nothing_ends(tmp_path: Path, content: bytes):
+    with pytest.raises(InputUnreadable, match="compressed bytes stand for only 0 bytes"):
+        requests_of(written(tmp_path, content))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        zstd_of(b"a" * MB, 900),
+        zstd_of(b"\n" * 90_000 + b"a" * (2 * MB), 1),
+        gzip.compress(b"") * (MB // 8),
+        zstandard.ZstdCompressor().compress(b"") * MB,
+        b"a" * (64 * MB),
+    ],
+)
+def test_reading_can_be_ended_within_a_second(tmp_path: Path, content: bytes):
+    class Ended(Exception):
+        pass
+
+    looks: list[float] = [time.monotonic()]
+    path = written(tmp_path, content)
+
+    def watch() -> None:
+        looks.append(time.monotonic())
+
+    look_through(path, URL, LIMIT, 0, watch)
+    looks.append(time.monotonic())
+    assert max(b - a for a, b in pairwise(looks)) < 1
+
+    def end() -> None:
+        raise Ended
+
+    with pytest.raises(Ended):
+        look_through(path, URL, LIMIT, 0, end)
+
+
+def test_an_endless_line_takes_no_memory(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(reader, "LONGEST_LINE", 8 * MB)
+
+    class Endless(io.RawIOBase):
+        def readable(self) -> bool:
+            return True
+
+        def readinto(self, buffer: memoryview) -> int:
+            buffer[:] = b"a" * len(buffer)
+            return len(buffer)
+
+    with pytest.raises(InputUnreadable, match="longer than 8388608 bytes"):
+        list(chunks(io.BufferedReader(Endless()), None, 1000))
+
+
+@pytest.mark.parametrize("depth", [200, 300, 900, 960, 990, 1020, 1030, 5000, 100_000])
+def test_no_depth_is_an_error_of_ours(tmp_path: Path, depth: int):
+    content = with_nested(depth)
+    looked = look_through(written(tmp_path, content), URL, LIMIT, 0)
+    assert {problem.code for problem in looked.problems} <= {"invalid_json_line"}
+    assert bool(looked.problems) == (depth > 1020)
+    assert model_of(content) in ("m", "")
+    parts = [Part("a", "m", "q", ["m"]), Part("b", "n", "r", ["n"])]
+    assert isinstance(Sharing(parts, 0).takes(content), bool)
