@@ -24,8 +24,11 @@ from worker.engine.vllm import serving
 from worker.engine.vllm.arguments import parse_engine_args
 from worker.engine.vllm.capacity import capacity_of
 from worker.engine.vllm.detokenized import Detokenized
+from worker.engine.vllm.grammars import Grammars
 from worker.engine.vllm.kv_cache import explain
+from worker.engine.vllm.large_inputs import refuse_inflated, refuse_long
 from worker.engine.vllm.media import guard, unguard
+from worker.engine.vllm.mistakes import Folders, in_media
 from worker.engine.vllm.names import (
     AsyncEngineArgs,
     AsyncLLMEngine,
@@ -68,6 +71,9 @@ class VllmEngine:
         self._serving: dict[str, serving.Served] = {}
         self._detokenized = Detokenized()
         self._lean: LeanWay | None = None
+        self._grammars: Grammars | None = None
+        self._context = 0
+        self._folders = Folders([])
         self._seats = Seats(settings.front_ends or 1)
 
     def configure(self) -> None:
@@ -123,12 +129,18 @@ class VllmEngine:
         await init_app_state(engine, state, self._args, await engine.get_supported_tasks())
         if not settings.media_private_networks:
             guard(global_http_connection, partial(VLLMValidationError, parameter="image_url"))
-        context = engine.vllm_config.model_config.max_model_len
+        context = self._context = engine.vllm_config.model_config.max_model_len
         self._serving = serving.by_url(state, context, settings.default_max_tokens)
+        self._grammars = Grammars(engine.vllm_config)
+        self._grammars.guard(engine)
         self._lean = lean_way(engine, self._args, state)
         self._tell_what_is_lacking()
         models = state.openai_serving_models
         self._names = {m.name for m in models.base_model_paths} | set(models.lora_requests)
+        self._folders = Folders([
+            (str(self._args.model), models.base_model_paths[0].name),
+            *((folder, name) for name, folder in settings.engine_args.adapters.items()),
+        ])  # fmt: skip
         self._fixed_name |= bool(models.lora_requests)  # with adapters the name chooses
         if settings.engine_stats_s is not None:
             self._stats = asyncio.create_task(log_stats(engine, settings.engine_stats_s))
@@ -139,6 +151,16 @@ class VllmEngine:
 
     async def generate(self, request: EngineRequest, request_id: str) -> Completion:
         """Run one request: past vLLM's serving classes if that makes no difference."""
+        try:
+            return await self._generate(request, request_id)
+        except WarmqError as error:
+            self._folders.hide(error)
+            raise
+        finally:
+            self._detokenized.forget(request_id)
+
+    async def _generate(self, request: EngineRequest, request_id: str) -> Completion:
+        """Run one request; whatever is raised is one of our errors, or a cancellation."""
         self._check(request.url, request.body)
         if request.trace is not None:
             TRACE.set(request.trace)  # of this request's own task
@@ -155,9 +177,9 @@ class VllmEngine:
         except Exception as error:
             if self.dead():
                 raise self._died(error) from error
+            if in_media(error):
+                raise serving.rejected(error) from error
             raise RequestFailed(f"{type(error).__name__}: {error}") from error
-        finally:
-            self._detokenized.forget(request_id)
 
     async def _answer(self, request: EngineRequest, request_id: str) -> Completion:
         url, body, lean = request.url, request.body, self._lean
@@ -174,6 +196,8 @@ class VllmEngine:
 
     async def _served(self, request: EngineRequest, request_id: str) -> Completion:
         """Run one request through vLLM's serving class for its url."""
+        refuse_long(request.url, request.body, self._context)
+        refuse_inflated(request.body)
         body, model = self._body_of(request, request_id), request.body.get("model")
         served = self._serving[request.url]
         response = await served.call(served.form.validate_python(body))
@@ -270,6 +294,10 @@ class VllmEngine:
         text = f"{error}\n{self._cause.tell()}".strip()
         return EngineDead(f"{explain(text) or ''}\n{text}".strip())
 
+    def _end_grammars(self) -> None:
+        if self._grammars is not None:
+            self._grammars.end()
+
     def cached_prompt_tokens(self) -> int:
         """Return how many prompt tokens were found in the prefix cache."""
         return self._progress.cached_tokens
@@ -285,6 +313,7 @@ class VllmEngine:
     def kill(self) -> None:
         """Ask the engine's processes to end, and kill what has not ended after a grace."""
         self._killed = True
+        self._end_grammars()
         quieten()  # a build that is cut short says how, too
         end_children(self.grace_s)
 
@@ -292,6 +321,7 @@ class VllmEngine:
         """Stop the engine's processes; blocks for seconds."""
         engine, self._engine = self._engine, None
         self._serving, self._lean = {}, None
+        self._end_grammars()
         ORDERLY_END.ending = True
         quieten()  # again: since 0.31 vLLM makes its log's handlers anew for each engine
         unguard(global_http_connection)

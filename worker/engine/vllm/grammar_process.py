@@ -23,6 +23,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, BinaryIO
 
@@ -96,7 +97,11 @@ def _in_a_child(compiler: "Compiler", asked: Any) -> tuple[Any, ...]:
         return tuple(pickle.loads(found))  # noqa: S301  its own child wrote it
     if os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGPROF, signal.SIGXCPU):
         return ("slow",)
-    return "refused", "it takes too much memory to compile, or cannot be compiled"
+    return (
+        "refused",
+        f"the JSON schema, regex, choice or grammar takes more than {MEMORY >> 20} MB to compile, "
+        "which is the limit, or ends the compiler; make it smaller",
+    )
 
 
 def _read_until(reading: int, deadline: float) -> bytes | None:
@@ -110,8 +115,7 @@ def _read_until(reading: int, deadline: float) -> bytes | None:
 
 
 def _bound_memory() -> None:
-    with open("/proc/self/statm") as file:
-        data = int(file.read().split()[5]) * resource.getpagesize()
+    data = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_DATA, (data + MEMORY, data + MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
@@ -162,7 +166,8 @@ class Compiler:
                 with _timed():
                     _use(self._backends[name], grammar)
         except Exception as error:
-            return "refused", _SOURCE.sub("", str(error)) or type(error).__name__
+            told = " ".join(_SOURCE.sub("", str(error)).split()) or type(error).__name__
+            return "refused", f"the JSON schema, regex, choice or grammar is refused: {told}"
         return "valid", vars(made)
 
     def _grammar(self, name: str, made: Any) -> Any:
@@ -174,7 +179,7 @@ class Compiler:
     def _backend(self, name: str) -> Any:
         if name not in self._backends:
             self._manager.backend = None
-            self._compile(name, SimpleNamespace(json=None, json_object=True))
+            self._compile(name, SimpleNamespace(json='{"type": "boolean"}'))
             self._backends[name] = self._manager.backend
         return self._backends[name]
 
@@ -207,7 +212,7 @@ def _use(backend: Any, grammar: Any) -> None:
         allowed = numpy.flatnonzero(numpy.unpackbits(bits, bitorder="little"))
         if not len(allowed):
             if step == 0:
-                raise ValueError("it allows no text at all")
+                raise ValueError("it allows no text at all, not even an empty one")
             return
         if not grammar.accept_tokens("", [int(allowed[len(allowed) // 2])]):
             return
