@@ -6,12 +6,14 @@ producer: the engine bounds their time itself.
 
 from __future__ import annotations
 
-from functools import cache
-from pathlib import Path
+import base64
+import struct
+import zlib
 from typing import Any
 
 import pytest
 from hostile_requests import Line, ended, small
+from options.vision import make_vision_model
 
 from contract.openai.body import CHAT_URL, COMPLETION_URL
 from contract.openai.messages import COUNT_TOKENS_URL
@@ -44,9 +46,26 @@ def tree(depth: int) -> dict[str, Any]:
     return fields(2, tree(depth - 1)) if depth else TEXT
 
 
-def picture(url: str) -> Line:
-    content = [{"type": "image_url", "image_url": {"url": url}}]
-    return CHAT_URL, {"messages": [{"role": "user", "content": content}], "max_tokens": 4}
+def picture(*urls: str, **fields: Any) -> Line:
+    content = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    asked = {"messages": [{"role": "user", "content": content}], "max_tokens": 4}
+    return CHAT_URL, asked | fields
+
+
+def flat(width: int, height: int) -> str:
+    """Return a black PNG, 1,000 times smaller than its pixels, as a data URL."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return (
+            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        )
+
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    packer = zlib.compressobj(9)
+    row = bytes(1 + 3 * width)
+    pixels = b"".join(packer.compress(row) for _ in range(height)) + packer.flush()
+    parts = chunk(b"IHDR", head) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
+    return "data:image/png;base64," + base64.b64encode(b"\x89PNG\r\n\x1a\n" + parts).decode()
 
 
 values = [f"value {n}" for n in range(100_000)]
@@ -66,16 +85,16 @@ HOSTILE: dict[str, tuple[Line, str]] = {
         schema(fields(200, None) | {"properties": {
             f"p{n}": TEXT | {"maxLength": 1000 + n} for n in range(200)}}), "more than 2 s"),
     "nothing": (schema({"$ref": "#"}), "allows no text at all"),
-    "false": (schema(fields(1) | {"properties": {"p0": False}}), "cannot accept any value"),
+    "false": (schema(fields(1) | {"properties": {"p0": False}}), "is refused"),
     "an open group": (structured(regex="(a"), "unclosed group"),
     "look ahead": (structured(regex="(?=a)b"), "look-around"),
     "no such rule": (structured(grammar="root ::= missing"), "is refused"),
     "tokens": (
-        (TOKENIZE_URL, {"prompt": "word " * 3_000_000}), "15000000 characters; give at most 131072"),
+        (TOKENIZE_URL, {"prompt": "word " * 3_000_000}), "15000000 characters; give at most 1310"),
     "tokens of a chat": ((TOKENIZE_URL, LONG), "give at most 131072"),
     "tokens of a message": ((COUNT_TOKENS_URL, LONG), "give at most 131072"),
     "a cut prompt": (
-        (COMPLETION_URL, {"prompt": "word " * 1_600_000, "truncate_prompt_tokens": 10}), "at most"),
+        (COMPLETION_URL, {"prompt": "word " * 999_999, "truncate_prompt_tokens": 10}), "at most"),
     "a cut chat": ((CHAT_URL, LONG | {"truncate_prompt_tokens": 10}), "give at most 131072"),
     "a file": (picture("file:///etc/hostname"), "tiny is not a multimodal model"),
     "a picture": (picture("data:image/png;base64,AAAA"), "tiny is not a multimodal model"),
@@ -103,15 +122,53 @@ HONEST: dict[str, Line] = {
 }  # fmt: skip
 
 
-@cache
-def everything(folder: Path) -> dict[str, Any]:
-    lines = {f"hostile {name}": line for name, (line, _) in HOSTILE.items()}
-    return ended(folder, lines | {f"honest {name}": line for name, line in HONEST.items()})
+#: The same of a model that sees.
+PICTURES: dict[str, tuple[Line, str]] = {
+    "large": (picture(flat(8000, 8000)), "VLLM_MAX_IMAGE_PIXELS"),
+    "a bomb": (picture(flat(20_000, 20_000)), "exceed"),
+    "many": (picture(*[flat(8, 8)] * 11), "At most 10 image(s)"),
+    "a file": (picture("file:///etc/hostname"), "Cannot load local files"),
+    "no such scheme": (picture("ftp://example.com/x.png"), "HTTP"),
+    "damaged": (picture("data:image/png;base64,AAAA"), "image"),
+    "no base64": (picture("data:image/png;base64,%%%"), "base64"),
+    "cut short": (picture(flat(64, 64)[:200]), "image"),
+    "made larger": (
+        picture(flat(8, 8), mm_processor_kwargs={"size": {"longest_edge": 100_000}}),
+        "longest_edge is 100000; give 0 to 4096"),
+    "many frames": (
+        picture(flat(8, 8), media_io_kwargs={"video": {"num_frames": -1}}), "give 0 to 64"),
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return everything(tmp_path_factory.mktemp("hostile"))
+    lines = {f"hostile {name}": line for name, (line, _) in HOSTILE.items()}
+    lines |= {f"honest {name}": line for name, line in HONEST.items()}
+    return ended(tmp_path_factory.mktemp("hostile"), lines)
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("seeing")
+    lines = {name: line for name, (line, _) in PICTURES.items()}
+    lines["at the limits"] = picture(*[flat(4096, 4096)] * 10)
+    return ended(folder, lines, make_vision_model(folder / "vision"))
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_a_picture_that_is_wrong_is_refused(name: str, seen: dict[str, Any]) -> None:
+    found = seen[name]
+    assert found["kind"] == "RequestRejected", found
+    assert PICTURES[name][1] in found["message"]
+    assert found["grown_mb"] < 300
+    assert found["other"]["kind"] == "answer"
+
+
+def test_the_largest_pictures_that_are_taken_are_bounded_in_sum(seen: dict[str, Any]) -> None:
+    found = seen["at the limits"]
+    assert found["kind"] == "answer", found
+    assert found["grown_mb"] < 1000
+    assert found["other"]["kind"] == "answer"
 
 
 @pytest.mark.parametrize("name", HOSTILE)

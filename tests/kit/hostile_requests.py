@@ -1,7 +1,7 @@
 """Hostile requests in one real engine: `python tests/kit/hostile_requests.py LINES REPORT`.
 
 The report has of each: how it ended, how long it took, the longest pause of the event loop, and how
-long a small chat took that was sent at the same time.
+long a small chat took that was sent at the same time; and what this process' memory has grown by.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -64,20 +65,24 @@ async def report(lines: dict[str, Line]) -> dict[str, Any]:
         await answered(engine, f"first {n}", (CHAT, small(n)[1] | more))
     found = {}
     for number, (name, line) in enumerate(lines.items()):
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         hostile = asyncio.create_task(answered(engine, name, line))
         other = asyncio.create_task(answered(engine, f"other {name}", small(1000 + number)))
         pause = await longest_pause(asyncio.ensure_future(asyncio.gather(hostile, other)))
-        found[name] = hostile.result() | {"pause_s": pause, "other": other.result()}
+        grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak) / 1024
+        found[name] = hostile.result() | {
+            "pause_s": pause, "other": other.result(), "grown_mb": grown
+        }  # fmt: skip
     await asyncio.to_thread(engine.shutdown)
     return found
 
 
-def ended(folder: Path, lines: dict[str, Line], words: str = "") -> dict[str, Any]:
-    """Return the report of a process of its own; `words` are options of its engine more."""
+def ended(folder: Path, lines: dict[str, Line], model: Path = MODEL) -> dict[str, Any]:
+    """Return the report of a process of its own."""
     source, out = folder / "lines.json", folder / "report.json"
     source.write_text(json.dumps(lines))
     clean = {name: value for name, value in os.environ.items() if not name.startswith("WARMQ_")}
-    settings = {"engine": "vllm", "model": MODEL, "engine_args": f"{CPU_ENGINE_ARGS} {words}"}
+    settings = {"engine": "vllm", "model": model, "engine_args": CPU_ENGINE_ARGS}
     clean |= {f"WARMQ_{name.upper()}": str(value) for name, value in settings.items()}
     done = subprocess.run(
         [sys.executable, __file__, source, out],

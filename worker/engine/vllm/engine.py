@@ -42,14 +42,12 @@ from worker.engine.vllm.other_urls import OTHER_URLS, Aborted, body_for, complet
 from worker.engine.vllm.progress import Progress, keep_no_statistics, log_stats
 from worker.engine.vllm.quiet import ORDERLY_END, quieten
 from worker.engine.vllm.refusals import refusals
-from worker.engine.vllm.releases import named
 from worker.engine.vllm.root_cause import RootCause
 from worker.engine.vllm.seats import Seats
 from worker.engine.vllm.traced import TRACE, trace_requests
 from worker.engine.vllm.vacated import ABORT_CLIENT
 from worker.engine.vllm.ways import LeanWay, lean_way
 from worker.engine.vllm_settings import VllmSettings
-from worker.machine.packages import installed
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +69,7 @@ class VllmEngine:
         self._serving: dict[str, serving.Served] = {}
         self._detokenized = Detokenized()
         self._lean: LeanWay | None = None
-        self._grammars: Grammars | None = None
+        self._grammars = Grammars()
         self._context = 0
         self._folders = Folders([])
         self._seats = Seats(settings.front_ends or 1)
@@ -131,10 +129,9 @@ class VllmEngine:
             guard(global_http_connection, partial(VLLMValidationError, parameter="image_url"))
         context = self._context = engine.vllm_config.model_config.max_model_len
         self._serving = serving.by_url(state, context, settings.default_max_tokens)
-        self._grammars = Grammars(engine.vllm_config)
         self._grammars.guard(engine)
         self._lean = lean_way(engine, self._args, state)
-        self._tell_what_is_lacking()
+        serving.tell_what_is_lacking(self._serving)
         models = state.openai_serving_models
         self._names = {m.name for m in models.base_model_paths} | set(models.lora_requests)
         self._folders = Folders([
@@ -161,7 +158,9 @@ class VllmEngine:
 
     async def _generate(self, request: EngineRequest, request_id: str) -> Completion:
         """Run one request; whatever is raised is one of our errors, or a cancellation."""
-        self._check(request.url, request.body)
+        if self.dead():
+            raise EngineDead("the engine is dead", inside=False)
+        serving.refuse_unserved(self._serving, request.url, request.body)
         if request.trace is not None:
             TRACE.set(request.trace)  # of this request's own task
         try:
@@ -219,31 +218,6 @@ class VllmEngine:
         body["request_id"] = request_id
         return body
 
-    def _check(self, url: str, body: dict[str, Any]) -> None:
-        if self.dead():
-            raise EngineDead("the engine is dead", inside=False)
-        if url not in self._serving:
-            raise RequestRejected(
-                f"field url: this worker's model serves {', '.join(self._serving)}, not {url}; "
-                "send the request to the queue of a model that does",
-                code="unknown_url",
-                field="url",
-            )
-        for name in self._serving[url].lacks:
-            if body.get(name) is not None:
-                raise RequestRejected(
-                    f"field body.{name}: vLLM {named(installed())} of this worker does not know "
-                    "it; leave it out, or send the request to a worker with another release",
-                    field=f"body.{name}",
-                )
-
-    def _tell_what_is_lacking(self) -> None:
-        lacks = {name for served in self._serving.values() for name in served.lacks}
-        if lacks:
-            told = "vLLM %s does not know %s; requests with these fields are refused"
-            extra = {"action": "fields_unknown"}
-            log.info(told, named(installed()), ", ".join(sorted(lacks)), extra=extra)
-
     def text_so_far(self, request_id: str) -> list[str]:
         """Return each choice's text as the detokenizer has it, before any parser of vLLM's."""
         if self._engine is None:
@@ -294,10 +268,6 @@ class VllmEngine:
         text = f"{error}\n{self._cause.tell()}".strip()
         return EngineDead(f"{explain(text) or ''}\n{text}".strip())
 
-    def _end_grammars(self) -> None:
-        if self._grammars is not None:
-            self._grammars.end()
-
     def cached_prompt_tokens(self) -> int:
         """Return how many prompt tokens were found in the prefix cache."""
         return self._progress.cached_tokens
@@ -313,7 +283,7 @@ class VllmEngine:
     def kill(self) -> None:
         """Ask the engine's processes to end, and kill what has not ended after a grace."""
         self._killed = True
-        self._end_grammars()
+        self._grammars.end()
         quieten()  # a build that is cut short says how, too
         end_children(self.grace_s)
 
@@ -321,7 +291,7 @@ class VllmEngine:
         """Stop the engine's processes; blocks for seconds."""
         engine, self._engine = self._engine, None
         self._serving, self._lean = {}, None
-        self._end_grammars()
+        self._grammars.end()
         ORDERLY_END.ending = True
         quieten()  # again: since 0.31 vLLM makes its log's handlers anew for each engine
         unguard(global_http_connection)

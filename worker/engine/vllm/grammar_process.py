@@ -201,20 +201,19 @@ class Compiler:
 
 def _use(backend: Any, grammar: Any) -> None:
     """Write the first tokens of a text, any that the grammar allows."""
-    import numpy
-
     mask = backend.allocate_token_bitmask(1)
     for step in range(STEPS):
         if grammar.is_terminated():
             return
         grammar.fill_bitmask(mask, 0)
-        bits = mask[0].numpy().view(numpy.uint8)
-        allowed = numpy.flatnonzero(numpy.unpackbits(bits, bitorder="little"))
-        if not len(allowed):
+        allowed = [(place, bits) for place, bits in enumerate(mask[0].tolist()) if bits]
+        if not allowed:
             if step == 0:
                 raise ValueError("it allows no text at all, not even an empty one")
             return
-        if not grammar.accept_tokens("", [int(allowed[len(allowed) // 2])]):
+        place, bits = allowed[len(allowed) // 2]
+        lowest = (bits & -bits).bit_length() - 1
+        if not grammar.accept_tokens("", [32 * place + lowest]):
             return
 
 

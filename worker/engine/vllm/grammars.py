@@ -42,10 +42,10 @@ Outcome = tuple[Any, ...]
 
 
 class Grammars:
-    """The constraints of one engine's requests; `config` is its VllmConfig."""
+    """The constraints of one engine's requests."""
 
-    def __init__(self, config: Any) -> None:
-        self._config = config
+    def __init__(self) -> None:
+        self._config: Any = None
         self._known: OrderedDict[bytes, Outcome] = OrderedDict()
         self._asking: dict[bytes, asyncio.Task[Outcome]] = {}
         self._one = asyncio.Lock()
@@ -53,7 +53,7 @@ class Grammars:
 
     def guard(self, engine: Any) -> None:
         """Let an AsyncLLM take requests with constraints only after they were checked here."""
-        add = engine.add_request
+        add, self._config = engine.add_request, engine.vllm_config
 
         async def add_request(request_id: str, prompt: Any, params: Any, *a: Any, **k: Any) -> Any:
             made = getattr(params, "structured_outputs", None)
@@ -114,7 +114,7 @@ class Grammars:
                 ) from None
 
     async def _start(self) -> asyncio.subprocess.Process:
-        environment = os.environ | {"VLLM_LOGGING_LEVEL": "ERROR", "CUDA_MODULE_LOADING": "LAZY"}
+        environment = os.environ | {"VLLM_LOGGING_LEVEL": "ERROR"}
         process = self._process = await asyncio.create_subprocess_exec(
             sys.executable, "-W", "ignore", "-m", "worker.engine.vllm.grammar_process",
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,

@@ -24,10 +24,10 @@ _TEXTS = (
     "prompt", "messages", "input", "query", "queries", "documents", "items", "text_1", "text_2",
     "data_1", "data_2", "system", "tools", "instruction", "instructions", "suffix",
 )  # fmt: skip
-#: What media are in; their sizes are vLLM's to limit.
-_MEDIA = frozenset((
+#: What is no text: media, whose sizes are vLLM's to limit, and kinds.
+_NO_TEXT = frozenset((
     "image_url", "image", "image_pil", "image_embeds", "audio_url", "input_audio", "audio",
-    "audio_embeds", "video_url", "video", "source", "file_data", "prompt_embeds",
+    "audio_embeds", "video_url", "video", "source", "file_data", "prompt_embeds", "type", "role",
 ))  # fmt: skip
 
 
@@ -71,7 +71,7 @@ def _lengths(value: Any) -> Iterator[int]:
         elif isinstance(each, list):
             left += each
         elif isinstance(each, dict):
-            left += (one for key, one in each.items() if key not in _MEDIA)
+            left += (one for key, one in each.items() if key not in _NO_TEXT)
 
 
 #: Options by which a request says how its media are read, and the largest number of each kind.
