@@ -126,12 +126,12 @@ HONEST: dict[str, Line] = {
 PICTURES: dict[str, tuple[Line, str]] = {
     "large": (picture(flat(8000, 8000)), "VLLM_MAX_IMAGE_PIXELS"),
     "a bomb": (picture(flat(20_000, 20_000)), "exceed"),
-    "many": (picture(*[flat(8, 8)] * 11), "At most 10 image(s)"),
+    "many": (picture(*[flat(8, 8)] * 7), "At most 6 image(s)"),
     "a file": (picture("file:///etc/hostname"), "Cannot load local files"),
     "no such scheme": (picture("ftp://example.com/x.png"), "HTTP"),
     "damaged": (picture("data:image/png;base64,AAAA"), "image"),
     "no base64": (picture("data:image/png;base64,%%%"), "base64"),
-    "cut short": (picture(flat(64, 64)[:200]), "image"),
+    "cut short": (picture(flat(64, 64)[:90]), "image"),
     "made larger": (
         picture(flat(8, 8), mm_processor_kwargs={"size": {"longest_edge": 100_000}}),
         "longest_edge is 100000; give 0 to 4096"),
@@ -151,7 +151,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("seeing")
     lines = {name: line for name, (line, _) in PICTURES.items()}
-    lines["at the limits"] = picture(*[flat(4096, 4096)] * 10)
+    lines["at the limits"] = picture(*[flat(4096, 3072)] * 6)
     return ended(folder, lines, make_vision_model(folder / "vision"))
 
 
@@ -180,7 +180,7 @@ def test_it_is_refused_as_a_mistake_while_others_are_answered(
     assert HOSTILE[name][1] in found["message"]
     assert str(MODEL) not in found["message"]
     assert "/models/" not in found["message"]
-    assert found["took_s"] < 8, found
+    assert found["took_s"] < 20, found
     assert found["pause_s"] < 1.5, found
     assert found["other"]["kind"] == "answer"
     assert found["other"]["took_s"] < 4, found

@@ -114,11 +114,12 @@ class Grammars:
                 ) from None
 
     async def _start(self) -> asyncio.subprocess.Process:
-        environment = os.environ | {"VLLM_LOGGING_LEVEL": "ERROR"}
+        # vLLM's own limit on regexes is one by the clock.
+        more = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_REGEX_COMPILATION_TIMEOUT_S": "0"}
         process = self._process = await asyncio.create_subprocess_exec(
             sys.executable, "-W", "ignore", "-m", "worker.engine.vllm.grammar_process",
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL, env=environment,
+            stderr=asyncio.subprocess.DEVNULL, env=os.environ | more,
         )  # fmt: skip
         config = bytes(ForkingPickler.dumps(self._config))
         await _exchange(process, config, START_S)
