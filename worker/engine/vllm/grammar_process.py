@@ -12,6 +12,7 @@ configuration, then "valid" with the parameters as vLLM has completed them, "ref
 "slow", or "stalled".
 """
 
+import ctypes
 import os
 import pickle
 import re
@@ -27,6 +28,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, BinaryIO
 
+PR_SET_PDEATHSIG = 1
 #: Processor time of one constraint, all its threads together. As long as that the one thread in
 #: which EngineCore compiles is busy with it at most. A schema of 1,000 properties takes 0.3 s.
 CPU_S = 2.0
@@ -56,7 +58,8 @@ def as_message(value: bytes) -> bytes:
 
 def main() -> None:
     """Answer until standard input ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends with its input
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends with its input,
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # or with its parent, if it computes
     answers, incoming = os.fdopen(os.dup(1), "wb"), sys.stdin.buffer
     os.dup2(2, 1)  # what libraries print is no answer
     compiler = Compiler(read_message(incoming))
