@@ -19,12 +19,18 @@ from contract.openai.messages import COUNT_TOKENS_URL, MESSAGES_URL, CountTokens
 from contract.openai.pooling import (
     FORMS,
     POOLING_TYPES,
+    AllowedTokens,
+    BadWords,
     CacheSalt,
     Count,
+    FewTokens,
     FromMinusOne,
     Int64,
     JsonObject,
+    LogitBias,
     NonNegative,
+    StopText,
+    StopTexts,
     Text,
 )
 from contract.openai.responses import (
@@ -49,8 +55,8 @@ class Sampling(Struct, forbid_unknown_fields=True, kw_only=True):
     top_k: FromMinusOne | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     seed: Int64 | None = None
-    stop: Text | list[Text] | None = None
-    stop_token_ids: Tokens | None = None
+    stop: StopText | StopTexts | None = None
+    stop_token_ids: FewTokens | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     min_tokens: NonNegative | None = None
@@ -58,11 +64,11 @@ class Sampling(Struct, forbid_unknown_fields=True, kw_only=True):
     presence_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, Meta(gt=0)] | None = None
     length_penalty: float | None = None
-    logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None = None
+    logit_bias: LogitBias | None = None
     prompt_logprobs: FromMinusOne | None = None
-    logprob_token_ids: Tokens | None = None
-    allowed_token_ids: Tokens | None = None
-    bad_words: list[str] | None = None
+    logprob_token_ids: FewTokens | None = None
+    allowed_token_ids: AllowedTokens | None = None
+    bad_words: BadWords | None = None
     use_beam_search: bool | None = None
     watermarking: bool | None = None
     skip_special_tokens: bool | None = None

@@ -16,12 +16,14 @@ from contract.openai.body import (
     CHAT_URL,
     COMPLETION_URL,
     LIMITS,
+    field_names,
     limits_tokens,
     smallest,
 )
 from contract.openai.decode import MAX_DEPTH, decode, encode, shown
 from contract.openai.openai_only import without
 from contract.openai.problems import bad_field, explain
+from contract.openai.structured import FIELDS, refuse_large
 
 MAX_CUSTOM_ID = 512
 #: Beside custom_id, which is taken out first.
@@ -62,6 +64,9 @@ def check_body(url: str, body: dict[str, Any], where: str = "body.") -> dict[str
         msgspec.convert(checked, BODY_TYPES[url])
     except msgspec.ValidationError as error:
         raise explain(str(error), url, where) from None
+    for name in FIELDS:
+        if name in checked:
+            refuse_large(name, checked[name], where)
     return kept
 
 
@@ -114,6 +119,13 @@ _decode_line = msgspec.json.Decoder(_Line).decode
 _decode_body = {url: msgspec.json.Decoder(shape).decode for url, shape in BODY_TYPES.items()}
 #: What gives a body's limits of tokens: one, or two where a url has two names for it.
 _limits_of = {url: attrgetter(*names) for url, names in LIMITS.items()}
+#: The fields of a url's bodies that are constraints, and what gives their values; `model` makes
+#: it a tuple also where there is one.
+_constraints_of = {
+    url: (names, attrgetter(*names, "model"))
+    for url in BODY_TYPES
+    if (names := tuple(name for name in FIELDS if name in field_names(url)))
+}
 #: Longer lines go through `_any_line`, which counts their values first.
 _SHORT = 65_536
 
@@ -128,7 +140,14 @@ def _plain_line(raw: bytes) -> Request | None:
         body: Any = _decode_body[line.url](line.body)
         text = bytes(line.body)
         orjson.loads(text)  # msgspec passes over fields it does not know, whatever they hold
-    except (msgspec.DecodeError, orjson.JSONDecodeError, UnicodeDecodeError, KeyError):
+        if line.url in _constraints_of:
+            names, constraints = _constraints_of[line.url]
+            for name, value in zip(names, constraints(body), strict=False):
+                if value is not None:
+                    refuse_large(name, value, "body.")
+    except (
+        msgspec.DecodeError, orjson.JSONDecodeError, UnicodeDecodeError, KeyError, RequestRejected
+    ):  # fmt: skip
         return None
     limits = _limits_of[line.url](body) if line.url in _limits_of else True
     limited = limits is not None and limits != (None, None)

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from contract.openai.pooling import CacheSalt, Count, JsonObject, NonNegative, Text
+from contract.openai.pooling import CacheSalt, Count, JsonObject, NonNegative, StopTexts, Text
 
 
 class AnyMessage(Struct, kw_only=True):
@@ -36,7 +36,7 @@ class MessagesBody(CountTokensBody, forbid_unknown_fields=True, kw_only=True):
     temperature: Annotated[float, Meta(ge=0, le=1)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     top_k: NonNegative | None = None
-    stop_sequences: list[Text] | None = None
+    stop_sequences: StopTexts | None = None
     metadata: JsonObject | None = None
     output_config: JsonObject | None = None
     cache_salt: CacheSalt | None = None

@@ -17,6 +17,14 @@ Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 CacheSalt = Annotated[str, Meta(min_length=1, max_length=1024)]
 Text = Annotated[str, Meta(min_length=1)]
 JsonObject = dict[str, Any]
+#: What vLLM looks for in each step, or makes tokens of, before others get their turn.
+StopText = Annotated[str, Meta(min_length=1, max_length=1024)]
+StopTexts = Annotated[list[StopText], Meta(max_length=128)]
+BadWords = Annotated[list[Annotated[str, Meta(max_length=1024)]], Meta(max_length=1024)]
+#: The same of token ids; a list of them may be that of most of a vocabulary, but not longer.
+FewTokens = Annotated[list[NonNegative], Meta(max_length=1024)]
+AllowedTokens = Annotated[list[NonNegative], Meta(max_length=65_536)]
+LogitBias = Annotated[dict[str, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=4096)]
 
 
 class Pooling(Struct, forbid_unknown_fields=True, kw_only=True):

@@ -13,7 +13,10 @@ from contract.openai.pooling import (
     Count,
     Int64,
     JsonObject,
+    LogitBias,
     NonNegative,
+    StopText,
+    StopTexts,
     Text,
 )
 
@@ -44,12 +47,12 @@ class ResponsesBody(Struct, forbid_unknown_fields=True, kw_only=True):
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=-1)] | None = None
     top_logprobs: NonNegative | None = None
-    logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None = None
+    logit_bias: LogitBias | None = None
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, Meta(gt=0)] | None = None
     seed: Int64 | None = None
-    stop: Text | list[Text] | None = None
+    stop: StopText | StopTexts | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None

@@ -22,6 +22,8 @@ class _Usage(msgspec.Struct):
 
 class _Answer(msgspec.Struct):
     usage: _Usage | None = None
+    count: int | None = None  # of /tokenize
+    input_tokens: int | None = None  # of /v1/messages/count_tokens
 
 
 _decode = msgspec.json.Decoder(_Answer).decode
@@ -30,11 +32,12 @@ _decode = msgspec.json.Decoder(_Answer).decode
 def tokens_of(body: bytes | None) -> int:
     """Return how many tokens an answer says it has used; 0 if there is none."""
     try:
-        usage = _decode(body).usage if body is not None else None
+        answer = _decode(body) if body is not None else _Answer()
     except msgspec.DecodeError:
         return 0
+    usage = answer.usage
     if usage is None:
-        return 0
+        return answer.count or answer.input_tokens or 0
     if usage.total_tokens is not None:
         return usage.total_tokens
     return (usage.input_tokens or 0) + (usage.output_tokens or 0)

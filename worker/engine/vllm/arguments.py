@@ -4,6 +4,7 @@ from argparse import Namespace
 
 from contract.settings import SettingsError
 from worker.engine.vllm.cpu_memory import fill_in
+from worker.engine.vllm.media import MAX_MEDIA
 from worker.engine.vllm.names import FlexibleArgumentParser, current_platform, make_arg_parser
 from worker.engine.vllm.refusals import meant
 from worker.engine.vllm_settings import VllmSettings
@@ -30,6 +31,7 @@ def parse_engine_args(settings: VllmSettings) -> Namespace:
     parser = make_arg_parser(_Parser(add_help=False))
     default = parser.get_default("gpu_memory_utilization")
     parser.set_defaults(gpu_memory_utilization=None)  # to tell one that was given from this
+    parser.set_defaults(limit_mm_per_prompt=dict(MAX_MEDIA))
     try:
         args: Namespace = parser.parse_args(words)
     except SettingsError:

@@ -24,8 +24,11 @@ from worker.engine.vllm import serving
 from worker.engine.vllm.arguments import parse_engine_args
 from worker.engine.vllm.capacity import capacity_of
 from worker.engine.vllm.detokenized import Detokenized
+from worker.engine.vllm.grammars import Grammars
 from worker.engine.vllm.kv_cache import explain
+from worker.engine.vllm.large_inputs import refuse_inflated, refuse_long
 from worker.engine.vllm.media import guard, unguard
+from worker.engine.vllm.mistakes import Folders, in_media
 from worker.engine.vllm.names import (
     AsyncEngineArgs,
     AsyncLLMEngine,
@@ -39,14 +42,12 @@ from worker.engine.vllm.other_urls import OTHER_URLS, Aborted, body_for, complet
 from worker.engine.vllm.progress import Progress, keep_no_statistics, log_stats
 from worker.engine.vllm.quiet import ORDERLY_END, quieten
 from worker.engine.vllm.refusals import refusals
-from worker.engine.vllm.releases import named
 from worker.engine.vllm.root_cause import RootCause
 from worker.engine.vllm.seats import Seats
 from worker.engine.vllm.traced import TRACE, trace_requests
 from worker.engine.vllm.vacated import ABORT_CLIENT
 from worker.engine.vllm.ways import LeanWay, lean_way
 from worker.engine.vllm_settings import VllmSettings
-from worker.machine.packages import installed
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +69,9 @@ class VllmEngine:
         self._serving: dict[str, serving.Served] = {}
         self._detokenized = Detokenized()
         self._lean: LeanWay | None = None
+        self._grammars = Grammars()
+        self._context = 0
+        self._folders = Folders([])
         self._seats = Seats(settings.front_ends or 1)
 
     def configure(self) -> None:
@@ -123,12 +127,17 @@ class VllmEngine:
         await init_app_state(engine, state, self._args, await engine.get_supported_tasks())
         if not settings.media_private_networks:
             guard(global_http_connection, partial(VLLMValidationError, parameter="image_url"))
-        context = engine.vllm_config.model_config.max_model_len
+        context = self._context = engine.vllm_config.model_config.max_model_len
         self._serving = serving.by_url(state, context, settings.default_max_tokens)
+        self._grammars.guard(engine)
         self._lean = lean_way(engine, self._args, state)
-        self._tell_what_is_lacking()
+        serving.tell_what_is_lacking(self._serving)
         models = state.openai_serving_models
         self._names = {m.name for m in models.base_model_paths} | set(models.lora_requests)
+        self._folders = Folders([
+            (str(self._args.model), models.base_model_paths[0].name),
+            *((folder, name) for name, folder in settings.engine_args.adapters.items()),
+        ])  # fmt: skip
         self._fixed_name |= bool(models.lora_requests)  # with adapters the name chooses
         if settings.engine_stats_s is not None:
             self._stats = asyncio.create_task(log_stats(engine, settings.engine_stats_s))
@@ -139,7 +148,19 @@ class VllmEngine:
 
     async def generate(self, request: EngineRequest, request_id: str) -> Completion:
         """Run one request: past vLLM's serving classes if that makes no difference."""
-        self._check(request.url, request.body)
+        try:
+            return await self._generate(request, request_id)
+        except WarmqError as error:
+            self._folders.hide(error)
+            raise
+        finally:
+            self._detokenized.forget(request_id)
+
+    async def _generate(self, request: EngineRequest, request_id: str) -> Completion:
+        """Run one request; whatever is raised is one of our errors, or a cancellation."""
+        if self.dead():
+            raise EngineDead("the engine is dead", inside=False)
+        serving.refuse_unserved(self._serving, request.url, request.body)
         if request.trace is not None:
             TRACE.set(request.trace)  # of this request's own task
         try:
@@ -155,9 +176,9 @@ class VllmEngine:
         except Exception as error:
             if self.dead():
                 raise self._died(error) from error
+            if in_media(error):
+                raise serving.rejected(error) from error
             raise RequestFailed(f"{type(error).__name__}: {error}") from error
-        finally:
-            self._detokenized.forget(request_id)
 
     async def _answer(self, request: EngineRequest, request_id: str) -> Completion:
         url, body, lean = request.url, request.body, self._lean
@@ -174,6 +195,8 @@ class VllmEngine:
 
     async def _served(self, request: EngineRequest, request_id: str) -> Completion:
         """Run one request through vLLM's serving class for its url."""
+        refuse_long(request.url, request.body, self._context)
+        refuse_inflated(request.body)
         body, model = self._body_of(request, request_id), request.body.get("model")
         served = self._serving[request.url]
         response = await served.call(served.form.validate_python(body))
@@ -194,31 +217,6 @@ class VllmEngine:
             self._detokenized.prompts[request_id] = len(prompts)
         body["request_id"] = request_id
         return body
-
-    def _check(self, url: str, body: dict[str, Any]) -> None:
-        if self.dead():
-            raise EngineDead("the engine is dead", inside=False)
-        if url not in self._serving:
-            raise RequestRejected(
-                f"field url: this worker's model serves {', '.join(self._serving)}, not {url}; "
-                "send the request to the queue of a model that does",
-                code="unknown_url",
-                field="url",
-            )
-        for name in self._serving[url].lacks:
-            if body.get(name) is not None:
-                raise RequestRejected(
-                    f"field body.{name}: vLLM {named(installed())} of this worker does not know "
-                    "it; leave it out, or send the request to a worker with another release",
-                    field=f"body.{name}",
-                )
-
-    def _tell_what_is_lacking(self) -> None:
-        lacks = {name for served in self._serving.values() for name in served.lacks}
-        if lacks:
-            told = "vLLM %s does not know %s; requests with these fields are refused"
-            extra = {"action": "fields_unknown"}
-            log.info(told, named(installed()), ", ".join(sorted(lacks)), extra=extra)
 
     def text_so_far(self, request_id: str) -> list[str]:
         """Return each choice's text as the detokenizer has it, before any parser of vLLM's."""
@@ -285,6 +283,7 @@ class VllmEngine:
     def kill(self) -> None:
         """Ask the engine's processes to end, and kill what has not ended after a grace."""
         self._killed = True
+        self._grammars.end()
         quieten()  # a build that is cut short says how, too
         end_children(self.grace_s)
 
@@ -292,6 +291,7 @@ class VllmEngine:
         """Stop the engine's processes; blocks for seconds."""
         engine, self._engine = self._engine, None
         self._serving, self._lean = {}, None
+        self._grammars.end()
         ORDERLY_END.ending = True
         quieten()  # again: since 0.31 vLLM makes its log's handlers anew for each engine
         unguard(global_http_connection)

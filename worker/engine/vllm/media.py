@@ -15,6 +15,12 @@ from contract.public_address import is_public
 
 #: vLLM's own default is 256 MB for each file, with hundreds of requests in flight.
 MAX_DOWNLOAD_MB = 64
+#: Of one picture: 4096 x 3072, a telephone's photo. A flat one of that size is some kilobytes of
+#: PNG, and models look at far fewer pixels. vLLM's own default, PIL's, is 179 million.
+MAX_IMAGE_PIXELS = 12_582_912
+#: Of one request. Decoded and made numbers of, a pixel takes 12 bytes: 1 GB at most. vLLM's own
+#: default is 999 of each.
+MAX_MEDIA = {"image": 6, "video": 1, "audio": 4}
 
 
 class _NoBlockingFetch:

@@ -9,7 +9,7 @@ import logging
 import os
 import shutil
 
-from worker.engine.vllm.media import MAX_DOWNLOAD_MB
+from worker.engine.vllm.media import MAX_DOWNLOAD_MB, MAX_IMAGE_PIXELS
 
 # vLLM reads these when it is imported. Spawned engine processes inherit no locks
 # from Celery's threads; forked ones do.
@@ -23,6 +23,7 @@ if shutil.which("g++") is None:
     # without a compiler that kills the engine.
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 os.environ.setdefault("VLLM_MAX_MEDIA_DOWNLOAD_SIZE_MB", str(MAX_DOWNLOAD_MB))
+os.environ.setdefault("VLLM_MAX_IMAGE_PIXELS", str(MAX_IMAGE_PIXELS))
 # A package that vLLM imports sets the root logger to this, else to ERROR: our own
 # INFO and WARNING lines were gone once the engine had been imported.
 os.environ.setdefault("SAGEMAKER_CONTAINER_LOG_LEVEL", str(logging.root.level))

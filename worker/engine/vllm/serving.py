@@ -1,6 +1,8 @@
 """vLLM's own serving classes by url, what they answer, and its errors for a request's author."""
 
+import logging
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +24,10 @@ from worker.engine.vllm.names import (
     VLLMValidationError,
 )
 from worker.engine.vllm.other_urls import other_urls
+from worker.engine.vllm.releases import named
+from worker.machine.packages import installed
+
+log = logging.getLogger(__name__)
 
 #: What vLLM's server answers with 400 (entrypoints/serve/exception_handling): its own class of
 #: errors, and the others as long as it still raises them itself.
@@ -74,6 +80,33 @@ def by_url(state: State, context: int, default_max_tokens: int) -> dict[str, Ser
         url: Served(pydantic.TypeAdapter(form), call, lacking(url, form))
         for url, (form, call) in serving.items()
     }
+
+
+def refuse_unserved(serving: Mapping[str, Served], url: str, body: Mapping[str, Any]) -> None:
+    """Refuse a url that the model does not serve, and a field that the release does not know."""
+    if url not in serving:
+        raise RequestRejected(
+            f"field url: this worker's model serves {', '.join(serving)}, not {url}; "
+            "send the request to the queue of a model that does",
+            code="unknown_url",
+            field="url",
+        )
+    for name in serving[url].lacks:
+        if body.get(name) is not None:
+            raise RequestRejected(
+                f"field body.{name}: vLLM {named(installed())} of this worker does not know "
+                "it; leave it out, or send the request to a worker with another release",
+                field=f"body.{name}",
+            )
+
+
+def tell_what_is_lacking(serving: Mapping[str, Served]) -> None:
+    """Log which fields of requests the running release does not know."""
+    lacks = {name for served in serving.values() for name in served.lacks}
+    if lacks:
+        told = "vLLM %s does not know %s; requests with these fields are refused"
+        extra = {"action": "fields_unknown"}
+        log.info(told, named(installed()), ", ".join(sorted(lacks)), extra=extra)
 
 
 def parses_chats(config: Any) -> bool:

@@ -1,0 +1,177 @@
+"""Bounds of what a text must look like: JSON schemas, regexes, choices, grammars and tools.
+
+An engine makes an automaton of them, in a time that grows faster than their size. The worker limits
+that time, too (worker/engine/vllm/grammars.py); these bounds refuse, by name and before anything is
+queued, what no engine should be given. At each bound alone a constraint takes xgrammar at most a
+second (docs/requests.md). OpenAI's own are 1,000 values and 120,000 characters.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import orjson
+
+from contract.errors import RequestRejected
+
+#: Fields of bodies, of all urls, that have constraints in them.
+FIELDS = ("response_format", "structured_outputs", "tools", "text", "output_config")
+#: Most characters of one constraint, as JSON in UTF-8; of all tools together four times as many.
+MAX_CHARACTERS = 131_072
+#: Most of them in one schema, at all its levels together.
+MAX_PROPERTIES = 1000
+MAX_VALUES = 2000
+MAX_BRANCHES = 500
+#: Most levels of JSON; a level of a schema is two or three of them.
+MAX_LEVELS = 100
+#: What the repetitions of one pattern may come to, `(a{0,10}){5}` to 50; and all of a schema's.
+MAX_REPETITIONS = 1000
+MAX_ALL_REPETITIONS = 10_000
+
+_BRANCHES = frozenset(("anyOf", "oneOf", "allOf", "prefixItems", "items", "structures", "tags"))
+_AS_TEXT = ("json", "structural_tag")
+_PROPERTIES = frozenset(("properties", "patternProperties", "dependentSchemas"))
+#: In a pattern: an escape, a class, a group's start and end, a repetition, or anything else.
+_PART = re.compile(
+    r"\\.|\[\^?\]?(?:\\.|[^\]\\])*+\]?|(?P<open>\()|(?P<close>\))"
+    r"|\{(?P<least>[0-9]+)(?P<comma>,(?P<most>[0-9]*))?\}|.",
+    re.DOTALL,
+)
+
+#: Larger numbers need not be told from each other.
+_MANY = 10**12
+
+
+def refuse_large(name: str, value: Any, where: str) -> None:
+    """Refuse a constraint that no engine should be given.
+
+    Args:
+        name: one of FIELDS.
+        value: the field's.
+        where: precedes the name in errors.
+
+    Raises:
+        RequestRejected: naming the limit.
+    """
+    if not value:
+        return
+    try:
+        if name != "tools":
+            _refuse_one(value, MAX_CHARACTERS)
+            return
+        _refuse_length(value, 4 * MAX_CHARACTERS)
+        for tool in value:
+            _refuse_one(tool, MAX_CHARACTERS)
+    except _TooLarge as problem:
+        field = where + name
+        raise RequestRejected(f"field {field}: {problem}", field=field) from None
+
+
+class _TooLarge(Exception):
+    pass
+
+
+def _refuse_length(value: Any, limit: int) -> None:
+    try:
+        length = len(orjson.dumps(value))
+    except TypeError:
+        raise _TooLarge(f"is nested too deep; give at most {MAX_LEVELS} levels") from None
+    if length > limit:
+        raise _TooLarge(f"has {length} characters; give at most {limit}")
+
+
+def _refuse_one(value: Any, limit: int) -> None:
+    _refuse_length(value, limit)
+    found = {"properties": 0, "values": 0, "branches": 0, "repetitions": 0}
+    for level, key, each in _walk(value):
+        if level > MAX_LEVELS:
+            raise _TooLarge(f"is nested too deep; give at most {MAX_LEVELS} levels")
+        _count(key, each, found)
+    for kind, (most, told) in _MOST.items():
+        if found[kind] > most:
+            raise _TooLarge(f"has {found[kind]} {told} altogether; give at most {most}")
+
+
+_MOST = {
+    "properties": (MAX_PROPERTIES, "properties"),
+    "values": (MAX_VALUES, "values in its enums and choices"),
+    "branches": (MAX_BRANCHES, "alternatives (anyOf, oneOf, allOf, prefixItems)"),
+    "repetitions": (MAX_ALL_REPETITIONS, "repetitions in its patterns"),
+}
+
+
+def _walk(value: Any) -> Iterator[tuple[int, str, Any]]:
+    """Yield level, key and value of all that is in an object, also of JSON in its texts."""
+    left = [(0, value)]
+    while left:
+        level, each = left.pop()
+        if isinstance(each, list):
+            left += ((level + 1, one) for one in each if isinstance(one, dict | list))
+        elif isinstance(each, dict):
+            for key, one in each.items():
+                inner = _decoded(one) if key in _AS_TEXT and isinstance(one, str) else one
+                yield level, key, inner
+                if isinstance(inner, dict | list):
+                    left.append((level + 1, inner))
+
+
+def _decoded(text: str) -> Any:
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:  # the engine says what is wrong with it
+        return None
+
+
+def _count(key: str, value: Any, found: dict[str, int]) -> None:
+    if isinstance(value, str):
+        if key in ("pattern", "regex", "grammar"):
+            found["repetitions"] += _repetitions(key, value)
+    elif isinstance(value, Mapping):
+        if key in _PROPERTIES:
+            found["properties"] += len(value)
+        if key == "patternProperties":
+            found["repetitions"] += sum(_repetitions("pattern", name) for name in value)
+    elif isinstance(value, list):
+        if key in ("enum", "choice"):
+            found["values"] += len(value)
+        elif key in _BRANCHES:
+            found["branches"] += len(value)
+
+
+def _repetitions(key: str, pattern: str) -> int:
+    number = repetitions(pattern)
+    if key != "grammar" and number > MAX_REPETITIONS:
+        raise _TooLarge(
+            f"has a pattern whose repetitions come to {number}; give at most {MAX_REPETITIONS}"
+        )
+    return number
+
+
+def repetitions(pattern: str) -> int:
+    """Return how many parts a regex or a grammar has when its counted repetitions are written out.
+
+    Those within a group count as often as the group does.
+    """
+    if "{" not in pattern:
+        return 0
+    groups, last = [0], 0
+    for part in _PART.finditer(pattern):
+        kind = part.lastgroup
+        if kind == "open":
+            groups.append(0)
+            last = 0
+        elif kind == "close":
+            last = groups.pop() if len(groups) > 1 else 0
+            groups[-1] += last
+        elif kind is not None:
+            times = max(_number(part["least"]), _number(part["most"] or "0"))
+            product = min(times * max(1, last), _MANY)
+            groups[-1] += product - last
+            last = product
+        elif not part[0].isspace():
+            last = 0
+    return sum(groups)
+
+
+def _number(digits: str) -> int:
+    return int(digits) if len(digits) < len(str(_MANY)) else _MANY

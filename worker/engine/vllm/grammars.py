@@ -1,0 +1,157 @@
+"""Has the constraints of requests compiled in another process before the engine gets them.
+
+What takes how long is the client's choice: a JSON schema of 60 bytes takes minutes to compile. vLLM
+validates constraints on the event loop, and compiles them in one thread of EngineCore for all.
+A thread is no bound: nothing ends it. xgrammar 0.2.8 gives the GIL back while it computes; outlines
+holds it all the time (2 s for 3,000 properties), as tokenizers' `encode` does (1 s a megabyte;
+large_inputs.py bounds that). So each constraint is compiled once in a process of its own
+(grammar_process.py) within a limit of processor time. Only what passes there goes to the engine,
+with what vLLM's validation made of it, which then is not repeated on the loop.
+
+Requests without a constraint, and those for any JSON object, cost one look. The process starts
+with the first other constraint, in some seconds, and takes about 400 MB.
+"""
+
+import asyncio
+import hashlib
+import logging
+import os
+import pickle
+import sys
+from collections import OrderedDict
+from collections.abc import Callable
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+from contract.errors import RequestFailed
+from worker.engine.vllm.grammar_process import CPU_S, LENGTH, WALL_S, as_message
+from worker.engine.vllm.names import VLLMValidationError
+
+log = logging.getLogger(__name__)
+
+#: Constraints whose outcome is remembered; a file has one, or as many as it has tools.
+KNOWN = 1024
+#: Until the process has loaded vLLM and the tokenizer; on two busy cores that takes 10 s.
+START_S = 180.0
+_SLOW = (
+    f"the JSON schema, regex, choice or grammar takes more than {CPU_S:g} s to compile, which is "
+    "the limit; give one with fewer properties, values and repetitions"
+)
+
+Outcome = tuple[Any, ...]
+
+
+class Grammars:
+    """The constraints of one engine's requests."""
+
+    def __init__(self) -> None:
+        self._config: Any = None
+        self._known: OrderedDict[bytes, Outcome] = OrderedDict()
+        self._asking: dict[bytes, asyncio.Task[Outcome]] = {}
+        self._one = asyncio.Lock()
+        self._process: asyncio.subprocess.Process | None = None
+
+    def guard(self, engine: Any) -> None:
+        """Let an AsyncLLM take requests with constraints only after they were checked here."""
+        add, self._config = engine.add_request, engine.vllm_config
+
+        async def add_request(request_id: str, prompt: Any, params: Any, *a: Any, **k: Any) -> Any:
+            made = getattr(params, "structured_outputs", None)
+            if made is not None:
+                await self.check(params, made)
+            return await add(request_id, prompt, params, *a, **k)
+
+        engine.add_request = add_request
+
+    async def check(self, params: Any, made: Any) -> None:
+        """Compile the constraint of SamplingParams, which then need no validation by vLLM.
+
+        Raises:
+            VLLMValidationError: it cannot be compiled, or takes too long.
+            RequestFailed: the process did not answer; the request may be tried again.
+        """
+        if made.json_object and made.json is None:  # one grammar, the same for all
+            return
+        key = hashlib.sha256(pickle.dumps(made)).digest()
+        outcome = self._known.get(key) or await self._outcome(key, made)
+        if outcome[0] == "valid":
+            vars(made).update(outcome[1])
+            params._validate_structured_outputs = _validated
+        elif outcome[0] == "stalled":
+            raise RequestFailed(f"a grammar was not compiled within {WALL_S:g} s by the clock")
+        else:
+            told = _SLOW if outcome[0] == "slow" else outcome[1]
+            raise VLLMValidationError(told, parameter=None)
+
+    async def _outcome(self, key: bytes, made: Any) -> Outcome:
+        """Ask once for all requests that wait for the same; one that is given up asks on."""
+        task = self._asking.get(key)
+        if task is None:
+            task = self._asking[key] = asyncio.create_task(self._ask(key, pickle.dumps(made)))
+            task.add_done_callback(lambda done: self._asked(key, done))
+        return await asyncio.shield(task)
+
+    def _asked(self, key: bytes, task: "asyncio.Task[Outcome]") -> None:
+        self._asking.pop(key, None)
+        if task.cancelled() or task.exception() is not None or task.result()[0] == "stalled":
+            return
+        self._known[key] = task.result()
+        if len(self._known) > KNOWN:
+            self._known.popitem(last=False)
+
+    async def _ask(self, key: bytes, asked: bytes) -> Outcome:
+        async with self._one:
+            if outcome := self._known.get(key):
+                return outcome
+            try:
+                process = self._process or await self._start()
+                return await _exchange(process, asked, WALL_S * 2)
+            except (OSError, TimeoutError, EOFError, asyncio.IncompleteReadError) as error:
+                self.end()
+                kind = type(error).__name__
+                raise RequestFailed(
+                    f"the process that compiles grammars does not answer ({kind})"
+                ) from None
+
+    async def _start(self) -> asyncio.subprocess.Process:
+        # vLLM's own limit on regexes is one by the clock.
+        more = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_REGEX_COMPILATION_TIMEOUT_S": "0"}
+        process = self._process = await asyncio.create_subprocess_exec(
+            sys.executable, "-W", "ignore", "-m", "worker.engine.vllm.grammar_process",
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL, env=os.environ | more,
+        )  # fmt: skip
+        config = bytes(ForkingPickler.dumps(self._config))
+        await _exchange(process, config, START_S)
+        extra = {"action": "grammars_started"}
+        log.info("a process compiles the grammars of requests: pid %s", process.pid, extra=extra)
+        return process
+
+    def end(self) -> None:
+        """Kill the process, if there is one; the next constraint starts another."""
+        process, self._process = self._process, None
+        if process is not None and process.returncode is None:
+            _quietly(process.kill)
+
+
+async def _exchange(process: asyncio.subprocess.Process, asked: bytes, limit_s: float) -> Outcome:
+    writing, reading = process.stdin, process.stdout
+    if writing is None or reading is None:
+        raise EOFError
+    async with asyncio.timeout(limit_s):
+        writing.write(as_message(asked))
+        await writing.drain()
+        (length,) = LENGTH.unpack(await reading.readexactly(LENGTH.size))
+        answer: Outcome = pickle.loads(await reading.readexactly(length))  # noqa: S301  our child's
+    return answer
+
+
+def _validated(*_: Any) -> None:
+    """In the place of vLLM's validation, of a constraint that passed it in the other process."""
+
+
+def _quietly(kill: Callable[[], None]) -> None:
+    try:
+        kill()
+    except ProcessLookupError:
+        log.debug("the process that compiles grammars has ended already")
