@@ -75,7 +75,7 @@ def test_a_chat_that_is_given_up_in_time_is_charged(stack: Stack, key: str) -> N
     late = chat(stack, key, user="simulate:sleep=50", max_tokens=300)
     assert (late.status_code, late.json()["error"]["code"]) == (503, "request_timeout")
     told = chat(stack, key, max_tokens=1)
-    assert 400 < left(told) < 600 - 40
+    assert 400 < left(told) < 600 - 25  # two prompts, and ten bytes; some comes back each second
 
 
 def test_a_whole_answer_that_nobody_can_hear_of_is_charged_as_it_may_be(
