@@ -36,6 +36,7 @@ from producer.gateway.live import routes as live
 from producer.gateway.live.online import online
 from producer.gateway.metrics import routes as metrics
 from producer.gateway.metrics.requests import Counted, Requests
+from producer.gateway.reading import Reading
 from producer.gateway.refusal import refuse, response_for, stopping
 from producer.gateway.scale import routes as scale
 from producer.gateway.services import Services
@@ -83,6 +84,13 @@ class EveryAnswer:
             if started:
                 raise
             await refuse(scope, receive, send_with_id, stopping(), close=True)
+        except Exception as error:
+            # Starlette answers and raises it again; then uvicorn closes the connection without a
+            # word, and the next request of a client that keeps it is reset.
+            if started:  # the answer is cut off: closing is how its client sees it
+                raise
+            response = await _unforeseen(Request(scope), error)
+            await response(scope, receive, send_with_id)
 
 
 async def _health(_: Request) -> Response:
@@ -127,10 +135,7 @@ async def _unforeseen(request: Request, error: Exception) -> Response:
     told_of = (request.method, request.url.path)
     log.error("%s %s", *told_of, exc_info=error, extra={"action": "request_error"})
     told = ApiError(500, "the gateway failed; its log says why", code="internal_error")
-    response = response_for(request.scope, told)
-    # Starlette answers this one outside of all middlewares.
-    response.headers["x-request-id"] = request.scope.get("warmq.request_id", "")
-    return response
+    return response_for(request.scope, told)
 
 
 #: Starlette runs what is no coroutine in a thread: for that there is no time when a gateway ends,
@@ -183,6 +188,10 @@ def build(services: Services) -> Starlette:
     # The last one added is the first one asked.
     app.add_middleware(Idempotency, tries=services.tries)
     app.add_middleware(Audit)
+    settings = services.settings
+    app.add_middleware(
+        Reading, most=settings.gateway_max_body_bytes, longest_line=settings.max_line_bytes
+    )
     host, sessions = services.settings.gateway_host, services.sessions
     app.add_middleware(Auth, lookup=services.lookup, sessions=sessions, host=host)
     app.add_middleware(Bodies, most=services.settings.gateway_max_body_bytes)

@@ -193,6 +193,7 @@ class Idempotency:
             # The query shapes what is made, too.
             content = hashlib.sha256(scope["query_string"] + b"\0" + body).hexdigest()
             receive = replaying(body, receive)
+            del body  # whoever reads it holds it
         earlier = await mine.begin(content)
         if earlier is not None:
             await _response(earlier)(scope, receive, send)

@@ -19,13 +19,14 @@ async def whole_body(receive: Receive) -> bytes | None:
 
 def replaying(body: bytes, receive: Receive) -> Receive:
     """Return a `receive` for a body that was read already."""
-    given = False
+    kept: bytes | None = body
+    del body
 
     async def replay() -> Message:
-        nonlocal given
-        if given:
+        nonlocal kept
+        if kept is None:
             return await receive()
-        given = True
-        return {"type": "http.request", "body": body, "more_body": False}
+        given, kept = kept, None  # who has read it may drop it
+        return {"type": "http.request", "body": given, "more_body": False}
 
     return replay

@@ -51,6 +51,7 @@ class Viewer:
     fleet: bytes = b""
     rows: dict[str, bytes] = field(default_factory=dict)
     unsent: dict[str, bytes] = field(default_factory=dict)
+    session: str = ""
 
     def offer(self, fleet: bytes, rows: dict[tuple[str, str], bytes]) -> None:
         """Take in what is now; wake up if something is new."""
@@ -86,6 +87,11 @@ class Watch:
     def viewers(self) -> int:
         """How many look."""
         return len(self._viewers)
+
+    def viewers_of(self, session: str, tenant: str) -> tuple[int, int]:
+        """How many of them are of a session, and of a tenant."""
+        of_session = sum(one.session == session for one in self._viewers)
+        return of_session, sum(one.tenant == tenant for one in self._viewers)
 
     @property
     def looks(self) -> bool:

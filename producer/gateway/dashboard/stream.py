@@ -31,8 +31,8 @@ log = logging.getLogger(__name__)
 ALIVE_S, CHECK_S, TEXT_S = 10.0, 2.0, 0.3
 #: After so long a viewer has to connect anew, which browsers do by themselves.
 LONGEST_S = 3600.0
-#: Streams in one process.
-MOST_VIEWERS = 1000
+#: Streams in one process, of one tenant and of one session: a tab that shows a batch has one.
+MOST_VIEWERS, MOST_OF_TENANT, MOST_OF_SESSION = 1000, 250, 25
 
 
 async def live(request: Request) -> Response:
@@ -41,11 +41,12 @@ async def live(request: Request) -> Response:
     watch: Watch | None = getattr(app.state, "dashboard_watch", None)
     if watch is None:
         watch = app.state.dashboard_watch = Watch(services)
-    if watch.viewers >= MOST_VIEWERS:
-        return answer(ApiError(503, "too many people look; try again", after_s=10), HEADERS)
     caller: Caller = request.scope["warmq.caller"]
+    token = token_in(request.scope["warmq.headers"]) if caller.key_id else ""
+    if (refused := _too_many(watch, caller, token)) is not None:
+        return answer(refused, HEADERS)
     ids = [one[:200] for one in request.query_params.get("batches", "").split(",") if one]
-    viewer = Viewer(caller.tenant, tuple(dict.fromkeys(ids))[:MOST_WATCHED])
+    viewer = Viewer(caller.tenant, tuple(dict.fromkeys(ids))[:MOST_WATCHED], session=token)
     text = None
     custom_id, batch_id = (request.query_params.get(name, "") for name in ("request", "of"))
     if custom_id and batch_id:
@@ -54,10 +55,23 @@ async def live(request: Request) -> Response:
             await run_in_threadpool(text.find)
         except ApiError as error:
             return answer(error, HEADERS)
-    token = token_in(request.scope["warmq.headers"]) if caller.key_id else ""
     headers = HEADERS | {"x-accel-buffering": "no"}
     events = _events(services, watch, viewer, token, text)
     return StreamingResponse(events, headers=headers, media_type="text/event-stream")
+
+
+def _too_many(watch: Watch, caller: Caller, token: str) -> ApiError | None:
+    """Return why a stream is not opened: its session, tenant or all have as many as they may."""
+    of_session, of_tenant = watch.viewers_of(token, caller.tenant)
+    if caller.key_id and of_session >= MOST_OF_SESSION:
+        told = f"this session has {MOST_OF_SESSION} live pages open, the most; close some"
+    elif caller.key_id and of_tenant >= MOST_OF_TENANT:
+        told = f"this tenant has {MOST_OF_TENANT} live pages open, the most; try again"
+    elif watch.viewers >= MOST_VIEWERS:
+        told = "too many people look; try again"
+    else:
+        return None
+    return ApiError(503, told, after_s=10)
 
 
 async def _events(

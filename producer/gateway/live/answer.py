@@ -5,42 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping
 
-import msgspec
-
 from contract.errors import RequestRejected, WarmqError
 from contract.results import body_of, error_of
 from producer.gateway.errors import ApiError, of_warmq
 from producer.gateway.live.waiter import Gone, Late, Waiter
 from producer.gateway.refusal import stopping
-
-
-class _Usage(msgspec.Struct):
-    total_tokens: int | None = None
-    input_tokens: int | None = None  # Anthropic's have no total
-    output_tokens: int | None = None
-
-
-class _Answer(msgspec.Struct):
-    usage: _Usage | None = None
-    count: int | None = None  # of /tokenize
-    input_tokens: int | None = None  # of /v1/messages/count_tokens
-
-
-_decode = msgspec.json.Decoder(_Answer).decode
-
-
-def tokens_of(body: bytes | None) -> int:
-    """Return how many tokens an answer says it has used; 0 if there is none."""
-    try:
-        answer = _decode(body) if body is not None else _Answer()
-    except msgspec.DecodeError:
-        return 0
-    usage = answer.usage
-    if usage is None:
-        return answer.count or answer.input_tokens or 0
-    if usage.total_tokens is not None:
-        return usage.total_tokens
-    return (usage.input_tokens or 0) + (usage.output_tokens or 0)
 
 
 async def answer_of(waiter: Waiter, lasts_s: float) -> bytes | None:

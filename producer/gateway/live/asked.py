@@ -11,6 +11,7 @@ from contract.errors import RequestRejected
 from contract.openai.body import CHAT_URL, LIMITS
 from contract.openai.decode import decode, encode
 from contract.openai.lines import check_body
+from contract.openai.plain_text import tells_text
 from producer.gateway.errors import ApiError, invalid
 from producer.gateway.limits import estimated_tokens
 from producer.gateway.live.protocol import StreamOptions
@@ -25,7 +26,8 @@ class Asked:
     """One request. `body` is its JSON as the engine gets it; `priority` is the queue's, 0 to 9.
 
     With `stream` the answer comes in events. `tokens` is about how many its prompt has and its
-    answer may have, as far as it says.
+    answer may have, as far as it says; `prompt_tokens` are those of the prompt alone. With
+    `tells_text` its text can be heard of while it is written.
     """
 
     url: str
@@ -34,6 +36,8 @@ class Asked:
     priority: int
     stream: StreamOptions | None
     tokens: int
+    prompt_tokens: int
+    tells_text: bool
 
 
 def read(url: str, raw: bytes, highest_priority: int) -> Asked:
@@ -47,13 +51,16 @@ def read(url: str, raw: bytes, highest_priority: int) -> Asked:
     stream = _stream(url, body)
     priority = _priority(body)
     kept = check_body(url, body, "")
+    prompt = estimated_tokens(len(raw))
     return Asked(
         url,
         raw if kept is body and len(body) == fields else encode(kept),
         kept.get("model"),
         min(LOWEST, max(highest_priority, priority)),
         stream,
-        estimated_tokens(len(raw)) + _most_written(url, kept),
+        prompt + _most_written(url, kept),
+        prompt,
+        tells_text(url, kept),
     )
 
 
@@ -96,7 +103,13 @@ def _priority(body: dict[str, Any]) -> int:
 
 def _most_written(url: str, body: dict[str, Any]) -> int:
     named = [body[name] for name in LIMITS.get(url, ()) if body.get(name) is not None]
-    return min(named, default=0) * (body.get("n") or 1)
+    return min(named, default=0) * (body.get("n") or 1) * _prompts(body.get("prompt"))
+
+
+def _prompts(prompt: Any) -> int:
+    """Return how many prompts a completion has: texts or lists of token ids in a list."""
+    several = isinstance(prompt, list) and prompt and not isinstance(prompt[0], int)
+    return len(prompt) if several else 1
 
 
 def is_chat(url: str) -> bool:

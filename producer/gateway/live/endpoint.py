@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
+from collections.abc import Callable
+from dataclasses import replace
 
 from starlette.types import Message, Receive, Scope, Send
 
@@ -15,12 +17,14 @@ from contract.redis.gateway.live import Push
 from contract.traces.tracer import now
 from producer.gateway.caller import Caller
 from producer.gateway.limits import Allowance, check_model
-from producer.gateway.live.answer import answer_of, header_pairs, tokens_of
+from producer.gateway.live.answer import answer_of, header_pairs
 from producer.gateway.live.asked import Asked, read
+from producer.gateway.live.charging import charged
 from producer.gateway.live.online import Online
 from producer.gateway.live.stream import Stream
-from producer.gateway.live.waiter import Gone, Late, Waiter
+from producer.gateway.live.waiter import Gone, Late, Waiter, nothing
 from producer.gateway.live.whole_response import bytes_with_all_fields
+from producer.gateway.receiving import whole_body
 from producer.gateway.services import Services
 from producer.gateway.traced import current
 
@@ -48,38 +52,35 @@ class Endpoint:
         services: Services = scope["app"].state.services
         online: Online = scope["app"].state.online
         caller: Caller = scope["warmq.caller"]
-        raw = await _body(receive)
+        raw = await whole_body(receive)
         if raw is None:
             return
         asked = read(self._url, raw, caller.highest_priority)
+        del raw  # it may be megabytes, and its answer may take an hour
         if asked.model:
             check_model(caller, asked.model)
         queue = await online.models.queue_of(asked.model, caller.models)
         allowance = await services.limits.check_online(caller, asked.tokens)
-        body = None
+        once: str = scope.get("warmq.idempotency", "")
+        queued: Callable[[], None] = getattr(scope.get("warmq.body"), "queued", nothing)
+        body = waiter = None
         try:
-            waiter = await _ask(online, asked, caller, queue, scope.get("warmq.idempotency", ""))
+            waiter = await _ask(online, asked, caller, queue, once, queued)
+            asked = replace(asked, body=b"")
             body = await _answer(asked, waiter, online, allowance, began, receive, send)
         finally:
-            allowance.settle(tokens_of(body) if caller.tokens_per_minute else 0)
+            if caller.tokens_per_minute is not None:
+                allowance.settle(charged(asked, waiter, body, goes_on=bool(once)))
 
 
-async def _body(receive: Receive) -> bytes | None:
-    """Return the whole body; None if the caller hangs up before its end."""
-    parts = []
-    more = True
-    while more:
-        message = await receive()
-        if message["type"] != "http.request":
-            return None
-        parts.append(message.get("body", b""))
-        more = message.get("more_body", False)
-    return parts[0] if len(parts) == 1 else b"".join(parts)
-
-
-async def _ask(online: Online, asked: Asked, caller: Caller, queue: str, once: str) -> Waiter:
+async def _ask(
+    online: Online, asked: Asked, caller: Caller, queue: str, once: str,
+    queued: Callable[[], None],
+) -> Waiter:  # fmt: skip
     """Queue a request; `once` is the same text for each try of one request, '' for single ones."""
     waiting = online.waiting
+    # What is written is counted also where it is not sent, for who hangs up before its end.
+    listens = asked.stream is not None or caller.tokens_per_minute is not None
     request_id = f"once-{uuid.uuid5(_ONCE, once)}" if once else waiting.new_id()
     streams = asked.stream is not None
     lasts_s = STREAM_S if streams else online.timeout_s + DEADLINE_GRACE_S
@@ -95,12 +96,12 @@ async def _ask(online: Online, asked: Asked, caller: Caller, queue: str, once: s
         tenant=caller.tenant,
         deadline=time.time() + online.models.clock_ahead + lasts_s,
         keep_ms=KEEP_ONCE_MS if once else KEEP_MS,
-        listener=waiting.name if streams else "",
+        listener=waiting.name if listens else "",
         trace=sending.headers() if sending is not None else None,
     )
     list_key = turn_list(queue, asked.priority, caller.tenant)
     push = Push(list_key, request_id, KEEP_ONCE_MS if once else None, message)
-    waiter = await waiting.ask(push, listens=streams)
+    waiter = await waiting.ask(push, listens=listens, queued=queued)
     if trace is not None and sending is not None:
         trace.queued(sending, queue, request_id, began)
     return waiter

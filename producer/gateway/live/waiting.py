@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from contract.errors import StoreFull, StoreUnavailable, StoreUnreachable
 from contract.naming import RESULT_PREFIX, text_channel
 from contract.redis.gateway.live import LiveRequests, Push, Queued
 from contract.redis.gateway.subscription import Subscription
 from contract.streaming import announcement, read_published
-from producer.gateway.live.waiter import Gone, Waiter
+from producer.gateway.live.waiter import Gone, Waiter, nothing
 from producer.gateway.settings import GatewaySettings
 
 log = logging.getLogger(__name__)
@@ -52,13 +52,17 @@ class Waiting:
 
     # -- asking ---------------------------------------------------------------------
 
-    async def ask(self, push: Push, *, listens: bool) -> Waiter:
+    async def ask(
+        self, push: Push, *, listens: bool, queued: Callable[[], None] = nothing
+    ) -> Waiter:
         """Queue a request, and wait for it from now on; whoever calls must `leave`.
+
+        `queued` is called once Redis has the message, or has refused it.
 
         Raises:
             StoreUnavailable: Redis is away.
         """
-        waiter = Waiter(push, listens=listens)
+        waiter = Waiter(push, listens=listens, queued=queued)
         self._waiters.setdefault(push.request_id, []).append(waiter)
         if push.once_ms is not None:
             try:
@@ -123,6 +127,9 @@ class Waiting:
                 waiter.pushed = isinstance(error, StoreUnreachable)
                 waiter.end(error)
             return
+        finally:
+            for waiter in batch:
+                waiter.forget_message()
         known = []
         for waiter, reply in zip(batch, replies, strict=True):
             if _settles(waiter, reply):
@@ -196,9 +203,7 @@ class Waiting:
             return
         for piece in pieces:
             for waiter in self._waiters.get(piece.request_id, ()):
-                if waiter.pieces is not None:
-                    waiter.pieces.append(piece)
-                    waiter.poke()
+                waiter.hear(piece)
 
     async def _catch_up(self) -> None:
         ids = list(self._waiters)

@@ -17,25 +17,26 @@ from contract.redis.gateway.webhooks import TRIED_S, Delivery, Webhooks
 from producer.gateway.services import Services
 from producer.gateway.webhooks.posting import NotDelivered, post
 from producer.gateway.webhooks.signing import body_of, headers_of
+from producer.gateway.webhooks.turns import Turns
 
 log = logging.getLogger(__name__)
 
 #: Seconds from one try to the next; the last one stands for all that follow, for three days.
 BACKOFF_S = (5, 30, 120, 600, 1800, 3600, 7200, 14400, 28800)
-#: Tries at a time in one gateway: a receiver that does not answer holds one of them for 10 s.
-AT_ONCE = 16
+#: Deliveries that are taken from Redis in one call, and calls before what was taken is tried.
+TAKEN, LOOKS = 50, 10
 #: How often Redis is asked for deliveries.
 LOOK_S = 0.5
 
 
-def _deliver(services: Services, claim: Claim) -> None:
-    """Try one delivery, and say when it is to be tried again."""
+def _deliver(services: Services, claim: Claim) -> bool:
+    """Try one delivery, and say when it is to be tried again; return whether it was answered."""
     webhooks = Webhooks.beside(services.batches)
     delivery = webhooks.delivery(claim.id)
     endpoint = webhooks.get(delivery.endpoint_id) if delivery else None
     if delivery is None or delivery.ended or endpoint is None:
         services.due.finish(claim)
-        return
+        return True
     working_on(batch_id=delivery.batch_id)
     body = body_of(delivery)
     headers = headers_of(delivery, body, endpoint.secret, int(time.time()))
@@ -53,6 +54,7 @@ def _deliver(services: Services, claim: Claim) -> None:
         _end(services, claim, delivery, "the receiver answered 410: its endpoint is removed")
     else:
         _again(services, claim, delivery, told or f"the receiver answered {status}")
+    return status > 0
 
 
 def _end(services: Services, claim: Claim, delivery: Delivery, told: str) -> None:
@@ -88,37 +90,54 @@ class _Round:
 
     def __init__(self, services: Services) -> None:
         self._services = services
+        self._webhooks = Webhooks.beside(services.batches)
         self._lease_ms = round(services.settings.gateway_lease_s * 1000)
-        self._running: dict[Future[None], Claim] = {}
+        self._running: dict[Future[bool], tuple[Claim, str]] = {}
+        self._turns = Turns()
         self._renewed = time.monotonic()
 
     def take(self) -> int:
-        """Begin what is due; return how many there were."""
-        free = AT_ONCE - len(self._running)
-        claims = self._services.due.claim("webhook", self._lease_ms, free) if free else []
-        for claim in claims:
-            future: Future[None] = Future()
-            self._running[future] = claim
-            # A daemon: a receiver that does not answer keeps no gateway from ending.
-            threading.Thread(
-                target=self._try, args=(claim, future), name="webhook", daemon=True
-            ).start()
-        return len(claims)
+        """Begin what is due and has its turn; return how many tries that were."""
+        for _ in range(LOOKS):
+            if not self._turns.room or not self._take_in():
+                break
+        return sum(map(self._begin, self._turns.next()))
 
-    def _try(self, claim: Claim, future: Future[None]) -> None:
+    def _take_in(self) -> bool:
+        """Take deliveries whose time has come; return whether there were any."""
+        claims = self._services.due.claim("webhook", self._lease_ms, TAKEN)
+        for claim in claims:
+            delivery = self._webhooks.delivery(claim.id)
+            if delivery is None or delivery.ended:
+                self._services.due.finish(claim)
+            elif later_s := self._turns.take_in(claim, delivery.endpoint_id):
+                self._services.due.release(claim, round(later_s * 1000))
+        return bool(claims)
+
+    def _begin(self, turn: tuple[str, Claim]) -> int:
+        endpoint_id, claim = turn
+        future: Future[bool] = Future()
+        self._running[future] = claim, endpoint_id
+        # A daemon: a receiver that does not answer keeps no gateway from ending.
+        threading.Thread(
+            target=self._try, args=(claim, future), name="webhook", daemon=True
+        ).start()
+        return 1
+
+    def _try(self, claim: Claim, future: Future[bool]) -> None:
         try:
-            _deliver(self._services, claim)
+            answered = _deliver(self._services, claim)
         except Exception as error:
             future.set_exception(error)
         else:
-            future.set_result(None)
+            future.set_result(answered)
 
     def look(self, for_s: float) -> bool:
         """Wait for one to end, and renew leases; return whether any is under way."""
         if self._running:
             wait(self._running, for_s, FIRST_COMPLETED)
         for done in [future for future in self._running if future.done()]:
-            claim = self._running.pop(done)
+            claim, endpoint_id = self._running.pop(done)
             error = done.exception()
             if isinstance(error, StoreUnavailable):
                 log.warning(
@@ -126,9 +145,13 @@ class _Round:
                 )  # its lease brings it back
             elif error is not None:
                 log.error("webhook %s", claim.id, exc_info=error, extra={"action": "webhook"})
+            answered = error is not None or done.result()
+            for waits, in_s in self._turns.ended(endpoint_id, answered=answered):
+                self._services.due.release(waits, round(in_s * 1000))
         if time.monotonic() - self._renewed > self._lease_ms / 3000:
             self._renewed = time.monotonic()
-            for claim in self._running.values():
+            self._turns.forget_idle()
+            for claim in (*(running for running, _ in self._running.values()), *self._turns.held()):
                 self._services.due.renew(claim, self._lease_ms)
         return bool(self._running)
 
