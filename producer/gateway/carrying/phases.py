@@ -126,7 +126,8 @@ class Phases:
             parts = [Part(record.id, "", served.base, sorted(models))]
         else:
             queue_of = partial(served.queue_of, allowed=caller.models)
-            parts = parts_for(record.id, models, queue_of, served.base)
+            unnamed = "" if caller.models is None else served.default_of(caller.models)
+            parts = parts_for(record.id, models, queue_of, served.base, unnamed)
         tokens = {model: estimated_tokens(size) for model, size in models.items()}
         try:
             services.limits.reserve(caller, record.id, tokens)

@@ -16,7 +16,7 @@ from contract.traces.tracer import now
 from producer.gateway.caller import Caller
 from producer.gateway.limits import Allowance, check_model
 from producer.gateway.live.answer import answer_of, header_pairs, tokens_of
-from producer.gateway.live.asked import Asked, read
+from producer.gateway.live.asked import Asked, naming, read
 from producer.gateway.live.online import Online
 from producer.gateway.live.stream import Stream
 from producer.gateway.live.waiter import Gone, Late, Waiter
@@ -54,7 +54,9 @@ class Endpoint:
         asked = read(self._url, raw, caller.highest_priority)
         if asked.model:
             check_model(caller, asked.model)
-        queue = await online.models.queue_of(asked.model, caller.models)
+        queue, model = await online.models.asked(asked.model, caller.models)
+        if model != (asked.model or ""):
+            asked = naming(asked, model)  # else the worker runs what it has, allowed or not
         allowance = await services.limits.check_online(caller, asked.tokens)
         body = None
         try:

@@ -37,22 +37,25 @@ class Models:
         #: What Redis' clock is ahead of ours, in seconds.
         self.clock_ahead = 0.0
 
-    async def queue_of(self, name: str | None, allowed: Collection[str] | None) -> str:
-        """Return the queue in which a model is asked for; `allowed` are the caller's models.
+    async def asked(self, name: str | None, allowed: Collection[str] | None) -> tuple[str, str]:
+        """Return the queue in which a model is asked for, and the name to ask there by.
+
+        `allowed` are the caller's models, None for all; then who names none asks by ''.
 
         Raises:
             ApiError: 404 if there is no such model for this caller, 503 if no worker lives.
             StoreUnavailable: Redis cannot be asked.
         """
         await self._look(STALE_S)
-        asked = (name or "", allowed)
+        name = name or ("" if allowed is None else self._served.default_of(allowed))
+        asked = (name, allowed)
         queue = self._served.queue_of(*asked)
         may_come = queue is None and name and (allowed is None or name in allowed)
         if may_come and await self._look(AGAIN_S, wait=True):
             queue = self._served.queue_of(*asked)
         if queue is None:
             raise self._refusal(*asked)
-        return queue
+        return queue, name
 
     async def every(self, allowed: Collection[str] | None) -> list[Model]:
         """Return the models that a caller may ask for, by name."""
@@ -81,9 +84,12 @@ class Models:
             return _nobody(older=bool(self._served.outdated))
         if name:
             return self._unknown(name, allowed)
+        which = self._told(allowed)
+        if allowed is not None:
+            which = f"this key may use {', '.join(sorted(allowed)) or 'none'}"
         return ApiError(
             400,
-            f"you must name a model; {self._told(allowed)}",
+            f"you must name a model; {which}",
             code="missing_required_parameter",
             param="model",
         )
