@@ -109,6 +109,7 @@ class Sharing:
         self._all = len(parts) == 1
         self._models = frozenset(self._part.models)
         self._named = self._part.named
+        self._asked = self._models - {""} | {self._named} if self._named else self._models
 
     def takes(self, line: bytes) -> bool:
         """Return whether a line is this part's; '' stands for one that was too long."""
@@ -138,7 +139,7 @@ class Sharing:
             model = _decode(request.body).model
         except msgspec.DecodeError:
             model = ""
-        if model in self._models and (model or not self._named):
+        if model in self._asked:
             return
         if not model:
             told = "field body.model: is missing; name one of the models of GET /v1/models"

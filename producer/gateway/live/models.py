@@ -78,12 +78,20 @@ class Models:
         """Return why a model has no queue, for a caller of these models."""
         if name and allowed is not None and name not in allowed:
             return self._unknown(name, allowed)
+        if not name and allowed is not None and self._knows_all(allowed):
+            return self._nameless(allowed)  # no worker that comes can tell which is meant
         if self._served.is_outdated(name, allowed):
             return _nobody(older=True)
         if not self._served.alive:
             return _nobody(older=bool(self._served.outdated))
         if name:
             return self._unknown(name, allowed)
+        return self._nameless(allowed)
+
+    def _knows_all(self, names: Collection[str]) -> bool:
+        return all(n in self._served.names or n in self._served.configured for n in names)
+
+    def _nameless(self, allowed: Collection[str] | None) -> ApiError:
         which = self._told(allowed)
         if allowed is not None:
             which = f"this key may use {', '.join(sorted(allowed)) or 'none'}"
