@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from starlette.routing import Match, Route
-
 from producer.gateway.app import routes
 from producer.gateway.audit import _IN_PATH
 from producer.gateway.errors import ApiError
@@ -19,15 +17,10 @@ def test_all_online_requests_attach_to_their_first_try_and_nothing_else_does() -
 
 
 def test_audit_finds_ids_in_the_paths_of_routes_alone() -> None:
-    named = _IN_PATH.pattern.partition("(?:")[2].partition(")")[0].split("|")
-    found: list[Route] = routes()
-    for kind in named:
-        scope = {"type": "http", "method": "GET", "path": f"/v1/{kind}/a"}
-        assert any(_matches(route, scope) for route in found), kind
-
-
-def _matches(route: Route, scope: dict[str, str]) -> bool:
-    return route.matches(scope)[0] is not Match.NONE
+    kinds = _IN_PATH.pattern.partition("(?:")[2].partition(")")[0].split("|")
+    paths = [route.path for route in routes()]
+    for kind in kinds:
+        assert any(path.startswith(f"/v1/{kind}/{{") for path in paths), kind
 
 
 def test_errors_of_anthropics_paths_have_anthropics_types() -> None:
