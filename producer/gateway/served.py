@@ -93,13 +93,15 @@ class Served:
         takes_any = self.names.get(UNNAMED) == self.base and name not in self.outdated
         return self.base if takes_any else None
 
-    def default_of(self, allowed: Collection[str]) -> str:
+    def default_of(self, allowed: Collection[str] | None) -> str:
         """Return which of a caller's models is asked for where a request names none, '' if that is
         not clear: the only one, or what the default queue, or the only queue of them, runs.
 
         It is to be named to the worker, which else runs what it has, also where that is none of the
-        caller's models but one of them is its adapter.
+        caller's models but one of them is its adapter. Who may use all (None) need name none.
         """
+        if allowed is None:
+            return ""
         if len(allowed) == 1:
             return next(iter(allowed))
         for known in (self.names, self.configured):

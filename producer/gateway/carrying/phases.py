@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 
 from contract.batch import Batch
@@ -125,9 +124,7 @@ class Phases:
         if waits(models, served, caller.models):  # its time is over: all its lines expire
             parts = [Part(record.id, "", served.base, sorted(models))]
         else:
-            queue_of = partial(served.queue_of, allowed=caller.models)
-            unnamed = "" if caller.models is None else served.default_of(caller.models)
-            parts = parts_for(record.id, models, queue_of, served.base, unnamed)
+            parts = parts_for(record.id, models, served, caller.models)
         tokens = {model: estimated_tokens(size) for model, size in models.items()}
         try:
             services.limits.reserve(caller, record.id, tokens)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 import msgspec
 
@@ -51,24 +51,24 @@ def outdated(
 
 
 def parts_for(
-    batch_id: str, models: Iterable[str], queue_of: Callable[[str], str | None], base: str,
-    unnamed: str = "",
-) -> list[Part]:  # fmt: skip
+    batch_id: str, models: Iterable[str], served: Served, allowed: Collection[str] | None
+) -> list[Part]:
     """Return the parts of a batch: one for each queue, of the models that are asked for there.
 
     Lines of other models are the first part's, which refuses them; there is always one. Lines that
-    name no model are given the name `unnamed`: '' where the caller may use all.
+    name no model are given the name of one, unless the caller may use all (`allowed` is None).
     """
+    unnamed = served.default_of(allowed)
     by_queue: dict[str, list[str]] = {}
     all_served = True
     for model in sorted(models):
-        queue = queue_of(model)
+        queue = served.queue_of(model, allowed)
         if queue is not None:
             by_queue.setdefault(queue, []).append(model)
         else:
             all_served = False
     if not by_queue:
-        return [Part(batch_id, "", base)]
+        return [Part(batch_id, "", served.base)]
     names = [batch_id] if len(by_queue) == 1 else [f"{batch_id}.{n}" for n in range(len(by_queue))]
     return [
         Part(

@@ -47,7 +47,7 @@ class Models:
             StoreUnavailable: Redis cannot be asked.
         """
         await self._look(STALE_S)
-        name = name or ("" if allowed is None else self._served.default_of(allowed))
+        name = name or self._served.default_of(allowed)
         asked = (name, allowed)
         queue = self._served.queue_of(*asked)
         may_come = queue is None and name and (allowed is None or name in allowed)
