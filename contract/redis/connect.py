@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import Any, cast
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import redis
 import redis.asyncio
+from redis.asyncio.connection import AbstractConnection
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import ExponentialBackoff, NoBackoff
 from redis.connection import HiredisRespSerializer
@@ -84,7 +86,24 @@ def connect(url: str, name: str, retries: int = 12, timeout_s: float | None = No
     return redis.Redis.from_url(url, **options)
 
 
-class PackedConnection(redis.asyncio.Connection):
+class Cancellable(AbstractConnection):
+    """Never swallows the cancellation of a task that sends a command.
+
+    redis-py sends by asyncio.wait_for, and that of Python 3.11 drops a cancellation that comes in
+    the moment in which all was sent: a task that is cancelled once would then go on for ever.
+    """
+
+    async def send_packed_command(self, *args: Any, **kwargs: Any) -> None:
+        """Send a command."""
+        task = asyncio.current_task()
+        before = task.cancelling() if task else 0
+        await super().send_packed_command(*args, **kwargs)
+        if task and task.cancelling() > before:
+            await self.disconnect(nowait=True)  # nobody will read the reply
+            raise asyncio.CancelledError
+
+
+class PackedConnection(Cancellable, redis.asyncio.Connection):
     """Writes commands as redis-py's sync connections do, with hiredis.
 
     Its own asyncio packer copies up to 6 kB for each argument, and a DONE has nine a request.
@@ -107,14 +126,20 @@ def connect_async(url: str, name: str, timeout_s: float = SOCKET_TIMEOUT_S) -> A
         where = SentinelUrl.parse(url)
         watch: Any = redis.asyncio.Sentinel(where.addresses, socket_timeout=CONNECT_TIMEOUT_S)  # type: ignore[no-untyped-call]
         options |= where.options
-        return cast(AsyncClient, watch.master_for(where.master, AsyncClient, **options))
+        return _cancellable(watch.master_for(where.master, AsyncClient, **options))
     # Where redis-py listens for notices of maintenance, it does not look whether an idle connection
     # was closed, as by a restart, and the next command on it fails.
     options["maint_notifications_config"] = MaintNotificationsConfig(enabled=False)
     # A URL with TLS or of a socket brings a class of its own.
-    return cast(
-        AsyncClient, AsyncClient.from_url(url, connection_class=PackedConnection, **options)
-    )
+    return _cancellable(AsyncClient.from_url(url, connection_class=PackedConnection, **options))
+
+
+def _cancellable(client: Any) -> AsyncClient:
+    """Let a client make connections that can be cancelled, whatever their class."""
+    made = client.connection_pool.connection_class
+    if not issubclass(made, Cancellable):
+        client.connection_pool.connection_class = type(made.__name__, (Cancellable, made), {})
+    return cast(AsyncClient, client)
 
 
 def masked(url: str) -> str:

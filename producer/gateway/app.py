@@ -48,6 +48,25 @@ from producer.gateway.webhooks import delivering
 log = logging.getLogger(__name__)
 
 
+#: What says who asks, from where and for what. If one comes twice, a proxy and this gateway may
+#: take different ones.
+_ONCE = frozenset((
+    b"authorization", b"x-api-key", b"host", b"origin", b"idempotency-key", b"sec-fetch-site",
+))  # fmt: skip
+
+
+def said_twice(headers: list[tuple[bytes, bytes]]) -> ApiError | None:
+    """Return the error of a request that has one of these headers twice, with different values."""
+    found: dict[bytes, bytes] = {}
+    for name, value in headers:
+        if name in _ONCE and found.setdefault(name, value) != value:
+            return ApiError(
+                400, f"the request has two different {name.decode()} headers; send one",
+                code="invalid_header",
+            )  # fmt: skip
+    return None
+
+
 class EveryAnswer:
     """Gives each request an id, which each answer carries, and its headers by name."""
 
@@ -63,7 +82,7 @@ class EveryAnswer:
         scope["warmq.request_id"] = request_id
         working_on(request_id=request_id)
         scope["warmq.caller"] = Caller()
-        scope["warmq.headers"] = dict(scope["headers"])
+        headers = scope["warmq.headers"] = dict(scope["headers"])
 
         started = False
 
@@ -78,6 +97,9 @@ class EveryAnswer:
                 ]
             await send(message)
 
+        if len(headers) != len(scope["headers"]) and (twice := said_twice(scope["headers"])):
+            await refuse(scope, receive, send_with_id, twice)
+            return
         try:
             await self._app(scope, receive, send_with_id)
         except asyncio.CancelledError:  # uvicorn's patience with what runs at a stop is over

@@ -17,9 +17,7 @@ log = logging.getLogger(__name__)
 
 _WRITES = frozenset(("POST", "DELETE", "PUT", "PATCH"))
 #: Where a path names an object, and where an answer does.
-_IN_PATH = re.compile(
-    r"/v1/(?:files|uploads|batches|messages/batches|webhook_endpoints)/([\w.-]{1,128})"
-)
+_IN_PATH = re.compile(r"/v1/(?:files|uploads|batches|messages/batches)/([\w.-]{1,128})")
 _IN_ANSWER = re.compile(rb'"id":\s?"([\w.-]{1,128})"')
 #: An object's id stands at the beginning of its JSON.
 _LOOKED_AT = 512

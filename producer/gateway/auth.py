@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import logging
 import socket
 import time
 from collections.abc import Mapping
@@ -28,6 +29,8 @@ from producer.gateway.page_session import (
 )
 from producer.gateway.refusal import refuse
 
+log = logging.getLogger(__name__)
+
 #: What needs no key: a balancer's questions, and the API's own description.
 OPEN = frozenset(("/health", "/ready", "/version", "/metrics", "/openapi.json"))
 #: A key that was looked up so long ago is looked up again beside the request, ...
@@ -36,6 +39,20 @@ FRESH_S = 0.4
 LAST_S = 0.9
 #: Keys that are remembered; nobody has so many. Wrong ones are not: those could be endless.
 MOST_KEYS = 10_000
+
+#: Headers that proxies, balancers and networks in front of servers add: by name, ...
+_OF_PROXIES = frozenset((
+    b"forwarded", b"via", b"x-real-ip", b"true-client-ip", b"x-client-ip", b"client-ip",
+    b"x-cluster-client-ip", b"fastly-client-ip", b"x-remote-ip", b"x-remote-addr", b"x-real-port",
+    b"x-proxyuser-ip", b"wl-proxy-client-ip", b"proxy-client-ip", b"x-host", b"x-scheme",
+    b"x-varnish", b"x-http-forwarded-for", b"cdn-loop", b"front-end-https", b"x-url-scheme",
+    b"x-script-name",
+))  # fmt: skip
+#: ... and by how their names begin.
+_OF_PROXIES_BEGIN = (
+    b"x-forwarded", b"x-original-", b"cf-", b"x-envoy-", b"x-azure-", b"x-arr-", b"x-amz-cf-",
+    b"fly-", b"x-vercel-", b"x-goog-iap", b"x-appengine-", b"x-proxy-", b"tailscale-", b"x-nginx-",
+)  # fmt: skip
 
 _WRONG = "Incorrect API key provided: it is unknown or was revoked; `producer keys list` shows all"
 _MISSING = (
@@ -51,8 +68,18 @@ class KeyMissing(WarmqError):
 
 
 def check_address(host: str, keys: ApiKeys) -> None:
-    """Raise KeyMissing if a gateway that has no key would listen on more than this machine."""
-    if not is_loopback(host) and not keys.any():
+    """Raise KeyMissing if a gateway that has no key would listen on more than this machine; without
+    any key say in the log who may use it."""
+    if keys.any():
+        return
+    if is_loopback(host):
+        log.warning(
+            "the gateway has no keys: every program on this machine may use it, and so may whoever "
+            "comes through a proxy here that leaves no sign; before there is one, make a key by "
+            "`producer keys create --tenant NAME`",
+            extra={"action": "no_keys"},
+        )
+    else:
         raise KeyMissing(
             f"the gateway has no keys, and anybody who reaches {host} could use it: make one with "
             "`producer keys create --tenant NAME`, or listen on 127.0.0.1"
@@ -185,15 +212,13 @@ class Auth:
         """
         client = scope.get("client")
         local = self._loopback and client is not None and is_loopback(client[0])
-        if not local or b"x-forwarded-for" in headers or b"forwarded" in headers:
-            raise WrongKey(
-                "this gateway has no keys, so it answers programs on its own machine alone; make a "
-                "key there with `producer keys create`",
-                local=True,
-            )
+        if not local:
+            raise _not_local("this request came from another machine")
+        if sign := sign_of_a_proxy(headers, scope.get("http_version", "1.1")):
+            raise _not_local(f"this request came through a proxy, or looks so ({sign})")
         host = urlsplit("//" + headers.get(b"host", b"").decode("latin-1")).hostname or ""
         origin = headers.get(b"origin")
-        from_page = origin and not _local_name(urlsplit(origin.decode("latin-1")).hostname or "")
+        from_page = not _local_origin(origin) if origin else _from_another_site(scope, headers)
         if from_page or not (_local_name(host) or host == self._host):
             raise WrongKey(
                 "this gateway has no keys, so it answers under the names of its own machine alone, "
@@ -202,16 +227,59 @@ class Auth:
             )
 
 
+def _not_local(why: str) -> WrongKey:
+    return WrongKey(
+        "this gateway has no keys, so it answers programs on its own machine alone, and "
+        f"{why}; make a key there with `producer keys create --tenant NAME`, and send it",
+        local=True,
+    )
+
+
+def sign_of_a_proxy(headers: Headers, http_version: str) -> str:
+    """Return what shows that a request came through a proxy: a header, or HTTP/1.0; else ''.
+
+    nginx speaks HTTP/1.0 to what is behind it unless it is configured, or of 1.29.7 and later.
+    """
+    for name in headers:
+        if name in _OF_PROXIES or name.startswith(_OF_PROXIES_BEGIN):
+            return name.decode("latin-1")
+    return "" if http_version not in ("1.0", "0.9") else f"HTTP/{http_version}"
+
+
+def _from_another_site(scope: Scope, headers: Headers) -> bool:
+    """Return whether a browser sends a request for a page of another site, which names no origin.
+
+    Following a link from there is allowed: that page cannot read what is shown then.
+    """
+    if headers.get(b"sec-fetch-site") != b"cross-site":
+        return False
+    opened = (headers.get(b"sec-fetch-mode"), headers.get(b"sec-fetch-dest"))
+    return scope["method"] not in ("GET", "HEAD") or opened != (b"navigate", b"document")
+
+
+def _local_origin(origin: bytes) -> bool:
+    return _local_name(urlsplit(origin.decode("latin-1")).hostname or "")
+
+
 def _is_open(path: str) -> bool:
     return path in OPEN or is_asset(path)
 
 
 def key_in(headers: Headers) -> bytes:
-    """Return the key that a request carries, '' if none; OpenAI-Organization is of no interest."""
+    """Return the key that a request carries, '' if none; OpenAI-Organization is of no interest.
+
+    Raises:
+        ApiError: 400, it carries two that differ.
+    """
     scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
-    if scheme.lower() == b"bearer" and token:
-        return token.strip()
-    return headers.get(b"x-api-key", b"")
+    bearer = token.strip() if scheme.lower() == b"bearer" else b""
+    other = headers.get(b"x-api-key", b"")
+    if bearer and other and bearer != other:
+        raise ApiError(
+            400, "the request has two different keys, in Authorization and in x-api-key; send one",
+            code="invalid_header",
+        )  # fmt: skip
+    return bearer or other
 
 
 def _local_name(name: str) -> bool:

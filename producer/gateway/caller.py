@@ -13,8 +13,8 @@ class Caller:
     """Whoever made a request. `key_id` is '' where the gateway has no keys (loopback only).
 
     `models` is None for all; `highest_priority` is the smallest number online requests may have.
-    Limits are None where there is none: requests and tokens a minute of the key's online requests,
     An operator sees the whole fleet at the page: all tenants' load, dead letters, reasons.
+    Limits are None where there is none: requests and tokens a minute of the key's online requests,
     `enqueued_tokens` that the tenant's batches may hold of one model, `file_bytes` of its files.
     """
 

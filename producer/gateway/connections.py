@@ -21,6 +21,8 @@ from producer.gateway.refusal import refuse
 #: A request line and its headers: bytes, and seconds from the first byte (or the connection).
 HEAD_BYTES = 64 * 1024
 HEAD_S = 20.0
+#: Trailers and what else comes between two pieces of a body, in bytes.
+FRAMING_BYTES = HEAD_BYTES
 #: A body that the gateway is waiting for brings so many bytes in so many seconds.
 BODY_BYTES, BODY_S = 1024, 30.0
 #: A client that is sent something takes some of it within so many seconds.
@@ -87,7 +89,7 @@ class Connection(HttpToolsProtocol):
         """Take a connection."""
         super().connection_made(transport)
         self._served_by = self.app
-        self._phase, self._bytes, self._chunk = _HEAD, 0, 0
+        self._phase, self._bytes, self._chunk, self._framing = _HEAD, 0, 0, 0
         self._deaf_since: float | None = None
         self._wrong = (400, "the request is not HTTP")
         self.until = self.loop.time() + HEAD_S
@@ -100,16 +102,29 @@ class Connection(HttpToolsProtocol):
         self._chunk = len(data)
         super().data_received(data)
         self._bytes += self._chunk
+        self._framing += self._chunk
         self._chunk = 0
         if self._phase == _HEAD and self._bytes > HEAD_BYTES and not self.transport.is_closing():
             self._too_long()
             self.send_400_response("")
+        elif self._phase == _BODY and self._framing > FRAMING_BYTES:
+            self._end_framing()
 
     def on_message_begin(self) -> None:
         """Note when a head begins."""
         super().on_message_begin()
         self._phase, self._bytes = _HEAD, 0
         self.until = self.loop.time() + HEAD_S
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header; a trailer is none: it comes when everybody has looked at the headers."""
+        if self._phase == _HEAD:
+            super().on_header(name, value)
+
+    def on_body(self, body: bytes) -> None:
+        """Take a piece of the body."""
+        self._framing = -self._chunk  # the rest of what has just come counts as nothing
+        super().on_body(body)
 
     def on_headers_complete(self) -> None:
         """Start the request, or what tells that there are too many."""
@@ -120,7 +135,7 @@ class Connection(HttpToolsProtocol):
                 raise ValueError("the head is too long")
         full = len(self.connections) > self.guard.most
         self.app = self.guard.full if full else self._served_by
-        self._phase, self._bytes = _BODY, 0
+        self._phase, self._bytes, self._framing = _BODY, 0, -self._chunk
         self.until = self.loop.time() + BODY_S
         super().on_headers_complete()
 
@@ -165,6 +180,15 @@ class Connection(HttpToolsProtocol):
             self.transport.close()  # there is nothing to answer, or it was answered
         else:
             self._wrong = (408, "the request did not come in time")
+            self.send_400_response("")
+
+    def _end_framing(self) -> None:
+        """End a request whose chunks have more beside their bytes than any client's: trailers and
+        extensions, which the parser gathers, without a bound of its own."""
+        if self.cycle.response_started:
+            self.transport.close()
+        elif not self.transport.is_closing():
+            self._wrong = (431, f"the request's trailers have more than {FRAMING_BYTES} bytes")
             self.send_400_response("")
 
     def _too_long(self) -> None:

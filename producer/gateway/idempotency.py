@@ -1,10 +1,13 @@
 """`Idempotency-Key` on POST: a retry gets the first try's answer, and nothing is done twice.
 
-A request is known again by its caller, its path and the key. scope["warmq.idempotency"] is a text
-of these three, '' without the header: batches and online requests derive their ids from it.
+A try is known again by its caller, its path and the key. scope["warmq.idempotency"] is a text of
+these three and of the content, '' without the header: batches and online requests derive their ids
+from it. So another content never has what was made of the first one, also when this module has
+forgotten that: after an error that may pass, or a day.
 
 JSON bodies are read and compared here. Multipart bodies are not, because clients choose another
-boundary for each try: who has read the content calls `fingerprint` with its digest.
+boundary for each try: who has read the content calls `fingerprint` with its digest. Their ids are
+chosen before, so what is made of them keeps the digest, and another one is a conflict.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from contract.errors import StoreUnavailable
+from contract.openai.body import BODY_TYPES
 from contract.redis.gateway.idempotency import LEASE_MS, Answer, Begun, Tries
 from producer.gateway.bodies import takes_large
 from producer.gateway.caller import Caller
@@ -37,11 +41,7 @@ LARGEST_ANSWER = 64 * 1024
 #: Retries that come while the first is at it are told to come again after so long.
 AFTER_S = 1.0
 #: Requests for these attach themselves to the first one's, by their ids (live/).
-ATTACHING = frozenset(
-    f"/v1/{path}" for path in (
-        "chat/completions", "completions", "embeddings", "score", "rerank", "responses", "messages",
-    )
-) | {"/tokenize", "/v1/tokenize"}  # fmt: skip
+ATTACHING = frozenset(BODY_TYPES)
 _KEPT_HEADERS = frozenset((b"content-type", b"location"))
 
 
@@ -192,6 +192,7 @@ class Idempotency:
                 return
             # The query shapes what is made, too.
             content = hashlib.sha256(scope["query_string"] + b"\0" + body).hexdigest()
+            scope["warmq.idempotency"] = hashlib.sha256(f"{name}\0{content}".encode()).hexdigest()
             receive = replaying(body, receive)
             del body  # whoever reads it holds it
         earlier = await mine.begin(content)

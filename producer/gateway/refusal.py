@@ -11,7 +11,8 @@ from producer.gateway.errors import ApiError, answer
 #: Anthropic's types by status; others are `invalid_request_error`, from 500 on `api_error`.
 _ANTHROPIC = {
     401: "authentication_error", 403: "permission_error", 404: "not_found_error",
-    409: "conflict_error", 429: "rate_limit_error", 503: "overloaded_error",
+    409: "conflict_error", 413: "request_too_large", 429: "rate_limit_error",
+    503: "overloaded_error",
 }  # fmt: skip
 
 

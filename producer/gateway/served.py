@@ -48,6 +48,8 @@ class Served:
     outdated: Collection[str]
     #: Whether a worker lives that would see it, in any queue.
     alive: bool
+    #: Names of what a queue's workers run by default: none of an adapter.
+    own: Collection[str] = ()
 
     @classmethod
     def of(cls, announced: Iterable[Mapping[str, Any]], base: str, configured: str) -> Served:
@@ -59,13 +61,18 @@ class Served:
         current = {each["queue"] for each in workers if protocol_of(each) >= PROTOCOL}
         older = {each["queue"] for each in workers if is_alive(each)} - current
         known = [(name, each["queue"]) for each in workers for name in _names(each, base)]
-        named = {name: queue_name(m, base) for name, m in configured_models(configured).items()}
+        models = configured_models(configured)
+        named = {name: queue_name(model, base) for name, model in models.items()}
         return cls(
             base=base,
             names={name: queue for name, queue in known if queue not in older},
             configured={name: queue for name, queue in named.items() if queue not in older},
             outdated={name for name, queue in (*known, *named.items()) if queue in older},
             alive=any(is_alive(each) and protocol_of(each) >= PROTOCOL for each in workers),
+            own={
+                *(name for each in workers for name in _own_names(each, base)),
+                *(name for name, model in models.items() if model in ("", name)),
+            },
         )
 
     def queue_of(self, name: str, allowed: Collection[str] | None) -> str | None:
@@ -74,7 +81,10 @@ class Served:
         `allowed` are the caller's models, None for all. None is returned where nobody serves it.
         """
         if not name:
-            return self._only(self.names, allowed) or self._only(self.configured, allowed)
+            if allowed is not None:
+                name = self.default_of(allowed)
+                return self.queue_of(name, allowed) if name else None
+            return self._only(self.names) or self._only(self.configured)
         if allowed is not None and name not in allowed:
             return None
         if found := self.names.get(name) or self.configured.get(name):
@@ -82,6 +92,26 @@ class Served:
         # A worker that does not name its model runs what is asked for under any name.
         takes_any = self.names.get(UNNAMED) == self.base and name not in self.outdated
         return self.base if takes_any else None
+
+    def default_of(self, allowed: Collection[str] | None) -> str:
+        """Return which of a caller's models is asked for where a request names none, '' if that is
+        not clear: the only one, or what the default queue, or the only queue of them, runs.
+
+        It is to be named to the worker, which else runs what it has, also where that is none of the
+        caller's models but one of them is its adapter. Who may use all (None) need name none.
+        """
+        if allowed is None:
+            return ""
+        if len(allowed) == 1:
+            return next(iter(allowed))
+        for known in (self.names, self.configured):
+            mine = {n: queue for n, queue in known.items() if n in allowed and n in self.own}
+            queues = set(mine.values())
+            if self.base in queues:
+                return min(name for name, queue in mine.items() if queue == self.base)
+            if len(queues) == 1:
+                return min(mine)
+        return ""
 
     def is_outdated(self, name: str, allowed: Collection[str] | None) -> bool:
         """Return whether a model is served by workers of an older protocol alone."""
@@ -92,8 +122,8 @@ class Served:
         mine = allowed is None or name in allowed
         return mine and (name in self.outdated or UNNAMED in self.outdated)
 
-    def _only(self, known: Mapping[str, str], allowed: Collection[str] | None) -> str | None:
-        queues = {q for name, q in known.items() if allowed is None or name in allowed}
+    def _only(self, known: Mapping[str, str]) -> str | None:
+        queues = set(known.values())
         if self.base in queues:
             return self.base
         return queues.pop() if len(queues) == 1 else None
@@ -105,7 +135,15 @@ def _is_ours(worker: Mapping[str, Any], base: str) -> bool:
 
 def _names(worker: Mapping[str, Any], base: str) -> Iterator[str]:
     """Yield the names that a worker answers to."""
-    queue, model, adapters = worker["queue"], worker.get("model"), worker.get("adapters")
+    adapters = worker.get("adapters")
+    yield from _own_names(worker, base)
+    for adapter in adapters if isinstance(adapters, list) else ():
+        yield str(adapter)
+
+
+def _own_names(worker: Mapping[str, Any], base: str) -> Iterator[str]:
+    """Yield the names of what it runs for who names nothing."""
+    queue, model = worker["queue"], worker.get("model")
     if queue != base:
         yield queue.removeprefix(f"{base}.")
     elif isinstance(model, str) and model:
@@ -114,5 +152,3 @@ def _names(worker: Mapping[str, Any], base: str) -> Iterator[str]:
             yield PurePath(model).name  # a gateway does not show where a folder is
     else:
         yield UNNAMED
-    for adapter in adapters if isinstance(adapters, list) else ():
-        yield str(adapter)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import signal
+import socket
+from typing import Any
 
 import uvicorn
 from uvicorn.config import LOGGING_CONFIG
 
+from contract.errors import WarmqError
 from contract.log_lines import set_up
 from contract.traces.tracer import tracing
 from producer.gateway import audit
@@ -26,13 +30,56 @@ KEEP_ALIVE_S = 75
 YOUNG_OBJECTS = 10_000
 
 
+class AddressTaken(WarmqError):
+    """The gateway cannot listen on its address."""
+
+    code = "address_not_free"
+
+
+def check_free(host: str, port: int) -> None:
+    """Raise AddressTaken if nobody can listen on an address now: before anything is started."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        told = error.strerror or str(error)
+        raise AddressTaken(
+            f"host {host} is no address to listen on: {told}; name one by --host"
+        ) from None
+    for family, kind, protocol, _, address in found:
+        try:
+            _probe(socket.socket(family, kind, protocol), address)
+        except OSError as error:
+            # A name may have an address of IPv6 where there is none, beside one that can be had.
+            if len(found) == 1 or error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                raise AddressTaken(_why_not(host, port, error)) from None
+
+
+def _probe(probe: socket.socket, address: Any) -> None:
+    with probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if probe.family == socket.AF_INET6:
+            probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        probe.bind(address)
+        probe.listen(1)  # of two that are bound, only one may listen
+
+
+def _why_not(host: str, port: int, error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"port {port} of {host} is in use; name another by --port, or end what listens there"
+    if error.errno == errno.EACCES:
+        return f"port {port} needs rights that this user has not; name one above 1023 by --port"
+    return f"nobody can listen on {host}, port {port}: {error.strerror}; name another by --host"
+
+
 def serve(settings: GatewaySettings) -> None:
     """Serve until SIGTERM or SIGINT.
 
     Raises:
         StoreUnavailable: Redis does not answer at the start.
         KeyMissing: it would be open to the network.
+        AddressTaken: somebody listens there.
     """
+    check_free(settings.gateway_host, settings.gateway_port)
     with tracing(settings.traces, "warmq-gateway"):
         _serve(settings)
 

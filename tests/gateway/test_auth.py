@@ -20,6 +20,7 @@ from contract.redis.batches import BatchStore
 from contract.redis.gateway.api_keys import KEYS, ApiKeys
 from demo.stack import RedisServer, eventually
 from producer.gateway.auth import is_loopback, key_in
+from producer.gateway.errors import ApiError
 
 
 @pytest.fixture(scope="module")
@@ -210,6 +211,9 @@ def test_a_key_is_read_from_either_header() -> None:
     assert read(authorization=b"BEARER  sk-1 ") == b"sk-1"
     assert key_in({b"authorization": b"Basic abc", b"x-api-key": b"sk-2"}) == b"sk-2"
     assert key_in({b"authorization": b"Bearer"}) == b""
+    assert read(**{"authorization": b"Bearer sk-1", "x-api-key": b"sk-1"}) == b"sk-1"
+    with pytest.raises(ApiError, match="two different keys"):
+        read(**{"authorization": b"Bearer sk-1", "x-api-key": b"sk-2"})
 
 
 def test_the_keys_are_kept_where_the_table_says(keys: ApiKeys, redis_client: redis.Redis) -> None:

@@ -73,6 +73,23 @@ def test_a_caller_is_led_to_models_that_it_may_use_alone() -> None:
     ]  # fmt: skip
 
 
+def test_a_caller_who_names_none_asks_by_the_name_of_one_that_it_may_use() -> None:
+    known = served(
+        worker(model="/models/m", adapters=["l", "k"]), worker("warmq.a", adapters=["x", "y"]),
+        worker("warmq.b"), configured="c,d=a,e=",
+    )  # fmt: skip
+    assert known.default_of(["l"]) == "l"
+    assert known.default_of(["nobody"]) == "nobody"  # refused where its queue is asked for
+    assert known.default_of(["l", "m"]) == "m"
+    assert known.default_of(["a", "m", "b"]) == "m"
+    assert known.default_of(["a", "x"]) == "a"
+    assert known.default_of(["l", "e"]) == "e"
+    for unclear in (["l", "k"], ["x", "y"], ["a", "b"], ["d", "x"], []):
+        assert (known.default_of(unclear), known.queue_of("", unclear)) == ("", None), unclear
+    assert known.queue_of("", ["x"]) == "warmq.a"
+    assert known.queue_of("", ["nobody"]) is None
+
+
 def test_only_a_queue_without_any_newer_worker_is_outdated() -> None:
     old, quiet = {"protocol": 1}, {"silent_s": 40.0}
     known = served(

@@ -29,8 +29,10 @@ from producer.gateway.batches.record import ENDED, BatchRecord, Counts, decode
 from producer.gateway.batches.starting import announce_batch, request_cancel, start_batch
 from producer.gateway.caller import Caller
 from producer.gateway.errors import ApiError, invalid, not_found
+from producer.gateway.files.keeping import check_same
 from producer.gateway.files.objects import FileRecord, Files
 from producer.gateway.http import new_id
+from producer.gateway.idempotency import conflict
 from producer.gateway.limits import estimated_tokens
 from producer.gateway.services import Services
 from producer.gateway.store import Writer
@@ -51,8 +53,21 @@ def ids(caller: Caller, idempotency: str) -> tuple[str, str]:
 def create(
     services: Services, caller: Caller, batch_id: str, writer: Writer, file: FileRecord, total: int
 ) -> BatchRecord:
-    """Keep the input file that was written, and ask for the batch to be carried."""
+    """Keep the input file that was written, and ask for the batch to be carried; or find the batch
+    that the same create has made before.
+
+    Raises:
+        ApiError: 409, another create had its Idempotency-Key; 429 over a quota.
+    """
     files = Files(services)
+    if known := files.get(caller.tenant, file.id):
+        check_same(known, file)
+    stored = services.objects.get("batch", caller.tenant, batch_id)
+    if stored is not None:
+        record = decode(stored.document)
+        if known is None:  # its file was deleted: nothing tells what it was
+            raise conflict()
+        return record
     files.announce(file.id)  # first: nothing may lie in the store, or count, that nobody knows of
     announce_batch(services, batch_id)
     services.limits.reserve(caller, batch_id, {"": estimated_tokens(file.bytes)})

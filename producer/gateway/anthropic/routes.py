@@ -38,7 +38,8 @@ def _base_url(request: Request) -> str:
 
 async def _create(request: Request) -> Response:
     used, mine = services(request), caller(request)
-    batch_id, file_id = batches.ids(mine, request.scope.get("warmq.idempotency", ""))
+    keyed = request.scope.get("warmq.idempotency", "")
+    batch_id, file_id = batches.ids(mine, keyed)
     length = request.headers.get("content-length", "")
     if length.isdecimal():
         await asyncio.to_thread(used.limits.check_bytes, mine, int(length))
@@ -57,6 +58,7 @@ async def _create(request: Request) -> Response:
         file = FileRecord(
             id=file_id, tenant=mine.tenant, bytes=incoming.written, created_at=now,
             filename=f"{batch_id}.jsonl", purpose="batch", expires_at=now + MOST_LIFE_S,
+            digest=incoming.digest if keyed else "",
         )  # fmt: skip
         record = await asyncio.to_thread(
             batches.create, used, mine, batch_id, writer, file, incoming.count

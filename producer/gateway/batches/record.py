@@ -23,6 +23,7 @@ class Part(msgspec.Struct, frozen=True):
     model: str  # the first of its models
     queue: str
     models: list[str] = []  # what its lines name; '' for those that name none
+    named: str = ""  # the model that its lines which name none are given
     all_served: bool = False  # whether it has no lines of models that nobody serves
 
 

@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from functools import partial
 from itertools import count
 from pathlib import Path
 
@@ -122,8 +121,7 @@ class Phases:
         if waits(models, served, caller.models):  # its time is over: all its lines expire
             parts = [Part(record.id, "", served.base, sorted(models))]
         else:
-            queue_of = partial(served.queue_of, allowed=caller.models)
-            parts = parts_for(record.id, models, queue_of, served.base)
+            parts = parts_for(record.id, models, served, caller.models)
         tokens = {model: estimated_tokens(size) for model, size in models.items()}
         try:
             services.limits.reserve(caller, record.id, tokens)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 import msgspec
 
@@ -19,6 +19,9 @@ class _Body(msgspec.Struct):
 
 
 _decode = msgspec.json.Decoder(_Body).decode
+_decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_encode = msgspec.json.Encoder().encode
+_NULL = msgspec.Raw(b"null")
 
 
 def waits(models: Iterable[str], served: Served, allowed: Collection[str] | None) -> bool:
@@ -48,27 +51,51 @@ def outdated(
 
 
 def parts_for(
-    batch_id: str, models: Iterable[str], queue_of: Callable[[str], str | None], base: str
+    batch_id: str, models: Iterable[str], served: Served, allowed: Collection[str] | None
 ) -> list[Part]:
     """Return the parts of a batch: one for each queue, of the models that are asked for there.
 
-    Lines of other models are the first part's, which refuses them; there is always one.
+    Lines of other models are the first part's, which refuses them; there is always one. Lines that
+    name no model are given the name of one, unless the caller may use all (`allowed` is None).
     """
+    unnamed = served.default_of(allowed)
     by_queue: dict[str, list[str]] = {}
     all_served = True
     for model in sorted(models):
-        queue = queue_of(model)
+        queue = served.queue_of(model, allowed)
         if queue is not None:
             by_queue.setdefault(queue, []).append(model)
         else:
             all_served = False
     if not by_queue:
-        return [Part(batch_id, "", base)]
+        return [Part(batch_id, "", served.base)]
     names = [batch_id] if len(by_queue) == 1 else [f"{batch_id}.{n}" for n in range(len(by_queue))]
     return [
-        Part(name, next(filter(None, models), ""), queue, models, all_served)
+        Part(
+            name, next(filter(None, models), ""), queue, models,
+            named=unnamed if "" in models else "", all_served=all_served,
+        )
         for name, (queue, models) in zip(names, sorted(by_queue.items()), strict=True)
-    ]
+    ]  # fmt: skip
+
+
+def naming(line: bytes, model: str) -> bytes:
+    """Return a line with the name of a model in its body, in place of none; all else is as it was.
+
+    A line that is no request is returned as it is: it gets its error where it is checked.
+    """
+    if model_of(line):
+        return line
+    try:
+        fields = _decode_fields(line)
+        body = _decode_fields(fields["body"])
+        if body.get("model", _NULL) != _NULL:  # no name: refused where it is checked
+            return line
+        body["model"] = msgspec.Raw(_encode(model))
+        fields["body"] = msgspec.Raw(_encode(body))
+        return _encode(fields)
+    except (msgspec.DecodeError, UnicodeDecodeError, KeyError, RecursionError):
+        return line
 
 
 class Sharing:
@@ -81,6 +108,8 @@ class Sharing:
         self._takes_unknown = at == 0
         self._all = len(parts) == 1
         self._models = frozenset(self._part.models)
+        self._named = self._part.named
+        self._asked = self._models - {""} | {self._named} if self._named else self._models
 
     def takes(self, line: bytes) -> bool:
         """Return whether a line is this part's; '' stands for one that was too long."""
@@ -90,13 +119,18 @@ class Sharing:
         return model in self._models or (self._takes_unknown and model not in self._others)
 
     def chunks(self, raw: Iterable[RawChunk]) -> Iterator[RawChunk]:
-        """Yield a file's chunks with this part's lines only; their digests are the file's."""
+        """Yield a file's chunks with this part's lines only; their digests are the file's.
+
+        Lines that name no model are given one, where the part has one for them.
+        """
         for chunk in raw:
             if not self._all:
                 chunk.lines = [line for line in chunk.lines if self.takes(line[1])]
                 chunk.size = sum(len(line) for _, line in chunk.lines)
                 for number in chunk.too_long.keys() - {number for number, _ in chunk.lines}:
                     del chunk.too_long[number]
+            if self._named:
+                chunk.lines = [(number, naming(line, self._named)) for number, line in chunk.lines]
             yield chunk
 
     def check(self, request: Request) -> None:
@@ -105,7 +139,7 @@ class Sharing:
             model = _decode(request.body).model
         except (msgspec.DecodeError, RecursionError):
             model = ""
-        if model in self._models:
+        if model in self._asked:
             return
         if not model:
             told = "field body.model: is missing; name one of the models of GET /v1/models"

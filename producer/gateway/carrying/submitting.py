@@ -56,7 +56,7 @@ def submit_part(
     batch = create_part(services, record, part)
     if batch.sealed:
         return
-    check = None if part.all_served else sharing.check
+    check = None if part.all_served and not part.named else sharing.check
     # What has parts was looked through: no custom_id is there twice.
     submitter = Submitter(services.batches, settings, submission, batch, report, check, unique=True)
     with closing(Input(str(path), watch=watch)) as source:

@@ -97,7 +97,8 @@ async def _events(
                 yield b"".join(pieces)
             with suppress(TimeoutError):
                 wait_s = TEXT_S if text is not None else CHECK_S
-                await asyncio.wait_for(viewer.news.wait(), wait_s)
+                async with asyncio.timeout(wait_s):
+                    await viewer.news.wait()
     finally:
         watch.leave(viewer)
 

@@ -14,15 +14,21 @@ from producer.gateway.store import Writer
 
 
 def record_of(
-    file_id: str, mine: Caller, incoming: Incoming, purpose: str, life: int | None
+    file_id: str, mine: Caller, incoming: Incoming, purpose: str, life: int | None, digest: str = ""
 ) -> FileRecord:
     """Return the record of a file that was received, to be kept `life` seconds (None: for ever)."""
     now = int(time.time())
     return FileRecord(
         id=file_id, tenant=mine.tenant, bytes=incoming.size, created_at=now,
         filename=safe_name(incoming.filename or ""), purpose=purpose,
-        expires_at=None if life is None else now + life,
+        expires_at=None if life is None else now + life, digest=digest,
     )  # fmt: skip
+
+
+def check_same(known: FileRecord, again: FileRecord) -> None:
+    """Raise ApiError (409) if a file of the same Idempotency-Key is another one."""
+    if (known.digest and known.digest != again.digest) or known.bytes != again.bytes:
+        raise conflict()
 
 
 def keep(used: Services, mine: Caller, writer: Writer, record: FileRecord) -> FileRecord:
@@ -33,8 +39,7 @@ def keep(used: Services, mine: Caller, writer: Writer, record: FileRecord) -> Fi
     """
     files = Files(used)
     if known := files.get(mine.tenant, record.id):  # a retry whose first answer was forgotten
-        if known.bytes != record.bytes:
-            raise conflict()
+        check_same(known, record)
         return known
     files.announce(record.id)  # first: nothing may lie in the store, or count, that nobody knows of
     used.limits.note_bytes(mine, record.id, record.bytes)

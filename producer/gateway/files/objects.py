@@ -28,7 +28,10 @@ _AT_ONCE = 500
 
 
 class FileRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What is known of a file. Times are in seconds since 1970."""
+    """What is known of a file. Times are in seconds since 1970.
+
+    `digest` is of all that shaped it, if it came with an Idempotency-Key: a retry has the same.
+    """
 
     id: str
     tenant: str
@@ -37,6 +40,7 @@ class FileRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     filename: str
     purpose: str
     expires_at: int | None = None
+    digest: str = ""
 
 
 _decode = msgspec.json.Decoder(FileRecord).decode

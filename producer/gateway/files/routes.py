@@ -36,7 +36,8 @@ FORM_BYTES = 64 * 1024
 
 async def _create(request: Request) -> Response:
     used, mine = services(request), caller(request)
-    file_id = _id_of(request.scope.get("warmq.idempotency", ""))
+    keyed = request.scope.get("warmq.idempotency", "")
+    file_id = _id_of(keyed)
     length = request.headers.get("content-length", "")
     if length.isdecimal():
         least = max(0, int(length) - FORM_BYTES)
@@ -47,11 +48,12 @@ async def _create(request: Request) -> Response:
         most = used.settings.gateway_max_file_bytes
         incoming = await receive(request, writer, "file", most)
         purpose, life = purpose_of(incoming.fields), life_of(incoming.fields)
-        digest = f"{incoming.digest}\0{purpose}\0{life}\0{incoming.filename}"
-        earlier = await fingerprint(request, hashlib.sha256(digest.encode()).hexdigest())
+        shaping = f"{incoming.digest}\0{purpose}\0{life}\0{incoming.filename}"
+        digest = hashlib.sha256(shaping.encode()).hexdigest()
+        earlier = await fingerprint(request, digest)
         if earlier is not None:
             return earlier
-        record = record_of(file_id, mine, incoming, purpose, life)
+        record = record_of(file_id, mine, incoming, purpose, life, digest if keyed else "")
         made = await asyncio.to_thread(keep, used, mine, writer, record)
     finally:
         await asyncio.to_thread(context.__exit__, None, None, None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -62,6 +62,11 @@ def read(url: str, raw: bytes, highest_priority: int) -> Asked:
         prompt,
         tells_text(url, kept),
     )
+
+
+def naming(asked: Asked, model: str) -> Asked:
+    """Return the same request with the name of a model in its body, in place of none."""
+    return replace(asked, body=encode(decode(asked.body) | {"model": model}), model=model)
 
 
 def _object(raw: bytes) -> dict[str, Any]:

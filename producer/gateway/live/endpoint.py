@@ -18,7 +18,7 @@ from contract.traces.tracer import now
 from producer.gateway.caller import Caller
 from producer.gateway.limits import Allowance, check_model
 from producer.gateway.live.answer import answer_of, header_pairs
-from producer.gateway.live.asked import Asked, read
+from producer.gateway.live.asked import Asked, naming, read
 from producer.gateway.live.charging import charged
 from producer.gateway.live.online import Online
 from producer.gateway.live.stream import Stream
@@ -59,7 +59,9 @@ class Endpoint:
         del raw  # it may be megabytes, and its answer may take an hour
         if asked.model:
             check_model(caller, asked.model)
-        queue = await online.models.queue_of(asked.model, caller.models)
+        queue, model = await online.models.asked(asked.model, caller.models)
+        if model != (asked.model or ""):
+            asked = naming(asked, model)  # else the worker runs what it has, allowed or not
         allowance = await services.limits.check_online(caller, asked.tokens)
         once: str = scope.get("warmq.idempotency", "")
         queued: Callable[[], None] = getattr(scope.get("warmq.body"), "queued", nothing)

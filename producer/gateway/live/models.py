@@ -37,22 +37,25 @@ class Models:
         #: What Redis' clock is ahead of ours, in seconds.
         self.clock_ahead = 0.0
 
-    async def queue_of(self, name: str | None, allowed: Collection[str] | None) -> str:
-        """Return the queue in which a model is asked for; `allowed` are the caller's models.
+    async def asked(self, name: str | None, allowed: Collection[str] | None) -> tuple[str, str]:
+        """Return the queue in which a model is asked for, and the name to ask there by.
+
+        `allowed` are the caller's models, None for all; then who names none asks by ''.
 
         Raises:
             ApiError: 404 if there is no such model for this caller, 503 if no worker lives.
             StoreUnavailable: Redis cannot be asked.
         """
         await self._look(STALE_S)
-        asked = (name or "", allowed)
+        name = name or self._served.default_of(allowed)
+        asked = (name, allowed)
         queue = self._served.queue_of(*asked)
         may_come = queue is None and name and (allowed is None or name in allowed)
         if may_come and await self._look(AGAIN_S, wait=True):
             queue = self._served.queue_of(*asked)
         if queue is None:
             raise self._refusal(*asked)
-        return queue
+        return queue, name
 
     async def every(self, allowed: Collection[str] | None) -> list[Model]:
         """Return the models that a caller may ask for, by name."""
@@ -75,15 +78,26 @@ class Models:
         """Return why a model has no queue, for a caller of these models."""
         if name and allowed is not None and name not in allowed:
             return self._unknown(name, allowed)
+        if not name and allowed is not None and self._knows_all(allowed):
+            return self._nameless(allowed)  # no worker that comes can tell which is meant
         if self._served.is_outdated(name, allowed):
             return _nobody(older=True)
         if not self._served.alive:
             return _nobody(older=bool(self._served.outdated))
         if name:
             return self._unknown(name, allowed)
+        return self._nameless(allowed)
+
+    def _knows_all(self, names: Collection[str]) -> bool:
+        return all(n in self._served.names or n in self._served.configured for n in names)
+
+    def _nameless(self, allowed: Collection[str] | None) -> ApiError:
+        which = self._told(allowed)
+        if allowed is not None:
+            which = f"this key may use {', '.join(sorted(allowed)) or 'none'}"
         return ApiError(
             400,
-            f"you must name a model; {self._told(allowed)}",
+            f"you must name a model; {which}",
             code="missing_required_parameter",
             param="model",
         )

@@ -76,7 +76,8 @@ class Snapshots(Collector):
         self._scraped_at = time.monotonic()
         self._wanted.set()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._taken.wait(), FIRST_S)
+            async with asyncio.timeout(FIRST_S):
+                await self._taken.wait()
 
     async def run(self) -> None:
         """Take snapshots while somebody looks, until cancelled."""

@@ -17,6 +17,7 @@ from producer.gateway.carrying.results import all_lines
 from producer.gateway.carrying.routing import parts_for
 from producer.gateway.carrying.submitting import submit_part
 from producer.gateway.carrying.writing import write_files
+from producer.gateway.served import Served
 from producer.gateway.services import Services
 from producer.gateway.settings import GatewaySettings
 
@@ -32,7 +33,7 @@ def main(what: str, batch_id: str, path: str = "") -> None:
         id=batch_id, tenant="default", endpoint=ENDPOINT, input_file_id="file-x",
         completion_window="24h", created_at=now, expires_at=now + 86_400,
     )  # fmt: skip
-    record.parts = parts_for(batch_id, [""], {"": base}.get, base)
+    record.parts = parts_for(batch_id, [""], Served.of((), base, f"{base}="), None)
     if what == "look":
         looked = look_through(Path(path), ENDPOINT, services.settings.max_line_bytes, 0)
         assert looked.requests and not looked.problems, looked.problems
