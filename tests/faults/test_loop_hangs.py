@@ -51,6 +51,15 @@ def exit_codes(on: Stage) -> list[int]:
     return [code for code in codes if code is not None]
 
 
+def stop_all(on: Stage) -> None:
+    """Stop what still runs, and see that a worker can be started and stopped after all this."""
+    for worker in on.workers:
+        worker.stop()
+    last = on.worker()
+    on.ready(last)
+    assert last.stop() == 0
+
+
 @pytest.mark.parametrize(
     ("fate", "code"), [("simulate:spin", 1), ("simulate:hold-lock", -signal.SIGVTALRM)]
 )
@@ -65,7 +74,7 @@ def test_a_request_that_hangs_the_loop_becomes_a_dead_letter(
         (letter,) = on.store.dead_letters()
         assert letter["custom_id"] == f"c{CULPRIT + 1}"
         assert "worker/engine/simulated/engine.py" in on.workers[0].log_path.read_text()
-        assert on.workers[-1].stop() == 0
+        stop_all(on)
         on.settled(failed={f"c{CULPRIT + 1}": "poison"})
 
 
@@ -78,7 +87,7 @@ def test_a_front_end_whose_loop_hangs_ends_and_another_takes_its_place(tmp_path:
         assert "the drain's loop has stood for 5 s" in "".join(
             w.log_path.read_text() for w in on.workers
         )
-        assert on.workers[-1].stop() == 0
+        stop_all(on)
         on.settled(failed={f"c{CULPRIT + 1}": "poison"})
 
 
