@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 from campaign_real import front_ends
-from lessee import chat
+from lessee import chat, client_of
 from stage import Stage, stage
 
+from contract.redis import keys
 from demo.stack import eventually
 
 CULPRIT = 7
@@ -60,17 +61,13 @@ def stop_all(on: Stage) -> None:
     assert last.stop() == 0
 
 
-@pytest.mark.parametrize(
-    ("fate", "code"), [("simulate:spin", 1), ("simulate:hold-lock", -signal.SIGVTALRM)]
-)
-def test_a_request_that_hangs_the_loop_becomes_a_dead_letter(
-    tmp_path: Path, fate: str, code: int
-) -> None:
+@pytest.mark.timeout(180)
+def test_a_request_that_hangs_the_loop_becomes_a_dead_letter(tmp_path: Path) -> None:
     with stage(tmp_path) as on:
-        on.submit(bodies(fate))
+        on.submit(bodies("simulate:spin"))
         with supervised(on):
             on.finish(timeout_s=110)
-        assert set(exit_codes(on)) == {code}
+        assert set(exit_codes(on)) == {1}
         (letter,) = on.store.dead_letters()
         assert letter["custom_id"] == f"c{CULPRIT + 1}"
         assert "worker/engine/simulated/engine.py" in on.workers[0].log_path.read_text()
@@ -78,6 +75,24 @@ def test_a_request_that_hangs_the_loop_becomes_a_dead_letter(
         on.settled(failed={f"c{CULPRIT + 1}": "poison"})
 
 
+@pytest.mark.timeout(180)
+def test_a_call_that_holds_the_interpreters_lock_ends_the_process_and_counts_a_death(
+    tmp_path: Path,
+) -> None:
+    with stage(tmp_path) as on:
+        worker = on.worker(stall_timeout_s=5)
+        on.ready(worker)
+        (request_id,) = on.submit([chat("q", user="simulate:hold-lock")]) and on.ids()
+        assert worker.process is not None
+        assert worker.process.wait(120) == -signal.SIGVTALRM
+        assert "worker/engine/simulated/engine.py" in worker.log_path.read_text()
+        other = on.worker(stall_timeout_s=5)
+        deaths = client_of(on.store)
+        eventually(lambda: deaths.hget(keys.DEATHS, request_id) == b"1", 40, "counted by SWEEP")
+        on.kill_group(other)
+
+
+@pytest.mark.timeout(180)
 def test_a_front_end_whose_loop_hangs_ends_and_another_takes_its_place(tmp_path: Path) -> None:
     with stage(tmp_path) as on:
         with supervised(on, front_ends=2):
