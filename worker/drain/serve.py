@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from contract.errors import RequestFailed, RequestRejected, WarmqError
 from contract.message import Delivery, read_body
 from contract.openai.lines import check_body, infer_url
+from contract.openai.sequences import sequences_of
 from contract.results import failure_meta, success_meta
 from worker.drain.endings import Ending
 from worker.drain.events import Events, Started
 from worker.drain.in_flight import Running
 from worker.drain.plain_text import is_plain
+from worker.drain.sequences import Sequences
 from worker.engine import Engine, EngineRequest
 
 
@@ -69,7 +71,12 @@ def failed(
 
 
 async def serve(
-    running: Running, engine: Engine, served: Sequence[str], popped_at: float, events: Events
+    running: Running,
+    engine: Engine,
+    served: Sequence[str],
+    popped_at: float,
+    events: Events,
+    sequences: Sequences,
 ) -> Ending:
     """Run one request in flight to its ending.
 
@@ -85,7 +92,8 @@ async def serve(
             running.plain = is_plain(request)
         if events.listeners(Started):
             events.publish(Started(delivery))
-        completion = await engine.generate(request, running.engine_id)
+        async with sequences.entered(sequences_of(request.body)):
+            completion = await engine.generate(request, running.engine_id)
     except (RequestRejected, RequestFailed) as error:
         return failed(delivery, error, timing=times(running, popped_at))
     timing = times(running, popped_at)

@@ -21,6 +21,7 @@ from worker.drain.outage import Outage
 from worker.drain.rates import Rates
 from worker.drain.room import Room
 from worker.drain.scripts import ERRORS
+from worker.drain.sequences import Sequences
 from worker.drain.serve import failed, serve
 from worker.drain.supervisor import Supervisor
 from worker.drain.wakeup import REDIS_PAUSE_S, Wakeup
@@ -58,6 +59,7 @@ class Serving:
         self.in_flight = InFlight()
         self.wakeup = Wakeup(leases)
         self.room = Room()  # none before the engine is ready
+        self._sequences = Sequences(lambda: self.room.slots)
         #: Names of the models and adapters served; empty where any will do.
         self._served: tuple[str, ...] = ()
         #: Names of the adapters that the engine has, beside its model.
@@ -125,7 +127,9 @@ class Serving:
     async def _serve(self, running: Running, popped_at: float) -> None:
         try:
             engine = self.supervisor.engine
-            ending = await serve(running, engine, self._served, popped_at, self.events)
+            ending = await serve(
+                running, engine, self._served, popped_at, self.events, self._sequences
+            )
             self._end(running, ending)
             if ending.outcome == "completed":  # any other may never have been in the engine
                 self.supervisor.survived()

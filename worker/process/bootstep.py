@@ -26,6 +26,7 @@ from worker.drain.side_tasks import SideTasks
 from worker.drain.stopping import STOP_S, LastResort
 from worker.engine.catalogue import front_ends_of, load_settings, make_engine
 from worker.process.front_ends import FrontEnds
+from worker.process.loop_watch import LoopWatch
 from worker.process.status import describe
 from worker.telemetry.page import metrics_page
 from worker.telemetry.task_events import TaskEvents, Told
@@ -87,6 +88,7 @@ class EngineStep(bootsteps.StartStopStep):
         #: Whether Celery's task events are gathered: from the start on with `-E`.
         self._watched = bool(worker.task_events)
         self._last_resort = LastResort()
+        self._loop_watch: LoopWatch | None = None
         _current[:] = [self]
 
     # -- Celery's side ----------------------------------------------------------
@@ -155,6 +157,8 @@ class EngineStep(bootsteps.StartStopStep):
     def _call(self, name: str) -> None:
         if self._loop is None or self.drain is None:
             return
+        if self._loop_watch is not None:
+            self._loop_watch.stop_asked()
         finish_s = self.settings.drain_timeout_s if name == "stop" else 0.0
         self._last_resort.within(finish_s + self.drain.supervisor.grace_s + STOP_S)
         if not self._loop.is_closed():
@@ -182,7 +186,11 @@ class EngineStep(bootsteps.StartStopStep):
         self.side_tasks = SideTasks(self.drain)
         self._begun.set()
         try:
-            with traces(self.drain), metrics_page(self.drain, self.front_ends.reports):
+            with (
+                LoopWatch(self.drain) as self._loop_watch,
+                traces(self.drain),
+                metrics_page(self.drain, self.front_ends.reports),
+            ):
                 await self.drain.run([*self.side_tasks.tasks(), self.front_ends.run()])
         finally:
             self._last_resort.within(LEAVE_S)  # for what hangs may keep the loop from ending

@@ -33,6 +33,7 @@ from worker.drain.stopping import STOP_S, LastResort
 from worker.engine.catalogue import attach_engine, load_settings
 from worker.process.bootstep import YOUNG_OBJECTS
 from worker.process.front_end_process import opened
+from worker.process.loop_watch import LoopWatch
 from worker.process.running import shown
 from worker.telemetry.seen import Seen
 from worker.telemetry.task_events import TaskEvents
@@ -74,7 +75,7 @@ class Part:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._stop)
         beside = [*self._side_tasks.tasks(), self._obey(), self._report()]
         try:
-            with traces(self.drain):
+            with LoopWatch(self.drain), traces(self.drain):
                 await self.drain.run(beside)
         finally:
             if self._ready.is_set():

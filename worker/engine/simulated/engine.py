@@ -3,7 +3,8 @@
 Every answer says `simulated` and carries a digest of its request, so that a
 test can check that it belongs to its prompt. A body may script its own fate
 through `user`: `simulate:die` kills the engine (`simulate:die=SECONDS` after so
-long), `simulate:kill-worker` the whole process, `simulate:fail` fails the attempt
+long), `simulate:kill-worker` the whole process, `simulate:spin` the event loop,
+`simulate:hold-lock` it and the interpreter's lock with it, `simulate:fail` fails the attempt
 (also `=SECONDS`), `simulate:sleep=SECONDS` takes that long. With a child process
 (worker/engine/simulated/stand_in.py) it dies and hangs as EngineCore does. With a log file
 every start and end of a computation is appended there, for an observer that trusts
@@ -15,6 +16,7 @@ import hashlib
 import math
 import os
 import random
+import re
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -130,6 +132,11 @@ class SimulatedEngine:
             await asyncio.sleep(float(seconds or 0))
             self._die()
             raise EngineDead("the simulated engine died")
+        if fate == "simulate:spin":
+            while True:
+                pass
+        if fate == "simulate:hold-lock":
+            re.match(r"(a+)+$", "a" * 64 + "b")  # for ages, and with the interpreter's lock
         if fate == "simulate:kill-worker":
             os.kill(os.getpid(), signal.SIGKILL)
         delay = float(seconds) if fate == "simulate:sleep" and seconds else self._latency()
