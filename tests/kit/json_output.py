@@ -26,6 +26,8 @@ DOCUMENTS = {
     "keys revoke": "key",
     "list": "batches",
     "plan": "plan",
+    "records": "tenants_records",
+    "records -t": "records",
     "results": "results",
     "retry": "changed",
     "run": "run",

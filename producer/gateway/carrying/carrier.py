@@ -92,7 +92,7 @@ class Carrier:
                 due.finish(claim)
         for claim, was, record in found:
             if record.id in runs:
-                due.release(claim, wait_ms(record.created_at))
+                due.release(claim, wait_ms(self._services, record.created_at))
             elif time.monotonic() - taken_at > self._lease_s / 2:
                 due.release(claim, 0)
             elif self._free.acquire(blocking=False):
@@ -105,7 +105,7 @@ class Carrier:
 
     def _runs(self, records: Sequence[BatchRecord]) -> set[str]:
         """Return those of which the queue has all lines, some still to end: one round trip."""
-        now = time.time()
+        now = self._services.clock.now()
         asked = [r for r in records if r.status == "in_progress" and r.parts and r.expires_at > now]
         ids = [part.batch_id for record in asked for part in record.parts]
         states = dict(zip(ids, self._services.batches.states(ids), strict=True)) if ids else {}
