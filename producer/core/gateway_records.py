@@ -1,4 +1,4 @@
-"""What tenants of `producer serve` keep in Redis, as an operator sees and removes it."""
+"""What tenants of gateways keep in Redis, as an operator sees and removes it."""
 
 from __future__ import annotations
 
