@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Callable
 from contextlib import suppress
 
 import msgspec
@@ -61,13 +62,9 @@ def complete(
             services.limits.note_bytes(caller, record.file_id, record.bytes)
             writer.commit()
         file = files.create(_file_of(record, int(services.clock.now())))
-        record = change(
-            services, caller.tenant, upload_id, lambda read: _completed(read, services.clock.now())
-        )
+        record = _change(services, caller.tenant, upload_id, _completed)
     except (ApiError, StoreFailed):
-        record = change(
-            services, caller.tenant, upload_id, lambda read: _open_again(read, services.clock.now())
-        )
+        record = _change(services, caller.tenant, upload_id, _open_again)
         if record.status == "completed":  # another try was faster, and its parts are gone
             return record, files.get(caller.tenant, record.file_id)
         if record.status in ENDED:  # it was cancelled meanwhile
@@ -79,6 +76,16 @@ def complete(
         raise
     services.due.add("upload", upload_id)  # its parts are no longer needed
     return record, file
+
+
+def _change(
+    services: Services,
+    tenant: str,
+    upload_id: str,
+    to: Callable[[UploadRecord, float], UploadRecord],
+) -> UploadRecord:
+    """Change an upload as `to` says of it and the time."""
+    return change(services, tenant, upload_id, lambda read: to(read, services.clock.now()))
 
 
 def _begun(record: UploadRecord, chosen: tuple[list[str], str], now: float) -> UploadRecord:
