@@ -146,7 +146,7 @@ class Limits:
 
     # -- files ------------------------------------------------------------------------
 
-    def check_bytes(self, caller: Caller, size: int, body: int) -> None:
+    def check_bytes(self, caller: Caller, size: int, body: int | None = None) -> None:
         """Raise ApiError (429) if a file of so many bytes would not fit, before it is read.
 
         It counts nothing: `note_bytes` decides. `body` is what the request has: all that is known
@@ -159,7 +159,10 @@ class Limits:
         if held + size > limit and self._budgets.forget_files_that_have_gone(caller.tenant):
             held = self._budgets.stored_bytes(caller.tenant)
         if held + size > limit:
-            raise _too_many_bytes(f"the request's body has {body} bytes", held, limit)
+            asked = f"the file has {size} bytes"
+            if body is not None:
+                asked = f"the request's body has {body} bytes"
+            raise _too_many_bytes(asked, held, limit)
 
     def check_stored(self, caller: Caller) -> None:
         """Raise ApiError (429) if the tenant's files are over its limit already.
