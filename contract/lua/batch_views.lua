@@ -5,7 +5,7 @@
 -- ARGV: owner, id of the one that is wanted ('' for a page), id after which the page begins ('' for
 --   the newest), most
 -- Touches: warmq:gateway:batch:<id>, warmq:gateway:batchs:<owner>, warmq:gateway:listed_until,
---   warmq:batches, warmq:batch:<id>
+--   warmq:gateway:records, warmq:gateway:records:<owner>, warmq:batches, warmq:batch:<id>
 -- Returns: {0; 1 if there are more; -1 if the owner has no such id; 2 if batches are still to be taken
 --   up: ask again}, then {id, document, version, counters of each part, as PARTS names them} or
 --   {id, '', '0', {field, value, ...}} for each
@@ -107,5 +107,8 @@ while true do
   if page[1] == 1 or #ids <= most then break end
   first = first + #ids
 end
-for _, id in ipairs(gone) do redis.call('ZREM', list, id) end
+for _, id in ipairs(gone) do
+  redis.call('ZREM', list, id)
+  count_record(owner, 'batch:' .. id, 0)
+end
 return page

@@ -253,3 +253,17 @@ local function forget_letter(letter)
   redis.call('UNLINK', 'warmq:dead:' .. letter)
   return redis.call('HDEL', 'warmq:dead', letter)
 end
+
+-- What an object of the gateways counts for besides its document: key, fields, entries of lists. An
+-- empty file was measured to take 1.5 kB in all.
+local RECORD_BYTES = 1024
+
+-- Counts the bytes of an owner's object ('<kind>:<id>'), 0 when it has gone, in place of what was
+-- counted of it before: in warmq:gateway:records and warmq:gateway:records:<owner>.
+local function count_record(owner, name, bytes)
+  local each, sums = 'warmq:gateway:records:' .. owner, 'warmq:gateway:records'
+  local before = tonumber(redis.call('HGET', each, name) or 0)
+  if bytes == before then return end
+  if bytes > 0 then redis.call('HSET', each, name, bytes) else redis.call('HDEL', each, name) end
+  if redis.call('HINCRBY', sums, owner, bytes - before) <= 0 then redis.call('HDEL', sums, owner) end
+end

@@ -1,6 +1,7 @@
 -- OBJECT_PAGE: read a page of an owner's objects, sorted by creation and id.
 -- ARGV: kind, owner, id after which the page begins ('' for the first), most, 1 for the oldest first
--- Touches: warmq:gateway:<kind>:<id>, warmq:gateway:<kind>s:<owner>
+-- Touches: warmq:gateway:<kind>:<id>, warmq:gateway:<kind>s:<owner>, warmq:gateway:records,
+--   warmq:gateway:records:<owner>
 -- Returns: {1 if there are more, 0}, id, version, document, id, ...; {-1} if the owner has no such id
 local kind, owner, after, most = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local list, prefix = 'warmq:gateway:' .. kind .. 's:' .. owner, 'warmq:gateway:' .. kind .. ':'
@@ -30,5 +31,8 @@ while true do
   if page[1] == 1 or #ids <= most then break end
   from = from + #ids
 end
-for _, id in ipairs(gone) do redis.call('ZREM', list, id) end -- they have expired
+for _, id in ipairs(gone) do -- they have expired
+  redis.call('ZREM', list, id)
+  count_record(owner, kind .. ':' .. id, 0)
+end
 return page

@@ -1,7 +1,8 @@
 -- OBJECT_PUT: write one of the gateways' objects, if it is at the version that the writer has read.
 -- ARGV: kind, id, owner, version ('0' for a new one), created (s), document (JSON), expires_at (s since
 --   1970, '' for never)
--- Touches: warmq:gateway:<kind>:<id>, warmq:gateway:<kind>s:<owner>
+-- Touches: warmq:gateway:<kind>:<id>, warmq:gateway:<kind>s:<owner>, warmq:gateway:records,
+--   warmq:gateway:records:<owner>
 -- Returns: the new version; 0 if the object has another version, or is there although new or gone
 --   although not
 local kind, id, owner = ARGV[1], ARGV[2], ARGV[3]
@@ -17,4 +18,5 @@ else
 end
 -- Equal scores are in the order of their names: a list is sorted by creation, then by id.
 if version == 1 then redis.call('ZADD', 'warmq:gateway:' .. kind .. 's:' .. owner, ARGV[5], id) end
+count_record(owner, kind .. ':' .. id, #ARGV[6] + RECORD_BYTES)
 return version

@@ -70,6 +70,12 @@ WORDS: dict[Code, tuple[str, str]] = {
         "Redis is full ({used_bytes} of maxmemory {limit_bytes}) and refuses new requests",
         "collect and `producer delete` finished batches, or raise maxmemory",
     ),
+    "records": ("tenant {tenant} keeps {held_bytes} of records of {kinds}{sampled}", ""),
+    "records_high": (
+        "tenant {tenant} keeps {held_bytes} of {most_bytes} that a tenant's records may take: "
+        "{kinds}{sampled}",
+        "`producer records -t {tenant}` lists them, `producer delete ID` removes one",
+    ),
     "clock": ("the clocks of Redis and this machine agree within {within_s:g} s", ""),
     "clock_differs": (
         "Redis' clock is {apart_s:.1f} s {direction} this machine's; deadlines count by Redis' "
@@ -183,6 +189,7 @@ def _phrases(facts: dict[str, Any]) -> dict[str, str]:
         "model": f", model {facts['model']}" if facts.get("model") else "",
         "others": f"; served are: {_listed(facts['others'])}" if facts.get("others") else "",
         "more": " or more" if facts.get("more") else "",
+        "sampled": " among its first" if facts.get("sampled") else "",
     }
     if "in_flight" in facts and "limit" in facts:
         limit = f" of {facts['limit']}" if facts["limit"] is not None else ""

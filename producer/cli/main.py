@@ -25,11 +25,12 @@ USAGE, UNREACHABLE, INTERRUPTED, TERMINATED = 2, 3, 130, 143
 COMMANDS = {
     "cancel": "Cancel what is not finished, queued or running.",
     "dead": "Look at dead letters: messages that could not be read, or that killed the engine.",
-    "delete": "Delete a finished batch and its results.",
+    "delete": "Delete a finished batch and its results, or a record of `producer serve`.",
     "doctor": "Look for what is in the way: Redis, workers, queues, disk, settings.",
     "keys": "Give, list and revoke the keys by which callers of `producer serve` are known.",
     "list": "List all batches, newest first.",
     "plan": "Say what FILE will take before it is submitted: tokens, Redis, time.",
+    "records": "Say what tenants of `producer serve` keep in Redis: files, uploads, batches.",
     "results": "Collect a batch's results, as OpenAI batch output lines.",
     "retry": "Run a batch's failed requests again.",
     "run": "Take FILE through the queue into OUT, in windows, in the order of FILE.",

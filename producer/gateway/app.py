@@ -44,6 +44,7 @@ from producer.gateway.sweeping import sweeping
 from producer.gateway.traced import Traced
 from producer.gateway.uploads import routes as uploads
 from producer.gateway.webhooks import delivering
+from producer.gateway.write_rates import WriteRates
 
 log = logging.getLogger(__name__)
 
@@ -209,6 +210,7 @@ def build(services: Services) -> Starlette:
     app.router.redirect_slashes = False  # a path with one more slash is another path
     # The last one added is the first one asked.
     app.add_middleware(Idempotency, tries=services.tries)
+    app.add_middleware(WriteRates, limits=services.limits)
     app.add_middleware(Audit)
     settings = services.settings
     app.add_middleware(

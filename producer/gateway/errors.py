@@ -20,7 +20,8 @@ class ApiError(Exception):
     """An answer that is an error: the caller's mistake, a limit, or something that is away.
 
     `param` names the field. With `retry` false the SDKs, which by themselves retry 408, 409, 429
-    and 5xx, are told not to; `after_s` says when it makes sense.
+    and 5xx, are told not to; `after_s` says when it makes sense. With `close` the
+    connection is not used again: a body is left unread that is too large to be dropped.
     """
 
     def __init__(
@@ -33,6 +34,7 @@ class ApiError(Exception):
         type: str | None = None,
         retry: bool | None = None,
         after_s: float | None = None,
+        close: bool = False,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -42,6 +44,7 @@ class ApiError(Exception):
         self.type = type or _TYPES.get(status, "server_error" if status >= 500 else _INVALID)
         self.retry = retry
         self.after_s = after_s
+        self.close = close
 
     @property
     def body(self) -> dict[str, dict[str, str | None]]:
@@ -59,6 +62,8 @@ class ApiError(Exception):
             found["x-should-retry"] = str(self.retry).lower()
         if self.after_s is not None:
             found["retry-after"] = f"{max(1, round(self.after_s))}"
+        if self.close:
+            found["connection"] = "close"
         return found
 
 
@@ -83,7 +88,9 @@ def of_warmq(error: WarmqError) -> ApiError:
         status = 404 if error.code == "model_not_found" else 400
         return ApiError(status, error.message, code=error.code, param=error.field)
     if isinstance(error, StoreFull):
-        return ApiError(503, error.message, code="queue_full", after_s=5)
+        # How full Redis is concerns the operator, who reads the log.
+        told = "the queue is full; what you sent was not taken, try again later"
+        return ApiError(503, told, code="queue_full", after_s=5)
     if isinstance(error, StoreUnavailable) and not isinstance(error, StoreForbidden):
         # What Redis and its address are called concerns the operator, who reads the log.
         return ApiError(503, "the queue cannot be reached; try again", code=error.code, after_s=2)

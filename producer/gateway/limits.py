@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 from contract.redis.gateway.gathering import Gathering
 from contract.redis.gateway.limits import Budgets, Rates, Take
+from contract.redis.gateway.records import Records
 from producer.gateway.caller import Caller
 from producer.gateway.errors import ApiError
-from producer.gateway.rate_answers import rate_headers, too_fast
+from producer.gateway.rate_answers import rate_headers, too_fast, writes_too_fast
 
 #: Bytes of JSON for a token of a prompt: about 4 in English, fewer in other languages. An estimate
 #: need not be right: it is what a batch holds of a budget while it is there.
 BYTES_PER_TOKEN = 4
+#: Calls of a key that write (files, parts, batches and the like), a minute. Measured: a client that
+#: sends 2,862 tiny parts of an upload in 20 s, another that creates 1,500 batches in 6 s.
+WRITES_PER_MINUTE = 6000
+#: Refusals of a key that are remembered for 25 hours each, because the call had an Idempotency-Key:
+#: at 0.7 kB each that is 63 MB at most, from a client that never stops.
+REFUSED_PER_MINUTE = 60
+_WRITES: Any = {"requests_per_minute": WRITES_PER_MINUTE, "tokens_per_minute": None}
+#: Redis is asked again for its maxmemory after so long.
+_ASK_S = 60.0
 
 
 def estimated_tokens(size: int) -> int:
@@ -49,6 +62,7 @@ class Limits:
     def __init__(self, rates: Rates, budgets: Budgets) -> None:
         self._rates = Gathering(rates.take)
         self._budgets = budgets
+        self._most_records, self._most_asked_at = 0, float("-inf")
 
     # -- online requests ------------------------------------------------------------
 
@@ -75,6 +89,33 @@ class Limits:
         """Take so many more tokens of a key's rate, or give back (negative), without waiting."""
         limit = caller.tokens_per_minute
         self._rates.put(Take(caller.key_id, caller.requests_per_minute, limit, 0, tokens))
+
+    # -- writes -----------------------------------------------------------------------
+
+    async def check_write(self, caller: Caller) -> None:
+        """Take a call that writes of its key's rate.
+
+        Raises:
+            LimitReached: 429.
+            StoreUnavailable: Redis does not answer.
+        """
+        taken = await self._rates.put(Take(f"{_who(caller)}:writes", WRITES_PER_MINUTE, None, 1, 0))
+        if not taken.allowed:
+            headers = rate_headers(replace(caller, **_WRITES), taken)
+            raise writes_too_fast(WRITES_PER_MINUTE, "calls that write", taken.wait_ms, headers)
+
+    async def check_refusals(self, caller: Caller) -> None:
+        """Raise LimitReached (429) after too many refusals that are remembered."""
+        taken = await self._rates.put(
+            Take(f"{_who(caller)}:refused", None, REFUSED_PER_MINUTE, 1, 0)
+        )
+        if not taken.allowed:
+            told = "calls with an Idempotency-Key that are refused"
+            raise writes_too_fast(REFUSED_PER_MINUTE, told, taken.wait_ms, {})
+
+    def note_refusal(self, caller: Caller) -> None:
+        """Count a refusal that is remembered, without waiting."""
+        self._rates.put(Take(f"{_who(caller)}:refused", None, REFUSED_PER_MINUTE, 0, 1))
 
     # -- batches --------------------------------------------------------------------
 
@@ -105,10 +146,11 @@ class Limits:
 
     # -- files ------------------------------------------------------------------------
 
-    def check_bytes(self, caller: Caller, size: int) -> None:
+    def check_bytes(self, caller: Caller, size: int, body: int | None = None) -> None:
         """Raise ApiError (429) if a file of so many bytes would not fit, before it is read.
 
-        It counts nothing: `note_bytes` decides.
+        It counts nothing: `note_bytes` decides. `body` is what the request has: all that is known
+        for sure, and named in the error.
         """
         limit = caller.file_bytes
         if limit is None:
@@ -117,7 +159,31 @@ class Limits:
         if held + size > limit and self._budgets.forget_files_that_have_gone(caller.tenant):
             held = self._budgets.stored_bytes(caller.tenant)
         if held + size > limit:
-            raise _too_many_bytes(size, held, limit)
+            asked = f"the file has {size} bytes"
+            if body is not None:
+                asked = f"the request's body has {body} bytes"
+            raise _too_many_bytes(asked, held, limit)
+
+    def check_stored(self, caller: Caller) -> None:
+        """Raise ApiError (429) if the tenant's files are over its limit already.
+
+        Answers are always kept, so output files can be what is too much. What makes more of them
+        is refused until files were deleted.
+        """
+        limit = caller.file_bytes
+        if limit is None or self._budgets.stored_bytes(caller.tenant) <= limit:
+            return
+        self._budgets.forget_files_that_have_gone(caller.tenant)
+        held = self._budgets.stored_bytes(caller.tenant)
+        if held > limit:
+            raise _over_budget(
+                f"File storage limit reached: files have {held} bytes, output files included, and "
+                f"{limit} are allowed; delete files you do not need, or wait until they expire"
+            )
+
+    def count_bytes(self, tenant: str, file_id: str, size: int) -> None:
+        """Count a file's bytes whether they fit or not: answers are never lost to a limit."""
+        self._budgets.note_bytes(tenant, file_id, size, None)
 
     def note_bytes(self, caller: Caller, file_id: str, size: int) -> None:
         """Count a file's bytes; repeated for the same file it counts them once.
@@ -130,11 +196,43 @@ class Limits:
         if refused is not None and self._budgets.forget_files_that_have_gone(caller.tenant):
             refused = self._budgets.note_bytes(caller.tenant, file_id, size, limit)
         if refused is not None and limit is not None:
-            raise _too_many_bytes(size, refused.held, limit)
+            raise _too_many_bytes(f"the file has {size} bytes", refused.held, limit)
+
+    # -- records ----------------------------------------------------------------------
+
+    def check_records(self, caller: Caller) -> None:
+        """Raise ApiError (429) if a tenant's records in Redis take as much as they may.
+
+        Those of files, uploads and batches are counted together, metadata and all, whatever the
+        key's limits: one tenant must not fill the Redis that all share.
+        """
+        records, tenant = Records.beside(self._budgets), caller.tenant
+        most = self._most_bytes(records)
+        held = records.bytes_of(tenant)
+        if held >= most and records.forget_gone(tenant):
+            held = records.bytes_of(tenant)
+        if held < most:
+            return
+        raise _over_budget(
+            f"Record limit reached: the records of your files, uploads and batches take {held} "
+            f"bytes, and {most} are allowed, metadata included; delete files you do not need "
+            "(DELETE /v1/files/ID), or wait: the record of a batch goes 30 days after its end, of "
+            "an upload a day after. The operator can delete records sooner"
+        )
+
+    def _most_bytes(self, records: Records) -> int:
+        if time.monotonic() - self._most_asked_at >= _ASK_S:
+            self._most_records = records.most_bytes()
+            self._most_asked_at = time.monotonic()
+        return self._most_records
 
     def forget_bytes(self, tenant: str, file_id: str) -> None:
         """Count a file's bytes no more; the tenant may be '' where it is not known."""
         self._budgets.note_bytes(tenant, file_id, 0, None)
+
+
+def _who(caller: Caller) -> str:
+    return caller.key_id or caller.tenant
 
 
 def check_model(caller: Caller, model: str) -> None:
@@ -147,9 +245,9 @@ def check_model(caller: Caller, model: str) -> None:
         )  # fmt: skip
 
 
-def _too_many_bytes(size: int, held: int, limit: int) -> ApiError:
+def _too_many_bytes(asked: str, held: int, limit: int) -> ApiError:
     return _over_budget(
-        f"File storage limit reached: the file has {size} bytes, and {max(0, limit - held)} of "
+        f"File storage limit reached: {asked}, and {max(0, limit - held)} of "
         f"{limit} are left; they come back as files are deleted or expire"
     )
 

@@ -71,3 +71,15 @@ def too_fast(caller: Caller, tokens: int, taken: Taken, headers: Mapping[str, st
         {**headers, "retry-after-ms": str(taken.wait_ms)},
         after_s=taken.wait_ms / 1000 + 0.5,  # rounded up: at that time it is there
     )
+
+
+def writes_too_fast(
+    limit: int, what: str, wait_ms: int, headers: Mapping[str, str]
+) -> LimitReached:
+    """Return the refusal of a call that writes: the key's limit, and when to try again."""
+    return LimitReached(
+        f"Rate limit reached: a key may make {limit} {what} a minute; try again in "
+        f"{go_duration(wait_ms)}",
+        {**headers, "retry-after-ms": str(wait_ms)},
+        after_s=wait_ms / 1000 + 0.5,
+    )

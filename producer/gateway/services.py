@@ -6,10 +6,12 @@ from dataclasses import dataclass
 
 from contract.redis.batches import BatchStore
 from contract.redis.gateway.api_keys import ApiKeys, KeyLookup
+from contract.redis.gateway.clock import Clock
 from contract.redis.gateway.due import Due
 from contract.redis.gateway.idempotency import Tries
 from contract.redis.gateway.limits import Budgets, Rates
 from contract.redis.gateway.objects import Objects
+from contract.redis.gateway.records import Records
 from contract.redis.gateway.sessions import Sessions
 from producer.gateway.limits import Limits
 from producer.gateway.settings import GatewaySettings
@@ -26,7 +28,9 @@ class Services:
 
     settings: GatewaySettings
     batches: BatchStore
+    clock: Clock
     objects: Objects
+    records: Records
     due: Due
     keys: ApiKeys
     limits: Limits
@@ -50,7 +54,9 @@ class Services:
         return cls(
             settings=settings,
             batches=batches,
+            clock=Clock(batches),
             objects=Objects.beside(batches),
+            records=Records.beside(batches),
             due=Due.beside(batches),
             keys=ApiKeys.beside(batches),
             limits=Limits(rates, Budgets.beside(batches)),

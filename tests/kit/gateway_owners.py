@@ -12,11 +12,12 @@ from contract.redis.gateway.webhooks import ENDPOINTS
 from producer.gateway.batches.record import ENDED
 
 _BEGIN = "warmq:gateway:"
-#: Objects of tenants. They stay until their tenant deletes them.
+#: Objects of tenants. They stay until their tenant deletes them, or until their end.
 _KINDS = ("file", "upload", "batch", "message_batch")
 #: Work that has a time. Whoever looks at it then removes it, or says when the next time is.
 _WORK = ("batch", "webhook", "file", "upload")
 _RESERVED, _STORED, _STORED_BY = f"{_BEGIN}reserved", f"{_BEGIN}stored", f"{_BEGIN}stored-by"
+_RECORDS = f"{_BEGIN}records"
 
 
 def gateway_keys(snap: Snapshot) -> set[str]:
@@ -33,6 +34,8 @@ def gateway_keys(snap: Snapshot) -> set[str]:
     for tenant in _texts(snap, _RESERVED).values():
         owned.update((f"{_BEGIN}enqueued:{tenant}", f"{_BEGIN}reserved:{tenant}"))
     owned.update(f"{_STORED}:{tenant}" for tenant in snap.hash(_STORED))
+    owned.add(_RECORDS)
+    owned.update(f"{_RECORDS}:{tenant}" for tenant in snap.hash(_RECORDS))
     return owned
 
 

@@ -26,6 +26,8 @@ DOCUMENTS = {
     "keys revoke": "key",
     "list": "batches",
     "plan": "plan",
+    "records": "tenants_records",
+    "records -t": "records",
     "results": "results",
     "retry": "changed",
     "run": "run",
@@ -73,6 +75,8 @@ def document_of(args: Sequence[str]) -> str | None:
         return None
     if words and words[0] in ("status", "watch") and "--request" in args:
         words.append("--request")
+    if words == ["records"] and "-t" in args:
+        words.append("-t")
     return DOCUMENTS.get(" ".join(words))
 
 

@@ -3,17 +3,22 @@
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 
 from contract.errors import StoreForbidden, StoreUnavailable
 from contract.redis import rights
 from contract.redis.batches import BatchStore
 from contract.redis.connect import masked
+from contract.redis.gateway.records import Records
 from contract.settings import Settings
 from contract.version import version
 from producer.core.doctor import here, server, workers
 from producer.core.doctor.finding import Area, Finding, ok, problem, remark
+from producer.core.gateway_records import held_by_tenants
 
+#: Tenants whose records are told of, the largest first.
+_TENANTS = 3
 #: How Redis names the command that a user may not run.
 _REFUSED = re.compile(r"run the '([^']+)' command")
 
@@ -59,6 +64,7 @@ class _Looks:
             ("redis", "TIME (the clock)", self._clock),
             ("redis", "the rights of this user", self._rights),
             ("workers", "workers, queues and batches", self._work),
+            ("redis", "records of gateways", self._records),
             ("queue", "dead letters", lambda: [workers.judge_letters(self._store)]),
         )
         for area, what, look in looks:
@@ -92,6 +98,11 @@ class _Looks:
             yield problem("redis", "rights_missing", missing=lacks, **facts)
         else:
             yield ok("redis", "rights", **facts)
+
+    def _records(self) -> Iterator[Finding]:
+        most = Records.beside(self._store).most_bytes()
+        for held in islice(held_by_tenants(self._store), _TENANTS):
+            yield server.records(held, most)
 
     def _work(self) -> Iterator[Finding]:
         store, heard = self._store, self._store.announcements()

@@ -5,11 +5,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from producer.core.doctor.finding import Finding, ok, problem, remark
+from producer.core.gateway_records import Held
 
 #: The oldest server whose commands warmq's scripts know.
 OLDEST = (6, 2)
 #: From which difference on clocks are told of, in seconds.
 CLOCK_S = 5.0
+#: From which part of what a tenant may keep in Redis on it is told as high.
+RECORDS_HIGH = 0.8
 #: What INFO tells of the last write to disk, and to which file it was.
 _LAST_WRITES = {
     "aof_last_write_status": "append-only file",
@@ -73,6 +76,20 @@ def memory(info: Mapping[str, Any], high_water: float) -> Finding:
     if used >= limit * high_water:
         return remark("redis", "memory_high", **facts)
     return ok("redis", "memory", **facts)
+
+
+def records(held: Held, most: int) -> Finding:
+    """Say what a tenant of a gateway keeps in Redis; `most` is where gateways refuse more."""
+    facts = {
+        "tenant": held.tenant,
+        "held_bytes": held.bytes,
+        "most_bytes": most,
+        "kinds": [f"{count} {kind}" for kind, count in held.kinds.items()],
+        "sampled": held.sampled,
+    }
+    if held.bytes >= most * RECORDS_HIGH:
+        return remark("redis", "records_high", **facts)
+    return ok("redis", "records", **facts)
 
 
 def last_writes(info: Mapping[str, Any]) -> Iterator[Finding]:

@@ -7,7 +7,6 @@ own list, which pages both ways, and once a batch has ended how its failures hav
 from __future__ import annotations
 
 import hashlib
-import time
 
 import msgspec
 
@@ -25,7 +24,7 @@ from producer.gateway.anthropic.protocol import (
 )
 from producer.gateway.anthropic.results import count
 from producer.gateway.batches.create import DEFAULT_PRIORITY
-from producer.gateway.batches.record import ENDED, BatchRecord, Counts, decode
+from producer.gateway.batches.record import ENDED, BatchRecord, Counts, decode, end_of_record
 from producer.gateway.batches.starting import announce_batch, request_cancel, start_batch
 from producer.gateway.caller import Caller
 from producer.gateway.errors import ApiError, invalid, not_found
@@ -69,12 +68,13 @@ def create(
             raise conflict()
         return record
     files.announce(file.id)  # first: nothing may lie in the store, or count, that nobody knows of
+    services.limits.check_records(caller)
     announce_batch(services, batch_id)
     services.limits.reserve(caller, batch_id, {"": estimated_tokens(file.bytes)})
     services.limits.note_bytes(caller, file.id, file.bytes)
     writer.commit()
     files.create(file)
-    now = int(time.time())
+    now = int(services.clock.now())
     record = BatchRecord(
         id=batch_id, tenant=caller.tenant, key_id=caller.key_id, api="anthropic",
         endpoint=ENDPOINT, input_file_id=file.id, completion_window="24h", created_at=now,
@@ -110,7 +110,9 @@ def view(services: Services, record: BatchRecord, base_url: str) -> MessageBatch
 
 def _remember(services: Services, record: BatchRecord, stored: Stored, split: Split) -> None:
     """Keep what was counted: the error file may be long, and is removed one day."""
-    services.objects.replace(_KIND, record.tenant, stored, _encode(split), record.created_at)
+    services.objects.replace(
+        _KIND, record.tenant, stored, _encode(split), record.created_at, end_of_record(record)
+    )
 
 
 def page(

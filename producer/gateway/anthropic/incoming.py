@@ -120,6 +120,16 @@ class Requests:
         return written
 
 
+def check_length(length: int) -> None:
+    """Raise ApiError (413) for a body that is too large, before any of it is read."""
+    if length > MOST_BYTES:
+        error = _too_large(
+            f"the body has {length} bytes, more than {MOST_BYTES}; send several batches"
+        )
+        error.close = True
+        raise error
+
+
 def _check(params: Any, at: str) -> None:
     """Look at what no request of a batch may have; all else is looked at when it is carried."""
     if not isinstance(params, dict):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -13,7 +12,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from producer.gateway.anthropic import batches
-from producer.gateway.anthropic.incoming import Requests
+from producer.gateway.anthropic.incoming import Requests, check_length
 from producer.gateway.anthropic.protocol import Deleted
 from producer.gateway.anthropic.results import results
 from producer.gateway.files.objects import FileRecord
@@ -41,8 +40,10 @@ async def _create(request: Request) -> Response:
     keyed = request.scope.get("warmq.idempotency", "")
     batch_id, file_id = batches.ids(mine, keyed)
     length = request.headers.get("content-length", "")
+    await asyncio.to_thread(used.limits.check_records, mine)
     if length.isdecimal():
-        await asyncio.to_thread(used.limits.check_bytes, mine, int(length))
+        check_length(int(length))
+        await asyncio.to_thread(used.limits.check_bytes, mine, int(length), int(length))
     context: AbstractContextManager[Writer] = used.store.write(file_id)
     writer = await asyncio.to_thread(context.__enter__)
     try:
@@ -54,7 +55,7 @@ async def _create(request: Request) -> Response:
         earlier = await fingerprint(request, incoming.digest)
         if earlier is not None:
             return earlier
-        now = int(time.time())
+        now = int(await asyncio.to_thread(used.clock.now))
         file = FileRecord(
             id=file_id, tenant=mine.tenant, bytes=incoming.written, created_at=now,
             filename=f"{batch_id}.jsonl", purpose="batch", expires_at=now + MOST_LIFE_S,

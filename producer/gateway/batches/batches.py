@@ -24,6 +24,8 @@ def create(services: Services, caller: Caller, body: bytes, idempotency: str) ->
         batch = shown(view) if view else None
         if batch is not None:
             return batch
+    services.limits.check_records(caller)
+    services.limits.check_stored(caller)
     record = checked(services, caller, body, idempotency)
     _reserve(services, caller, record)
     start_batch(services, record)

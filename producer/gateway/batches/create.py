@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-import time
 
 from contract.openai.body import BODY_TYPES
 from contract.redis.reads import is_alive
@@ -62,7 +61,7 @@ def checked(services: Services, caller: Caller, body: bytes, idempotency: str) -
     priority = _priority(caller, asked.priority)
     _check_file(services, caller, asked.input_file_id)
     _check_workers(services, caller, bool(asked.once))
-    now, kept = int(time.time()), asked.output_expires_after
+    now, kept = int(services.clock.now()), asked.output_expires_after
     return BatchRecord(
         id=id_for(caller, idempotency) if idempotency else new_id("batch_"),
         tenant=caller.tenant,

@@ -10,6 +10,9 @@ Status = Literal[
     "validating", "in_progress", "finalizing", "completed", "failed", "expired", "cancelling",
     "cancelled",
 ]  # fmt: skip
+#: The record of a batch that has ended is kept for so long, as OpenAI's files are at most by
+#: `expires_after`. Its files have ends of their own.
+KEPT_S = 30 * 86_400
 ENDED: frozenset[Status] = frozenset(("completed", "failed", "expired", "cancelled"))
 
 
@@ -85,6 +88,13 @@ class BatchRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     expected_s: float | None = None  # what was planned of its time; noted at its end
     output_file_id: str | None = None
     error_file_id: str | None = None
+
+
+def end_of_record(record: BatchRecord) -> int | None:
+    """Return when a record is removed, in seconds since 1970; None while its batch runs."""
+    if record.status not in ENDED:
+        return None
+    return record.changed_at.get(record.status, record.expires_at) + KEPT_S
 
 
 decode = msgspec.json.Decoder(BatchRecord).decode

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import msgspec
 
 from producer.gateway.batches.record import ENDED, BatchRecord, decode, encode
@@ -57,7 +55,7 @@ def request_cancel(services: Services, tenant: str, batch_id: str) -> BatchRecor
         record = decode(read.document)
         if record.status in ENDED or record.status == "cancelling":
             return record
-        at = record.changed_at | {"cancelling": int(time.time())}
+        at = record.changed_at | {"cancelling": int(services.clock.now())}
         anew = msgspec.structs.replace(record, status="cancelling", changed_at=at)
         if services.objects.replace("batch", tenant, read, encode(anew), record.created_at):
             services.due.add("batch", batch_id)

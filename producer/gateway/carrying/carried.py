@@ -9,7 +9,13 @@ from typing import Any
 import msgspec
 
 from contract.redis.gateway.objects import Stored
-from producer.gateway.batches.record import BatchRecord, Status, decode, encode
+from producer.gateway.batches.record import (
+    BatchRecord,
+    Status,
+    decode,
+    encode,
+    end_of_record,
+)
 from producer.gateway.carrying.held import GivenUp, Held
 from producer.gateway.files.objects import Files
 from producer.gateway.services import Services
@@ -40,7 +46,7 @@ class Carried:
     @property
     def late(self) -> bool:
         """Whether the completion window is over."""
-        return time.time() >= self.record.expires_at
+        return self.services.clock.now() >= self.record.expires_at
 
     def check(self) -> None:
         """Raise GivenUp if this process is to stop work on it."""
@@ -58,11 +64,15 @@ class Carried:
         self.check()
         record = self.record
         if status is not None and status != record.status:
-            at = record.changed_at | {status: int(time.time())}
+            at = record.changed_at | {status: int(self.services.clock.now())}
             changes |= {"status": status, "changed_at": at}
         anew = msgspec.structs.replace(record, **changes)
+        ends_at = end_of_record(anew)
+        if ends_at is not None and record.api == "anthropic":
+            # First: if this process dies, what is beside the batch must have an end as well.
+            self.services.records.end("message_batch", record.id, ends_at)
         stored = self.services.objects.replace(
-            "batch", record.tenant, self.stored, encode(anew), record.created_at
+            "batch", record.tenant, self.stored, encode(anew), record.created_at, ends_at
         )
         if stored is None:
             raise Changed

@@ -104,20 +104,20 @@ class Carrier:
                 due.finish(claim)
         for claim, was, record in found:
             if record.id in runs:
-                due.release(claim, wait_ms(record.created_at))
+                due.release(claim, wait_ms(self._services, record.created_at))
             elif time.monotonic() - taken_at > self._lease_s / 2:
                 due.release(claim, 0)
             elif self._turns.has_room(record.tenant):
                 self._turns.add(Waiting(record.tenant, self._leases.hold(claim), was))
             else:
-                left_ms = int((record.expires_at - time.time()) * 1000)
+                left_ms = int((record.expires_at - self._services.clock.now()) * 1000)
                 again_ms = self._turns.again_ms(record.tenant)
                 due.release(claim, min(again_ms, left_ms) if left_ms > 0 else again_ms)
         return len(claims) == AT_ONCE
 
     def _runs(self, records: Sequence[BatchRecord]) -> set[str]:
         """Return those of which the queue has all lines, some still to end: one round trip."""
-        now = time.time()
+        now = self._services.clock.now()
         asked = [r for r in records if r.status == "in_progress" and r.parts and r.expires_at > now]
         ids = [part.batch_id for record in asked for part in record.parts]
         states = dict(zip(ids, self._services.batches.states(ids), strict=True)) if ids else {}

@@ -101,7 +101,7 @@ class Phases:
             while len(self._looked) >= _MOST_LOOKED:
                 self._looked.pop(next(iter(self._looked)))
             self._looked[record.id] = looked
-            left_ms = int((record.expires_at - time.time()) * 1000) + 1
+            left_ms = int((record.expires_at - services.clock.now()) * 1000) + 1
             raise Later(max(1, min(WAIT_MS, left_ms)))
         self._start(batch, looked, served, caller)
 
@@ -154,7 +154,7 @@ class Phases:
                     self._submit(batch, path)
                 states = _states(batch)
             if not ending and not _ended(states):
-                raise Later(wait_ms(batch.record.created_at))
+                raise Later(wait_ms(batch.services, batch.record.created_at))
             if ending:
                 states = self._end_parts(batch, states)
             self._finish(batch, [state for state in states if state is not None], stack)
@@ -187,7 +187,7 @@ class Phases:
         record, store = batch.record, batch.services.batches
         cancelling = record.status == "cancelling"
         if not cancelling and not _ended(states):
-            since = record.expires_at + GRACE_S - time.time()
+            since = record.expires_at + GRACE_S - batch.services.clock.now()
             if since > 0 and all(state is not None and state.sealed for state in states):
                 raise Later(int(since * 1000) + 1)
         for part, state in zip(record.parts, states, strict=True):
@@ -232,9 +232,9 @@ class Phases:
             note_kept(services.batches, state)
 
 
-def wait_ms(created_at: int) -> int:
+def wait_ms(services: Services, created_at: int) -> int:
     """Return after how long a batch that runs is looked at again: the older, the later."""
-    return int(min(2000, 250 + 50 * max(0.0, time.time() - created_at)))
+    return int(min(2000, 250 + 50 * max(0.0, services.clock.now() - created_at)))
 
 
 def _end_of(record: BatchRecord, states: list[Batch], total: int) -> Status:

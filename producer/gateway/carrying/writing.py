@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -65,7 +64,8 @@ class _File:
             self._flush()
         if self._writer is None:
             return None
-        size, record, now = self._writer.commit(), self._record, int(time.time())
+        services, record = self._services, self._record
+        size, now = self._writer.commit(), int(services.clock.now())
         kept_s = record.output_expires_after_s
         made = FileRecord(
             id=self.id,
@@ -76,11 +76,12 @@ class _File:
             purpose=_PURPOSE,
             expires_at=None if kept_s is None else now + kept_s,
         )
-        files = Files(self._services)
+        services.limits.count_bytes(record.tenant, self.id, size)
+        files = Files(services)
         if (
             files.create(made).bytes != size
         ):  # one who died here has read results that expired since
-            self._services.objects.delete("file", record.tenant, self.id)
+            services.objects.delete("file", record.tenant, self.id)
             files.create(made)
         return self.id
 

@@ -64,7 +64,12 @@ def _again(view: View, record: BatchRecord, reading: Reading) -> tuple[str, int]
                 count += 1
         if not count:
             raise ApiError(400, f"batch {record.id} has no failed line that could run again")
-        kept = keep(services, caller, writer, record_of(file_id, caller, incoming, "batch", None))
+        kept = keep(
+            services,
+            caller,
+            writer,
+            record_of(file_id, caller, incoming, "batch", None, int(services.clock.now())),
+        )
     asked = {
         "input_file_id": kept.id, "endpoint": record.endpoint, "order": record.order,
         "completion_window": record.completion_window, "once": record.once,

@@ -172,7 +172,9 @@ async def upload(request: Request) -> Response:
             check_form(headers, token_in(headers), incoming.fields.get("csrf", ""))
             if not incoming.size:
                 raise invalid("the file is empty; choose one with a request in each line", "file")
-            record = record_of(file_id, mine, incoming, "batch", None)
+            record = record_of(
+                file_id, mine, incoming, "batch", None, int(await asyncio.to_thread(used.clock.now))
+            )
             await asyncio.to_thread(keep, used, mine, writer, record)
         finally:
             await asyncio.to_thread(context.__exit__, None, None, None)

@@ -22,6 +22,8 @@ _MOST_FIELDS = 64 * 1024
 _MOST_PARTS = 100
 #: The parser is given so many bytes at once; then others have their turn.
 _STEP = 64 * 1024
+#: Most bytes of a form besides its file; what the file has is known when it was read.
+FORM_BYTES = _MOST_FIELDS
 
 
 @dataclass(slots=True)
@@ -114,6 +116,20 @@ class _Form:
 
     def _all(self) -> None:
         self.complete = True
+
+
+def check_length(content_length: str, most: int, what: str, field: str) -> None:
+    """Refuse a form by its Content-Length, before any of its body is read.
+
+    Raises:
+        ApiError: 413, its file is larger than `most` bytes, whatever its fields take.
+    """
+    if not content_length.isdecimal() or int(content_length) <= most + FORM_BYTES:
+        return
+    raise ApiError(
+        413, f"the request's body has {content_length} bytes; {what} has {most} at most",
+        code="file_too_large", param=field, close=True,
+    )  # fmt: skip
 
 
 async def receive(request: Request, writer: Writer, file_field: str, most: int) -> Incoming:

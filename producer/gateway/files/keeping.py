@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from producer.gateway.caller import Caller
 from producer.gateway.files.incoming import Incoming
 from producer.gateway.files.objects import FileRecord, Files
@@ -14,10 +12,15 @@ from producer.gateway.store import Writer
 
 
 def record_of(
-    file_id: str, mine: Caller, incoming: Incoming, purpose: str, life: int | None, digest: str = ""
+    file_id: str,
+    mine: Caller,
+    incoming: Incoming,
+    purpose: str,
+    life: int | None,
+    now: int,
+    digest: str = "",
 ) -> FileRecord:
     """Return the record of a file that was received, to be kept `life` seconds (None: for ever)."""
-    now = int(time.time())
     return FileRecord(
         id=file_id, tenant=mine.tenant, bytes=incoming.size, created_at=now,
         filename=safe_name(incoming.filename or ""), purpose=purpose,
@@ -41,6 +44,7 @@ def keep(used: Services, mine: Caller, writer: Writer, record: FileRecord) -> Fi
     if known := files.get(mine.tenant, record.id):  # a retry whose first answer was forgotten
         check_same(known, record)
         return known
+    used.limits.check_records(mine)
     files.announce(record.id)  # first: nothing may lie in the store, or count, that nobody knows of
     used.limits.note_bytes(mine, record.id, record.bytes)
     writer.commit()

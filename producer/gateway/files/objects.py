@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 
 import msgspec
 
@@ -70,7 +69,7 @@ class Files:
         ):
             return self.get(record.tenant, record.id) or record
         if record.expires_at is not None:
-            left_s = max(0, record.expires_at - time.time())
+            left_s = max(0, record.expires_at - self._services.clock.now())
             self._services.due.add("file", record.id, int(left_s * 1000))
         return record
 
@@ -147,8 +146,7 @@ class Files:
             services.store.delete(claim.id)
             services.limits.forget_bytes("", claim.id)
         elif record.expires_at is not None:
-            # Redis ends the record by its own clock, which may be behind this machine's.
-            left_s = max(1, record.expires_at - time.time())
+            left_s = max(1, record.expires_at - services.clock.now())
             services.due.release(claim, int(left_s * 1000) + 1)
             return False
         services.due.finish(claim)

@@ -12,7 +12,7 @@ from starlette.routing import Route
 
 from producer.gateway.errors import ApiError, invalid, not_found
 from producer.gateway.files.content import content
-from producer.gateway.files.incoming import receive
+from producer.gateway.files.incoming import FORM_BYTES, check_length, receive
 from producer.gateway.files.keeping import keep, record_of
 from producer.gateway.files.objects import FileRecord, Files
 from producer.gateway.files.protocol import (
@@ -30,22 +30,21 @@ from producer.gateway.idempotency import fingerprint
 from producer.gateway.pages import page_limit
 from producer.gateway.store import Writer
 
-#: Most bytes of a form beside its file; what the file really has is known when it was read.
-FORM_BYTES = 64 * 1024
-
 
 async def _create(request: Request) -> Response:
     used, mine = services(request), caller(request)
     keyed = request.scope.get("warmq.idempotency", "")
     file_id = _id_of(keyed)
     length = request.headers.get("content-length", "")
+    most = used.settings.gateway_max_file_bytes
+    check_length(length, most, "a file", "file")
+    await asyncio.to_thread(used.limits.check_records, mine)
     if length.isdecimal():
         least = max(0, int(length) - FORM_BYTES)
-        await asyncio.to_thread(used.limits.check_bytes, mine, least)
+        await asyncio.to_thread(used.limits.check_bytes, mine, least, int(length))
     context: AbstractContextManager[Writer] = used.store.write(file_id)
     writer = await asyncio.to_thread(context.__enter__)
     try:
-        most = used.settings.gateway_max_file_bytes
         incoming = await receive(request, writer, "file", most)
         purpose, life = purpose_of(incoming.fields), life_of(incoming.fields)
         shaping = f"{incoming.digest}\0{purpose}\0{life}\0{incoming.filename}"
@@ -53,7 +52,8 @@ async def _create(request: Request) -> Response:
         earlier = await fingerprint(request, digest)
         if earlier is not None:
             return earlier
-        record = record_of(file_id, mine, incoming, purpose, life, digest if keyed else "")
+        now = int(await asyncio.to_thread(used.clock.now))
+        record = record_of(file_id, mine, incoming, purpose, life, now, digest if keyed else "")
         made = await asyncio.to_thread(keep, used, mine, writer, record)
     finally:
         await asyncio.to_thread(context.__exit__, None, None, None)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-import time
+from collections.abc import Callable
 from contextlib import suppress
 
 import msgspec
@@ -46,7 +46,9 @@ def complete(
     if md5 and not _MD5.fullmatch(md5):
         raise invalid("md5 must be 32 hexadecimal digits: those of the whole file", "md5")
     chosen = (asked.part_ids, md5)
-    record = change(services, caller.tenant, upload_id, lambda read: _begun(read, chosen))
+    record = change(
+        services, caller.tenant, upload_id, lambda read: _begun(read, chosen, services.clock.now())
+    )
     files = Files(services)
     if record.status == "completed":  # an earlier try, whose answer was lost
         return record, files.get(caller.tenant, record.file_id)
@@ -59,10 +61,10 @@ def complete(
             services.limits.forget_bytes(caller.tenant, record.id)
             services.limits.note_bytes(caller, record.file_id, record.bytes)
             writer.commit()
-        file = files.create(_file_of(record))
-        record = change(services, caller.tenant, upload_id, _completed)
+        file = files.create(_file_of(record, int(services.clock.now())))
+        record = _change(services, caller.tenant, upload_id, _completed)
     except (ApiError, StoreFailed):
-        record = change(services, caller.tenant, upload_id, _open_again)
+        record = _change(services, caller.tenant, upload_id, _open_again)
         if record.status == "completed":  # another try was faster, and its parts are gone
             return record, files.get(caller.tenant, record.file_id)
         if record.status in ENDED:  # it was cancelled meanwhile
@@ -76,11 +78,21 @@ def complete(
     return record, file
 
 
-def _begun(record: UploadRecord, chosen: tuple[list[str], str]) -> UploadRecord:
+def _change(
+    services: Services,
+    tenant: str,
+    upload_id: str,
+    to: Callable[[UploadRecord, float], UploadRecord],
+) -> UploadRecord:
+    """Change an upload as `to` says of it and the time."""
+    return change(services, tenant, upload_id, lambda read: to(read, services.clock.now()))
+
+
+def _begun(record: UploadRecord, chosen: tuple[list[str], str], now: float) -> UploadRecord:
     """Return the record as it is while the file is made."""
     if record.status == "completed" and record.chosen == chosen:
         return record
-    check_open(record)
+    check_open(record, now)
     if record.status == "completing":
         if record.chosen == chosen:  # another try is at it, or has died
             return record
@@ -101,7 +113,7 @@ def _begun(record: UploadRecord, chosen: tuple[list[str], str]) -> UploadRecord:
             f"the parts have {size} bytes, and the upload was begun with bytes {record.bytes}; "
             "name all parts, in order", "part_ids", "bytes_mismatch",
         )  # fmt: skip
-    return msgspec.structs.replace(with_status(record, "completing"), chosen=chosen)
+    return msgspec.structs.replace(with_status(record, "completing", now), chosen=chosen)
 
 
 def _assemble(services: Services, record: UploadRecord, writer: Writer) -> None:
@@ -125,22 +137,21 @@ def _assemble(services: Services, record: UploadRecord, writer: Writer) -> None:
 
 
 def _check_still_open(services: Services, record: UploadRecord) -> None:
-    check_open(get(services, record.tenant, record.id))
+    check_open(get(services, record.tenant, record.id), services.clock.now())
 
 
-def _completed(record: UploadRecord) -> UploadRecord:
+def _completed(record: UploadRecord, now: float) -> UploadRecord:
     if record.status == "completed":
         return record
-    check_open(record)  # cancelled meanwhile: then there is no file
-    return with_status(record, "completed")
+    check_open(record, now)  # cancelled meanwhile: then there is no file
+    return with_status(record, "completed", now)
 
 
-def _open_again(record: UploadRecord) -> UploadRecord:
-    return with_status(record, "pending") if record.status == "completing" else record
+def _open_again(record: UploadRecord, now: float) -> UploadRecord:
+    return with_status(record, "pending", now) if record.status == "completing" else record
 
 
-def _file_of(record: UploadRecord) -> FileRecord:
-    now = int(time.time())
+def _file_of(record: UploadRecord, now: int) -> FileRecord:
     return FileRecord(
         id=record.file_id, tenant=record.tenant, bytes=record.bytes, created_at=now,
         filename=record.filename, purpose=record.purpose,

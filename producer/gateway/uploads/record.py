@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Literal
 
@@ -76,14 +75,14 @@ def held(record: UploadRecord) -> int:
     return max(record.bytes, sum(record.parts.values()))
 
 
-def with_status(record: UploadRecord, status: Status) -> UploadRecord:
-    """Return a record with another status, which it has from now on."""
-    return msgspec.structs.replace(record, status=status, changed_at=int(time.time()))
+def with_status(record: UploadRecord, status: Status, now: float) -> UploadRecord:
+    """Return a record with another status, which it has from now on (Redis' time, in s)."""
+    return msgspec.structs.replace(record, status=status, changed_at=int(now))
 
 
-def check_open(record: UploadRecord) -> None:
-    """Raise ApiError (400) unless the upload is open, and in time."""
-    late = record.status == "pending" and time.time() >= record.expires_at
+def check_open(record: UploadRecord, now: float) -> None:
+    """Raise ApiError (400) unless the upload is open, and in time (by Redis' clock)."""
+    late = record.status == "pending" and now >= record.expires_at
     if record.status in ENDED or late:
         status = "expired" if late else record.status
         raise ApiError(

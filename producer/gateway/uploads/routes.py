@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import time
 from contextlib import AbstractContextManager
 
 from starlette.concurrency import run_in_threadpool
@@ -13,7 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from producer.gateway.caller import Caller
-from producer.gateway.files.incoming import receive
+from producer.gateway.files.incoming import check_length, receive
 from producer.gateway.files.protocol import shown as shown_file
 from producer.gateway.http import caller, new_id, read, reply, services
 from producer.gateway.idempotency import fingerprint
@@ -44,7 +43,10 @@ async def _part(request: Request) -> Response:
     upload_id = request.path_params["upload_id"]
     part_id = _id_of("part_", request.scope.get("warmq.idempotency", ""))
     # Before 64 MB are read for nothing.
-    check_open(await run_in_threadpool(get, used, mine.tenant, upload_id))
+    length = request.headers.get("content-length", "")
+    check_length(length, uploads.MOST_PART_BYTES, "a part", "data")
+    now = await asyncio.to_thread(used.clock.now)
+    check_open(await run_in_threadpool(get, used, mine.tenant, upload_id), now)
     context: AbstractContextManager[Writer] = used.store.write(part_id)
     writer = await asyncio.to_thread(context.__enter__)
     try:
@@ -55,7 +57,7 @@ async def _part(request: Request) -> Response:
         await asyncio.to_thread(_keep, used, mine, upload_id, part_id, writer, incoming.size)
     finally:
         await asyncio.to_thread(context.__exit__, None, None, None)
-    return reply(UploadPart(id=part_id, created_at=int(time.time()), upload_id=upload_id))
+    return reply(UploadPart(id=part_id, created_at=int(now), upload_id=upload_id))
 
 
 def _keep(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 
 import msgspec
 
@@ -56,7 +55,7 @@ def create(services: Services, caller: Caller, asked: UploadCreate, upload_id: s
             413, f"the file has {asked.bytes} bytes; at most {most} are taken here",
             code="file_too_large", param="bytes",
         )  # fmt: skip
-    now, fields = int(time.time()), {"purpose": asked.purpose}
+    now, fields = int(services.clock.now()), {"purpose": asked.purpose}
     if after := asked.expires_after:
         fields["expires_after"] = msgspec.json.encode(after).decode()
     record = UploadRecord(
@@ -64,6 +63,7 @@ def create(services: Services, caller: Caller, asked: UploadCreate, upload_id: s
         expires_at=now + OPEN_S, filename=safe_name(asked.filename), purpose=purpose_of(fields),
         file_id=new_id("file-"), life_s=life_of(fields),
     )  # fmt: skip
+    services.limits.check_records(caller)
     services.due.add("upload", upload_id, OPEN_S * 1000)  # first: then nothing counts for ever
     services.limits.note_bytes(caller, upload_id, asked.bytes)
     if services.objects.create("upload", caller.tenant, upload_id, now, encode(record)):
@@ -82,7 +82,7 @@ def add_part(
     """
 
     def with_part(record: UploadRecord) -> UploadRecord:
-        _check_pending(record)
+        _check_pending(record, services.clock.now())
         parts = record.parts | {part_id: size}
         # Parts whose answers were lost are sent again, so there may be more than the file's bytes.
         if len(parts) > MOST_PARTS or sum(parts.values()) > 2 * record.bytes + MOST_PART_BYTES:
@@ -92,13 +92,14 @@ def add_part(
             )  # fmt: skip
         return msgspec.structs.replace(record, parts=parts)
 
+    services.limits.check_records(caller)
     record = change(services, caller.tenant, upload_id, with_part)
     services.limits.note_bytes(caller, upload_id, held(record))
     return record
 
 
-def _check_pending(record: UploadRecord) -> None:
-    check_open(record)
+def _check_pending(record: UploadRecord, now: float) -> None:
+    check_open(record, now)
     if record.status == "completing":
         raise ApiError(
             400, f"upload {record.id} is being completed: it takes no more parts",
@@ -116,8 +117,9 @@ def cancel(services: Services, tenant: str, upload_id: str) -> UploadRecord:
     def cancelled(record: UploadRecord) -> UploadRecord:
         if record.status == "cancelled":
             return record
-        check_open(record)
-        return with_status(record, "cancelled")
+        now = services.clock.now()
+        check_open(record, now)
+        return with_status(record, "cancelled", now)
 
     record = change(services, tenant, upload_id, cancelled)
     services.limits.forget_bytes(tenant, upload_id)
@@ -140,7 +142,7 @@ def sweep(services: Services) -> int:
 
 
 def _sweep_one(services: Services, claim: Claim) -> None:
-    owner, now = services.objects.owner_of("upload", claim.id), time.time()
+    owner, now = services.objects.owner_of("upload", claim.id), services.clock.now()
     if owner is None:  # its create did not come to an end
         services.limits.forget_bytes("", claim.id)
         services.due.finish(claim)
@@ -169,4 +171,4 @@ def _open_until(record: UploadRecord) -> int:
 def _expired(record: UploadRecord, now: float) -> UploadRecord:
     if record.status in ENDED or now < _open_until(record):
         return record
-    return with_status(record, "expired")
+    return with_status(record, "expired", now)
