@@ -18,7 +18,8 @@ from typing import Any
 import httpx
 import openai
 import orjson
-from attacked import Attacked, ends_of, send_as_batches
+from attacked import Attacked
+from hostile_batches import ends_of, send_as_batches
 from hostile_request import Hostile, chat
 from hostile_requests import REQUESTS
 from run_batch_lines import NAME
