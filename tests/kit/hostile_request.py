@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple
 
 import orjson
@@ -29,8 +30,7 @@ class Hostile(NamedTuple):
 
     def content(self, model: str) -> bytes:
         """Return the body as it is sent: it names the model unless it is no JSON object."""
-        made = self.body()
-        return made if isinstance(made, bytes) else orjson.dumps({"model": model} | made)
+        return _content(self.body, model)
 
     def line(self, model: str, custom_id: str) -> bytes:
         """Return it as a line of a batch."""
@@ -44,6 +44,13 @@ class Hostile(NamedTuple):
         if self.ends != REFUSED and (status == 200 or (status == 503 and retry_after)):
             return ""
         return f"ended with {status}, wanted: {self.ends}"
+
+
+@cache
+def _content(body: Callable[[], Body | bytes], model: str) -> bytes:
+    """Make a body once: some take a second, in which this process does nothing else."""
+    made = body()
+    return made if isinstance(made, bytes) else orjson.dumps({"model": model} | made)
 
 
 def chat(**more: Any) -> Body:

@@ -104,6 +104,8 @@ class Soak:
 
     def run(self, alone_s: float, beside_s: float) -> SoakReport:
         """Run both; raise what a client raised that is no finding."""
+        for hostile in REQUESTS.values():
+            hostile.content(NAME)  # now, since in the second part it would take the others' time
         self._part(self.report.alone, alone_s, ())
         self.on.watch.clear()
         attacks = (self._online, self._in_batches)
