@@ -135,13 +135,19 @@ faults-full: $(STAMP) ## the long form: 200 random faults over 20,000 requests, 
 	$(PY) tests/faults/run_campaign.py --save --real $(if $(SEED),--seed $(SEED))
 	$(PY) tests/faults/run_campaign.py --save --front-ends $(if $(SEED),--seed $(SEED))
 	for guard in NX the-lease the-grace; do $(PY) tests/faults/run_campaign.py --save --without $$guard || exit 1; done
+	$(MAKE) soak-full
 	$(MAKE) memory-full
 	$(MAKE) faults-gateway-full
 	$(MAKE) upgrade-full
 
+.PHONY: soak-full
+soak-full: $(STAMP) ## an hour of ten tenants with vLLM, one of them hostile; keeps figures
+	$(PY) tests/faults/run_soak.py --save $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED))
+
 .PHONY: faults-gateway-full
-faults-gateway-full: $(STAMP) ## kill gateways, their carriers and Redis at 45 random moments; keeps figures
+faults-gateway-full: $(STAMP) ## kill gateways, their carriers and Redis at 45 random moments, keeps figures; 2,000 hostile calls
 	$(PY) tests/faults/run_gateway.py --save $(if $(SEED),--seed $(SEED))
+	WARMQ_TEST_CALLS=2000 $(if $(SEED),WARMQ_TEST_SEED=$(SEED)) $(PYTEST) tests/gateway/test_hostile_calls.py
 
 .PHONY: upgrade-full
 upgrade-full: $(STAMP) ## 20,000 requests over workers and producers of the previous release and this one, 4 minutes

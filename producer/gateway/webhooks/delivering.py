@@ -73,7 +73,7 @@ def _end(services: Services, claim: Claim, delivery: Delivery, told: str) -> Non
 
 def _again(services: Services, claim: Claim, delivery: Delivery, told: str) -> None:
     in_s = BACKOFF_S[min(delivery.tries, len(BACKOFF_S)) - 1]
-    if time.time() + in_s > delivery.created_at + TRIED_S:
+    if services.clock.now() + in_s > delivery.created_at + TRIED_S:
         _end(services, claim, delivery, f"given up after {delivery.tries} tries: {told}")
         return
     Webhooks.beside(services.batches).write(delivery)

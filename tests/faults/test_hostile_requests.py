@@ -1,0 +1,45 @@
+"""Each hostile request, alone and in batches, at the real engine: nobody else notices it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+from attacked import Attacked, attacked
+from hostile_batches import ends_of, send_as_batches
+from hostile_requests import REQUESTS
+from run_batch_lines import NAME
+
+#: All batches together have so long.
+BATCHES_S = 240.0
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attacked]:
+    """Return a gateway and a worker with vLLM and the shipped model; they start once."""
+    with attacked(tmp_path_factory.mktemp("attacked")) as found:
+        yield found
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", REQUESTS)
+def test_nobody_else_notices_it(stack: Attacked, name: str) -> None:
+    REQUESTS[name].content(NAME)  # what it takes to make it is no time of the others
+    assert stack.attack(lambda: stack.online(REQUESTS[name])) == {}
+
+
+@pytest.mark.timeout(600)
+def test_nobody_notices_them_as_lines_of_batches_and_each_has_its_own_end(stack: Attacked) -> None:
+    ends: dict[str, list[str]] = {}
+
+    def sends() -> str:
+        with stack.sdk(stack.hostile) as client:
+            until = time.monotonic() + BATCHES_S
+            for sent in send_as_batches(client, list(REQUESTS.values())):
+                ends.update(ends_of(client, sent, max(1, until - time.monotonic())))
+        return ""
+
+    broken: dict[str, object] = dict(stack.attack(sends))
+    assert broken | {name: found for name, found in ends.items() if found} == {}
+    assert ends.keys() == REQUESTS.keys()
