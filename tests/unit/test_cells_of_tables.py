@@ -1,4 +1,4 @@
-"""A cell of a table becomes what a person would write by hand as JSON, whatever Arrow makes of it."""
+"""A cell of a table becomes what is written by hand as JSON, whatever Arrow makes of it."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contract.openai.lines import check_body, parse_line
+from producer.core.source import Source
 from producer.core.sources import open_source
 from producer.core.tables.frames import frame_source
 
@@ -66,8 +67,12 @@ def cells(column: pa.Array) -> list[Any]:
     """Return what requests have of a column."""
     table = pa.table({"prompt": ["x"] * len(column), "c": column})
     source = frame_source(table, {"prompt": "prompt", "chat_template_kwargs": "c"})
-    lines = [line for chunk in source.chunks(SEED, 10**6) for _, line in chunk.lines]
-    return [orjson.loads(line).get("chat_template_kwargs") for line in lines]
+    return [line.get("chat_template_kwargs") for line in rows(source)]
+
+
+def rows(source: Source) -> list[Any]:
+    """Return its lines, decoded."""
+    return [orjson.loads(line) for chunk in source.chunks(SEED, 10**6) for _, line in chunk.lines]
 
 
 @pytest.mark.parametrize(("kind", "value", "written"), CELLS, ids=str)
@@ -95,8 +100,7 @@ def parquet(tmp_path: Path, columns: dict[str, Any], **options: Any) -> str:
 
 
 def lines_of(name: str, pairs: dict[str, str]) -> list[Any]:
-    chunks = open_source(name, pairs).chunks(SEED, 10**6)
-    return [orjson.loads(line) for chunk in chunks for _, line in chunk.lines]
+    return rows(open_source(name, pairs))
 
 
 @pytest.mark.parametrize("year", [1000, 1816, 2300, 9999])
