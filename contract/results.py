@@ -14,7 +14,7 @@ from contract.message import Delivery
 OUTCOMES = ("completed", "failed", "cancelled", "expired")
 
 
-#: Ends of lines to Python's `splitlines`, hence to the SDK's `iter_lines`. JSON allows them in texts.
+#: Ends of lines to `str.splitlines`, hence to the SDK's `iter_lines`; JSON allows them in texts.
 _SEPARATORS = (
     (b"\xe2\x80\xa8", b"\\u2028"),
     (b"\xe2\x80\xa9", b"\\u2029"),

@@ -116,19 +116,20 @@ def _is_of(line: bytes, batch_id: str) -> bool:
 class ResultFile:
     """The results in one place: JSON lines, or a table. They appear when they are complete.
 
-    `expected` is for an object: how many bytes the lines have, where that is known.
+    `expected` is for an object: how many bytes the lines have, where that is known. A `new` object
+    replaces no other.
 
     Entering raises OutputUnwritable.
     """
 
-    def __init__(self, name: str, expected: int = 0) -> None:
-        self._name, self._expected = name, expected
+    def __init__(self, name: str, expected: int = 0, *, new: bool = False) -> None:
+        self._name, self._expected, self._new = name, expected, new
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             target: Target = (
-                ObjectFile(self._name, self._expected)
+                ObjectFile(self._name, self._expected, new=self._new)
                 if is_url(self._name)
                 else AtomicFile(self._name)
             )
