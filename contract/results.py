@@ -14,6 +14,22 @@ from contract.message import Delivery
 OUTCOMES = ("completed", "failed", "cancelled", "expired")
 
 
+#: Ends of lines to `str.splitlines`, hence to the SDK's `iter_lines`; JSON allows them in texts.
+_SEPARATORS = (
+    (b"\xe2\x80\xa8", b"\\u2028"),
+    (b"\xe2\x80\xa9", b"\\u2029"),
+    (b"\xc2\x85", b"\\u0085"),
+)
+
+
+def one_line(text: bytes) -> bytes:
+    """Return JSON with those letters escaped that some readers of lines take for a line's end."""
+    if not text.isascii():
+        for letter, escaped in _SEPARATORS:
+            text = text.replace(letter, escaped)
+    return text
+
+
 def success_meta(delivery: Delivery, body: bytes, timing: dict[str, float | int]) -> bytes:
     """Return the stored form of a success; `body` is the response's JSON, spliced in as it is."""
     rid = orjson.dumps(delivery.request_id)
@@ -164,7 +180,7 @@ def _plain_line(
         b'},"error":null,"warmq":{"line":%d,"timing":' % line, bytes(meta.warmq.timing),
         same_as, b"}}",
     ))  # fmt: skip
-    return ResultLine(out, False)
+    return ResultLine(one_line(out), False)
 
 
 def result_line(
@@ -205,9 +221,9 @@ def _any_line(
             ran = leader or request_id
             out["response"] = {"status_code": 200, "request_id": ran, "body": body}
             out["warmq"] = {"line": line, "timing": ours.get("timing")} | same_as
-            return ResultLine(orjson.dumps(out), False)
+            return ResultLine(one_line(orjson.dumps(out)), False)
         error = ours.get("error") or {"code": "request_failed", "message": str(body)}
         rejected = isinstance(body, dict) and body.get("exc_type") == RequestRejected.__name__
     own = {"line": line} if leader else {}  # the leader's error may name the leader's line
     out["error"] = {"line": line, **error, **own, **same_as}
-    return ResultLine(orjson.dumps(out), True, rejected)
+    return ResultLine(one_line(orjson.dumps(out)), True, rejected)

@@ -4,7 +4,8 @@ A line is an OpenAI batch line `{"custom_id", "method", "url", "body"}` or the
 short form: a body at top level with an optional `custom_id`.
 """
 
-from operator import attrgetter
+import re
+from operator import attrgetter, is_
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -28,6 +29,8 @@ from contract.openai.structured import FIELDS, refuse_large
 MAX_CUSTOM_ID = 512
 #: Beside custom_id, which is taken out first.
 _BATCH_FIELDS = frozenset(("method", "url", "body"))
+#: What msgspec says of 16.0 where a whole number is to be; vLLM takes it, and pandas writes it.
+_FLOAT = re.compile(r"Expected `[^`]*\bint\b[^`]*`, got `float` - at `\$\.(\w+)")
 _STREAM_FIELDS = ("stream", "stream_options", "stream_interval")
 
 
@@ -63,11 +66,27 @@ def check_body(url: str, body: dict[str, Any], where: str = "body.") -> dict[str
     try:
         msgspec.convert(checked, BODY_TYPES[url])
     except msgspec.ValidationError as error:
-        raise explain(str(error), url, where) from None
+        message = str(error)
+        if found := _FLOAT.match(message):
+            name = found[1]
+            whole = _whole(kept[name])
+            if whole is not kept[name]:
+                return check_body(url, kept | {name: whole}, where)
+        raise explain(message, url, where) from None
     for name in FIELDS:
         if name in checked:
             refuse_large(name, checked[name], where)
     return kept
+
+
+def _whole(value: Any) -> Any:
+    """Return a value with ints for floats without a fraction; itself, where it has none of them."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, list):
+        found = [_whole(one) for one in value]
+        return value if all(map(is_, found, value)) else found
+    return value
 
 
 def _not_streaming(body: dict[str, Any], where: str) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import IntEnum
 from functools import cached_property
 
@@ -22,7 +22,7 @@ from producer.core.reader import Input, InputUnreadable
 from producer.core.same_batch import BatchChanged
 from producer.core.source import Source
 from producer.core.sources import open_source
-from producer.core.submission import BadOption
+from producer.core.submission import BadOption, check_sources
 
 WATCH_AGAIN = "the batch goes on; `producer watch {}` follows it again"
 
@@ -66,19 +66,30 @@ class Context:
         return batch
 
 
-def open_input(name: str, mapped: tuple[str, ...] = ()) -> Source:
-    """Open what is to be submitted; `-` is standard input. `mapped` are the values of `--map`.
+def open_input(name: str, mapped: tuple[str, ...] = (), given: Iterable[str] = ()) -> Source:
+    """Open what is to be submitted; `-` is standard input. `mapped` are the values of `--map`,
+    `given` the fields of `--set`.
 
     Raises:
         InputUnreadable: it cannot be opened.
-        BadOption: the columns are not those that `--map` names.
+        BadOption: the columns are not those that `--map` names, or a field has two sources.
     """
     if name == "-" and not mapped:
         # Unbuffered: a buffer over a buffer would wait for a full one.
         stdin = sys.stdin.buffer
         return Input(name, getattr(stdin, "raw", stdin))
+    pairs = _mapped(mapped)
+    check_sources(given, pairs, ("--set", "--map"))
     try:
-        return open_source(name, parse_map(mapped))
+        return open_source(name, pairs)
+    except BadOption as error:
+        error.message = f"--map: {error.message}"
+        raise
+
+
+def _mapped(mapped: tuple[str, ...]) -> dict[str, str]:
+    try:
+        return parse_map(mapped)
     except BadOption as error:
         error.message = f"--map: {error.message}"
         raise

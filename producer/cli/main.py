@@ -8,6 +8,7 @@ import importlib
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
@@ -19,6 +20,8 @@ from contract.version import version
 from producer.core.heap import keep_memory
 
 USAGE, UNREACHABLE, INTERRUPTED, TERMINATED = 2, 3, 130, 143
+#: A fault of our own, as sysexits.h has it: no program takes it for requests that failed.
+OUR_FAULT = 70
 
 #: The commands, each a module of producer/cli/commands, and what `--help` says of them: their
 #: modules take half a second to import, which it need not wait for.
@@ -150,6 +153,7 @@ def cli() -> None:
       1    some requests failed (results, watch, submit --wait), or a problem (doctor)
       2    wrong usage or input
       3    Redis cannot be reached, or refuses
+      70   a fault of producer itself; please report it
       130  interrupted
     """
 
@@ -182,8 +186,19 @@ def main() -> NoReturn:
         with contextlib.suppress(OSError):  # it may be this stream that is full
             click.echo(f"producer: cannot use {where}: {error.strerror}", err=True)
         status = USAGE
+    except Exception as error:  # of a library, or of our own: no traceback for who uses it
+        click.echo(f"producer: {_as_fault(error)}", err=True)
+        status = OUR_FAULT
     _drop_what_cannot_be_printed()
     sys.exit(status or 0)
+
+
+def _as_fault(error: Exception) -> str:
+    """Return what whoever mends a fault needs: what was raised, and where."""
+    at = traceback.extract_tb(error.__traceback__)[-1:]
+    where = "".join(f" ({frame.filename}:{frame.lineno})" for frame in at)
+    first = str(error).partition("\n")[0]
+    return f"a fault of its own: {type(error).__name__}: {first}{where}; please report it"
 
 
 def with_remedy(error: WarmqError) -> str:

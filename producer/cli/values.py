@@ -61,6 +61,8 @@ def parse_overrides(pairs: tuple[str, ...]) -> dict[str, Any]:
         name, equals, text = pair.partition("=")
         if not equals:
             raise BadOption(f"--set {pair}: write name=value, for example max_tokens=256")
+        if name in overrides:
+            raise BadOption(f"--set {pair}: {name} is set already; give it once")
         overrides[name] = _override(name, text)
     return overrides
 

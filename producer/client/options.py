@@ -9,7 +9,7 @@ from typing import Any, Literal, TypedDict
 
 from contract.naming import DEFAULT_TENANT, queue_name
 from contract.settings import Settings
-from producer.core.submission import BadOption, Submission, Wish
+from producer.core.submission import BadOption, Submission, Wish, check_sources
 
 Deadline = dt.timedelta | dt.datetime
 
@@ -61,6 +61,7 @@ def submission_of(options: SubmitOptions, settings: Settings) -> Submission:
     ):
         if value not in among:
             raise BadOption(f"{name} {value!r}: give one of {', '.join(map(str, among))}")
+    check_sources(options.get("fields", {}), options.get("columns", {}), ("fields", "columns"))
     submission = Submission(
         options.get("batch_id")
         or f"batch_{dt.datetime.now(dt.UTC):%Y%m%d%H%M%S}_{secrets.token_hex(8)}",

@@ -78,16 +78,17 @@ class Delivery:
 
         Raises:
             OutputUnwritable: nothing has appeared then, and the same run delivers it again.
+            BatchConflict: another run has written an object there meanwhile.
         """
         done, (good, bad) = self.journal.read(), self.gathered
         if done is None:
             raise BatchConflict(f"{self.journal.path} was taken away while the run wrote it")
         with ExitStack() as files:
-            output = files.enter_context(ResultFile(self.output, done.output))
+            output = files.enter_context(ResultFile(self.output, done.output, new=True))
             for line in _lines(good, failed=False):
                 output.add(line)
             if done.failed:
-                errors = files.enter_context(ResultFile(self.errors, done.errors))
+                errors = files.enter_context(ResultFile(self.errors, done.errors, new=True))
                 for line in _lines(bad, failed=True):
                     errors.add(line)
                 errors.sync()

@@ -88,7 +88,11 @@ def exists(name: str) -> bool:
 
 
 def may_go(name: str, batch_id: str) -> bool:
-    """Whether what is there is nothing, or begins with a result of the batch."""
+    """Whether what is there is nothing, or results of the batch alone.
+
+    Of a file every line is looked at, since others may have been appended to it; an object and a
+    table can only be replaced, and their first result tells.
+    """
     place = ObjectPlace(name) if is_url(name) else FilePlace(name)
     try:
         if place.size() == 0:
@@ -97,28 +101,35 @@ def may_go(name: str, batch_id: str) -> bool:
             line = first_line(place)
         else:
             with place.open(in_order=True) as file:
+                if not is_url(name):
+                    return all(_is_of(line, batch_id) for line in file)
                 line = file.readline()
     except InputUnreadable:
         return False  # what cannot be read may be anything
-    return not line or (line.endswith(b"\n") and is_result_of(line, batch_id))
+    return not line or _is_of(line, batch_id)
+
+
+def _is_of(line: bytes, batch_id: str) -> bool:
+    return line.endswith(b"\n") and is_result_of(line, batch_id)
 
 
 class ResultFile:
     """The results in one place: JSON lines, or a table. They appear when they are complete.
 
-    `expected` is for an object: how many bytes the lines have, where that is known.
+    `expected` is for an object: how many bytes the lines have, where that is known. A `new` object
+    replaces no other.
 
     Entering raises OutputUnwritable.
     """
 
-    def __init__(self, name: str, expected: int = 0) -> None:
-        self._name, self._expected = name, expected
+    def __init__(self, name: str, expected: int = 0, *, new: bool = False) -> None:
+        self._name, self._expected, self._new = name, expected, new
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             target: Target = (
-                ObjectFile(self._name, self._expected)
+                ObjectFile(self._name, self._expected, new=self._new)
                 if is_url(self._name)
                 else AtomicFile(self._name)
             )

@@ -3,6 +3,7 @@
 import datetime as dt
 import hashlib
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -37,6 +38,26 @@ def check_name(what: str, name: str) -> None:
             f"{what} {name[:140]!r}: use 1 to 128 letters, digits, `.`, `_` or `-`, beginning with "
             "a letter or digit"
         )
+
+
+def check_sources(fields: Iterable[str], columns: Iterable[str], names: tuple[str, str]) -> None:
+    """Refuse a field that a value for all requests and a column would both give.
+
+    `names` are the options of the two: that of the values, that of the columns.
+
+    Raises:
+        BadOption: naming the field. `messages` and `messages.user` are one field, and a prompt,
+            messages or an input are each a whole request.
+    """
+    mapped = {column.partition(".")[0] for column in columns}
+    request = {"prompt", "messages", "input"}
+    for name in fields:
+        both = name in mapped
+        if both or (name in request and mapped & request):
+            other = name if both else min(mapped & request)
+            raise BadOption(
+                f"{names[0]} {name}: {names[1]} gives {other} to each row already; leave one out"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ from support import (
     write_lines,
 )
 
-from contract.errors import ExtraMissing
+from contract.errors import BatchConflict, ExtraMissing
 from contract.redis.batches import BatchStore
 from contract.results import ResultLine
 from demo.stack import eventually
@@ -367,6 +367,30 @@ def test_what_a_run_delivers_goes_up_in_larger_parts_the_more_it_is(
         delivery.journal.write(RunProgress("r", "", "in", "f", "e", output=size))
         delivery.deliver("seed")
         assert obstore.head(bucket, "out.jsonl")["e_tag"].endswith(f'-{parts}"')
+
+
+@pytest.mark.parametrize("lines", [1, 20])
+def test_of_two_runs_into_one_object_the_second_keeps_its_lines(
+    bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, s3: str, lines: int
+):
+    content = {}
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        delivery = Delivery("s3://warmq/out.jsonl", "s3://warmq/out.errors.jsonl")
+        content[name] = b'{"id":"%s"}\n' % (name.encode() * (2**20 + ord(name))) * lines
+        delivery.gathered[0].write_bytes(content[name])
+        delivery.journal.write(RunProgress("r", "", "in", "f", "e"))
+        if name == "a":
+            delivery.deliver("seed")
+            delivery.gathered[0].write_bytes(content[name])
+            delivery.deliver("seed")  # as after a kill before the journal said so
+        else:
+            with pytest.raises(BatchConflict, match="was written by somebody else"):
+                delivery.deliver("seed")
+            assert delivery.gathered[0].read_bytes() == content[name]
+    assert read(bucket, "out.jsonl") == content["a"]
+    assert unfinished(s3) == 0
 
 
 def test_a_run_of_a_pipe_into_a_bucket_is_not_taken_for_another_that_has_ended(

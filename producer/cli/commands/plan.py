@@ -58,7 +58,7 @@ def command(
     queue = queue_name(model or None, settings.queue)
     submission = Submission("plan", queue, priority, model, parse_overrides(pairs))
     submission.check()
-    source = open_input(file, mapped)
+    source = open_input(file, mapped, submission.overrides)
     workers = _workers(context, queue)
     models = [str(worker["model"]) for worker in workers if worker.get("model")]
     counter = Estimate() if estimate else at_hand(tokenizer, models)

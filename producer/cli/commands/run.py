@@ -72,7 +72,7 @@ def command(
     places = delivery.gathered if delivered else (Path(output), Path(delivery.errors))
     check_outputs(output, errors, file, Journal(places[0]).path)
     submission = make_submission(context.settings, "run", shaping)
-    source = open_input(file, mapped)
+    source = open_input(file, mapped, submission.overrides)
     done = delivery.done_before(source, submission.seed) if delivered else None
     if done is None:
         refuse_older_workers(context.store, submission.queue, submission.once, tell)

@@ -77,7 +77,7 @@ def command(
     submission = make_submission(context.settings, name, shaping, until)
     if output or errors:
         _check_outputs(output, errors, file, batch_id, force)
-    source = open_input(file, mapped)
+    source = open_input(file, mapped, submission.overrides)
     _tell_if_unplanned(submission.order, source)
     if until:
         submission.check_deadline(context.store)

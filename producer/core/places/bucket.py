@@ -68,7 +68,8 @@ def obstore(name: str, module: str = "") -> Any:
 
 def errors_of_bucket() -> tuple[type[Exception], ...]:
     """Return what obstore raises where a bucket cannot be used."""
-    return (obstore("a bucket", "exceptions").BaseError, OSError)
+    # ValueError: of a name that its client does not take.
+    return (obstore("a bucket", "exceptions").BaseError, OSError, ValueError)
 
 
 def told(error: Exception) -> str:
@@ -91,8 +92,20 @@ def split(url: str) -> tuple[str, str]:
     if not bucket:
         what = "host" if is_web(url) else "bucket"
         raise BadPlace(f"{shown(url)}: no {what} is named; give {scheme}://{what.upper()}/NAME")
+    if not is_web(url):
+        _check_key(url, key)
     # What follows the host of a web page is its own: it may have a query, which signs it.
     return (url, "") if is_web(url) else (f"{scheme.casefold()}://{bucket}", key)
+
+
+def _check_key(url: str, key: str) -> None:
+    """Refuse names that obstore cannot have. The last part may be empty: that is a folder."""
+    *folders, name = key.split("/")
+    for part in (*folders, name or "x"):
+        if not part:
+            raise BadPlace(f"{url}: its name has an empty part; write one / instead of //")
+        if part in (".", ".."):
+            raise BadPlace(f"{url}: its name has a part {part!r}; write the name without it")
 
 
 def open_bucket(url: str) -> tuple[Any, str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Self
 
+from contract.errors import BatchConflict
 from producer.core.files import OutputUnwritable, WriteFailed
 from producer.core.places.bucket import (
     credentials,
@@ -53,16 +54,25 @@ class ObjectFile:
     """Written part by part and completed at the end; a failure leaves the place as it was.
 
     `expected` says of what may have more than 40 GB how many bytes those are: the parts of an
-    upload are all of one size (obstore), and S3 takes so many of them.
+    upload are all of one size (obstore), and S3 takes so many of them. A `new` one must not replace
+    an object that has other content.
     """
 
-    def __init__(self, url: str, expected: int = 0) -> None:
+    def __init__(self, url: str, expected: int = 0, *, new: bool = False) -> None:
         self._name = url
-        store, key = open_bucket(url)
-        self._file: Any = obstore(url).open_writer(
-            store, key, buffer_size=part_bytes(expected), max_concurrency=_AT_ONCE
-        )
+        self._store, self._key = open_bucket(url)
+        self._expected, self._new = expected, new
         self._errors = errors_of_bucket()
+        self._held, self._size = bytearray(), 0
+        self._file: Any = None if new else self._opened()
+
+    def _opened(self) -> Any:
+        return obstore(self._name).open_writer(
+            self._store,
+            self._key,
+            buffer_size=part_bytes(self._expected),
+            max_concurrency=_AT_ONCE,
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -72,22 +82,66 @@ class ObjectFile:
             self.discard()
             return
         try:
-            self._file.close()
+            if self._new:
+                self._check_new()
+            if self._file is not None:
+                self._file.close()
+        except BatchConflict:
+            self.discard()
+            raise
         except self._errors as error:
             raise self._failed(error) from None
 
     def write(self, data: bytes) -> None:
         """Append to the object."""
         try:
+            self._size += len(data)
+            if self._file is None:
+                self._held += data
+                if len(self._held) <= _PART:
+                    return
+                self._file, data, self._held = self._opened(), bytes(self._held), bytearray()
             self._file.write(data)
         except self._errors as error:
             raise self._failed(error) from None
+
+    def _check_new(self) -> None:
+        """Write what one request takes under the condition that nothing is there, which the bucket
+        decides. Buckets complete uploads in parts without one: the object is looked for just
+        before. One that is as this one was left by the same delivery, killed before it said so.
+
+        Raises:
+            BatchConflict: there is another object.
+        """
+        obs = obstore(self._name)
+        try:
+            if self._file is None:
+                obs.put(
+                    self._store, self._key, bytes(self._held), mode="create", use_multipart=False
+                )
+                return
+            found = obs.head(self._store, self._key)
+        except FileNotFoundError:
+            return
+        except obstore(self._name, "exceptions").AlreadyExistsError:
+            there = bytes(obs.get(self._store, self._key).bytes())
+            if there == self._held:
+                return
+        else:
+            if found["size"] == self._size:
+                return
+        raise BatchConflict(
+            f"{self._name} was written by somebody else meanwhile, and is left as it is; move it "
+            "away, and the same command brings its results there"
+        )
 
     def sync(self) -> None:
         """Do nothing: nothing is there before its end."""
 
     def discard(self) -> None:
         """Leave the place as it was; the bucket forgets the parts."""
+        if self._file is None:
+            return
         gone = WriteFailed("discarded")
         try:
             self._file.__exit__(WriteFailed, gone, None)  # with an error it ends, and keeps nothing

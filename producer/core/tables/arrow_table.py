@@ -9,6 +9,7 @@ from typing import Any
 from producer.core.places.place import FilePlace, Place
 from producer.core.reader import CHUNK_LINES, InputUnreadable
 from producer.core.tables.arrow import pyarrow
+from producer.core.tables.arrow_rows import rows_of
 from producer.core.tables.table import Row
 
 #: Bytes that are read of a column at a time: without it, a row group's columns come whole.
@@ -25,7 +26,12 @@ class ParquetTable:
         self._errors = _errors()
         self._file = _opened(place, "OSFile")
         try:
-            self._parquet = parquet.ParquetFile(self._file, buffer_size=_BUFFER, pre_buffer=False)
+            self._parquet = parquet.ParquetFile(
+                self._file,
+                buffer_size=_BUFFER,
+                pre_buffer=False,
+                coerce_int96_timestamp_unit="us",  # of nanoseconds, 64 bits end in 2262
+            )
         except self._errors as error:
             self._file.close()
             raise _damaged(self.name, error) from None
@@ -37,7 +43,7 @@ class ParquetTable:
         row = 0
         try:
             for batch in self._parquet.iter_batches(CHUNK_LINES, columns=wanted, use_threads=False):
-                for found in batch.to_pylist():
+                for found in rows_of(batch):
                     row += 1
                     yield found
         except self._errors as error:
@@ -87,7 +93,7 @@ class ArrowTable:
             for batch in self._each():
                 kept = batch.select(list(wanted))
                 for start in range(0, kept.num_rows, CHUNK_LINES):
-                    for found in kept.slice(start, CHUNK_LINES).to_pylist():
+                    for found in rows_of(kept.slice(start, CHUNK_LINES)):
                         row += 1
                         yield found
         except self._errors as error:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import datetime as dt
 import decimal
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import orjson
 
+#: Whole floats below it are each one integer.
+_EXACT = 2**53
 _TIMES = (dt.datetime, dt.date, dt.time)
 
 
@@ -34,26 +37,41 @@ def text_of(column: str, value: Any) -> str:
     """
     if isinstance(value, str):
         return value
+    value = value_of(column, value)
     if value is None:
         raise empty(column)
     if isinstance(value, bool | list | dict):
         return _json(column, value).decode()
     if isinstance(value, _TIMES):
         return value.isoformat()
-    if isinstance(value, bytes | bytearray | memoryview):
-        raise _bytes(column)
+    if isinstance(value, decimal.Decimal):
+        return format(value, "f")
     return str(value)
 
 
 def value_of(column: str, value: Any) -> Any:
-    """Return a cell as a value that can be written as JSON.
+    """Return a cell as a value that can be written as JSON: None for NaN, an int for 16.0.
 
     Raises:
-        BadCell: it has bytes.
+        BadCell: it has bytes or an infinite number, or could not be read.
     """
+    if isinstance(value, BadCell):
+        raise value
+    if isinstance(value, float | decimal.Decimal) and not math.isfinite(value):
+        if math.isnan(value):
+            return None
+        raise BadCell(column, "is infinite, and JSON has no such number; give a finite one")
+    if isinstance(value, float) and value.is_integer() and abs(value) < _EXACT:
+        return int(value)
     if isinstance(value, bytes | bytearray | memoryview):
         raise _bytes(column)
     return value
+
+
+def list_or_object(value: Any) -> Any:
+    """Return the list or object that a text holds as JSON; the text itself if it holds none."""
+    found = parsed(value)
+    return found if isinstance(found, list | dict) else value
 
 
 def parsed(value: Any) -> Any:

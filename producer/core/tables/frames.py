@@ -8,6 +8,7 @@ from typing import Any
 from producer.core.items import Items
 from producer.core.reader import CHUNK_LINES
 from producer.core.tables.arrow import pyarrow
+from producer.core.tables.arrow_rows import rows_of
 from producer.core.tables.mapping import RowMapping
 
 #: pandas keeps an index that is no plain numbering in columns of such names.
@@ -57,4 +58,4 @@ class _Rows:
         for batch in stream:
             kept = batch.select(self.wanted)
             for start in range(0, kept.num_rows, CHUNK_LINES):
-                yield from kept.slice(start, CHUNK_LINES).to_pylist()
+                yield from rows_of(kept.slice(start, CHUNK_LINES))

@@ -16,7 +16,16 @@ from contract.openai.openai_only import known_names
 from contract.openai.pooling import EMBEDDINGS_URL
 from producer.core.rows import bad_row
 from producer.core.submission import BadOption
-from producer.core.tables.cells import BadCell, empty, not_json, parsed, plain, text_of, value_of
+from producer.core.tables.cells import (
+    BadCell,
+    empty,
+    list_or_object,
+    not_json,
+    parsed,
+    plain,
+    text_of,
+    value_of,
+)
 from producer.core.tables.template import Template, is_template
 
 Row = Mapping[str, Any]
@@ -28,6 +37,9 @@ _ROLES = ("system", "developer", "user", "assistant")
 #: Of a line that has its request in `body`.
 _LINE_FIELDS = ("custom_id", "method", "url", "body")
 _TEXTS = frozenset(("custom_id", "method", "url"))
+#: A text as it stands, or lists and objects as JSON in one: `["a", "b"]` is two ends. A prompt that
+#: begins with a bracket stays a text.
+_TEXTS_OR_JSON = frozenset(("stop", "tool_choice", "input"))
 #: A row without them is no request; any other field may be empty in some rows.
 _NEEDED = frozenset(("prompt", "messages", "input", "body"))
 _EXAMPLE = "map a field to one, for example prompt=text or messages.user='Summarise: {text}'"
@@ -156,8 +168,9 @@ def _column(field: str, column: str) -> _Get:
 
     def get(row: Row) -> Any:
         value = row.get(column)
-        if value is not None:
-            return convert(value)
+        found = None if value is None or value_of(column, value) is None else convert(value)
+        if found is not None:
+            return found
         if needed:
             raise empty(column)
         return None
@@ -169,6 +182,8 @@ def _converter(field: str, column: str) -> Callable[[Any], Any]:
     """Return what makes a field's value of a cell."""
     if field in _TEXTS or field.startswith(_MESSAGES):
         return partial(text_of, column)
+    if field in _TEXTS_OR_JSON:
+        return lambda value: list_or_object(value_of(column, value))
     if _takes_text(field):
         return partial(value_of, column)
     return lambda value: parsed(value_of(column, value))

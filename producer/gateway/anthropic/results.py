@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import orjson
 
+from contract.results import one_line
 from producer.gateway.anthropic.protocol import Split
 from producer.gateway.batches.record import BatchRecord
 from producer.gateway.files.objects import Files
@@ -93,7 +94,7 @@ def _result(raw: bytes) -> bytes:
         result = _errored(line)
     else:
         result = {"type": kind}
-    return orjson.dumps({"custom_id": line.custom_id, "result": result})
+    return one_line(orjson.dumps({"custom_id": line.custom_id, "result": result}))
 
 
 def _errored(line: _Line) -> dict[str, Any]:
@@ -113,7 +114,7 @@ def _refused(services: Services, record: BatchRecord) -> Iterator[bytes]:
     told = {"type": "error", "error": {"type": "invalid_request_error", "message": message}}
     result = {"type": "errored", "error": told}
     for raw in _lines(services, record.tenant, record.input_file_id):
-        yield orjson.dumps({"custom_id": _line(raw).custom_id, "result": result})
+        yield one_line(orjson.dumps({"custom_id": _line(raw).custom_id, "result": result}))
 
 
 def results(services: Services, record: BatchRecord) -> Iterator[bytes]:

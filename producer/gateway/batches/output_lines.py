@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import orjson
 
-from contract.results import ResultLine
+from contract.results import ResultLine, one_line
 from producer.gateway.batches.record import Usage
 from producer.gateway.live.whole_response import with_all_fields
 
@@ -42,7 +42,7 @@ def openai_line(line: ResultLine) -> bytes:
     else:
         out |= {"response": _refusal(told["id"], code, error, line.rejected), "error": None}
     ours = {name: error[name] for name in ("line", "same_as") if name in error}
-    return orjson.dumps(out | {"warmq": ours})
+    return one_line(orjson.dumps(out | {"warmq": ours}))
 
 
 def _refusal(line_id: str, code: str, error: dict[str, Any], rejected: bool) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def _with_all_fields(line: bytes) -> bytes:
     if body.get("object") != "response":
         return line
     found["response"]["body"] = with_all_fields(body)
-    return orjson.dumps(found)
+    return one_line(orjson.dumps(found))
 
 
 class _Cached(msgspec.Struct):

@@ -20,6 +20,7 @@ import msgspec
 import numpy as np
 import orjson
 
+from contract.openai.lines import MAX_CUSTOM_ID
 from producer.core.reader import Input, InputUnreadable, chunks
 from producer.core.seen import SeenIds
 from producer.gateway.batches.record import Problem
@@ -163,7 +164,7 @@ def _look(
             looked.problems.append(problem)
             return
         url, method, model = endpoint, "POST", model_of(line)
-    if url != endpoint or method != "POST" or not custom_id:
+    if url != endpoint or method != "POST" or not 0 < len(custom_id) <= MAX_CUSTOM_ID:
         found = {"custom_id": custom_id, "url": url, "method": method}
         problem = _problem_of(found, endpoint, number)
         if problem is not None:
@@ -196,6 +197,12 @@ def _problem_of(found: dict[str, Any], endpoint: str, number: int) -> Problem | 
         return Problem("missing_required_parameter", told, "custom_id", number)
     if not isinstance(custom_id, str) or not custom_id:
         told = "custom_id is not a text with at least one character; write one in quotes"
+        return Problem("invalid_request", told, "custom_id", number)
+    if len(custom_id) > MAX_CUSTOM_ID:
+        told = (
+            f"custom_id {custom_id[:60]!r}… has {len(custom_id)} characters; give at most "
+            f"{MAX_CUSTOM_ID}"
+        )
         return Problem("invalid_request", told, "custom_id", number)
     method, url = found.get("method", "POST"), found.get("url")
     if method != "POST":

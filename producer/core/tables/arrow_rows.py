@@ -1,0 +1,170 @@
+"""Rows of Arrow's record batches, each cell as a person would write it by hand as JSON.
+
+Arrow gives every struct all keys of its column, maps as lists of pairs, float32 as the double next
+to it, and one cell that Python cannot hold ends a whole batch. Here keys without a value are left
+out, maps are objects, numbers have their shortest form, and such a cell is a BadCell in its row.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import math
+import struct
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import orjson
+
+from producer.core.tables.arrow import pyarrow
+from producer.core.tables.cells import BadCell
+
+#: How many digits tell two numbers apart, and how struct names the number.
+_SHORT_FLOATS = {16: ("e", range(3, 6)), 32: ("f", range(6, 10))}
+_JSON = "arrow.json"
+
+_Read = Callable[[Any], Any]
+
+
+def rows_of(batch: Any) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a record batch as dicts; a cell that cannot be read is a BadCell."""
+    names = batch.schema.names
+    columns = [_cells(names[n], batch.column(n)) for n in range(len(names))]
+    if not columns:
+        yield from ({} for _ in range(batch.num_rows))
+    for cells in zip(*columns, strict=True):
+        yield dict(zip(names, cells, strict=True))
+
+
+def _cells(name: str, column: Any) -> list[Any]:
+    read = _reader(column.type)
+    if read is None:
+        try:
+            return list(column.to_pylist())
+        except Exception:
+            read = _as_python
+    return [_cell(name, scalar, read) for scalar in column]
+
+
+def _cell(name: str, scalar: Any, read: _Read) -> Any:
+    try:
+        return read(scalar) if scalar.is_valid else None
+    except UnicodeDecodeError:
+        return BadCell(name, "is not UTF-8; convert it to UTF-8")
+    except Exception as error:
+        return BadCell(name, f"cannot be read: {_words(error)}; make the column a text")
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, KeyError):  # of an unknown time zone: the name alone
+        return f"this machine does not know {error}"
+    return str(error).partition("\n")[0] or type(error).__name__
+
+
+def _as_python(scalar: Any) -> Any:
+    return scalar.as_py()
+
+
+def _inner(kind: Any) -> _Read:
+    """Return what reads a value inside a list, map or struct; a null is None."""
+    read = _reader(kind) or _as_python
+
+    def inner(scalar: Any) -> Any:
+        return read(scalar) if scalar.is_valid else None
+
+    return inner
+
+
+def _reader(kind: Any) -> _Read | None:
+    """Return what reads a value of an Arrow type, None where `to_pylist` does."""
+    types = pyarrow("a table", "types")
+    if isinstance(kind, pyarrow("a table").BaseExtensionType):
+        return _json_text if kind.extension_name == _JSON else None
+    if types.is_dictionary(kind):
+        inner = _inner(kind.value_type)
+        return lambda scalar: inner(scalar.value)
+    if types.is_floating(kind):
+        return partial(_float, kind.bit_width)
+    if types.is_temporal(kind):
+        return _time_reader(types, kind)
+    return _nested_reader(types, kind)
+
+
+def _nested_reader(types: Any, kind: Any) -> _Read | None:
+    if types.is_map(kind):
+        key, value = _inner(kind.key_type), _inner(kind.item_type)
+        return lambda scalar: {
+            _key(key(pair[0])): value(pair[1]) for pair in ((p[0], p[1]) for p in scalar.values)
+        }
+    if types.is_struct(kind):
+        fields = [(kind.field(n).name, n, _inner(kind.field(n).type)) for n in range(len(kind))]
+        return lambda scalar: {
+            name: value for name, n, read in fields if (value := read(scalar[n])) is not None
+        }
+    if types.is_nested(kind) and hasattr(kind, "value_type"):
+        element = _inner(kind.value_type)
+        return lambda scalar: [element(one) for one in scalar.values]
+    if types.is_union(kind):
+        return lambda scalar: _inner(scalar.value.type)(scalar.value) if scalar.value else None
+    return None
+
+
+def _key(key: Any) -> str:
+    return key if isinstance(key, str) else orjson.dumps(key, str).decode().strip('"')
+
+
+def _json_text(scalar: Any) -> Any:
+    return orjson.loads(scalar.value.as_py())
+
+
+def _float(width: int, scalar: Any) -> Any:
+    """Return the shortest number that a float of so many bits is; a whole one is an int."""
+    value = float(scalar.as_py())
+    if math.isnan(value):
+        return None
+    if math.isinf(value):
+        raise ValueError("it is infinite, and JSON has no such number")
+    if value.is_integer() and abs(value) < 2**53:
+        return int(value)
+    code, digits = _SHORT_FLOATS.get(width, ("d", range(0)))
+    for count in digits:
+        short = float(f"{value:.{count}g}")
+        try:
+            if struct.unpack(code, struct.pack(code, short))[0] == value:
+                return short
+        except OverflowError:  # rounded up beyond the largest
+            continue
+    return value
+
+
+def _time_reader(types: Any, kind: Any) -> _Read | None:
+    """Return what reads nanoseconds, for which Python has no type of its own."""
+    if getattr(kind, "unit", "") != "ns":
+        return None
+    arrow = pyarrow("a table")
+    if types.is_timestamp(kind):
+        micro = arrow.timestamp("us", kind.tz)
+    elif types.is_time(kind):
+        micro = arrow.time64("us")
+    else:
+        return _duration
+    return partial(_nanoseconds, arrow, micro)
+
+
+def _nanoseconds(arrow: Any, micro: Any, scalar: Any) -> dt.datetime | dt.time | str:
+    """Return a moment; as a text where it has more than Python's microseconds."""
+    whole, rest = divmod(scalar.value, 1000)
+    moment: dt.datetime | dt.time = arrow.scalar(whole, micro).as_py()
+    if not rest:
+        return moment
+    text = moment.isoformat(timespec="microseconds")
+    at = text.index(".") + 7
+    return f"{text[:at]}{rest:03}{text[at:]}"
+
+
+def _duration(scalar: Any) -> dt.timedelta | decimal.Decimal:
+    """Return a duration; in seconds where it has more than Python's microseconds."""
+    whole, rest = divmod(scalar.value, 1000)
+    exact = decimal.Decimal(scalar.value).scaleb(-9)
+    return exact if rest else dt.timedelta(microseconds=whole)

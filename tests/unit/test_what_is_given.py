@@ -1,0 +1,109 @@
+"""What a user gave is neither dropped nor overwritten: two sources, appended lines, odd names."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import orjson
+import pytest
+
+from contract import naming
+from contract.results import ResultLine, result_line
+from contract.settings import Settings
+from producer.cli.context import open_input
+from producer.cli.values import parse_overrides
+from producer.client.options import submission_of
+from producer.core.outputs import may_go
+from producer.core.places.bucket import BadPlace, split
+from producer.core.submission import BadOption
+from producer.gateway.batches.output_lines import openai_line
+from producer.gateway.carrying.looking import _problem_of
+
+LETTERS = "a\u2028b\u2029c\u0085d한"
+
+
+@pytest.mark.parametrize(
+    ("field", "mapped"),
+    [
+        ("messages", "messages.user"),
+        ("messages", "prompt"),
+        ("prompt", "messages.user"),
+        ("max_tokens", "max_tokens"),
+        ("stop", "stop"),
+    ],
+)
+def test_two_sources_of_one_field_are_refused(field: str, mapped: str) -> None:
+    with pytest.raises(BadOption, match=f"--set {field}: --map gives .* leave one out"):
+        open_input("t.csv", (f"{mapped}=a",), {field: "x"})
+    with pytest.raises(BadOption, match=f"fields {field}: columns gives"):
+        submission_of({"fields": {field: "x"}, "columns": {mapped: "a"}}, Settings())
+
+
+def test_a_field_is_set_once() -> None:
+    with pytest.raises(BadOption, match="max_tokens is set already"):
+        parse_overrides(("max_tokens=1", "max_tokens=2"))
+
+
+@pytest.mark.parametrize(
+    "url", ["s3://b/a//x", "gs://b//x", "az://b/a/../x", "s3://b/./x", "s3://b/a//"]
+)
+def test_a_name_that_no_object_can_have_is_refused(url: str) -> None:
+    with pytest.raises(BadPlace, match="its name has"):
+        split(url)
+    assert split("s3://b/a/") == ("s3://b", "a/")
+    assert split("s3://b/a..b/c.d") == ("s3://b", "a..b/c.d")
+
+
+def _line(custom_id: str, batch: str = "mine") -> ResultLine:
+    raw = orjson.dumps({
+        "status": "SUCCESS", "result": {"text": LETTERS},
+        "warmq": {"custom_id": custom_id, "line": 1, "timing": {}, "batch": batch},
+    })  # fmt: skip
+    return result_line(naming.request_id(batch, custom_id), custom_id, 1, raw)
+
+
+@pytest.mark.parametrize("raw", ["stored", None])
+def test_a_line_has_no_letter_that_ends_one(raw: str | None) -> None:
+    line = _line(LETTERS) if raw else result_line("r", LETTERS, 1, None)
+    for text in (line.json, openai_line(line)):
+        assert len(text.decode().splitlines()) == 1
+        assert json.loads(text)["custom_id"] == LETTERS
+        assert "한" in text.decode()
+    if raw:
+        assert json.loads(line.json)["response"]["body"]["text"] == LETTERS
+
+
+def test_lines_that_were_appended_are_not_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    mine = b"".join(_line(name).json + b"\n" for name in ("a", "b"))
+    path.write_bytes(mine)
+    assert may_go(str(path), "mine")
+    for more in (_line("c", "other").json + b"\n", b'{"note": 1}\n', b"a note"):
+        path.write_bytes(mine + more)
+        assert not may_go(str(path), "mine")
+
+
+def test_a_custom_id_that_is_too_long_refuses_its_file() -> None:
+    line = {"custom_id": "x" * 513, "url": "/v1/completions", "body": {}}
+    problem = _problem_of(line, "/v1/completions", 3)
+    assert problem is not None
+    assert "513 characters; give at most 512" in problem.message
+    assert problem.line == 3
+    assert _problem_of(line | {"custom_id": "x" * 512}, "/v1/completions", 3) is None
+
+
+def test_a_fault_of_our_own_is_no_traceback_and_not_status_1() -> None:
+    code = (
+        "import sys; from producer.cli import main\n"
+        "def broken(**_): raise KeyError('x')\n"
+        "main.cli.main = broken; main.main()"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 70
+    assert "Traceback" not in ended.stderr
+    assert ended.stderr.startswith("producer: a fault of its own: KeyError: 'x'")
