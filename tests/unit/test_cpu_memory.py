@@ -244,10 +244,12 @@ def test_other_platforms_get_what_vllms_parser_says(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from worker.engine.vllm.arguments import _Parser, make_arg_parser
+    from worker.engine.vllm.media import MAX_MEDIA
 
     untouched = make_arg_parser(_Parser(add_help=False)).parse_args(
         ["--disable-log-stats", "--max-num-seqs", "7", "--model", str(MODEL)]
     )
+    untouched.limit_mm_per_prompt = dict(MAX_MEDIA)  # the one default of our own
     assert vars(options("--max-num-seqs 7", on_cpu=False)) == vars(untouched)
     npu = Packages(installed().versions | {"vllm-rbln": "0.12.0"}, rebel=True)
     monkeypatch.setattr("worker.engine.vllm.arguments.installed", lambda: npu)

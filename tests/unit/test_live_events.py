@@ -23,7 +23,7 @@ USAGE = {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
 
 
 def events(url: str, **options: bool) -> Events:
-    return events_of(Asked(url, b"{}", "m", 0, StreamOptions(**options), 0), "id")
+    return events_of(Asked(url, b"{}", "m", 0, StreamOptions(**options), 0, 0, True), "id")
 
 
 def told(raw: bytes) -> list[dict[str, Any]]:

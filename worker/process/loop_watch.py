@@ -124,7 +124,11 @@ class LoopWatch:
         try:
             asyncio.run(asyncio.wait_for(self._release(stall), RELEASE_S))
         except Exception as error:  # SWEEP puts it back once the leases have ended
-            log.warning("requests return when their leases end: %s", error)
+            log.warning(
+                "requests return when their leases end: %s",
+                error,
+                extra={"action": "release_refused"},
+            )
         finally:
             os._exit(EXIT_STALLED)
 
