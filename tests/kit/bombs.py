@@ -9,12 +9,12 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 import zstandard
 
 MB = 2**20
-URL = "/v1/chat/completions"
+URL: Final = "/v1/chat/completions"
 
 
 def line(number: int = 0, **body: Any) -> bytes:
