@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,6 +13,7 @@ import openai
 import pytest
 from batch_stack import BatchStack
 from bombs import MB, URL, bombs, line, zstd_of
+from hostile import deep
 
 from contract.redis.gateway.api_keys import ApiKeys
 from demo.stack import eventually
@@ -132,15 +134,37 @@ def test_behind_many_batches_of_a_tenant_another_one_has_its_turn(
         is_ended(hostile, answer.json()["id"])
 
 
-@pytest.mark.parametrize("path", ["batches", "uploads", "chat/completions", "messages"])
+DEEP_PATHS = [
+    "batches", "uploads", "uploads/{upload}/complete", "uploads/{upload}/cancel",
+    "messages/batches", "chat/completions", "messages",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", DEEP_PATHS)
 @pytest.mark.parametrize("depth", [900, 5000, 100_000])
-def test_a_body_nested_deep_is_a_400(hostile: openai.OpenAI, path: str, depth: int) -> None:
-    body = b'{"model":"m","x":' + b"[" * depth + b"]" * depth + b"}"
+@pytest.mark.parametrize("opening, closing", [(b"[", b"]"), (b'{"a":', b"}")])
+def test_a_body_nested_deep_is_a_400(
+    stack: BatchStack, hostile: openai.OpenAI, path: str, depth: int, opening: bytes, closing: bytes
+) -> None:
+    upload = hostile.uploads.create(bytes=1, filename="x", mime_type="x", purpose="batch").id
+    body = b'{"model":"m","x":' + deep(depth, opening, closing) + b"}"
+    before = peak_kb(stack)
+    began = time.monotonic()
     answer = httpx.post(
-        f"{hostile.base_url}{path}", content=body, timeout=30,
+        f"{hostile.base_url}{path.format(upload=upload)}", content=body, timeout=30,
         headers={"Authorization": f"Bearer {hostile.api_key}", "Content-Type": "application/json"},
     )  # fmt: skip
-    assert answer.status_code == 400, answer.text
+    # No field of a cancel is read.
+    assert answer.status_code == (200 if path.endswith("cancel") else 400), answer.text
+    assert time.monotonic() - began < 5
+    assert peak_kb(stack) - before < 100 * 1024
+
+
+def peak_kb(stack: BatchStack) -> int:
+    """Return the most memory that the gateway has had."""
+    assert stack.gateway.process is not None
+    status = Path(f"/proc/{stack.gateway.process.pid}/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0])
 
 
 PART = b'--b\r\nContent-Disposition: form-data; name="%s"%s\r\n\r\n%s\r\n'

@@ -66,7 +66,9 @@ def test_no_call_is_a_fault_of_the_gateway_and_nothing_stays(
     watched_answers.faults[:] = [f for f in watched_answers.faults if " /ui" not in f]
     assert stack.gateway.process is not None
     assert stack.gateway.process.poll() is None
-    assert peak_bytes(stack) - before < GROWN_BYTES
+    grown = peak_bytes(stack) - before
+    record_property("grown_mb", grown // 2**20)
+    assert grown < GROWN_BYTES
     assert judged.broken == []
     try:
         eventually(lambda: not running(stack), 60, every_s=0.5)

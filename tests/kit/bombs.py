@@ -1,6 +1,7 @@
 """Small files that stand for much work: what they hold, and what a gateway says of each.
 
-`bombs` is the list for files of a batch; each is a few kB, or at most 100 kB where it has to be.
+`bombs` is the list for files of a batch; each is a few kB, at most 100 kB where it has to be, or
+2 MB where it is not compressed.
 """
 
 from __future__ import annotations
@@ -8,12 +9,12 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 import zstandard
 
 MB = 2**20
-URL = "/v1/chat/completions"
+URL: Final = "/v1/chat/completions"
 
 
 def line(number: int = 0, **body: Any) -> bytes:
@@ -51,6 +52,7 @@ def bombs() -> Iterator[tuple[str, bytes, str, str]]:
     yield "blank lines, zstd", zstd_of(b"\n" * MB, 200), "invalid_file", blanks
     yield "blank lines before the end", zstd_of(b"\n" * MB, 64, line()), "invalid_file", blanks
     yield "blank lines, gzip", gzip_of(b"\n" * MB, 64), "invalid_file", blanks
+    yield "blank lines, uncompressed", b"\n" * 2_000_000, "invalid_file", blanks
     yield "lines of CR LF", zstd_of(b"\r\n" * MB, 64), "invalid_file", blanks
     yield "CR and no LF", zstd_of(b"\r" * MB, 200), "invalid_file", blanks
     yield "lines of spaces", zstd_of((b" " * 1023 + b"\n") * 1024, 200), "invalid_file", blanks
@@ -63,6 +65,7 @@ def bombs() -> Iterator[tuple[str, bytes, str, str]]:
     objects = with_nested(20_000, '{"a":', "}")
     yield "objects 20,000 deep", objects, "invalid_json_line", "not valid JSON"
     yield "deep after good lines", line() + with_nested(5000), "invalid_json_line", "not valid JSON"
+    yield "lines of one letter", b"x\n" * MB, "invalid_json_line", "not valid JSON"
     brackets = b"[" * 100_000 + b"\n"
     yield "only brackets", brackets, "invalid_json_line", "not valid JSON"
     number = b'{"custom_id":"a","url":' + b"1" * 100_000 + b"}\n"

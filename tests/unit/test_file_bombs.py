@@ -19,6 +19,7 @@ from producer.core.reader import MOST_BLANKS, Input, InputUnreadable, chunks
 from producer.gateway.batches.record import Part
 from producer.gateway.carrying.looking import look_through, model_of
 from producer.gateway.carrying.routing import Sharing
+from producer.gateway.dashboard.submit import HEAD_BYTES, named_in
 
 URL = "/v1/chat/completions"
 LIMIT = 2**20
@@ -35,7 +36,9 @@ def written(folder: Path, content: bytes) -> Path:
     return path
 
 
-@pytest.mark.parametrize(("name", "content", "code", "told"), list(bombs()))
+@pytest.mark.parametrize(
+    ("name", "content", "code", "told"), [pytest.param(*bomb, id=bomb[0]) for bomb in bombs()]
+)
 def test_a_bomb_ends_as_an_error_that_says_why(
     tmp_path: Path, name: str, content: bytes, code: str, told: str
 ):
@@ -54,6 +57,7 @@ def test_a_bomb_ends_as_an_error_that_says_why(
         gzip_of(b" \r\n", 3 * MOST_BLANKS, line()),
         line() + b" " * 2**19 + b"\n" + (b"\r" * 2**19 + b"\n") * 200,
     ],
+    ids=["zstd", "uncompressed", "gzip", "after a line"],
 )
 def test_blank_lines_are_bounded_for_everybody_who_reads(tmp_path: Path, content: bytes):
     with pytest.raises(InputUnreadable, match=r"after line \d+: .*blank lines.*take them out"):
@@ -155,3 +159,13 @@ def test_no_depth_is_an_error_of_ours(tmp_path: Path, depth: int):
     assert model_of(content) in ("m", "")
     parts = [Part("a", "m", "q", ["m"]), Part("b", "n", "r", ["n"])]
     assert isinstance(Sharing(parts, 0).takes(content), bool)
+
+
+@pytest.mark.parametrize("short", [b"\n", b"\r\n", b"x\n", b"{}\n"])
+def test_the_page_reads_of_short_lines_only_the_first(short: bytes):
+    text = short * (HEAD_BYTES // len(short))
+    began = time.process_time()
+    assert named_in(text) == ({}, {})
+    assert time.process_time() - began < 0.2
+    urls, models = named_in(b"\n" * 5000 + b" \r\n" + line())
+    assert (urls, models) == ({URL: 1}, {"m": 1})

@@ -9,9 +9,9 @@ import hashlib
 import re
 from typing import Any
 
-import ijson  # type: ignore[import-untyped]
 import orjson
 
+from producer.gateway.anthropic.elements import Elements, decoded
 from producer.gateway.anthropic.protocol import ENDPOINT
 from producer.gateway.errors import ApiError, invalid
 from producer.gateway.store import Writer
@@ -38,8 +38,7 @@ class Requests:
         self._running = hashlib.sha256()
         self._seen: set[bytes] = set()
         self._lines = bytearray()
-        self._found: Any = ijson.sendable_list()
-        self._parser: Any = ijson.items_coro(self._found, "requests.item", use_float=True)
+        self._elements = Elements("requests")
 
     @property
     def digest(self) -> str:
@@ -54,8 +53,8 @@ class Requests:
         self._running.update(data)
         # What is read of one request is in memory, so that has a bound, too.
         self._since += len(data)
-        self._parse(self._parser.send, data)
-        if self._found:
+        self._elements.feed(data)
+        if self._elements.found:
             self._take()
             self._since = 0
         elif self._since > 2 * self._longest:
@@ -65,8 +64,7 @@ class Requests:
 
     def end(self) -> None:
         """Say that the body is complete."""
-        self._parse(self._parser.close)
-        self._take()
+        self._elements.end()
         if not self.count:
             raise invalid(f"requests: give a list of 1 to {MOST_REQUESTS} requests", "requests")
         self._flush()
@@ -76,22 +74,13 @@ class Requests:
         self.written += len(self._lines)
         self._lines.clear()
 
-    def _parse(self, step: Any, *data: bytes) -> None:
-        try:
-            step(*data)
-        except (ijson.JSONError, UnicodeDecodeError, ValueError) as error:
-            told = str(error).split("\n", 1)[0][:200]
-            raise ApiError(400, f"the body is not JSON: {told}", code="invalid_json") from None
-        except StopIteration:
-            return
-
     def _take(self) -> None:
-        for request in self._found:
-            self._lines += self._line(request)
+        for text in self._elements.found:
+            self._lines += self._line(decoded(text, f"requests.{self.count}"))
             self.count += 1
             if self.count > MOST_REQUESTS:
                 raise _too_large(f"requests: more than {MOST_REQUESTS}; send several batches")
-        self._found.clear()
+        self._elements.found.clear()
         if len(self._lines) >= _PIECE:
             self._flush()
 
