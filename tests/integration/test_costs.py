@@ -78,7 +78,7 @@ async def test_a_result_is_collected_with_few_calls_and_commands(
     submit_batch(store, REQUESTS)
     async with draining(redis_url, simulated_slots=64):
         await soon(lambda: now(store).finished, 30)
-    for order, bound in (("input", 22), ("completion", 33)):
+    for order, bound in (("input", 24), ("completion", 35)):
         redis_client.config_resetstat()
         collector = Collector(store, now(store), follow=False)
         lines: list[ResultLine] = []

@@ -94,6 +94,7 @@ def test_what_the_user_may_not_look_at_is_a_line(own: RedisServer, own_store: Ba
         "INFO",
         "TIME",
         "workers,",
+        "records",
     ]
     assert all(finding["remedy"] for finding in found)
 
