@@ -17,12 +17,14 @@ from starlette.datastructures import State
 
 from contract.errors import EngineDead, RequestFailed, RequestRejected, WarmqError
 from contract.openai.pooling import POOLING_TYPES
+from contract.openai.sequences import sequences_of
 from contract.settings import SettingsError
-from worker.engine import Capacity, Completion, EngineRequest
+from worker.engine import Capacity, Completion, EngineRequest, places_of_many
 from worker.engine.end import KILL_GRACE_S, children_shielded, end_children
 from worker.engine.vllm import serving
 from worker.engine.vllm.arguments import parse_engine_args
 from worker.engine.vllm.capacity import capacity_of
+from worker.engine.vllm.children import MANY, Children
 from worker.engine.vllm.detokenized import Detokenized
 from worker.engine.vllm.grammars import Grammars
 from worker.engine.vllm.kv_cache import explain
@@ -69,6 +71,7 @@ class VllmEngine:
         self._serving: dict[str, serving.Served] = {}
         self._detokenized = Detokenized()
         self._lean: LeanWay | None = None
+        self._children: Children | None = None
         self._grammars = Grammars()
         self._context = 0
         self._folders = Folders([])
@@ -142,9 +145,12 @@ class VllmEngine:
         if settings.engine_stats_s is not None:
             self._stats = asyncio.create_task(log_stats(engine, settings.engine_stats_s))
         urls, adapters = sorted(self._serving), sorted(models.lora_requests)
-        return capacity_of(
+        capacity = capacity_of(
             engine.vllm_config, str(self._args.model), sorted(self._names), urls, adapters
         )
+        slots = capacity.max_num_seqs // (settings.front_ends or 1)
+        self._children = Children(engine, places_of_many(slots), self._progress)
+        return capacity
 
     async def generate(self, request: EngineRequest, request_id: str) -> Completion:
         """Run one request: past vLLM's serving classes if that makes no difference."""
@@ -182,6 +188,10 @@ class VllmEngine:
 
     async def _answer(self, request: EngineRequest, request_id: str) -> Completion:
         url, body, lean = request.url, request.body, self._lean
+        sequences = sequences_of(body)
+        MANY.set(sequences > 1)  # of this request's own task
+        if self._children is not None and sequences > self._children.places:
+            lean = None  # that way takes them all at once
         key = lean.key_of(url, body) if lean is not None else None
         if lean is None or key is None:
             return await self._served(request, request_id)
@@ -290,7 +300,7 @@ class VllmEngine:
     def shutdown(self) -> None:
         """Stop the engine's processes; blocks for seconds."""
         engine, self._engine = self._engine, None
-        self._serving, self._lean = {}, None
+        self._serving, self._lean, self._children = {}, None, None
         self._grammars.end()
         ORDERLY_END.ending = True
         quieten()  # again: since 0.31 vLLM makes its log's handlers anew for each engine
