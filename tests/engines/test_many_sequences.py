@@ -1,0 +1,61 @@
+"""Requests of many sequences leave slots of a real engine to the requests of others."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+
+import httpx
+import orjson
+import pytest
+from attacked import LONGER_S, Attacked, attacked
+from hostile_request import chat
+from run_batch_lines import NAME
+
+from contract.openai.body import CHAT_URL, COMPLETION_URL
+from contract.redis import keys
+from demo.stack import eventually
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attacked]:
+    with attacked(tmp_path_factory.mktemp("many")) as found:
+        yield found
+
+
+def test_another_tenants_small_chat_does_not_wait_behind_five_of_128_answers(
+    stack: Attacked,
+) -> None:
+    large = orjson.dumps(chat(model=NAME, n=128, max_tokens=900, ignore_eos=True))
+
+    def send() -> None:
+        with suppress(httpx.HTTPError):  # it is not to be answered in this time
+            stack.post(CHAT_URL, large, stack.hostile, wait_s=15)
+
+    clients = [threading.Thread(target=send, daemon=True) for _ in range(5)]
+    for client in clients:
+        client.start()
+    eventually(lambda: stack.store.tenant_loads("warmq"), 10, "they are in flight")
+    taken = []
+    while any(client.is_alive() for client in clients):
+        taken.append(stack.small_chat())
+    assert {status for status, _ in taken} == {200}
+    assert max(seconds for _, seconds in taken) <= stack.alone_s + LONGER_S, (stack.alone_s, taken)
+    # They hung up: what has entered and what waited leaves the engine, and nothing is counted.
+    client = stack.redis.client()
+    eventually(lambda: not client.exists(keys.SEQUENCES), 30, "nothing is in flight")
+
+
+def test_all_answers_come_although_they_do_not_enter_together(stack: Attacked) -> None:
+    many = orjson.dumps(chat(model=NAME, n=100, max_tokens=3, ignore_eos=True))
+    answer = stack.post(CHAT_URL, many, stack.hostile).json()
+    assert [choice["index"] for choice in answer["choices"]] == list(range(100))
+    assert answer["usage"]["completion_tokens"] == 300
+    prompts = {"model": NAME, "prompt": ["Hello"] * 50, "n": 2, "max_tokens": 2,
+               "ignore_eos": True}  # fmt: skip
+    answer = stack.post(COMPLETION_URL, orjson.dumps(prompts), stack.hostile).json()
+    assert [choice["index"] for choice in answer["choices"]] == list(range(100))
+    assert answer["usage"]["completion_tokens"] == 200
