@@ -9,9 +9,12 @@ some slots are always left to requests of one sequence. These are not looked at.
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Mapping
 from contextvars import ContextVar
 from typing import Any
 
+from contract.openai.sequences import sequences_of
+from worker.engine import places_of_many
 from worker.engine.vllm.names import EngineDeadError
 from worker.engine.vllm.progress import Progress
 
@@ -23,32 +26,43 @@ USED = ("add_request", "abort_requests", "propagate_error", "request_states")
 
 
 class Children:
-    """The places of one engine, `places` of them."""
+    """The places of one engine."""
 
-    def __init__(self, engine: Any, places: int, progress: Progress) -> None:
-        """Stand before an AsyncLLM's `_add_request`; a release without it goes on as it is.
-
-        Args:
-            engine: vLLM's AsyncLLM.
-            places: sequences of requests of many that may be in the engine at a time.
-            progress: is told of each step.
-        """
-        self.places = places
-        self._engine, self._processor = engine, engine.output_processor
+    def __init__(self, progress: Progress) -> None:
+        """Prepare; `progress` is told of each step of the engine."""
+        self._progress = progress
+        self._places = 1
         #: Ids of sequences in the engine, ended ones among them until somebody waits for a place.
         self._inside: set[str] = set()
         self._entering: set[str] = set()
         self._waiting: deque[tuple[str, asyncio.Future[None]]] = deque()
-        processor = self._processor
+
+    def guard(self, engine: Any, front_ends: int) -> None:
+        """Stand before an AsyncLLM's `_add_request`; a release without it goes on as it is.
+
+        Args:
+            engine: vLLM's AsyncLLM.
+            front_ends: processes that feed the engine, each with its part of the slots.
+        """
+        config, processor = engine.vllm_config, engine.output_processor
+        slots = config.scheduler_config.max_num_seqs * config.parallel_config.data_parallel_size
+        self._places = places_of_many(slots // front_ends)
         if not hasattr(engine, "_add_request") or not all(hasattr(processor, n) for n in USED):
             extra = {"action": "sequences_unbounded"}
             log.warning("this vLLM takes all sequences of a request at once", extra=extra)
             return
+        self._engine, self._processor = engine, processor
         self._add, self._abort = engine._add_request, processor.abort_requests
         self._propagate = processor.propagate_error
         engine._add_request = self.add
         processor.abort_requests, processor.propagate_error = self._aborted, self._failed
-        progress.ended = self.let_in
+        self._progress.ended = self.let_in
+
+    def begin(self, body: Mapping[str, Any]) -> bool:
+        """Note what the task runs; return whether all of it may be given to the engine at once."""
+        sequences = sequences_of(body)
+        MANY.set(sequences > 1)
+        return sequences <= self._places or sequences == 1
 
     async def add(
         self, request: Any, prompt: Any, parent: Any = None, *more: Any, **named: Any
@@ -87,7 +101,7 @@ class Children:
         if not self._waiting:
             return
         self._inside = {name for name in self._inside if name in self._processor.request_states}
-        while self._waiting and len(self._inside) + len(self._entering) < self.places:
+        while self._waiting and len(self._inside) + len(self._entering) < self._places:
             name, turn = self._waiting.popleft()
             if not turn.done():
                 self._entering.add(name)
