@@ -59,14 +59,16 @@ class MessageWriter:
         )  # fmt: skip
 
     def write(
-        self, request_id: str, custom_id: str | None, line: int, url: str, body: bytes
-    ) -> bytes:
-        """Return one message; `body` is the request body's JSON."""
+        self, request_id: str, custom_id: str | None, line: int, url: str, body: bytes,
+        sequences: int = 1,
+    ) -> bytes:  # fmt: skip
+        """Return one message; `body` is the request body's JSON, run as so many `sequences`."""
+        many = b'"sequences":%d,' % sequences if sequences > 1 else b""  # else POP need not decode
         text = orjson.dumps((b"[[" + body + b"]" + _EMBED).decode())
         rid = request_id.encode()
         return b"".join((
             b'{"body":', text, _HEAD, rid, b'","root_id":"', rid,
-            b'","warmq":{"line":%d,"url":"' % line, url.encode(),
+            b'","warmq":{', many, b'"line":%d,"url":"' % line, url.encode(),
             b'","custom_id":', orjson.dumps(custom_id), self._tail, rid,
             b'","delivery_tag":"', rid, b'"}}',
         ))  # fmt: skip
@@ -84,17 +86,21 @@ def write_online(
     keep_ms: int,
     listener: str = "",
     trace: Mapping[str, str] | None = None,
+    sequences: int = 1,
 ) -> bytes:
     """Return the message of a request that has no batch, and whose caller waits for the answer.
 
     `body` is the request body's JSON, `deadline` in seconds since the epoch. The result is kept for
     `keep_ms`. `listener` is who hears of the text while it runs (contract/streaming.py).
+    `sequences` are how many the engine runs for it (contract/openai/sequences.py).
     `trace` are the headers by which its trace goes on in the worker.
     """
     text = orjson.dumps((b"[[" + body + b"]" + _EMBED).decode())
     ours = {"url": url, "tenant": tenant, "deadline": deadline, "keep_ms": keep_ms, "v": 1}
     if listener:
         ours["listener"] = listener
+    if sequences > 1:
+        ours["sequences"] = sequences
     traced = b"," + orjson.dumps(trace)[1:-1] if trace else b""
     rid = request_id.encode()
     return b"".join((

@@ -1,7 +1,7 @@
 -- BURY: a leased message that Python's stricter decoder refuses becomes a dead letter.
 -- ARGV: worker, lease id, reason, ttl_ms, date
 -- Touches: warmq:worker:<worker>, warmq:leased:<lease>, warmq:dead:<n>,
---   warmq:{leases,dead,lease_seq,returns,deaths}, warmq:batch:<id>*, warmq:turns:*, and what
+--   warmq:{leases,sequences,dead,lease_seq,returns,deaths}, warmq:batch:<id>*, warmq:turns:*, and what
 --   commit() touches
 -- Returns: 1, or 0 if the lease was not ours any more.
 local worker_hash, lease, reason = worker_key(ARGV[1]), ARGV[2], ARGV[3]
@@ -11,7 +11,7 @@ local now, l = now_ms(), unpack_lease(record)
 unblock()
 local function ending(r) return ending_meta(r, 'RequestRejected', 'invalid_json', reason, ARGV[5]) end
 give_up(lease, l, reason, now, ending, tonumber(ARGV[4]))
-if tonumber(redis.call('ZSCORE', LEASES, lease) or -1) >= 0 then end_turn(l.home, l.cost, 0) end
+if tonumber(redis.call('ZSCORE', LEASES, lease) or -1) >= 0 then end_charge(lease, l.home, l.cost, 0) end
 drop_lease(ARGV[1], lease)
 apply_turns()
 apply_to_batches(now)

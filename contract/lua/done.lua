@@ -5,7 +5,7 @@
 --   batch: for how long its result is kept, in ms; '': for ttl_ms),
 --   outcome ('' commits nothing, 'ignored' ends without a result), keep, prompt tokens,
 --   completion tokens, meta
--- Touches: warmq:worker:<worker>, warmq:leased:<lease>, warmq:{leases,returns,deaths},
+-- Touches: warmq:worker:<worker>, warmq:leased:<lease>, warmq:{leases,sequences,returns,deaths},
 --   celery-task-meta-<id>, warmq:batch:<id>*, warmq:turns:*
 -- Returns: the number of results that were written.
 local worker_hash, ttl_ms = worker_key(ARGV[1]), tonumber(ARGV[2])
@@ -34,7 +34,7 @@ local function finish(n)
     local used = (tonumber(ARGV[i + 6]) or 0) + (tonumber(ARGV[i + 7]) or 0)
     if record then
       local home, cost = charge_of(record)
-      end_turn(home, cost, used, outcome == 'completed')
+      end_charge(lease, home, cost, used, outcome == 'completed')
     end
   end
   if outcome == 'completed' or (owned and outcome ~= '') then

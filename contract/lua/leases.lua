@@ -86,6 +86,38 @@ local function adopt_letter(letter, record)
   return adopted
 end
 
+-- How many sequences a lease is charged for. Only those of more than one are noted, in a hash beside
+-- the records, whose form workers of 0.2 read, too: <lease> -> <sequences> NUL <home>.
+local SEQUENCES = 'warmq:sequences'
+local any_sequences
+local function charged_for(lease)
+  if any_sequences == nil then any_sequences = redis.call('EXISTS', SEQUENCES) == 1 end
+  local noted = any_sequences and redis.call('HGET', SEQUENCES, lease)
+  return noted and tonumber(string.match(noted, '^%d+')) or 1
+end
+
+-- Ends what a lease is charged for: its slots of the cap, and `cost` for `used` tokens.
+local function end_charge(lease, home, cost, used, answered)
+  local sequences = charged_for(lease)
+  if sequences > 1 then redis.call('HDEL', SEQUENCES, lease) end
+  end_turn(home, sequences, cost, used, answered)
+end
+
+-- A worker of 0.2 that sweeps ends a lease as one of one sequence: what it has left is ended here.
+local function end_left_charges()
+  local noted = redis.call('HRANDFIELD', SEQUENCES, 20, 'WITHVALUES')
+  for i = 1, #noted, 2 do
+    local lease, worker = noted[i], string.match(noted[i], '^(.*)/%d+$')
+    local runs = worker and redis.call('HEXISTS', worker_key(worker), lease) == 1
+      and tonumber(redis.call('ZSCORE', LEASES, lease) or -1) >= 0
+    if not runs then
+      local sequences, home = string.match(noted[i + 1], '^(%d+)%z(.*)$')
+      if home then charge(home, 1 - tonumber(sequences), 0) end
+      redis.call('HDEL', SEQUENCES, lease)
+    end
+  end
+end
+
 local function drop_lease(worker, lease)
   redis.call('ZREM', LEASES, lease)
   redis.call('HDEL', worker_key(worker), lease)
@@ -162,7 +194,7 @@ local function hand_back(worker, leases, max_deaths, now, date, ttl_ms, swept)
   for _, l in ipairs(leases) do
     local target, deaths = l.list, died_suspects[l.list]
     if not l.older then -- its worker knew no turns
-      end_turn(l.home, l.cost, l.died and l.cost or 0) -- who kills an engine pays for it
+      end_charge(l.lease, l.home, l.cost, l.died and l.cost or 0) -- who kills an engine pays for it
     end
     if l.batch ~= '' and not batch_alive(l.batch, l.life) then
       drop_lease(worker, l.lease) -- its batch was deleted

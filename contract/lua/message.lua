@@ -39,6 +39,13 @@ local function step_of(priority)
   return ''
 end
 
+-- How many sequences an engine runs for a request, by what its message says.
+local MOST_SEQUENCES = 100000
+local function sequences_of(said)
+  local usable = type(said) == 'number' and said >= 1 and said <= MOST_SEQUENCES
+  return usable and math.floor(said) or 1
+end
+
 local function usable_id(id)
   return #id > 0 and #id <= 255 and not string.find(id, '%c') and is_utf8(id)
 end
@@ -67,7 +74,8 @@ local function read_written(message, stop)
   end
   if deadline ~= 'null' and not string.find(deadline, '^%d+%.?%d*$') then return nil end
   return { id = id, batch = batch, life = life, custom_id = custom_id, line = tonumber(line),
-           deadline = tonumber(deadline), step = step_of(tonumber(priority)), ignored = false }
+           deadline = tonumber(deadline), step = step_of(tonumber(priority)), ignored = false,
+           sequences = 1 }
 end
 
 -- What warmq needs of a Celery protocol-2 message; nil and the reason if it is not one.
@@ -88,7 +96,8 @@ local function read_message(message)
   if type(m['body']) ~= 'string' or type(m['properties']) ~= 'table' then
     return nil, 'no body or no properties'
   end
-  local out = { id = h['id'], batch = '', life = '', custom_id = cjson.null, line = cjson.null }
+  local out = { id = h['id'], batch = '', life = '', custom_id = cjson.null, line = cjson.null,
+                sequences = 1 }
   out.ignored = h['ignore_result'] == true
   out.step = step_of(tonumber(m['properties']['priority']))
   local w = h['warmq']
@@ -104,6 +113,7 @@ local function read_message(message)
     if type(w['line']) == 'number' then out.line = w['line'] end
     if type(w['deadline']) == 'number' then out.deadline = w['deadline'] end
     if type(w['tenant']) == 'string' and usable_id(w['tenant']) then out.tenant = w['tenant'] end
+    out.sequences = sequences_of(w['sequences'])
     if type(w['keep_ms']) == 'number' then out.keep_ms = w['keep_ms'] end
     if type(w['v']) == 'number' and w['v'] > PROTOCOL then
       return out, string.format('queued by a newer warmq (protocol %.0f, this worker knows %d): ' ..

@@ -1,25 +1,30 @@
 -- POP: lease up to k messages; it looks at no more than max_bytes of them, but at least at one.
 -- Of each priority, the highest first, tenants and their lists have turns (turns.lua). A turn is a
 -- run of neighbours, as long as an engine's prefix cache wants it and no longer than its slots; it
--- goes on in the worker's next POP, which names it.
+-- goes on in the worker's next POP, which names it. A request of many sequences takes as much of a
+-- turn and of its tenant's cap; one that is larger than the cap runs when the tenant runs nothing.
 -- The leases are written at the end, also after an error, so that it loses nothing.
 -- ARGV: worker, queue, k, max_bytes, lease_ms, slots, ttl_ms, date, floor, list of the turn that
---   goes on ('' for none), messages left of it, then list keys to look at nothing else
+--   goes on ('' for none), sequences left of it, how many requests of many sequences to lease at
+--   most (other workers may have room for them), then list keys to look at nothing else
 --   floor is the highest lease number this worker knows: a Redis that lost its last
 --   writes must not give a number twice, or one request's DONE would drop another's lease
--- Touches: the lists of waiting messages, warmq:turns:*, warmq:{lease_seq,leases,dead,returns,
---   deaths,revoked}, warmq:dead:<n>, warmq:worker:<worker>, warmq:leased:<lease>,
+-- Touches: the lists of waiting messages, warmq:turns:*, warmq:{lease_seq,leases,sequences,dead,
+--   returns,deaths,revoked}, warmq:dead:<n>, warmq:worker:<worker>, warmq:leased:<lease>,
 --   warmq:batch:<id>*, celery-task-meta-<id>
 -- Returns: {now_ms, suspects, group, more, highest lease number so far, list of the turn that goes
---   on, messages left of it, then for each lease: id, returns, deaths, message}
+--   on, sequences left of it, then for each lease: id, returns, deaths, message}
 local worker, queue, k = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local max_bytes, lease_ms, slots = tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6]
 local ttl_ms, date = tonumber(ARGV[7]), ARGV[8]
 local EXAMINE = 1000 -- messages looked at in one call, dropped ones included
+-- Lists of one tenant that are passed over in one call, and of all.
+local PASSES, ALL_PASSES = 8, 500
 -- Runs of 32 neighbours keep more than 95 % of what the prefix cache gains from small groups,
 -- whichever worker takes the next run; and a tenant that comes waits for no longer than the slots
 -- take to be filled anew.
 local TURN = math.max(1, math.min(32, tonumber(slots)))
+local many = tonumber(ARGV[12])
 local now = now_ms()
 unblock()
 -- Leases are written last: a key of another type must be found before a message is moved.
@@ -33,6 +38,7 @@ local out, leased, examined, bytes, free_numbers = {}, 0, 0, 0, 0
 local any_returns = redis.call('EXISTS', 'warmq:returns') == 1
 local any_revoked = redis.call('EXISTS', 'warmq:revoked') == 1
 local records, ends = {}, {} -- of the leases: (id, record) and (when it ends, id)
+local noted = {} -- of those of many sequences: (id, sequences and home)
 
 local function is_revoked(id)
   local until_s = any_revoked and redis.call('ZSCORE', 'warmq:revoked', id)
@@ -100,17 +106,21 @@ end
 local charged, charged_tokens = 0, 0
 local function lease(list, message, r)
   local id = worker .. '/' .. string.format('%d', next_number())
-  local cost = cost_of(list, r.batch ~= '' and batch_state(r.batch), #message)
+  local cost = cost_of(list, r.batch ~= '' and batch_state(r.batch), #message, r.sequences)
   local home = home_of(list, r)
   local record = lease_record(slots, string.format('%d', cost), #message, list, home, r.id, r.batch, r.life)
   if list == suspects then
-    charge(home, 1, cost)
+    charge(home, r.sequences, cost)
   else
-    charged, charged_tokens = charged + 1, charged_tokens + cost
+    charged, charged_tokens = charged + r.sequences, charged_tokens + cost
   end
   redis.call('LMOVE', list, leased_key(id), 'RIGHT', 'LEFT')
   local at = #records
   records[at + 1], records[at + 2], ends[at + 1], ends[at + 2] = id, record, now + lease_ms, id
+  if r.sequences > 1 then
+    noted[#noted + 1], noted[#noted + 2] = id, r.sequences .. '\0' .. home
+    many = many - 1
+  end
   local returns, deaths = '0', '0'
   if any_returns then
     returns = redis.call('HGET', 'warmq:returns', r.id) or '0'
@@ -123,10 +133,25 @@ end
 
 local full = k <= 0
 
--- Takes messages from a list until `most` are leased or none is left.
-local function take_from(list, most)
-  local until_leased = leased + most
-  while not full and leased < until_leased do
+-- Lists whose next message is one of many sequences, for which this worker has no room now, and
+-- tenants of which all are such, or as many as are looked at.
+local passed, passes, passed_bytes = {}, 0, 0
+
+-- Why a message must not be leased now, nil if it may: `room` is what its tenant's cap left before
+-- this run, nil where caps do not count.
+local function why_not(list, room, sequences)
+  if not room then return nil end
+  if sequences > 1 and many <= 0 then return 'passed' end
+  if charged + sequences <= room then return nil end
+  if charged > 0 then return 'capped' end
+  local queue_of, _, tenant = place_of(list)
+  return in_flight_of(queue_of, tenant) > 0 and 'capped' or nil
+end
+
+-- Takes messages from a list until `most` sequences are leased or none is left; returns what kept
+-- the next one back.
+local function take_from(list, most, room)
+  while not full and charged < most do
     -- One at a time: a range of the list could be gigabytes.
     local message = redis.call('LINDEX', list, -1)
     if not message then break end
@@ -143,6 +168,9 @@ local function take_from(list, most)
       dead_letter(list, { size = #message, home = list, id = '', batch = '', life = '' }, r,
                   reason or 'the key of its result has another type', now)
     elseif not ended then
+      local why = why_not(list, room, r.sequences)
+      if why == 'passed' then passed_bytes = passed_bytes + #message end
+      if why then return why end
       lease(list, message, r)
     end
     examined = examined + 1
@@ -151,52 +179,75 @@ local function take_from(list, most)
   end
 end
 
--- The turn that goes on: its list, and how many messages are left of it.
+-- The turn that goes on: its list, and how many sequences are left of it.
 local turn, turn_left = ARGV[10], tonumber(ARGV[11])
 
--- The list whose turn it is among those of a priority, and how many messages it may give now.
+-- The first of a ZSET that was not passed.
+local function first_of(ring, prefix)
+  local at = 0
+  while true do
+    local found = redis.call('ZRANGE', ring, at, at)[1]
+    if not found or (passed[prefix .. found] or 0) < PASSES then return found end
+    at = at + 1
+  end
+end
+
+local function room_at(step, tenant)
+  local room = room_of(queue, tenant)
+  return room < math.huge and waits_above(queue, step, tenant) and 0 or room
+end
+
+-- The list whose turn it is among those of a priority, how many sequences it may give now, and how
+-- many its tenant's cap leaves.
 local function next_list(step)
   local ring = ring_of(queue, step)
-  if turn_left > 0 and turn ~= '' then
+  if turn_left > 0 and turn ~= '' and not passed[turn] then
     local of_queue, of_step, tenant = place_of(turn)
     if of_queue == queue and of_step == step and redis.call('ZSCORE', ring, tenant) then
-      local room = room_of(queue, tenant)
-      if room > 0 and redis.call('EXISTS', turn) == 1 then return turn, math.min(turn_left, room) end
+      local room = room_at(step, tenant)
+      if room > 0 and redis.call('EXISTS', turn) == 1 then return turn, turn_left, room end
     end
   end
   while true do
-    local tenant = redis.call('ZRANGE', ring, 0, 0)[1]
+    local tenant = first_of(ring, ring .. '\6')
     if not tenant then return nil end
-    local room, list = room_of(queue, tenant), nil
-    if room > 0 then
-      list = redis.call('ZRANGE', ring .. '\6' .. tenant, 0, 0)[1]
+    local lists = ring .. '\6' .. tenant
+    local room = room_at(step, tenant)
+    if room <= 0 then
+      cap_turns(queue, step, tenant)
     else
-      redis.call('SADD', turns_key(queue) .. ':capped', step .. '\6' .. tenant)
+      local list = first_of(lists, '')
+      if list then
+        turn, turn_left = list, TURN
+        -- Where nobody else waits there is nobody to give turns to.
+        local alone = redis.call('ZCARD', ring) == 1 and redis.call('ZCARD', lists) == 1
+        return list, alone and math.huge or TURN, room
+      end
+      if redis.call('EXISTS', lists) == 1 then passed[lists] = PASSES else leave(ring, tenant) end
     end
-    if list then
-      turn, turn_left = list, TURN
-      -- Where nobody else waits there is nobody to give turns to.
-      local alone = redis.call('ZCARD', ring) == 1 and redis.call('ZCARD', ring .. '\6' .. tenant) == 1
-      return list, math.min(alone and k or TURN, room)
-    end
-    leave(ring, tenant)
   end
 end
 
 -- One run of messages, and what it costs; also after an error.
-local function take_run(list, most)
+local function take_run(step, list, most, room)
   local before = examined
-  local finished, problem = pcall(take_from, list, most)
+  local finished, why = pcall(take_from, list, math.min(most, room), room)
   if charged > 0 then charge(list, charged, charged_tokens) end
   turn_left = math.max(0, turn_left - charged)
   charged, charged_tokens = 0, 0
   if examined > before and not is_kombus(list) then
     add_to_queue(queue, 'waiting', before - examined)
   end
-  if not finished then error(problem, 0) end
+  if not finished then error(why, 0) end
   if redis.call('EXISTS', list) == 0 then
     drop_list(list)
     turn_left = 0
+  elseif why == 'capped' then
+    cap_turns(queue, step, (select(3, place_of(list))))
+  elseif why == 'passed' then
+    local lists = ring_of(queue, step) .. '\6' .. select(3, place_of(list))
+    local of_tenant = (passed[lists] or 0) + 1
+    passed[list], passed[lists], passes = PASSES, of_tenant, passes + 1
   end
 end
 
@@ -204,23 +255,24 @@ local function take_turns()
   for _, step in ipairs({ '0', '3', '6', '9' }) do
     local plain = step == '0' and queue or queue .. '\6\22' .. step
     if redis.call('EXISTS', plain) == 1 then join(plain) end
-    while not full do
-      local list, most = next_list(step)
+    while not full and passes < ALL_PASSES and passed_bytes < max_bytes do
+      local list, most, room = next_list(step)
       if not list then break end
-      take_run(list, most)
+      take_run(step, list, most, room)
     end
-    if full then return end
+    if full or passes >= ALL_PASSES or passed_bytes >= max_bytes then return end
   end
 end
 
 local function take_named()
-  for i = 12, #ARGV do take_from(ARGV[i], k) end
+  for i = 13, #ARGV do take_from(ARGV[i], math.huge) end
 end
 
-local finished, problem = pcall(#ARGV > 11 and take_named or take_turns)
-if not full and examined == 0 and #ARGV <= 11 then forget_waiting(queue) end
+local finished, problem = pcall(#ARGV > 12 and take_named or take_turns)
+if not full and examined == 0 and passes == 0 and #ARGV <= 12 then forget_waiting(queue) end
 call_many('HSET', worker_key(worker), records)
 call_many('ZADD', LEASES, ends)
+call_many('HSET', SEQUENCES, noted)
 apply_to_batches(now)
 if not finished then error(problem, 0) end
 if bytes > 1024 * 1024 then collectgarbage() end

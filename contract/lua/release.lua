@@ -1,7 +1,7 @@
 -- RELEASE: hand unfinished deliveries back to the head of their own lists, at once.
 -- ARGV: worker, max_deaths, ttl_ms, date, then pairs (lease id, died 0|1), newest first
--- Touches: warmq:worker:<worker>, warmq:leased:<lease>, warmq:{leases,returns,deaths,dead,
---   lease_seq}, warmq:attempts:<id>, the lists of waiting messages, <queue>:suspects*, warmq:turns:*, and what commit()
+-- Touches: warmq:worker:<worker>, warmq:leased:<lease>, warmq:{leases,sequences,returns,deaths,
+--   dead,lease_seq}, warmq:attempts:<id>, the lists of waiting messages, <queue>:suspects*, warmq:turns:*, and what commit()
 --   touches for a culprit
 -- Returns: {handed back, left}; left is 1 if messages have yet to be moved: call it again,
 --   without pairs.

@@ -4,7 +4,8 @@
 -- engine (engines admit in order), so only those count a death; and none of a worker that has just
 -- renewed others: it lives, and never had these (the reply of their POP was lost). It also announces
 -- the worker that sweeps, forgets those silent for a minute, and entries that outlived what they name.
--- Tenants whose cap was raised get their turns again.
+-- Tenants whose cap was raised get their turns again, and sequences that no lease has are no longer
+-- in flight.
 -- ARGV: lease_ms, max_deaths, ttl_ms, date, limit, worker, announcement (JSON), queue
 -- Touches: warmq:{sweep,workers,batches,revoked,dead}, warmq:dead:<n> and what RELEASE touches
 -- Returns: how many leases were put back; -1 while holding.
@@ -32,6 +33,7 @@ local retiring = redis.call('ZRANGE', OLDER_RETIRING, 0, 999)
 for _, batch in ipairs(retiring) do redis.call('ZADD', RETIRING, 'NX', now, batch) end
 call_many('ZREM', OLDER_RETIRING, retiring)
 
+end_left_charges()
 for _, capped in ipairs(redis.call('SRANDMEMBER', turns_key(ARGV[8]) .. ':capped', 100)) do
   local tenant = string.match(capped, '^%d\6(.*)$') or ''
   if room_of(ARGV[8], tenant) > 0 then uncap(ARGV[8], tenant) end

@@ -10,7 +10,7 @@
 --   warmq:turns:<queue>\6<step>:left       tenants without messages that were served more than
 --                                          those that have some: they come back with that counter
 --   warmq:turns:<queue>                    hash: `waiting`, messages in all lists but kombu's;
---                                          `mean`, tokens of a request; `in_flight:<tenant>`
+--                                          `mean`, tokens of a request; `in_flight:<tenant>`, sequences
 --   warmq:turns:<queue>:capped             <step>\6<tenant>: has messages, but as many in flight
 --                                          as its cap allows
 --   warmq:used:<queue>:<hour>              hash: tenant -> tokens of its answered requests in this hour
@@ -59,11 +59,14 @@ local function terms_of(tenant)
   return tonumber(weight) or 1, tonumber(cap)
 end
 
--- How many more requests of a tenant may be in flight.
+-- How many sequences of a tenant are in flight, and how many more may be.
+local function in_flight_of(queue, tenant)
+  return tonumber(redis.call('HGET', turns_key(queue), 'in_flight:' .. tenant) or 0)
+end
+
 local function room_of(queue, tenant)
   local _, cap = terms_of(tenant)
-  if not cap then return math.huge end
-  return cap - tonumber(redis.call('HGET', turns_key(queue), 'in_flight:' .. tenant) or 0)
+  return cap and cap - in_flight_of(queue, tenant) or math.huge
 end
 
 local function least_of(ring)
@@ -163,6 +166,22 @@ local function forget_waiting(queue)
   end
 end
 
+-- Takes a tenant whose next message needs more than its cap leaves out of the ring.
+local function cap_turns(queue, step, tenant)
+  redis.call('SADD', turns_key(queue) .. ':capped', step .. '\6' .. tenant)
+  leave(ring_of(queue, step), tenant)
+end
+
+-- Whether a tenant has a message at a higher priority that waits for its cap: none of a lower one
+-- may take what it waits for.
+local function waits_above(queue, step, tenant)
+  for _, higher in ipairs({ '0', '3', '6' }) do
+    if higher >= step then return false end
+    if redis.call('SISMEMBER', turns_key(queue) .. ':capped', higher .. '\6' .. tenant) == 1 then return true end
+  end
+  return false
+end
+
 -- A tenant that was capped gets its turns again, at the priorities at which it waits.
 local function uncap(queue, tenant)
   local capped = turns_key(queue) .. ':capped'
@@ -175,13 +194,13 @@ local function uncap(queue, tenant)
 end
 
 -- Charges a list for requests that were given to a worker or have come back from one, and counts
--- them: `tokens` is the estimate, later the difference to what was used.
-local function charge(list, requests, tokens)
+-- their sequences: `tokens` is the estimate, later the difference to what was used.
+local function charge(list, sequences, tokens)
   local queue, step, tenant = place_of(list)
   local ring = ring_of(queue, step)
-  if requests ~= 0 then
+  if sequences ~= 0 then
     local field = 'in_flight:' .. tenant
-    if add_to_queue(queue, field, requests) <= 0 then redis.call('HDEL', turns_key(queue), field) end
+    if add_to_queue(queue, field, sequences) <= 0 then redis.call('HDEL', turns_key(queue), field) end
   end
   if tokens ~= 0 then
     local share = string.format('%.17g', tokens / (terms_of(tenant)))
@@ -190,7 +209,7 @@ local function charge(list, requests, tokens)
     end
     redis.call('ZADD', ring .. '\6' .. tenant, 'XX', 'INCR', string.format('%.17g', tokens), list)
   end
-  if requests < 0 then
+  if sequences < 0 then
     local _, cap = terms_of(tenant)
     if cap and room_of(queue, tenant) > 0 then uncap(queue, tenant) end
   end
@@ -198,10 +217,10 @@ end
 
 -- What leases that end change, added up by list: applied once, at a script's end.
 local ended_turns = {}
-local function end_turn(home, cost, used, answered)
-  local sum = ended_turns[home] or { requests = 0, tokens = 0, used = 0, answered = 0 }
+local function end_turn(home, sequences, cost, used, answered)
+  local sum = ended_turns[home] or { sequences = 0, tokens = 0, used = 0, answered = 0 }
   ended_turns[home] = sum
-  sum.requests, sum.tokens = sum.requests - 1, sum.tokens + used - cost
+  sum.sequences, sum.tokens = sum.sequences - sequences, sum.tokens + used - cost
   if answered then sum.used, sum.answered = sum.used + used, sum.answered + 1 end
 end
 
@@ -215,7 +234,7 @@ end
 
 local function apply_turns()
   for list, sum in pairs(ended_turns) do
-    charge(list, sum.requests, sum.tokens)
+    charge(list, sum.sequences, sum.tokens)
     if sum.answered > 0 then
       local queue, _, tenant = place_of(list)
       local key = turns_key(queue)
@@ -229,13 +248,13 @@ local function apply_turns()
 end
 
 -- The tokens that a message will probably need: as its batch's requests so far, else as the
--- queue's, else by its size.
+-- queue's, else by its size and how many answers it asks for.
 local queue_means = {}
-local function cost_of(list, b, size)
+local function cost_of(list, b, size, sequences)
   if b and b.mean then return b.mean end
   local queue = place_of(list)
   if queue_means[queue] == nil then
     queue_means[queue] = tonumber(redis.call('HGET', turns_key(queue), 'mean')) or false
   end
-  return queue_means[queue] or math.floor(size / BYTES_A_TOKEN) + UNKNOWN_ANSWER
+  return queue_means[queue] or math.floor(size / BYTES_A_TOKEN) + UNKNOWN_ANSWER * sequences
 end

@@ -24,6 +24,7 @@ from contract.openai.body import (
 from contract.openai.decode import MAX_DEPTH, decode, encode, shown
 from contract.openai.openai_only import without
 from contract.openai.problems import bad_field, explain
+from contract.openai.sequences import fields_of_sequences, sequences_of
 from contract.openai.structured import FIELDS, refuse_large
 
 MAX_CUSTOM_ID = 512
@@ -38,7 +39,8 @@ class Request(msgspec.Struct, frozen=True):
     """One valid request: `body` is its JSON, checked against the url's schema.
 
     `limited` says whether it names how many tokens may be written, or writes none; `ignored` names
-    the fields of the line that mean nothing here, and are not in `body`.
+    the fields of the line that mean nothing here, and are not in `body`; `sequences` is how many
+    the engine runs for it.
     """
 
     custom_id: str | None
@@ -46,6 +48,7 @@ class Request(msgspec.Struct, frozen=True):
     body: bytes
     limited: bool
     ignored: tuple[str, ...] = ()
+    sequences: int = 1
 
 
 def check_body(url: str, body: dict[str, Any], where: str = "body.") -> dict[str, Any]:
@@ -145,6 +148,8 @@ _constraints_of = {
     for url in BODY_TYPES
     if (names := tuple(name for name in FIELDS if name in field_names(url)))
 }
+#: The fields of a url's bodies that say how many sequences are run.
+_sequences_in = {url: fields_of_sequences(field_names(url)) for url in BODY_TYPES}
 #: Longer lines go through `_any_line`, which counts their values first.
 _SHORT = 65_536
 
@@ -170,7 +175,15 @@ def _plain_line(raw: bytes) -> Request | None:
         return None
     limits = _limits_of[line.url](body) if line.url in _limits_of else True
     limited = limits is not None and limits != (None, None)
-    return Request(line.custom_id, line.url, text, limited)
+    return Request(line.custom_id, line.url, text, limited, (), _sequences(line.url, body))
+
+
+def _sequences(url: str, body: Any) -> int:
+    """Return sequences_of of a decoded body; that of most chats is known by one look."""
+    names = _sequences_in[url]
+    if names == ("n",):
+        return body.n or 1
+    return sequences_of({name: getattr(body, name) for name in names})
 
 
 def parse_line(raw: bytes, overrides: dict[str, Any] | None = None) -> Request:
@@ -194,7 +207,8 @@ def _any_line(raw: bytes, overrides: dict[str, Any]) -> Request:
         body.update(overrides)
         kept = check_body(url, body, where)
         ignored = tuple(name for name in body.keys() - kept.keys() if body[name] is not None)
-        return Request(custom_id, url, encode(kept), limits_tokens(url, body), ignored)
+        limited, count = limits_tokens(url, body), sequences_of(kept)
+        return Request(custom_id, url, encode(kept), limited, ignored, count)
     except RequestRejected as error:
         error.custom_id = custom_id
         raise

@@ -8,6 +8,7 @@ from contract.naming import RESULT_PREFIX
 LEASE_SEQ = "warmq:lease_seq"
 #: A number behind a name is the protocol that gave it its form (contract/version.py).
 LEASES = "warmq:leases:2"
+SEQUENCES = "warmq:sequences"
 OLDER_LEASES = "warmq:leases"
 WORKERS = "warmq:workers"
 RETURNS = "warmq:returns"

@@ -105,7 +105,10 @@ class LinesToMessages:
                 chunk.identical += 1
                 continue
             entries.append((number, custom_id, by_line))
-            chunk.messages.append(write(request_id, custom_id, number, request.url, request.body))
+            message = write(
+                request_id, custom_id, number, request.url, request.body, request.sequences
+            )
+            chunk.messages.append(message)
             if self.keep_bodies:
                 chunk.bodies.append((request.url, request.body))
         return chunk

@@ -15,6 +15,7 @@ from contract.errors import RequestFailed
 from contract.index import IndexChunk
 from contract.message import MessageWriter, read_delivery
 from contract.openai.body import CHAT_URL
+from contract.openai.sequences import sequences_of
 from contract.redis import keys
 from contract.redis.batches import BatchStore
 from contract.redis.scripts import source
@@ -77,7 +78,7 @@ def submit_batch(
     chunk = IndexChunk(*end, entries)
     ids = chunk.request_ids(batch_id)
     messages = [
-        write.write(rid, custom_id, line, CHAT_URL, orjson.dumps(body))
+        write.write(rid, custom_id, line, CHAT_URL, orjson.dumps(body), sequences_of(body))
         for rid, (line, custom_id, _), body in zip(ids, entries, bodies, strict=True)
     ]
     answer = store.enqueue(batch, list_key, (0, SEED), chunk, messages, [], **LIMITS)
@@ -141,11 +142,12 @@ class Lessee:
         slots: int = 64,
         lists: Sequence[str] = (),
         floor: int = 0,
+        many: int = 1000,
     ) -> list[Lease]:
         """Lease up to k messages; the reply's first seven values stay in `head`."""
         reply = self.run(
             "pop", self.worker, self.queue, k, max_bytes, lease_ms, slots, self.ttl_ms, DATE,
-            floor, *self.turn, *lists,
+            floor, *self.turn, many, *lists,
         )  # fmt: skip
         self.head = reply[:7]
         self.turn = reply[5:7]

@@ -20,7 +20,7 @@ from contract.redis import keys
 #: One key each, whatever happens. The entries of some are looked at one by one.
 REGISTRIES = {
     keys.LEASE_SEQ, keys.LEASES, keys.WORKERS, keys.RETURNS, keys.DEATHS, keys.DEAD, keys.REVOKED,
-    keys.SWEEP, keys.BATCHES, keys.RETIRING, keys.TENANTS,
+    keys.SWEEP, keys.SEQUENCES, keys.BATCHES, keys.RETIRING, keys.TENANTS,
 }  # fmt: skip
 #: Celery's control queue, its bindings, and the replies to `inspect`.
 CELERY = re.compile(rb"_kombu\.binding.*|warmq[-:]control.*|.*\.celery\.pidbox")
@@ -88,6 +88,8 @@ def _entries(snap: Snapshot) -> Iterator[tuple[str, str]]:
     leased = {lease for worker in snap.workers() for lease in snap.leases(worker)}
     for lease in snap.hash(keys.LEASES).keys() - leased:
         yield f"{keys.LEASES} {lease}", "no worker holds it"
+    for lease in snap.hash(keys.SEQUENCES).keys() - leased:
+        yield f"{keys.SEQUENCES} {lease}", "no worker holds it"
     for batch_id in snap.hash(keys.RETIRING):
         if not snap.batch(batch_id):
             yield f"{keys.RETIRING} {batch_id}", "there is no such batch"

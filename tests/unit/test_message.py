@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from lessee import celery_message, chat
 
 from contract.errors import RequestRejected
-from contract.message import MessageWriter, read_body, read_delivery
+from contract.message import MessageWriter, read_body, read_delivery, write_online
 from contract.openai.body import CHAT_URL
 
 text = st.text(st.characters(codec="utf-8"), max_size=30)
@@ -54,6 +54,19 @@ def test_the_envelope_is_celerys_protocol_2() -> None:
     args, kwargs, embed = orjson.loads(message["body"])
     assert (args, kwargs) == ([{}], {})
     assert embed == {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
+
+
+def test_only_a_message_of_many_sequences_says_how_many() -> None:
+    write = MessageWriter("b1", 5, "life", "warmq", 6).write
+    one, many = (write("id-1", "c", 1, CHAT_URL, b"{}", count) for count in (1, 3))
+    assert one == write("id-1", "c", 1, CHAT_URL, b"{}")
+    assert "sequences" not in orjson.loads(one)["headers"]["warmq"]
+    assert orjson.loads(many)["headers"]["warmq"]["sequences"] == 3
+    assert many.replace(b'"sequences":3,', b"") == one
+    given: dict[str, Any] = {"queue": "warmq", "priority": 0, "tenant": "t", "deadline": 1,
+                             "keep_ms": 1}  # fmt: skip
+    assert b"sequences" not in write_online("id-1", CHAT_URL, b"{}", **given)
+    assert b'"sequences":3' in write_online("id-1", CHAT_URL, b"{}", **given, sequences=3)
 
 
 @pytest.mark.parametrize("encoding", ["base64", "BASE64", "utf-8", "UTF-8", None])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from worker.drain.room import Room
-from worker.engine import Capacity
+from worker.engine import Capacity, places_of_many
 from worker.settings import WorkerSettings
 
 
@@ -26,3 +26,14 @@ def test_two_steps_wait_where_all_slots_are_free_at_once() -> None:
 def test_what_is_set_holds_for_both(one_step: bool) -> None:
     assert room(one_step=one_step, look_ahead=16).limit == 272
     assert room(one_step=one_step, max_in_flight=100).limit == 100
+
+
+@pytest.mark.parametrize(("slots", "places"), [(1, 1), (2, 1), (4, 3), (32, 30), (256, 240)])
+def test_requests_of_many_sequences_leave_slots_to_others(slots: int, places: int) -> None:
+    assert places_of_many(slots) == places
+    assert Room(slots, slots + 8).slots_of_many == places
+
+
+def test_a_quarter_of_those_that_wait_may_be_of_many_sequences() -> None:
+    assert room(one_step=False).many_waiting == 16
+    assert Room(32, 32).many_waiting == 1

@@ -25,6 +25,12 @@ from worker.drain.sequences import Sequences
         ({"input": [{"role": "user", "content": "a"}] * 3}, 1),
         ({"query": "a", "documents": ["b", "c"]}, 2),
         ({"prompt": []}, 1),
+        ({"messages": [[{"role": "user", "content": "a"}]] * 3}, 3),
+        ({"messages": [], "documents": [{"text": "a"}, {"text": "b"}]}, 1),
+        ({"text_1": "a", "text_2": ["b", "c"]}, 2),
+        ({"queries": "a", "items": ["b", "c", "d"]}, 3),
+        ({"data_1": "a", "data_2": {"content": [{"text": "a"}, {"text": "b"}]}}, 2),
+        ({"prompt": ["a"], "prompt_embeds": ["b", "c"]}, 3),
     ],
 )
 def test_a_request_is_n_times_its_prompts(body: dict[str, Any], count: int) -> None:

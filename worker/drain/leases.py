@@ -56,13 +56,14 @@ class Leases(Scripts):
         #: The highest lease number heard of, and what it was when each open POP was sent.
         self._highest = 0
         self._open_pops: list[int] = []
-        #: The list of the turn that goes on, and how many messages are left of it.
+        #: The list of the turn that goes on, and how many sequences are left of it.
         self._turn: tuple[bytes | str, int] = "", 0
 
     async def pop(
-        self, k: int, slots: int, lists: Sequence[str] | None = None, max_bytes: float = math.inf
-    ) -> Popped:
-        """Lease up to k requests, of all lists or of `lists` alone.
+        self, k: int, slots: int, lists: Sequence[str] | None = None, max_bytes: float = math.inf,
+        many: int = 0,
+    ) -> Popped:  # fmt: skip
+        """Lease up to k requests, `many` at most of more than one sequence; or those of `lists`.
 
         Raises StoreUnavailable if Redis does not answer.
 
@@ -76,7 +77,7 @@ class Leases(Scripts):
         try:
             reply = await self.run(
                 "pop", self.worker_id, self.queue, k, min(s.pop_bytes, max_bytes), s.lease_ms,
-                slots, s.result_ttl_ms, _date(), self._highest, *self._turn, *(lists or ()),
+                slots, s.result_ttl_ms, _date(), self._highest, *self._turn, many, *(lists or ()),
             )  # fmt: skip
             self._highest = max(self._highest, reply[4])
             self._turn = reply[5], reply[6]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from worker.engine import Capacity
+from worker.engine import Capacity, places_of_many
 from worker.settings import WorkerSettings
 
 
@@ -28,3 +28,14 @@ class Room:
         limit = min(slots + look_ahead, settings.max_in_flight or slots + look_ahead)
         # Refilling in groups of half the look-ahead halves the POPs at no loss of occupancy.
         return cls(slots, limit, max(1, min(look_ahead // 2, limit)))
+
+    @property
+    def slots_of_many(self) -> int:
+        """The slots that requests of many sequences may take: a single one soon finds another."""
+        return places_of_many(self.slots)
+
+    @property
+    def many_waiting(self) -> int:
+        """How many requests of many sequences may wait here for slots; a quarter of those that
+        wait, so that single ones are leased, too."""
+        return max(1, (self.limit - self.slots) // 4)

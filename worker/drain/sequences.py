@@ -11,13 +11,19 @@ class Sequences:
 
     A request of one sequence never waits here: the room counts it. The others enter in the order in
     which they came, up to `limit` sequences in sum. One that is larger than the limit enters once
-    no other of them is inside, so none waits forever.
+    no other of them is inside, so none waits forever. `let_in` is called when a waiter
+    has entered.
     """
 
-    def __init__(self, limit: Callable[[], int]) -> None:
-        self._limit = limit
+    def __init__(self, limit: Callable[[], int], let_in: Callable[[], None] = lambda: None) -> None:
+        self._limit, self._told = limit, let_in
         self._inside = 0
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    @property
+    def waiting(self) -> int:
+        """How many requests wait."""
+        return len(self._waiting)
 
     @asynccontextmanager
     async def entered(self, count: int) -> AsyncIterator[None]:
@@ -36,8 +42,11 @@ class Sequences:
         turn = (count, asyncio.get_running_loop().create_future())
         self._waiting.append(turn)
         self._let_in()
+        if turn[1].done():
+            return
         try:
             await turn[1]
+            self._told()
         except asyncio.CancelledError:
             if turn in self._waiting:
                 self._waiting.remove(turn)

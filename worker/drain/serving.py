@@ -59,7 +59,7 @@ class Serving:
         self.in_flight = InFlight()
         self.wakeup = Wakeup(leases)
         self.room = Room()  # none before the engine is ready
-        self._sequences = Sequences(lambda: self.room.slots)
+        self._sequences = Sequences(lambda: self.room.slots_of_many, self.wakeup.poke)
         #: Names of the models and adapters served; empty where any will do.
         self._served: tuple[str, ...] = ()
         #: Names of the adapters that the engine has, beside its model.
@@ -92,7 +92,8 @@ class Serving:
     ) -> Popped | None:
         """Lease up to k requests; None if Redis does not answer."""
         try:
-            popped = await self.leases.pop(k, self.room.slots, lists, max_bytes)
+            many = max(0, self.room.many_waiting - self._sequences.waiting)
+            popped = await self.leases.pop(k, self.room.slots, lists, max_bytes, many)
         except ERRORS as error:
             self.outage.lost(error)
             await asyncio.sleep(REDIS_PAUSE_S)

@@ -33,6 +33,14 @@ class Capacity:
     one_step: bool = False
 
 
+def places_of_many(slots: int) -> int:
+    """Return how many of an engine's slots requests of more than one sequence may take in sum.
+
+    The others, a sixteenth, are left to requests of one sequence, so that these soon find one.
+    """
+    return max(1, slots - max(1, slots // 16))
+
+
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
     """One checked request: `url` names the endpoint, `body` its JSON object.

@@ -12,6 +12,7 @@ from contract.openai.body import CHAT_URL, LIMITS
 from contract.openai.decode import decode, encode
 from contract.openai.lines import check_body
 from contract.openai.plain_text import tells_text
+from contract.openai.sequences import sequences_of
 from producer.gateway.errors import ApiError, invalid
 from producer.gateway.limits import estimated_tokens
 from producer.gateway.live.protocol import StreamOptions
@@ -27,7 +28,7 @@ class Asked:
 
     With `stream` the answer comes in events. `tokens` is about how many its prompt has and its
     answer may have, as far as it says; `prompt_tokens` are those of the prompt alone. With
-    `tells_text` its text can be heard of while it is written.
+    `tells_text` its text can be heard of while it is written. The engine runs `sequences` for it.
     """
 
     url: str
@@ -38,6 +39,7 @@ class Asked:
     tokens: int
     prompt_tokens: int
     tells_text: bool
+    sequences: int = 1
 
 
 def read(url: str, raw: bytes, highest_priority: int) -> Asked:
@@ -61,6 +63,7 @@ def read(url: str, raw: bytes, highest_priority: int) -> Asked:
         prompt + _most_written(url, kept),
         prompt,
         tells_text(url, kept),
+        sequences_of(kept),
     )
 
 

@@ -100,6 +100,7 @@ async def _ask(
         keep_ms=KEEP_ONCE_MS if once else KEEP_MS,
         listener=waiting.name if listens else "",
         trace=sending.headers() if sending is not None else None,
+        sequences=asked.sequences,
     )
     list_key = turn_list(queue, asked.priority, caller.tenant)
     push = Push(list_key, request_id, KEEP_ONCE_MS if once else None, message)

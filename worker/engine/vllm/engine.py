@@ -23,6 +23,7 @@ from worker.engine.end import KILL_GRACE_S, children_shielded, end_children
 from worker.engine.vllm import serving
 from worker.engine.vllm.arguments import parse_engine_args
 from worker.engine.vllm.capacity import capacity_of
+from worker.engine.vllm.children import Children
 from worker.engine.vllm.detokenized import Detokenized
 from worker.engine.vllm.grammars import Grammars
 from worker.engine.vllm.kv_cache import explain
@@ -69,6 +70,7 @@ class VllmEngine:
         self._serving: dict[str, serving.Served] = {}
         self._detokenized = Detokenized()
         self._lean: LeanWay | None = None
+        self._children = Children(self._progress)
         self._grammars = Grammars()
         self._context = 0
         self._folders = Folders([])
@@ -103,10 +105,9 @@ class VllmEngine:
     def _connect(self) -> AsyncLLMEngine:
         args = AsyncEngineArgs.from_cli_args(self._args)
         args._api_process_count = self._seats.clients
+        loggers = [lambda config, index=0: self._progress]
         with self._seats.made():
-            return AsyncLLMEngine.from_engine_args(
-                args, stat_loggers=[lambda config, index=0: self._progress]
-            )
+            return AsyncLLMEngine.from_engine_args(args, stat_loggers=loggers)
 
     def seat(self) -> dict[str, Any] | None:
         """Return what one more front end needs; None once too many have died."""
@@ -130,6 +131,7 @@ class VllmEngine:
         context = self._context = engine.vllm_config.model_config.max_model_len
         self._serving = serving.by_url(state, context, settings.default_max_tokens)
         self._grammars.guard(engine)
+        self._children.guard(engine, settings.front_ends or 1)
         self._lean = lean_way(engine, self._args, state)
         serving.tell_what_is_lacking(self._serving)
         models = state.openai_serving_models
@@ -181,7 +183,8 @@ class VllmEngine:
             raise RequestFailed(f"{type(error).__name__}: {error}") from error
 
     async def _answer(self, request: EngineRequest, request_id: str) -> Completion:
-        url, body, lean = request.url, request.body, self._lean
+        url, body = request.url, request.body
+        lean = self._lean if self._children.begin(body) else None
         key = lean.key_of(url, body) if lean is not None else None
         if lean is None or key is None:
             return await self._served(request, request_id)
@@ -239,10 +242,7 @@ class VllmEngine:
         if url in POOLING_TYPES:
             return serving.pooled(bytes(response.body), model)
         if url in OTHER_URLS:
-            try:
-                return completion(url, response, model)
-            except Aborted as error:
-                raise self._ended() from error
+            return completion(url, response, model)
         if any(choice.finish_reason == "abort" for choice in response.choices):
             raise self._ended()
         if model:

@@ -23,10 +23,12 @@ class Progress(StatLoggerBase):
         self.at = time.monotonic()
         self.cached_tokens = 0
         self.stepped: Callable[[], None] = _nobody
+        self.ended: Callable[[], None] = _nobody
 
     def record(self, scheduler_stats: Any = None, *_: Any, **__: Any) -> None:
         self.at = time.monotonic()
         self.stepped()
+        self.ended()
         hits = getattr(getattr(scheduler_stats, "prefix_cache_stats", None), "hits", 0)
         if hits:
             self.cached_tokens += hits
