@@ -37,11 +37,17 @@ class _Look(MessageWriter):
         self._look = look
 
     def write(
-        self, request_id: str, custom_id: str | None, line: int, url: str, body: bytes
+        self,
+        request_id: str,
+        custom_id: str | None,
+        line: int,
+        url: str,
+        body: bytes,
+        sequences: int = 1,
     ) -> bytes:
         """Return one message."""
         self._look(url, body)
-        return super().write(request_id, custom_id, line, url, body)
+        return super().write(request_id, custom_id, line, url, body, sequences)
 
 
 class FileReader:
