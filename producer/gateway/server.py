@@ -90,11 +90,11 @@ def _serve(settings: GatewaySettings) -> None:
     # uvicorn ends by the signal that it got, as if it had not taken it: this is what then happens.
     signal.signal(signal.SIGTERM, _exit)
     try:
-        check_address(settings.gateway_host, services.keys)
-        audit.to_stdout()
         as_json = settings.log_format == "json"
         if as_json:
             set_up("json", "")
+        check_address(settings.gateway_host, services.keys)
+        audit.to_stdout()
         quiet_about_clients()
         if settings.gateway_carries:
             carrier.start()

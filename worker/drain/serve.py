@@ -92,8 +92,11 @@ async def serve(
             running.plain = is_plain(request)
         if events.listeners(Started):
             events.publish(Started(delivery))
-        async with sequences.entered(sequences_of(request.body)):
+        if (count := sequences_of(request.body)) == 1:  # it never waits: spared what that costs
             completion = await engine.generate(request, running.engine_id)
+        else:
+            async with sequences.entered(count):
+                completion = await engine.generate(request, running.engine_id)
     except (RequestRejected, RequestFailed) as error:
         return failed(delivery, error, timing=times(running, popped_at))
     timing = times(running, popped_at)
