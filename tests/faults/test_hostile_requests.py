@@ -11,6 +11,8 @@ from hostile_batches import ends_of, send_as_batches
 from hostile_requests import REQUESTS
 from run_batch_lines import NAME
 
+#: Others' time is judged, which other suites beside it spoil: `make faults-full` runs it.
+pytestmark = pytest.mark.slow
 #: All batches together have so long.
 BATCHES_S = 240.0
 

@@ -13,6 +13,8 @@ import pytest
 from attacked import attacked
 from soak import Soak
 
+#: Others' time is judged, which other suites beside it spoil: `make faults-full` runs it.
+pytestmark = pytest.mark.slow
 SEED = int(os.environ.get("WARMQ_TEST_SEED") or secrets.randbelow(2**31))
 
 

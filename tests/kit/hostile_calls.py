@@ -94,9 +94,8 @@ class Drawing:
 
     def note(self, answer: httpx.Response) -> None:
         """Remember the id of what a call has made."""
-        if answer.status_code == 200 and answer.headers.get("content-type", "").startswith(
-            "application/json"
-        ):
+        kind = answer.headers.get("content-type", "")
+        if answer.status_code == 200 and answer.content and kind.startswith("application/json"):
             made = orjson.loads(answer.content)
             if isinstance(made, dict) and isinstance(made.get("id"), str):
                 self.known.append(made["id"])

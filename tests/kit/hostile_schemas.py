@@ -49,11 +49,13 @@ SCHEMAS = (
         "minLength of 100,000",
         CHAT_URL,
         lambda: shaped({"type": "string", "minLength": 100_000, "maxLength": 200_000}),
+        EITHER,
     ),
     Hostile(
         "minItems of 100,000",
         CHAT_URL,
         lambda: shaped({"type": "array", "items": {"type": "integer"}, "minItems": 100_000}),
+        EITHER,
     ),
     Hostile(
         "minProperties of 100,000",
@@ -65,6 +67,7 @@ SCHEMAS = (
                 "additionalProperties": {"type": "integer"},
             }
         ),
+        EITHER,
     ),
     Hostile(
         "integers up to 10^300",
