@@ -86,7 +86,7 @@ def test_many_receivers_that_hang_leave_room_for_others(services: Services, tmp_
             prompt.wait(timeout_s=25)
             begun = len(prompt.got)
             end(services, "other", "batch_again")
-            prompt.wait(begun + 1, timeout_s=5)
+            prompt.wait(begun + 1, timeout_s=9)  # less than a time-out, on a busy machine
 
 
 def test_a_receiver_that_answers_again_gets_all_that_has_waited(
