@@ -57,7 +57,7 @@ def test_every_command_has_json_and_a_documented_document() -> None:
     # The first prints nothing but JSON, the second nothing but its log, the third what people see.
     assert without == ["dead show", "serve", "top"]
     assert set(commands()) - {"serve", "top"} == {
-        name.partition(" --")[0] for name in json_output.DOCUMENTS
+        name.partition(" -")[0] for name in json_output.DOCUMENTS
     }
 
 

@@ -1,8 +1,10 @@
 """Endpoints take turns: no receiver holds more than two of this process' tries.
 
-A receiver that does not answer in time, twice in a row, waits as a whole: all that is for it. It is
-then tried with one delivery, and waits longer each time until it answers. This is about receivers
-in one process: several gateways find it out each for itself.
+A receiver that answered the last time may have two tries at once, and places that no other one
+can take. All others have one try each and share a part of the places. One that does not answer in
+time, twice in a row, waits as a whole: all that is for it. It is then tried with one delivery, and
+waits longer each time until it answers. This is about receivers in one process: several gateways
+find it out each for itself.
 """
 
 from __future__ import annotations
@@ -14,9 +16,9 @@ from dataclasses import dataclass, field
 
 from contract.redis.gateway.due import Claim
 
-#: Tries at a time in one gateway, for one endpoint, and for all endpoints that did not answer the
-#: last time: a receiver that does not answer holds one for 10 s.
-AT_ONCE, FOR_ONE, FOR_SILENT = 32, 2, 16
+#: Tries at a time in one gateway, for one endpoint that answered the last time, and for all
+#: endpoints that did not or are new: a receiver that does not answer holds one for 10 s.
+AT_ONCE, FOR_ONE, FOR_UNPROVED = 32, 2, 16
 #: Deliveries that are held here until it is their endpoint's turn: of one, and of all.
 HELD_FOR_ONE, HELD = 50, 1000
 #: An endpoint that has not answered so often in a row waits; each time for so many seconds.
@@ -32,6 +34,8 @@ FORGOTTEN_S = 3600.0
 class _Endpoint:
     running: int = 0
     held: deque[Claim] = field(default_factory=deque)
+    #: Whether it answered the last time.
+    proved: bool = False
     #: Tries in a row that were not answered in time, and until when it waits (monotonic).
     silent: int = 0
     until: float = 0.0
@@ -40,7 +44,7 @@ class _Endpoint:
     used: float = 0.0
 
     def busy(self) -> bool:
-        return self.running >= (1 if self.silent >= SILENT_AFTER else FOR_ONE)
+        return self.running >= (FOR_ONE if self.proved else 1)
 
 
 class Turns:
@@ -73,19 +77,20 @@ class Turns:
         found = True
         while found:
             found = False
-            for name, one in self._endpoints.items():
+            for name, one in list(self._endpoints.items()):
                 if self._running >= AT_ONCE:
                     return
-                if one.held and not one.busy() and not self._silent_are_many(one):
+                if one.held and not one.busy() and not self._unproved_are_many(one):
                     found = True
+                    self._endpoints[name] = self._endpoints.pop(name)  # its next turn is the last
                     self._held -= 1
                     self._running += 1
                     one.running += 1
                     yield name, one.held.popleft()
 
-    def _silent_are_many(self, asks: _Endpoint) -> bool:
-        running = sum(one.running for one in self._endpoints.values() if one.silent)
-        return bool(asks.silent) and running >= FOR_SILENT
+    def _unproved_are_many(self, asks: _Endpoint) -> bool:
+        running = sum(one.running for one in self._endpoints.values() if not one.proved)
+        return not asks.proved and running >= FOR_UNPROVED
 
     def ended(self, endpoint_id: str, *, answered: bool) -> list[tuple[Claim, float]]:
         """Note the end of a try; return what is sent away, and for how many seconds."""
@@ -94,6 +99,7 @@ class Turns:
         self._running -= 1
         one.running -= 1
         one.used, one.away = now, max(0, one.away - 1)
+        one.proved = answered
         if answered:
             one.silent, one.until = 0, 0.0
             return []
