@@ -14,7 +14,7 @@ from run_batch_lines import GENERATING, LENGTH
 
 from contract.openai.body import CHAT_URL, COMPLETION_URL
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 WORDS = f"--max-model-len {LENGTH} --override-generation-config '{{\"temperature\": 0}}'"
 GREEDY = {"temperature": 0, "max_tokens": 12}
 

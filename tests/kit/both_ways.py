@@ -41,13 +41,19 @@ async def answer(engine: Any, name: str, line: Line) -> dict[str, Any]:
     }
 
 
+async def together(engine: Any, lines: dict[str, Line]) -> dict[str, dict[str, Any]]:
+    """Ask all at once, and return what each got."""
+    found = await asyncio.gather(*(answer(engine, *one) for one in lines.items()))
+    return dict(zip(lines, found, strict=True))
+
+
 async def both(lines: dict[str, Line]) -> dict[str, Any]:
     """Return the report."""
     engine: Any = make_engine(load_settings())
     await asyncio.to_thread(engine.build)
     await engine.start()
     lean, engine._lean = engine._lean, None
-    full = await asyncio.gather(*(answer(engine, *one) for one in lines.items()))
+    full = await together(engine, lines)
     engine._lean = lean
     went: set[str] = set()
     generate = lean.generate
@@ -65,17 +71,23 @@ async def both(lines: dict[str, Line]) -> dict[str, Any]:
     for one in [*lines.items(), *lines.items()]:  # a form is learned when it comes again
         if (key := lean.key_of(*one[1])) is not None and key not in lean._forms:
             await answer(engine, *one)
-    leanly = await asyncio.gather(*(answer(engine, *one) for one in lines.items()))
+    leanly = await together(engine, lines)
+    # Sums are rounded otherwise in other company: what differs is asked again, each alone.
+    for name in [name for name in lines if full[name] != leanly[name]]:
+        engine._lean = None
+        full[name] = await answer(engine, name, lines[name])
+        engine._lean = lean
+        leanly[name] = await answer(engine, name, lines[name])
     left = len(engine._engine.output_processor.request_states)
     pools = "/v1/score" in engine._serving
-    ends = await asyncio.wait_for((pooling_ended if pools else ended)(engine, went), 60)
+    ends = await asyncio.wait_for((pooling_ended if pools else ended)(engine, went), 200)
     await asyncio.to_thread(engine.shutdown)
     return {
         "left": left,
         "ends": ends,
         "answers": {
-            name: {"full": theirs, "lean": ours, "leanly": name in went}
-            for name, theirs, ours in zip(lines, full, leanly, strict=True)
+            name: {"full": full[name], "lean": leanly[name], "leanly": name in went}
+            for name in lines
         },
     }
 
@@ -158,7 +170,7 @@ def answered_both_ways(
     clean |= {f"WARMQ_{name.upper()}": str(value) for name, value in settings.items()}
     done = subprocess.run(
         [sys.executable, __file__, source, out],
-        cwd=ROOT, env=clean, capture_output=True, timeout=240, check=False,
+        cwd=ROOT, env=clean, capture_output=True, timeout=560, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr.decode(errors="replace")[-4000:]
     report: dict[str, Any] = json.loads(out.read_text())
