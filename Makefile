@@ -147,7 +147,8 @@ soak-full: $(STAMP) ## an hour of ten tenants with vLLM, one of them hostile; ke
 .PHONY: faults-gateway-full
 faults-gateway-full: $(STAMP) ## kill gateways, their carriers and Redis at 45 random moments, keeps figures; 2,000 hostile calls
 	$(PY) tests/faults/run_gateway.py --save $(if $(SEED),--seed $(SEED))
-	WARMQ_TEST_CALLS=2000 $(if $(SEED),WARMQ_TEST_SEED=$(SEED)) $(PYTEST) tests/gateway/test_hostile_calls.py
+	WARMQ_TEST_CALLS=2000 WARMQ_TEST_RESULT=tests/faults/results/hostile-calls.json $(if $(SEED),WARMQ_TEST_SEED=$(SEED)) \
+	  $(PYTEST) tests/gateway/test_hostile_calls.py
 
 .PHONY: upgrade-full
 upgrade-full: $(STAMP) ## 20,000 requests over workers and producers of the previous release and this one, 4 minutes

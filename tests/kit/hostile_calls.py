@@ -63,6 +63,10 @@ WRITES = (
 )  # fmt: skip
 
 
+#: The largest body that is drawn, in bytes: four are held at a time.
+LARGEST = 300 << 20
+
+
 @dataclass
 class Judged:
     """How all calls ended: statuses, and what must not be, with the call's number."""
@@ -141,7 +145,9 @@ class Drawing:
             chance.choice(FIELDS): value(chance),
         }}  # fmt: skip
         # Written once: 3,000 of them would hold Python's lock for seconds, as a slow answer looks.
-        requests = b", ".join([dump(one)] * chance.choice([1, 2, 3000]))
+        written = dump(one)
+        most = max(1, LARGEST // len(written))
+        requests = b", ".join([written] * min(most, chance.choice([1, 2, 3000])))
         content = b'{"requests": [' + requests + b"]}"
         return as_json("POST", "/v1/messages/batches", spoilt(chance, content))
 
