@@ -11,9 +11,6 @@ from typing import Any
 
 #: Between SIGTERM and SIGKILL where no setting says else; vLLM's own patience.
 KILL_GRACE_S = 5.0
-#: Set by the worker, read by its engine processes: seconds between SIGTERM and SIGKILL when the
-#: worker has died. Not a setting; without it they are killed at once.
-ASK_FIRST_ENV = "WARMQ_ASK_FIRST_S"
 #: How long connections may take to close.
 CLOSE_S = 5.0
 
