@@ -1,7 +1,7 @@
 """A JSON schema hangs the event loop of a worker with vLLM: the process ends and is replaced.
 
-The worker compiles constraints in a process of its own, so nothing that a client sends does this.
-Here a plugin of vLLM's, which only this test installs, takes that away.
+The worker refuses large constraints and compiles all others in a process of its own, so nothing
+that a client sends does this. A plugin of vLLM's, which only this test installs, takes both away.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from demo.stack import ROOT
 WIDE = {"type": "string", "pattern": "^[a-z]{0,50000}$"}
 PLUGIN = """
 def register():
+    from contract.openai import lines
     from worker.engine.vllm.grammars import Grammars
+    lines.refuse_large = lambda *_: None
     Grammars.guard = lambda self, engine: None
 """
 

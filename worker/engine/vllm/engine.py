@@ -20,7 +20,6 @@ from contract.openai.pooling import POOLING_TYPES
 from contract.settings import SettingsError
 from worker.engine import Capacity, Completion, EngineRequest
 from worker.engine.end import KILL_GRACE_S, children_shielded, end_children
-from worker.engine.tie import children_tied
 from worker.engine.vllm import serving
 from worker.engine.vllm.arguments import parse_engine_args
 from worker.engine.vllm.capacity import capacity_of
@@ -86,7 +85,7 @@ class VllmEngine:
         """Load the model and start the engine's processes; seconds to minutes."""
         ORDERLY_END.ending = False
         try:
-            with refusals(), children_shielded(), children_tied():
+            with refusals(), children_shielded():
                 self._engine = self._connect()
         except SettingsError:
             raise
