@@ -32,7 +32,8 @@ def test_a_front_end_dies_without_its_engine_and_an_engine_takes_all_front_ends_
     tmp_path: Path,
 ) -> None:
     with stage(tmp_path) as on:
-        worker = on.real_worker(front_ends=2)
+        # The engine makes no step while its only requests wait for their compiler to start.
+        worker = on.real_worker(front_ends=2, stall_timeout_s=60)
 
         def whole() -> bool:
             return on.announced(worker).get("slots") == 32
@@ -41,10 +42,11 @@ def test_a_front_end_dies_without_its_engine_and_an_engine_takes_all_front_ends_
         engine = [p for p in psutil.Process(worker.pid).children(recursive=True)
                   if "VLLM::EngineCore" in (p.cmdline() or [""])[0]]  # fmt: skip
         bodies = [chat(f"Count to {n}", max_tokens=400, ignore_eos=True) for n in range(120)]
-        constrained = [chat(f"Is {n} odd?", max_tokens=9, response_format=YES) for n in range(32)]
-        on.submit([*constrained, *bodies])
         (victim,) = front_ends(worker)
-        eventually(lambda: compiles(victim), 120, "the front end has started its compiler")
+        on.submit([chat(f"{n}?", max_tokens=9, response_format=YES) for n in range(48)], "b0")
+        on.finish("b0", timeout_s=150)
+        assert compiles(victim)
+        on.submit(bodies)
         eventually(lambda: on.store.batch("b1").terminal, 60, "both have requests in the engine")
         assert holds_leases(on, victim)
         its = victim.children(recursive=True)
