@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from demo.stack import ROOT, eventually
-from worker.engine.tie import first_line
+from worker.engine.tie import ASK_FIRST_ENV, first_line
 
 #: A worker, its engine, and a process that the engine starts; each says that it runs.
 PROGRAM = """
@@ -66,6 +66,33 @@ def test_all_that_an_engine_has_started_ends_with_its_parent(
         os.kill(pids[victim], signal.SIGKILL)
         eventually(lambda: not any(runs(pid) for pid in pids[victim:]), 5, "they end")
         assert all(runs(pid) for pid in pids[:victim])
+    finally:
+        end(started)
+
+
+def test_an_engine_of_rbln_is_asked_to_end_and_killed_after_its_grace(tmp_path: Path) -> None:
+    program = """
+import os, signal, threading
+from worker.engine.tie import tie_engine
+
+signal.signal(signal.SIGTERM, lambda *_: print("asked", flush=True))
+parent = os.getpid()
+if os.fork() == 0:
+    tie_engine(parent)
+    print(os.getpid(), flush=True)
+while True:
+    signal.pause()
+"""
+    started = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, cwd=ROOT, text=True,
+        env=os.environ | {ASK_FIRST_ENV: "0.5"}, start_new_session=True,
+    )  # fmt: skip
+    assert started.stdout is not None
+    try:
+        engine = int(started.stdout.readline())
+        started.kill()
+        assert started.stdout.readline() == "asked\n"
+        eventually(lambda: not runs(engine), 10, "it is killed")
     finally:
         end(started)
 
