@@ -25,6 +25,7 @@ WORKER = ""
 TRACKER = "resource_tracker"
 SPAWNED = "--multiprocessing-fork"
 ENGINE = "VLLM::EngineCore"
+ENGINE_WORKER = "VLLM::Worker"
 FRONT_END = "front_end"
 
 
@@ -46,9 +47,9 @@ MOMENTS = (
     Moment(TRACKER, 0, "warmq-worker"),
     Moment(SPAWNED, 1, "warmq-worker", 2),
     Moment(SPAWNED, 4),
-    Moment(ENGINE, 12, front_ends=2),
+    Moment(ENGINE_WORKER, 0, front_ends=2),
     Moment(FRONT_END, 0, "warmq-worker", 2),
-    Moment(FRONT_END, 8, "warmq-worker", 2),
+    Moment(FRONT_END, 5, "warmq-worker", 2),
 )
 
 
