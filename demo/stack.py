@@ -240,11 +240,13 @@ def on_gpu() -> bool:
     return cuda_of(installed()) is not None
 
 
-def tiny_model_worker(redis_url: str, log_path: Path, **settings: object) -> Worker:
+def tiny_model_worker(
+    redis_url: str, log_path: Path, kind: type[Worker] = Worker, **settings: object
+) -> Worker:
     """Return a worker with the real engine and the shipped model, on the environment's device."""
     args = GPU_ENGINE_ARGS if on_gpu() else CPU_ENGINE_ARGS
     defaults: dict[str, object] = {"model": MODEL, "engine_args": args}
-    return Worker(redis_url, log_path, **(defaults | settings))
+    return kind(redis_url, log_path, **(defaults | settings))
 
 
 @contextlib.contextmanager

@@ -74,7 +74,10 @@ class WorkerSettings(Settings):
         25, ge=0, description="how long SIGTERM waits for running requests; then hands back"
     )
     stall_timeout_s: Seconds = Field(
-        300, ge=0.1, description="no engine step for so long while requests run means it hangs"
+        300,
+        ge=0.1,
+        description="no engine step for so long while requests run, or no turn of the worker's own "
+        "event loop (5 s at least), means it hangs",
     )
     rebuild_tries: int = Field(
         3, ge=0, le=20, description="engine starts that may fail in a row before the worker exits"

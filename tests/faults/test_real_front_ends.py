@@ -12,10 +12,19 @@ import pytest
 from campaign_real import front_ends, holds_leases
 from lessee import chat
 from stage import stage
+from started_as import command_of, processes_of, runs
 
 from demo.stack import eventually
 
 READY_S = 150
+#: What is given to processes that end when others have.
+GONE_S = 3
+SCHEMA = {"type": "object", "properties": {"odd": {"type": "boolean"}}}
+YES = {"type": "json_schema", "json_schema": {"name": "yes", "schema": SCHEMA}}
+
+
+def compiles(process: psutil.Process) -> bool:
+    return any("grammar_process" in command_of(each) for each in process.children())
 
 
 @pytest.mark.timeout(600)
@@ -23,7 +32,8 @@ def test_a_front_end_dies_without_its_engine_and_an_engine_takes_all_front_ends_
     tmp_path: Path,
 ) -> None:
     with stage(tmp_path) as on:
-        worker = on.real_worker(front_ends=2)
+        # The engine makes no step while its only requests wait for their compiler to start.
+        worker = on.real_worker(front_ends=2, stall_timeout_s=60)
 
         def whole() -> bool:
             return on.announced(worker).get("slots") == 32
@@ -32,11 +42,16 @@ def test_a_front_end_dies_without_its_engine_and_an_engine_takes_all_front_ends_
         engine = [p for p in psutil.Process(worker.pid).children(recursive=True)
                   if "VLLM::EngineCore" in (p.cmdline() or [""])[0]]  # fmt: skip
         bodies = [chat(f"Count to {n}", max_tokens=400, ignore_eos=True) for n in range(120)]
-        on.submit(bodies)
         (victim,) = front_ends(worker)
+        on.submit([chat(f"{n}?", max_tokens=9, response_format=YES) for n in range(48)], "b0")
+        on.finish("b0", timeout_s=150)
+        assert compiles(victim)
+        on.submit(bodies)
         eventually(lambda: on.store.batch("b1").terminal, 60, "both have requests in the engine")
         assert holds_leases(on, victim)
+        its = victim.children(recursive=True)
         victim.kill()
+        eventually(lambda: not any(map(runs, its)), GONE_S, f"what it had started has ended: {its}")
         eventually(lambda: [p for p in front_ends(worker) if p.pid != victim.pid], 30, "another")
         on.finish(timeout_s=150)
         on.settled(simulated=False)
@@ -55,6 +70,7 @@ def test_a_front_end_dies_without_its_engine_and_an_engine_takes_all_front_ends_
         eventually(whole, READY_S, "engine and front ends are there again")
         on.finish("b2", timeout_s=150)
         on.settled("b2", simulated=False)
-        left = psutil.Process(worker.pid).children(recursive=True)
+        before = {each.pid: command_of(each) for each in processes_of(worker)}
         assert worker.stop() == 0
-        assert not [p for p in left if p.is_running() and p.status() != "zombie"]
+        # multiprocessing's resource trackers end once those that use them have ended.
+        eventually(lambda: not processes_of(worker), GONE_S, f"the end of all of {before}")

@@ -96,7 +96,12 @@ class Stage:
         self.workers.append(worker)
         return worker
 
-    def real_worker(self, env: Mapping[str, str] | None = None, **settings: object) -> Worker:
+    def real_worker(
+        self,
+        env: Mapping[str, str] | None = None,
+        kind: type[Worker] = Worker,
+        **settings: object,
+    ) -> Worker:
         """Start a worker with vLLM and the shipped model."""
         log = self.folder / f"worker-{len(self.workers)}.log"
         defaults: dict[str, object] = {
@@ -105,7 +110,7 @@ class Stage:
         url = str(settings.pop("redis_url", self.server.url))
         # Several engines on one machine: bound to cores, all would be bound to the same one.
         env = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"} | dict(env or {})
-        worker = tiny_model_worker(url, log, env=env, **(defaults | settings)).start()
+        worker = tiny_model_worker(url, log, kind, env=env, **(defaults | settings)).start()
         self.workers.append(worker)
         return worker
 

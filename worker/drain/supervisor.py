@@ -30,7 +30,7 @@ class Supervisor:
     """Owns the engine and the one thread that builds it.
 
     The thread lives as long as the process: PDEATHSIG of the engine's
-    processes follows the thread that created them (worker/engine/vllm/pdeath.py).
+    processes follows the thread that created them (worker/engine/tie.py).
     """
 
     def __init__(

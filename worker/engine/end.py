@@ -9,11 +9,10 @@ from collections.abc import Coroutine, Iterator
 from multiprocessing import resource_tracker
 from typing import Any
 
+from worker.engine.tie import children_tied
+
 #: Between SIGTERM and SIGKILL where no setting says else; vLLM's own patience.
 KILL_GRACE_S = 5.0
-#: Set by the worker, read by its engine processes: seconds between SIGTERM and SIGKILL when the
-#: worker has died. Not a setting; without it they are killed at once.
-ASK_FIRST_ENV = "WARMQ_ASK_FIRST_S"
 #: How long connections may take to close.
 CLOSE_S = 5.0
 
@@ -42,12 +41,15 @@ def children_shielded() -> Iterator[None]:
     Ctrl-C is for the worker, which ends its engine when nothing runs in it any more. The signals
     are blocked, which children inherit, and not ignored: engine processes set handlers of their
     own. SIGTERM and SIGKILL arrive. Afterwards the thread has the signals it had.
+
+    What multiprocessing starts within ends with this thread (tie.py).
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     resource_tracker.ensure_running()  # unblocks SIGINT in the thread that starts it
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGQUIT})
     try:
-        yield
+        with children_tied():
+            yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 

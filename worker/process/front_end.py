@@ -1,7 +1,8 @@
 """One more front end of a worker, in a process that the worker starts.
 
 It reads the worker's settings where the worker has read them, and what to feed from the socket it
-inherits (front_ends.py). If the worker dies, it hands everything back and ends.
+inherits (front_ends.py). If the worker dies, it hands everything back and ends; until it is ready
+it has nothing, and ends at once.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ import gc
 import logging
 import multiprocessing
 import os
+import select
 import signal
 import socket
 import sys
+import threading
 import uuid
 from contextlib import suppress
 from typing import Any
@@ -31,6 +34,7 @@ from worker.drain.scripts import SCRIPTS
 from worker.drain.side_tasks import SideTasks
 from worker.drain.stopping import STOP_S, LastResort
 from worker.engine.catalogue import attach_engine, load_settings
+from worker.engine.tie import untie
 from worker.process.bootstep import YOUNG_OBJECTS
 from worker.process.front_end_process import opened
 from worker.process.loop_watch import LoopWatch
@@ -67,8 +71,9 @@ class Part:
         self._task_events.switch(order["watched"])
         self._reader, self._writer = reader, writer
         self._last_resort = LastResort()
+        self._its_worker = os.pidfd_open(os.getppid())
         self._ready = asyncio.Event()
-        self.drain.events.subscribe(EngineReady, lambda _: self._ready.set())
+        self.drain.events.subscribe(EngineReady, self._begin)
 
     async def run(self) -> None:
         """Drain until the worker, or its end, says to stop."""
@@ -83,6 +88,17 @@ class Part:
                 with suppress(ConnectionError):
                     await self._writer.drain()
             await self._leases.close()
+
+    def _begin(self, _: EngineReady) -> None:
+        """Report from now on, and outlive the worker for as long as it takes to hand back."""
+        untie()
+        threading.Thread(target=self._see_its_end, name="worker's end", daemon=True).start()
+        self._ready.set()
+
+    def _see_its_end(self) -> None:
+        """Bound what follows the worker's end: a loop that stands does not see it."""
+        select.select([self._its_worker], (), ())
+        self._last_resort.within(STOP_S)
 
     async def _obey(self) -> None:
         async for line in self._reader:

@@ -15,6 +15,7 @@ from typing import Any
 
 import orjson
 
+from worker.engine.tie import first_line
 from worker.telemetry.task_events import MOST_WAITING, taken
 
 MAIN = "from worker.process.front_end import main; main()"
@@ -48,9 +49,7 @@ class FrontEnd:
     async def started(cls, number: int, order: dict[str, Any]) -> AsyncIterator[FrontEnd]:
         """Start one and tell it what to feed; it is killed at the end, if it has not ended."""
         ours, its = socket.socketpair()
-        # With this process' own path: `-m` would look into the current folder first.
-        code = f"import sys; sys.path[:] = {sys.path!r}; {MAIN}"
-        command = (sys.executable, "-c", code, str(its.fileno()))
+        command = (sys.executable, "-c", first_line("tie") + MAIN, str(its.fileno()))
         with its:
             process = await asyncio.create_subprocess_exec(*command, pass_fds=[its.fileno()])
         found = cls(number, process)

@@ -109,9 +109,10 @@ class LoopWatch:
         names = ", ".join(d.request_id for d in stall.deliveries if d.lease in stall.culprits)
         frame = sys._current_frames().get(self._loop_thread)
         log.critical(
-            "the drain's loop has stood for %.0f s, running %s: the process ends with %d, and "
-            "whoever runs it is to start it again; requests that do so again become dead letters. "
-            "The loop's stack:\n%s",
+            "the drain's loop in process %d has stood for %.0f s, running %s: the process ends "
+            "with %d, and whoever runs it is to start it again; requests that do so again become "
+            "dead letters. The loop's stack:\n%s",
+            os.getpid(),
             limit_s,
             f"request {names}" if names else "no request of its own",
             EXIT_STALLED,

@@ -3,10 +3,10 @@
 import os
 from collections.abc import Iterator
 
-from worker.engine.end import ASK_FIRST_ENV
 from worker.engine.rbln.model import Artefact, read_artefact
 from worker.engine.rbln.rules import judge_artefact, judge_packages, judge_settings, limit_options
 from worker.engine.spec import Preflight
+from worker.engine.tie import ASK_FIRST_ENV
 from worker.engine.vllm_settings import EngineArgs, VllmSettings
 from worker.machine import devices
 from worker.machine.finding import Finding, refuse_fatal

@@ -1,10 +1,9 @@
 """The process in which the grammars of requests are compiled before the engine gets them.
 
-Started by grammars.py, as `python -m worker.engine.vllm.grammar_process`. It loads vLLM, the
-tokenizer and the grammar backend once, and forks a child for each constraint. The child does what
-vLLM does with a constraint: it validates it, compiles it, and makes the masks of some tokens. The
-kernel kills the child when it has used too much processor time, and limits its memory: no code has
-to give the GIL back for that.
+Started by grammars.py, tied to its parent. It loads vLLM, the tokenizer and the grammar backend
+once, and forks a child for each constraint. The child does what vLLM does with a constraint: it
+validates it, compiles it, and makes the masks of some tokens. The kernel kills the child when it
+has used too much processor time, and limits its memory: no code has to give the GIL back for that.
 
 Messages are pickled, each after its length in four bytes: the VllmConfig first, then one
 StructuredOutputsParams after the other. The answer to each is a tuple: "ready" after the
@@ -12,7 +11,6 @@ configuration, then "valid" with the parameters as vLLM has completed them, "ref
 "slow", or "stalled".
 """
 
-import ctypes
 import os
 import pickle
 import re
@@ -28,7 +26,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, BinaryIO
 
-PR_SET_PDEATHSIG = 1
+from worker.engine.tie import tie
+
 #: Processor time of one constraint, all its threads together. As long as that the one thread in
 #: which EngineCore compiles is busy with it at most. A schema of 1,000 properties takes 0.3 s.
 CPU_S = 2.0
@@ -58,8 +57,7 @@ def as_message(value: bytes) -> bytes:
 
 def main() -> None:
     """Answer until standard input ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends with its input,
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # or with its parent, if it computes
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends with its input, or with its parent
     answers, incoming = os.fdopen(os.dup(1), "wb"), sys.stdin.buffer
     os.dup2(2, 1)  # what libraries print is no answer
     compiler = Compiler(read_message(incoming))
@@ -79,9 +77,11 @@ def _write(stream: BinaryIO, value: Any) -> None:
 
 def _in_a_child(compiler: "Compiler", asked: Any) -> tuple[Any, ...]:
     reading, writing = os.pipe()
+    parent = os.getpid()
     child = os.fork()
     if child == 0:
         try:
+            tie(parent)
             _bound_memory()
             answer = pickle.dumps(compiler.answer(asked))
             with os.fdopen(writing, "wb") as stream:
@@ -218,7 +218,3 @@ def _use(backend: Any, grammar: Any) -> None:
         lowest = (bits & -bits).bit_length() - 1
         if not grammar.accept_tokens("", [32 * place + lowest]):
             return
-
-
-if __name__ == "__main__":
-    main()

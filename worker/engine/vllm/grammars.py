@@ -24,6 +24,7 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from contract.errors import RequestFailed
+from worker.engine.tie import first_line
 from worker.engine.vllm.grammar_process import CPU_S, LENGTH, WALL_S, as_message
 from worker.engine.vllm.names import VLLMValidationError
 
@@ -31,6 +32,7 @@ log = logging.getLogger(__name__)
 
 #: Constraints whose outcome is remembered; a file has one, or as many as it has tools.
 KNOWN = 1024
+MAIN = "from worker.engine.vllm.grammar_process import main; main()"
 #: Until the process has loaded vLLM and the tokenizer; on two busy cores that takes 10 s.
 START_S = 180.0
 _SLOW = (
@@ -117,7 +119,7 @@ class Grammars:
         # vLLM's own limit on regexes is one by the clock.
         more = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_REGEX_COMPILATION_TIMEOUT_S": "0"}
         process = self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-W", "ignore", "-m", "worker.engine.vllm.grammar_process",
+            sys.executable, "-W", "ignore", "-c", first_line("tie") + MAIN,
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL, env=os.environ | more,
         )  # fmt: skip

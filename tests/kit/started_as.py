@@ -1,0 +1,49 @@
+"""A worker by each command that starts one, and the processes that belong to it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import psutil
+
+from demo.stack import Worker
+
+
+class WarmqWorker(Worker):
+    """A worker started by `warmq-worker`; Worker itself is `celery -A worker.app`."""
+
+    def command(self) -> list[str]:
+        """Return the command that starts it."""
+        return [str(Path(self.python).parent / "warmq-worker"), "--loglevel=INFO"]
+
+
+KINDS: dict[str, type[Worker]] = {"celery": Worker, "warmq-worker": WarmqWorker}
+
+
+def processes_of(worker: Worker) -> list[psutil.Process]:
+    """Return all that runs of a worker, also of one that was killed: its session is its own."""
+    return [each for each in psutil.process_iter() if _session(each) == worker.pid and runs(each)]
+
+
+def _session(process: psutil.Process) -> int:
+    try:
+        return os.getsid(process.pid)
+    except ProcessLookupError:
+        return -1
+
+
+def runs(process: psutil.Process) -> bool:
+    """Return whether a process has not ended; a zombie has."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def command_of(process: psutil.Process) -> str:
+    """Return a process's command line, or the title it gave itself; "" if it has ended."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
