@@ -17,6 +17,7 @@ from contract.openai.sequences import sequences_of
 from worker.engine import places_of_many
 from worker.engine.vllm.names import EngineDeadError
 from worker.engine.vllm.progress import Progress
+from worker.engine.vllm.turns import begin, take_turns
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +48,7 @@ class Children:
         config, processor = engine.vllm_config, engine.output_processor
         slots = config.scheduler_config.max_num_seqs * config.parallel_config.data_parallel_size
         self._places = places_of_many(slots // front_ends)
+        take_turns(engine.renderer, self._places)
         if not hasattr(engine, "_add_request") or not all(hasattr(processor, n) for n in USED):
             extra = {"action": "sequences_unbounded"}
             log.warning("this vLLM takes all sequences of a request at once", extra=extra)
@@ -62,6 +64,7 @@ class Children:
         """Note what the task runs; return whether all of it may be given to the engine at once."""
         sequences = sequences_of(body)
         MANY.set(sequences > 1)
+        begin(sequences)
         return sequences <= self._places or sequences == 1
 
     async def add(
