@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import httpx
@@ -32,6 +33,8 @@ LEASE_S, STALL_S, START_S = 9.0, 12.0, 60.0
 LONGER_S = 2.0
 #: How much more memory the worker's processes may have than before the first attack.
 GROWN_BYTES = 2**30
+#: Bars that break, too, where this whole stack does not run for seconds.
+TIMED = {"others wait", "heartbeat"}
 #: A client waits so long for its answer, then it goes.
 PATIENCE_S = 25.0
 
@@ -121,8 +124,13 @@ class Attacked:
     def attack(self, sends: Callable[[], str]) -> dict[str, str]:
         """Let `sends` attack while small chats are asked; return the bars that broke, by name.
 
-        What a small chat takes alone is measured just before: others' suites may share the cores.
+        What a small chat takes alone is measured just before, for other suites may share the cores.
+        If nothing but a bar of time broke, one of them may have had both: it attacks once more.
         """
+        broken = self._attack(sends)
+        return self._attack(sends) if broken and broken.keys() <= TIMED else broken
+
+    def _attack(self, sends: Callable[[], str]) -> dict[str, str]:
         self._measure_alone(3)
         self.watch.clear()
         found, told = list[tuple[int, float]](), list[str]()
@@ -147,7 +155,7 @@ class Attacked:
     def _measure_alone(self, times: int) -> None:
         found = [self.small_chat() for _ in range(times)]
         assert {status for status, _ in found} == {200}, found
-        self.alone_s = max(seconds for _, seconds in found)
+        self.alone_s = median(seconds for _, seconds in found)
 
     def online(self, hostile: Hostile) -> str:
         """Send a hostile request online; return what is wrong with its end, or nothing."""
