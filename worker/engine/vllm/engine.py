@@ -20,7 +20,7 @@ from contract.openai.pooling import POOLING_TYPES
 from contract.settings import SettingsError
 from worker.engine import Capacity, Completion, EngineRequest
 from worker.engine.end import KILL_GRACE_S, children_shielded, end_children
-from worker.engine.vllm import serving
+from worker.engine.vllm import log_probabilities, serving
 from worker.engine.vllm.arguments import parse_engine_args
 from worker.engine.vllm.capacity import capacity_of
 from worker.engine.vllm.children import Children
@@ -45,6 +45,7 @@ from worker.engine.vllm.quiet import ORDERLY_END, quieten
 from worker.engine.vllm.refusals import refusals
 from worker.engine.vllm.root_cause import RootCause
 from worker.engine.vllm.seats import Seats
+from worker.engine.vllm.token_texts import remember_texts
 from worker.engine.vllm.traced import TRACE, trace_requests
 from worker.engine.vllm.vacated import ABORT_CLIENT
 from worker.engine.vllm.ways import LeanWay, lean_way
@@ -130,6 +131,8 @@ class VllmEngine:
             guard(global_http_connection, partial(VLLMValidationError, parameter="image_url"))
         context = self._context = engine.vllm_config.model_config.max_model_len
         self._serving = serving.by_url(state, context, settings.default_max_tokens)
+        remember_texts()
+        log_probabilities.guard(engine.renderer)
         self._grammars.guard(engine)
         self._children.guard(engine, settings.front_ends or 1)
         self._lean = lean_way(engine, self._args, state)
@@ -200,6 +203,7 @@ class VllmEngine:
         """Run one request through vLLM's serving class for its url."""
         refuse_long(request.url, request.body, self._context)
         refuse_inflated(request.body)
+        log_probabilities.begin(request.body, self._settings.default_max_tokens)
         body, model = self._body_of(request, request_id), request.body.get("model")
         served = self._serving[request.url]
         response = await served.call(served.form.validate_python(body))

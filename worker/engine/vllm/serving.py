@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import orjson
 import pydantic
 from jinja2 import TemplateError
@@ -35,6 +36,8 @@ CLIENT_ERRORS = (
     VLLMClientError, VLLMValidationError, pydantic.ValidationError, ValueError, TypeError,
     OverflowError, NotImplementedError, TemplateError,
 )  # fmt: skip
+#: Of a text, quotes would be escaped.
+_NO_EMBEDDING = re.compile(rb'"embedding":\s*\[\s*\]')
 #: Parameters that vLLM names when a prompt does not fit.
 LENGTH_PARAMETERS = {"input_tokens", "input_text", "max_tokens", "max_completion_tokens"}
 
@@ -129,13 +132,14 @@ def pooled(raw: bytes, model: str | None) -> Completion:
     Raises:
         EngineDead: the answer is empty; vLLM makes such of what it was told to give up.
     """
-    answer = orjson.loads(raw)
-    if any(entry.get("embedding") == [] for entry in answer.get("data", ())):
+    # Its numbers are not decoded: there may be millions, and the loop waits.
+    answer = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
+    if _NO_EMBEDDING.search(raw):
         raise EngineDead("the engine was told to end", inside=False)
     if model:
-        answer["model"] = model
-        raw = orjson.dumps(answer)
-    return Completion(raw, answer["usage"]["prompt_tokens"], 0)
+        answer["model"] = msgspec.Raw(orjson.dumps(model))
+        raw = msgspec.json.encode(answer)
+    return Completion(raw, orjson.loads(bytes(answer["usage"]))["prompt_tokens"], 0)
 
 
 def rejected(error: Exception) -> RequestRejected:
