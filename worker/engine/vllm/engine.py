@@ -27,7 +27,7 @@ from worker.engine.vllm.children import Children
 from worker.engine.vllm.detokenized import Detokenized
 from worker.engine.vllm.grammars import Grammars
 from worker.engine.vllm.kv_cache import explain
-from worker.engine.vllm.large_inputs import refuse_inflated, refuse_long
+from worker.engine.vllm.large_inputs import refuse_large
 from worker.engine.vllm.media import guard, unguard
 from worker.engine.vllm.mistakes import Folders, in_media
 from worker.engine.vllm.names import (
@@ -45,7 +45,6 @@ from worker.engine.vllm.quiet import ORDERLY_END, quieten
 from worker.engine.vllm.refusals import refusals
 from worker.engine.vllm.root_cause import RootCause
 from worker.engine.vllm.seats import Seats
-from worker.engine.vllm.token_texts import remember_texts
 from worker.engine.vllm.traced import TRACE, trace_requests
 from worker.engine.vllm.vacated import ABORT_CLIENT
 from worker.engine.vllm.ways import LeanWay, lean_way
@@ -65,8 +64,7 @@ class VllmEngine:
         self._cause = RootCause()
         self._engine: AsyncLLMEngine | None = None
         self._names: set[str] = set()
-        grace_s = settings.kill_grace_s
-        self.grace_s = KILL_GRACE_S if grace_s is None else grace_s
+        self.grace_s = KILL_GRACE_S if settings.kill_grace_s is None else settings.kill_grace_s
         self._fixed_name = settings.served_model_name is not None
         self._serving: dict[str, serving.Served] = {}
         self._detokenized = Detokenized()
@@ -131,7 +129,6 @@ class VllmEngine:
             guard(global_http_connection, partial(VLLMValidationError, parameter="image_url"))
         context = self._context = engine.vllm_config.model_config.max_model_len
         self._serving = serving.by_url(state, context, settings.default_max_tokens)
-        remember_texts()
         log_probabilities.guard(engine.renderer)
         self._grammars.guard(engine)
         self._children.guard(engine, settings.front_ends or 1)
@@ -201,8 +198,7 @@ class VllmEngine:
 
     async def _served(self, request: EngineRequest, request_id: str) -> Completion:
         """Run one request through vLLM's serving class for its url."""
-        refuse_long(request.url, request.body, self._context)
-        refuse_inflated(request.body)
+        refuse_large(request.url, request.body, self._context)
         log_probabilities.begin(request.body, self._settings.default_max_tokens)
         body, model = self._body_of(request, request_id), request.body.get("model")
         served = self._serving[request.url]

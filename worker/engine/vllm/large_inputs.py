@@ -31,6 +31,12 @@ _NO_TEXT = frozenset((
 ))  # fmt: skip
 
 
+def refuse_large(url: str, body: Mapping[str, Any], context: int) -> None:
+    """Refuse texts that are too long, and options that inflate media; as the two below."""
+    refuse_long(url, body, context)
+    refuse_inflated(body)
+
+
 def refuse_long(url: str, body: Mapping[str, Any], context: int) -> None:
     """Refuse texts that take too long to make tokens of.
 

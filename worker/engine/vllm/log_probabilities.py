@@ -14,6 +14,7 @@ from typing import Any
 
 from contract.openai.sequences import sequences_of
 from worker.engine.vllm.names import VLLMValidationError
+from worker.engine.vllm.token_texts import remember_texts
 
 #: Most of one request; of a prompt of 128,000 tokens that is each token's own and one more.
 MOST = 262_144
@@ -54,7 +55,11 @@ def _own_and(others: int) -> int:
 
 
 def guard(renderer: Any) -> None:
-    """Let vLLM's renderer refuse prompts whose request asks for more than MOST."""
+    """Let vLLM's renderer refuse prompts whose request asks for more than MOST.
+
+    The texts of tokens, which log probabilities have, are made once from now on.
+    """
+    remember_texts()
     for name in _RENDERING:
         if hasattr(renderer, name):
             setattr(renderer, name, _refusing(getattr(renderer, name)))
