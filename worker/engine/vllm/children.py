@@ -48,7 +48,7 @@ class Children:
         config, processor = engine.vllm_config, engine.output_processor
         slots = config.scheduler_config.max_num_seqs * config.parallel_config.data_parallel_size
         self._places = places_of_many(slots // front_ends)
-        take_turns(engine.renderer, self._places)
+        take_turns(getattr(engine, "renderer", None), self._places)
         if not hasattr(engine, "_add_request") or not all(hasattr(processor, n) for n in USED):
             extra = {"action": "sequences_unbounded"}
             log.warning("this vLLM takes all sequences of a request at once", extra=extra)

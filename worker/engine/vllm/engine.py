@@ -129,7 +129,7 @@ class VllmEngine:
             guard(global_http_connection, partial(VLLMValidationError, parameter="image_url"))
         context = self._context = engine.vllm_config.model_config.max_model_len
         self._serving = serving.by_url(state, context, settings.default_max_tokens)
-        log_probabilities.guard(engine.renderer)
+        log_probabilities.guard(getattr(engine, "renderer", None))
         self._grammars.guard(engine)
         self._children.guard(engine, settings.front_ends or 1)
         self._lean = lean_way(engine, self._args, state)
