@@ -77,7 +77,7 @@ AT_MOST = (
     Hostile("4,000 calls of tools", CHAT_URL,
             lambda: said(None, "assistant", tool_calls=[call("{}")] * (ENTRIES // 2)), EITHER),
     Hostile("arguments of a call, 60,000 values", CHAT_URL,
-            lambda: said(None, "assistant", tool_calls=[call(f"[{'1,' * 60_000}1]")])),
+            lambda: said(None, "assistant", tool_calls=[call(f"[{'1,' * 60_000}1]")]), EITHER),
     Hostile("1,024 tools", CHAT_URL,
             lambda: chat(tools=tools(MAX_TOOLS), tool_choice="required"), EITHER),
     Hostile("2,048 documents of a chat", CHAT_URL,
