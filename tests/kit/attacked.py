@@ -228,13 +228,14 @@ def _tiny(url: str, log: Path) -> Worker:
 
 
 def _memory(worker: Worker) -> int:
-    """Return the resident bytes of a worker and its descendants."""
+    """Return the bytes of a worker and its descendants; what they share counts once."""
     total = 0
     with suppress(psutil.Error):
         whole = psutil.Process(worker.pid)
         for process in (whole, *whole.children(recursive=True)):
-            with suppress(psutil.Error):
-                total += process.memory_info().rss
+            with suppress(OSError):
+                told = Path(f"/proc/{process.pid}/smaps_rollup").read_text().partition("\nPss:")[2]
+                total += 1024 * int(told.split()[0]) if told else 0
     return total
 
 
