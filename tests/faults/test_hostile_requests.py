@@ -19,6 +19,7 @@ from run_batch_lines import NAME
 QUICK = (
     "prompts cut off, 512", "tokenize 7 MB", "chat cut off, 7 MB", "embeddings of 7 MB",
     "100,000 messages", "100,000 parts", "100,000 blocks in a block", "1,024 prompts",
+    "a role of 7 MB cut off", "a key of 7 MB to count",
     "n of 128", "n of 128 for 8 prompts", "arguments of 5 MB", "logit_bias of 400,000",
     "2,048 messages", "8,000 parts", "8,000 parts of a response",
     "450 prompts of 1,000 ids cut off", "1,000 prompts with logprobs",

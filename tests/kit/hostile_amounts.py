@@ -65,6 +65,11 @@ BEYOND = (
     Hostile("100,000 documents", RERANK_URLS[0], lambda: {"query": "x", "documents": ["x"] * MANY}),
     Hostile("100,000 texts to score", SCORE_URLS[0],
             lambda: {"text_1": ["x"] * MANY, "text_2": ["x"] * MANY}),
+    Hostile("a role of 7 MB cut off", CHAT_URL,
+            lambda: said("x", "r e " * 1_750_000) | {"truncate_prompt_tokens": 10}),
+    Hostile("a key of 7 MB to count", COUNT_TOKENS_URL, lambda: {"messages": [
+        {"role": "assistant", "content": [
+            {"type": "tool_use", "id": "a", "name": "f", "input": {"k e " * 1_750_000: 1}}]}]}),
     Hostile("arguments of a call, 5 MB", CHAT_URL,
             lambda: said(None, "assistant", tool_calls=[call(f"[{'1,' * 2_500_000}1]")])),
 )  # fmt: skip
