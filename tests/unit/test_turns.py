@@ -173,3 +173,24 @@ async def test_long_prompts_of_many_requests_go_one_by_one() -> None:
     assert await made._tokenize_prompt_async({"prompt": "small"}) == "small"
     assert thread.asked[:2] == [text, "small"]
     assert await asyncio.gather(*long) == [text] * 50
+
+
+async def test_texts_to_pool_take_turns_by_what_is_read_of_them() -> None:
+    thread = Thread()
+    processor = SimpleNamespace(render_async=lambda given: thread.make(name_of(given)))
+    take_turns(renderer(None), PLACES, [SimpleNamespace(io_processor=processor)])
+    text = "x" * (LONGEST + 1)
+    long: list[Any] = [
+        {"prompts": {"prompt": text}}, {"data_1": "y", "data_2": text},
+        {"conversations": [{"role": "user", "content": text}]},
+    ]  # fmt: skip
+    waiting = [asyncio.create_task(processor.render_async(given)) for given in long]
+    await turns(3)
+    await processor.render_async({"prompts": {"prompt": "small"}})
+    assert thread.asked[:2] == ["prompts", "small"]
+    await asyncio.gather(*waiting)
+
+
+def name_of(given: Any) -> str:
+    small = given.get("prompts", {}).get("prompt") == "small"
+    return "small" if small else next(iter(given))

@@ -9,7 +9,7 @@ some slots are always left to requests of one sequence. These are not looked at.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -38,17 +38,18 @@ class Children:
         self._entering: set[str] = set()
         self._waiting: deque[tuple[str, asyncio.Future[None]]] = deque()
 
-    def guard(self, engine: Any, front_ends: int) -> None:
+    def guard(self, engine: Any, front_ends: int, pooling: Sequence[Any] = ()) -> None:
         """Stand before an AsyncLLM's `_add_request`; a release without it goes on as it is.
 
         Args:
             engine: vLLM's AsyncLLM.
             front_ends: processes that feed the engine, each with its part of the slots.
+            pooling: vLLM's serving classes for pooling.
         """
         config, processor = engine.vllm_config, engine.output_processor
         slots = config.scheduler_config.max_num_seqs * config.parallel_config.data_parallel_size
         self._places = places_of_many(slots // front_ends)
-        take_turns(getattr(engine, "renderer", None), self._places)
+        take_turns(getattr(engine, "renderer", None), self._places, pooling)
         if not hasattr(engine, "_add_request") or not all(hasattr(processor, n) for n in USED):
             extra = {"action": "sequences_unbounded"}
             log.warning("this vLLM takes all sequences of a request at once", extra=extra)

@@ -131,7 +131,7 @@ class VllmEngine:
         self._serving = serving.by_url(state, context, settings.default_max_tokens)
         log_probabilities.guard(getattr(engine, "renderer", None))
         self._grammars.guard(engine)
-        self._children.guard(engine, settings.front_ends or 1)
+        self._children.guard(engine, settings.front_ends or 1, serving.pooling(state))
         self._lean = lean_way(engine, self._args, state)
         serving.tell_what_is_lacking(self._serving)
         models = state.openai_serving_models
@@ -202,7 +202,7 @@ class VllmEngine:
         log_probabilities.begin(request.body, self._settings.default_max_tokens)
         body, model = self._body_of(request, request_id), request.body.get("model")
         served = self._serving[request.url]
-        response = await served.call(served.form.validate_python(body))
+        response = await served.call(served.read(body))
         if (task := asyncio.current_task()) is not None and task.cancelling():
             # The completion class answers a cancellation with an error response.
             raise asyncio.CancelledError

@@ -51,12 +51,12 @@ def refuse_long(url: str, body: Mapping[str, Any], context: int) -> None:
     for name in _TEXTS:
         if not body.get(name):
             continue
-        lengths = [*_lengths(body[name])]
+        each = [*lengths(body[name])]
         # Prompts of a list are read one by one; what a chat has becomes one prompt.
-        longest = max(lengths, default=0) if pools or name == "prompt" else sum(lengths)
+        longest = max(each, default=0) if pools or name == "prompt" else sum(each)
         if longest > limit:
             raise _too_long(name, longest, limit)
-        together += sum(lengths)
+        together += sum(each)
         most = max(limit, MOST_TOGETHER)
         if together > most and (pools or name != "prompt"):
             raise _too_long(name, together, most)
@@ -70,7 +70,7 @@ def _too_long(name: str, length: int, limit: int) -> RequestRejected:
     )
 
 
-def _lengths(value: Any) -> Iterator[int]:
+def lengths(value: Any) -> Iterator[int]:
     """Yield the length of each text in a value, media left out."""
     left = [value]
     while left:

@@ -51,6 +51,37 @@ class Served:
     call: Any
     lacks: frozenset[str]
 
+    def read(self, body: dict[str, Any]) -> Any:
+        """Return a body in vLLM's form.
+
+        The form of embeddings asks of each token id whether it is a sequence, 20 µs; a body's have
+        been checked already (contract/openai/pooling.py).
+        """
+        ids: Any = body.get("input")
+        if not are_token_ids(ids):
+            return self.form.validate_python(body)
+        found = self.form.validate_python(body | {"input": [[0]] if _is_list(ids[0]) else [0]})
+        found.input = ids
+        return found
+
+
+def are_token_ids(value: Any) -> bool:
+    """Whether it is the token ids of a prompt, or a list of such."""
+    if not _is_list(value):
+        return False
+    prompts = value if _is_list(value[0]) else [value]
+    return all(_is_list(ids) and all(type(one) is int for one in ids) for ids in prompts)
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list) and bool(value)
+
+
+def pooling(state: State) -> list[Any]:
+    """Return vLLM's serving classes for pooling; none where the model generates."""
+    found = (getattr(state, name, None) for name in ("serving_embedding", "serving_scores"))
+    return [serving for serving in found if serving is not None]
+
 
 def by_url(state: State, context: int, default_max_tokens: int) -> dict[str, Served]:
     """Return what vLLM has made for the model's task: it generates, or it pools.

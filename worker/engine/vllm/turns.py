@@ -15,6 +15,7 @@ from contextlib import nullcontext
 from contextvars import ContextVar
 from typing import Any
 
+from worker.engine.vllm.large_inputs import lengths
 from worker.engine.vllm.plans import LONGEST
 
 log = logging.getLogger(__name__)
@@ -23,19 +24,26 @@ log = logging.getLogger(__name__)
 TURN: ContextVar[asyncio.Lock | None] = ContextVar("turn", default=None)
 #: What uses the thread: it makes tokens of a text, or a text of tokens.
 USES = ("_tokenize_prompt_async", "_async_tokenizer_decode")
+RENDER = "render_async"
+#: What is made tokens of, of what is given to them; the text itself is given to the last.
+GIVEN = ("prompt", "prompts", "conversations", "data_1", "data_2")
 #: So many prompts are started, or given up, before others have their turn of the loop.
 AT_ONCE = 16
 MERGE = "merge_async_iterators"
 
 
-def take_turns(renderer: Any, places: int) -> None:
+def take_turns(renderer: Any, places: int, pooling: Sequence[Any] = ()) -> None:
     """Let large requests take turns with others.
 
     Args:
         renderer: vLLM's; a release that uses its thread in another way goes on as it is.
         places: most prompts of one request that are started and have not ended.
+        pooling: vLLM's serving classes for pooling, which use the thread by themselves.
     """
     long = asyncio.Lock()
+    for serving in pooling:
+        if hasattr(processor := getattr(serving, "io_processor", None), RENDER):
+            setattr(processor, RENDER, _in_turn(getattr(processor, RENDER), long))
     for name in USES:
         if hasattr(renderer, name):
             setattr(renderer, name, _in_turn(getattr(renderer, name), long))
@@ -55,14 +63,20 @@ def begin(sequences: int) -> None:
 def _in_turn(make: Any, long: asyncio.Lock) -> Any:
     async def in_turn(given: Any, *more: Any) -> Any:
         own = TURN.get()
-        text = given.get("prompt") if isinstance(given, dict) else given
-        is_long = text is not None and len(text) > LONGEST
+        is_long = _length(given) > LONGEST
         if own is None and not is_long:
             return await make(given, *more)
         async with own or nullcontext(), long if is_long else nullcontext():
             return await make(given, *more)
 
     return in_turn
+
+
+def _length(given: Any) -> int:
+    """Return how many characters, or tokens, are to be worked on."""
+    if not isinstance(given, dict):
+        return len(given)
+    return sum(sum(lengths(given[name])) for name in GIVEN if name in given)
 
 
 def _merging() -> Iterator[Any]:
