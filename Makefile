@@ -131,6 +131,7 @@ faults: $(STAMP) ## kill processes, hang engines, cut connections; the short for
 
 faults-full: $(STAMP) ## the long form: 200 random faults over 20,000 requests, 40 with vLLM
 	$(PYTEST) tests/faults -m slow
+	$(PYTEST) tests/faults/test_hostile_requests.py -m "not slow"
 	$(PY) tests/faults/run_campaign.py --save $(if $(SEED),--seed $(SEED))
 	$(PY) tests/faults/run_campaign.py --save --real $(if $(SEED),--seed $(SEED))
 	$(PY) tests/faults/run_campaign.py --save --front-ends $(if $(SEED),--seed $(SEED))

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from contract.openai.amounts import MAX_MESSAGES, MAX_PROMPTS
 from contract.openai.messages import COUNT_TOKENS_URL, MESSAGES_URL, CountTokensBody, MessagesBody
 from contract.openai.pooling import (
     FORMS,
@@ -32,6 +33,7 @@ from contract.openai.pooling import (
     StopText,
     StopTexts,
     Text,
+    Tools,
 )
 from contract.openai.responses import (
     RESPONSES_URL,
@@ -105,18 +107,18 @@ class Message(Struct, kw_only=True):
 class ChatBody(Sampling, forbid_unknown_fields=True, kw_only=True):
     """Body of `/v1/chat/completions`."""
 
-    messages: Annotated[list[Message], Meta(min_length=1)]
+    messages: Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: FromMinusOne | None = None
-    tools: list[JsonObject] | None = None
+    tools: Tools | None = None
     tool_choice: str | JsonObject | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Text | None = None
     include_reasoning: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    documents: list[dict[str, str]] | None = None
+    documents: Annotated[list[dict[str, str]], Meta(max_length=MAX_PROMPTS)] | None = None
     chat_template: str | None = None
     chat_template_kwargs: JsonObject | None = None
     media_io_kwargs: JsonObject | None = None
@@ -131,7 +133,7 @@ class CompletionBody(Sampling, forbid_unknown_fields=True, kw_only=True):
     prompt: Text | Annotated[list[Text | NonNegative | Tokens], Meta(min_length=1)]
     logprobs: NonNegative | None = None
     suffix: str | None = None
-    prompt_embeds: str | list[str] | None = None
+    prompt_embeds: str | Annotated[list[str], Meta(max_length=MAX_PROMPTS)] | None = None
 
 
 CHAT_URL = "/v1/chat/completions"

@@ -12,6 +12,7 @@ import msgspec
 import orjson
 
 from contract.errors import RequestRejected
+from contract.openai.amounts import MAX_PROMPTS, refuse_many
 from contract.openai.body import (
     BODY_TYPES,
     CHAT_URL,
@@ -79,6 +80,7 @@ def check_body(url: str, body: dict[str, Any], where: str = "body.") -> dict[str
     for name in FIELDS:
         if name in checked:
             refuse_large(name, checked[name], where)
+    refuse_many(checked, where)
     return kept
 
 
@@ -173,9 +175,11 @@ def _plain_line(raw: bytes) -> Request | None:
         msgspec.DecodeError, orjson.JSONDecodeError, UnicodeDecodeError, KeyError, RequestRejected
     ):  # fmt: skip
         return None
+    if (sequences := _sequences(line.url, body)) > MAX_PROMPTS:
+        return None
     limits = _limits_of[line.url](body) if line.url in _limits_of else True
     limited = limits is not None and limits != (None, None)
-    return Request(line.custom_id, line.url, text, limited, (), _sequences(line.url, body))
+    return Request(line.custom_id, line.url, text, limited, (), sequences)
 
 
 def _sequences(url: str, body: Any) -> int:

@@ -8,7 +8,16 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from contract.openai.pooling import CacheSalt, Count, JsonObject, NonNegative, StopTexts, Text
+from contract.openai.amounts import MAX_MESSAGES
+from contract.openai.pooling import (
+    CacheSalt,
+    Count,
+    JsonObject,
+    NonNegative,
+    StopTexts,
+    Text,
+    Tools,
+)
 
 
 class AnyMessage(Struct, kw_only=True):
@@ -21,10 +30,10 @@ class AnyMessage(Struct, kw_only=True):
 class CountTokensBody(Struct, forbid_unknown_fields=True, kw_only=True):
     """Body of `/v1/messages/count_tokens`: what the tokens of a prompt are counted of."""
 
-    messages: Annotated[list[AnyMessage], Meta(min_length=1)]
+    messages: Annotated[list[AnyMessage], Meta(min_length=1, max_length=MAX_MESSAGES)]
     model: Text | None = None
     system: str | list[JsonObject] | None = None
-    tools: list[JsonObject] | None = None
+    tools: Tools | None = None
     tool_choice: JsonObject | None = None
     chat_template_kwargs: JsonObject | None = None
 

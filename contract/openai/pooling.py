@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
+from contract.openai.amounts import MAX_MESSAGES, MAX_PROMPTS, MAX_TOOLS
+
 #: Token ids and counts are 32-bit numbers in every engine; a larger one is a slip or an attack.
 INT32_MAX = 2**31 - 1
 Count = Annotated[int, Meta(ge=1, le=INT32_MAX)]
@@ -24,6 +26,7 @@ BadWords = Annotated[list[Annotated[str, Meta(max_length=1024)]], Meta(max_lengt
 #: The same of token ids; a list of them may be that of most of a vocabulary, but not longer.
 FewTokens = Annotated[list[NonNegative], Meta(max_length=1024)]
 AllowedTokens = Annotated[list[NonNegative], Meta(max_length=65_536)]
+Tools = Annotated[list[JsonObject], Meta(max_length=MAX_TOOLS)]
 LogitBias = Annotated[dict[str, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=4096)]
 
 
@@ -60,7 +63,10 @@ class EmbeddingBody(Pooling, forbid_unknown_fields=True, kw_only=True):
         ]
         | None
     ) = None
-    messages: Annotated[list[JsonObject | list[JsonObject]], Meta(min_length=1)] | None = None
+    messages: (
+        Annotated[list[JsonObject | list[JsonObject]], Meta(min_length=1, max_length=MAX_MESSAGES)]
+        | None
+    ) = None
     encoding_format: Literal["float", "base64"] | None = None
     embed_dtype: Literal["float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"] | None = None
     endianness: Literal["native", "big", "little"] | None = None
@@ -73,7 +79,7 @@ class EmbeddingBody(Pooling, forbid_unknown_fields=True, kw_only=True):
 
 
 Scored = str | JsonObject
-ScoredList = Scored | list[Scored]
+ScoredList = Scored | Annotated[list[Scored], Meta(max_length=MAX_PROMPTS)]
 
 
 class Scoring(Pooling, forbid_unknown_fields=True, kw_only=True):

@@ -85,7 +85,8 @@ def explain(text: str, url: str, where: str) -> RequestRejected:
     else:
         problem, give = _in_words(text, path, url)
     name = re.split(r"[.\[]", path, maxsplit=1)[0]
-    give = _REMEDIES_OF.get(url, {}).get(name) or REMEDIES.get(name, give)
+    if "length that is above" not in problem:
+        give = _REMEDIES_OF.get(url, {}).get(name) or REMEDIES.get(name, give)
     return bad_field(where + shown(path), shown(problem, 200) + (f"; {give}" if give else ""))
 
 

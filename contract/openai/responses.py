@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
+from contract.openai.amounts import MAX_MESSAGES
 from contract.openai.pooling import (
     CacheSalt,
     Count,
@@ -18,25 +19,28 @@ from contract.openai.pooling import (
     StopText,
     StopTexts,
     Text,
+    Tools,
 )
 
+#: Messages and other entries of a conversation.
+Entries = Annotated[list[JsonObject], Meta(min_length=1, max_length=MAX_MESSAGES)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 
 
 class ResponsesBody(Struct, forbid_unknown_fields=True, kw_only=True):
     """Body of `/v1/responses`; `input` is a text, or messages and other items of a conversation."""
 
-    input: Text | Annotated[list[JsonObject], Meta(min_length=1)]
+    input: Text | Entries
     model: Text | None = None
     instructions: str | None = None
     max_output_tokens: Count | None = None
     max_tool_calls: NonNegative | None = None
     metadata: dict[str, str] | None = None
-    include: list[str] | None = None
+    include: Annotated[list[str], Meta(max_length=64)] | None = None
     reasoning: JsonObject | None = None
     include_reasoning: bool | None = None
     text: JsonObject | None = None
-    tools: list[JsonObject] | None = None
+    tools: Tools | None = None
     tool_choice: str | JsonObject | None = None
     parallel_tool_calls: bool | None = None
     truncation: Literal["auto", "disabled"] | None = None
@@ -62,7 +66,7 @@ class ResponsesBody(Struct, forbid_unknown_fields=True, kw_only=True):
     cache_salt: CacheSalt | None = None
     structured_outputs: JsonObject | None = None
     enable_response_messages: bool | None = None
-    previous_input_messages: list[JsonObject] | None = None
+    previous_input_messages: Entries | None = None
     media_io_kwargs: JsonObject | None = None
     mm_processor_kwargs: JsonObject | None = None
     chat_template_kwargs: JsonObject | None = None
@@ -76,7 +80,7 @@ class TokenizeBody(Struct, forbid_unknown_fields=True, kw_only=True):
 
     model: Text | None = None
     prompt: str | None = None
-    messages: Annotated[list[JsonObject], Meta(min_length=1)] | None = None
+    messages: Entries | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
     add_generation_prompt: bool | None = None
@@ -85,7 +89,7 @@ class TokenizeBody(Struct, forbid_unknown_fields=True, kw_only=True):
     chat_template_kwargs: JsonObject | None = None
     media_io_kwargs: JsonObject | None = None
     mm_processor_kwargs: JsonObject | None = None
-    tools: list[JsonObject] | None = None
+    tools: Tools | None = None
 
     def __post_init__(self) -> None:
         """Require a text or a chat, and not both."""

@@ -21,7 +21,7 @@ def sequences_of(body: Mapping[str, Any]) -> int:
     if messages is not None:  # /v1/embeddings takes several conversations
         several = isinstance(messages, list) and messages and isinstance(messages[0], list)
         return count * (len(messages) if several else 1)
-    prompts = sum(_prompts(body[field]) for field in PROMPTS if field in body)
+    prompts = sum(prompts_of(body[field]) for field in PROMPTS if field in body)
     return count * max(1, prompts)
 
 
@@ -35,7 +35,7 @@ def fields_of_sequences(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(name for name in ("n", *counted) if name in known)
 
 
-def _prompts(found: Any) -> int:
+def prompts_of(found: Any) -> int:
     """Return how many prompts a field holds."""
     if isinstance(found, dict):  # a score's texts and pictures
         found = found.get("content")

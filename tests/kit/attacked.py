@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import httpx
@@ -32,6 +33,8 @@ LEASE_S, STALL_S, START_S = 9.0, 12.0, 60.0
 LONGER_S = 2.0
 #: How much more memory the worker's processes may have than before the first attack.
 GROWN_BYTES = 2**30
+#: Bars that break, too, where this whole stack does not run for seconds.
+TIMED = {"others wait", "heartbeat"}
 #: A client waits so long for its answer, then it goes.
 PATIENCE_S = 25.0
 
@@ -58,6 +61,7 @@ class Attacked:
         self.redis = RedisServer(folder / "redis")
         self.worker = (make or _tiny)(self.redis.url, folder / "worker.log")
         self.gateway = GatewayProcess(self.redis.url, folder)
+        self._http = httpx.Client()
         self._ends, self._replacing = threading.Event(), threading.Lock()
         self._watching = threading.Thread(target=self._look, daemon=True)
 
@@ -71,11 +75,11 @@ class Attacked:
         self.worker.start()
         self.gateway.start()
         self.ready(2 * START_S)
-        for _ in range(3):
-            self.small_chat()
-        times = [self.small_chat() for _ in range(5)]
-        assert {status for status, _ in times} == {200}, times
-        self.alone_s = max(seconds for _, seconds in times)
+        # The first answer that is sampled has vLLM compile its sampler for the CPU, 10 s for all.
+        warm = self.post(CHAT_URL, orjson.dumps(chat(model=NAME, temperature=1)), self.honest, 60)
+        assert warm.status_code == 200, warm.text
+        self._measure_alone(3)
+        self._measure_alone(5)
         self._watching.start()
         self.base_bytes = _memory(self.worker)
 
@@ -84,6 +88,7 @@ class Attacked:
         self._ends.set()
         if self._watching.is_alive():
             self._watching.join(10)
+        self._http.close()
         self.gateway.kill()
         self.worker.kill()
         self.redis.stop()
@@ -108,7 +113,10 @@ class Attacked:
     ) -> httpx.Response:
         """Send a body."""
         headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
-        return httpx.post(self.gateway.url + url, content=content, headers=headers, timeout=wait_s)
+        # A client of its own for each call would read all certificates first, 30 ms of a core.
+        return self._http.post(
+            self.gateway.url + url, content=content, headers=headers, timeout=wait_s
+        )
 
     def small_chat(self, key: str | None = None) -> tuple[int, float]:
         """Ask a small chat for an honest tenant; return status and seconds, 0 for no answer."""
@@ -119,9 +127,18 @@ class Attacked:
         return status, time.monotonic() - began
 
     def attack(self, sends: Callable[[], str]) -> dict[str, str]:
-        """Let `sends` attack while small chats are asked; return the bars that broke, by name."""
+        """Let `sends` attack while small chats are asked; return the bars that broke, by name.
+
+        What a small chat takes alone is measured just before, for other suites may share the cores.
+        If nothing but a bar of time broke, one of them may have had both: it attacks once more.
+        """
+        broken = self._attack(sends)
+        return self._attack(sends) if broken and broken.keys() <= TIMED else broken
+
+    def _attack(self, sends: Callable[[], str]) -> dict[str, str]:
+        self._measure_alone(3)
         self.watch.clear()
-        found, told = [self.small_chat()], list[str]()
+        found, told = list[tuple[int, float]](), list[str]()
         sender = threading.Thread(target=lambda: told.append(sends()), daemon=True)
         sender.start()
         while sender.is_alive():
@@ -139,6 +156,11 @@ class Attacked:
         if (grown := self.watch.peak_bytes - self.base_bytes) > GROWN_BYTES:
             broken["memory"] = f"{grown / 2**20:.0f} MiB more"
         return broken | self._lives()
+
+    def _measure_alone(self, times: int) -> None:
+        found = [self.small_chat() for _ in range(times)]
+        assert {status for status, _ in found} == {200}, found
+        self.alone_s = median(seconds for _, seconds in found)
 
     def online(self, hostile: Hostile) -> str:
         """Send a hostile request online; return what is wrong with its end, or nothing."""
@@ -175,7 +197,7 @@ class Attacked:
             if announced.get("state") == "ready":
                 self.watch.silent_s = max(self.watch.silent_s, announced["silent_s"])
             at += 1
-            if at % 5 == 0:
+            if at % 10 == 0:  # it looks at all processes of the machine
                 self.watch.peak_bytes = max(self.watch.peak_bytes, _memory(self.worker))
 
     def _announced(self) -> dict[str, Any]:
@@ -206,13 +228,14 @@ def _tiny(url: str, log: Path) -> Worker:
 
 
 def _memory(worker: Worker) -> int:
-    """Return the resident bytes of a worker and its descendants."""
+    """Return the bytes of a worker and its descendants; what they share counts once."""
     total = 0
     with suppress(psutil.Error):
         whole = psutil.Process(worker.pid)
         for process in (whole, *whole.children(recursive=True)):
-            with suppress(psutil.Error):
-                total += process.memory_info().rss
+            with suppress(OSError):
+                told = Path(f"/proc/{process.pid}/smaps_rollup").read_text().partition("\nPss:")[2]
+                total += 1024 * int(told.split()[0]) if told else 0
     return total
 
 

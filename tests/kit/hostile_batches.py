@@ -24,16 +24,31 @@ class Sent:
 
 
 def send_as_batches(client: openai.OpenAI, requests: Sequence[Hostile]) -> list[Sent]:
-    """Send each request as a line, in a batch for each URL; the custom_id is its number there."""
+    """Send each request as a line, in a batch for each URL; the custom_id is its number there.
+
+    A line that is no JSON object refuses its whole file (docs/gateway.md), so each has its own.
+    """
     sent = []
-    for url in dict.fromkeys(each.url for each in requests):
-        rows = [each for each in requests if each.url == url]
+    good = [each for each in requests if _is_object(each.line(NAME, "0"))]
+    alone = [[each] for each in requests if each not in good]
+    for rows in [*(_of_url(good, url) for url in dict.fromkeys(e.url for e in good)), *alone]:
+        url = rows[0].url
         content = b"\n".join(each.line(NAME, str(n)) for n, each in enumerate(rows))
         file = client.files.create(file=("in.jsonl", content), purpose="batch")
         batch: Any = client.batches.create
         made = batch(input_file_id=file.id, endpoint=url, completion_window="1h")
         sent.append(Sent(made.id, rows))
     return sent
+
+
+def _of_url(requests: Sequence[Hostile], url: str) -> list[Hostile]:
+    return [each for each in requests if each.url == url]
+
+
+def _is_object(line: bytes) -> bool:
+    with suppress(orjson.JSONDecodeError):
+        return isinstance(orjson.loads(line), dict)
+    return False
 
 
 def ends_of(client: openai.OpenAI, sent: Sent, within_s: float) -> dict[str, list[str]]:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import orjson
 import zstandard
 from hostile import NUMBERS, TEXTS, deep
+from hostile_amounts import AMOUNTS
 from hostile_requests import REQUESTS
 
 from contract.openai.body import CHAT_URL
@@ -37,6 +38,7 @@ FIELDS = (
 SMALL = [
     name for name in REQUESTS
     if not name.startswith(("logit_bias", "image that is")) and "MB" not in name
+    and REQUESTS[name] not in AMOUNTS
 ]  # fmt: skip
 
 

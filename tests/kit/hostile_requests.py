@@ -11,6 +11,7 @@ import struct
 import zlib
 
 from hostile import deep
+from hostile_amounts import AMOUNTS
 from hostile_request import ANSWERED, ASKED, EITHER, Body, Hostile, chat, completion, names
 from hostile_schemas import GRAMMARS, SCHEMAS
 
@@ -106,11 +107,18 @@ LONG = (
     Hostile("score of 7 MB", "/v1/score", lambda: {"text_1": "x", "text_2": WORDS}),
 )
 MANY = (
-    Hostile("n of 128", CHAT_URL, lambda: chat(n=128, max_tokens=200, ignore_eos=True), EITHER),
+    Hostile(
+        "n of 128",
+        CHAT_URL,
+        lambda: chat(n=128, max_tokens=200, ignore_eos=True, temperature=1),
+        EITHER,
+    ),
     Hostile(
         "n of 128 for 8 prompts",
         COMPLETION_URL,
-        lambda: completion(prompt=["Hello"] * 8, n=128, max_tokens=20, ignore_eos=True),
+        lambda: completion(
+            prompt=["Hello"] * 8, n=128, max_tokens=20, ignore_eos=True, temperature=1
+        ),
         EITHER,
     ),
     Hostile(
@@ -289,4 +297,4 @@ FORMS = (
 )
 
 #: All, by name.
-REQUESTS = {each.name: each for each in (*SCHEMAS, *GRAMMARS, *LONG, *MANY, *FORMS)}
+REQUESTS = {each.name: each for each in (*SCHEMAS, *GRAMMARS, *LONG, *MANY, *FORMS, *AMOUNTS)}

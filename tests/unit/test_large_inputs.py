@@ -35,6 +35,12 @@ PLACES: dict[str, tuple[str, Any]] = {
     "one of many": (COMPLETION_URL, lambda text: {"prompt": ["x", text]}),
     "chat": (CHAT_URL, lambda text: {"messages": [{"content": [{"type": "text", "text": text}]}]}),
     "message": (MESSAGES_URL, lambda text: {"messages": [{"content": text}]}),
+    "role": (CHAT_URL, lambda text: {"messages": [{"role": text, "content": ""}]}),
+    "type of a part": (CHAT_URL, lambda text: {"messages": [{"content": [{"type": text}]}]}),
+    "key of a tool's use": (
+        COUNT_TOKENS_URL,
+        lambda text: {"messages": [{"content": [{"type": "tool_use", "input": {text: 1}}]}]},
+    ),
     "response": (RESPONSES_URL, lambda text: {"input": [{"content": text}]}),
     "embedding": (EMBEDDINGS_URL, lambda text: {"input": text, "truncate_prompt_tokens": -1}),
     "embeddings": (EMBEDDINGS_URL, lambda text: {"input": ["x", text]}),

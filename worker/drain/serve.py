@@ -13,6 +13,7 @@ from worker.drain.events import Events, Started
 from worker.drain.in_flight import Running
 from worker.drain.plain_text import is_plain
 from worker.drain.sequences import Sequences
+from worker.drain.turns import Turns
 from worker.engine import Engine, EngineRequest
 
 
@@ -77,6 +78,7 @@ async def serve(
     popped_at: float,
     events: Events,
     sequences: Sequences,
+    turns: Turns,
 ) -> Ending:
     """Run one request in flight to its ending.
 
@@ -86,6 +88,7 @@ async def serve(
     """
     delivery = running.delivery
     running.since = time.monotonic()
+    await turns.wait(delivery.size)
     try:
         request = read_request(delivery, served)
         if delivery.listener:

@@ -24,6 +24,7 @@ from worker.drain.scripts import ERRORS
 from worker.drain.sequences import Sequences
 from worker.drain.serve import failed, serve
 from worker.drain.supervisor import Supervisor
+from worker.drain.turns import Turns
 from worker.drain.wakeup import REDIS_PAUSE_S, Wakeup
 from worker.engine import Engine
 from worker.settings import WorkerSettings
@@ -60,6 +61,7 @@ class Serving:
         self.wakeup = Wakeup(leases)
         self.room = Room()  # none before the engine is ready
         self._sequences = Sequences(lambda: self.room.slots_of_many, self.wakeup.poke)
+        self._turns = Turns()
         #: Names of the models and adapters served; empty where any will do.
         self._served: tuple[str, ...] = ()
         #: Names of the adapters that the engine has, beside its model.
@@ -129,7 +131,7 @@ class Serving:
         try:
             engine = self.supervisor.engine
             ending = await serve(
-                running, engine, self._served, popped_at, self.events, self._sequences
+                running, engine, self._served, popped_at, self.events, self._sequences, self._turns
             )
             self._end(running, ending)
             if ending.outcome == "completed":  # any other may never have been in the engine

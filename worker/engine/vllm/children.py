@@ -9,7 +9,7 @@ some slots are always left to requests of one sequence. These are not looked at.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -17,6 +17,7 @@ from contract.openai.sequences import sequences_of
 from worker.engine import places_of_many
 from worker.engine.vllm.names import EngineDeadError
 from worker.engine.vllm.progress import Progress
+from worker.engine.vllm.turns import begin, take_turns
 
 log = logging.getLogger(__name__)
 
@@ -37,16 +38,18 @@ class Children:
         self._entering: set[str] = set()
         self._waiting: deque[tuple[str, asyncio.Future[None]]] = deque()
 
-    def guard(self, engine: Any, front_ends: int) -> None:
+    def guard(self, engine: Any, front_ends: int, pooling: Sequence[Any] = ()) -> None:
         """Stand before an AsyncLLM's `_add_request`; a release without it goes on as it is.
 
         Args:
             engine: vLLM's AsyncLLM.
             front_ends: processes that feed the engine, each with its part of the slots.
+            pooling: vLLM's serving classes for pooling.
         """
         config, processor = engine.vllm_config, engine.output_processor
         slots = config.scheduler_config.max_num_seqs * config.parallel_config.data_parallel_size
         self._places = places_of_many(slots // front_ends)
+        take_turns(getattr(engine, "renderer", None), self._places, pooling)
         if not hasattr(engine, "_add_request") or not all(hasattr(processor, n) for n in USED):
             extra = {"action": "sequences_unbounded"}
             log.warning("this vLLM takes all sequences of a request at once", extra=extra)
@@ -62,6 +65,7 @@ class Children:
         """Note what the task runs; return whether all of it may be given to the engine at once."""
         sequences = sequences_of(body)
         MANY.set(sequences > 1)
+        begin(sequences)
         return sequences <= self._places or sequences == 1
 
     async def add(

@@ -20,14 +20,14 @@ from contract.openai.pooling import POOLING_TYPES
 from contract.settings import SettingsError
 from worker.engine import Capacity, Completion, EngineRequest
 from worker.engine.end import KILL_GRACE_S, children_shielded, end_children
-from worker.engine.vllm import serving
+from worker.engine.vllm import log_probabilities, serving
 from worker.engine.vllm.arguments import parse_engine_args
 from worker.engine.vllm.capacity import capacity_of
 from worker.engine.vllm.children import Children
 from worker.engine.vllm.detokenized import Detokenized
 from worker.engine.vllm.grammars import Grammars
 from worker.engine.vllm.kv_cache import explain
-from worker.engine.vllm.large_inputs import refuse_inflated, refuse_long
+from worker.engine.vllm.large_inputs import refuse_large
 from worker.engine.vllm.media import guard, unguard
 from worker.engine.vllm.mistakes import Folders, in_media
 from worker.engine.vllm.names import (
@@ -64,8 +64,7 @@ class VllmEngine:
         self._cause = RootCause()
         self._engine: AsyncLLMEngine | None = None
         self._names: set[str] = set()
-        grace_s = settings.kill_grace_s
-        self.grace_s = KILL_GRACE_S if grace_s is None else grace_s
+        self.grace_s = KILL_GRACE_S if settings.kill_grace_s is None else settings.kill_grace_s
         self._fixed_name = settings.served_model_name is not None
         self._serving: dict[str, serving.Served] = {}
         self._detokenized = Detokenized()
@@ -130,8 +129,9 @@ class VllmEngine:
             guard(global_http_connection, partial(VLLMValidationError, parameter="image_url"))
         context = self._context = engine.vllm_config.model_config.max_model_len
         self._serving = serving.by_url(state, context, settings.default_max_tokens)
+        log_probabilities.guard(getattr(engine, "renderer", None))
         self._grammars.guard(engine)
-        self._children.guard(engine, settings.front_ends or 1)
+        self._children.guard(engine, settings.front_ends or 1, serving.pooling(state))
         self._lean = lean_way(engine, self._args, state)
         serving.tell_what_is_lacking(self._serving)
         models = state.openai_serving_models
@@ -198,11 +198,11 @@ class VllmEngine:
 
     async def _served(self, request: EngineRequest, request_id: str) -> Completion:
         """Run one request through vLLM's serving class for its url."""
-        refuse_long(request.url, request.body, self._context)
-        refuse_inflated(request.body)
+        refuse_large(request.url, request.body, self._context)
+        log_probabilities.begin(request.body, self._settings.default_max_tokens)
         body, model = self._body_of(request, request_id), request.body.get("model")
         served = self._serving[request.url]
-        response = await served.call(served.form.validate_python(body))
+        response = await served.call(served.read(body))
         if (task := asyncio.current_task()) is not None and task.cancelling():
             # The completion class answers a cancellation with an error response.
             raise asyncio.CancelledError

@@ -24,11 +24,20 @@ _TEXTS = (
     "prompt", "messages", "input", "query", "queries", "documents", "items", "text_1", "text_2",
     "data_1", "data_2", "system", "tools", "instruction", "instructions", "suffix",
 )  # fmt: skip
-#: What is no text: media, whose sizes are vLLM's to limit, and kinds.
+#: What is no text: media, whose sizes are vLLM's to limit.
 _NO_TEXT = frozenset((
     "image_url", "image", "image_pil", "image_embeds", "audio_url", "input_audio", "audio",
-    "audio_embeds", "video_url", "video", "source", "file_data", "prompt_embeds", "type", "role",
+    "audio_embeds", "video_url", "video", "source", "file_data", "prompt_embeds",
 ))  # fmt: skip
+#: Names of fields, and values of these two, up to so many characters are no text either; a longer
+#: one is a client's own, and templates write it into the prompt.
+_KINDS, NAME = frozenset(("type", "role")), 16
+
+
+def refuse_large(url: str, body: Mapping[str, Any], context: int) -> None:
+    """Refuse texts that are too long, and options that inflate media; as the two below."""
+    refuse_long(url, body, context)
+    refuse_inflated(body)
 
 
 def refuse_long(url: str, body: Mapping[str, Any], context: int) -> None:
@@ -42,12 +51,12 @@ def refuse_long(url: str, body: Mapping[str, Any], context: int) -> None:
     for name in _TEXTS:
         if not body.get(name):
             continue
-        lengths = [*_lengths(body[name])]
+        each = [*lengths(body[name])]
         # Prompts of a list are read one by one; what a chat has becomes one prompt.
-        longest = max(lengths, default=0) if pools or name == "prompt" else sum(lengths)
+        longest = max(each, default=0) if pools or name == "prompt" else sum(each)
         if longest > limit:
             raise _too_long(name, longest, limit)
-        together += sum(lengths)
+        together += sum(each)
         most = max(limit, MOST_TOGETHER)
         if together > most and (pools or name != "prompt"):
             raise _too_long(name, together, most)
@@ -61,7 +70,7 @@ def _too_long(name: str, length: int, limit: int) -> RequestRejected:
     )
 
 
-def _lengths(value: Any) -> Iterator[int]:
+def lengths(value: Any) -> Iterator[int]:
     """Yield the length of each text in a value, media left out."""
     left = [value]
     while left:
@@ -71,7 +80,15 @@ def _lengths(value: Any) -> Iterator[int]:
         elif isinstance(each, list):
             left += each
         elif isinstance(each, dict):
-            left += (one for key, one in each.items() if key not in _NO_TEXT)
+            for key, one in each.items():
+                if len(key) > NAME:
+                    yield len(key)
+                if key not in _NO_TEXT and not (key in _KINDS and _is_name(one)):
+                    left.append(one)
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and len(value) <= NAME
 
 
 #: Options by which a request says how its media are read, and the largest number of each kind.

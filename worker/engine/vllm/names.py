@@ -38,6 +38,7 @@ from vllm.exceptions import VLLMValidationError
 from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine import core_client
+from vllm.v1.engine import logprobs as engine_logprobs
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.loggers import StatLoggerBase
 
@@ -85,6 +86,6 @@ __all__ = [
     "AsyncLLMEngine", "ChatCompletionRequest", "CompletionRequest", "EmbeddingRequest",
     "EngineDeadError", "ErrorResponse", "FlexibleArgumentParser", "IterationStats", "RerankRequest",
     "ResponsesRequest", "ScoreRequest", "StatLoggerBase", "TokenizeRequest", "VLLMClientError",
-    "VLLMValidationError", "core_client", "current_platform", "global_http_connection",
-    "init_app_state", "make_arg_parser",
+    "VLLMValidationError", "core_client", "current_platform", "engine_logprobs",
+    "global_http_connection", "init_app_state", "make_arg_parser",
 ]  # fmt: skip

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import orjson
 import pydantic
 from jinja2 import TemplateError
@@ -35,6 +36,8 @@ CLIENT_ERRORS = (
     VLLMClientError, VLLMValidationError, pydantic.ValidationError, ValueError, TypeError,
     OverflowError, NotImplementedError, TemplateError,
 )  # fmt: skip
+#: Of a text, quotes would be escaped.
+_NO_EMBEDDING = re.compile(rb'"embedding":\s*\[\s*\]')
 #: Parameters that vLLM names when a prompt does not fit.
 LENGTH_PARAMETERS = {"input_tokens", "input_text", "max_tokens", "max_completion_tokens"}
 
@@ -47,6 +50,37 @@ class Served:
     form: pydantic.TypeAdapter[Any]
     call: Any
     lacks: frozenset[str]
+
+    def read(self, body: dict[str, Any]) -> Any:
+        """Return a body in vLLM's form.
+
+        The form of embeddings asks of each token id whether it is a sequence, 20 µs; a body's have
+        been checked already (contract/openai/pooling.py).
+        """
+        ids: Any = body.get("input")
+        if not are_token_ids(ids):
+            return self.form.validate_python(body)
+        found = self.form.validate_python(body | {"input": [[0]] if _is_list(ids[0]) else [0]})
+        found.input = ids
+        return found
+
+
+def are_token_ids(value: Any) -> bool:
+    """Whether it is the token ids of a prompt, or a list of such."""
+    if not _is_list(value):
+        return False
+    prompts = value if _is_list(value[0]) else [value]
+    return all(_is_list(ids) and all(type(one) is int for one in ids) for ids in prompts)
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list) and bool(value)
+
+
+def pooling(state: State) -> list[Any]:
+    """Return vLLM's serving classes for pooling; none where the model generates."""
+    found = (getattr(state, name, None) for name in ("serving_embedding", "serving_scores"))
+    return [serving for serving in found if serving is not None]
 
 
 def by_url(state: State, context: int, default_max_tokens: int) -> dict[str, Served]:
@@ -129,13 +163,14 @@ def pooled(raw: bytes, model: str | None) -> Completion:
     Raises:
         EngineDead: the answer is empty; vLLM makes such of what it was told to give up.
     """
-    answer = orjson.loads(raw)
-    if any(entry.get("embedding") == [] for entry in answer.get("data", ())):
+    # Its numbers are not decoded: there may be millions, and the loop waits.
+    answer = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
+    if _NO_EMBEDDING.search(raw):
         raise EngineDead("the engine was told to end", inside=False)
     if model:
-        answer["model"] = model
-        raw = orjson.dumps(answer)
-    return Completion(raw, answer["usage"]["prompt_tokens"], 0)
+        answer["model"] = msgspec.Raw(orjson.dumps(model))
+        raw = msgspec.json.encode(answer)
+    return Completion(raw, orjson.loads(bytes(answer["usage"]))["prompt_tokens"], 0)
 
 
 def rejected(error: Exception) -> RequestRejected:

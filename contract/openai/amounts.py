@@ -1,0 +1,103 @@
+"""Bounds of how many parts a request is made of: prompts, messages, objects in them, options.
+
+An engine's front end reads a conversation part by part, 40 µs each, on the loop that also renews
+leases and brings others' answers: 100,000 parts stop it for 4 s. So what is made of more parts than
+any client needs is refused, by name and before anything is queued. Texts are not bounded here but
+by the model's context (worker/engine/vllm/large_inputs.py).
+
+- OpenAI takes 2,048 inputs of an embedding, 2,048 prompts and 2,048 messages, and 128 tools.
+- A chat's message costs 4 tokens or more by its template alone: 2,048 of them with a word each
+  are 10,000 tokens; a conversation of so many turns has outgrown most contexts.
+- Each of 2,048 messages may have two parts, or a call of a tool, and be within MAX_OBJECTS.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from contract.errors import RequestRejected
+from contract.openai.sequences import PROMPTS, prompts_of, sequences_of
+
+#: Most messages, or other entries of a conversation, in one list.
+MAX_MESSAGES = 2048
+#: Most prompts, and most sequences (`n` × prompts), of one request.
+MAX_PROMPTS = 2048
+MAX_TOOLS = 1024
+#: Most JSON objects (messages, parts, calls of tools), and values of any kind, of a conversation.
+MAX_OBJECTS = 8192
+MAX_VALUES = 65_536
+#: Most characters, as JSON in UTF-8, of an option that is an object.
+MAX_OPTION = 65_536
+#: The same of what one engine tells another: ids of the blocks in its KV cache.
+MAX_TRANSFER = 1_048_576
+
+#: Fields that hold conversations, or what they are about.
+_CONVERSATIONS = frozenset((
+    "messages", "input", "previous_input_messages", "system", "documents", "items", "queries",
+    "query", "text_1", "text_2", "data_1", "data_2",
+))  # fmt: skip
+_OPTIONS = dict.fromkeys(
+    (
+        "chat_template_kwargs", "media_io_kwargs", "mm_processor_kwargs", "vllm_xargs", "reasoning",
+        "repetition_detection", "thinking_token_budget", "tool_choice", "metadata",
+    ),
+    MAX_OPTION,
+) | dict.fromkeys(("kv_transfer_params", "ec_transfer_params"), MAX_TRANSFER)  # fmt: skip
+
+
+def refuse_many(body: Mapping[str, Any], where: str) -> None:
+    """Refuse a body of more parts than an engine should be given.
+
+    Args:
+        body: its types are checked.
+        where: precedes field names in errors.
+
+    Raises:
+        RequestRejected: naming the field and the limit.
+    """
+    for name, value in body.items():
+        if not isinstance(value, list | dict):
+            continue
+        if name in PROMPTS and (count := prompts_of(value)) > MAX_PROMPTS:
+            raise _too_many(where + name, f"has {count} prompts; give at most {MAX_PROMPTS}")
+        if name in _CONVERSATIONS:
+            _refuse_parts(where + name, value)
+        elif name in _OPTIONS:
+            _refuse_option(where + name, value, _OPTIONS[name])
+    if (count := sequences_of(body)) > MAX_PROMPTS:
+        told = f"times the prompts is {count} answers; ask for at most {MAX_PROMPTS} in one request"
+        raise _too_many(where + "n", told)
+
+
+def _refuse_parts(field: str, value: Any) -> None:
+    """Count what a value is made of, token ids left out, and stop where it is too much."""
+    objects = values = 0
+    left = [value]
+    while left:
+        each = left.pop()
+        if isinstance(each, dict):
+            objects += 1
+            inside = list(each.values())
+        else:
+            inside = [one for one in each if type(one) is not int]
+        values += len(inside)
+        if objects > MAX_OBJECTS:
+            told = f"has more than {MAX_OBJECTS} objects (messages, parts, calls of tools)"
+            raise _too_many(field, f"{told}; give at most so many")
+        if values > MAX_VALUES:
+            raise _too_many(field, f"has more than {MAX_VALUES} values; give at most so many")
+        left += (one for one in inside if isinstance(one, dict | list))
+
+
+def _refuse_option(field: str, value: Any, most: int) -> None:
+    try:
+        length = len(orjson.dumps(value))
+    except TypeError:  # nested too deep for it; whoever encodes the body says so
+        return
+    if length > most:
+        raise _too_many(field, f"has {length} characters; give at most {most}")
+
+
+def _too_many(field: str, told: str) -> RequestRejected:
+    return RequestRejected(f"field {field}: {told}", field=field)

@@ -1,0 +1,160 @@
+"""Turns of large requests in the thread that makes tokens, and at the engine.
+
+vLLM has one thread for all tokenizing, and gives it all prompts of a request at once: who comes
+after 512 prompts of 14 KB waits for 4 s. It also starts all prompts of a request in one turn of the
+loop, and looks at all of them again whenever one has ended. Here a request of many prompts has one
+in that thread at a time, and so have all long prompts together; of its prompts only as many are
+started as the engine has places for. Requests of one short prompt are not looked at.
+"""
+
+import asyncio
+import logging
+import sys
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import nullcontext
+from contextvars import ContextVar
+from typing import Any
+
+from worker.engine.vllm.large_inputs import lengths
+from worker.engine.vllm.plans import LONGEST
+
+log = logging.getLogger(__name__)
+
+#: The turn of the task's request, if it has many prompts; the tasks that vLLM makes inherit it.
+TURN: ContextVar[asyncio.Lock | None] = ContextVar("turn", default=None)
+#: What uses the thread: it makes tokens of a text, or a text of tokens.
+USES = ("_tokenize_prompt_async", "_async_tokenizer_decode")
+RENDER = "render_async"
+#: What is made tokens of, of what is given to them; the text itself is given to the last.
+GIVEN = ("prompt", "prompts", "conversations", "data_1", "data_2")
+#: So many prompts are started, or given up, before others have their turn of the loop.
+AT_ONCE = 16
+MERGE = "merge_async_iterators"
+
+
+def take_turns(renderer: Any, places: int, pooling: Sequence[Any] = ()) -> None:
+    """Let large requests take turns with others.
+
+    Args:
+        renderer: vLLM's; a release that uses its thread in another way goes on as it is.
+        places: most prompts of one request that are started and have not ended.
+        pooling: vLLM's serving classes for pooling, which use the thread by themselves.
+    """
+    long = asyncio.Lock()
+    for serving in pooling:
+        if hasattr(processor := getattr(serving, "io_processor", None), RENDER):
+            setattr(processor, RENDER, _in_turn(getattr(processor, RENDER), long))
+    for name in USES:
+        if hasattr(renderer, name):
+            setattr(renderer, name, _in_turn(getattr(renderer, name), long))
+        else:
+            extra = {"action": "prompts_unbounded"}
+            log.warning("this vLLM makes tokens of all prompts at once", extra=extra)
+    for module in _merging():
+        merge = getattr(module, MERGE)
+        setattr(module, MERGE, _gradually(getattr(merge, "replaces", merge), places))
+
+
+def begin(sequences: int) -> None:
+    """Note how many sequences the task's request has."""
+    TURN.set(asyncio.Lock() if sequences > 1 else None)
+
+
+def _in_turn(make: Any, long: asyncio.Lock) -> Any:
+    async def in_turn(given: Any, *more: Any) -> Any:
+        own = TURN.get()
+        is_long = _length(given) > LONGEST
+        if own is None and not is_long:
+            return await make(given, *more)
+        async with own or nullcontext(), long if is_long else nullcontext():
+            return await make(given, *more)
+
+    return in_turn
+
+
+def _length(given: Any) -> int:
+    """Return how many characters, or tokens, are to be worked on."""
+    if not isinstance(given, dict):
+        return len(given)
+    return sum(sum(lengths(given[name])) for name in GIVEN if name in given)
+
+
+def _merging() -> Iterator[Any]:
+    """Yield vLLM's serving modules that merge the answers of many prompts."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("vllm.entrypoints.") and hasattr(module, MERGE):
+            yield module
+
+
+def _gradually(merge: Any, places: int) -> Any:
+    """Return what does as vLLM's function, with at most so many iterators begun at a time."""
+
+    def merged(*iterators: AsyncGenerator[Any, None]) -> AsyncGenerator[tuple[int, Any], None]:
+        if len(iterators) <= AT_ONCE:
+            found: AsyncGenerator[tuple[int, Any], None] = merge(*iterators)
+            return found
+        return _Merged(iterators, places).outputs()
+
+    merged.replaces = merge  # type: ignore[attr-defined]  # an engine may be built again
+    return merged
+
+
+class _Merged:
+    """What many iterators yield, each with its place among them."""
+
+    def __init__(self, iterators: Sequence[AsyncGenerator[Any, None]], places: int) -> None:
+        self._waiting = iter(enumerate(iterators))
+        self._left, self._places = len(iterators), places
+        self._running: set[asyncio.Task[None]] = set()
+        #: Outputs by place; None, or an error, of an iterator that has ended.
+        self._found: asyncio.Queue[tuple[int, Any] | BaseException | None] = asyncio.Queue()
+
+    async def outputs(self) -> AsyncGenerator[tuple[int, Any], None]:
+        """Yield them; the first error ends all."""
+        try:
+            while self._left:
+                await self._begin()
+                found = await self._found.get()
+                if found is None:
+                    self._left -= 1
+                elif isinstance(found, BaseException):
+                    raise found
+                else:
+                    yield found
+        finally:
+            await self._give_up()
+
+    async def _begin(self) -> None:
+        """Begin as many as there are places for, a few in each turn of the loop."""
+        begun = 0
+        while len(self._running) < self._places:
+            place, iterator = next(self._waiting, (0, None))
+            if iterator is None:
+                return
+            task = asyncio.create_task(self._run(place, iterator))
+            self._running.add(task)
+            task.add_done_callback(self._ended)
+            begun += 1
+            if begun % AT_ONCE == 0:
+                await asyncio.sleep(0)
+
+    async def _run(self, place: int, iterator: AsyncGenerator[Any, None]) -> None:
+        async for output in iterator:
+            self._found.put_nowait((place, output))
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._running.discard(task)
+        self._found.put_nowait(None if task.cancelled() else task.exception())
+
+    async def _give_up(self) -> None:
+        """Cancel what runs, a few a turn of the loop; each aborts its prompt in the engine."""
+        try:
+            while self._running:
+                some = list(self._running)[:AT_ONCE]
+                for task in some:
+                    task.cancel()
+                await asyncio.wait(some)
+                self._running.difference_update(some)
+        finally:
+            for task in self._running:  # it was cancelled again: nobody waits any more
+                task.cancel()
