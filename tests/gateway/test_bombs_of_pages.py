@@ -131,3 +131,11 @@ def test_the_stream_of_a_batch_that_is_looked_through_goes_on(stack: BatchStack)
     stack.client.batches.cancel(batch.id)
     assert b"event:" in got
     assert "Traceback" not in stack.gateway.log_path.read_text()
+
+
+def test_a_stream_that_is_asked_for_its_head_leaves_the_connection_usable(
+    page: httpx.Client,
+) -> None:
+    for _ in range(3):
+        assert page.head("/ui/live").headers["content-type"].startswith("text/event-stream")
+        assert page.get("/ui/workers", timeout=10).status_code == 200

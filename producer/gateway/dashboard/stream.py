@@ -56,6 +56,8 @@ async def live(request: Request) -> Response:
         except ApiError as error:
             return answer(error, HEADERS)
     headers = HEADERS | {"x-accel-buffering": "no"}
+    if request.method == "HEAD":  # a stream has no end, and HEAD's client waits for none
+        return Response(headers=headers, media_type="text/event-stream")
     events = _events(services, watch, viewer, token, text)
     return StreamingResponse(events, headers=headers, media_type="text/event-stream")
 
