@@ -117,8 +117,11 @@ class Served:
 
     def told(self, allowed: Collection[str] | None) -> str:
         """Return what a caller is told of the models that it may ask for: at most so many names."""
-        mine = sorted(n for n in shown(self.names) if allowed is None or n in allowed)
-        if not mine:
+        for known in (self.names, self.configured):
+            mine = sorted(n for n in shown(known) if allowed is None or n in allowed)
+            if mine:
+                break
+        else:
             return "none is served to you now"
         names = ", ".join(name[:_NAME_CHARS] for name in mine[:_NAMES_TOLD])
         return f"served are: {names}{', ...' if len(mine) > _NAMES_TOLD else ''}"

@@ -117,7 +117,7 @@ def test_a_newer_worker_that_takes_any_name_takes_none_of_older_ones() -> None:
 def refusal(known: Served, models: list[str], allowed: list[str] | None, body: bytes) -> str:
     """Return what a line with this body is told, in a batch that asks for these models."""
     sharing = Sharing(parts_for("b", models, known, allowed), 0)
-    request = Request(line=1, custom_id="a", url="/v1/completions", body=body)
+    request = Request(custom_id="a", url="/v1/completions", body=body, limited=True)
     with pytest.raises(RequestRejected) as raised:
         sharing.check(request)
     return raised.value.message
