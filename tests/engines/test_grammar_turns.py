@@ -40,7 +40,7 @@ async def test_a_tenants_new_schema_waits_for_one_of_anothers_and_not_for_all() 
         except RequestFailed as error:
             ended.append(f"{tenant} {error}")
 
-    settings: Any = load_settings(engine="vllm", model=MODEL, engine_args=CPU_ENGINE_ARGS)
+    settings: Any = load_settings(engine="vllm", model=str(MODEL), engine_args=CPU_ENGINE_ARGS)
     args = AsyncEngineArgs.from_cli_args(parse_engine_args(settings))
     grammars._config = args.create_engine_config()
     try:
