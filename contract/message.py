@@ -122,7 +122,8 @@ class Delivery:
     happened to earlier deliveries of the same request; `size` is the message's in bytes. Of a
     request without a batch `keep_ms` says how long its result is kept (None: as long as others),
     and `listener` names who wants its text while it runs ('' for nobody). `trace` are the headers
-    by which the engine continues its trace; None: it is not traced.
+    by which the engine continues its trace; None: it is not traced. `tenant` is whose it is, by the
+    list that it was taken from.
     """
 
     lease: str
@@ -145,6 +146,7 @@ class Delivery:
     keep_ms: int | None = None
     listener: str = ""
     trace: Mapping[str, str] | None = None
+    tenant: str = ""
 
     @property
     def attempt(self) -> int:

@@ -13,7 +13,7 @@
 --   returns,deaths,revoked}, warmq:dead:<n>, warmq:worker:<worker>, warmq:leased:<lease>,
 --   warmq:batch:<id>*, celery-task-meta-<id>
 -- Returns: {now_ms, suspects, group, more, highest lease number so far, list of the turn that goes
---   on, sequences left of it, then for each lease: id, returns, deaths, message}
+--   on, sequences left of it, then for each lease: id, returns, deaths, message, tenant}
 local worker, queue, k = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local max_bytes, lease_ms, slots = tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6]
 local ttl_ms, date = tonumber(ARGV[7]), ARGV[8]
@@ -128,6 +128,7 @@ local function lease(list, message, r)
   end
   local n = #out
   out[n + 1], out[n + 2], out[n + 3], out[n + 4] = id, returns, deaths, message
+  out[n + 5] = select(3, place_of(home))
   leased = leased + 1
 end
 

@@ -201,7 +201,7 @@ def build(services: Services) -> Starlette:
             sweeping(services),
             delivering(services),
             metrics.metrics(services, counted) as app.state.metrics,
-            online(services.settings) as app.state.online,
+            online(services.settings, services.lookup) as app.state.online,
         ):
             yield
         await services.close_async()

@@ -161,7 +161,7 @@ class Callers:
 
 
 class Auth:
-    """Sets scope["warmq.caller"], or answers 401."""
+    """Sets scope["warmq.caller"], and the digest of its key, or answers 401."""
 
     def __init__(self, app: ASGIApp, lookup: KeyLookup, sessions: Sessions, host: str) -> None:
         self._app = app
@@ -175,7 +175,8 @@ class Auth:
         if scope["type"] == "http" and not _is_open(scope["path"]):
             headers: Headers = scope["warmq.headers"]
             try:
-                caller = await self._callers.of(await self._digest(scope["path"], headers))
+                digest = await self._digest(scope["path"], headers)
+                caller = await self._callers.of(digest)
                 if caller is None:
                     self._check_without_keys(scope, headers)
                     caller = Caller(operator=True)
@@ -190,6 +191,7 @@ class Auth:
                     await (refuse_page if page else refuse)(scope, receive, send, told)
                 return
             scope["warmq.caller"] = caller
+            scope["warmq.key_digest"] = digest if caller.key_id else ""
         await self._app(scope, receive, send)
 
     async def _digest(self, path: str, headers: Headers) -> str:

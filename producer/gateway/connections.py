@@ -7,16 +7,19 @@ assignments: one look a second over all connections finds those whose time is ov
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import resource
+import secrets
 from typing import Any
+from urllib.parse import unquote
 
-import orjson
+import httptools
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from producer.gateway.errors import ApiError
-from producer.gateway.refusal import refuse
+from producer.gateway.refusal import refuse, response_for
 
 #: A request line and its headers: bytes, and seconds from the first byte (or the connection).
 HEAD_BYTES = 64 * 1024
@@ -77,6 +80,7 @@ class Guard:
             503, f"this gateway has {self.most} connections, the most that it takes; try again",
             code="too_many_connections", after_s=2,
         )  # fmt: skip
+        scope["warmq.request_id"] = _new_id()
         await refuse(scope, receive, send, told, close=True)
 
 
@@ -88,7 +92,7 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: Any) -> None:
         """Take a connection."""
         super().connection_made(transport)
-        self._served_by = self.app
+        self._served_by, self.url = self.app, b""
         self._phase, self._bytes, self._chunk, self._framing = _HEAD, 0, 0, 0
         self._deaf_since: float | None = None
         self._wrong = (400, "the request is not HTTP")
@@ -195,16 +199,29 @@ class Connection(HttpToolsProtocol):
         self._wrong = (431, f"the request's head has more than {HEAD_BYTES} bytes")
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is no request, or no whole one, in the envelope of all other errors."""
+        """Answer what is no request, or no whole one, in the envelope of its path."""
         status, text = self._wrong
-        body = orjson.dumps(ApiError(status, text, code="bad_request").body)
+        request_id = _new_id()
+        scope = {"path": _path_of(self.url), "warmq.request_id": request_id}
+        told = response_for(scope, ApiError(status, text, code="bad_request"))
+        told.headers.update({"connection": "close", "x-request-id": request_id})
         phrase = {408: "Request Timeout", 431: "Request Header Fields Too Large"}
-        self.transport.write(
-            b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
-            b"connection: close\r\n\r\n%s"
-            % (status, phrase.get(status, "Bad Request").encode(), len(body), body)
-        )
+        head = b"HTTP/1.1 %d %s\r\n" % (status, phrase.get(status, "Bad Request").encode())
+        lines = b"".join(b"%s: %s\r\n" % pair for pair in told.raw_headers)
+        self.transport.write(head + lines + b"\r\n" + bytes(told.body))
         self.transport.close()
+
+
+def _new_id() -> str:
+    return f"req_{secrets.token_hex(16)}"
+
+
+def _path_of(url: bytes) -> str:
+    """Return the path of a request line as routes see it; what has come of it, if it is no URL."""
+    path = url.partition(b"?")[0]
+    with contextlib.suppress(httptools.HttpParserError):  # the head may be cut off within it
+        path = httptools.parse_url(path).path or b""  # also of http://host/path
+    return unquote(path.decode("latin-1"))
 
 
 def protocol_for(most: int) -> type[Connection]:

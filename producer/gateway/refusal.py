@@ -9,11 +9,18 @@ from starlette.types import Receive, Scope, Send
 from producer.gateway.errors import ApiError, answer
 
 #: Anthropic's types by status; others are `invalid_request_error`, from 500 on `api_error`.
-_ANTHROPIC = {
+_TYPES = {
     401: "authentication_error", 403: "permission_error", 404: "not_found_error",
     409: "conflict_error", 413: "request_too_large", 429: "rate_limit_error",
-    503: "overloaded_error",
+    503: "overloaded_error", 504: "timeout_error", 529: "overloaded_error",
 }  # fmt: skip
+
+
+def anthropic_body(error: ApiError, request_id: str | None) -> bytes:
+    """Return an error as Anthropic's clients read it."""
+    other = "api_error" if error.status >= 500 else "invalid_request_error"
+    told = {"type": _TYPES.get(error.status, other), "message": error.message}
+    return orjson.dumps({"type": "error", "error": told, "request_id": request_id})
 
 
 def response_for(scope: Scope, error: ApiError) -> Response:
@@ -21,14 +28,10 @@ def response_for(scope: Scope, error: ApiError) -> Response:
     path: str = scope.get("path", "")
     if path != "/v1/messages" and not path.startswith("/v1/messages/"):
         return answer(error)
-    kind = _ANTHROPIC.get(error.status, "api_error" if error.status >= 500 else error.type)
-    body = {
-        "type": "error",
-        "error": {"type": kind, "message": error.message},
-        "request_id": scope.get("warmq.request_id"),
-    }
-    headers = {**error.headers, "request-id": scope.get("warmq.request_id", "")}
-    return Response(orjson.dumps(body), error.status, headers, "application/json")
+    request_id: str | None = scope.get("warmq.request_id")
+    headers = {**error.headers, **({"request-id": request_id} if request_id else {})}
+    body = anthropic_body(error, request_id)
+    return Response(body, error.status, headers, "application/json")
 
 
 def stopping() -> ApiError:

@@ -14,6 +14,8 @@ from contract.version import PROTOCOL
 
 #: The name of what a worker of the default queue serves that does not name its model.
 UNNAMED = "default"
+#: An error tells so many names of models, and so much of each.
+_NAMES_TOLD, _NAME_CHARS = 20, 200
 
 
 def configured_models(text: str) -> dict[str, str]:
@@ -113,6 +115,17 @@ class Served:
                 return min(mine)
         return ""
 
+    def told(self, allowed: Collection[str] | None) -> str:
+        """Return what a caller is told of the models that it may ask for: at most so many names."""
+        for known in (self.names, self.configured):
+            mine = sorted(n for n in shown(known) if allowed is None or n in allowed)
+            if mine:
+                break
+        else:
+            return "none is served to you now"
+        names = ", ".join(name[:_NAME_CHARS] for name in mine[:_NAMES_TOLD])
+        return f"served are: {names}{', ...' if len(mine) > _NAMES_TOLD else ''}"
+
     def is_outdated(self, name: str, allowed: Collection[str] | None) -> bool:
         """Return whether a model is served by workers of an older protocol alone."""
         if self.queue_of(name, allowed) is not None:
@@ -127,6 +140,11 @@ class Served:
         if self.base in queues:
             return self.base
         return queues.pop() if len(queues) == 1 else None
+
+
+def shown(names: Iterable[str]) -> list[str]:
+    """Return the names to show: of a folder its last part, never where it is."""
+    return [name for name in names if not PurePath(name).is_absolute()]
 
 
 def _is_ours(worker: Mapping[str, Any], base: str) -> bool:

@@ -49,6 +49,24 @@ def test_a_killed_front_end_costs_what_it_held_and_is_followed_by_another(tmp_pa
         on.settled()
 
 
+def test_requests_of_many_sequences_are_shared_by_front_ends_and_end_once(tmp_path: Path) -> None:
+    with stage(tmp_path) as on:
+        worker, victim = started(on)
+        on.submit([chat(f"question {n}", n=(1, 3, 8, 40)[n % 4]) for n in range(300)])
+        client = client_of(on.store)
+        eventually(lambda: on.computed().began_on(victim.pid), 20, "it computes requests")
+        eventually(lambda: client.hlen(keys.SEQUENCES) > 0, 20, "some of many are in flight")
+        victim.kill()
+        on.finish()
+        (another,) = front_ends(worker)
+        assert on.computed().began_on(another.pid), "what follows works, too"
+        eventually(lambda: not client.exists(keys.SEQUENCES), 10, "none is counted any more")
+        held = client.hget(naming.turns_key(naming.DEFAULT_QUEUE), "in_flight:default")
+        assert int(held or 0) == 0
+        assert worker.stop() == 0
+        on.settled()
+
+
 def test_front_ends_of_a_killed_worker_hand_back_and_end(tmp_path: Path) -> None:
     with stage(tmp_path) as on:
         worker, other = started(on, simulated_latency_s=1)

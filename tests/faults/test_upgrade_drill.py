@@ -51,6 +51,20 @@ def test_workers_and_producers_of_both_releases_lose_nothing_and_commit_nothing_
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", [pytest.param(SEED, id=f"seed_{SEED}")])
+def test_requests_of_many_answers_are_shared_by_both_releases_and_end_once(
+    tmp_path: Path, previous: Previous, seed: int
+) -> None:
+    """Workers of the release before count each as one; what they leave of the count is ended."""
+    with stage(tmp_path, "--appendfsync", "always") as on:
+        choices = (1, 2, 8, 40)  # the last is more than an engine has slots
+        drill = UpgradeDrill(on, previous, seed, requests=1_000, faults=6, choices=choices)
+        report = drill.run()
+    assert report.faults.total() == 6
+    assert min(report.while_both_served[release] for release in (OLD, NEW)) > 0
+
+
+@pytest.mark.timeout(600)
 def test_a_request_that_kills_engines_is_found_by_workers_of_both_releases(
     tmp_path: Path, previous: Previous
 ) -> None:

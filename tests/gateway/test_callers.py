@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from live_stack import HELLO, MODEL, Stack
@@ -98,3 +100,49 @@ def test_a_revoked_key_ends_within_a_second(stack: Stack) -> None:
         time.sleep(1)  # what is promised
         with pytest.raises(openai.AuthenticationError):
             chat(client)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_what_runs_for_a_revoked_key_ends_within_seconds(stack: Stack, stream: bool) -> None:
+    keys = ApiKeys.beside(stack.store)
+    secret, key = keys.create("t")
+    kept, other_key = keys.create("t")
+    started, given_up = stack.started(), len(stack.revoked())
+    body = {"model": MODEL, "messages": HELLO, "user": "simulate:sleep=50", "stream": stream}
+    found: dict[str, httpx.Response] = {}
+
+    def ask(name: str, secret: str) -> None:
+        headers = {"authorization": f"Bearer {secret}"}
+        url = f"{stack.url}/chat/completions"
+        found[name] = httpx.post(url, json=body, headers=headers, timeout=40)
+
+    asking = threading.Thread(target=ask, args=("revoked", secret))
+    other = threading.Thread(target=ask, args=("kept", kept))
+    asking.start()
+    other.start()
+    eventually(lambda: stack.started() == started + 2, 10, "both run")
+    keys.revoke(key.id)
+    asking.join(10)
+    if not stream:  # a stream that has begun ends with an error event
+        assert found["revoked"].status_code == 401
+    assert "was revoked" in found["revoked"].text
+    eventually(lambda: len(stack.revoked()) == given_up + 1, 10, "its request is cancelled")
+    assert "kept" not in found
+    keys.revoke(other_key.id)
+    other.join(10)
+    assert "was revoked" in found["kept"].text
+
+
+def test_a_stream_that_has_begun_ends_with_an_error_when_its_key_is_revoked(stack: Stack) -> None:
+    keys = ApiKeys.beside(stack.store)
+    secret, key = keys.create("t")
+    body = {"model": MODEL, "messages": HELLO, "user": "simulate:sleep=50", "stream": True}
+    headers = {"authorization": f"Bearer {secret}"}
+    url = f"{stack.url}/chat/completions"
+    with httpx.stream("POST", url, json=body, headers=headers, timeout=40) as answer:
+        lines = answer.iter_lines()
+        assert answer.status_code == 200  # the first sign of life has come
+        keys.revoke(key.id)
+        rest = "".join(lines)
+    assert "invalid_api_key" in rest
+    assert "was revoked" in rest

@@ -153,7 +153,7 @@ class Lessee:
         self.turn = reply[5:7]
         return [
             Lease(reply[i].decode(), int(reply[i + 1]), int(reply[i + 2]), reply[i + 3])
-            for i in range(7, len(reply), 4)
+            for i in range(7, len(reply), 5)
         ]
 
     def done(self, *leases: Lease, outcome: str = "completed", keep: bool = False) -> int:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from lessee import celery_message, chat, client_of
@@ -56,12 +57,16 @@ class Report:
 class UpgradeDrill:
     """Fills queues by both releases, and drains them by the old, by both and by the new."""
 
-    def __init__(self, on: Stage, previous: Previous, seed: int, requests: int, faults: int):
+    def __init__(
+        self, on: Stage, previous: Previous, seed: int, requests: int, faults: int,
+        choices: Sequence[int] = (1,),
+    ) -> None:  # fmt: skip
+        """Prepare; a request asks for as many answers as one of `choices`."""
         self.on = on
         self.previous = previous
         self.random = random.Random(seed)
         self.report = Report(seed)
-        self._requests, self._faults = requests, faults
+        self._requests, self._faults, self._choices = requests, faults, choices
         self.failing: dict[str, dict[str, str]] = {}
         self.plain: set[str] = set()
         self.serving: dict[str, list[Worker]] = {OLD: [], NEW: []}
@@ -90,6 +95,8 @@ class UpgradeDrill:
         bodies = [chat(f"question {n} of {batch_id}") for n in range(count)]
         failing = self.failing[batch_id] = {}
         for n in range(count):
+            if len(self._choices) > 1:
+                bodies[n]["n"] = self.random.choice(self._choices)
             if self.random.random() < 0.01:
                 bodies[n]["user"], failing[f"c{n + 1}"] = "simulate:fail=0.1", "request_failed"
         for body in bodies[20 : 20 + sleepers]:
@@ -178,6 +185,7 @@ class UpgradeDrill:
             self._finish(batch_id)
         eventually(lambda: not self._missing(), HANG_S, "all plain requests are answered")
         eventually(lambda: not self._retiring(), HANG_S, "all batches are retired")
+        eventually(lambda: not self._counted(), HANG_S, "nothing is counted as in flight")
         for worker in self.serving[NEW]:
             assert worker.stop() == 0, worker.log_path
 
@@ -212,6 +220,13 @@ class UpgradeDrill:
     def _retiring(self) -> int:
         client = client_of(self.on.store)
         return sum(int(client.zcard(key)) for key in (keys.RETIRING, keys.OLDER_RETIRING))
+
+    def _counted(self) -> list[bytes]:
+        """Return what of the requests of many sequences is counted although none runs."""
+        client = client_of(self.on.store)
+        turns = client.hgetall(naming.turns_key(naming.DEFAULT_QUEUE))
+        held = [name for name, n in turns.items() if name.startswith(b"in_flight:") and int(n)]
+        return held + client.hkeys(keys.SEQUENCES)
 
     # -- faults -------------------------------------------------------------------------
 

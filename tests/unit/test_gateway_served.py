@@ -7,7 +7,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from contract.errors import RequestRejected
+from contract.openai.lines import Request
 from contract.version import PROTOCOL
+from producer.gateway.carrying.routing import Sharing, parts_for
 from producer.gateway.served import Served, configured_models
 from producer.gateway.settings import GatewaySettings
 
@@ -109,3 +112,49 @@ def test_a_newer_worker_that_takes_any_name_takes_none_of_older_ones() -> None:
     assert (known.queue_of("a", None), known.queue_of("b", None)) == (None, "warmq")
     older = served(worker(protocol=1))
     assert (older.queue_of("b", None), older.is_outdated("b", ["b"])) == (None, True)
+
+
+def refusal(known: Served, models: list[str], allowed: list[str] | None, body: bytes) -> str:
+    """Return what a line with this body is told, in a batch that asks for these models."""
+    sharing = Sharing(parts_for("b", models, known, allowed), 0)
+    request = Request(custom_id="a", url="/v1/completions", body=body, limited=True)
+    with pytest.raises(RequestRejected) as raised:
+        sharing.check(request)
+    return raised.value.message
+
+
+@pytest.mark.parametrize(
+    ("body", "begin"),
+    [
+        (b"{}", "field body.model: is missing; name a model; "),
+        (b'{"model":""}', "field body.model: is missing; name a model; "),
+        (b'{"model":"z"}', "field body.model: there is no model 'z' here; "),
+    ],
+)
+def test_a_line_whose_model_is_unclear_is_told_which_there_are_for_its_key(
+    body: bytes, begin: str
+) -> None:
+    known = served(worker("warmq.a"), worker("warmq.b"), worker("warmq.c", model="/models/c"))
+    for models in (["", "z"], ["", "a", "z"], ["", "a", "b", "z"]):
+        assert refusal(known, models, None, body) == f"{begin}served are: a, b, c"
+        assert refusal(known, models, ["b", "a"], body) == f"{begin}served are: a, b"
+        none = refusal(known, models, ["q", "r"], body)
+        assert none == f"{begin}none is served to you now"
+
+
+def test_of_many_models_a_line_is_told_some_and_of_a_folder_its_name() -> None:
+    known = served(*(worker(f"warmq.m{n:03}") for n in range(500)))
+    told = refusal(known, [""], None, b"{}")
+    assert "m000, m001" in told
+    assert told.endswith("m019, ...")
+    long = served(*(worker(f"warmq.{n}{'x' * 10_000}") for n in range(50)))
+    assert len(refusal(long, [""], None, b"{}")) < 5000
+    folder = served(worker(model="/models/c"), worker("warmq.a"))
+    assert refusal(folder, ["z"], ["a", "c"], b'{"model":"z"}').endswith("served are: a, c")
+
+
+def test_only_the_part_that_refuses_lines_notes_what_it_tells() -> None:
+    known = served(worker("warmq.a"), worker("warmq.b"))
+    first, second = parts_for("b", ["a", "b", "z"], known, None)
+    assert (first.told, second.told) == ("served are: a, b", "")
+    assert [part.told for part in parts_for("b", ["a", "b"], known, None)] == ["", ""]

@@ -87,13 +87,14 @@ class Leases(Scripts):
 
     async def _read(self, reply: list[Any]) -> Popped:
         popped = Popped(reply[0] / 1000, more=reply[3] == 1, suspects=reply[1], group=int(reply[2]))
-        for i in range(7, len(reply), 4):
-            lease, returns, deaths, message = reply[i : i + 4]
+        for i in range(7, len(reply), 5):
+            lease, returns, deaths, message, tenant = reply[i : i + 5]
             try:
                 delivery = read_delivery(lease.decode(), message, int(returns), int(deaths))
             except RequestRejected as error:
                 await self._bury(lease.decode(), error.message)
             else:
+                delivery.tenant = tenant.decode(errors="replace")
                 popped.deliveries.append(delivery)
         return popped
 

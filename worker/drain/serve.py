@@ -35,7 +35,7 @@ def read_request(delivery: Delivery, served: Sequence[str]) -> EngineRequest:
             code="model_not_found",
             field="body.model",
         )
-    return EngineRequest(url, body, delivery.trace)
+    return EngineRequest(url, body, delivery.trace, delivery.tenant)
 
 
 def times(running: Running, popped_at: float) -> dict[str, float | int]:

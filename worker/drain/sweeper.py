@@ -19,7 +19,8 @@ async def sweep(drain: Drain) -> None:
     drain.events.subscribe(EngineReady, lambda _: ready.set())
     while True:
         with suppress(TimeoutError):
-            await asyncio.wait_for(ready.wait(), pause_s)
+            async with asyncio.timeout(pause_s):
+                await ready.wait()
         ready.clear()
         try:
             count = await drain.leases.sweep(announcement(drain))

@@ -46,11 +46,13 @@ class EngineRequest:
     """One checked request: `url` names the endpoint, `body` its JSON object.
 
     `trace` are the headers by which the engine continues the request's trace, if that is sampled.
+    `tenant` is whose it is: what is done for one request after the other, tenants take turns at.
     """
 
     url: str
     body: dict[str, Any]
     trace: Mapping[str, str] | None = None
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)

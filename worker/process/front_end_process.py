@@ -81,7 +81,8 @@ class FrontEnd:
             answer = self._answers[what] = asyncio.get_running_loop().create_future()
             self.tell(do=what)
         with suppress(TimeoutError):
-            return await asyncio.wait_for(asyncio.shield(answer), within_s)
+            async with asyncio.timeout(within_s):
+                return await asyncio.shield(answer)
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
         with suppress(ConnectionError):

@@ -210,7 +210,8 @@ class FrontEnds(Share):
 async def _vacated(engine: Shares, seat: dict[str, Any]) -> int:
     """Let the engine abort what a front end had in it; it runs to its end if that fails."""
     try:
-        return await asyncio.wait_for(engine.vacate(seat), ANSWER_S)
+        async with asyncio.timeout(ANSWER_S):
+            return await engine.vacate(seat)
     except Exception as error:  # the engine may have died as well, which the drain will see
         log.debug("could not abort the requests of a front end: %s", error)
         return 0

@@ -123,7 +123,7 @@ class LoopWatch:
         last_resort.daemon = True
         last_resort.start()
         try:
-            asyncio.run(asyncio.wait_for(self._release(stall), RELEASE_S))
+            asyncio.run(self._release_in_time(stall))
         except Exception as error:  # SWEEP puts it back once the leases have ended
             log.warning(
                 "requests return when their leases end: %s",
@@ -132,6 +132,10 @@ class LoopWatch:
             )
         finally:
             os._exit(EXIT_STALLED)
+
+    async def _release_in_time(self, stall: Stall) -> None:
+        async with asyncio.timeout(RELEASE_S):
+            await self._release(stall)
 
     def _stall(self) -> Stall:
         current = asyncio.current_task(self._loop)

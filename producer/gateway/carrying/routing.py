@@ -67,15 +67,19 @@ def parts_for(
             by_queue.setdefault(queue, []).append(model)
         else:
             all_served = False
+    told = served.told(allowed)
     if not by_queue:
-        return [Part(batch_id, "", served.base)]
+        return [Part(batch_id, "", served.base, told=told)]
     names = [batch_id] if len(by_queue) == 1 else [f"{batch_id}.{n}" for n in range(len(by_queue))]
     return [
         Part(
             name, next(filter(None, models), ""), queue, models,
             named=unnamed if "" in models else "", all_served=all_served,
+            told="" if all_served or n else told,
         )
-        for name, (queue, models) in zip(names, sorted(by_queue.items()), strict=True)
+        for n, (name, (queue, models)) in enumerate(
+            zip(names, sorted(by_queue.items()), strict=True)
+        )
     ]  # fmt: skip
 
 
@@ -108,7 +112,7 @@ class Sharing:
         self._takes_unknown = at == 0
         self._all = len(parts) == 1
         self._models = frozenset(self._part.models)
-        self._named = self._part.named
+        self._named, self._told = self._part.named, self._part.told or "see GET /v1/models"
         self._asked = self._models - {""} | {self._named} if self._named else self._models
 
     def takes(self, line: bytes) -> bool:
@@ -142,7 +146,7 @@ class Sharing:
         if model in self._asked:
             return
         if not model:
-            told = "field body.model: is missing; name one of the models of GET /v1/models"
+            told = f"field body.model: is missing; name a model; {self._told}"
             raise RequestRejected(told, code="missing_required_parameter", field="model")
-        told = f"field body.model: there is no model {model[:200]!r} here; see GET /v1/models"
+        told = f"field body.model: there is no model {model[:200]!r} here; {self._told}"
         raise RequestRejected(told, code="model_not_found", field="model")

@@ -69,7 +69,8 @@ class Endpoint:
         try:
             waiter = await _ask(online, asked, caller, queue, once, queued)
             asked = replace(asked, body=b"")
-            body = await _answer(asked, waiter, online, allowance, began, receive, send)
+            with online.revocations.ending(scope.get("warmq.key_digest", ""), waiter):
+                body = await _answer(asked, waiter, online, allowance, began, receive, send)
         finally:
             if caller.tokens_per_minute is not None:
                 allowance.settle(charged(asked, waiter, body, goes_on=bool(once)))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection, Iterable
-from pathlib import PurePath
+from collections.abc import Collection
 
 from contract.errors import StoreUnavailable
 from contract.nearest import did_you_mean
@@ -13,7 +12,7 @@ from contract.redis.gateway.live import LiveRequests
 from contract.redis.reads import is_alive
 from producer.gateway.errors import ApiError, not_found
 from producer.gateway.live.protocol import Model
-from producer.gateway.served import Served
+from producer.gateway.served import Served, shown
 
 #: Announcements are asked for again after so long, beside the requests that need them.
 FRESH_S = 1.0
@@ -60,7 +59,7 @@ class Models:
     async def every(self, allowed: Collection[str] | None) -> list[Model]:
         """Return the models that a caller may ask for, by name."""
         await self._look(FRESH_S, wait=True)
-        names = {*_shown(self._served.names), *_shown(self._served.configured)}
+        names = {*shown(self._served.names), *shown(self._served.configured)}
         return [self._model(n) for n in sorted(names) if allowed is None or n in allowed]
 
     async def one(self, name: str, allowed: Collection[str] | None) -> Model:
@@ -92,7 +91,7 @@ class Models:
         return all(n in self._served.names or n in self._served.configured for n in names)
 
     def _nameless(self, allowed: Collection[str] | None) -> ApiError:
-        which = self._told(allowed)
+        which = self._served.told(allowed)
         if allowed is not None:
             which = f"this key may use {', '.join(sorted(allowed)) or 'none'}"
         return ApiError(
@@ -103,20 +102,16 @@ class Models:
         )
 
     def _unknown(self, name: str, allowed: Collection[str] | None) -> ApiError:
-        known = [n for n in _shown(self._served.names) if allowed is None or n in allowed]
+        known = [n for n in shown(self._served.names) if allowed is None or n in allowed]
         message = f"there is no model {name[:200]!r} here{did_you_mean(name, known)}"
         return ApiError(
             404,
-            f"{message}; {self._told(allowed)}",
+            f"{message}; {self._served.told(allowed)}",
             code="model_not_found",
             param="model",
             type="invalid_request_error",
             retry=False,
         )
-
-    def _told(self, allowed: Collection[str] | None) -> str:
-        names = [n for n in _shown(self._served.names) if allowed is None or n in allowed][:20]
-        return f"served are: {', '.join(names)}" if names else "none is served to you now"
 
     def _model(self, name: str) -> Model:
         return Model(name, self._created.setdefault(name, int(time.time())))
@@ -145,11 +140,6 @@ class Models:
         self.clock_ahead = now_s - time.time()
         for name in self._served.names:
             self._created.setdefault(name, int(now_s))
-
-
-def _shown(names: Iterable[str]) -> list[str]:
-    """Return the names to show: of a folder its last part, never where it is."""
-    return [name for name in names if not PurePath(name).is_absolute()]
 
 
 def _nobody(*, older: bool) -> ApiError:

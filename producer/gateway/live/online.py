@@ -7,32 +7,38 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from contract.redis.gateway.api_keys import KeyLookup
 from contract.redis.gateway.live import LiveRequests
 from producer.gateway.live.models import Models
+from producer.gateway.live.revoked import Revocations
 from producer.gateway.live.waiting import Waiting
 from producer.gateway.settings import GatewaySettings
 
 
 @dataclass(frozen=True, slots=True)
 class Online:
-    """The requests that wait, the models that are served, how long to wait, in seconds."""
+    """The requests that wait, the models that are served, the keys of what runs, how long to wait,
+    in seconds."""
 
     waiting: Waiting
     models: Models
+    revocations: Revocations
     timeout_s: float
 
 
 @asynccontextmanager
-async def online(settings: GatewaySettings) -> AsyncIterator[Online]:
+async def online(settings: GatewaySettings, lookup: KeyLookup) -> AsyncIterator[Online]:
     """Hear of results as long as the block runs."""
     redis = LiveRequests(settings.redis_url.get_secret_value(), "warmq-gateway-online")
     waiting = Waiting(redis, settings)
     models = Models(redis, settings.queue, settings.gateway_models)
-    hearing = asyncio.create_task(waiting.run())
+    revocations = Revocations(lookup)
+    tasks = [asyncio.create_task(each.run()) for each in (waiting, revocations)]
     try:
-        yield Online(waiting, models, settings.gateway_online_timeout_s)
+        yield Online(waiting, models, revocations, settings.gateway_online_timeout_s)
     finally:
         await waiting.close()
-        hearing.cancel()
-        await asyncio.gather(hearing, return_exceptions=True)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         await redis.close()

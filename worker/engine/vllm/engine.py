@@ -25,7 +25,7 @@ from worker.engine.vllm.arguments import parse_engine_args
 from worker.engine.vllm.capacity import capacity_of
 from worker.engine.vllm.children import Children
 from worker.engine.vllm.detokenized import Detokenized
-from worker.engine.vllm.grammars import Grammars
+from worker.engine.vllm.grammars import TENANT, Grammars
 from worker.engine.vllm.kv_cache import explain
 from worker.engine.vllm.large_inputs import refuse_large
 from worker.engine.vllm.media import guard, unguard
@@ -163,6 +163,7 @@ class VllmEngine:
         if self.dead():
             raise EngineDead("the engine is dead", inside=False)
         serving.refuse_unserved(self._serving, request.url, request.body)
+        TENANT.set(request.tenant)
         if request.trace is not None:
             TRACE.set(request.trace)  # of this request's own task
         try:

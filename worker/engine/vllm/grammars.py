@@ -8,6 +8,8 @@ large_inputs.py bounds that). So each constraint is compiled once in a process o
 (grammar_process.py) within a limit of processor time. Only what passes there goes to the engine,
 with what vLLM's validation made of it, which then is not repeated on the loop.
 
+One is compiled at a time. Of those that wait, tenants have turns.
+
 Requests without a constraint, and those for any JSON object, cost one look. The process starts
 with the first other constraint, in some seconds, and takes about 400 MB.
 """
@@ -20,12 +22,14 @@ import pickle
 import sys
 from collections import OrderedDict
 from collections.abc import Callable
+from contextvars import ContextVar
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from contract.errors import RequestFailed
 from worker.engine.tie import first_line
 from worker.engine.vllm.grammar_process import CPU_S, LENGTH, WALL_S, as_message
+from worker.engine.vllm.grammar_turns import Turns
 from worker.engine.vllm.names import VLLMValidationError
 
 log = logging.getLogger(__name__)
@@ -41,6 +45,8 @@ _SLOW = (
 )
 
 Outcome = tuple[Any, ...]
+#: Whose request the task runs: many slow constraints of one tenant wait for each other, not others.
+TENANT: ContextVar[str] = ContextVar("tenant", default="")
 
 
 class Grammars:
@@ -49,8 +55,8 @@ class Grammars:
     def __init__(self) -> None:
         self._config: Any = None
         self._known: OrderedDict[bytes, Outcome] = OrderedDict()
-        self._asking: dict[bytes, asyncio.Task[Outcome]] = {}
-        self._one = asyncio.Lock()
+        self._asking: dict[tuple[str, bytes], asyncio.Task[Outcome]] = {}
+        self._turns = Turns()
         self._process: asyncio.subprocess.Process | None = None
 
     def guard(self, engine: Any) -> None:
@@ -86,23 +92,25 @@ class Grammars:
             raise VLLMValidationError(told, parameter=None)
 
     async def _outcome(self, key: bytes, made: Any) -> Outcome:
-        """Ask once for all requests that wait for the same; one that is given up asks on."""
-        task = self._asking.get(key)
+        """Ask once for all of a tenant's requests that wait for the same; one that is given up asks
+        on. Of another tenant it has a place in that one's line, too."""
+        whose = TENANT.get(), key
+        task = self._asking.get(whose)
         if task is None:
-            task = self._asking[key] = asyncio.create_task(self._ask(key, pickle.dumps(made)))
-            task.add_done_callback(lambda done: self._asked(key, done))
+            task = self._asking[whose] = asyncio.create_task(self._ask(*whose, pickle.dumps(made)))
+            task.add_done_callback(lambda done: self._asked(whose, done))
         return await asyncio.shield(task)
 
-    def _asked(self, key: bytes, task: "asyncio.Task[Outcome]") -> None:
-        self._asking.pop(key, None)
+    def _asked(self, whose: tuple[str, bytes], task: "asyncio.Task[Outcome]") -> None:
+        self._asking.pop(whose, None)
         if task.cancelled() or task.exception() is not None or task.result()[0] == "stalled":
             return
-        self._known[key] = task.result()
+        self._known[whose[1]] = task.result()
         if len(self._known) > KNOWN:
             self._known.popitem(last=False)
 
-    async def _ask(self, key: bytes, asked: bytes) -> Outcome:
-        async with self._one:
+    async def _ask(self, tenant: str, key: bytes, asked: bytes) -> Outcome:
+        async with self._turns.taken(tenant):
             if outcome := self._known.get(key):
                 return outcome
             try:

@@ -10,18 +10,7 @@ import orjson
 from contract.streaming import texts_of
 from producer.gateway.errors import ApiError
 from producer.gateway.live.asked import Asked
-
-_TYPES = {
-    400: "invalid_request_error", 401: "authentication_error", 403: "permission_error",
-    404: "not_found_error", 409: "conflict_error", 413: "request_too_large",
-    429: "rate_limit_error", 503: "overloaded_error", 504: "timeout_error", 529: "overloaded_error",
-}  # fmt: skip
-
-
-def error_body(error: ApiError, request_id: str | None = None) -> bytes:
-    """Return an error as Anthropic's clients read it."""
-    told = {"type": _TYPES.get(error.status, "api_error"), "message": error.message}
-    return orjson.dumps({"type": "error", "error": told, "request_id": request_id})
+from producer.gateway.refusal import anthropic_body
 
 
 class MessageEvents:
@@ -63,7 +52,7 @@ class MessageEvents:
 
     def broken(self, error: ApiError) -> bytes:
         """Return the event that ends a stream with an error."""
-        return b"event: error\ndata: " + error_body(error) + b"\n\n"
+        return b"event: error\ndata: " + anthropic_body(error, None) + b"\n\n"
 
     def _begin(self) -> bytes:
         if self._begun:
