@@ -95,6 +95,34 @@ def test_a_retry_killed_before_its_second_step_gets_its_expiry_anew(
     assert without_end(redis_client) == set()
 
 
+@pytest.mark.parametrize("held_first", [0, 1, 2])
+def test_a_retire_between_two_steps_of_a_hold_makes_retry_wait_for_a_whole_one(
+    worker: Lessee, redis_client: redis.Redis, redis_url: str, store: BatchStore, held_first: int
+) -> None:
+    """A producer that was paused for more than a minute: no result expires in an open batch."""
+    submitted = submit_batch(store, 1500)  # three chunks
+    while leases := worker.pop(500):
+        worker.done(*leases, outcome="failed", keep=True)
+    life = submitted.batch.life
+    chunks = [chunk.request_ids("b1") for chunk in store.index("b1")]
+    assert len(chunks) == 3
+    redis_client.hset(keys.batch_key("b1"), "retiring", 60_000)  # a RETIRE has begun
+    worker.run("hold", "b1", life)
+    assert worker.run("retry", "b1", life, submitted.ids[0], "failed") == -2
+    for ids in chunks[:held_first]:
+        worker.run("hold", "b1", life, *ids)
+    redis_client.zadd(keys.RETIRING, {"b1": 1})  # a minute later
+    retire(redis_url)
+    for ids in chunks[held_first:]:
+        worker.run("hold", "b1", life, *ids)
+    if held_first:
+        assert worker.run("retry", "b1", life, submitted.ids[0], "failed") == -2
+    assert store.retry(submitted.batch, ["failed"]) == 1500
+    assert not [name for name in submitted.ids if redis_client.pttl(keys.result_key(name)) > 0]
+    assert not redis_client.exists(keys.batch_key("b1", "held"))
+    assert redis_client.ttl(keys.batch_key("b1")) == -1
+
+
 def test_a_delete_killed_half_way_is_ended_by_its_repetition(
     worker: Lessee, redis_client: redis.Redis, store: BatchStore
 ) -> None:

@@ -27,6 +27,8 @@ def gateway_keys(snap: Snapshot) -> set[str]:
         found = objects(snap, kind)
         owned.update(f"{_BEGIN}{kind}:{name}" for name in found)
         owned.update(f"{_BEGIN}{kind}s:{owner}" for owner in found.values())
+    files = {*objects(snap, "file"), *snap.hash(f"{_BEGIN}due:file")}
+    owned.update(f"{_BEGIN}readers:{name}" for name in files)
     owned.update(f"{_BEGIN}batchs:{tenant}" for tenant in _tenants_of_the_queue(snap))
     for work in _WORK:
         due = f"{_BEGIN}due:{work}"
@@ -70,7 +72,11 @@ def objects(snap: Snapshot, kind: str) -> dict[str, str]:
         if key.startswith(begin):
             name = key[len(begin) :].decode(errors="replace")
             owner = snap.hash(key.decode(errors="replace")).get("owner", b"").decode()
-            if name in snap.hash(f"{_BEGIN}{kind}s:{owner}"):
+            if kind == "batch" and name.startswith("msgbatch_"):  # listed as its message batch
+                listed = snap.hash(f"{_BEGIN}message_batchs:{owner}")
+            else:
+                listed = snap.hash(f"{_BEGIN}{kind}s:{owner}")
+            if name in listed:
                 found[name] = owner
     return found
 

@@ -28,6 +28,7 @@ class Part(msgspec.Struct, frozen=True):
     models: list[str] = []  # what its lines name; '' for those that name none
     named: str = ""  # the model that its lines which name none are given
     all_served: bool = False  # whether it has no lines of models that nobody serves
+    made: bool = False  # whether the queue has had it: if it is not there, it was deleted
 
 
 class Problem(msgspec.Struct, frozen=True):

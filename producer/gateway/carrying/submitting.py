@@ -7,6 +7,7 @@ from contextlib import closing
 from pathlib import Path
 
 from contract.batch import Batch
+from contract.errors import BatchConflict
 from producer.core.reader import Input, chunks
 from producer.core.submission import Submission
 from producer.core.submit import Submitter
@@ -53,7 +54,10 @@ def submit_part(
     """
     part, settings = record.parts[at], services.settings
     sharing, submission = Sharing(record.parts, at), submission_of(record, part)
-    batch = create_part(services, record, part)
+    batch = services.batches.batch(part.batch_id) if part.made else None
+    if part.made and batch is None:
+        raise BatchConflict(f"batch {part.batch_id} was deleted meanwhile")
+    batch = batch or create_part(services, record, part)
     if batch.sealed:
         return
     check = None if part.all_served and not part.named else sharing.check
