@@ -22,7 +22,15 @@ _RECORDS = f"{_BEGIN}records"
 
 def gateway_keys(snap: Snapshot) -> set[str]:
     """Return the keys that have an owner, whether they are there or not."""
-    owned = {KEYS, ENDPOINTS, _RESERVED, _STORED, _STORED_BY, f"{_BEGIN}listed_until"}
+    owned = {
+        KEYS,
+        ENDPOINTS,
+        _RESERVED,
+        _STORED,
+        _STORED_BY,
+        f"{_BEGIN}listed_until",
+        f"{_BEGIN}store",
+    }
     for kind in _KINDS:
         found = objects(snap, kind)
         owned.update(f"{_BEGIN}{kind}:{name}" for name in found)

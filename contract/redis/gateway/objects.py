@@ -4,8 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import orjson
+
 from contract.redis.reads import Reads
 
+_STORE = "warmq:gateway:store"
+#: Statuses of batches that have ended.
+ENDED = frozenset(("completed", "failed", "expired", "cancelled"))
 #: OBJECT_PAGE has looked at as many as one call may; there is more to look at.
 _GO_ON = 3
 
@@ -94,6 +99,17 @@ class Objects(Reads):
         owner = self._client.hget(f"warmq:gateway:{kind}:{object_id}", "owner")
         return owner.decode() if owner is not None else None
 
+    def store_mark(self) -> str | None:
+        """Return the name of the content by which gateways know their store; None before one has
+        marked it."""
+        found = self._client.get(_STORE)
+        return found.decode() if found is not None else None
+
+    def mark_store(self, name: str) -> str:
+        """Note the name of such a content, unless there is one; return what is noted."""
+        self._client.set(_STORE, name, nx=True)
+        return self.store_mark() or name
+
     def note_reader(self, file_id: str, batch_id: str) -> None:
         """Note that a batch reads a file's content, or will, until it has ended."""
         self._run("note_reader", file_id, batch_id, 1)
@@ -102,12 +118,19 @@ class Objects(Reads):
         """Note that a batch reads it no more."""
         self._run("note_reader", file_id, batch_id, 0)
 
-    def readers(self, file_id: str) -> list[str]:
-        """Return the batches that read a file's content; some may have gone without a word."""
-        return sorted(name.decode() for name in self._client.smembers(_readers_key(file_id)))
+    def is_read(self, file_id: str) -> bool:
+        """Return whether a batch that has not ended reads a content; forget those that do not."""
+        names = sorted(name.decode() for name in self._client.smembers(_readers_key(file_id)))
+        reads = False
+        for name, stored in zip(names, self.several("batch", names), strict=True):
+            if stored is not None and orjson.loads(stored.document).get("status") not in ENDED:
+                reads = True
+            else:
+                self.forget_reader(file_id, name)
+        return reads
 
     def has_reader(self, file_id: str) -> bool:
-        """Return whether there are any."""
+        """Return whether any batch is noted, of which some may have gone without a word."""
         return bool(self._client.exists(_readers_key(file_id)))
 
     def delete(self, kind: Kind, owner: str, object_id: str) -> bool:

@@ -4,7 +4,8 @@ import click
 
 from producer.cli import options
 from producer.cli.context import Context, hint, pass_context
-from producer.cli.show import changed, counted, tell
+from producer.cli.progress import counted, tell
+from producer.cli.show import changed
 
 
 @click.command("retry")

@@ -32,6 +32,7 @@ from producer.gateway.errors import ApiError
 from producer.gateway.limits import estimated_tokens
 from producer.gateway.served import Served
 from producer.gateway.services import Services
+from producer.gateway.store import StoreFailed
 
 log = logging.getLogger(__name__)
 _CHANGED = {"action": "batch_changed"}
@@ -292,9 +293,18 @@ def _states(batch: Carried) -> list[Batch | None]:
 
 
 def _input(batch: Carried, stack: ExitStack) -> Path | None:
-    """Return the batch's file for as long as `stack` is open; None if it was deleted."""
+    """Return the batch's file for as long as `stack` is open; None if it was deleted.
+
+    Raises:
+        StoreFailed: its content is not here, although nobody has deleted it.
+    """
     store, name = batch.services.store, batch.record.input_file_id
     if store.size(name) is None:
+        if batch.services.objects.owner_of("file", name) is not None:
+            raise StoreFailed(
+                f"file {name} is not in {batch.services.settings.gateway_store}, where this gateway "
+                "keeps files: give all gateways one bucket, or one folder that they share"
+            )
         return None
     return stack.enter_context(store.local(name))
 

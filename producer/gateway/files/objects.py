@@ -8,7 +8,6 @@ import msgspec
 
 from contract.redis.gateway.due import Claim
 from contract.redis.gateway.objects import Page, Stored
-from producer.gateway.batches import record as batches
 from producer.gateway.services import Services
 from producer.gateway.store import StoreFailed
 
@@ -168,7 +167,7 @@ class Files:
         services = self._services
         owner = services.objects.owner_of("file", claim.id)
         record = self.get(owner, claim.id) if owner is not None else None
-        if record is None and self._is_read(claim.id):
+        if record is None and services.objects.is_read(claim.id):
             services.due.release(claim, _ORPHAN_MS)
             return False
         if record is None:
@@ -180,15 +179,3 @@ class Files:
             return False
         services.due.finish(claim)
         return record is None
-
-    def _is_read(self, file_id: str) -> bool:
-        """Return whether a batch that has not ended reads a content; forget those that do not."""
-        objects = self._services.objects
-        names = objects.readers(file_id)
-        reads = False
-        for name, stored in zip(names, objects.several("batch", names), strict=True):
-            if stored is not None and batches.decode(stored.document).status not in batches.ENDED:
-                reads = True
-            else:
-                objects.forget_reader(file_id, name)
-        return reads
