@@ -21,7 +21,7 @@ from producer.gateway.carrying.process import CarrierProcess
 from producer.gateway.connections import most_connections, protocol_for, quiet_about_clients
 from producer.gateway.services import Services
 from producer.gateway.settings import GatewaySettings
-from producer.gateway.store.shared import check_shared
+from producer.gateway.shared_store import check_shared
 
 #: Clients keep idle connections for as long as 5 s, uvicorn's default: both would close at once,
 #: and a request that is on its way is lost ("Server disconnected").

@@ -24,8 +24,8 @@ from producer.gateway.carrying.after import let_go
 from producer.gateway.files.objects import FileRecord, Files
 from producer.gateway.services import Services
 from producer.gateway.settings import GatewaySettings
+from producer.gateway.shared_store import MARK
 from producer.gateway.store import open_store
-from producer.gateway.store.shared import MARK
 
 LINE = b'{"custom_id":"a","method":"POST","url":"/v1/completions","body":{"prompt":"x"}}\n'
 MIB = 2**20

@@ -17,8 +17,8 @@ from producer.gateway.carrying.carrier import Carrier
 from producer.gateway.files.objects import FileRecord, Files
 from producer.gateway.services import Services
 from producer.gateway.settings import GatewaySettings
+from producer.gateway.shared_store import MARK, check_shared
 from producer.gateway.store import StoreFailed
-from producer.gateway.store.shared import MARK, check_shared
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from demo.stack import eventually
 from producer.gateway.caller import Caller
 from producer.gateway.services import Services
 from producer.gateway.settings import GatewaySettings
-from producer.gateway.store.shared import MARK
+from producer.gateway.shared_store import MARK
 from producer.gateway.sweeping import sweep_files
 from producer.gateway.uploads import completing, uploads
 from producer.gateway.uploads.protocol import UploadComplete, UploadCreate

@@ -21,7 +21,7 @@ from owners import ownerless
 
 from contract.redis.gateway.webhooks import EVENTS
 from demo.stack import eventually
-from producer.gateway.store.shared import MARK
+from producer.gateway.shared_store import MARK
 from worker.engine.simulated.engine import digest
 
 #: How a batch of each kind may end.

@@ -303,7 +303,7 @@ def _input(batch: Carried, stack: ExitStack) -> Path | None:
         if batch.services.objects.owner_of("file", name) is not None:
             raise StoreFailed(
                 f"file {name} is not in {batch.services.settings.gateway_store}, where this gateway "
-                "keeps files: give all gateways one bucket, or one folder that they share"
+                "keeps files: give all of them one bucket, or a folder that they share"
             )
         return None
     return stack.enter_context(store.local(name))
