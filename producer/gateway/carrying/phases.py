@@ -299,10 +299,11 @@ def _input(batch: Carried, stack: ExitStack) -> Path | None:
         StoreFailed: its content is not here, although nobody has deleted it.
     """
     store, name = batch.services.store, batch.record.input_file_id
+    where = batch.services.settings.gateway_store
     if store.size(name) is None:
         if batch.services.objects.owner_of("file", name) is not None:
             raise StoreFailed(
-                f"file {name} is not in {batch.services.settings.gateway_store}, where this gateway "
+                f"file {name} is not in {where}, where this gateway "
                 "keeps files: give all of them one bucket, or a folder that they share"
             )
         return None
