@@ -14,6 +14,7 @@ from support import chat_line, run_all
 
 from demo.stack import eventually
 from producer.gateway.batches.record import BatchRecord, Part, decode, encode
+from producer.gateway.batches.starting import request_cancel
 from producer.gateway.carrying import carrier as carrying
 from producer.gateway.carrying.carrier import Carrier
 from producer.gateway.carrying.writing import _File, file_id_of
@@ -117,6 +118,21 @@ def test_the_results_of_the_other_parts_are_kept(
     assert "batch_1.1" in record.problems[0].message
     assert record.counts.failed >= LINES
     assert store.batch("batch_1.1") is None
+
+
+def test_a_batch_is_cancelled_in_a_full_redis(
+    services: Services, redis_client: redis.Redis
+) -> None:
+    """Also one of which nothing was queued yet."""
+    created(services)
+    redis_client.config_set("maxmemory", redis_client.info("memory")["used_memory"] // 2)
+    try:
+        assert request_cancel(services, "t", "batch_1") is not None
+        record = ended(services)
+    finally:
+        redis_client.config_set("maxmemory", 0)
+    assert record.status == "cancelled"
+    assert record.counts.failed == LINES
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])

@@ -221,7 +221,7 @@ class Phases:
             batch.check()
             if state is None and part.made:
                 continue
-            there = state or create_part(batch.services, record, part)
+            there = state or create_part(batch.services, record, part, ends=True)
             if not there.finished:
                 (store.cancel if cancelling else store.expire)(there)
         return _states(batch)

@@ -33,11 +33,13 @@ def submission_of(record: BatchRecord, part: Part) -> Submission:
     )
 
 
-def create_part(services: Services, record: BatchRecord, part: Part) -> Batch:
-    """Make a part's batch of the queue, or find it."""
+def create_part(
+    services: Services, record: BatchRecord, part: Part, *, ends: bool = False
+) -> Batch:
+    """Make a part's batch of the queue, or find it; one that `ends` is made for that alone."""
     planned = record.order != "input"
     return submission_of(record, part).create(
-        services.batches, record.input_file_id, planned=planned
+        services.batches, record.input_file_id, planned=planned, ends=ends
     )
 
 
