@@ -18,6 +18,7 @@ from contract.redis.gateway.idempotency import Answer, Tries
 from contract.redis.gateway.limits import Rates, Take
 from contract.redis.gateway.objects import Objects, Stored
 from contract.redis.gateway.partial_order import PartialOrder
+from contract.redis.gateway.webhooks import Delivery, Webhooks
 from demo.stack import RedisServer
 
 DOCUMENT = b'{"status":"in_progress"}'
@@ -86,6 +87,16 @@ def test_what_is_there_is_cancelled_ended_and_deleted_in_a_full_redis(
     assert made.has_reader("file_1")
     assert made.delete("file", "default", "file_1")
     assert made.delete("batch", "default", "batch_1")
+    webhooks, delivery = (
+        Webhooks.beside(own_store),
+        Delivery(
+            id="wh_1", endpoint_id="we_1", batch_id="batch_1", event="batch.completed", created_at=1
+        ),
+    )
+    webhooks.note(delivery)
+    delivery.tries = 1
+    webhooks.write(delivery)
+    assert webhooks.delivery("wh_1") == delivery
     assert own_store.retry(own_store.batch("b1"), ["cancelled"]) == 2  # type: ignore[arg-type]
 
 
