@@ -99,10 +99,7 @@ local found, gone, answer, at_once, examined = {}, {}, 0, math.max(most, 50), 0
 
 -- Takes one of the list into the page; returns whether the page is full, and this comes after it.
 local function take(id)
-  if string.find(id, HIDDEN) then -- Anthropic's have a list of their own; earlier versions put them here
-    if redis.call('HEXISTS', 'warmq:gateway:records:' .. owner, 'batch:' .. id) == 1 then gone[#gone + 1] = id end
-    return false
-  end
+  if string.find(id, HIDDEN) then return false end -- Anthropic's have a list of their own, too
   local batch = view(id)
   if not batch then gone[#gone + 1] = id end
   if not batch or #found < most then
@@ -128,7 +125,7 @@ end
 if writes then
   for _, id in ipairs(gone) do
     if redis.call('ZREM', list, id) == 1 then first = first - 1 end
-    if redis.call('EXISTS', OBJECT .. id) == 0 then count_record(owner, 'batch:' .. id, 0) end
+    count_record(owner, 'batch:' .. id, 0)
   end
 end
 return { answer, first, unpack(found) }

@@ -20,9 +20,6 @@ else
   redis.call('PERSIST', key)
 end
 -- Equal scores are in the order of their names: a list is sorted by creation, then by id.
--- Batches of Anthropic's API are listed as `message_batch`, and found there.
-if version == 1 and not (kind == 'batch' and string.find(id, '^msgbatch_')) then
-  redis.call('ZADD', 'warmq:gateway:' .. kind .. 's:' .. owner, ARGV[5], id)
-end
+if version == 1 then redis.call('ZADD', 'warmq:gateway:' .. kind .. 's:' .. owner, ARGV[5], id) end
 count_record(owner, kind .. ':' .. id, #ARGV[6] + RECORD_BYTES)
 return version

@@ -80,11 +80,7 @@ def objects(snap: Snapshot, kind: str) -> dict[str, str]:
         if key.startswith(begin):
             name = key[len(begin) :].decode(errors="replace")
             owner = snap.hash(key.decode(errors="replace")).get("owner", b"").decode()
-            if kind == "batch" and name.startswith("msgbatch_"):  # listed as its message batch
-                listed = snap.hash(f"{_BEGIN}message_batchs:{owner}")
-            else:
-                listed = snap.hash(f"{_BEGIN}{kind}s:{owner}")
-            if name in listed:
+            if name in snap.hash(f"{_BEGIN}{kind}s:{owner}"):
                 found[name] = owner
     return found
 
