@@ -3,15 +3,17 @@
 -- The second kind is put into the owner's list here, and only here: whoever has no gateway keeps no
 -- such lists. It takes batches up in the order of their creation, at most 250 in a call.
 -- ARGV: owner, id of the one that is wanted ('' for a page), id after which the page begins ('' for
---   the newest), most
+--   the newest), most, place in the list to go on from ('' for the page's beginning)
 -- Touches: warmq:gateway:batch:<id>, warmq:gateway:batchs:<owner>, warmq:gateway:listed_until,
 --   warmq:gateway:records, warmq:gateway:records:<owner>, warmq:batches, warmq:batch:<id>
 -- Returns: {0; 1 if there are more; -1 if the owner has no such id; 2 if batches are still to be taken
---   up: ask again}, then {id, document, version, counters of each part, as PARTS names them} or
---   {id, '', '0', {field, value, ...}} for each
+--   up: ask again; 3 if so many were looked at: ask again from this place, for what is missing of
+--   the page; the place}, then {id, document, version, counters of each part, as PARTS names them}
+--   or {id, '', '0', {field, value, ...}} for each. Where Redis takes no writes it only reads.
 local owner, wanted, after, most = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local OBJECT, LIST, UNTIL = 'warmq:gateway:batch:', 'warmq:gateway:batchs:', 'warmq:gateway:listed_until'
-local AT_ONCE, HIDDEN = 250, '^msgbatch_'
+local AT_ONCE, EXAMINE, HIDDEN = 250, 1000, '^msgbatch_'
+local writes = may_write()
 local PARTS = { 'total', 'completed', 'failed', 'cancelled', 'expired', 'prompt_tokens',
                 'completion_tokens', 'sealed', 'finished_at', 'created_at', 'expected' }
 local ENDED = { completed = true, failed = true, expired = true, cancelled = true }
@@ -54,13 +56,13 @@ end
 
 if wanted ~= '' then
   local found = view(wanted)
-  return found and { 0, found } or { -1 }
+  return found and { 0, 0, found } or { -1, 0 }
 end
 
 -- Takes batches of `producer submit` up into their owners' lists; returns whether there may be more.
 local function take_up()
-  local from, now = tonumber(redis.call('GET', UNTIL) or 0), now_ms()
-  if from > now then from = 0 end -- Redis' clock stepped back: new batches may be behind the mark
+  local noted, now = tonumber(redis.call('GET', UNTIL) or 0), now_ms()
+  local from = noted > now and 0 or noted -- Redis' clock stepped back: new batches may be behind the mark
   local ids = redis.call('ZRANGEBYSCORE', 'warmq:batches', from, '+inf', 'WITHSCORES', 'LIMIT', 0, AT_ONCE)
   for i = 1, #ids, 2 do
     local id, at = ids[i], tonumber(ids[i + 1])
@@ -68,47 +70,62 @@ local function take_up()
       local state = fields(batch_key(id), 'created_at', 'tenant')
       if state[1] then
         local list = LIST .. (state[2] or 'default')
-        redis.call('ZADD', list, math.floor(at / 1000), id)
-        -- What has expired leaves lists that nobody reads, too.
-        for _, old in ipairs(redis.call('ZRANGE', list, 0, 1)) do
-          if redis.call('EXISTS', OBJECT .. old, batch_key(old)) == 0 then redis.call('ZREM', list, old) end
+        if not redis.call('ZSCORE', list, id) then
+          redis.call('ZADD', list, math.floor(at / 1000), id)
+          -- What has expired leaves lists that nobody reads, too.
+          for _, old in ipairs(redis.call('ZRANGE', list, 0, 1)) do
+            if redis.call('EXISTS', OBJECT .. old, batch_key(old)) == 0 then redis.call('ZREM', list, old) end
+          end
         end
       end
     end
     from = at
   end
-  if #ids > 0 then redis.call('SET', UNTIL, string.format('%.0f', from)) end
+  if from ~= noted then redis.call('SET', UNTIL, string.format('%.0f', from)) end
   return #ids == 2 * AT_ONCE
 end
 
-if take_up() then return { 2 } end
-local list, first = LIST .. owner, 0
-if after ~= '' then
-  local at = not string.find(after, HIDDEN) and redis.call('ZREVRANK', list, after)
-  if not at then return { -1 } end
-  first = at + 1
+if writes and take_up() then return { 2, 0 } end
+local list, first = LIST .. owner, tonumber(ARGV[5])
+if not first then
+  first = 0
+  if after ~= '' then
+    local at = not string.find(after, HIDDEN) and redis.call('ZREVRANK', list, after)
+    if not at then return { -1, 0 } end
+    first = at + 1
+  end
 end
-local page, gone = { 0 }, {}
-while true do
-  local ids = redis.call('ZREVRANGE', list, first, first + most)
+local found, gone, answer, at_once, examined = {}, {}, 0, math.max(most, 50), 0
+
+-- Takes one of the list into the page; returns whether the page is full, and this comes after it.
+local function take(id)
+  if string.find(id, HIDDEN) then return false end -- Anthropic's have a list of their own, too
+  local batch = view(id)
+  if not batch then gone[#gone + 1] = id end
+  if not batch or #found < most then
+    found[#found + 1] = batch
+    return false
+  end
+  return true
+end
+
+while answer == 0 do
+  local ids = redis.call('ZREVRANGE', list, first, first + at_once)
   for _, id in ipairs(ids) do
-    if not string.find(id, HIDDEN) then -- Anthropic's have a list of their own
-      if #page > most then
-        if view(id) then
-          page[1] = 1
-          break
-        end
-      else
-        local found = view(id)
-        if found then page[#page + 1] = found else gone[#gone + 1] = id end
-      end
+    first = first + 1
+    if take(id) then
+      answer = 1
+      break
     end
   end
-  if page[1] == 1 or #ids <= most then break end
-  first = first + #ids
+  examined = examined + #ids
+  if #ids <= at_once then break end
+  if answer == 0 and examined >= EXAMINE then answer = 3 end
 end
-for _, id in ipairs(gone) do
-  redis.call('ZREM', list, id)
-  count_record(owner, 'batch:' .. id, 0)
+if writes then
+  for _, id in ipairs(gone) do
+    if redis.call('ZREM', list, id) == 1 then first = first - 1 end
+    count_record(owner, 'batch:' .. id, 0)
+  end
 end
-return page
+return { answer, first, unpack(found) }

@@ -18,9 +18,16 @@ local function now_ms()
 end
 
 -- Under maxmemory Redis refuses a script whose FIRST write may grow memory, and lets every later
--- one pass: scripts that must run then (all but CREATE and RETRY) begin with one that only frees.
+-- one pass: scripts that must run then (all but CREATE of what is new) begin with one that only frees.
 local function unblock()
   redis.call('ZREM', LEASES, '')
+end
+
+-- The same for scripts that read, and tidy up on the way: whether Redis takes writes at all. As a
+-- replica, or without room on its disk, it takes none, and they answer all the same.
+local function may_write()
+  local said = redis.pcall('ZREM', LEASES, '')
+  return type(said) ~= 'table' or not said.err
 end
 
 -- Calls a command with any number of values: unpack() overflows Lua's stack at 8000.

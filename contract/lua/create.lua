@@ -3,6 +3,10 @@
 --   value pairs
 -- Touches: warmq:batch:<id>, warmq:{batches,lease_seq}
 -- Returns: {created 0|1}; {-1} if a delete left results behind: finish it first
+-- One that is sealed from the beginning is made to be ended: that works where Redis is full, too.
+for i = 5, #ARGV, 2 do
+  if ARGV[i] == 'sealed' then unblock() end
+end
 local key = batch_key(ARGV[1])
 if redis.call('HEXISTS', key, 'deleting') == 1 then return { -1 } end
 if redis.call('EXISTS', key) == 1 then return { 0 } end

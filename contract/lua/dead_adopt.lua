@@ -2,6 +2,7 @@
 -- ARGV: dead letter ids
 -- Touches: warmq:dead, warmq:dead:<n>
 -- Returns: {the record of each, nil for one that is gone}
+unblock()
 local records = {}
 for i = 1, #ARGV do
   local record = redis.call('HGET', 'warmq:dead', ARGV[i])

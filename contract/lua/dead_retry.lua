@@ -6,6 +6,7 @@
 --   celery-task-meta-<id>, warmq:batch:<id>
 -- Returns: how many were queued again (unreadable ones stay, and those of a batch that RETIRE has
 --   met: HOLD must come first).
+unblock()
 local count, moved, now = 0, 0, now_ms()
 
 -- Whether a stored failure is this letter's request's: any client may use any id.
@@ -39,10 +40,10 @@ for i = 1, #ARGV do
   local home, id, batch, life = string.match(record or '', '^%d+%z%d+%z(%Z*)%z(%Z*)%z(%Z*)%z(%Z*)%z')
   if id and id ~= '' then
     local failed = result_status(id) == FAILURE and is_own(id, batch)
-    if is_settled(id, batch, life, failed) then
+    local message = redis.call('LINDEX', 'warmq:dead:' .. ARGV[i], 0)
+    if is_settled(id, batch, life, failed) or not message then -- without its message nothing can run
       forget_letter(ARGV[i])
     elseif batch == '' or redis.call('HEXISTS', batch_key(batch), 'retiring') == 0 then
-      local message = redis.call('LINDEX', 'warmq:dead:' .. ARGV[i], 0)
       moved = moved + #message
       redis.call('LPUSH', home, without_expires(without_past_deadline(message, now)))
       note_pushed(home, 1)

@@ -15,7 +15,7 @@ for i = 3, #ARGV do
 end
 redis.call('LPOP', key .. ':index')
 if redis.call('EXISTS', key .. ':index') == 1 then return 1 end
-redis.call('UNLINK', key, key .. ':failed', key .. ':finished', followers_key(ARGV[1]))
+redis.call('UNLINK', key, key .. ':failed', key .. ':finished', key .. ':held', followers_key(ARGV[1]))
 redis.call('ZREM', RETIRING, ARGV[1])
 redis.call('ZREM', 'warmq:batches', ARGV[1])
 return 0

@@ -1,12 +1,42 @@
--- DUE_CLAIM: take work whose time has come; it is leased, and comes back if nobody renews it.
--- ARGV: kind of work, lease in ms, most
--- Touches: warmq:gateway:due:<kind>, warmq:gateway:due:<kind>:held, warmq:lease_seq
+-- DUE_CLAIM: take work whose time has come; it is leased, and comes back if nobody renews it. If Redis'
+-- clock has stepped back since the last call, what was waited for has as long to wait as it had then.
+-- ARGV: kind of work, lease in ms, most, longest wait of this kind in ms ('' for no limit): what is due
+--   later is due now
+-- Touches: warmq:gateway:due:<kind>, warmq:gateway:due:<kind>:held, warmq:{lease_seq,sweep}
 -- Returns: {now in ms, id, token, id, token, ...}
-local due, now = 'warmq:gateway:due:' .. ARGV[1], now_ms()
+unblock()
+local kind, lease_ms, most, longest = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
+local due, now = 'warmq:gateway:due:' .. kind, now_ms()
+local AT_ONCE, NOTED_MS, STEP_MS = 1000, 1000, 500
+
+-- The clock at the last call, by how much times are still to be moved, and from which one on.
+local noted = redis.call('HGET', 'warmq:sweep', 'due:' .. kind) or ''
+local last, by, from = string.match(noted, '^(%d+) (%d+) (%d+)$')
+last, by, from = tonumber(last or now), tonumber(by or 0), tonumber(from or 0)
+if last - now > STEP_MS then by, from = last - now, now + 1 end
+local moving = by > 0
+if moving then
+  -- Upwards: what was moved lies below what is still to be moved.
+  local found = redis.call('ZRANGEBYSCORE', due, from, '+inf', 'WITHSCORES', 'LIMIT', 0, AT_ONCE)
+  for i = 1, #found, 2 do
+    redis.call('ZADD', due, found[i + 1] - by, found[i])
+    from = tonumber(found[i + 1])
+  end
+  if #found < 2 * AT_ONCE then by, from = 0, 0 end
+end
+if noted == '' or now - last >= NOTED_MS or moving then
+  redis.call('HSET', 'warmq:sweep', 'due:' .. kind, string.format('%.0f %.0f %.0f', now, by, from))
+end
+
+local ids = redis.call('ZRANGEBYSCORE', due, '-inf', now, 'LIMIT', 0, most)
+if longest and #ids < most then
+  local beyond = redis.call('ZRANGEBYSCORE', due, '(' .. now + longest, '+inf', 'LIMIT', 0, most - #ids)
+  for _, id in ipairs(beyond) do ids[#ids + 1] = id end
+end
 local out = { now }
-for _, id in ipairs(redis.call('ZRANGEBYSCORE', due, '-inf', now, 'LIMIT', 0, tonumber(ARGV[3]))) do
+for _, id in ipairs(ids) do
   local token = string.format('%d', redis.call('INCR', 'warmq:lease_seq'))
-  redis.call('ZADD', due, now + tonumber(ARGV[2]), id)
+  redis.call('ZADD', due, now + lease_ms, id)
   redis.call('HSET', due .. ':held', id, token)
   out[#out + 1], out[#out + 2] = id, token
 end

@@ -2,6 +2,7 @@
 -- ARGV: kind of work, id, token, ms from now
 -- Touches: warmq:gateway:due:<kind>, warmq:gateway:due:<kind>:held
 -- Returns: 1; 0 if another one holds it now
+unblock()
 local due, id = 'warmq:gateway:due:' .. ARGV[1], ARGV[2]
 if redis.call('HGET', due .. ':held', id) ~= ARGV[3] then return 0 end
 local wait = tonumber(ARGV[4])

@@ -3,6 +3,7 @@
 --   now ('' : it is done)
 -- Touches: warmq:gateway:due:<kind>, warmq:gateway:due:<kind>:held
 -- Returns: 1; 0 if another one holds it now
+unblock()
 local due, id, token = 'warmq:gateway:due:' .. ARGV[1], ARGV[2], ARGV[3]
 if token ~= '' then
   if redis.call('HGET', due .. ':held', id) ~= token then return 0 end

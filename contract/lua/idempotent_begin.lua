@@ -5,11 +5,17 @@
 -- Returns: {'new'}: this try has it; {'running', ms until its lease ends}; {'other'}: the content is
 --   another one; {'done', status, headers, body} as stored, {'done'} if the answer was not stored, or
 --   its content is not known yet
+unblock()
 local key, fingerprint, token, now = 'warmq:gateway:idempotent:' .. ARGV[1], ARGV[2], ARGV[3], now_ms()
 local was = redis.call('HMGET', key, 'fingerprint', 'token', 'until', 'status', 'headers', 'body')
 if was[1] and was[1] ~= '' and fingerprint ~= '' and was[1] ~= fingerprint then return { 'other' } end
 if was[2] and was[2] ~= '' and was[2] ~= token and tonumber(was[3]) > now then
-  return { 'running', tonumber(was[3]) - now }
+  local left, lease = tonumber(was[3]) - now, tonumber(ARGV[4])
+  if left > lease then -- Redis' clock has stepped back since: it has one lease from now on
+    left = lease
+    redis.call('HSET', key, 'until', now + left)
+  end
+  return { 'running', left }
 end
 if was[2] == '' then
   if was[4] and fingerprint ~= '' then return { 'done', was[4], was[5], was[6] } end

@@ -1,38 +1,49 @@
--- OBJECT_PAGE: read a page of an owner's objects, sorted by creation and id.
--- ARGV: kind, owner, id after which the page begins ('' for the first), most, 1 for the oldest first
+-- OBJECT_PAGE: read a page of an owner's objects, sorted by creation and id. Where Redis takes no
+-- writes it only reads.
+-- ARGV: kind, owner, id after which the page begins ('' for the first), most, 1 for the oldest first,
+--   place in the list to go on from ('' for the page's beginning)
 -- Touches: warmq:gateway:<kind>:<id>, warmq:gateway:<kind>s:<owner>, warmq:gateway:records,
 --   warmq:gateway:records:<owner>
--- Returns: {1 if there are more, 0}, id, version, document, id, ...; {-1} if the owner has no such id
+-- Returns: {1 if there are more; 0; -1 if the owner has no such id; 3 if so many were looked at: ask again
+--   from this place, for what is missing of the page; the place}, id, version, document, id, ...
+local EXAMINE, writes = 1000, may_write()
 local kind, owner, after, most = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local list, prefix = 'warmq:gateway:' .. kind .. 's:' .. owner, 'warmq:gateway:' .. kind .. ':'
 local range, rank = 'ZREVRANGE', 'ZREVRANK'
 if ARGV[5] == '1' then range, rank = 'ZRANGE', 'ZRANK' end
-local from = 0
-if after ~= '' then
-  local at = redis.call(rank, list, after)
-  if not at then return { -1 } end
-  from = at + 1
+local first = tonumber(ARGV[6])
+if not first then
+  first = 0
+  if after ~= '' then
+    local at = redis.call(rank, list, after)
+    if not at then return { -1, 0 } end
+    first = at + 1
+  end
 end
-local page, gone = { 0 }, {}
-while true do
-  local ids = redis.call(range, list, from, from + most)
+local page, gone, examined, at_once = { 0, 0 }, {}, 0, math.max(most, 50)
+while page[1] == 0 do
+  local ids = redis.call(range, list, first, first + at_once)
   for _, id in ipairs(ids) do
+    first = first + 1
     local found = redis.call('HMGET', prefix .. id, 'version', 'document')
+    local n = #page
     if not found[1] then
       gone[#gone + 1] = id
-    elseif #page > most * 3 then
+    elseif n >= most * 3 + 2 then
       page[1] = 1
       break
     else
-      local n = #page
       page[n + 1], page[n + 2], page[n + 3] = id, found[1], found[2]
     end
   end
-  if page[1] == 1 or #ids <= most then break end
-  from = from + #ids
+  examined = examined + #ids
+  if #ids <= at_once then break end
+  if page[1] == 0 and examined >= EXAMINE then page[1] = 3 end
 end
-for _, id in ipairs(gone) do -- they have expired
+for _, id in ipairs(writes and gone or {}) do -- they have expired
   redis.call('ZREM', list, id)
+  first = first - 1
   count_record(owner, kind .. ':' .. id, 0)
 end
+page[2] = first
 return page

@@ -1,9 +1,11 @@
 -- PARTIAL_ORDER: bring the endings of a batch's parts into one order that stays as it is: what has ended
--- since the last call comes after what that call has seen.
+-- since the last call comes after what that call has seen. Where Redis takes no writes it is read as it is.
 -- ARGV: batch, position from which on segments are wanted, ttl_ms, its parts...
 -- Touches: warmq:gateway:partial:<batch>, warmq:batch:<id>:finished
--- Returns: {end of the order, then for each segment: its first position, part (index from 0), the
---   first of its endings in that part, how many}
+-- Returns: {end of the order, then for each segment, at most 500 of them: its first position, part
+--   (index from 0), the first of its endings in that part, how many}
+local MOST = 500
+local writes = may_write()
 local key, wanted = 'warmq:gateway:partial:' .. ARGV[1], tonumber(ARGV[2])
 local state = redis.call('HMGET', key, 'segments', 'end')
 local segments, last = tonumber(state[1] or 0), tonumber(state[2] or 0)
@@ -13,7 +15,7 @@ local function segment(n)
   return tonumber(first), tonumber(part), tonumber(from), tonumber(count)
 end
 
-for part = 0, #ARGV - 4 do
+for part = 0, writes and #ARGV - 4 or -1 do
   local seen = tonumber(redis.call('HGET', key, 'seen:' .. part) or 0)
   local count = redis.call('LLEN', batch_key(ARGV[part + 4]) .. ':finished') - seen
   if count > 0 then
@@ -30,11 +32,17 @@ for part = 0, #ARGV - 4 do
 end
 local out = { last }
 if segments == 0 then return out end
-redis.call('HSET', key, 'segments', segments, 'end', last)
-redis.call('PEXPIRE', key, ARGV[3])
-local begin = segments
-while begin > 1 and segment(begin) > wanted do begin = begin - 1 end
-for n = begin, segments do
+if writes then
+  redis.call('HSET', key, 'segments', segments, 'end', last)
+  redis.call('PEXPIRE', key, ARGV[3])
+end
+-- The last segment that begins at or before the wanted position, or the first of all.
+local begin, behind = 1, segments + 1
+while behind - begin > 1 do
+  local middle = math.floor((begin + behind) / 2)
+  if segment(middle) <= wanted then begin = middle else behind = middle end
+end
+for n = begin, math.min(segments, begin + MOST - 1) do
   local first, part, from, count = segment(n)
   for _, number in ipairs({ first, part, from, count }) do out[#out + 1] = number end
 end

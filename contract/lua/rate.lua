@@ -5,6 +5,7 @@
 -- Touches: warmq:gateway:rate:<key id>
 -- Returns: for each: {1, or 0 if refused, requests left, ms until all are there again, tokens left, ms
 --   until all are there again, ms until what was asked for would be there (-1: never)}
+unblock()
 local now = now_ms()
 local out = {}
 

@@ -4,6 +4,7 @@
 -- Touches: warmq:batch:<id>*, warmq:retiring, celery-task-meta-<id>
 -- Returns: 1; 0 if the batch is not finished (any more), another one, or RETRY holds it; -1 if it
 --   is to be deleted.
+unblock()
 local batch, life, ttl_ms = ARGV[1], ARGV[2], ARGV[3]
 local key = batch_key(batch)
 local state = redis.call('HMGET', key, 'finished_at', 'deleting', 'life', 'created_at')
@@ -18,6 +19,7 @@ local held_ms = tonumber(redis.call('ZSCORE', RETIRING, batch) or 0) - now_ms()
 if held_ms > 0 and held_ms <= 60000 then return 0 end
 -- RETRY must not open the batch again before HOLD has taken back what follows.
 redis.call('HSET', key, 'retiring', ttl_ms)
+redis.call('DEL', key .. ':held')
 local any_kept = redis.call('EXISTS', key .. ':failed') == 1
 for i = 5, #ARGV do
   redis.call('PEXPIRE', RESULT .. ARGV[i], ttl_ms)

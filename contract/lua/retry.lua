@@ -4,8 +4,10 @@
 -- ARGV: batch, life, then pairs (request id, outcome that is undone)
 -- Touches: warmq:batch:<id>*, celery-task-meta-<id>, the lists of waiting messages,
 --   warmq:{returns,deaths,retiring,revoked}, warmq:turns:*
--- Returns: how many lines will have an answer of a new run; -1 if the batch is gone, -2 if HOLD must
+-- Returns: how many lines will have an answer of a new run (a request whose kept message is gone stays
+--   as it ended); -1 if the batch is gone, -2 if HOLD must
 --   come first (again).
+unblock()
 local batch, life = ARGV[1], ARGV[2]
 local key = batch_key(batch)
 if not batch_alive(batch, life) then return -1 end
@@ -14,16 +16,21 @@ local count, moved, now = 0, 0, now_ms()
 for i = 3, #ARGV, 2 do
   local id, outcome = ARGV[i], ARGV[i + 1]
   local noted, home = noted_ending(batch, id, true)
+  local gone = false
   -- Another retry may have been faster: what it undid is not undone twice.
   if noted == outcome then
     if home ~= '' then
       -- To the end of its list, as what is submitted now.
       local message = redis.call('LMOVE', kept_key(batch, id), home, 'LEFT', 'LEFT')
+      gone = not message
       local lifted = message and without_past_deadline(message, now)
       if lifted ~= message then redis.call('LSET', home, 0, lifted) end
       if message then note_pushed(home, 1) end
       moved = moved + #(message or '')
     end
+  end
+  -- Without its message it would be nowhere, and the batch would never end: it stays as it ended.
+  if noted == outcome and not gone then
     redis.call('HDEL', key .. ':failed', id)
     redis.call('DEL', RESULT .. id)
     local lines = 1 + followers_of(batch, id)

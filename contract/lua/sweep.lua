@@ -63,8 +63,10 @@ local function leases_of(worker)
   local all, alive = {}, false
   for i, held in ipairs(HELD) do
     local hash = held[1](worker)
-    for _, id in ipairs(redis.call('HKEYS', hash)) do
-      local expiry = tonumber(redis.call('ZSCORE', held[2], id) or 0)
+    local ids = redis.call('HKEYS', hash)
+    local ends = ask_many('ZMSCORE', held[2], ids)
+    for n, id in ipairs(ids) do
+      local expiry = tonumber(ends[n] or 0)
       if expiry >= 0 then
         all[#all + 1] = { id = id, seq = lease_number(id), expired = expiry <= now, hash = hash,
                           older = i == 2 }
@@ -76,7 +78,9 @@ local function leases_of(worker)
   return all, alive
 end
 
-local function sweep_worker(worker)
+-- Hands back so many of a worker's leases, the newest first, and the rest at the next calls; those
+-- that count a death all in one.
+local function sweep_worker(worker, most)
   local back, left, died = {}, {}, false
   local all, alive = leases_of(worker)
   for i, found in ipairs(all) do
@@ -86,6 +90,7 @@ local function sweep_worker(worker)
     l.slots = tonumber(string.match(record, '^%d+')) -- one of protocol 1 that has time left
     l.lease, l.record, l.died = found.id, record, not alive and #all - i < l.slots
     l.hash, l.older = found.hash, found.older
+    if found.expired and #back >= most and not died then break end
     if found.expired then
       back[#back + 1] = l
       died = died or l.died
@@ -113,7 +118,7 @@ for _, held in ipairs(HELD) do
   end
 end
 for worker in pairs(workers) do
-  if count < limit then count = count + sweep_worker(worker) end
+  if count < limit then count = count + sweep_worker(worker, limit - count) end
 end
 apply_to_batches(now)
 apply_turns()

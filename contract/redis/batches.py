@@ -230,6 +230,11 @@ class BatchStore(BatchLines, DeadLetters):
             count += max(0, int(done))
         return count
 
+    def retryable(self, batch: Batch, outcomes: Sequence[str]) -> int:
+        """Return how many requests are noted for `retry`: after one, those that it left as they
+        were, because their messages are gone, and those that have ended anew."""
+        return sum(1 for _, (outcome, _) in self._ended(batch) if outcome in outcomes)
+
     def _ended(self, batch: Batch) -> Iterator[tuple[str, tuple[str, int]]]:
         """Yield id, outcome and bytes of the message of each request that RETRY may run again."""
         key = keys.batch_key(batch.id, "failed")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -13,6 +15,7 @@ from redis.asyncio.connection import AbstractConnection
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import ExponentialBackoff, NoBackoff
 from redis.connection import HiredisRespSerializer
+from redis.exceptions import ConnectionError
 from redis.maint_notifications import MaintNotificationsConfig
 from redis.retry import Retry
 
@@ -86,6 +89,17 @@ def connect(url: str, name: str, retries: int = 12, timeout_s: float | None = No
     return redis.Redis.from_url(url, **options)
 
 
+@contextmanager
+def _closed_is_lost() -> Iterator[None]:
+    """Have uvloop's error for a socket that was reset be redis-py's for a lost connection."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not str(error).startswith("unable to perform operation on"):
+            raise
+        raise ConnectionError(f"connection lost: {error}") from error
+
+
 class Cancellable(AbstractConnection):
     """Never swallows the cancellation of a task that sends a command.
 
@@ -97,10 +111,16 @@ class Cancellable(AbstractConnection):
         """Send a command."""
         task = asyncio.current_task()
         before = task.cancelling() if task else 0
-        await super().send_packed_command(*args, **kwargs)
+        with _closed_is_lost():
+            await super().send_packed_command(*args, **kwargs)
         if task and task.cancelling() > before:
             await self.disconnect(nowait=True)  # nobody will read the reply
             raise asyncio.CancelledError
+
+    async def read_response(self, *args: Any, **kwargs: Any) -> Any:
+        """Read the reply to a command, or a push."""
+        with _closed_is_lost():
+            return await super().read_response(*args, **kwargs)
 
 
 class PackedConnection(Cancellable, redis.asyncio.Connection):

@@ -143,10 +143,13 @@ class Submission:
         """The digest (hex) that the batch's first chunk follows."""
         return self.part.digest if self.part else self.seed
 
-    def create(self, store: BatchStore, input_name: str, *, planned: bool = False) -> Batch:
+    def create(
+        self, store: BatchStore, input_name: str, *, planned: bool = False, ends: bool = False
+    ) -> Batch:
         """Make the batch, or find the one that an earlier submit has made.
 
-        A `planned` one gets its messages when all its lines were read (planned.py).
+        A `planned` one gets its messages when all its lines were read (planned.py). One that
+        `ends` is made so that nobody fills it any more: it is sealed.
 
         Raises:
             BatchConflict: if the batch has other options.
@@ -165,6 +168,8 @@ class Submission:
             fields["identical"] = 0  # there at all, it tells the scripts to look for followers
         if planned:
             fields["planned"] = 0
+        if ends:
+            fields["sealed"] = 1
         _, batch = store.create(self.batch_id, self.start, fields, deadline=self.deadline)
         if "life" not in batch.fields:
             raise ProtocolMismatch(

@@ -21,6 +21,7 @@ from producer.gateway.carrying.process import CarrierProcess
 from producer.gateway.connections import most_connections, protocol_for, quiet_about_clients
 from producer.gateway.services import Services
 from producer.gateway.settings import GatewaySettings
+from producer.gateway.shared_store import check_shared
 
 #: Clients keep idle connections for as long as 5 s, uvicorn's default: both would close at once,
 #: and a request that is on its way is lost ("Server disconnected").
@@ -76,6 +77,7 @@ def serve(settings: GatewaySettings) -> None:
 
     Raises:
         StoreUnavailable: Redis does not answer at the start.
+        StoreFailed: files cannot be kept, or are kept elsewhere than those of other gateways.
         KeyMissing: it would be open to the network.
         AddressTaken: somebody listens there.
     """
@@ -94,6 +96,7 @@ def _serve(settings: GatewaySettings) -> None:
         if as_json:
             set_up("json", "")
         check_address(settings.gateway_host, services.keys)
+        check_shared(services)
         audit.to_stdout()
         quiet_about_clients()
         if settings.gateway_carries:

@@ -148,3 +148,26 @@ def test_celery_sees_one_worker_with_all_that_is_in_flight(tmp_path: Path) -> No
         assert worker.process is not None
         assert worker.process.wait(30) == 0
         assert gone(other)
+
+
+def test_a_front_end_that_is_suspended_is_killed_and_followed_by_another(tmp_path: Path) -> None:
+    with stage(tmp_path) as on:
+        worker, victim = started(on)
+        on.submit(600)
+        eventually(lambda: on.computed().began_on(victim.pid), 20, "it computes requests")
+        victim.suspend()
+        eventually(lambda: [p for p in front_ends(worker) if p.pid != victim.pid], 60, "another")
+        assert gone(victim)
+        on.finish()
+        assert 0 < on.computed().again <= HELD
+        assert "front end 2 is killed: it is suspended" in worker.log_path.read_text()
+        assert worker.stop() == 0
+        on.settled()
+
+
+def test_a_worker_that_stops_does_not_wait_for_a_suspended_front_end(tmp_path: Path) -> None:
+    with stage(tmp_path) as on:
+        worker, victim = started(on)
+        victim.suspend()
+        assert worker.stop() == 0
+        assert gone(victim)

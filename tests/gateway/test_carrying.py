@@ -143,7 +143,6 @@ def test_an_input_file_may_go_before_its_lines_are_queued(alone: Stack) -> None:
     batch = ended(alone.client, batch.id)
     assert (batch.status, batch.request_counts.completed) == ("completed", 30)
     with alone.redis.client() as client:  # as some minutes later
-        client.delete(f"warmq:gateway:read:{batch.input_file_id}")
         client.zadd("warmq:gateway:due:file", {batch.input_file_id: 0})
     content = alone.folder / "files" / batch.input_file_id
     eventually(lambda: not content.exists(), 20, "its content is swept")

@@ -18,9 +18,13 @@ from gateway_process import GatewayProcess
 
 from contract.redis.batches import BatchStore
 from demo.stack import eventually
+from producer.gateway.batches.record import BatchRecord, decode, encode
+from producer.gateway.batches.starting import start_batch
+from producer.gateway.carrying.after import let_go
 from producer.gateway.files.objects import FileRecord, Files
 from producer.gateway.services import Services
 from producer.gateway.settings import GatewaySettings
+from producer.gateway.shared_store import MARK
 from producer.gateway.store import open_store
 
 LINE = b'{"custom_id":"a","method":"POST","url":"/v1/completions","body":{"prompt":"x"}}\n'
@@ -40,7 +44,8 @@ def client(gateway: GatewayProcess) -> Iterator[openai.OpenAI]:
 
 
 def stored(tmp_path: Path) -> list[str]:
-    return sorted(path.name for path in (tmp_path / "files").iterdir())
+    names = sorted(path.name for path in (tmp_path / "files").iterdir())
+    return [name for name in names if not name.startswith(MARK)]
 
 
 def test_a_file_goes_in_and_comes_out_as_it_was(client: openai.OpenAI, tmp_path: Path) -> None:
@@ -383,3 +388,45 @@ def test_a_purpose_is_found_among_many_files_of_another(
     assert [[file.id for file in page.data] for page in pages] == [
         ["file-1202"], ["file-0600"], ["file-0000"]
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("ends", ["completed", "deleted"])
+def test_a_content_that_a_batch_reads_stays_until_the_batch_has_ended(
+    redis_url: str, redis_client: redis.Redis, tmp_path: Path, ends: str
+) -> None:
+    """No gateway ran for as long as one likes, and the first thing that it does is to sweep."""
+    settings = GatewaySettings(redis_url=redis_url, gateway_store=str(tmp_path / "files"))
+    services = Services.open(settings)
+    files, now = Files(services), int(time.time())
+    with services.store.write("file-a") as writer:
+        writer.write(LINE)
+        writer.commit()
+    files.create(
+        FileRecord(id="file-a", tenant="default", bytes=len(LINE), created_at=now, filename="a",
+                   purpose="batch")
+    )  # fmt: skip
+    record = BatchRecord(
+        id="batch_1", tenant="default", endpoint="/v1/completions", input_file_id="file-a",
+        completion_window="24h", created_at=now, expires_at=now + 86400,
+    )  # fmt: skip
+    start_batch(services, record)
+    assert files.delete("default", "file-a")
+    for key in redis_client.keys("warmq:gateway:*"):  # hours later
+        if redis_client.pttl(key) > 0:
+            redis_client.delete(key)
+    redis_client.zadd("warmq:gateway:due:file", {"file-a": 0})
+    assert files.sweep() == 0
+    assert stored(tmp_path) == ["file-a"]
+    if ends == "deleted":
+        services.objects.delete("batch", "default", "batch_1")
+    else:
+        read = services.objects.get("batch", "default", "batch_1")
+        assert read is not None
+        anew = msgspec.structs.replace(decode(read.document), status="completed")
+        services.objects.replace("batch", "default", read, encode(anew), now)
+        let_go(services, anew)
+    redis_client.zadd("warmq:gateway:due:file", {"file-a": 0})
+    assert files.sweep() == 1
+    assert stored(tmp_path) == []
+    assert redis_client.keys("warmq:gateway:readers*") == []
+    services.close()

@@ -23,6 +23,7 @@ from demo.stack import eventually
 from producer.gateway.caller import Caller
 from producer.gateway.services import Services
 from producer.gateway.settings import GatewaySettings
+from producer.gateway.shared_store import MARK
 from producer.gateway.sweeping import sweep_files
 from producer.gateway.uploads import completing, uploads
 from producer.gateway.uploads.protocol import UploadComplete, UploadCreate
@@ -53,7 +54,8 @@ def services(redis_url: str, tmp_path: Path) -> Iterator[Services]:
 
 
 def stored(tmp_path: Path) -> list[str]:
-    return sorted(path.name for path in (tmp_path / "files").iterdir())
+    names = sorted(path.name for path in (tmp_path / "files").iterdir())
+    return [name for name in names if not name.startswith(MARK)]
 
 
 def begin(client: openai.OpenAI, size: int, **more: Any) -> Any:

@@ -21,6 +21,7 @@ from lessee import (
     submit_batch,
     writer,
 )
+from script_keys import kept_key
 
 from contract.errors import StoreUnavailable
 from contract.index import IndexChunk
@@ -165,6 +166,36 @@ def test_a_retirement_under_way_leaves_a_retried_batch_alone(
     assert asyncio.run(retire(redis_url)) == 1
 
 
+def test_a_request_whose_kept_message_is_gone_stays_as_it_ended(
+    redis_client: redis.Redis, store: BatchStore, worker: Lessee
+) -> None:
+    submitted = submit_batch(store, 3)
+    worker.done(*worker.pop(), outcome="failed", keep=True)
+    redis_client.delete(kept_key("b1", submitted.ids[1]))
+    assert store.retry(submitted.batch, ["failed"]) == 2
+    assert store.retryable(submitted.batch, ["failed"]) == 1
+    assert stored(redis_client, submitted.ids[1])
+    assert counts(now(store)) == {"failed": 1}
+    worker.done(*worker.pop())
+    assert (now(store).status, counts(now(store))) == ("completed", {"completed": 2, "failed": 1})
+
+
+def test_a_dead_letter_whose_message_is_gone_is_forgotten(
+    redis_client: redis.Redis, store: BatchStore
+) -> None:
+    redis_client.lpush(QUEUE, b"garbage")
+    Lessee(redis_client, "w9").pop()
+    (letter,) = store.dead_letters()
+    record = redis_client.hget("warmq:dead", letter["id"])
+    assert record is not None
+    parts = record.split(b"\0")
+    parts[3] = b"r1"
+    redis_client.hset("warmq:dead", letter["id"], b"\0".join(parts))
+    redis_client.delete(f"warmq:dead:{letter['id']}")
+    assert store.retry_dead() == 0
+    assert list(store.dead_letters()) == []
+
+
 # -- Redis without memory --------------------------------------------------------------------
 
 
@@ -225,7 +256,7 @@ def test_a_full_redis_takes_a_chunk_whose_room_was_looked_for_before(
     assert len(worker.pop()) == 2
 
 
-def test_a_full_redis_refuses_a_new_batch_and_a_retry_with_a_remedy(
+def test_a_full_redis_refuses_a_new_batch_with_a_remedy_and_takes_a_retry(
     redis_client: redis.Redis, store: BatchStore, worker: Lessee, fill
 ) -> None:
     submitted = submit_batch(store, 1)
@@ -233,10 +264,9 @@ def test_a_full_redis_refuses_a_new_batch_and_a_retry_with_a_remedy(
     fill()
     with pytest.raises(StoreUnavailable, match="delete finished batches, or raise maxmemory"):
         store.create("b2", SEED, {"queue": QUEUE})
-    with pytest.raises(StoreUnavailable, match="Redis is full"):
-        store.retry(submitted.batch, ["failed"])
-    assert counts(now(store)) == {"failed": 1}
-    assert stored(redis_client, submitted.ids[0])
+    assert store.retry(submitted.batch, ["failed"]) == 1
+    assert not redis_client.exists(f"celery-task-meta-{submitted.ids[0]}")
+    assert len(worker.pop()) == 1
 
 
 def test_a_plain_celery_message_needs_no_batch(redis_client: redis.Redis, worker: Lessee) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import orjson
 import pytest
@@ -18,6 +19,7 @@ from lessee import (
     stored,
     submit_batch,
 )
+from support import batch_file, run_producer
 
 from contract import naming
 from contract.redis import keys
@@ -93,6 +95,40 @@ def test_a_retry_killed_before_its_second_step_gets_its_expiry_anew(
     redis_client.zadd(keys.RETIRING, {"b1": 1})
     retire(redis_url)
     assert without_end(redis_client) == set()
+
+
+@pytest.mark.parametrize("held_first", [0, 1, 2])
+def test_a_retire_between_two_steps_of_a_hold_makes_retry_wait_for_a_whole_one(
+    worker: Lessee, redis_client: redis.Redis, redis_url: str, store: BatchStore, tmp_path: Path,
+    held_first: int,
+) -> None:  # fmt: skip
+    """A producer that was paused for more than a minute: no result expires in an open batch."""
+    file = batch_file(tmp_path / "in.jsonl", 1200)
+    assert run_producer("submit", file, "--batch-id", "b1", redis_url=redis_url).returncode == 0
+    batch = store.batch("b1")
+    assert batch is not None
+    while leases := worker.pop(500):
+        worker.done(*leases, outcome="failed", keep=True)
+    life = batch.life
+    chunks = [chunk.request_ids("b1") for chunk in store.index("b1")]
+    assert len(chunks) == 3
+    redis_client.hset(keys.batch_key("b1"), "retiring", 60_000)  # a RETIRE has begun
+    worker.run("hold", "b1", life)
+    assert worker.run("retry", "b1", life, chunks[0][0], "failed") == -2
+    for ids in chunks[:held_first]:
+        worker.run("hold", "b1", life, *ids)
+    redis_client.zadd(keys.RETIRING, {"b1": 1})  # a minute later
+    retire(redis_url)
+    for ids in chunks[held_first:]:
+        worker.run("hold", "b1", life, *ids)
+    if held_first:
+        assert worker.run("retry", "b1", life, chunks[0][0], "failed") == -2
+    assert store.retry(batch, ["failed"]) == 1200
+    assert not [
+        name for ids in chunks for name in ids if redis_client.pttl(keys.result_key(name)) > 0
+    ]
+    assert not redis_client.exists(keys.batch_key("b1", "held"))
+    assert redis_client.ttl(keys.batch_key("b1")) == -1
 
 
 def test_a_delete_killed_half_way_is_ended_by_its_repetition(

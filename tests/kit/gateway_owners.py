@@ -22,11 +22,21 @@ _RECORDS = f"{_BEGIN}records"
 
 def gateway_keys(snap: Snapshot) -> set[str]:
     """Return the keys that have an owner, whether they are there or not."""
-    owned = {KEYS, ENDPOINTS, _RESERVED, _STORED, _STORED_BY, f"{_BEGIN}listed_until"}
+    owned = {
+        KEYS,
+        ENDPOINTS,
+        _RESERVED,
+        _STORED,
+        _STORED_BY,
+        f"{_BEGIN}listed_until",
+        f"{_BEGIN}store",
+    }
     for kind in _KINDS:
         found = objects(snap, kind)
         owned.update(f"{_BEGIN}{kind}:{name}" for name in found)
         owned.update(f"{_BEGIN}{kind}s:{owner}" for owner in found.values())
+    files = {*objects(snap, "file"), *snap.hash(f"{_BEGIN}due:file")}
+    owned.update(f"{_BEGIN}readers:{name}" for name in files)
     owned.update(f"{_BEGIN}batchs:{tenant}" for tenant in _tenants_of_the_queue(snap))
     for work in _WORK:
         due = f"{_BEGIN}due:{work}"

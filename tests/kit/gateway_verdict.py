@@ -21,6 +21,7 @@ from owners import ownerless
 
 from contract.redis.gateway.webhooks import EVENTS
 from demo.stack import eventually
+from producer.gateway.shared_store import MARK
 from worker.engine.simulated.engine import digest
 
 #: How a batch of each kind may end.
@@ -192,4 +193,5 @@ def _not_whole(c: GatewayCampaign) -> dict[str, str]:
 
 
 def _sizes(folder: Path) -> dict[str, int]:
-    return {path.name: path.stat().st_size for path in folder.iterdir()}
+    files = (path for path in folder.iterdir() if not path.name.startswith(MARK))
+    return {path.name: path.stat().st_size for path in files}

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 #: Seconds without a message until Redis is asked; it tells at once, this only bounds a dead socket.
 WAKE_BLOCK_S = 5
 #: Leases put back in one SWEEP call, so that the script stays short.
-SWEEP_LIMIT = 500
+SWEEP_LIMIT = 250
 
 
 @dataclass(slots=True)

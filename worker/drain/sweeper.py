@@ -5,6 +5,7 @@ from contextlib import suppress
 
 from worker.drain.announcement import announcement
 from worker.drain.events import EngineReady, Swept
+from worker.drain.leases import SWEEP_LIMIT
 from worker.drain.loop import Drain
 from worker.drain.retiring import retire_some
 from worker.drain.scripts import ERRORS
@@ -29,6 +30,8 @@ async def sweep(drain: Drain) -> None:
             drain.outage.lost(error)
             continue
         drain.outage.over()
+        if count >= SWEEP_LIMIT:  # there may be more
+            ready.set()
         if count > 0:
             drain.events.publish(Swept(count))
         drain.wakeup.poke()

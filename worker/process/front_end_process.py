@@ -6,11 +6,13 @@ The other end is front_end.py.
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import sys
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -18,11 +20,16 @@ import orjson
 from worker.engine.tie import first_line
 from worker.telemetry.task_events import MOST_WAITING, taken
 
+log = logging.getLogger(__name__)
+
 MAIN = "from worker.process.front_end import main; main()"
 #: Most bytes of a message: asyncio's own limit is 64 KiB, which 300 requests in flight exceed.
 LINE_BYTES = 2**28
 #: How long an answer is waited for.
 ANSWER_S = 2.0
+#: Between two looks whether it tells of itself; how long one that is suspended may be silent, and
+#: after how long any other is logged. All are multiples of the first.
+LOOK_S, SILENT_S, WARN_S = 1.0, 5.0, 15.0
 
 
 async def opened(connection: socket.socket) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -43,6 +50,7 @@ class FrontEnd:
         self._writer: asyncio.StreamWriter
         self._answers: dict[str, asyncio.Future[Any]] = {}
         self._silent = False
+        self._reports = 0
 
     @classmethod
     @asynccontextmanager
@@ -84,12 +92,38 @@ class FrontEnd:
             async with asyncio.timeout(within_s):
                 return await asyncio.shield(answer)
 
+    async def hangs(self) -> str:
+        """Return why it is to be killed, once it has been suspended for SILENT_S.
+
+        It tells of itself every second. A process whose loop stands ends by itself (loop_watch.py),
+        and knows which request is to blame; one that was suspended, as by SIGSTOP, does neither.
+        """
+        silent_s, reports = 0.0, -1
+        while True:
+            # Looks are counted, not seconds: this process may have been suspended as well.
+            await asyncio.sleep(LOOK_S)
+            if reports != self._reports or not self.report:
+                silent_s, reports = 0.0, self._reports
+                continue
+            silent_s += LOOK_S
+            if silent_s >= SILENT_S and _is_suspended(self.process.pid):
+                return f"it is suspended, and has told nothing for {silent_s:g} s"
+            if silent_s == WARN_S:
+                log.warning(
+                    "front end %d has told nothing for %g s: its event loop stands, or this "
+                    "machine has too much to do",
+                    self.number + 1,
+                    silent_s,
+                    extra={"action": "front_end_silent"},
+                )
+
     async def _listen(self, reader: asyncio.StreamReader) -> None:
         with suppress(ConnectionError):
             async for line in reader:
                 message = orjson.loads(line)
                 if "report" in message:
                     self.report = message["report"]
+                    self._reports += 1
                 elif "task_events" in message:
                     self.task_events.extend(message["task_events"])
                 elif answer := self._answers.pop(message["to"], None):
@@ -97,3 +131,12 @@ class FrontEnd:
         self._silent = True
         for answer in self._answers.values():
             answer.set_result(None)
+
+
+def _is_suspended(pid: int) -> bool:
+    """Return whether a process does not run although it could: SIGSTOP, a debugger."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:  # it has ended
+        return False
+    return text.rpartition(")")[2].split()[0] in ("T", "t")

@@ -184,6 +184,25 @@ class FrontEnds(Share):
                 extra={"action": "front_end_died"},
             )
 
+    async def _ended_or_killed(self, one: FrontEnd) -> None:
+        """Wait until one has ended; one that hangs is killed."""
+        ends = asyncio.create_task(one.process.wait())
+        hangs = asyncio.create_task(one.hangs())
+        try:
+            await asyncio.wait({ends, hangs}, return_when=asyncio.FIRST_COMPLETED)
+            if not ends.done():
+                log.warning(
+                    "front end %d is killed: %s",
+                    one.number + 1,
+                    hangs.result(),
+                    extra={"action": "front_end_hangs"},
+                )
+                one.process.kill()
+            await ends
+        finally:
+            ends.cancel()
+            hangs.cancel()
+
     async def _run_one(self, number: int, seat: dict[str, Any]) -> FrontEnd:
         """Run one to its end."""
         order = {
@@ -196,7 +215,7 @@ class FrontEnds(Share):
                     self._running[number] = one
                 if self._told_to:
                     one.tell(do=self._told_to)
-                await one.process.wait()
+                await self._ended_or_killed(one)
         finally:
             with self._moving:
                 ended = self._running.pop(number, None)

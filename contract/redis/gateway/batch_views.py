@@ -12,7 +12,7 @@ from contract.redis.reads import Reads
 #: What BATCH_VIEWS tells of a part, in its order.
 _PART = ("total", "completed", "failed", "cancelled", "expired", "prompt_tokens",
          "completion_tokens", "sealed", "finished_at", "created_at", "expected")  # fmt: skip
-_UNKNOWN, _AGAIN = -1, 2
+_UNKNOWN, _MORE, _AGAIN, _GO_ON = -1, 1, 2, 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,22 +38,31 @@ class BatchViews(Reads):
 
     def get(self, owner: str, batch_id: str) -> BatchView | None:
         """Return an owner's batch in one round trip; None if it has none of that id."""
-        answer, *found = self._run("batch_views", owner, batch_id, "", 1)
+        answer, _, *found = self._run("batch_views", owner, batch_id, "", 1, "")
         return None if answer == _UNKNOWN else _view(found[0])
 
     def page(self, owner: str, *, after: str = "", limit: int) -> BatchPage | None:
         """Return what comes after the batch `after` ('' : the newest).
 
         One round trip, and one more for each 250 batches that were submitted otherwise since
-        the last page of anybody.
+        the last page of anybody, and for each 1,000 that have expired.
 
         Returns:
             None if the owner has no batch of that id.
         """
-        while (reply := self._run("batch_views", owner, "", after, limit))[0] == _AGAIN:
-            pass
-        answer, *found = reply
-        return None if answer == _UNKNOWN else BatchPage([_view(raw) for raw in found], answer == 1)
+        found: dict[bytes, Any] = {}
+        place: int | str = ""
+        while True:
+            left = limit - len(found)
+            answer, at, *raws = self._run("batch_views", owner, "", after, left, place)
+            if answer == _UNKNOWN:
+                return None
+            # What was made meanwhile moves the places: one may come twice.
+            found |= {raw[0]: raw for raw in raws}
+            if answer == _GO_ON:
+                place = at
+            elif answer != _AGAIN:
+                return BatchPage([_view(raw) for raw in found.values()], answer == _MORE)
 
 
 def _view(raw: list[Any]) -> BatchView:

@@ -6,6 +6,10 @@ from typing import Literal
 from contract.redis.reads import Reads
 
 Work = Literal["batch", "webhook", "file", "upload"]
+#: Nothing of these is to be looked at later than in so long: what is was put there before Redis'
+#: clock stepped back. Batches wait for a minute at most (batches/starting.py), webhooks for eight
+#: hours (webhooks/delivering.py); files and uploads have ends as far away as their owners like.
+_LONGEST_MS: dict[Work, int] = {"batch": 120_000, "webhook": 30_000_000}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +34,9 @@ class Due(Reads):
 
     def claim(self, work: Work, lease_ms: int, most: int = 1) -> list[Claim]:
         """Take work whose time has come."""
-        _, *flat = self._run("due_claim", work, lease_ms, most)
+        longest_ms = _LONGEST_MS.get(work)
+        longest = "" if longest_ms is None else max(longest_ms, 2 * lease_ms)
+        _, *flat = self._run("due_claim", work, lease_ms, most, longest)
         return [
             Claim(work, i.decode(), t.decode()) for i, t in zip(flat[::2], flat[1::2], strict=True)
         ]

@@ -11,12 +11,12 @@ import orjson
 
 from contract.redis.client import AsyncClient
 from contract.redis.connect import connect_async
+from contract.redis.gateway.objects import ENDED
 from contract.redis.gateway.riding_out import ride_out
 from contract.redis.reads import Reads
 
 #: What a batch or file holds may be older than itself by so long: it is counted, then created.
 GRACE_MS = 60_000
-_ENDED = frozenset(("completed", "failed", "expired", "cancelled"))
 
 
 class Take(NamedTuple):
@@ -130,7 +130,7 @@ class Budgets(Reads):
             keys = [_counted_key(name) for name, _ in page]
             owners = self._each("hget", keys, "owner")
             for (file_id, note), owner in zip(page, owners, strict=True):
-                if owner is None and now - int(note.split()[1]) >= GRACE_MS:
+                if owner is None and not 0 <= now - int(note.split()[1]) < GRACE_MS:
                     self.note_bytes(tenant, file_id, 0, None)
                     count += 1
         return count
@@ -152,6 +152,6 @@ def _counted_key(name: str) -> str:
 
 
 def _is_over(note: dict[str, Any], document: bytes | None, now_ms: int) -> bool:
-    if now_ms - note["at"] < GRACE_MS:
+    if 0 <= now_ms - note["at"] < GRACE_MS:  # less than 0: Redis' clock has stepped back
         return False
-    return document is None or orjson.loads(document).get("status") in _ENDED
+    return document is None or orjson.loads(document).get("status") in ENDED

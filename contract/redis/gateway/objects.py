@@ -4,7 +4,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import orjson
+
 from contract.redis.reads import Reads
+
+_STORE = "warmq:gateway:store"
+#: Statuses of batches that have ended.
+ENDED = frozenset(("completed", "failed", "expired", "cancelled"))
+#: OBJECT_PAGE has looked at as many as one call may; there is more to look at.
+_GO_ON = 3
 
 Kind = Literal["file", "upload", "batch", "message_batch"]
 
@@ -31,34 +39,39 @@ class Objects(Reads):
 
     def create(
         self, kind: Kind, owner: str, object_id: str, created: int, document: bytes,
-        expires_at: int | None = None,
+        expires_at: int | None = None, of_batch: Stored | None = None,
     ) -> bool:  # fmt: skip
         """Write a new object; `created` and `expires_at` are in seconds since 1970.
 
+        With `of_batch`, only if that batch is as it was read.
+
         Returns:
-            Whether it is new: False if there is one of that id.
+            Whether it is new: False if there is one of that id, or the batch has changed.
         """
-        return self._put(kind, owner, Stored(object_id, document, 0), created, expires_at) > 0
+        anew = Stored(object_id, document, 0)
+        return self._put(kind, owner, anew, created, expires_at, of_batch) > 0
 
     def replace(
         self, kind: Kind, owner: str, read: Stored, document: bytes, created: int,
-        expires_at: int | None = None,
+        expires_at: int | None = None, of_batch: Stored | None = None,
     ) -> Stored | None:  # fmt: skip
-        """Write an object that was `read` before.
+        """Write an object that was `read` before; with `of_batch`, only if that is as it was read.
 
         Returns:
             It as it is now; None if somebody else has written or removed it since.
         """
         anew = Stored(read.id, document, read.version)
-        version = self._put(kind, owner, anew, created, expires_at)
+        version = self._put(kind, owner, anew, created, expires_at, of_batch)
         return Stored(read.id, document, version) if version else None
 
     def _put(
-        self, kind: Kind, owner: str, anew: Stored, created: int, expires_at: int | None
-    ) -> int:
+        self, kind: Kind, owner: str, anew: Stored, created: int, expires_at: int | None,
+        of_batch: Stored | None = None,
+    ) -> int:  # fmt: skip
         ends = "" if expires_at is None else expires_at
+        batch = (of_batch.id, of_batch.version) if of_batch else ()
         return int(self._run(
-            "object_put", kind, anew.id, owner, anew.version, created, anew.document, ends
+            "object_put", kind, anew.id, owner, anew.version, created, anew.document, ends, *batch
         ))  # fmt: skip
 
     def get(self, kind: Kind, owner: str, object_id: str) -> Stored | None:
@@ -86,13 +99,39 @@ class Objects(Reads):
         owner = self._client.hget(f"warmq:gateway:{kind}:{object_id}", "owner")
         return owner.decode() if owner is not None else None
 
-    def note_reader(self, file_id: str, for_ms: int) -> None:
-        """Note that somebody reads a file's content, or will, within this time."""
-        self._client.set(f"warmq:gateway:read:{file_id}", 1, px=for_ms)
+    def store_mark(self) -> str | None:
+        """Return the name of the content by which gateways know their store; None before one has
+        marked it."""
+        found = self._client.get(_STORE)
+        return found.decode() if found is not None else None
+
+    def mark_store(self, name: str) -> str:
+        """Note the name of such a content, unless there is one; return what is noted."""
+        self._client.set(_STORE, name, nx=True)
+        return self.store_mark() or name
+
+    def note_reader(self, file_id: str, batch_id: str) -> None:
+        """Note that a batch reads a file's content, or will, until it has ended."""
+        self._run("note_reader", file_id, batch_id, 1)
+
+    def forget_reader(self, file_id: str, batch_id: str) -> None:
+        """Note that a batch reads it no more."""
+        self._run("note_reader", file_id, batch_id, 0)
+
+    def is_read(self, file_id: str) -> bool:
+        """Return whether a batch that has not ended reads a content; forget those that do not."""
+        names = sorted(name.decode() for name in self._client.smembers(_readers_key(file_id)))
+        reads = False
+        for name, stored in zip(names, self.several("batch", names), strict=True):
+            if stored is not None and orjson.loads(stored.document).get("status") not in ENDED:
+                reads = True
+            else:
+                self.forget_reader(file_id, name)
+        return reads
 
     def has_reader(self, file_id: str) -> bool:
-        """Return whether somebody does."""
-        return bool(self._client.exists(f"warmq:gateway:read:{file_id}"))
+        """Return whether any batch is noted, of which some may have gone without a word."""
+        return bool(self._client.exists(_readers_key(file_id)))
 
     def delete(self, kind: Kind, owner: str, object_id: str) -> bool:
         """Remove an owner's object; return whether it was there."""
@@ -106,9 +145,19 @@ class Objects(Reads):
         Returns:
             None if the owner has no object of that id.
         """
-        more, *flat = self._run("object_page", kind, owner, after, limit, int(oldest_first))
-        if more < 0:
-            return None
-        triples = zip(flat[::3], flat[1::3], flat[2::3], strict=True)
-        found = [Stored(i.decode(), document, int(version)) for i, version, document in triples]
-        return Page(found, bool(more))
+        found: dict[bytes, Stored] = {}
+        place: int | str = ""
+        while True:
+            asked = (kind, owner, after, limit - len(found), int(oldest_first), place)
+            answer, place, *flat = self._run("object_page", *asked)
+            if answer < 0:
+                return None
+            # What was made meanwhile moves the places: one may come twice.
+            for i, version, document in zip(flat[::3], flat[1::3], flat[2::3], strict=True):
+                found[i] = Stored(i.decode(), document, int(version))
+            if answer != _GO_ON:
+                return Page(list(found.values()), bool(answer))
+
+
+def _readers_key(file_id: str) -> str:
+    return f"warmq:gateway:readers:{file_id}"

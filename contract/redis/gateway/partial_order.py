@@ -35,6 +35,13 @@ class PartialOrder(Reads):
             count = int(self._client.llen(keys.batch_key(parts[0].id, "finished")))
             return count, [Segment(parts[0], 0, 0, count)]
         names = [part.id for part in parts]
-        end, *flat = self._run("partial_order", batch_id, position, ttl_ms, *names)
-        fours = zip(flat[::4], flat[1::4], flat[2::4], flat[3::4], strict=True)
-        return end, [Segment(parts[p], first, start, n) for first, p, start, n in fours]
+        found: dict[int, Segment] = {}
+        while True:
+            end, *flat = self._run("partial_order", batch_id, position, ttl_ms, *names)
+            for first, p, start, n in zip(
+                flat[::4], flat[1::4], flat[2::4], flat[3::4], strict=True
+            ):
+                found[first] = Segment(parts[p], first, start, n)
+                position = max(position, first + n)
+            if position >= end:
+                return end, list(found.values())

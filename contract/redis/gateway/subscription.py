@@ -62,7 +62,8 @@ class Subscription:
 
     async def _send(self, *words: str) -> None:
         try:
-            if self._connection is None:
+            # redis-py would connect anew by itself, and hear of nothing but this.
+            if self._connection is None or not self._connection.is_connected:
                 raise exceptions.ConnectionError("connection lost")
             await self._connection.send_command(*words)
         except (exceptions.RedisError, OSError) as error:
@@ -105,7 +106,10 @@ class Subscription:
                 await self._connection.disconnect(nowait=True)
                 return
             self._heard_anything = False
-            await self._connection.send_command("PING")
+            try:
+                await self._connection.send_command("PING")
+            except (exceptions.RedisError, OSError):  # `listen` is told so, too
+                return
 
     async def close(self) -> None:
         """Close the connection; whoever waits for `add` is told."""

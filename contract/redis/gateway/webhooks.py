@@ -90,7 +90,7 @@ class Webhooks(Reads):
 
     def note(self, delivery: Delivery) -> None:
         """Keep a delivery, unless it is known already, also as one that has ended."""
-        self._client.set(_key(delivery.id), _encode(delivery), nx=True, ex=_REMEMBERED_S)
+        self._run("webhook_put", delivery.id, _encode(delivery), _REMEMBERED_S)
 
     def delivery(self, found_id: str) -> Delivery | None:
         """Return a delivery; None if it was never noted, or long ago."""
@@ -99,7 +99,7 @@ class Webhooks(Reads):
 
     def write(self, delivery: Delivery) -> None:
         """Write how a delivery went; it is forgotten when it would have been."""
-        self._client.set(_key(delivery.id), _encode(delivery), xx=True, keepttl=True)
+        self._run("webhook_put", delivery.id, _encode(delivery), "")
 
 
 def _key(found_id: str) -> str:

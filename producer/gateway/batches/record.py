@@ -29,6 +29,7 @@ class Part(msgspec.Struct, frozen=True):
     named: str = ""  # the model that its lines which name none are given
     all_served: bool = False  # whether it has no lines of models that nobody serves
     told: str = ""  # what such lines are told of the models that there are
+    made: bool = False  # whether the queue has had it: if it is not there, it was deleted
 
 
 class Problem(msgspec.Struct, frozen=True):

@@ -37,7 +37,7 @@ def start_batch(services: Services, record: BatchRecord) -> bool:
     """Write a new batch and ask for it to be carried; return False if there is one of its id."""
     record = msgspec.structs.replace(record, traceparent=current_traceparent())
     services.due.add("batch", record.id, _LOOK_MS)
-    Files(services).keep_content(record.input_file_id)
+    Files(services).keep_content(record.input_file_id, record.id)
     new = services.objects.create(
         "batch", record.tenant, record.id, record.created_at, encode(record)
     )

@@ -17,6 +17,11 @@ def give_back(services: Services, record: BatchRecord) -> None:
     services.limits.give_back(record.id)
 
 
+def let_go(services: Services, record: BatchRecord) -> None:
+    """End what keeps the content of the batch's file, if the file was deleted."""
+    services.objects.forget_reader(record.input_file_id, record.id)
+
+
 def everything() -> list[AfterEnd]:
     """Return all that follows the end of a batch."""
-    return [give_back, announce]
+    return [give_back, let_go, announce]

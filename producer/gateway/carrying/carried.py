@@ -83,7 +83,7 @@ class Carried:
         """Have the file that it reads stay, also if its owner deletes it or its life ends."""
         if time.monotonic() >= self._next_keep:
             self._next_keep = time.monotonic() + _KEEP_S
-            Files(self.services).keep_content(self.record.input_file_id)
+            Files(self.services).keep_content(self.record.input_file_id, self.record.id)
 
     def go_on(self) -> None:
         """Return if reading its lines still makes sense.

@@ -9,6 +9,8 @@ from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
 
+import msgspec
+
 from contract.batch import Batch
 from contract.errors import BatchConflict
 from producer.core import traced
@@ -30,6 +32,7 @@ from producer.gateway.errors import ApiError
 from producer.gateway.limits import estimated_tokens
 from producer.gateway.served import Served
 from producer.gateway.services import Services
+from producer.gateway.store import StoreFailed
 
 log = logging.getLogger(__name__)
 _CHANGED = {"action": "batch_changed"}
@@ -141,23 +144,42 @@ class Phases:
 
     def _run(self, batch: Carried) -> None:
         with ExitStack() as stack:
-            path: Path | None = None
-            states = _states(batch)
+            states = self._note_deleted(batch)
             ending = batch.record.status == "cancelling" or batch.late
             if not all(state is not None and state.sealed for state in states):
-                batch.keep_input()
-                path = _input(batch, stack)
-                if path is None and not batch.record.problems:
-                    batch.write("cancelling", problems=[_no_file(batch.record.input_file_id)])
-                    ending = True
-                if not ending and path is not None:
-                    self._submit(batch, path)
-                states = _states(batch)
+                self._queue_rest(batch, stack, ending)
+                states = self._note_deleted(batch)
+                ending = ending or bool(batch.record.problems)
             if not ending and not _ended(states):
                 raise Later(wait_ms(batch.services, batch.record.created_at))
             if ending:
                 states = self._end_parts(batch, states)
-            self._finish(batch, [state for state in states if state is not None], stack)
+            self._finish(batch, states, stack)
+
+    def _note_deleted(self, batch: Carried) -> list[Batch | None]:
+        """Return the parts' states; of parts that were there and are gone, the batch is told.
+
+        They are not queued again: who has deleted them does not want them, and results whose life
+        has ended while no gateway ran were paid for.
+        """
+        states, record = _states(batch), batch.record
+        gone = [
+            part.batch_id
+            for part, state in zip(record.parts, states, strict=True)
+            if part.made and state is None
+        ]
+        if gone and not record.problems:
+            batch.write("cancelling", problems=[_was_deleted(gone)])
+        return states
+
+    def _queue_rest(self, batch: Carried, stack: ExitStack, ending: bool) -> None:
+        """Queue what is not queued yet, unless the batch is to end."""
+        batch.keep_input()
+        path = _input(batch, stack)
+        if path is None and not batch.record.problems:
+            batch.write("cancelling", problems=[_no_file(batch.record.input_file_id)])
+        elif path is not None and not ending and not batch.record.problems:
+            self._submit(batch, path)
 
     def _submit(self, batch: Carried, path: Path) -> None:
         full_since: list[float] = []
@@ -172,6 +194,11 @@ class Phases:
                 raise Later(WAIT_MS)
 
         try:
+            if not all(part.made for part in batch.record.parts):
+                for part in batch.record.parts:
+                    create_part(batch.services, batch.record, part)
+                made = [msgspec.structs.replace(part, made=True) for part in batch.record.parts]
+                batch.write(parts=made)
             for at in range(len(batch.record.parts)):
                 submit_part(batch.services, batch.record, at, path, report, batch.go_on)
         except InputUnreadable as error:  # it has changed since it was looked through
@@ -182,8 +209,8 @@ class Phases:
             batch.write("cancelling")
 
     def _end_parts(self, batch: Carried, states: list[Batch | None]) -> list[Batch | None]:
-        """End what has not ended, with or without a worker; parts that are not there are made, so
-        that nobody who was given up can fill them later."""
+        """End what has not ended, with or without a worker; parts that never were there are made,
+        so that nobody who was given up can fill them later."""
         record, store = batch.record, batch.services.batches
         cancelling = record.status == "cancelling"
         if not cancelling and not _ended(states):
@@ -192,16 +219,20 @@ class Phases:
                 raise Later(int(since * 1000) + 1)
         for part, state in zip(record.parts, states, strict=True):
             batch.check()
-            there = state or create_part(batch.services, record, part)
+            if state is None and part.made:
+                continue
+            there = state or create_part(batch.services, record, part, ends=True)
             if not there.finished:
                 (store.cancel if cancelling else store.expire)(there)
         return _states(batch)
 
     # -- ending -------------------------------------------------------------------------------
 
-    def _finish(self, batch: Carried, states: list[Batch], stack: ExitStack) -> None:
+    def _finish(self, batch: Carried, there: list[Batch | None], stack: ExitStack) -> None:
         record, services = batch.record, batch.services
-        if len(states) < len(record.parts) or not _ended(list(states)):
+        states = [state for state in there if state is not None]
+        deleted = len(states) < len(there)
+        if not _ended(list(states)) or (deleted and not record.problems):
             raise Later(100)  # the last ends are on their way, or a part was just deleted
         if record.status == "in_progress":
             record = batch.write("finalizing")
@@ -214,9 +245,9 @@ class Phases:
                 batch.check()
 
         try:
-            lines = all_lines(services, record, states, path, batch.check)
-            with traced.step("finalise", states[0], record.parts[0].queue):
-                written = write_files(services, record, lines, report)
+            lines = all_lines(services, record, there, path, batch.check)
+            with traced.step("finalise", states[0] if states else None, record.parts[0].queue):
+                written = write_files(batch, lines, report)
         except BatchChanged as error:  # it was retried or deleted
             log.warning("batch %s: %s", record.id, error.message, extra=_CHANGED)
             raise Later(WAIT_MS) from None
@@ -256,13 +287,25 @@ def _ended_early(states: list[Batch]) -> bool:
 
 
 def _states(batch: Carried) -> list[Batch | None]:
-    return batch.services.batches.states([part.batch_id for part in batch.record.parts])
+    """Return the states of the parts, None for one that is not there, or is being deleted."""
+    states = batch.services.batches.states([part.batch_id for part in batch.record.parts])
+    return [None if state is not None and "deleting" in state.fields else state for state in states]
 
 
 def _input(batch: Carried, stack: ExitStack) -> Path | None:
-    """Return the batch's file for as long as `stack` is open; None if it was deleted."""
+    """Return the batch's file for as long as `stack` is open; None if it was deleted.
+
+    Raises:
+        StoreFailed: its content is not here, although nobody has deleted it.
+    """
     store, name = batch.services.store, batch.record.input_file_id
+    where = batch.services.settings.gateway_store
     if store.size(name) is None:
+        if batch.services.objects.owner_of("file", name) is not None:
+            raise StoreFailed(
+                f"file {name} is not in {where}, where this gateway "
+                "keeps files: give all of them one bucket, or a folder that they share"
+            )
         return None
     return stack.enter_context(store.local(name))
 
@@ -270,6 +313,15 @@ def _input(batch: Carried, stack: ExitStack) -> Path | None:
 def _no_file(file_id: str) -> Problem:
     told = f"file {file_id} was deleted before all its lines were queued; upload it again"
     return Problem("file_not_found", told, "input_file_id")
+
+
+def _was_deleted(parts: list[str]) -> Problem:
+    told = (
+        f"{', '.join(parts[:5])} {'was' if len(parts) == 1 else 'were'} deleted from the queue, or "
+        "the life of the results has ended (WARMQ_RESULT_TTL_S), before the batch's files were "
+        "written; nothing is computed again: create the batch anew if its results are wanted"
+    )
+    return Problem("batch_deleted", told)
 
 
 def _no_room(services: Services, requests: int) -> list[Problem]:

@@ -28,13 +28,13 @@ _NUMBER = re.compile(rb'"error":null,"warmq":\{"line":(\d+)')
 
 
 def all_lines(
-    services: Services, record: BatchRecord, batches: list[Batch], path: Path | None,
+    services: Services, record: BatchRecord, batches: list[Batch | None], path: Path | None,
     watch: Watch | None = None,
 ) -> Iterator[ResultLine]:  # fmt: skip
     """Yield the lines of all parts; all of `batches` have ended. `watch` may raise to end it.
 
-    Lines that had not been queued when they ended are read from `path`, the batch's file, if it is
-    still there: they have ended like the others.
+    Lines that had not been queued when they ended, and those of a part that was deleted (None),
+    are read from `path`, the batch's file, if it is still there: they have ended like the others.
 
     Raises:
         BatchChanged: a part was deleted or retried meanwhile.
@@ -58,23 +58,26 @@ def line_number(line: ResultLine) -> int:
 
 
 def _of_part(
-    services: Services, record: BatchRecord, at: int, batch: Batch, path: Path | None,
+    services: Services, record: BatchRecord, at: int, batch: Batch | None, path: Path | None,
     watch: Watch | None,
 ) -> Iterator[ResultLine]:  # fmt: skip
-    yield from Collector(services.batches, batch, follow=False).lines("input")
+    if batch is not None:
+        yield from Collector(services.batches, batch, follow=False).lines("input")
     if path is not None:
         with suppress(InputUnreadable):  # what comes behind that has not been queued either
             yield from _not_queued(services, record, at, batch, path, watch)
 
 
 def _not_queued(
-    services: Services, record: BatchRecord, at: int, batch: Batch, path: Path,
+    services: Services, record: BatchRecord, at: int, batch: Batch | None, path: Path,
     watch: Watch | None,
 ) -> Iterator[ResultLine]:  # fmt: skip
     part, sharing = record.parts[at], Sharing(record.parts, at)
-    cursor, limit = batch.number("cursor"), services.settings.max_line_bytes
-    code = "cancelled" if record.status == "cancelling" else "expired"
-    error = RequestFailed(f"it was {code} before it was queued", code=code)
+    cursor = batch.number("cursor") if batch is not None else 0
+    limit = services.settings.max_line_bytes
+    code = "cancelled" if record.status == "cancelling" or batch is None else "expired"
+    told = f"it was {code} before it was queued" if batch is not None else "it was deleted"
+    error = RequestFailed(told, code=code)
     with closing(Input(str(path), watch=watch)) as source:
         for chunk in chunks(source.lines(), None, limit):
             if chunk.cursor <= cursor:

@@ -7,6 +7,7 @@ from contextlib import closing
 from pathlib import Path
 
 from contract.batch import Batch
+from contract.errors import BatchConflict
 from producer.core.reader import Input, chunks
 from producer.core.submission import Submission
 from producer.core.submit import Submitter
@@ -32,11 +33,13 @@ def submission_of(record: BatchRecord, part: Part) -> Submission:
     )
 
 
-def create_part(services: Services, record: BatchRecord, part: Part) -> Batch:
-    """Make a part's batch of the queue, or find it."""
+def create_part(
+    services: Services, record: BatchRecord, part: Part, *, ends: bool = False
+) -> Batch:
+    """Make a part's batch of the queue, or find it; one that `ends` is made for that alone."""
     planned = record.order != "input"
     return submission_of(record, part).create(
-        services.batches, record.input_file_id, planned=planned
+        services.batches, record.input_file_id, planned=planned, ends=ends
     )
 
 
@@ -53,7 +56,10 @@ def submit_part(
     """
     part, settings = record.parts[at], services.settings
     sharing, submission = Sharing(record.parts, at), submission_of(record, part)
-    batch = create_part(services, record, part)
+    batch = services.batches.batch(part.batch_id) if part.made else None
+    if part.made and batch is None:
+        raise BatchConflict(f"batch {part.batch_id} was deleted meanwhile")
+    batch = batch or create_part(services, record, part)
     if batch.sealed:
         return
     check = None if part.all_served and not part.named else sharing.check

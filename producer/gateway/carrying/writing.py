@@ -10,9 +10,9 @@ from typing import Literal
 
 from contract.results import ResultLine
 from producer.gateway.batches.output_lines import openai_line, usage_of
-from producer.gateway.batches.record import BatchRecord, Counts, Usage
+from producer.gateway.batches.record import Counts, Usage
+from producer.gateway.carrying.carried import Carried, Changed
 from producer.gateway.files.objects import FileRecord, Files
-from producer.gateway.services import Services
 from producer.gateway.store import Writer
 
 #: Bytes given to the store at once.
@@ -34,11 +34,12 @@ class Written:
 class _File:
     """One of the two files, begun with its first line."""
 
-    def __init__(self, services: Services, record: BatchRecord, kind: _Kind) -> None:
-        self.id = file_id_of(record.id, kind)
+    def __init__(self, batch: Carried, kind: _Kind) -> None:
+        self.id = file_id_of(batch.record.id, kind)
         self.kind = kind
-        self._services = services
-        self._record = record
+        self._batch = batch
+        self._services = batch.services
+        self._record = batch.record
         self._stack = ExitStack()
         self._writer: Writer | None = None
         self._gathered: list[bytes] = []
@@ -59,12 +60,17 @@ class _File:
         self._gathered, self._size = [], 0
 
     def commit(self) -> str | None:
-        """Make the file visible to its owner; return its id, None if it has no line."""
+        """Make the file visible to its owner; return its id, None if it has no line.
+
+        Raises:
+            Changed, GivenUp: another one may have ended the batch, and its owner deleted the file.
+        """
         if self._gathered:
             self._flush()
         if self._writer is None:
             return None
         services, record = self._services, self._record
+        self._batch.check()
         size, now = self._writer.commit(), int(services.clock.now())
         kept_s = record.output_expires_after_s
         made = FileRecord(
@@ -77,12 +83,8 @@ class _File:
             expires_at=None if kept_s is None else now + kept_s,
         )
         services.limits.count_bytes(record.tenant, self.id, size)
-        files = Files(services)
-        if (
-            files.create(made).bytes != size
-        ):  # one who died here has read results that expired since
-            services.objects.delete("file", record.tenant, self.id)
-            files.create(made)
+        if not Files(services).create_of_batch(made, self._batch.stored):
+            raise Changed
         return self.id
 
     def close(self) -> None:
@@ -95,18 +97,17 @@ def file_id_of(batch_id: str, kind: _Kind) -> str:
     return "file-" + hashlib.sha256(f"{kind}\0{batch_id}".encode()).hexdigest()[:24]
 
 
-def write_files(
-    services: Services, record: BatchRecord, lines: Iterable[ResultLine], report: Callable[[], None]
-) -> Written:
+def write_files(batch: Carried, lines: Iterable[ResultLine], report: Callable[[], None]) -> Written:
     """Write both files; `report` is called for each line, and may raise to stop it.
 
     Raises:
+        Changed, GivenUp: the batch is another one's by now.
         StoreFailed: nothing is left of the files then; it can be done again.
     """
     written = Written()
     counts, usage = written.counts, written.usage
     with ExitStack() as stack:
-        output, errors = (_File(services, record, kind) for kind in ("output", "error"))
+        output, errors = (_File(batch, kind) for kind in ("output", "error"))
         stack.callback(output.close)
         stack.callback(errors.close)
         for line in lines:

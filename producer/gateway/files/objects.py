@@ -7,7 +7,7 @@ import logging
 import msgspec
 
 from contract.redis.gateway.due import Claim
-from contract.redis.gateway.objects import Page
+from contract.redis.gateway.objects import Page, Stored
 from producer.gateway.services import Services
 from producer.gateway.store import StoreFailed
 
@@ -56,9 +56,9 @@ class Files:
         """Say that a content is about to be there: without a record it is removed later."""
         self._services.due.add("file", file_id, _ORPHAN_MS)
 
-    def keep_content(self, file_id: str) -> None:
-        """Keep a content for some minutes more, whatever becomes of its file: a batch reads it."""
-        self._services.objects.note_reader(file_id, _ORPHAN_MS)
+    def keep_content(self, file_id: str, batch_id: str) -> None:
+        """Keep a content until a batch has ended, whatever becomes of its file."""
+        self._services.objects.note_reader(file_id, batch_id)
         self.announce(file_id)
 
     def create(self, record: FileRecord) -> FileRecord:
@@ -72,6 +72,31 @@ class Files:
             left_s = max(0, record.expires_at - self._services.clock.now())
             self._services.due.add("file", record.id, int(left_s * 1000))
         return record
+
+    def create_of_batch(self, record: FileRecord, batch: Stored) -> bool:
+        """Make the record of a batch's file, in place of one of another size, which was written of
+        results that have expired since.
+
+        Returns:
+            Whether it is there; False, with the content left to be swept, if the batch has changed.
+        """
+        objects, document = self._services.objects, _encode(record)
+        self.announce(record.id)  # first: nobody else may sweep it if nothing follows
+        read = objects.get("file", record.tenant, record.id)
+        if read is not None and _decode(read.document).bytes == record.bytes:
+            return True
+        options = (document, record.created_at, record.expires_at, batch)
+        if read is not None:
+            written = objects.replace("file", record.tenant, read, *options) is not None
+        else:
+            written = objects.create(
+                "file", record.tenant, record.id, record.created_at, document, record.expires_at,
+                batch,
+            )  # fmt: skip
+        if written and record.expires_at is not None:
+            left_s = max(0, record.expires_at - self._services.clock.now())
+            self._services.due.add("file", record.id, int(left_s * 1000))
+        return written
 
     def get(self, tenant: str, file_id: str) -> FileRecord | None:
         """Return a tenant's file; None if it has none of that id."""
@@ -142,6 +167,9 @@ class Files:
         services = self._services
         owner = services.objects.owner_of("file", claim.id)
         record = self.get(owner, claim.id) if owner is not None else None
+        if record is None and services.objects.is_read(claim.id):
+            services.due.release(claim, _ORPHAN_MS)
+            return False
         if record is None:
             services.store.delete(claim.id)
             services.limits.forget_bytes("", claim.id)

@@ -102,7 +102,8 @@ def _content(request: Request) -> Response:
     record = _found(request)
     store = services(request).store
     if store.size(record.id) is None:
-        raise ApiError(404, f"the content of file {record.id} is gone", code="file_not_found")
+        told = f"the content of file {record.id} is not in this gateway's store"
+        raise ApiError(404, told, code="file_not_found")
     return content(store, record, request.headers, head=request.method == "HEAD")
 
 

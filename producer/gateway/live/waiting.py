@@ -121,11 +121,8 @@ class Waiting:
                 high_water=self._high_water,
                 high_water_requests=self._high_water_requests,
             )
-        except StoreUnavailable as error:
-            for waiter in batch:
-                # It may be queued although the answer was lost: then `leave` cancels it.
-                waiter.pushed = isinstance(error, StoreUnreachable)
-                waiter.end(error)
+        except Exception as error:
+            _fail(batch, error)
             return
         finally:
             for waiter in batch:
@@ -240,6 +237,18 @@ class Waiting:
                 await subscription.drop(_channel(request_id))
             except StoreUnavailable:  # the next connection hears only of what is waited for
                 return
+
+
+def _fail(batch: Sequence[Waiter], error: Exception) -> None:
+    """End the waits for requests that could not be queued."""
+    if not isinstance(error, StoreUnavailable):  # a fault of our own
+        log.error("online requests are not queued", exc_info=error, extra={"action": "no_answers"})
+    for waiter in batch:
+        # It may be queued although the answer was lost: then `leave` cancels it.
+        waiter.pushed = not isinstance(error, StoreUnavailable) or isinstance(
+            error, StoreUnreachable
+        )
+        waiter.end(error)
 
 
 def _settles(waiter: Waiter, reply: Queued) -> bool:

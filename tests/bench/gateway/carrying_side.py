@@ -6,12 +6,16 @@ carrying_side.py look FILE BATCH | write BATCH
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from pathlib import Path
 
+from contract.redis.gateway.due import Claim
 from contract.settings import load
 from producer.core.heap import keep_memory
-from producer.gateway.batches.record import BatchRecord
+from producer.gateway.batches.record import BatchRecord, encode
+from producer.gateway.carrying.carried import Carried
+from producer.gateway.carrying.held import Held
 from producer.gateway.carrying.looking import look_through
 from producer.gateway.carrying.results import all_lines
 from producer.gateway.carrying.routing import parts_for
@@ -41,8 +45,13 @@ def main(what: str, batch_id: str, path: str = "") -> None:
     else:
         batch = services.batches.batch(batch_id)
         assert batch is not None
+        services.objects.create("batch", record.tenant, record.id, now, encode(record))
+        stored = services.objects.get("batch", record.tenant, record.id)
+        assert stored is not None
+        held = Held(Claim("batch", record.id, "bench"), lease_s=3600)
+        carried = Carried(services, held, stored, threading.Event())
         lines = all_lines(services, record, [batch], None)
-        written = write_files(services, record, lines, lambda: None)
+        written = write_files(carried, lines, lambda: None)
         assert written.counts.completed == written.counts.total == batch.number("total")
     services.close()
 

@@ -1,0 +1,181 @@
+"""What was deleted stays so: a part of a batch in the queue, and an output that its owner has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+import orjson
+import pytest
+import redis
+from support import chat_line, run_all
+
+from demo.stack import eventually
+from producer.gateway.batches.record import BatchRecord, Part, decode, encode
+from producer.gateway.batches.starting import request_cancel
+from producer.gateway.carrying import carrier as carrying
+from producer.gateway.carrying.carrier import Carrier
+from producer.gateway.carrying.writing import _File, file_id_of
+from producer.gateway.files.objects import Files
+from producer.gateway.services import Services
+from producer.gateway.settings import GatewaySettings
+
+LINES = 5
+
+
+@pytest.fixture
+def services(redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Services]:
+    monkeypatch.setattr(carrying, "FAILED_MS", 1)
+    settings = GatewaySettings(redis_url=redis_url, gateway_store=str(tmp_path / "files"))
+    found = Services.open(settings)
+    yield found
+    found.close()
+
+
+def created(services: Services, parts: int = 1) -> None:
+    """Write a batch whose file was looked through, with as many lines for each part."""
+    models = [f"m{n}" for n in range(parts)]
+    lines = [chat_line(f"{model}-{n}", model=model) for n in range(LINES) for model in models]
+    with services.store.write("file-1") as writer:
+        writer.write(b"".join(orjson.dumps(line) + b"\n" for line in lines))
+        writer.commit()
+    now = int(services.clock.now())
+    record = BatchRecord(
+        id="batch_1", tenant="t", endpoint="/v1/chat/completions", input_file_id="file-1",
+        completion_window="24h", created_at=now, expires_at=now + 3600, status="in_progress",
+        parts=[Part(f"batch_1.{n}" if n else "batch_1", model, "warmq", [model])
+               for n, model in enumerate(models)],
+    )  # fmt: skip
+    services.objects.create("batch", "t", "batch_1", now, encode(record))
+    services.due.add("batch", "batch_1")
+
+
+def look(services: Services) -> BatchRecord:
+    """Have a carrier look at the batch once; return its record then."""
+    services.due.add("batch", "batch_1")
+    with ThreadPoolExecutor(1) as pool:
+        Carrier(services, [])._look(pool)
+    (stored,) = services.objects.several("batch", ["batch_1"])
+    assert stored is not None
+    return decode(stored.document)
+
+
+def ended(services: Services) -> BatchRecord:
+    def seen() -> BatchRecord | None:
+        record = look(services)
+        return record if record.status in ("completed", "failed", "cancelled") else None
+
+    return eventually(seen, 20, "the batch ends", every_s=0.05)
+
+
+def waiting(client: redis.Redis) -> int:
+    return sum(client.llen(key) for key in client.keys("warmq\x06\x16*"))
+
+
+@pytest.mark.parametrize("how", ["cancelled", "forced", "expired"])
+def test_a_part_that_was_deleted_is_not_queued_again(
+    services: Services, redis_client: redis.Redis, how: str
+) -> None:
+    created(services)
+    assert look(services).parts[0].made
+    assert waiting(redis_client) == LINES
+    store = services.batches
+    batch = store.batch("batch_1")
+    assert batch is not None
+    if how == "expired":  # no gateway ran until the results' life had ended
+        for key in redis_client.keys("warmq:batch:batch_1*"):
+            redis_client.delete(key)
+    else:
+        store.cancel(batch)
+        assert store.delete("batch_1", force=how == "forced")
+    record = ended(services)
+    assert record.status == "failed"
+    assert [problem.code for problem in record.problems] == ["batch_deleted"]
+    assert "deleted" in record.problems[0].message
+    assert store.batch("batch_1") is None
+    assert record.counts.total == record.counts.failed == LINES
+    assert record.error_file_id is not None
+    with services.store.local(record.error_file_id) as path:
+        codes = {orjson.loads(line)["error"]["code"] for line in path.read_bytes().splitlines()}
+    assert codes == {"batch_cancelled"}
+
+
+def test_the_results_of_the_other_parts_are_kept(
+    services: Services, redis_client: redis.Redis
+) -> None:
+    created(services, parts=2)
+    look(services)
+    store = services.batches
+    second = store.batch("batch_1.1")
+    assert second is not None
+    store.cancel(second)
+    assert store.delete("batch_1.1")
+    run_all(store)
+    record = ended(services)
+    assert record.status == "failed"
+    assert "batch_1.1" in record.problems[0].message
+    assert record.counts.failed >= LINES
+    assert store.batch("batch_1.1") is None
+
+
+def test_a_batch_is_cancelled_in_a_full_redis(
+    services: Services, redis_client: redis.Redis
+) -> None:
+    """Also one of which nothing was queued yet."""
+    created(services)
+    redis_client.config_set("maxmemory", redis_client.info("memory")["used_memory"] // 2)
+    try:
+        assert request_cancel(services, "t", "batch_1") is not None
+        record = ended(services)
+    finally:
+        redis_client.config_set("maxmemory", 0)
+    assert record.status == "cancelled"
+    assert record.counts.failed == LINES
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_carrier_that_was_paused_does_not_bring_a_deleted_output_back(
+    services: Services, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, moment: str
+) -> None:
+    """Paused around the commit of the content: another one ends the batch, its owner has read and
+    deleted the output by the time that the first one goes on."""
+    created(services)
+    look(services)
+    run_all(services.batches)
+    ended_by_another: list[BatchRecord] = []
+
+    def another_ends() -> None:
+        read = services.objects.get("batch", "t", "batch_1")
+        assert read is not None
+        anew = msgspec.structs.replace(decode(read.document), status="completed")
+        assert services.objects.replace("batch", "t", read, encode(anew), anew.created_at)
+        ended_by_another.append(anew)
+
+    counted = services.limits.count_bytes
+    commit = _File.commit
+
+    def commits(file: _File) -> str | None:
+        if moment == "before" and not ended_by_another:
+            another_ends()
+        return commit(file)
+
+    def counts(tenant: str, file_id: str, size: int) -> None:
+        counted(tenant, file_id, size)
+        if moment == "after" and not ended_by_another:
+            another_ends()
+
+    monkeypatch.setattr(_File, "commit", commits)
+    monkeypatch.setattr(services.limits, "count_bytes", counts)
+    record = look(services)
+    assert record == ended_by_another[0]
+    files = Files(services)
+    page = files.page("t", "", 10, oldest_first=False, purpose=None)
+    assert page == ([], False)
+    services.objects.forget_reader("file-1", "batch_1")
+    services.batches._client.zadd(
+        "warmq:gateway:due:file", {file_id_of("batch_1", "output"): 0, "file-1": 0}
+    )
+    files.sweep()
+    assert [path.name for path in (tmp_path / "files").iterdir()] == []

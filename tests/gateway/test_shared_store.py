@@ -1,0 +1,92 @@
+"""Gateways whose files are in different stores: it is noticed at the start."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import redis
+from support import producer_command, producer_env
+
+from producer.gateway.batches.record import BatchRecord, decode, encode
+from producer.gateway.carrying.carrier import Carrier
+from producer.gateway.files.objects import FileRecord, Files
+from producer.gateway.services import Services
+from producer.gateway.settings import GatewaySettings
+from producer.gateway.shared_store import MARK, check_shared
+from producer.gateway.store import StoreFailed
+
+
+@pytest.fixture
+def opened(redis_url: str, tmp_path: Path) -> Iterator[dict[str, Services]]:
+    """Return what gateways of one Redis work with, by the name of their folder."""
+    with ExitStack() as stack:
+        found = {}
+        for name in ("one", "other"):
+            settings = GatewaySettings(redis_url=redis_url, gateway_store=str(tmp_path / name))
+            found[name] = Services.open(settings)
+            stack.callback(found[name].close)
+        yield found
+
+
+def test_a_gateway_with_a_store_of_its_own_is_refused(
+    opened: dict[str, Services], redis_client: redis.Redis, tmp_path: Path
+) -> None:
+    check_shared(opened["one"])
+    check_shared(opened["one"])
+    with pytest.raises(StoreFailed, match="not the store of the other gateways"):
+        check_shared(opened["other"])
+    (mark,) = (tmp_path / "one").iterdir()
+    assert mark.name.startswith(MARK)
+    # The folder is moved, with its content.
+    (tmp_path / "other" / mark.name).write_bytes(b"")
+    check_shared(opened["other"])
+    # The old store is lost, and the operator says so.
+    mark.unlink()
+    redis_client.delete("warmq:gateway:store")
+    check_shared(opened["one"])
+
+
+def test_serve_says_so_and_ends(
+    opened: dict[str, Services], redis_url: str, tmp_path: Path
+) -> None:
+    check_shared(opened["one"])
+    env = producer_env(redis_url, WARMQ_GATEWAY_STORE=str(tmp_path / "other"))
+    done = subprocess.run(
+        producer_command("serve", "--port", "0"),
+        env=env, capture_output=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert b"not the store of the other gateways" in done.stderr
+
+
+def test_a_batch_whose_file_is_in_another_store_waits_and_does_not_fail(
+    opened: dict[str, Services],
+) -> None:
+    one, other = opened["one"], opened["other"]
+    now = int(one.clock.now())
+    with one.store.write("file-1") as writer:
+        writer.write(b"{}\n")
+        size = writer.commit()
+    Files(one).create(
+        FileRecord(id="file-1", tenant="t", bytes=size, created_at=now, filename="a",
+                   purpose="batch")
+    )  # fmt: skip
+    record = BatchRecord(
+        id="batch_1", tenant="t", endpoint="/v1/chat/completions", input_file_id="file-1",
+        completion_window="24h", created_at=now, expires_at=now + 3600,
+    )  # fmt: skip
+    one.objects.create("batch", "t", "batch_1", now, encode(record))
+    statuses = []
+    for services in (other, one):
+        services.due.add("batch", "batch_1")
+        with ThreadPoolExecutor(1) as pool:
+            Carrier(services, [])._look(pool)
+        (stored,) = services.objects.several("batch", ["batch_1"])
+        assert stored is not None
+        statuses.append(decode(stored.document).status)
+    assert statuses == ["validating", "failed"]  # the line has no custom_id

@@ -1,0 +1,104 @@
+"""A connection to Redis that is reset: under uvloop, which the gateway runs on, writing to it is a
+RuntimeError. Every call says StoreUnreachable, as for other lost connections."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+import uvloop
+
+from contract.errors import StoreUnreachable
+from contract.redis.arrivals import Arrivals
+from contract.redis.client import AsyncClient
+from contract.redis.connect import connect_async
+from contract.redis.gateway.api_keys import KeyLookup
+from contract.redis.gateway.idempotency import Tries
+from contract.redis.gateway.limits import Rates, Take
+from contract.redis.gateway.sessions import Sessions
+from contract.redis.gateway.subscription import Subscription
+
+Call = Callable[[AsyncClient], Awaitable[Any]]
+
+
+def resets(client: AsyncClient) -> None:
+    """Have each new connection of a client reset before anything was sent on it."""
+    pool: Any = client.connection_pool
+    made = pool.connection_class
+
+    async def reset_first(self: Any, **options: Any) -> None:
+        self._writer.transport.abort()
+        await asyncio.sleep(0)  # the loop closes the socket
+        await made.on_connect_check_health(self, **options)
+
+    pool.connection_class = type("Reset", (made,), {"on_connect_check_health": reset_first})
+
+
+async def piped(client: AsyncClient) -> None:
+    pipe = client.pipeline(transaction=False)
+    pipe.get("a")
+    await pipe.execute()
+
+
+CALLS: dict[str, Call] = {
+    "command": lambda client: client.get("a"),
+    "script": lambda client: client.run_script("list", "x", 1, 1),
+    "pipeline": piped,
+    "subscription": lambda client: Subscription(client, ["a*"], ["b"]).open(),
+    "arrivals": lambda client: Arrivals(client, ["a"]).wait(5),
+    "key": lambda client: KeyLookup(client).find(["digest"]),
+    "session": lambda client: Sessions(client).key_digest("token"),
+    "rate": lambda client: Rates(client).take([Take("a", 1, 1, 1, 1)]),
+    "try": lambda client: Tries(client).forget("a", "b"),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_connection_that_is_reset_while_it_is_opened_is_an_unreachable_store(
+    redis_url: str, name: str
+) -> None:
+    async def call() -> None:
+        client = connect_async(redis_url, "reset")
+        resets(client)
+        with pytest.raises(StoreUnreachable):
+            await CALLS[name](client)
+        await client.aclose()
+
+    uvloop.run(call())
+
+
+def test_a_subscription_whose_connection_is_reset_is_an_unreachable_store(redis_url: str) -> None:
+    async def call() -> None:
+        client = connect_async(redis_url, "reset")
+        subscription = Subscription(client, [], ["a"])
+        await subscription.open()
+        subscription._connection._writer.transport.abort()
+        await asyncio.sleep(0)
+        with pytest.raises(StoreUnreachable):
+            await subscription.drop("a")
+        with pytest.raises(StoreUnreachable):
+            await asyncio.wait_for(subscription.add("b"), 5)
+        await subscription.close()
+        await client.aclose()
+
+    uvloop.run(call())
+
+
+def test_another_runtime_error_stays_one(redis_url: str) -> None:
+    async def call() -> None:
+        client = connect_async(redis_url, "reset")
+        pool: Any = client.connection_pool
+        connection = pool.make_connection()
+        await connection.connect()
+
+        async def fail(*_: Any) -> None:
+            raise RuntimeError("a fault of our own")
+
+        connection._send_packed_command = fail
+        with pytest.raises(RuntimeError, match="of our own"):
+            await connection.send_command("PING")
+        await client.aclose()
+
+    uvloop.run(call())
