@@ -5,7 +5,7 @@ short form: a body at top level with an optional `custom_id`.
 """
 
 import re
-from operator import attrgetter, is_
+from operator import attrgetter
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -22,6 +22,7 @@ from contract.openai.body import (
     smallest,
 )
 from contract.openai.decode import MAX_DEPTH, decode, encode, shown
+from contract.openai.numbers import whole, whole_bounds
 from contract.openai.openai_only import without
 from contract.openai.problems import bad_field, explain
 from contract.openai.sequences import fields_of_sequences, sequences_of
@@ -72,24 +73,16 @@ def check_body(url: str, body: dict[str, Any], where: str = "body.") -> dict[str
         message = str(error)
         if found := _FLOAT.match(message):
             name = found[1]
-            whole = _whole(kept[name])
-            if whole is not kept[name]:
-                return check_body(url, kept | {name: whole}, where)
+            mended = whole(kept[name])
+            if mended is not kept[name]:
+                return check_body(url, kept | {name: mended}, where)
         raise explain(message, url, where) from None
     for name in FIELDS:
         if name in checked:
             refuse_large(name, checked[name], where)
+            bounded = whole_bounds(checked[name])
+            kept = kept if bounded is checked[name] else kept | {name: bounded}
     return kept
-
-
-def _whole(value: Any) -> Any:
-    """Return a value with ints for floats without a fraction; itself, where it has none of them."""
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    if isinstance(value, list):
-        found = [_whole(one) for one in value]
-        return value if all(map(is_, found, value)) else found
-    return value
 
 
 def _not_streaming(body: dict[str, Any], where: str) -> dict[str, Any]:
@@ -169,6 +162,8 @@ def _plain_line(raw: bytes) -> Request | None:
             for name, value in zip(names, constraints(body), strict=False):
                 if value is not None:
                     refuse_large(name, value, "body.")
+                    if whole_bounds(value) is not value:
+                        return None
     except (
         msgspec.DecodeError, orjson.JSONDecodeError, UnicodeDecodeError, KeyError, RequestRejected
     ):  # fmt: skip
