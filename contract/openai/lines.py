@@ -100,7 +100,10 @@ def _custom_id(value: object) -> str | None:
         return None
     if isinstance(value, str) and 0 < len(value) <= MAX_CUSTOM_ID:
         return value
-    told = f"has {len(value)} characters" if isinstance(value, str) else f"is {_kind(value)}"
+    told = f"is {_kind(value)}"
+    if isinstance(value, str):
+        told = f"has {len(value)} characters"
+        told = f"{shown(value, 60)!r} {told}" if value else told
     problem = (
         f"{told}; give a text of 1 to {MAX_CUSTOM_ID} characters, in quotes, or leave it out for "
         "the line's number"
