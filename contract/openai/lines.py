@@ -24,6 +24,7 @@ from contract.openai.body import (
 from contract.openai.decode import MAX_DEPTH, decode, encode, shown
 from contract.openai.numbers import whole, whole_bounds
 from contract.openai.openai_only import without
+from contract.openai.pooling import FORMS
 from contract.openai.problems import bad_field, explain
 from contract.openai.sequences import fields_of_sequences, sequences_of
 from contract.openai.structured import FIELDS, refuse_large
@@ -33,6 +34,8 @@ MAX_CUSTOM_ID = 512
 _BATCH_FIELDS = frozenset(("method", "url", "body"))
 #: What msgspec says of 16.0 where a whole number is to be; vLLM takes it, and pandas writes it.
 _FLOAT = re.compile(r"Expected `[^`]*\bint\b[^`]*`, got `float` - at `\$\.(\w+)")
+#: What a request asks; other fields say how, and those of a line may be replaced.
+_ASKED = frozenset(("prompt", "messages", *(n for of in FORMS.values() for one in of for n in one)))
 _STREAM_FIELDS = ("stream", "stream_options", "stream_interval")
 
 
@@ -202,6 +205,7 @@ def _any_line(raw: bytes, overrides: dict[str, Any]) -> Request:
     custom_id = _custom_id(value.pop("custom_id", None))
     try:
         url, body, where = _split_form(value)
+        _refuse_second(body, overrides, where)
         body.update(overrides)
         kept = check_body(url, body, where)
         ignored = tuple(name for name in body.keys() - kept.keys() if body[name] is not None)
@@ -210,6 +214,14 @@ def _any_line(raw: bytes, overrides: dict[str, Any]) -> Request:
     except RequestRejected as error:
         error.custom_id = custom_id
         raise
+
+
+def _refuse_second(body: dict[str, Any], overrides: dict[str, Any], where: str) -> None:
+    """Refuse what a request asks where it is given for all lines, too: one would be lost."""
+    for name in _ASKED.intersection(overrides):
+        if overrides[name] is not None and body.get(name) is not None:
+            problem = "is in the line, and given for all lines as well; leave one out"
+            raise bad_field(where + name, problem)
 
 
 def _split_form(value: dict[str, Any]) -> tuple[str, dict[str, Any], str]:
