@@ -11,7 +11,6 @@ import logging
 import multiprocessing
 from collections.abc import Callable
 from functools import partial
-from http import HTTPStatus
 from typing import Any
 
 from starlette.datastructures import State
@@ -257,7 +256,7 @@ class VllmEngine:
         error = response.error
         if self.dead():
             return self._died(error.message)
-        if error.code >= 500 and error.code != HTTPStatus.NOT_IMPLEMENTED:
+        if error.code >= 500 and error.code != serving.NOT_IMPLEMENTED:
             return RequestFailed(error.message)
         if error.code != 404:
             return RequestRejected(error.message, field=error.param)

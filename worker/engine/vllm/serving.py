@@ -36,6 +36,8 @@ CLIENT_ERRORS = (
     VLLMClientError, VLLMValidationError, pydantic.ValidationError, ValueError, TypeError,
     OverflowError, NotImplementedError, TemplateError,
 )  # fmt: skip
+#: The status of what vLLM's errors say it has not: no second try has it.
+NOT_IMPLEMENTED = 501
 #: What its code raises for a request that it cannot take, and again each time.
 REFUSALS = (LookupError, AttributeError, AssertionError, ArithmeticError, RecursionError)
 #: Parameters that vLLM names when a prompt does not fit.
