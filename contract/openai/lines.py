@@ -5,7 +5,7 @@ short form: a body at top level with an optional `custom_id`.
 """
 
 import re
-from operator import attrgetter, is_
+from operator import attrgetter
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -23,7 +23,9 @@ from contract.openai.body import (
     smallest,
 )
 from contract.openai.decode import MAX_DEPTH, decode, encode, shown
+from contract.openai.numbers import whole, whole_bounds
 from contract.openai.openai_only import without
+from contract.openai.pooling import FORMS
 from contract.openai.problems import bad_field, explain
 from contract.openai.sequences import fields_of_sequences, sequences_of
 from contract.openai.structured import FIELDS, refuse_large
@@ -33,6 +35,8 @@ MAX_CUSTOM_ID = 512
 _BATCH_FIELDS = frozenset(("method", "url", "body"))
 #: What msgspec says of 16.0 where a whole number is to be; vLLM takes it, and pandas writes it.
 _FLOAT = re.compile(r"Expected `[^`]*\bint\b[^`]*`, got `float` - at `\$\.(\w+)")
+#: What a request asks; other fields say how, and those of a line may be replaced.
+_ASKED = frozenset(("prompt", "messages", *(n for of in FORMS.values() for one in of for n in one)))
 _STREAM_FIELDS = ("stream", "stream_options", "stream_interval")
 
 
@@ -73,25 +77,17 @@ def check_body(url: str, body: dict[str, Any], where: str = "body.") -> dict[str
         message = str(error)
         if found := _FLOAT.match(message):
             name = found[1]
-            whole = _whole(kept[name])
-            if whole is not kept[name]:
-                return check_body(url, kept | {name: whole}, where)
+            mended = whole(kept[name])
+            if mended is not kept[name]:
+                return check_body(url, kept | {name: mended}, where)
         raise explain(message, url, where) from None
     for name in FIELDS:
         if name in checked:
             refuse_large(name, checked[name], where)
+            bounded = whole_bounds(checked[name])
+            kept = kept if bounded is checked[name] else kept | {name: bounded}
     refuse_many(checked, where)
     return kept
-
-
-def _whole(value: Any) -> Any:
-    """Return a value with ints for floats without a fraction; itself, where it has none of them."""
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    if isinstance(value, list):
-        found = [_whole(one) for one in value]
-        return value if all(map(is_, found, value)) else found
-    return value
 
 
 def _not_streaming(body: dict[str, Any], where: str) -> dict[str, Any]:
@@ -109,7 +105,10 @@ def _custom_id(value: object) -> str | None:
         return None
     if isinstance(value, str) and 0 < len(value) <= MAX_CUSTOM_ID:
         return value
-    told = f"has {len(value)} characters" if isinstance(value, str) else f"is {_kind(value)}"
+    told = f"is {_kind(value)}"
+    if isinstance(value, str):
+        told = f"has {len(value)} characters"
+        told = f"{shown(value, 60)!r} {told}" if value else told
     problem = (
         f"{told}; give a text of 1 to {MAX_CUSTOM_ID} characters, in quotes, or leave it out for "
         "the line's number"
@@ -171,6 +170,8 @@ def _plain_line(raw: bytes) -> Request | None:
             for name, value in zip(names, constraints(body), strict=False):
                 if value is not None:
                     refuse_large(name, value, "body.")
+                    if whole_bounds(value) is not value:
+                        return None
     except (
         msgspec.DecodeError, orjson.JSONDecodeError, UnicodeDecodeError, KeyError, RequestRejected
     ):  # fmt: skip
@@ -208,6 +209,7 @@ def _any_line(raw: bytes, overrides: dict[str, Any]) -> Request:
     custom_id = _custom_id(value.pop("custom_id", None))
     try:
         url, body, where = _split_form(value)
+        _refuse_second(body, overrides, where)
         body.update(overrides)
         kept = check_body(url, body, where)
         ignored = tuple(name for name in body.keys() - kept.keys() if body[name] is not None)
@@ -216,6 +218,14 @@ def _any_line(raw: bytes, overrides: dict[str, Any]) -> Request:
     except RequestRejected as error:
         error.custom_id = custom_id
         raise
+
+
+def _refuse_second(body: dict[str, Any], overrides: dict[str, Any], where: str) -> None:
+    """Refuse what a request asks where it is given for all lines, too: one would be lost."""
+    for name in _ASKED.intersection(overrides):
+        if overrides[name] is not None and body.get(name) is not None:
+            problem = "is in the line, and given for all lines as well; leave one out"
+            raise bad_field(where + name, problem)
 
 
 def _split_form(value: dict[str, Any]) -> tuple[str, dict[str, Any], str]:

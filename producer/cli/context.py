@@ -2,9 +2,11 @@
 
 import contextlib
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from enum import IntEnum
 from functools import cached_property
+from types import MappingProxyType
+from typing import Any
 
 import click
 
@@ -22,7 +24,7 @@ from producer.core.reader import Input, InputUnreadable
 from producer.core.same_batch import BatchChanged
 from producer.core.source import Source
 from producer.core.sources import open_source
-from producer.core.submission import BadOption, check_sources
+from producer.core.submission import BadOption, check_own_sources, check_sources
 
 WATCH_AGAIN = "the batch goes on; `producer watch {}` follows it again"
 
@@ -66,7 +68,12 @@ class Context:
         return batch
 
 
-def open_input(name: str, mapped: tuple[str, ...] = (), given: Iterable[str] = ()) -> Source:
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+def open_input(
+    name: str, mapped: tuple[str, ...] = (), given: Mapping[str, Any] = _NOTHING
+) -> Source:
     """Open what is to be submitted; `-` is standard input. `mapped` are the values of `--map`,
     `given` the fields of `--set`.
 
@@ -81,10 +88,12 @@ def open_input(name: str, mapped: tuple[str, ...] = (), given: Iterable[str] = (
     pairs = _mapped(mapped)
     check_sources(given, pairs, ("--set", "--map"))
     try:
-        return open_source(name, pairs)
+        source = open_source(name, pairs)
     except BadOption as error:
         error.message = f"--map: {error.message}"
         raise
+    check_own_sources(given, source, "--set")
+    return source
 
 
 def _mapped(mapped: tuple[str, ...]) -> dict[str, str]:

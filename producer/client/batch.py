@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from typing import Literal
+from functools import cached_property
+from typing import Any, Literal
 
 from contract import batch as contract_batch
 from contract.errors import BatchConflict
 from contract.redis.batches import BatchStore
+from contract.settings import Settings
 from producer.client.result import Result
 from producer.client.state import BatchStatus, status_of
 from producer.client.words import worded
@@ -22,16 +24,40 @@ Retried = Literal["failed", "cancelled", "expired"]
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.02, 0.5
 
 
+def store_of(settings: Settings) -> BatchStore:
+    """Return the store at the settings' address.
+
+    Raises:
+        StoreUnavailable: naming the address and the remedy.
+    """
+    url = settings.redis_url.get_secret_value()
+    return BatchStore.open(url, "warmq-client", ttl_ms=settings.result_ttl_ms)
+
+
 class Batch:
     """One batch. All its methods ask Redis, and raise StoreUnavailable where it cannot be used;
     BatchChanged, where the batch was deleted or submitted anew meanwhile."""
 
     def __init__(
-        self, store: BatchStore, found: contract_batch.Batch, resuming: Resuming | None = None
+        self,
+        store: BatchStore,
+        found: contract_batch.Batch,
+        settings: Settings,
+        resuming: Resuming | None = None,
     ) -> None:
         self._store = store
         self._first = found
+        self._settings = settings
         self._resuming = resuming
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what another process needs to ask about the batch: Redis' address, with its
+        password, and which batch it is. What was read cannot be read again there."""
+        return {"_first": self._first, "_settings": self._settings, "_resuming": None}
+
+    @cached_property
+    def _store(self) -> BatchStore:
+        return store_of(self._settings)
 
     @property
     def id(self) -> str:

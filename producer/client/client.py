@@ -12,7 +12,7 @@ from contract.nearest import did_you_mean
 from contract.redis.batches import BatchStore
 from contract.redis.connect import masked
 from contract.settings import Settings, load
-from producer.client.batch import Batch
+from producer.client.batch import Batch, store_of
 from producer.client.options import SubmitOptions, submission_of
 from producer.client.words import worded
 from producer.core.items import Items
@@ -20,7 +20,8 @@ from producer.core.older_workers import refuse_older_workers
 from producer.core.resuming import Resuming
 from producer.core.source import Source
 from producer.core.sources import open_source
-from producer.core.submission import BadOption
+from producer.core.submission import BadOption, check_own_sources
+from producer.core.tables.data_sets import is_data_set, unpadded
 from producer.core.tables.frames import frame_source, is_frame
 from producer.core.tables.mapping import RowMapping
 
@@ -55,8 +56,11 @@ class Client:
 
     @cached_property
     def _store(self) -> BatchStore:
-        url = self._settings.redis_url.get_secret_value()
-        return BatchStore.open(url, "warmq-client", ttl_ms=self._settings.result_ttl_ms)
+        return store_of(self._settings)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what another process needs to make connections of its own."""
+        return {"_settings": self._settings}
 
     def __enter__(self) -> Self:
         return self
@@ -91,6 +95,7 @@ class Client:
         with worded():
             submission = submission_of(options, self._settings)
             source = _source(requests, options.get("columns", {}))
+            check_own_sources(options.get("fields", {}), source, "fields")
             if submission.order == "prefix" and not source.repeatable:
                 raise BadOption(
                     "order 'prefix' is planned from all requests, and these can be iterated only "
@@ -99,7 +104,7 @@ class Client:
             submission.check_deadline(self._store)
             refuse_older_workers(self._store, submission.queue, submission.once)
             resuming = Resuming(self._store, self._settings, submission, source)
-            return Batch(self._store, resuming.submit().batch, resuming)
+            return Batch(self._store, resuming.submit().batch, self._settings, resuming)
 
     def batch(self, batch_id: str) -> Batch:
         """Return a batch that is there, whoever has submitted it.
@@ -112,11 +117,11 @@ class Client:
             where = masked(self._settings.redis_url.get_secret_value())
             near = did_you_mean(batch_id, self._store.newest_ids())
             raise BatchConflict(f"there is no batch {batch_id} (any more) in {where}{near}")
-        return Batch(self._store, found)
+        return Batch(self._store, found, self._settings)
 
     def batches(self) -> list[Batch]:
         """Return all batches, newest first."""
-        return [Batch(self._store, found) for found in self._store.batches()]
+        return [Batch(self._store, found, self._settings) for found in self._store.batches()]
 
 
 def _source(requests: Any, columns: Mapping[str, str]) -> Source:
@@ -135,8 +140,10 @@ def _source(requests: Any, columns: Mapping[str, str]) -> Source:
             f"requests: {kind} is not taken; give an iterable of dicts such as "
             '[{"prompt": "..."}], a data frame, or the path of a file'
         )
+    known = getattr(requests, "column_names", None)  # of a data set; a streamed one may not know
+    if is_data_set(requests):
+        requests = unpadded(requests)
     if not columns:
         return Items(requests)
-    known = getattr(requests, "column_names", None)  # of a data set; a streamed one may not know
     mapping = RowMapping(columns, known if isinstance(known, list) else None)
     return Items(requests, mapping.line, what="row", columns=mapping.columns)

@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 
 from contract.results import ResultLine
+from producer.core.answers import text_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +69,9 @@ class Result:
 
     @property
     def text(self) -> str | None:
-        """The first choice's text; None if there is none, as for embeddings and failed requests."""
-        choices = (self.body or {}).get("choices") or [{}]
-        found = (choices[0].get("message") or {}).get("content", choices[0].get("text"))
-        return found if isinstance(found, str) else None
+        """The text of the first choice, of a response or message; None if there is none, as for
+        embeddings and failed requests."""
+        return text_of(self.body or {})
 
     def __repr__(self) -> str:
         what = f"text={self.text!r}" if self.ok else f"error={self.error!r}"

@@ -19,6 +19,7 @@ from producer.core.files import unwritable
 from producer.core.journal import Journal, RunProgress
 from producer.core.outputs import ResultFile, exists, is_parquet
 from producer.core.places.bucket import is_url
+from producer.core.places.object_place import ObjectPlace
 from producer.core.source import Source
 
 
@@ -70,6 +71,11 @@ class Delivery:
                 f"ones, name another output, or remove {self.output} and {self.journal.path} to "
                 "start anew"
             )
+        if done.place and ObjectPlace(self.output).fingerprint() != done.place:
+            raise BatchConflict(
+                f"{self.output} is not what this run has delivered: somebody else has written it "
+                f"since; name another output, or remove {self.journal.path} and it to start anew"
+            )
         self._remove_gathered()  # it may have been stopped before it did
         return done
 
@@ -84,16 +90,16 @@ class Delivery:
         if done is None:
             raise BatchConflict(f"{self.journal.path} was taken away while the run wrote it")
         with ExitStack() as files:
-            output = files.enter_context(ResultFile(self.output, done.output, new=True))
+            output = files.enter_context(ResultFile(self.output, done.output, owner=done.name))
             for line in _lines(good, failed=False):
                 output.add(line)
             if done.failed:
-                errors = files.enter_context(ResultFile(self.errors, done.errors, new=True))
+                errors = files.enter_context(ResultFile(self.errors, done.errors, owner=done.name))
                 for line in _lines(bad, failed=True):
                     errors.add(line)
                 errors.sync()
             output.sync()  # both, before the first one appears; the errors do first
-        self.journal.write(replace(done, delivered=seed))
+        self.journal.write(replace(done, delivered=seed, place=output.fingerprint))
         self._remove_gathered()
 
     def _remove_gathered(self) -> None:

@@ -12,6 +12,8 @@ from producer.core.rows import bad_row, told_by_row
 
 #: Makes the line of one row.
 ToLine = Callable[[Any], bytes]
+#: As `json` and the SDKs write it: {5: -100} is {"5": -100}.
+_JSON = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS | orjson.OPT_APPEND_NEWLINE
 _EXAMPLE = '{"prompt": "..."} or {"messages": [...]}'
 
 
@@ -35,13 +37,19 @@ def line_of(request: Any) -> bytes:
     if not isinstance(request, Mapping):
         return bad_row(f"is of type {type(request).__name__}; give a dict such as {_EXAMPLE}")
     try:
-        return orjson.dumps(
-            request if isinstance(request, dict) else dict(request),
-            option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE,
-        )
+        return orjson.dumps(request if isinstance(request, dict) else dict(request), option=_JSON)
     except TypeError as error:
-        problem = f"cannot be written as JSON: {error}; give texts, numbers, lists and dicts"
+        where = next((f"field {name}: " for name in request if not _is_json(request[name])), "")
+        problem = f"{where}cannot be written as JSON: {error}; give texts, numbers, lists and dicts"
         return bad_row(problem, custom_id=request.get("custom_id"))
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        orjson.dumps(value, option=_JSON)
+    except TypeError:
+        return False
+    return True
 
 
 class Items:
@@ -65,6 +73,8 @@ class Items:
         self._to_line = to_line
         self._what = what
         self._columns = columns or {}
+        #: The fields that columns give.
+        self.fields = self._columns.keys()
         #: Whether it can be iterated again: a list can, a generator cannot.
         self.repeatable = not (once or isinstance(items, Iterator))
         #: How many were read.

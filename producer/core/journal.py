@@ -29,7 +29,8 @@ class RunProgress:
     says that the whole input is done. `plan` names the order in which a run takes the lines,
     where it is not the input's: then `line` counts in it, and the files are in it until the run is
     complete. `delivered` says that the results are where they were to go, if that is not the
-    output: it is the digest of the options that they were made with.
+    output: it is the digest of the options that they were made with. `place` is then what is said
+    of an object that was delivered (its size and ETag).
     """
 
     name: str
@@ -46,6 +47,7 @@ class RunProgress:
     complete: bool = False
     plan: str = ""
     delivered: str = ""
+    place: str = ""
     format: int = FORMAT
 
 

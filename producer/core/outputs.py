@@ -116,20 +116,20 @@ def _is_of(line: bytes, batch_id: str) -> bool:
 class ResultFile:
     """The results in one place: JSON lines, or a table. They appear when they are complete.
 
-    `expected` is for an object: how many bytes the lines have, where that is known. A `new` object
-    replaces no other.
+    `expected` is for an object: how many bytes the lines have, where that is known. An object with
+    an `owner`, the name of a run, replaces no other.
 
     Entering raises OutputUnwritable.
     """
 
-    def __init__(self, name: str, expected: int = 0, *, new: bool = False) -> None:
-        self._name, self._expected, self._new = name, expected, new
+    def __init__(self, name: str, expected: int = 0, *, owner: str = "") -> None:
+        self._name, self._expected, self._owner = name, expected, owner
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             target: Target = (
-                ObjectFile(self._name, self._expected, new=self._new)
+                ObjectFile(self._name, self._expected, owner=self._owner)
                 if is_url(self._name)
                 else AtomicFile(self._name)
             )
@@ -142,6 +142,11 @@ class ResultFile:
 
     def __exit__(self, *error: object) -> None:
         self._stack.__exit__(*error)  # type: ignore[arg-type]
+
+    @property
+    def fingerprint(self) -> str:
+        """Of an object with an owner that is complete, what its place's fingerprint says."""
+        return self._target.fingerprint if isinstance(self._target, ObjectFile) else ""
 
     def add(self, line: ResultLine) -> None:
         """Append a result."""

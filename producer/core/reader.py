@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import zstandard
 
 from contract.errors import RequestRejected, WarmqError
-from producer.core.unpacking import OverLimit, Unpacked, Watch, WatchedFile, unpacked
+from producer.core.unpacking import OverLimit, Unpacked, Watch, WatchedFile, other_form, unpacked
 
 #: A chunk ends after this many requests or, if that comes first, this many bytes: Redis
 #: serves nobody while ENQUEUE takes them in (docs/architecture.md says how long).
@@ -147,6 +147,8 @@ class Input:
         """
         try:
             source = unpacked(self._file, self._watch)
+            if source is None and (other := other_form(self._file.peek(8)[:8])):
+                raise InputUnreadable(f"{self.name}: {other}")
         except OSError as error:
             raise InputUnreadable(f"cannot read {self.name}: {error.strerror}") from None
         if source is not None:
@@ -230,6 +232,11 @@ def _fill(
             if running is not None:
                 running.update(raw)
             if len(raw) > max_line_bytes and len(raw.rstrip(b"\r\n")) > max_line_bytes:
+                if number == 1 and chunk.told is None and raw.lstrip()[:1] == b"[":
+                    raise InputUnreadable(
+                        "line 1: it is one JSON list; write each of its objects on a line of its "
+                        "own, for example with jq -c '.[]'"
+                    )
                 chunk.too_long[number] = _skip(stream, raw, running)
                 lines.append((number, b""))
                 continue

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from fnmatch import fnmatchcase
 from pathlib import Path, PurePath, PurePosixPath
 
 from producer.core.places.bucket import is_url, is_web, keys_under, shown
@@ -21,6 +20,12 @@ _DATASET = (".parquet", ".arrow")
 #: What numbers a shard in its name: `train-00000-of-00004.parquet`, with a hash behind it as older
 #: releases of datasets pushed it; `train/0000.parquet`, as the hub converts data sets.
 _SHARD = re.compile(r"(-)\d+-of-\d+(?:-[0-9a-f]{16})?$|(?<![^/])\d{4,}$")
+
+#: Of a pattern's characters only `*` means something: names may have the others.
+_ONLY_STARS = re.compile(r"[\[?]")
+_NUMBER = re.compile(r"([0-9]+)")
+#: Parts of a folder that a message names.
+_SHOWN = 3
 
 
 def open_source(name: str, pairs: Mapping[str, str] | None = None) -> Source:
@@ -55,10 +60,13 @@ def _files(name: str) -> Sequence[str]:
     """Return the files of a table; none for a file that has lines."""
     path = Path(name)
     if path.is_dir():
-        found = sorted(found for found in path.rglob("*") if not _beside(found.relative_to(path)))
-        return _dataset(name, [str(file) for file in found])
-    if "*" in path.name and not path.exists():
-        return _one_kind(name, sorted(map(str, path.parent.glob(path.name))))
+        found = [str(found) for found in path.rglob("*") if not _beside(found.relative_to(path))]
+        return _dataset(name, sorted(found, key=_by_number))
+    if "*" in name and not path.exists():
+        pattern = _ONLY_STARS.sub(r"[\g<0>]", str(path.relative_to(path.anchor)))
+        hidden = path.name.startswith(".")
+        named = Path(path.anchor).glob(pattern)
+        return _one_kind(name, [str(n) for n in named if hidden or n.name[0] != "."])
     return [name] if kind_of(name) else []
 
 
@@ -66,9 +74,10 @@ def _files_of_url(url: str) -> Sequence[str]:
     """Return the same of a URL; what ends with `/` is a folder."""
     if "*" in url and not is_web(url):
         found = keys_under(url[: url.index("*")].rpartition("/")[0] + "/")
-        return _one_kind(url, [key for key in found if fnmatchcase(key, url)])
+        named = re.compile(".*".join(map(re.escape, url.split("*"))), re.DOTALL)
+        return _one_kind(url, list(filter(named.fullmatch, found)))
     if url.endswith("/") and not is_web(url):
-        keys = [key for key in keys_under(url) if key.startswith(url)]
+        keys = sorted((key for key in keys_under(url) if key.startswith(url)), key=_by_number)
         return _dataset(url, [k for k in keys if not _beside(PurePosixPath(k.removeprefix(url)))])
     return [url] if kind_of(url) else []
 
@@ -77,16 +86,34 @@ def _dataset(name: str, found: Sequence[str]) -> Sequence[str]:
     """Return the files of a data set's folder, which must have one split."""
     for kind in _DATASET:
         files = [file for file in found if file.endswith(kind)]
-        splits = sorted({_split(file) for file in files})
+        splits = sorted({_split(file) for file in files}, key=_by_number)
         if len(splits) > 1:
-            raise BadOption(
-                f"{name} has several parts: give one of them, as {', '.join(map(repr, splits))}"
-            )
+            raise BadOption(_several(name, kind, files, splits))
         if files:
             return files
     raise InputUnreadable(
         f"cannot read {name}: it is a folder without {' or '.join(_DATASET)} files; name a file"
     )
+
+
+def _several(name: str, kind: str, files: Sequence[str], splits: Sequence[str]) -> str:
+    """Return what to give for a folder whose files may be splits, or the parts of one table."""
+    folders = {file.rpartition("/")[0] for file in files}
+    below = "*" if len(folders) == 1 or is_url(name) else "**/*"
+    folder = folders.pop() if len(folders) == 1 else name.rstrip("/")
+    more = f" and {len(splits) - _SHOWN} more" if len(splits) > _SHOWN else ""
+    named = ", ".join(map(repr, splits[:_SHOWN]))
+    return (
+        f"{name} has several parts: give one of them, as {named}{more}; or "
+        f"'{folder}/{below}{kind}' for all of them as one table"
+    )
+
+
+def _by_number(name: str) -> tuple[list[str | int], str]:
+    """Return what sorts part.2 before part.10."""
+    parts: list[str | int] = list(_NUMBER.split(name))
+    parts[1::2] = map(int, parts[1::2])
+    return parts, name
 
 
 def _beside(file: PurePath) -> bool:
@@ -110,4 +137,4 @@ def _one_kind(name: str, found: Sequence[str]) -> Sequence[str]:
             f"{name} stands for files of {len(kinds)} kinds; a pattern names tables of one kind: "
             ".parquet, .arrow or .csv"
         )
-    return found
+    return sorted(found, key=_by_number)

@@ -3,7 +3,7 @@
 import datetime as dt
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -58,6 +58,17 @@ def check_sources(fields: Iterable[str], columns: Iterable[str], names: tuple[st
             raise BadOption(
                 f"{names[0]} {name}: {names[1]} gives {other} to each row already; leave one out"
             )
+
+
+def check_own_sources(fields: Mapping[str, Any], source: object, name: str) -> None:
+    """Refuse a field that a value for all requests and a table's column of its name would both
+    give; null takes a field out. `name` is the option of the values.
+
+    Raises:
+        BadOption: naming the field.
+    """
+    given = [field for field, value in fields.items() if value is not None]
+    check_sources(given, getattr(source, "fields", ()), (name, "a column"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -164,3 +164,22 @@ def unpacked(file: io.BufferedReader, watch: Watch | None) -> Unpacked | None:
     else:
         return None
     return Unpacked(packed, source, watch)
+
+
+_UTF_16 = "it is UTF-16; convert it to UTF-8, for example with iconv -f UTF-16 -t UTF-8"
+#: What files of other forms begin with, and what to do about them.
+_OTHER_FORMS = (
+    (b"BZh", "it is compressed by bzip2; uncompress it (bunzip2), or send gzip or zstd"),
+    (b"\xfd7zXZ\0", "it is compressed by xz; uncompress it (unxz), or send gzip or zstd"),
+    (b"\xff\xfe", _UTF_16),
+    (b"\xfe\xff", _UTF_16),
+    (b"PK\3\4", "it is a zip archive or a spreadsheet; unpack it, or save its sheet as CSV"),
+    (b"PAR1", "it is a parquet file; give it a name that ends with .parquet"),
+    (b"ARROW1", "it is an Arrow file; give it a name that ends with .arrow"),
+)
+
+
+def other_form(head: bytes) -> str:
+    """Return what is to be done about a file that has no lines of UTF-8, by how it begins; '' for
+    one that may have them."""
+    return next((told for begins, told in _OTHER_FORMS if head.startswith(begins)), "")

@@ -7,13 +7,14 @@ import logging
 import secrets
 from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
+from http import HTTPStatus
 from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from contract.errors import WarmqError
@@ -133,9 +134,17 @@ async def _of_http(request: Request, error: HTTPException) -> Response:
     told = {404: "there is no such route here; docs/gateway.md lists them",
             405: "this route takes another method"}  # fmt: skip
     message = told.get(error.status_code, error.detail)
+    path = request.url.path
+    if error.status_code == HTTPStatus.NOT_FOUND and _is_route(request, f"/v1{path}"):
+        message = f"there is no such route here, but /v1{path}: end the client's base URL with /v1"
     response = response_for(request.scope, ApiError(error.status_code, message))
     response.headers.update(error.headers or {})
     return response
+
+
+def _is_route(request: Request, path: str) -> bool:
+    scope = {**request.scope, "path": path}
+    return any(route.matches(scope)[0] is Match.FULL for route in request.app.router.routes)
 
 
 async def _of_api(request: Request, error: ApiError) -> Response:

@@ -10,6 +10,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from contract.openai.numbers import whole_at
 from producer.gateway.caller import Caller
 from producer.gateway.errors import ApiError, invalid
 from producer.gateway.services import Services
@@ -18,6 +19,10 @@ T = TypeVar("T")
 _encode = msgspec.json.Encoder().encode
 #: Where in a body msgspec has found something wrong.
 _PATH = re.compile(r" - at (?:`key` in )?`\$\.?([^`]*)`$")
+
+#: Where a whole number was to be and a float was, and the keys and indexes that lead there.
+_FLOAT = re.compile(r"Expected `[^`]*\bint\b[^`]*`, got `float` - at `\$([^`]*)`$")
+_STEP = re.compile(r"[^.\[\]]+|(?<=\[)\.\.\.(?=\])")
 
 
 def services(request: Request) -> Services:
@@ -49,7 +54,7 @@ def read(body: bytes, shape: type[T]) -> T:
         ApiError: 400, naming the field.
     """
     try:
-        return msgspec.json.decode(body or b"{}", type=shape)
+        return _decoded(body or b"{}", shape)
     except msgspec.ValidationError as error:
         text, path = str(error), _PATH.search(str(error))
         field = path[1].removesuffix("[...]") or None if path else None
@@ -66,3 +71,20 @@ def read(body: bytes, shape: type[T]) -> T:
         raise ApiError(
             400, "the body is nested too deep; make it flatter", code="invalid_json"
         ) from None
+
+
+def _decoded(body: bytes, shape: type[T]) -> T:
+    """Decode a body; 16.0 is a whole number, as in the bodies of requests."""
+    try:
+        return msgspec.json.decode(body, type=shape)
+    except msgspec.ValidationError as error:
+        problem, told = error, ""
+    value = msgspec.json.decode(body)
+    while told != str(problem) and (found := _FLOAT.search(str(problem))):
+        told = str(problem)
+        value = whole_at(value, _STEP.findall(found[1]))
+        try:
+            return msgspec.convert(value, shape)
+        except msgspec.ValidationError as error:
+            problem = error
+    raise problem

@@ -16,6 +16,10 @@ import pytest
 from batch_stack import BatchStack
 from bombs import MB, bombs, line, zstd_of
 
+from contract.redis.gateway.batch_views import BatchViews
+from contract.redis.gateway.objects import Stored
+from producer.gateway.batches.record import decode
+
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BatchStack]:
@@ -105,6 +109,7 @@ def test_failed_lines_of_a_compressed_file_are_run_again(
     batch = stack.client.batches.create(
         input_file_id=sent(stack, gzip.compress(line(1) + b"\n" + bad)),
         endpoint="/v1/chat/completions", completion_window="24h",
+        output_expires_after={"anchor": "created_at", "seconds": 7200}, extra_body={"priority": 3},
     )  # fmt: skip
     assert stack.ended(batch.id).request_counts.failed == 1
     form = page.get(f"/ui/batches/{batch.id}").text
@@ -114,6 +119,14 @@ def test_failed_lines_of_a_compressed_file_are_run_again(
     again = stack.client.batches.retrieve(answer.url.path.rpartition("/")[2])
     assert again.metadata == {"failed_lines_of": batch.id}
     assert stack.client.files.content(again.input_file_id).content == bad
+    ended = stack.ended(again.id)
+    errors = stack.client.files.retrieve(ended.error_file_id or "")
+    assert errors.expires_at is not None
+    assert 7200 <= errors.expires_at - ended.created_at < 7300
+    of = BatchViews.beside(stack.store)
+    views = [of.get("default", one) for one in (batch.id, again.id)]
+    documents = [view.source.document for view in views if view and isinstance(view.source, Stored)]
+    assert [decode(document).priority for document in documents] == [3, 3]
 
 
 def test_the_stream_of_a_batch_that_is_looked_through_goes_on(stack: BatchStack) -> None:

@@ -41,7 +41,9 @@ from producer import Client
 from producer.core.delivery import Delivery
 from producer.core.journal import RunProgress
 from producer.core.outputs import ResultFile, check_output
-from producer.core.reader import InputUnreadable
+from producer.core.places.object_file import ObjectFile
+from producer.core.places.object_place import ObjectPlace
+from producer.core.reader import Input, InputUnreadable
 from producer.core.sources import open_source
 
 MAP = ("--map", "prompt={text}", "--map", "custom_id=id")
@@ -391,6 +393,77 @@ def test_of_two_runs_into_one_object_the_second_keeps_its_lines(
             assert delivery.gathered[0].read_bytes() == content[name]
     assert read(bucket, "out.jsonl") == content["a"]
     assert unfinished(s3) == 0
+
+
+@pytest.mark.parametrize("lines", [1, 20])
+def test_of_two_deliveries_at_once_one_is_refused_and_keeps_its_lines(
+    bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, s3: str, lines: int
+):
+    """The second ends while the first, which has found nothing there, is still writing; the lines
+    of both have the same size."""
+    monkeypatch.chdir(tmp_path)
+    content = {name: b'{"id":"%s"}\n' % (name.encode() * 2**20) * lines for name in "ab"}
+    first = ObjectFile("s3://warmq/out.jsonl", owner="run_a")
+    first.write(content["a"])
+    complete = first._file.close if lines > 1 else None
+
+    def second() -> None:
+        with ObjectFile("s3://warmq/out.jsonl", owner="run_b") as file:
+            file.write(content["b"])
+
+    class Late:
+        """The end of the first upload; the second one tries just before it."""
+
+        def close(self) -> None:
+            with pytest.raises(BatchConflict, match="another run is writing s3://warmq/out"):
+                second()
+            assert complete is not None
+            complete()
+
+        def __exit__(self, *error: object) -> None:
+            raise AssertionError("discarded")
+
+    if lines > 1:
+        first._file = Late()
+    first.__exit__(None)
+    with pytest.raises(BatchConflict, match="was written by somebody else"):
+        second()
+    assert read(bucket, "out.jsonl") == content["a"]
+    assert (unfinished(s3), there(s3)) == (0, ["out.jsonl"])
+    assert first.fingerprint == ObjectPlace("s3://warmq/out.jsonl").fingerprint()
+
+
+def test_a_delivery_that_was_killed_while_it_wrote_goes_on(
+    bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, s3: str
+):
+    obstore.put(bucket, "out.jsonl.writing", b"run_a")
+    large = b'{"id":"%s"}\n' % (b"a" * 2**20) * 20
+    for owner in ("run_b", "run_a"):
+        file = ObjectFile("s3://warmq/out.jsonl", owner=owner)
+        file.write(large)
+        if owner == "run_a":
+            file.__exit__(None)
+            continue
+        with pytest.raises(BatchConflict, match="another run is writing"):
+            file.__exit__(None)
+    assert (read(bucket, "out.jsonl"), there(s3)) == (large, ["out.jsonl"])
+
+
+def test_a_run_is_complete_only_where_its_own_object_is(
+    bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    delivery = Delivery("s3://warmq/out.jsonl", "s3://warmq/out.errors.jsonl")
+    (tmp_path / "in").write_text("x")
+    delivery.gathered[0].write_bytes(b'{"id":"a"}\n')
+    with closing(Input(str(tmp_path / "in"))) as source:
+        begin = RunProgress("r", "", "in", source.fingerprint(), "e", complete=True)
+        delivery.journal.write(begin)
+        delivery.deliver("seed")
+        assert delivery.done_before(source, "seed") is not None
+        obstore.put(bucket, "out.jsonl", b'{"id":"b"}\n')
+        with pytest.raises(BatchConflict, match="is not what this run has delivered"):
+            delivery.done_before(source, "seed")
 
 
 def test_a_run_of_a_pipe_into_a_bucket_is_not_taken_for_another_that_has_ended(

@@ -255,7 +255,7 @@ def test_a_bad_row_whose_own_name_is_not_utf_8_is_told_without_it(tmp_path: Path
         ("", "has no header"),
         ("a,a\n1,2\n", "two columns of the name 'a'"),
         ('a\n1\n"b" c\n', "after row 1, line 3"),
-        ("a,é\n1,2\n".encode("utf-16"), "header that is not UTF-8; convert the file to UTF-8"),
+        ("a,é\n1,2\n".encode("utf-16"), "it is UTF-16; convert it to UTF-8"),
         ("a,é\n1,2\n".encode("latin-1"), "header that is not UTF-8; convert the file to UTF-8"),
     ],
 )

@@ -39,7 +39,7 @@ def run(asked: Any, prompt: int) -> Any:
 def refusal(error: Exception) -> RequestRejected:
     from worker.engine.vllm.serving import rejected
 
-    return rejected(error)
+    return rejected(error, {})
 
 
 @pytest.mark.parametrize("chat", [True, False])

@@ -6,6 +6,8 @@ that are left over are removed by the bucket's own rule for unfinished uploads.
 
 from __future__ import annotations
 
+import hashlib
+from contextlib import suppress
 from typing import Any, Self
 
 from contract.errors import BatchConflict
@@ -54,17 +56,19 @@ class ObjectFile:
     """Written part by part and completed at the end; a failure leaves the place as it was.
 
     `expected` says of what may have more than 40 GB how many bytes those are: the parts of an
-    upload are all of one size (obstore), and S3 takes so many of them. A `new` one must not replace
-    an object that has other content.
+    upload are all of one size (obstore), and S3 takes so many of them. One with an `owner`, the
+    name of a run, must not replace an object that has other content.
     """
 
-    def __init__(self, url: str, expected: int = 0, *, new: bool = False) -> None:
+    def __init__(self, url: str, expected: int = 0, *, owner: str = "") -> None:
         self._name = url
         self._store, self._key = open_bucket(url)
-        self._expected, self._new = expected, new
+        self._expected, self._owner = expected, owner
         self._errors = errors_of_bucket()
-        self._held, self._size = bytearray(), 0
-        self._file: Any = None if new else self._opened()
+        self._held, self._size, self._digest = bytearray(), 0, hashlib.sha256()
+        self._file: Any = None if owner else self._opened()
+        #: Of one with an owner that is complete: what ObjectPlace.fingerprint says of it.
+        self.fingerprint = ""
 
     def _opened(self) -> Any:
         return obstore(self._name).open_writer(
@@ -82,10 +86,12 @@ class ObjectFile:
             self.discard()
             return
         try:
-            if self._new:
-                self._check_new()
-            if self._file is not None:
+            if not self._owner:
                 self._file.close()
+            elif self._file is None:
+                self._create()
+            else:
+                self._complete()
         except BatchConflict:
             self.discard()
             raise
@@ -96,6 +102,7 @@ class ObjectFile:
         """Append to the object."""
         try:
             self._size += len(data)
+            self._digest.update(data)
             if self._file is None:
                 self._held += data
                 if len(self._held) <= _PART:
@@ -105,35 +112,65 @@ class ObjectFile:
         except self._errors as error:
             raise self._failed(error) from None
 
-    def _check_new(self) -> None:
+    def _create(self) -> None:
         """Write what one request takes under the condition that nothing is there, which the bucket
-        decides. Buckets complete uploads in parts without one: the object is looked for just
-        before. One that is as this one was left by the same delivery, killed before it said so.
+        decides. There may be what the same delivery wrote, killed before it said so.
 
         Raises:
             BatchConflict: there is another object.
         """
-        obs = obstore(self._name)
+        obs, exists = obstore(self._name), obstore(self._name, "exceptions").AlreadyExistsError
+        content = bytes(self._held)
         try:
-            if self._file is None:
-                obs.put(
-                    self._store, self._key, bytes(self._held), mode="create", use_multipart=False
-                )
-                return
-            found = obs.head(self._store, self._key)
-        except FileNotFoundError:
-            return
-        except obstore(self._name, "exceptions").AlreadyExistsError:
-            there = bytes(obs.get(self._store, self._key).bytes())
-            if there == self._held:
-                return
-        else:
-            if found["size"] == self._size:
-                return
-        raise BatchConflict(
-            f"{self._name} was written by somebody else meanwhile, and is left as it is; move it "
-            "away, and the same command brings its results there"
-        )
+            made = obs.put(self._store, self._key, content, mode="create", use_multipart=False)
+        except exists:
+            made = self._own()
+        self.fingerprint = f"{self._size}-{made['e_tag']}"
+
+    def _complete(self) -> None:
+        """Complete an upload in parts. Buckets do that without a condition, so whoever does it has
+        made an object beside it first, which only one can; who was killed finds its own name there.
+
+        Raises:
+            BatchConflict: there is another object, or somebody else is writing it.
+        """
+        obs, claim = obstore(self._name), f"{self._key}.writing"
+        exists = obstore(self._name, "exceptions").AlreadyExistsError
+        name = self._owner.encode()
+        try:
+            obs.put(self._store, claim, name, mode="create", use_multipart=False)
+        except exists:
+            if bytes(obs.get(self._store, claim).bytes()) != name:
+                raise BatchConflict(
+                    f"another run is writing {self._name}: there is {self._name}.writing; wait for "
+                    "it, or remove that object if it was killed; then the same command goes on"
+                ) from None
+        try:
+            with suppress(FileNotFoundError):
+                self._own()
+            self._file.close()
+            self.fingerprint = f"{self._size}-{obs.head(self._store, self._key)['e_tag']}"
+        finally:
+            with suppress(*self._errors):  # without the right to delete it stays, and says whose
+                obs.delete(self._store, claim)
+
+    def _own(self) -> Any:
+        """Return the metadata of what is there if it has this content.
+
+        Raises:
+            BatchConflict: it has another one.
+        """
+        obs = obstore(self._name)
+        found, digest = obs.get(self._store, self._key), hashlib.sha256()
+        if found.meta["size"] == self._size:
+            for piece in found.stream():
+                digest.update(piece)
+        if digest.digest() != self._digest.digest():
+            raise BatchConflict(
+                f"{self._name} was written by somebody else meanwhile, and is left as it is; move "
+                "it away, and the same command brings its results there"
+            )
+        return found.meta
 
     def sync(self) -> None:
         """Do nothing: nothing is there before its end."""

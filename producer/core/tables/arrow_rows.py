@@ -81,7 +81,7 @@ def _reader(kind: Any) -> _Read | None:
     types = pyarrow("a table", "types")
     if isinstance(kind, pyarrow("a table").BaseExtensionType):
         return _json_text if kind.extension_name == _JSON else None
-    if types.is_dictionary(kind):
+    if types.is_dictionary(kind) or types.is_run_end_encoded(kind):
         inner = _inner(kind.value_type)
         return lambda scalar: inner(scalar.value)
     if types.is_floating(kind):

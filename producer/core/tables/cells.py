@@ -12,6 +12,8 @@ import orjson
 
 #: Whole floats below it are each one integer.
 _EXACT = 2**53
+#: How cells are written. orjson itself writes 00:00:14.010000 as 00:00:14.10000.
+JSON = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_PASSTHROUGH_DATETIME
 _TIMES = (dt.datetime, dt.date, dt.time)
 
 
@@ -90,6 +92,8 @@ def plain(value: object) -> Any:
         return int(value) if value == value.to_integral_value() else float(value)
     if isinstance(value, dt.timedelta):
         return value.total_seconds()
+    if isinstance(value, _TIMES):
+        return value.isoformat()
     raise TypeError(f"type {type(value).__name__} is not a JSON value")
 
 
@@ -105,7 +109,7 @@ def not_json(row: Mapping[str, Any]) -> BadCell:
 
 def _json(column: str, value: Any) -> bytes:
     try:
-        return orjson.dumps(value, plain, orjson.OPT_SERIALIZE_NUMPY)
+        return orjson.dumps(value, plain, JSON)
     except TypeError as error:
         problem = f"cannot be written as JSON: {error}; make it a text or a number"
         if isinstance(value, str):

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from producer.core.items import Items
-from producer.core.reader import CHUNK_LINES
+from producer.core.reader import CHUNK_LINES, InputUnreadable
+from producer.core.submission import BadOption
 from producer.core.tables.arrow import pyarrow
 from producer.core.tables.arrow_rows import rows_of
 from producer.core.tables.mapping import RowMapping
@@ -42,20 +43,42 @@ class _Rows:
     def __init__(self, frame: Any) -> None:
         self._frame = frame
         self._arrow = pyarrow(f"a {type(frame).__name__}")
-        self._first: Any = self._stream()
+        self._errors = (self._arrow.ArrowException, OverflowError, TypeError, ValueError)
+        self._first: Any = self._opened()
         self.columns = [n for n in self._first.schema.names if not n.startswith(_INDEX)]
         self.wanted: list[str] = self.columns
 
     def _stream(self) -> Any:
         return self._arrow.RecordBatchReader.from_stream(self._frame)
 
+    def _opened(self) -> Any:
+        kind = type(self._frame).__name__
+        try:
+            return self._stream()
+        except self._errors as error:
+            told = str(error).partition("\n")[0]
+            raise BadOption(
+                f"requests: a {kind} is not taken: {told}; give a data frame with named columns of "
+                "one type each (of a series, series.to_frame('prompt'))"
+            ) from None
+
     def __len__(self) -> int:
         return len(self._frame)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         stream, self._first = self._first, None
-        stream = self._stream() if stream is None else stream
-        for batch in stream:
+        stream, row = self._opened() if stream is None else stream, 0
+        while (batch := self._next(stream, row)) is not None:
             kept = batch.select(self.wanted)
             for start in range(0, kept.num_rows, CHUNK_LINES):
                 yield from rows_of(kept.slice(start, CHUNK_LINES))
+            row += kept.num_rows
+
+    def _next(self, stream: Any, row: int) -> Any:
+        """Return the next batch of rows, None at the end; `row` is the last that was read."""
+        try:
+            return next(stream, None)
+        except self._errors as error:
+            told = str(error).partition("\n")[0]
+            kind = type(self._frame).__name__
+            raise InputUnreadable(f"a {kind}, after row {row}: {told}; mend its rows") from None

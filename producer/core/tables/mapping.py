@@ -17,6 +17,7 @@ from contract.openai.pooling import EMBEDDINGS_URL
 from producer.core.rows import bad_row
 from producer.core.submission import BadOption
 from producer.core.tables.cells import (
+    JSON,
     BadCell,
     empty,
     list_or_object,
@@ -107,8 +108,7 @@ class RowMapping:
             own = {"custom_id": request.pop("custom_id")} if "custom_id" in request else {}
             request = own | {"url": self._url, "body": request}
         try:
-            option = orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY
-            return orjson.dumps(request, plain, option)
+            return orjson.dumps(request, plain, JSON | orjson.OPT_APPEND_NEWLINE)
         except TypeError:
             cell = not_json({column: row.get(column) for column in self.wanted})
             return bad_row(cell.problem, cell.column, request.get("custom_id"))

@@ -8,6 +8,7 @@ from typing import Any, Self
 import orjson
 
 from contract.results import ResultLine
+from producer.core.answers import finish_reason_of, text_of, tokens_of
 from producer.core.places.place import Place
 from producer.core.tables.arrow import pyarrow
 from producer.core.tables.arrow_table import ParquetTable
@@ -45,14 +46,12 @@ def row_of(line: ResultLine) -> dict[str, Any]:
 
 def _answer(body: dict[str, Any]) -> dict[str, Any]:
     """Return what has a column of its own in a response."""
-    choice = next(iter(body.get("choices") or []), None) or {}
-    text = (choice.get("message") or {}).get("content", choice.get("text"))
-    usage = body.get("usage") or {}
+    asked, written = tokens_of(body)
     return {
-        "text": text if isinstance(text, str) else None,
-        "finish_reason": choice.get("finish_reason"),
-        "prompt_tokens": usage.get("prompt_tokens"),
-        "completion_tokens": usage.get("completion_tokens"),
+        "text": text_of(body),
+        "finish_reason": finish_reason_of(body),
+        "prompt_tokens": asked,
+        "completion_tokens": written,
     }
 
 

@@ -62,6 +62,8 @@ class TableSource:
         first = open_table(places[0])
         try:
             self._mapping = RowMapping(pairs, first.columns)
+            #: The fields that columns give.
+            self.fields = self._mapping.columns.keys()
             #: How many rows there are, None where the files do not say so in advance.
             self.size = first.rows if len(places) == 1 else None
         finally:

@@ -11,6 +11,7 @@ from typing import Any
 
 import orjson
 
+from contract.openai.numbers import whole
 from producer.gateway.anthropic.elements import Elements, decoded
 from producer.gateway.anthropic.protocol import ENDPOINT
 from producer.gateway.errors import ApiError, invalid
@@ -125,7 +126,7 @@ def _check(params: Any, at: str) -> None:
         raise invalid(f"{at}: give the body of a POST to {ENDPOINT}, an object", at)
     if not isinstance(params.get("model"), str) or not params["model"]:
         raise invalid(f"{at}.model: name a model", f"{at}.model")
-    tokens = params.get("max_tokens")
+    tokens = whole(params.get("max_tokens"))
     if type(tokens) is not int or tokens < 1:
         raise invalid(f"{at}.max_tokens: give a whole number from 1", f"{at}.max_tokens")
     if not isinstance(params.get("messages"), list) or not params["messages"]:

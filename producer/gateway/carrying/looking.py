@@ -1,8 +1,8 @@
 """Looks a batch's file through before anything is queued: what is wrong with it, what it asks for.
 
 As at OpenAI, a line that cannot be told apart from others refuses the whole file: one that is no
-JSON, has no custom_id or another line's, or names another endpoint. What is wrong with a body
-concerns its line alone (producer/core/lines.py).
+JSON, is too long, has no custom_id or another line's, or names another endpoint. What is wrong with
+a body concerns its line alone (producer/core/lines.py).
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def look_through(
     Args:
         path: the file, or one compressed by gzip or zstd.
         endpoint: what the url of each line must be.
-        max_line_bytes: longer lines are not read: they get an error result when they are queued.
+        max_line_bytes: a longer line refuses the file, for nobody knows its custom_id.
         most_requests: more refuse the file; 0 for no limit.
         report: may raise to stop it.
     """
@@ -127,7 +127,10 @@ def _looked(
         try:
             for chunk in chunks(source.lines(), None, max_line_bytes):
                 for number, line in chunk.lines:
-                    if number not in chunk.too_long:
+                    if number in chunk.too_long:
+                        size = chunk.too_long[number]
+                        looked.problems.append(_too_long(number, size, max_line_bytes))
+                    else:
                         _look(looked, is_new, endpoint, number, line)
                 looked.requests += len(chunk.lines)
                 if most_requests and looked.requests > most_requests:
@@ -150,6 +153,14 @@ def _looked(
 def _too_many(most: int) -> Problem:
     told = f"the file has more than {most} requests; split it into several batches"
     return Problem("too_many_tasks", told)
+
+
+def _too_long(number: int, size: int, limit: int) -> Problem:
+    told = (
+        f"the line has {size} bytes, more than {limit} (WARMQ_MAX_LINE_BYTES); shorten it, or split"
+        " it"
+    )
+    return Problem("line_too_long", told, None, number)
 
 
 def _look(

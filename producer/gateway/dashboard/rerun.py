@@ -70,11 +70,16 @@ def _again(view: View, record: BatchRecord, reading: Reading) -> tuple[str, int]
             writer,
             record_of(file_id, caller, incoming, "batch", None, int(services.clock.now())),
         )
-    asked = {
+    asked: dict[str, object] = {
         "input_file_id": kept.id, "endpoint": record.endpoint, "order": record.order,
         "completion_window": record.completion_window, "once": record.once,
+        "priority": max(record.priority, caller.highest_priority),
         "metadata": {"failed_lines_of": record.id},
     }  # fmt: skip
+    if record.output_expires_after_s is not None:
+        asked["output_expires_after"] = {
+            "anchor": "created_at", "seconds": record.output_expires_after_s
+        }  # fmt: skip
     return api.create(services, caller, orjson.dumps(asked), "").id, count
 
 

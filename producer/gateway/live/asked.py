@@ -11,6 +11,7 @@ from contract.errors import RequestRejected
 from contract.openai.body import CHAT_URL, LIMITS
 from contract.openai.decode import decode, encode
 from contract.openai.lines import check_body
+from contract.openai.numbers import whole
 from contract.openai.plain_text import tells_text
 from contract.openai.sequences import sequences_of
 from producer.gateway.errors import ApiError, invalid
@@ -102,7 +103,7 @@ def _stream(url: str, body: dict[str, Any]) -> StreamOptions | None:
 
 def _priority(body: dict[str, Any]) -> int:
     """Take the queue's priority out of the body: vLLM's own field, or OpenAI's tier."""
-    asked = body.get("priority")
+    asked = whole(body.get("priority"))
     if type(asked) is int:  # anything else is refused by name with the other fields
         del body["priority"]
         return max(URGENT, asked)

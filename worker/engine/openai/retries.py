@@ -45,10 +45,12 @@ class Condition(StrEnum):
     ENDED = "finish_reason `abort`: the server was told to end"
 
 
+#: Statuses that a server gives again to the same request. 402 is about an account, as 401 is.
+_REFUSALS = sorted(set(range(400, 500)) - {401, 402, 403, 408, 409, 425, 429})
 #: What happened, in the words of the table; the HTTP statuses (also those inside a stream's error
 #: event) and conditions that it stands for; what is done.
 TABLE: tuple[tuple[str, tuple[int | Condition, ...], Action], ...] = (
-    ("400, 404, 405, 413, 415, 422", (400, 404, 405, 413, 415, 422), Action.REJECT),
+    ("501; 400, 404 and other 4xx that are not below", (*_REFUSALS, 501), Action.REJECT),
     ("401, 403: the key is refused", (401, 403), Action.CLOSED),
     ("408, 409, 425, 429; 503 with Retry-After", (408, 409, 425, 429), Action.WAIT),
     ("503 without Retry-After, 500, 502, 504, other 5xx", (500, 502, 503, 504), Action.PROBE),

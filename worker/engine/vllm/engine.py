@@ -173,14 +173,14 @@ class VllmEngine:
         except Aborted as error:
             raise self._ended() from error
         except serving.CLIENT_ERRORS as error:
-            raise serving.rejected(error) from error
+            raise serving.rejected(error, request.body) from error
         except WarmqError:
             raise
         except Exception as error:
             if self.dead():
                 raise self._died(error) from error
-            if in_media(error):
-                raise serving.rejected(error) from error
+            if in_media(error) or isinstance(error, serving.REFUSALS):
+                raise serving.rejected(error, request.body) from error
             raise RequestFailed(f"{type(error).__name__}: {error}") from error
 
     async def _answer(self, request: EngineRequest, request_id: str) -> Completion:
@@ -257,7 +257,7 @@ class VllmEngine:
         error = response.error
         if self.dead():
             return self._died(error.message)
-        if error.code >= 500:
+        if error.code >= 500 and error.code != serving.NOT_IMPLEMENTED:
             return RequestFailed(error.message)
         if error.code != 404:
             return RequestRejected(error.message, field=error.param)

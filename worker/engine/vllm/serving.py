@@ -16,6 +16,7 @@ from contract.errors import EngineDead, RequestRejected
 from contract.openai.body import CHAT_URL, COMPLETION_URL
 from contract.openai.pooling import EMBEDDINGS_URL, RERANK_URLS, SCORE_URLS
 from worker.engine import Completion
+from worker.engine.vllm.form_errors import told
 from worker.engine.vllm.forms import lacking, make_forms
 from worker.engine.vllm.names import (
     EmbeddingRequest,
@@ -38,6 +39,10 @@ CLIENT_ERRORS = (
 )  # fmt: skip
 #: Of a text, quotes would be escaped.
 _NO_EMBEDDING = re.compile(rb'"embedding":\s*\[\s*\]')
+#: The status of what vLLM's errors say it has not: no second try has it.
+NOT_IMPLEMENTED = 501
+#: What its code raises for a request that it cannot take, and again each time.
+REFUSALS = (LookupError, AttributeError, AssertionError, ArithmeticError, RecursionError)
 #: Parameters that vLLM names when a prompt does not fit.
 LENGTH_PARAMETERS = {"input_tokens", "input_text", "max_tokens", "max_completion_tokens"}
 
@@ -138,9 +143,9 @@ def tell_what_is_lacking(serving: Mapping[str, Served]) -> None:
     """Log which fields of requests the running release does not know."""
     lacks = {name for served in serving.values() for name in served.lacks}
     if lacks:
-        told = "vLLM %s does not know %s; requests with these fields are refused"
+        text = "vLLM %s does not know %s; requests with these fields are refused"
         extra = {"action": "fields_unknown"}
-        log.info(told, named(installed()), ", ".join(sorted(lacks)), extra=extra)
+        log.info(text, named(installed()), ", ".join(sorted(lacks)), extra=extra)
 
 
 def parses_chats(config: Any) -> bool:
@@ -173,16 +178,16 @@ def pooled(raw: bytes, model: str | None) -> Completion:
     return Completion(raw, orjson.loads(bytes(answer["usage"]))["prompt_tokens"], 0)
 
 
-def rejected(error: Exception) -> RequestRejected:
+def rejected(error: Exception, body: Mapping[str, Any]) -> RequestRejected:
+    """Return the error of a request's line, in vLLM's words; `body` is the request's."""
     if isinstance(error, pydantic.ValidationError):
-        problem = error.errors(include_url=False, include_input=False)[0]
-        # Where vLLM has several forms of a request, its path names their classes, too.
-        path = [str(part) for part in problem["loc"]]
-        field = ".".join(part for part in path if not part[:1].isupper() and "[" not in part)
-        return RequestRejected(f"field body.{field}: {problem['msg']}", field=f"body.{field}")
+        field, problem = told(error, body)
+        return RequestRejected(f"field body.{field}: {problem}", field=f"body.{field}")
     parameter = getattr(error, "parameter", None)
     too_long = parameter in LENGTH_PARAMETERS or "context length" in str(error)
     code = "context_length_exceeded" if too_long else "invalid_request"
     # Where an object lies in memory is of use to an attacker only; vLLM's server hides it, too.
     message = re.sub(r" at 0x[0-9a-f]+>", ">", str(error))
+    if isinstance(error, REFUSALS):  # they say little without their names
+        message = f"vLLM cannot take this request: {type(error).__name__}: {message}"
     return RequestRejected(message or type(error).__name__, code=code, field=parameter)

@@ -1,0 +1,77 @@
+"""What vLLM's forms refuse is told by the form that was meant, with the field's whole path."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pydantic
+import pytest
+from openai.types.chat import ChatCompletionContentPartParam
+
+from worker.engine.vllm.form_errors import told
+
+MESSAGES = [{"role": "user", "content": "x"}]
+STOPS = ["a", "b", "c", "d", "e"]
+RESPONSE = {"type": "json_schema", "json_schema": {"name": "n", "schema": 5}}
+CASES: list[tuple[dict[str, Any], str, str]] = [
+    ({"stop": STOPS}, "stop", "at most 4 items"),
+    ({"stop": ["a", 5]}, "stop.1", "valid string"),
+    ({"response_format": RESPONSE}, "response_format.json_schema.schema", "valid dictionary"),
+    ({"response_format": {"type": "js"}}, "response_format.type",
+     "'text', 'json_object' or 'json_schema', 'structural_tag'"),
+    ({"tools": [{"type": "function", "function": {}}]}, "tools.0.function.name", "required"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fields", "field", "problem"), CASES, ids=str)
+def test_the_form_that_was_meant_tells(fields: dict[str, Any], field: str, problem: str) -> None:
+    from worker.engine.vllm.names import ChatCompletionRequest
+
+    body = {"messages": MESSAGES} | fields
+    with pytest.raises(pydantic.ValidationError) as raised:
+        pydantic.TypeAdapter(ChatCompletionRequest).validate_python(body)
+    found = told(raised.value, body)
+    assert found[0] == field
+    assert problem in found[1]
+
+
+PARTS: list[tuple[Any, str, str]] = [
+    ({"type": "image"}, "type", "'text', 'image_url', 'input_audio', 'file'"),
+    ({"type": "text"}, "text", "required"),
+    ({"type": "text", "text": 5}, "text", "valid string"),
+    ({"type": "image_url", "image_url": {"url": 5}}, "image_url.url", "valid string"),
+]
+
+
+@pytest.mark.parametrize(("part", "field", "problem"), PARTS, ids=str)
+def test_a_part_of_a_content_has_its_whole_path(part: Any, field: str, problem: str) -> None:
+    content = [{"type": "text", "text": "x"}, part]
+    with pytest.raises(pydantic.ValidationError) as raised:
+        pydantic.TypeAdapter(list[ChatCompletionContentPartParam]).validate_python(content)
+    body = {"messages": [*MESSAGES, {"role": "user", "content": content}]}
+    found = told(raised.value, body)
+    assert found[0] == f"messages.1.content.1.{field}"
+    assert problem in found[1]
+
+
+def test_a_response_that_has_no_such_part() -> None:
+    from worker.engine.vllm.names import ResponsesRequest
+
+    body = {"input": [{"role": "user", "content": [{"type": "image"}]}]}
+    with pytest.raises(pydantic.ValidationError) as raised:
+        pydantic.TypeAdapter(ResponsesRequest).validate_python(body)
+    assert told(raised.value, body)[0] == "input.0.content.0.type"
+
+
+@pytest.mark.parametrize(
+    "error", [KeyError("x"), IndexError("i"), AttributeError("a"), AssertionError("s")], ids=repr
+)
+def test_what_vllm_cannot_take_is_the_lines_error_in_its_own_words(error: Exception) -> None:
+    from worker.engine.vllm.serving import REFUSALS, rejected
+
+    assert isinstance(error, REFUSALS)
+    found = rejected(error, {})
+    assert (found.code, f"{type(error).__name__}: {error}" in found.message) == (
+        "invalid_request",
+        True,
+    )
