@@ -65,7 +65,8 @@ local function batch_state(id)
       b.older, b.once = b.life and not f[1], f[10]
       local completed = tonumber(f[5] or 0)
       if completed > 0 and not b.once then -- lines that share an answer are counted, too
-        b.mean = math.floor((tonumber(f[6] or 0) + tonumber(f[7] or 0)) / completed)
+        local tokens = tonumber(f[6] or 0) + tonumber(f[7] or 0)
+        b.mean = tokens > 0 and math.max(1, math.floor(tokens / completed)) or nil
       end
     end
     batches[id] = b

@@ -26,10 +26,11 @@ local function unpack_lease(record)
            home = home, id = id, batch = batch, life = life }
 end
 
--- Of a record only what end_turn needs: home and cost. Each table is work for the garbage collector.
+-- Of a record only what a charge needs: home, cost and size. Each table is work for the garbage
+-- collector.
 local function charge_of(record)
-  local cost, home = string.match(record, '^%d+%z(%d+)%z%d+%z%Z*%z(%Z*)%z')
-  return home, tonumber(cost)
+  local cost, size, home = string.match(record, '^%d+%z(%d+)%z(%d+)%z%Z*%z(%Z*)%z')
+  return home, tonumber(cost), tonumber(size)
 end
 
 -- Takes a lease of protocol 1 from where its workers look; returns its record in the form of today.
@@ -96,11 +97,12 @@ local function charged_for(lease)
   return noted and tonumber(string.match(noted, '^%d+')) or 1
 end
 
--- Ends what a lease is charged for: its slots of the cap, and `cost` for `used` tokens.
-local function end_charge(lease, home, cost, used, answered)
+-- Ends what a lease is charged for: its slots of the cap, and `cost` for `used` tokens. `reported`
+-- are those that the engine has told of an answer, nil where there is none.
+local function end_charge(lease, home, cost, used, reported)
   local sequences = charged_for(lease)
   if sequences > 1 then redis.call('HDEL', SEQUENCES, lease) end
-  end_turn(home, sequences, cost, used, answered)
+  end_turn(home, sequences, cost, used, reported)
 end
 
 -- A worker of 0.2 that sweeps ends a lease as one of one sequence: what it has left is ended here.

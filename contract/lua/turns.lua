@@ -19,6 +19,9 @@
 local CELERY = 'celery'
 -- Tokens of a request of which nothing is known but its size: a text has about four bytes a token.
 local UNKNOWN_ANSWER, BYTES_A_TOKEN = 64, 4
+-- The most that one request is charged, and what one costs that its author must change: it took a
+-- place among what a worker holds, and time to be read. What a server reports may be absurd.
+local MOST_COST, REJECTION = 2 ^ 20, 16
 -- How long a tenant without messages is remembered, and a queue that nobody uses, in ms.
 local LEFT_MS, QUEUE_MS = 600000, 7 * 86400000
 -- Requests over which the queue's mean forgets.
@@ -217,11 +220,13 @@ end
 
 -- What leases that end change, added up by list: applied once, at a script's end.
 local ended_turns = {}
-local function end_turn(home, sequences, cost, used, answered)
-  local sum = ended_turns[home] or { sequences = 0, tokens = 0, used = 0, answered = 0 }
+local function end_turn(home, sequences, cost, used, reported)
+  local sum = ended_turns[home] or { sequences = 0, tokens = 0, used = 0, reported = 0, answered = 0 }
   ended_turns[home] = sum
   sum.sequences, sum.tokens = sum.sequences - sequences, sum.tokens + used - cost
-  if answered then sum.used, sum.answered = sum.used + used, sum.answered + 1 end
+  if reported then
+    sum.used, sum.reported, sum.answered = sum.used + used, sum.reported + reported, sum.answered + 1
+  end
 end
 
 -- How long an hour's tokens are kept, in ms: the last hour and the one before are shown.
@@ -238,7 +243,7 @@ local function apply_turns()
     if sum.answered > 0 then
       local queue, _, tenant = place_of(list)
       local key = turns_key(queue)
-      if sum.used > 0 then note_used(queue, tenant, sum.used) end
+      if sum.reported > 0 then note_used(queue, tenant, string.format('%.0f', sum.reported)) end
       local mean, found = tonumber(redis.call('HGET', key, 'mean')), sum.used / sum.answered
       mean = mean and mean + (found - mean) * math.min(1, sum.answered / MEAN_OVER) or found
       redis.call('HSET', key, 'mean', string.format('%.1f', mean))
@@ -247,14 +252,21 @@ local function apply_turns()
   end
 end
 
+-- The tokens of a text of so many bytes.
+local function cost_of_size(size)
+  return math.max(1, math.min(math.floor(size / BYTES_A_TOKEN), MOST_COST))
+end
+
 -- The tokens that a message will probably need: as its batch's requests so far, else as the
--- queue's, else by its size and how many answers it asks for.
+-- queue's, else by its size and how many answers it asks for. A mean of 0 says nothing: some engines
+-- report no tokens.
 local queue_means = {}
 local function cost_of(list, b, size, sequences)
   if b and b.mean then return b.mean end
   local queue = place_of(list)
   if queue_means[queue] == nil then
-    queue_means[queue] = tonumber(redis.call('HGET', turns_key(queue), 'mean')) or false
+    local mean = tonumber(redis.call('HGET', turns_key(queue), 'mean'))
+    queue_means[queue] = mean and mean > 0 and math.max(1, mean)
   end
-  return queue_means[queue] or math.floor(size / BYTES_A_TOKEN) + UNKNOWN_ANSWER * sequences
+  return queue_means[queue] or cost_of_size(size) + UNKNOWN_ANSWER * sequences
 end
