@@ -23,7 +23,7 @@ local PASSES, ALL_PASSES = 8, 500
 -- Runs of 32 neighbours keep more than 95 % of what the prefix cache gains from small groups,
 -- whichever worker takes the next run; and a tenant that comes waits for no longer than the slots
 -- take to be filled anew.
-local TURN = math.max(1, math.min(32, tonumber(slots)))
+local TURN = math.max(1, math.min(LONGEST_TURN, tonumber(slots)))
 local many = tonumber(ARGV[12])
 local now = now_ms()
 unblock()
@@ -38,7 +38,7 @@ local out, leased, examined, bytes, free_numbers = {}, 0, 0, 0, 0
 local any_returns = redis.call('EXISTS', 'warmq:returns') == 1
 local any_revoked = redis.call('EXISTS', 'warmq:revoked') == 1
 local records, ends = {}, {} -- of the leases: (id, record) and (when it ends, id)
-local noted = {} -- of those of many sequences: (id, sequences and home)
+local noted = {} -- of those of many sequences, or a weight: (id, sequences, home and weight)
 
 local function is_revoked(id)
   local until_s = any_revoked and redis.call('ZSCORE', 'warmq:revoked', id)
@@ -106,7 +106,7 @@ end
 local charged, charged_tokens = 0, 0
 local function lease(list, message, r)
   local id = worker .. '/' .. string.format('%d', next_number())
-  local cost = cost_of(list, r.batch ~= '' and batch_state(r.batch), #message, r.sequences)
+  local cost = cost_of(list, r.batch ~= '' and batch_state(r.batch), message, r.sequences)
   local home = home_of(list, r)
   local record = lease_record(slots, string.format('%d', cost), #message, list, home, r.id, r.batch, r.life)
   if list == suspects then
@@ -117,10 +117,12 @@ local function lease(list, message, r)
   redis.call('LMOVE', list, leased_key(id), 'RIGHT', 'LEFT')
   local at = #records
   records[at + 1], records[at + 2], ends[at + 1], ends[at + 2] = id, record, now + lease_ms, id
-  if r.sequences > 1 then
-    noted[#noted + 1], noted[#noted + 2] = id, r.sequences .. '\0' .. home
-    many = many - 1
+  local weight = (terms_of((select(3, place_of(home)))))
+  if r.sequences > 1 or weight ~= 1 then
+    local ending = weight ~= 1 and '\0' .. string.format('%.14g', weight) or ''
+    noted[#noted + 1], noted[#noted + 2] = id, r.sequences .. '\0' .. home .. ending
   end
+  if r.sequences > 1 then many = many - 1 end
   local returns, deaths = '0', '0'
   if any_returns then
     returns = redis.call('HGET', 'warmq:returns', r.id) or '0'
