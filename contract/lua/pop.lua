@@ -18,6 +18,8 @@ local worker, queue, k = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local max_bytes, lease_ms, slots = tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6]
 local ttl_ms, date = tonumber(ARGV[7]), ARGV[8]
 local EXAMINE = 1000 -- messages looked at in one call, dropped ones included
+-- Messages without a use that are taken from one list in one call: others do not wait for the rest.
+local most_unused = 100
 -- Lists of one tenant that are passed over in one call, and of all.
 local PASSES, ALL_PASSES = 8, 500
 -- Runs of 32 neighbours keep more than 95 % of what the prefix cache gains from small groups,
@@ -68,6 +70,14 @@ end
 -- whether it did.
 local function end_unrun(list, message, r)
   local b = r.batch ~= '' and batch_state(r.batch)
+  if b and not b.life and string.sub(list, -#r.batch - 1) == '\6' .. r.batch then
+    -- The list is of a batch that is gone: all of it goes at once.
+    local waiting = redis.call('LLEN', list)
+    redis.call('UNLINK', list)
+    if waiting > 1 then add_to_queue(queue, 'waiting', 1 - waiting) end
+    forget_counts(r.id)
+    return true
+  end
   if b and not batch_alive(r.batch, r.life) then
     redis.call('LTRIM', list, 0, -2)
     if not b.life then forget_counts(r.id) end -- else they are those of a batch of the same name
@@ -134,6 +144,7 @@ local function lease(list, message, r)
 end
 
 local full = k <= 0
+local unused_left = false -- whether messages without a use were left where they are
 
 -- Lists whose next message is one of many sequences, for which this worker has no room now, and
 -- tenants of which all are such, or as many as are looked at.
@@ -153,6 +164,7 @@ end
 -- Takes messages from a list until `most` sequences are leased or none is left; returns what kept
 -- the next one back.
 local function take_from(list, most, room)
+  local unused = 0
   while not full and charged < most do
     -- One at a time: a range of the list could be gigabytes.
     local message = redis.call('LINDEX', list, -1)
@@ -178,6 +190,13 @@ local function take_from(list, most, room)
     examined = examined + 1
     bytes = bytes + #message
     if leased >= k then full = true end
+    if not usable or ended or reason then
+      unused, charged_tokens = unused + 1, charged_tokens + 1 -- so that its next ones come later
+      if unused >= most_unused and room then
+        unused_left = true
+        return 'passed'
+      end
+    end
   end
 end
 
@@ -234,7 +253,7 @@ end
 local function take_run(step, list, most, room)
   local before = examined
   local finished, why = pcall(take_from, list, math.min(most, room), room)
-  if charged > 0 then charge(list, charged, charged_tokens) end
+  if charged_tokens > 0 then charge(list, charged, charged_tokens) end
   turn_left = math.max(0, turn_left - charged)
   charged, charged_tokens = 0, 0
   if examined > before and not is_kombus(list) then
@@ -266,11 +285,20 @@ local function take_turns()
   end
 end
 
+-- Where nobody has got anything, nobody waits for the removal.
+local function take_all()
+  take_turns()
+  if leased == 0 and unused_left and not full then
+    most_unused, unused_left, passed, passes = EXAMINE, false, {}, 0
+    take_turns()
+  end
+end
+
 local function take_named()
   for i = 13, #ARGV do take_from(ARGV[i], math.huge) end
 end
 
-local finished, problem = pcall(#ARGV > 12 and take_named or take_turns)
+local finished, problem = pcall(#ARGV > 12 and take_named or take_all)
 if not full and examined == 0 and passes == 0 and #ARGV <= 12 then forget_waiting(queue) end
 call_many('HSET', worker_key(worker), records)
 call_many('ZADD', LEASES, ends)
@@ -279,6 +307,6 @@ apply_to_batches(now)
 if not finished then error(problem, 0) end
 if bytes > 1024 * 1024 then collectgarbage() end
 local head = { now, redis.call('LLEN', suspects), redis.call('GET', suspects .. ':group') or '0',
-               full and 1 or 0, highest, turn, turn_left }
+               (full or unused_left) and 1 or 0, highest, turn, turn_left }
 for i = 1, #out do head[7 + i] = out[i] end
 return head

@@ -155,6 +155,16 @@ local function drop_list(list)
   end
 end
 
+-- Removes the list that is a batch's alone, whatever its length, and its turns: for a batch that is gone
+-- or being deleted.
+local function remove_list(batch, list)
+  if not list or string.sub(list, -#batch - 1) ~= '\6' .. batch then return end
+  local waiting = redis.call('LLEN', list)
+  redis.call('UNLINK', list)
+  if waiting > 0 then add_to_queue((place_of(list)), 'waiting', -waiting) end
+  drop_list(list)
+end
+
 -- Why no more may be queued, nil if they may: Redis uses more than a fraction of its maxmemory or,
 -- where it has none, so many messages wait. Of kombu's lists only their own are counted.
 local function why_full(list, most, fraction)
