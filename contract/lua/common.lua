@@ -1,4 +1,4 @@
--- Shared by every script (contract/redis/scripts.py puts it, message.lua, turns.lua and leases.lua
+-- Shared by every script (contract/redis/scripts.py puts it, message.lua, turns.lua, charges.lua and leases.lua
 -- in front).
 -- Keys are listed in docs/architecture.md. Time is always Redis TIME, in ms.
 

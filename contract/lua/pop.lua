@@ -203,21 +203,6 @@ end
 -- The turn that goes on: its list, and how many sequences are left of it.
 local turn, turn_left = ARGV[10], tonumber(ARGV[11])
 
--- The first of a ZSET that was not passed.
-local function first_of(ring, prefix)
-  local at = 0
-  while true do
-    local found = redis.call('ZRANGE', ring, at, at)[1]
-    if not found or (passed[prefix .. found] or 0) < PASSES then return found end
-    at = at + 1
-  end
-end
-
-local function room_at(step, tenant)
-  local room = room_of(queue, tenant)
-  return room < math.huge and waits_above(queue, step, tenant) and 0 or room
-end
-
 -- The list whose turn it is among those of a priority, how many sequences it may give now, and how
 -- many its tenant's cap leaves.
 local function next_list(step)
@@ -225,19 +210,19 @@ local function next_list(step)
   if turn_left > 0 and turn ~= '' and not passed[turn] then
     local of_queue, of_step, tenant = place_of(turn)
     if of_queue == queue and of_step == step and redis.call('ZSCORE', ring, tenant) then
-      local room = room_at(step, tenant)
+      local room = room_at(queue, step, tenant)
       if room > 0 and redis.call('EXISTS', turn) == 1 then return turn, turn_left, room end
     end
   end
   while true do
-    local tenant = first_of(ring, ring .. '\6')
+    local tenant = first_of(ring, ring .. '\6', passed, PASSES)
     if not tenant then return nil end
     local lists = ring .. '\6' .. tenant
-    local room = room_at(step, tenant)
+    local room = room_at(queue, step, tenant)
     if room <= 0 then
       cap_turns(queue, step, tenant)
     else
-      local list = first_of(lists, '')
+      local list = first_of(lists, '', passed, PASSES)
       if list then
         turn, turn_left = list, TURN
         -- Where nobody else waits there is nobody to give turns to.
