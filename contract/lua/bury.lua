@@ -11,7 +11,7 @@ local now, l = now_ms(), unpack_lease(record)
 unblock()
 local function ending(r) return ending_meta(r, 'RequestRejected', 'invalid_json', reason, ARGV[5]) end
 give_up(lease, l, reason, now, ending, tonumber(ARGV[4]))
-if tonumber(redis.call('ZSCORE', LEASES, lease) or -1) >= 0 then end_charge(lease, l.home, l.cost, 0) end
+if tonumber(redis.call('ZSCORE', LEASES, lease) or -1) >= 0 then end_charge(lease, l.home, l.cost, REJECTION) end
 drop_lease(ARGV[1], lease)
 apply_turns()
 apply_to_batches(now)

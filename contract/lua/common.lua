@@ -1,4 +1,4 @@
--- Shared by every script (contract/redis/scripts.py puts it, message.lua, turns.lua and leases.lua
+-- Shared by every script (contract/redis/scripts.py puts it, message.lua, turns.lua, charges.lua and leases.lua
 -- in front).
 -- Keys are listed in docs/architecture.md. Time is always Redis TIME, in ms.
 
@@ -72,7 +72,8 @@ local function batch_state(id)
       b.older, b.once = b.life and not f[1], f[10]
       local completed = tonumber(f[5] or 0)
       if completed > 0 and not b.once then -- lines that share an answer are counted, too
-        b.mean = math.floor((tonumber(f[6] or 0) + tonumber(f[7] or 0)) / completed)
+        local tokens = tonumber(f[6] or 0) + tonumber(f[7] or 0)
+        b.mean = tokens > 0 and math.max(1, math.floor(tokens / completed)) or nil
       end
     end
     batches[id] = b

@@ -2,7 +2,7 @@
 -- index chunk by chunk (delete_chunk.lua); should it die, a worker does (worker/drain/leases.py).
 -- ARGV: batch, life, force 0|1
 --   force deletes a batch that is not finished; the caller has cancelled it
--- Touches: warmq:batch:<id>, warmq:retiring, channel warmq:batch-cancel
+-- Touches: warmq:batch:<id>, its list, warmq:turns:*, warmq:retiring, channel warmq:batch-cancel
 -- Returns: 1, or 0 if the batch is not finished, or another one than meant.
 local key = batch_key(ARGV[1])
 if redis.call('HEXISTS', key, 'deleting') == 1 then return 1 end
@@ -13,5 +13,6 @@ redis.call('HSET', key, 'deleting', 1)
 redis.call('PERSIST', key) -- it must not expire before what it leads to
 redis.call('PERSIST', key .. ':index')
 redis.call('ZADD', RETIRING, now_ms(), ARGV[1])
+remove_list(ARGV[1], b.list)
 redis.call('PUBLISH', 'warmq:batch-cancel', ARGV[1])
 return 1

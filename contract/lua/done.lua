@@ -27,14 +27,26 @@ local function keep(lease, record, id, batch, outcome)
   note_ended(batch, id, outcome, l.size, l.home)
 end
 
+-- What a request costs its tenant: the tokens that its engine reported. Where it reported none, what
+-- its slot cost: an answer by its size, a request that its author must change a little, and any other
+-- ending what its lease was charged. Without an outcome the request runs on, under another lease.
+local function cost_of_ending(outcome, kept, reported, cost, size)
+  if reported > 0 then return math.min(reported, MOST_COST) end
+  if outcome == '' then return 0 end
+  if outcome == 'completed' then return cost_of_size(size) end
+  if outcome == 'failed' and kept ~= '1' then return REJECTION end
+  return math.max(1, cost)
+end
+
 local function finish(n)
   local i, lease, owned, record = 9 * n - 6, given[n], ends[n], records[n]
   local id, batch, life, outcome = ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], ARGV[i + 4]
   if owned and tonumber(owned) >= 0 then -- else its turn has ended with its return to the queue
-    local used = (tonumber(ARGV[i + 6]) or 0) + (tonumber(ARGV[i + 7]) or 0)
     if record then
-      local home, cost = charge_of(record)
-      end_charge(lease, home, cost, used, outcome == 'completed')
+      local home, cost, size = charge_of(record)
+      local reported = (tonumber(ARGV[i + 6]) or 0) + (tonumber(ARGV[i + 7]) or 0)
+      local used = cost_of_ending(outcome, ARGV[i + 5], reported, cost, size)
+      end_charge(lease, home, cost, used, outcome == 'completed' and reported)
     end
   end
   if outcome == 'completed' or (owned and outcome ~= '') then

@@ -26,10 +26,11 @@ local function unpack_lease(record)
            home = home, id = id, batch = batch, life = life }
 end
 
--- Of a record only what end_turn needs: home and cost. Each table is work for the garbage collector.
+-- Of a record only what a charge needs: home, cost and size. Each table is work for the garbage
+-- collector.
 local function charge_of(record)
-  local cost, home = string.match(record, '^%d+%z(%d+)%z%d+%z%Z*%z(%Z*)%z')
-  return home, tonumber(cost)
+  local cost, size, home = string.match(record, '^%d+%z(%d+)%z(%d+)%z%Z*%z(%Z*)%z')
+  return home, tonumber(cost), tonumber(size)
 end
 
 -- Takes a lease of protocol 1 from where its workers look; returns its record in the form of today.
@@ -86,21 +87,25 @@ local function adopt_letter(letter, record)
   return adopted
 end
 
--- How many sequences a lease is charged for. Only those of more than one are noted, in a hash beside
--- the records, whose form workers of 0.2 read, too: <lease> -> <sequences> NUL <home>.
+-- How many sequences a lease is charged for, and by which weight of its tenant its tokens were
+-- divided. Where either is not 1 they are noted, in a hash beside the records, whose form workers of
+-- 0.2 read, too: <lease> -> <sequences> NUL <home>, then NUL <weight> where that is not 1.
 local SEQUENCES = 'warmq:sequences'
 local any_sequences
 local function charged_for(lease)
   if any_sequences == nil then any_sequences = redis.call('EXISTS', SEQUENCES) == 1 end
   local noted = any_sequences and redis.call('HGET', SEQUENCES, lease)
-  return noted and tonumber(string.match(noted, '^%d+')) or 1
+  if not noted then return 1, 1, false end
+  local sequences, weight = string.match(noted, '^(%d+)%z%Z*%z?([%d.]*)$')
+  return tonumber(sequences) or 1, tonumber(weight) or 1, true
 end
 
--- Ends what a lease is charged for: its slots of the cap, and `cost` for `used` tokens.
-local function end_charge(lease, home, cost, used, answered)
-  local sequences = charged_for(lease)
-  if sequences > 1 then redis.call('HDEL', SEQUENCES, lease) end
-  end_turn(home, sequences, cost, used, answered)
+-- Ends what a lease is charged for: its slots of the cap, and `cost` for `used` tokens. `reported`
+-- are those that the engine has told of an answer, nil where there is none.
+local function end_charge(lease, home, cost, used, reported)
+  local sequences, weight, noted = charged_for(lease)
+  if noted then redis.call('HDEL', SEQUENCES, lease) end
+  end_turn(home, sequences, cost, used, reported, weight)
 end
 
 -- A worker of 0.2 that sweeps ends a lease as one of one sequence: what it has left is ended here.
@@ -111,7 +116,7 @@ local function end_left_charges()
     local runs = worker and redis.call('HEXISTS', worker_key(worker), lease) == 1
       and tonumber(redis.call('ZSCORE', LEASES, lease) or -1) >= 0
     if not runs then
-      local sequences, home = string.match(noted[i + 1], '^(%d+)%z(.*)$')
+      local sequences, home = string.match(noted[i + 1], '^(%d+)%z(%Z*)')
       if home then charge(home, 1 - tonumber(sequences), 0) end
       redis.call('HDEL', SEQUENCES, lease)
     end

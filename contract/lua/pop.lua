@@ -18,12 +18,14 @@ local worker, queue, k = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local max_bytes, lease_ms, slots = tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6]
 local ttl_ms, date = tonumber(ARGV[7]), ARGV[8]
 local EXAMINE = 1000 -- messages looked at in one call, dropped ones included
+-- Messages without a use that are taken from one list in one call: others do not wait for the rest.
+local most_unused = 100
 -- Lists of one tenant that are passed over in one call, and of all.
 local PASSES, ALL_PASSES = 8, 500
 -- Runs of 32 neighbours keep more than 95 % of what the prefix cache gains from small groups,
 -- whichever worker takes the next run; and a tenant that comes waits for no longer than the slots
 -- take to be filled anew.
-local TURN = math.max(1, math.min(32, tonumber(slots)))
+local TURN = math.max(1, math.min(LONGEST_TURN, tonumber(slots)))
 local many = tonumber(ARGV[12])
 local now = now_ms()
 unblock()
@@ -38,7 +40,7 @@ local out, leased, examined, bytes, free_numbers = {}, 0, 0, 0, 0
 local any_returns = redis.call('EXISTS', 'warmq:returns') == 1
 local any_revoked = redis.call('EXISTS', 'warmq:revoked') == 1
 local records, ends = {}, {} -- of the leases: (id, record) and (when it ends, id)
-local noted = {} -- of those of many sequences: (id, sequences and home)
+local noted = {} -- of those of many sequences, or a weight: (id, sequences, home and weight)
 
 local function is_revoked(id)
   local until_s = any_revoked and redis.call('ZSCORE', 'warmq:revoked', id)
@@ -68,6 +70,14 @@ end
 -- whether it did.
 local function end_unrun(list, message, r)
   local b = r.batch ~= '' and batch_state(r.batch)
+  if b and not b.life and string.sub(list, -#r.batch - 1) == '\6' .. r.batch then
+    -- The list is of a batch that is gone: all of it goes at once.
+    local waiting = redis.call('LLEN', list)
+    redis.call('UNLINK', list)
+    if waiting > 1 then add_to_queue(queue, 'waiting', 1 - waiting) end
+    forget_counts(r.id)
+    return true
+  end
   if b and not batch_alive(r.batch, r.life) then
     redis.call('LTRIM', list, 0, -2)
     if not b.life then forget_counts(r.id) end -- else they are those of a batch of the same name
@@ -106,7 +116,7 @@ end
 local charged, charged_tokens = 0, 0
 local function lease(list, message, r)
   local id = worker .. '/' .. string.format('%d', next_number())
-  local cost = cost_of(list, r.batch ~= '' and batch_state(r.batch), #message, r.sequences)
+  local cost = cost_of(list, r.batch ~= '' and batch_state(r.batch), message, r.sequences)
   local home = home_of(list, r)
   local record = lease_record(slots, string.format('%d', cost), #message, list, home, r.id, r.batch, r.life)
   if list == suspects then
@@ -117,10 +127,12 @@ local function lease(list, message, r)
   redis.call('LMOVE', list, leased_key(id), 'RIGHT', 'LEFT')
   local at = #records
   records[at + 1], records[at + 2], ends[at + 1], ends[at + 2] = id, record, now + lease_ms, id
-  if r.sequences > 1 then
-    noted[#noted + 1], noted[#noted + 2] = id, r.sequences .. '\0' .. home
-    many = many - 1
+  local weight = (terms_of((select(3, place_of(home)))))
+  if r.sequences > 1 or weight ~= 1 then
+    local ending = weight ~= 1 and '\0' .. string.format('%.14g', weight) or ''
+    noted[#noted + 1], noted[#noted + 2] = id, r.sequences .. '\0' .. home .. ending
   end
+  if r.sequences > 1 then many = many - 1 end
   local returns, deaths = '0', '0'
   if any_returns then
     returns = redis.call('HGET', 'warmq:returns', r.id) or '0'
@@ -133,6 +145,7 @@ local function lease(list, message, r)
 end
 
 local full = k <= 0
+local unused_left = false -- whether messages without a use were left where they are
 
 -- Lists whose next message is one of many sequences, for which this worker has no room now, and
 -- tenants of which all are such, or as many as are looked at.
@@ -152,6 +165,7 @@ end
 -- Takes messages from a list until `most` sequences are leased or none is left; returns what kept
 -- the next one back.
 local function take_from(list, most, room)
+  local unused = 0
   while not full and charged < most do
     -- One at a time: a range of the list could be gigabytes.
     local message = redis.call('LINDEX', list, -1)
@@ -177,29 +191,21 @@ local function take_from(list, most, room)
     examined = examined + 1
     bytes = bytes + #message
     if leased >= k then full = true end
+    if not usable or ended or reason then
+      unused, charged_tokens = unused + 1, charged_tokens + 1 -- so that its next ones come later
+      if unused >= most_unused and room then
+        unused_left = true
+        return 'passed'
+      end
+    end
   end
 end
 
 -- The turn that goes on: its list, and how many sequences are left of it.
 local turn, turn_left = ARGV[10], tonumber(ARGV[11])
 
--- The first of a ZSET that was not passed.
-local function first_of(ring, prefix)
-  local at = 0
-  while true do
-    local found = redis.call('ZRANGE', ring, at, at)[1]
-    if not found or (passed[prefix .. found] or 0) < PASSES then return found end
-    at = at + 1
-  end
-end
-
 -- Tenants whose turns end because their cap is reached: so many in one call.
 local capped, EXAMINE_CAPPED = 0, 500
-
-local function room_at(step, tenant)
-  local room = room_of(queue, tenant)
-  return room < math.huge and waits_above(queue, step, tenant) and 0 or room
-end
 
 -- The list whose turn it is among those of a priority, how many sequences it may give now, and how
 -- many its tenant's cap leaves.
@@ -208,15 +214,15 @@ local function next_list(step)
   if turn_left > 0 and turn ~= '' and not passed[turn] then
     local of_queue, of_step, tenant = place_of(turn)
     if of_queue == queue and of_step == step and redis.call('ZSCORE', ring, tenant) then
-      local room = room_at(step, tenant)
+      local room = room_at(queue, step, tenant)
       if room > 0 and redis.call('EXISTS', turn) == 1 then return turn, turn_left, room end
     end
   end
   while true do
-    local tenant = first_of(ring, ring .. '\6')
+    local tenant = first_of(ring, ring .. '\6', passed, PASSES)
     if not tenant then return nil end
     local lists = ring .. '\6' .. tenant
-    local room = room_at(step, tenant)
+    local room = room_at(queue, step, tenant)
     if room <= 0 and capped >= EXAMINE_CAPPED then
       full = true -- the rest at the next call
       return nil
@@ -224,7 +230,7 @@ local function next_list(step)
       cap_turns(queue, step, tenant)
       capped = capped + 1
     else
-      local list = first_of(lists, '')
+      local list = first_of(lists, '', passed, PASSES)
       if list then
         turn, turn_left = list, TURN
         -- Where nobody else waits there is nobody to give turns to.
@@ -240,7 +246,7 @@ end
 local function take_run(step, list, most, room)
   local before = examined
   local finished, why = pcall(take_from, list, math.min(most, room), room)
-  if charged > 0 then charge(list, charged, charged_tokens) end
+  if charged_tokens > 0 then charge(list, charged, charged_tokens) end
   turn_left = math.max(0, turn_left - charged)
   charged, charged_tokens = 0, 0
   if examined > before and not is_kombus(list) then
@@ -272,11 +278,20 @@ local function take_turns()
   end
 end
 
+-- Where nobody has got anything, nobody waits for the removal.
+local function take_all()
+  take_turns()
+  if leased == 0 and unused_left and not full then
+    most_unused, unused_left, passed, passes = EXAMINE, false, {}, 0
+    take_turns()
+  end
+end
+
 local function take_named()
   for i = 13, #ARGV do take_from(ARGV[i], math.huge) end
 end
 
-local finished, problem = pcall(#ARGV > 12 and take_named or take_turns)
+local finished, problem = pcall(#ARGV > 12 and take_named or take_all)
 if not full and examined == 0 and passes == 0 and #ARGV <= 12 then forget_waiting(queue) end
 call_many('HSET', worker_key(worker), records)
 call_many('ZADD', LEASES, ends)
@@ -285,6 +300,6 @@ apply_to_batches(now)
 if not finished then error(problem, 0) end
 if bytes > 1024 * 1024 then collectgarbage() end
 local head = { now, redis.call('LLEN', suspects), redis.call('GET', suspects .. ':group') or '0',
-               full and 1 or 0, highest, turn, turn_left }
+               (full or unused_left) and 1 or 0, highest, turn, turn_left }
 for i = 1, #out do head[7 + i] = out[i] end
 return head

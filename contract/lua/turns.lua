@@ -8,9 +8,12 @@
 --   warmq:turns:<queue>\6<step>            the ring: tenants that have messages and are not capped
 --   warmq:turns:<queue>\6<step>\6<tenant>  the lists of one tenant that have messages
 --   warmq:turns:<queue>\6<step>:left       tenants without messages that were served more than
---                                          those that have some: they come back with that counter
+--                                          those that have some: they come back with that counter;
+--                                          '' -> the highest counter that a newcomer was given
 --   warmq:turns:<queue>                    hash: `waiting`, messages in all lists but kombu's;
---                                          `mean`, tokens of a request; `in_flight:<tenant>`, sequences
+--                                          `mean`, tokens of a request; `in_flight:<tenant>`, sequences;
+--                                          `floor:<step>\6<tenant>`, the highest counter that one of
+--                                          its lists was given; while it has lists
 --   warmq:turns:<queue>:capped             <step>\6<tenant>: has messages, but as many in flight
 --                                          as its cap allows
 --   warmq:used:<queue>:<hour>              hash: tenant -> tokens of its answered requests in this hour
@@ -19,8 +22,16 @@
 local CELERY = 'celery'
 -- Tokens of a request of which nothing is known but its size: a text has about four bytes a token.
 local UNKNOWN_ANSWER, BYTES_A_TOKEN = 64, 4
+-- The most that the text of such a request is thought to have: engines' contexts end about there.
+-- A picture has about so many tokens, however large its file is.
+local UNKNOWN_TEXT, MEDIUM_TOKENS = 16384, 1024
+-- The most that one request is charged, and what one costs that its author must change: it took a
+-- place among what a worker holds, and time to be read. What a server reports may be absurd.
+local MOST_COST, REJECTION = 2 ^ 20, 16
 -- How long a tenant without messages is remembered, and a queue that nobody uses, in ms.
 local LEFT_MS, QUEUE_MS = 600000, 7 * 86400000
+-- Requests of a turn, at most.
+local LONGEST_TURN = 32
 -- Requests over which the queue's mean forgets.
 local MEAN_OVER = 256
 
@@ -52,10 +63,16 @@ end
 
 -- Weight and cap of a tenant; a cap of nil is none.
 local any_tenants
+local known_terms = {}
 local function terms_of(tenant)
   if any_tenants == nil then any_tenants = redis.call('EXISTS', 'warmq:tenants') == 1 end
-  local terms = any_tenants and redis.call('HGET', 'warmq:tenants', tenant)
-  local weight, cap = string.match(terms or '', '^([%d.]+)%z(%d*)$')
+  if not any_tenants then return 1, nil end
+  local terms = known_terms[tenant]
+  if not terms then
+    terms = redis.call('HGET', 'warmq:tenants', tenant) or ''
+    known_terms[tenant] = terms
+  end
+  local weight, cap = string.match(terms, '^([%d.]+)%z(%d*)$')
   return tonumber(weight) or 1, tonumber(cap)
 end
 
@@ -78,10 +95,17 @@ end
 local function enter(ring, tenant)
   if redis.call('ZSCORE', ring, tenant) then return end
   local left = ring .. ':left'
-  local score = least_of(ring) or least_of(left) or 0
-  score = math.max(score, tonumber(redis.call('ZSCORE', left, tenant) or score))
+  local least = least_of(ring)
+  local given = least or least_of(left) or 0
+  local score = math.max(given, tonumber(redis.call('ZSCORE', left, tenant) or given))
   redis.call('ZREM', left, tenant)
   redis.call('ZADD', ring, string.format('%.17g', score), tenant)
+  if least then
+    redis.call('ZADD', left, 'GT', string.format('%.17g', given), '')
+  else -- whoever was given more does not wait any more
+    redis.call('ZADD', left, string.format('%.17g', given), '')
+  end
+  redis.call('PEXPIRE', left, LEFT_MS)
 end
 
 local function leave(ring, tenant)
@@ -90,7 +114,11 @@ local function leave(ring, tenant)
   redis.call('ZREM', ring, tenant)
   local least, left = least_of(ring), ring .. ':left'
   redis.call('ZADD', left, score, tenant)
-  if least then redis.call('ZREMRANGEBYSCORE', left, '-inf', string.format('%.17g', least)) end
+  if least then
+    local floor = redis.call('ZSCORE', left, '')
+    redis.call('ZREMRANGEBYSCORE', left, '-inf', string.format('%.17g', least))
+    if floor then redis.call('ZADD', left, floor, '') end
+  end
   redis.call('PEXPIRE', left, LEFT_MS)
 end
 
@@ -100,7 +128,14 @@ local function join(list)
   local ring = ring_of(queue, step)
   local lists = ring .. '\6' .. tenant
   if not redis.call('ZSCORE', lists, list) then
-    redis.call('ZADD', lists, string.format('%.17g', least_of(lists) or 0), list)
+    local least = least_of(lists)
+    redis.call('ZADD', lists, string.format('%.17g', least or 0), list)
+    if least then
+      local key, field = turns_key(queue), 'floor:' .. step .. '\6' .. tenant
+      local floor = math.max(least, tonumber(redis.call('HGET', key, field) or least))
+      redis.call('HSET', key, field, string.format('%.17g', floor))
+      redis.call('PEXPIRE', key, QUEUE_MS)
+    end
   end
   if room_of(queue, tenant) > 0 then
     enter(ring, tenant)
@@ -114,7 +149,20 @@ local function drop_list(list)
   local ring = ring_of(queue, step)
   local lists = ring .. '\6' .. tenant
   redis.call('ZREM', lists, list)
-  if redis.call('EXISTS', lists) == 0 then leave(ring, tenant) end
+  if redis.call('EXISTS', lists) == 0 then
+    redis.call('HDEL', turns_key(queue), 'floor:' .. step .. '\6' .. tenant)
+    leave(ring, tenant)
+  end
+end
+
+-- Removes the list that is a batch's alone, whatever its length, and its turns: for a batch that is gone
+-- or being deleted.
+local function remove_list(batch, list)
+  if not list or string.sub(list, -#batch - 1) ~= '\6' .. batch then return end
+  local waiting = redis.call('LLEN', list)
+  redis.call('UNLINK', list)
+  if waiting > 0 then add_to_queue((place_of(list)), 'waiting', -waiting) end
+  drop_list(list)
 end
 
 -- Why no more may be queued, nil if they may: Redis uses more than a fraction of its maxmemory or,
@@ -193,9 +241,25 @@ local function uncap(queue, tenant)
   end
 end
 
+-- Adds to a counter of a ZSET; nil if it is not there. What newcomers are given holds charges that
+-- may prove too high: a refund leaves its tenant at most a turn of the queue's mean below that
+-- (`floor` tells it), else the newcomers would wait for all that was refunded.
+local function add_share(key, member, share, floor, queue, weight)
+  local score = redis.call('ZADD', key, 'XX', 'INCR', string.format('%.17g', share), member)
+  if not score or share >= 0 then return score end
+  score = tonumber(score)
+  local given = tonumber(floor() or nil)
+  if not given or score >= given then return score end
+  local mean = tonumber(redis.call('HGET', turns_key(queue), 'mean') or 0)
+  local lowest = math.min(score - share, given - LONGEST_TURN * mean / weight)
+  if score < lowest then redis.call('ZADD', key, 'XX', string.format('%.17g', lowest), member) end
+  return score
+end
+
 -- Charges a list for requests that were given to a worker or have come back from one, and counts
--- their sequences: `tokens` is the estimate, later the difference to what was used.
-local function charge(list, sequences, tokens)
+-- their sequences: `tokens` is the estimate, later the difference to what was used; `share` is the
+-- same divided by the tenant's weight when it was charged, by default by that of now.
+local function charge(list, sequences, tokens, share)
   local queue, step, tenant = place_of(list)
   local ring = ring_of(queue, step)
   if sequences ~= 0 then
@@ -203,58 +267,18 @@ local function charge(list, sequences, tokens)
     if add_to_queue(queue, field, sequences) <= 0 then redis.call('HDEL', turns_key(queue), field) end
   end
   if tokens ~= 0 then
-    local share = string.format('%.17g', tokens / (terms_of(tenant)))
-    if not redis.call('ZADD', ring, 'XX', 'INCR', share, tenant) then
-      redis.call('ZADD', ring .. ':left', 'XX', 'INCR', share, tenant)
+    local left, weight = ring .. ':left', (terms_of(tenant))
+    local function floor() return redis.call('ZSCORE', left, '') end
+    share = share or tokens / weight
+    if not add_share(ring, tenant, share, floor, queue, weight) then
+      add_share(left, tenant, share, floor, queue, weight)
     end
-    redis.call('ZADD', ring .. '\6' .. tenant, 'XX', 'INCR', string.format('%.17g', tokens), list)
+    add_share(ring .. '\6' .. tenant, list, tokens, function()
+      return redis.call('HGET', turns_key(queue), 'floor:' .. step .. '\6' .. tenant)
+    end, queue, 1)
   end
   if sequences < 0 then
     local _, cap = terms_of(tenant)
     if cap and room_of(queue, tenant) > 0 then uncap(queue, tenant) end
   end
-end
-
--- What leases that end change, added up by list: applied once, at a script's end.
-local ended_turns = {}
-local function end_turn(home, sequences, cost, used, answered)
-  local sum = ended_turns[home] or { sequences = 0, tokens = 0, used = 0, answered = 0 }
-  ended_turns[home] = sum
-  sum.sequences, sum.tokens = sum.sequences - sequences, sum.tokens + used - cost
-  if answered then sum.used, sum.answered = sum.used + used, sum.answered + 1 end
-end
-
--- How long an hour's tokens are kept, in ms: the last hour and the one before are shown.
-local USED_MS, HOUR_MS = 3 * 3600000, 3600000
-local function note_used(queue, tenant, tokens)
-  local key = 'warmq:used:' .. queue .. ':' .. math.floor(now_ms() / HOUR_MS)
-  redis.call('HINCRBY', key, tenant, tokens)
-  redis.call('PEXPIRE', key, USED_MS)
-end
-
-local function apply_turns()
-  for list, sum in pairs(ended_turns) do
-    charge(list, sum.sequences, sum.tokens)
-    if sum.answered > 0 then
-      local queue, _, tenant = place_of(list)
-      local key = turns_key(queue)
-      if sum.used > 0 then note_used(queue, tenant, sum.used) end
-      local mean, found = tonumber(redis.call('HGET', key, 'mean')), sum.used / sum.answered
-      mean = mean and mean + (found - mean) * math.min(1, sum.answered / MEAN_OVER) or found
-      redis.call('HSET', key, 'mean', string.format('%.1f', mean))
-      redis.call('PEXPIRE', key, QUEUE_MS)
-    end
-  end
-end
-
--- The tokens that a message will probably need: as its batch's requests so far, else as the
--- queue's, else by its size and how many answers it asks for.
-local queue_means = {}
-local function cost_of(list, b, size, sequences)
-  if b and b.mean then return b.mean end
-  local queue = place_of(list)
-  if queue_means[queue] == nil then
-    queue_means[queue] = tonumber(redis.call('HGET', turns_key(queue), 'mean')) or false
-  end
-  return queue_means[queue] or math.floor(size / BYTES_A_TOKEN) + UNKNOWN_ANSWER * sequences
 end

@@ -9,7 +9,7 @@ from importlib.resources import files
 def source(name: str) -> str:
     """Return the full text of one script, for example `source("pop")`."""
     folder = files("contract") / "lua"
-    parts = ("common", "message", "turns", "leases", name)
+    parts = ("common", "message", "turns", "charges", "leases", name)
     return "\n".join((folder / f"{part}.lua").read_text() for part in parts)
 
 

@@ -21,7 +21,7 @@ PYTHON = sorted(path for side in ("contract", "worker", "producer")
 
 
 #: What stands in front of every script.
-SHARED = ("common", "message", "turns", "leases")
+SHARED = ("common", "message", "turns", "charges", "leases")
 
 
 def table() -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 from worker.drain.events import Drained, Stopped, Stopping
 from worker.drain.hand_over import hand_over
-from worker.drain.leases import Leases, Popped
+from worker.drain.leases import Leases
 from worker.drain.others import Others, Share
 from worker.drain.scripts import ERRORS
 from worker.drain.serving import Serving
@@ -92,14 +92,14 @@ class Drain(Serving):
             if popped is None:
                 continue
             self.admit(popped)
-            if popped.suspects and not self.part_of and await self._run_suspects(popped):
+            if popped.suspects and not self.part_of and await self._run_suspects():
                 continue
             if not popped.deliveries and not popped.more:
                 await self.wakeup.wait(queue_empty=True)
 
-    async def _run_suspects(self, popped: Popped) -> bool:
+    async def _run_suspects(self) -> bool:
         try:
-            return await self.suspects.run(popped)
+            return await self.suspects.run()
         except ERRORS as error:
             self.outage.lost(error)
             await asyncio.sleep(REDIS_PAUSE_S)

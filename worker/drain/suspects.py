@@ -9,7 +9,6 @@ poison among n suspects costs at most log2(n) + 2 further deaths.
 import math
 
 from contract.redis import keys
-from worker.drain.leases import Popped
 from worker.drain.scripts import ERRORS
 from worker.drain.serving import Serving
 
@@ -22,8 +21,10 @@ class Suspects:
         self._list = keys.suspects_list(serving.leases.queue)
         self.holds_lock = False
 
-    async def run(self, first: Popped) -> bool:
-        """Run suspects until none is left; False if another worker does.
+    async def run(self) -> bool:
+        """Run one group of suspects; False if another worker does.
+
+        The queue has its turn before the next group: each may cost a start of the engine.
 
         A worker that is told to stop keeps the lock until it has handed over: suspects may still
         run in its engine.
@@ -37,7 +38,7 @@ class Suspects:
         others = self._serving.others
         try:
             await self._serving.lifecycle.until_asked(others.pause())
-            await self._run_groups(first)
+            await self._run_group()
             if not self._serving.lifecycle.stopping:
                 await self.drop_lock()
         except ERRORS:
@@ -47,19 +48,19 @@ class Suspects:
             others.resume()
         return True
 
-    async def _run_groups(self, first: Popped) -> None:
+    async def _run_group(self) -> None:
         serving = self._serving
         await serving.settle()
         await serving.recover()  # the queue's own requests may have killed the engine just now
-        found: Popped | None = first
-        while found and found.suspects and not serving.lifecycle.stopping:
-            group = found.group or math.ceil(found.suspects / 2)
-            found = await serving.pop(min(group, serving.room.slots), [self._list])
-            if found and found.deliveries:
-                serving.admit(found)
-                await serving.settle()
-                await serving.recover()
-                found = await serving.pop(0)
+        popped = await serving.pop(0)  # the first POP may be long ago
+        if not popped or not popped.suspects or serving.lifecycle.stopping:
+            return
+        group = popped.group or math.ceil(popped.suspects / 2)
+        found = await serving.pop(min(group, serving.room.slots), [self._list])
+        if found and found.deliveries:
+            serving.admit(found)
+            await serving.settle()
+            await serving.recover()
 
     async def renew_lock(self) -> None:
         """Prolong the lock, if this worker holds it."""

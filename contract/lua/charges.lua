@@ -1,0 +1,83 @@
+-- What requests cost, before and after they ran. Keys are those of turns.lua.
+
+-- What leases that end change, added up by list: applied once, at a script's end.
+local ended_turns = {}
+local function end_turn(home, sequences, cost, used, reported, weight)
+  local sum = ended_turns[home]
+    or { sequences = 0, tokens = 0, share = 0, used = 0, reported = 0, answered = 0 }
+  ended_turns[home] = sum
+  sum.sequences, sum.tokens = sum.sequences - sequences, sum.tokens + used - cost
+  sum.share = sum.share + (used - cost) / weight
+  if reported then
+    sum.used, sum.reported, sum.answered = sum.used + used, sum.reported + reported, sum.answered + 1
+  end
+end
+
+-- How long an hour's tokens are kept, in ms: the last hour and the one before are shown.
+local USED_MS, HOUR_MS = 3 * 3600000, 3600000
+local function note_used(queue, tenant, tokens)
+  local key = 'warmq:used:' .. queue .. ':' .. math.floor(now_ms() / HOUR_MS)
+  redis.call('HINCRBY', key, tenant, tokens)
+  redis.call('PEXPIRE', key, USED_MS)
+end
+
+local function apply_turns()
+  for list, sum in pairs(ended_turns) do
+    charge(list, sum.sequences, sum.tokens, sum.share)
+    if sum.answered > 0 then
+      local queue, _, tenant = place_of(list)
+      local key = turns_key(queue)
+      if sum.reported > 0 then note_used(queue, tenant, string.format('%.0f', sum.reported)) end
+      local mean, found = tonumber(redis.call('HGET', key, 'mean')), sum.used / sum.answered
+      mean = mean and mean + (found - mean) * math.min(1, sum.answered / MEAN_OVER) or found
+      redis.call('HSET', key, 'mean', string.format('%.1f', mean))
+      redis.call('PEXPIRE', key, QUEUE_MS)
+    end
+  end
+end
+
+-- The tokens of a text of so many bytes.
+local function cost_of_size(size)
+  return math.max(1, math.min(math.floor(size / BYTES_A_TOKEN), MOST_COST))
+end
+
+-- The bytes of a message without those of pictures and other media that are part of it.
+local function text_bytes(message)
+  local bytes, from = #message, 1
+  while true do
+    local _, begin = string.find(message, ';base64,', from, true)
+    if not begin then return bytes end
+    from = string.find(message, '"', begin, true) or #message
+    bytes = bytes - (from - begin) + MEDIUM_TOKENS * BYTES_A_TOKEN
+  end
+end
+
+-- The tokens that a message will probably need: as its batch's requests so far, else as the
+-- queue's, else by its size and how many answers it asks for. A mean of 0 says nothing: some engines
+-- report no tokens.
+local queue_means = {}
+local function cost_of(list, b, message, sequences)
+  if b and b.mean then return math.min(b.mean, MOST_COST) end
+  local queue = place_of(list)
+  if queue_means[queue] == nil then
+    local mean = tonumber(redis.call('HGET', turns_key(queue), 'mean'))
+    queue_means[queue] = mean and mean > 0 and math.max(1, mean)
+  end
+  if queue_means[queue] then return math.min(queue_means[queue], MOST_COST) end
+  return math.min(cost_of_size(text_bytes(message)), UNKNOWN_TEXT) + UNKNOWN_ANSWER * sequences
+end
+
+-- The first of a ZSET that POP has not passed over so often.
+local function first_of(ring, prefix, passed, most)
+  local at = 0
+  while true do
+    local found = redis.call('ZRANGE', ring, at, at)[1]
+    if not found or (passed[prefix .. found] or 0) < most then return found end
+    at = at + 1
+  end
+end
+
+local function room_at(queue, step, tenant)
+  local room = room_of(queue, tenant)
+  return room < math.huge and waits_above(queue, step, tenant) and 0 or room
+end
