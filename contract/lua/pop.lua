@@ -203,7 +203,6 @@ end
 
 -- The turn that goes on: its list, and how many sequences are left of it.
 local turn, turn_left = ARGV[10], tonumber(ARGV[11])
-
 -- Tenants whose turns end because their cap is reached: so many in one call.
 local capped, EXAMINE_CAPPED = 0, 500
 
@@ -224,8 +223,7 @@ local function next_list(step)
     local lists = ring .. '\6' .. tenant
     local room = room_at(queue, step, tenant)
     if room <= 0 and capped >= EXAMINE_CAPPED then
-      full = true -- the rest at the next call
-      return nil
+      full = true return nil -- the rest at the next call
     elseif room <= 0 then
       cap_turns(queue, step, tenant)
       capped = capped + 1
@@ -247,8 +245,7 @@ local function take_run(step, list, most, room)
   local before = examined
   local finished, why = pcall(take_from, list, math.min(most, room), room)
   if charged_tokens > 0 then charge(list, charged, charged_tokens) end
-  turn_left = math.max(0, turn_left - charged)
-  charged, charged_tokens = 0, 0
+  turn_left, charged, charged_tokens = math.max(0, turn_left - charged), 0, 0
   if examined > before and not is_kombus(list) then
     add_to_queue(queue, 'waiting', before - examined)
   end
@@ -287,9 +284,7 @@ local function take_all()
   end
 end
 
-local function take_named()
-  for i = 13, #ARGV do take_from(ARGV[i], math.huge) end
-end
+local function take_named() for i = 13, #ARGV do take_from(ARGV[i], math.huge) end end
 
 local finished, problem = pcall(#ARGV > 12 and take_named or take_all)
 if not full and examined == 0 and passes == 0 and #ARGV <= 12 then forget_waiting(queue) end

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
 
 import redis
@@ -20,25 +19,12 @@ from contract.redis import keys
 from contract.redis.batch_lines import BatchLines
 from contract.redis.connect import connect, masked
 from contract.redis.dead_letters import CHUNK, DeadLetters, groups
+from contract.redis.enqueued import Enqueued
 from contract.redis.notes import read_note
 from contract.results import failure_meta, outcome_of, read_meta
 
 #: RETRY's answer where RETIRE has given the results their expiry: HOLD has to come first.
 NOT_HELD = -2
-
-
-@dataclass(frozen=True, slots=True)
-class Enqueued:
-    """The answer of ENQUEUE, ENQUEUE_PLANNED or SEAL: ok, gone, sealed, moved, full, at or plan.
-
-    `cursor` and `digest` come with `moved` and `sealed`, `cursor` is the position with `at`; `text`
-    is the reason of `full`, and the batch's plan with `plan`.
-    """
-
-    answer: str
-    cursor: int = 0
-    digest: str = ""
-    text: str = ""
 
 
 class BatchStore(BatchLines, DeadLetters):
@@ -113,7 +99,7 @@ class BatchStore(BatchLines, DeadLetters):
             "enqueue", batch.id, batch.life, list_key, *before, chunk.cursor, chunk.digest,
             chunk.dump(), high_water_requests, high_water, sent, *flat,
         )  # fmt: skip
-        return _enqueued(reply)
+        return Enqueued.of(reply)
 
     def enqueue_planned(
         self,
@@ -131,7 +117,7 @@ class BatchStore(BatchLines, DeadLetters):
 
         `plan` names their order, `position` is how many come before them in it.
         """
-        return _enqueued(self._run(
+        return Enqueued.of(self._run(
             "enqueue_planned", batch.id, batch.life, list_key, *end, plan, position,
             high_water_requests, high_water, b"\n".join(messages),
         ))  # fmt: skip
@@ -143,7 +129,7 @@ class BatchStore(BatchLines, DeadLetters):
 
         `expected` is JSON: what the submit expects of the batch.
         """
-        return _enqueued(self._run("seal", batch.id, batch.life, *end, reason, expected))
+        return Enqueued.of(self._run("seal", batch.id, batch.life, *end, reason, expected))
 
     # -- change ---------------------------------------------------------------
 
@@ -294,12 +280,3 @@ class BatchStore(BatchLines, DeadLetters):
             raw = self._client.lindex(index, 0) or b""
             ids = IndexChunk.load(raw).request_ids(batch_id) if raw else ()
             more = self._run("delete_chunk", batch_id, raw, *ids)
-
-
-def _enqueued(reply: list[bytes]) -> Enqueued:
-    answer = reply[0].decode()
-    if answer == "moved" or (answer == "sealed" and len(reply) > 1):
-        return Enqueued(answer, int(reply[1]), reply[2].decode())
-    if answer == "at":
-        return Enqueued(answer, int(reply[1] or 0))
-    return Enqueued(answer, text=reply[1].decode() if len(reply) > 1 else "")

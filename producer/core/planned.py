@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 
 from contract.batch import Batch
 from contract.errors import BatchConflict
-from contract.redis.batches import BatchStore, Enqueued
+from contract.redis.batches import BatchStore
+from contract.redis.enqueued import Enqueued
 from contract.settings import Settings
 from producer.core import conflicts
 from producer.core.lines import PreparedChunk

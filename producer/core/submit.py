@@ -21,7 +21,8 @@ import orjson
 from contract.batch import Batch
 from contract.index import IndexChunk
 from contract.openai.lines import Request
-from contract.redis.batches import BatchStore, Enqueued
+from contract.redis.batches import BatchStore
+from contract.redis.enqueued import Enqueued
 from contract.settings import Settings
 from producer.core import conflicts, traced
 from producer.core.lines import LinesToMessages, PreparedChunk

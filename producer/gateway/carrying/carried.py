@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,9 +18,11 @@ from producer.gateway.batches.record import (
     encode,
     end_of_record,
 )
+from producer.gateway.caller import Caller
 from producer.gateway.carrying.held import GivenUp, Held
 from producer.gateway.files.objects import Files
 from producer.gateway.services import Services
+from producer.gateway.store import StoreFailed
 
 #: Between two looks at the record while lines are read, in seconds; and between two times that its
 #: file is asked to be kept.
@@ -110,3 +114,25 @@ class Carried:
         changed = found is None or found.version != self.stored.version
         if changed or (ends_late and self.late):
             raise Changed
+
+    def input(self, stack: ExitStack) -> Path | None:
+        """Return the batch's file for as long as `stack` is open; None if it was deleted.
+
+        Raises:
+            StoreFailed: its content is not here, although nobody has deleted it.
+        """
+        services, name = self.services, self.record.input_file_id
+        if services.store.size(name) is not None:
+            return stack.enter_context(services.store.local(name))
+        if services.objects.owner_of("file", name) is not None:
+            raise StoreFailed(
+                f"file {name} is not in {services.settings.gateway_store}, where this gateway "
+                "keeps files: give all of them one bucket, or a folder that they share"
+            )
+        return None
+
+    def caller(self) -> Caller:
+        """Return who made the batch; without its key, which may be revoked, no limits hold."""
+        record = self.record
+        key = self.services.keys.get(record.key_id) if record.key_id else None
+        return Caller.of(key) if key is not None else Caller(tenant=record.tenant)

@@ -15,7 +15,6 @@ from contract.batch import Batch
 from contract.errors import BatchConflict
 from producer.core import traced
 from producer.core.collect import note_kept
-from producer.core.plan.memory import least_bytes
 from producer.core.reader import InputUnreadable
 from producer.core.same_batch import BatchChanged
 from producer.core.summary import Summary
@@ -24,6 +23,7 @@ from producer.gateway.caller import Caller
 from producer.gateway.carrying.after import AfterEnd
 from producer.gateway.carrying.carried import Carried
 from producer.gateway.carrying.looking import Looked, look_through
+from producer.gateway.carrying.problems import no_file, no_room, was_deleted
 from producer.gateway.carrying.results import all_lines
 from producer.gateway.carrying.routing import outdated, parts_for, waits
 from producer.gateway.carrying.submitting import create_part, submit_part
@@ -32,7 +32,6 @@ from producer.gateway.errors import ApiError
 from producer.gateway.limits import estimated_tokens
 from producer.gateway.served import Served
 from producer.gateway.services import Services
-from producer.gateway.store import StoreFailed
 
 log = logging.getLogger(__name__)
 _CHANGED = {"action": "batch_changed"}
@@ -90,7 +89,7 @@ class Phases:
             batch.write("cancelled")
             return
         looked = self._looked.get(record.id) or self._look(batch)
-        caller, settings = _caller_of(batch), services.settings
+        caller, settings = batch.caller(), services.settings
         # A worker that was heard within the last minute counts: it may be starting again.
         announced = services.batches.announcements()
         served = Served.of(announced, settings.queue, settings.gateway_models)
@@ -111,12 +110,12 @@ class Phases:
     def _look(self, batch: Carried) -> Looked:
         services, record = batch.services, batch.record
         with ExitStack() as stack:
-            path = _input(batch, stack)
+            path = batch.input(stack)
             if path is None:
-                return Looked(problems=[_no_file(record.input_file_id)])
+                return Looked(problems=[no_file(record.input_file_id)])
             most, limit = services.settings.gateway_max_requests, services.settings.max_line_bytes
             looked = look_through(path, record.endpoint, limit, most, batch.look_on)
-            looked.problems = looked.problems or _no_room(services, looked.requests)
+            looked.problems = looked.problems or no_room(services, looked.requests)
             return looked
 
     def _start(self, batch: Carried, looked: Looked, served: Served, caller: Caller) -> None:
@@ -169,15 +168,15 @@ class Phases:
             if part.made and state is None
         ]
         if gone and not record.problems:
-            batch.write("cancelling", problems=[_was_deleted(gone)])
+            batch.write("cancelling", problems=[was_deleted(gone)])
         return states
 
     def _queue_rest(self, batch: Carried, stack: ExitStack, ending: bool) -> None:
         """Queue what is not queued yet, unless the batch is to end."""
         batch.keep_input()
-        path = _input(batch, stack)
+        path = batch.input(stack)
         if path is None and not batch.record.problems:
-            batch.write("cancelling", problems=[_no_file(batch.record.input_file_id)])
+            batch.write("cancelling", problems=[no_file(batch.record.input_file_id)])
         elif path is not None and not ending and not batch.record.problems:
             self._submit(batch, path)
 
@@ -237,7 +236,7 @@ class Phases:
         if record.status == "in_progress":
             record = batch.write("finalizing")
         early = batch.late or record.status == "cancelling" or _ended_early(states)
-        path = _input(batch, stack) if early else None  # for what was not queued by then
+        path = batch.input(stack) if early else None  # for what was not queued by then
         lines_so_far = count(1)
 
         def report() -> None:
@@ -290,56 +289,3 @@ def _states(batch: Carried) -> list[Batch | None]:
     """Return the states of the parts, None for one that is not there, or is being deleted."""
     states = batch.services.batches.states([part.batch_id for part in batch.record.parts])
     return [None if state is not None and "deleting" in state.fields else state for state in states]
-
-
-def _input(batch: Carried, stack: ExitStack) -> Path | None:
-    """Return the batch's file for as long as `stack` is open; None if it was deleted.
-
-    Raises:
-        StoreFailed: its content is not here, although nobody has deleted it.
-    """
-    store, name = batch.services.store, batch.record.input_file_id
-    where = batch.services.settings.gateway_store
-    if store.size(name) is None:
-        if batch.services.objects.owner_of("file", name) is not None:
-            raise StoreFailed(
-                f"file {name} is not in {where}, where this gateway "
-                "keeps files: give all of them one bucket, or a folder that they share"
-            )
-        return None
-    return stack.enter_context(store.local(name))
-
-
-def _no_file(file_id: str) -> Problem:
-    told = f"file {file_id} was deleted before all its lines were queued; upload it again"
-    return Problem("file_not_found", told, "input_file_id")
-
-
-def _was_deleted(parts: list[str]) -> Problem:
-    told = (
-        f"{', '.join(parts[:5])} {'was' if len(parts) == 1 else 'were'} deleted from the queue, or "
-        "the life of the results has ended (WARMQ_RESULT_TTL_S), before the batch's files were "
-        "written; nothing is computed again: create the batch anew if its results are wanted"
-    )
-    return Problem("batch_deleted", told)
-
-
-def _no_room(services: Services, requests: int) -> list[Problem]:
-    """Return what is wrong with so many requests: their results cannot all be in Redis, where they
-    are until the batch ends, not even if nothing else is there."""
-    most = services.batches.memory_for_batches(services.settings.high_water)
-    if most is None or least_bytes(requests) <= most:
-        return []
-    fit = most // least_bytes(1000) * 1000
-    told = (
-        f"the results of {requests} requests do not fit into Redis, which takes {most} bytes of "
-        f"batches; split the file into batches of at most {fit} lines, or give Redis more memory"
-    )
-    return [Problem("too_many_tasks", told)]
-
-
-def _caller_of(batch: Carried) -> Caller:
-    """Return who made the batch; without its key, which may have been revoked, no limits hold."""
-    record = batch.record
-    key = batch.services.keys.get(record.key_id) if record.key_id else None
-    return Caller.of(key) if key is not None else Caller(tenant=record.tenant)

@@ -116,8 +116,7 @@ class VllmEngine:
         """Abort what a front end that died had in the engine; its answers would reach nobody."""
         if self._engine is None or self.dead():
             return 0
-        core = self._engine.engine_core
-        return int(await core.call_utility_async(ABORT_CLIENT, seat["index"]))
+        return int(await self._engine.engine_core.call_utility_async(ABORT_CLIENT, seat["index"]))
 
     async def start(self) -> Capacity:
         """Put vLLM's serving classes over the engine and read back what it can take."""
