@@ -32,6 +32,10 @@ MAX_OPTION = 65_536
 #: The same of what one engine tells another: ids of the blocks in its KV cache.
 MAX_TRANSFER = 1_048_576
 
+#: What has parts; a union's check takes four times as long as a tuple's.
+_COMPOUND = (list, dict)
+#: As many messages, and fields of each, are not counted where all are plain.
+_FEW = 32
 #: Fields that hold conversations, or what they are about.
 _CONVERSATIONS = frozenset((
     "messages", "input", "previous_input_messages", "system", "documents", "items", "queries",
@@ -56,18 +60,36 @@ def refuse_many(body: Mapping[str, Any], where: str) -> None:
     Raises:
         RequestRejected: naming the field and the limit.
     """
+    several = "n" in body
     for name, value in body.items():
-        if not isinstance(value, list | dict):
-            continue
-        if name in PROMPTS and (count := prompts_of(value)) > MAX_PROMPTS:
-            raise _too_many(where + name, f"has {count} prompts; give at most {MAX_PROMPTS}")
-        if name in _CONVERSATIONS:
-            _refuse_parts(where + name, value)
-        elif name in _OPTIONS:
-            _refuse_option(where + name, value, _OPTIONS[name])
-    if (count := sequences_of(body)) > MAX_PROMPTS:
+        if isinstance(value, _COMPOUND) and not (name == "messages" and _is_short(value)):
+            _refuse_one(name, value, where)
+            several = True
+    if several and (count := sequences_of(body)) > MAX_PROMPTS:
         told = f"times the prompts is {count} answers; ask for at most {MAX_PROMPTS} in one request"
         raise _too_many(where + "n", told)
+
+
+def _is_short(messages: Any) -> bool:
+    """Say whether there are few messages, each of few plain values, as in most chats."""
+    if len(messages) > _FEW:
+        return False
+    for message in messages:
+        if not isinstance(message, dict) or len(message) > _FEW:
+            return False
+        for value in message.values():
+            if isinstance(value, _COMPOUND):
+                return False
+    return True
+
+
+def _refuse_one(name: str, value: Any, where: str) -> None:
+    if name in PROMPTS and (count := prompts_of(value)) > MAX_PROMPTS:
+        raise _too_many(where + name, f"has {count} prompts; give at most {MAX_PROMPTS}")
+    if name in _CONVERSATIONS:
+        _refuse_parts(where + name, value)
+    elif name in _OPTIONS:
+        _refuse_option(where + name, value, _OPTIONS[name])
 
 
 def _refuse_parts(field: str, value: Any) -> None:

@@ -37,6 +37,7 @@ _BATCH_FIELDS = frozenset(("method", "url", "body"))
 _FLOAT = re.compile(r"Expected `[^`]*\bint\b[^`]*`, got `float` - at `\$\.(\w+)")
 #: What a request asks; other fields say how, and those of a line may be replaced.
 _ASKED = frozenset(("prompt", "messages", *(n for of in FORMS.values() for one in of for n in one)))
+_CONSTRAINTS = frozenset(FIELDS)
 _STREAM_FIELDS = ("stream", "stream_options", "stream_interval")
 
 
@@ -81,11 +82,10 @@ def check_body(url: str, body: dict[str, Any], where: str = "body.") -> dict[str
             if mended is not kept[name]:
                 return check_body(url, kept | {name: mended}, where)
         raise explain(message, url, where) from None
-    for name in FIELDS:
-        if name in checked:
-            refuse_large(name, checked[name], where)
-            bounded = whole_bounds(checked[name])
-            kept = kept if bounded is checked[name] else kept | {name: bounded}
+    for name in () if _CONSTRAINTS.isdisjoint(checked) else _CONSTRAINTS.intersection(checked):
+        refuse_large(name, checked[name], where)
+        bounded = whole_bounds(checked[name])
+        kept = kept if bounded is checked[name] else kept | {name: bounded}
     refuse_many(checked, where)
     return kept
 

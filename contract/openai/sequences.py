@@ -6,7 +6,9 @@ from typing import Any
 #: Fields that hold what is run: a list of texts, of lists of token ids, or of objects is so many
 #: prompts; a text, or a list of token ids, is one. Those of rerank and score are each one's
 #: counterpart of the query.
-PROMPTS = ("prompt", "prompt_embeds", "input", "documents", "items", "text_2", "data_2")
+PROMPTS = frozenset(
+    ("prompt", "prompt_embeds", "input", "documents", "items", "text_2", "data_2")
+)  # fmt: skip
 
 
 def sequences_of(body: Mapping[str, Any]) -> int:
@@ -21,7 +23,10 @@ def sequences_of(body: Mapping[str, Any]) -> int:
     if messages is not None:  # /v1/embeddings takes several conversations
         several = isinstance(messages, list) and messages and isinstance(messages[0], list)
         return count * (len(messages) if several else 1)
-    prompts = sum(prompts_of(body[field]) for field in PROMPTS if field in body)
+    prompts = 0
+    for field in body:
+        if field in PROMPTS:
+            prompts += prompts_of(body[field])
     return count * max(1, prompts)
 
 
@@ -29,7 +34,7 @@ def fields_of_sequences(names: Iterable[str]) -> tuple[str, ...]:
     """Return which of a body's fields say how many sequences it is."""
     known = set(names)
     counted: tuple[str, ...]
-    counted = ("messages", *PROMPTS)
+    counted = ("messages", *sorted(PROMPTS))
     if "messages" in known and "input" not in known:
         counted = ()  # one conversation
     return tuple(name for name in ("n", *counted) if name in known)
