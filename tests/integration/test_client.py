@@ -95,7 +95,7 @@ def test_a_request_that_is_wrong_gets_an_error_that_names_it_and_the_others_run(
     assert told[2].message == (
         'request 2: is of type str; give a dict such as {"prompt": "..."} or {"messages": [...]}'
     )
-    assert told[3].message.startswith("request 3: cannot be written as JSON")
+    assert told[3].message.startswith("request 3: field prompt: cannot be written as JSON")
     assert found[3].custom_id == "odd"
     assert told[4].message.startswith("request 4, field temperature: ")
     assert told[4].param == "temperature"

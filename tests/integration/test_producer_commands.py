@@ -85,7 +85,7 @@ def test_the_shell_gets_its_completion_script_and_completes_commands_and_options
 
     assert (script.returncode, script.stderr) == (0, "")
     assert "complete -o nosort -F _producer_completion producer" in script.stdout
-    assert completed("producer", "re") == ["plain,results", "plain,retry"]
+    assert completed("producer", "re") == ["plain,records", "plain,results", "plain,retry"]
     assert completed("producer", "dead", "sh") == ["plain,show"]
     assert completed("producer", "results", "--par") == ["plain,--partial"]
 

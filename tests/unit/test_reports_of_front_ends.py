@@ -33,6 +33,10 @@ class Part:
             "counts": {"completed": 7},
         }
 
+    async def hangs(self) -> str:
+        await asyncio.Event().wait()  # it does not
+        return ""
+
     def take_events(self) -> list[dict[str, Any]]:
         return [{"uuid": "the last"}]
 

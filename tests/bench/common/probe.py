@@ -87,10 +87,11 @@ class TimedLeases(Leases):
         self.groups = 0
 
     async def pop(
-        self, k: int, slots: int, lists: Sequence[str] | None = None, max_bytes: float = math.inf
-    ) -> Popped:
+        self, k: int, slots: int, lists: Sequence[str] | None = None, max_bytes: float = math.inf,
+        many: int = 0,
+    ) -> Popped:  # fmt: skip
         """Lease up to k requests and take the time."""
-        popped = await super().pop(k, slots, lists, max_bytes)
+        popped = await super().pop(k, slots, lists, max_bytes, many)
         if popped.deliveries:
             self.pops.append((time.monotonic(), self.engine.occupied()))
         return popped
