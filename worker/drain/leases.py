@@ -94,7 +94,7 @@ class Leases(Scripts):
             except RequestRejected as error:
                 await self._bury(lease.decode(), error.message)
             else:
-                delivery.tenant = tenant.decode(errors="replace")
+                delivery.tenant = str(tenant, "utf-8", "replace")
                 popped.deliveries.append(delivery)
         return popped
 

@@ -13,7 +13,7 @@ from worker.drain.events import Events, Started
 from worker.drain.in_flight import Running
 from worker.drain.plain_text import is_plain
 from worker.drain.sequences import Sequences
-from worker.drain.turns import Turns
+from worker.drain.turns import LARGE_BYTES, Turns
 from worker.engine import Engine, EngineRequest
 
 
@@ -88,7 +88,8 @@ async def serve(
     """
     delivery = running.delivery
     running.since = time.monotonic()
-    await turns.wait(delivery.size)
+    if delivery.size > LARGE_BYTES:
+        await turns.wait()
     try:
         request = read_request(delivery, served)
         if delivery.listener:

@@ -3,7 +3,7 @@
 import asyncio
 import time
 
-#: Smaller messages do not wait: reading one takes less than a millisecond.
+#: Messages up to this size need not wait: reading one takes less than a millisecond.
 LARGE_BYTES = 16_384
 
 
@@ -20,10 +20,8 @@ class Turns:
         #: Until then the loop belongs to others; time.monotonic().
         self._others_until = 0.0
 
-    async def wait(self, size: int) -> None:
-        """Wait until a message of so many bytes may be read; what follows runs without a break."""
-        if size <= LARGE_BYTES:
-            return
+    async def wait(self) -> None:
+        """Wait until a large message may be read; what follows runs without a break."""
         async with self._one:
             await asyncio.sleep(max(0.0, self._others_until - time.monotonic()))
             # Runs in the loop's next turn, before another message's: its lock is released later.
