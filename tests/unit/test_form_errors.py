@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pydantic
@@ -75,3 +76,19 @@ def test_what_vllm_cannot_take_is_the_lines_error_in_its_own_words(error: Except
         "invalid_request",
         True,
     )
+
+
+def test_an_error_of_this_project_s_own_code_is_no_refusal_of_the_engine() -> None:
+    from worker.engine.vllm.mistakes import Folders, is_ours
+
+    def raised(cause: Callable[[], object]) -> Exception:
+        try:
+            cause()
+        except (KeyError, AttributeError) as error:
+            return error
+        raise AssertionError
+
+    broken = Folders([])
+    del broken._known
+    assert is_ours(raised(lambda: broken.hidden("a")))
+    assert not is_ours(raised(lambda: dict[str, int]()["a"]))

@@ -10,6 +10,7 @@ longer to write than to tell.
 
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
+from functools import wraps
 from typing import Any
 
 from contract.openai.sequences import sequences_of
@@ -66,6 +67,7 @@ def guard(renderer: Any) -> None:
 
 
 def _refusing(render: Any) -> Any:
+    @wraps(render)  # lessons.py looks up how its parameters are called
     async def rendered(*given: Any, **named: Any) -> Any:
         found = await render(*given, **named)
         of_prompt, of_answers = ASKED.get()

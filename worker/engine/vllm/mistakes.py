@@ -1,5 +1,6 @@
 """Whose mistake an error of vLLM's is, and its words as a client may read them."""
 
+import os
 import re
 import sys
 from collections.abc import Iterable, Iterator
@@ -11,6 +12,8 @@ from contract.errors import WarmqError
 #: file, or its URL, is the cause.
 _READ_MEDIA = ("/vllm/multimodal/media/", "/vllm/multimodal/video", "/vllm/multimodal/image",
                "/vllm/multimodal/audio")  # fmt: skip
+#: Where the code of this package is.
+_OURS = f"{Path(__file__).parents[2]}{os.sep}"
 #: But a network or this machine causes these; the same request may succeed later.
 _PASSES = (OSError, TimeoutError, MemoryError, ImportError, WarmqError)
 
@@ -20,6 +23,12 @@ def in_media(error: BaseException) -> bool:
     if isinstance(error, _PASSES) or type(error).__module__.partition(".")[0] == "aiohttp":
         return False
     return any(part in name for name in _files(error) for part in _READ_MEDIA)
+
+
+def is_ours(error: BaseException) -> bool:
+    """Say whether an error arose in this package's own code: then it is nobody's mistake."""
+    *_, innermost = "", *_files(error)
+    return innermost.startswith(_OURS)
 
 
 def _files(error: BaseException) -> Iterator[str]:

@@ -13,6 +13,7 @@ import sys
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import nullcontext
 from contextvars import ContextVar
+from functools import wraps
 from typing import Any
 
 from worker.engine.vllm.large_inputs import lengths
@@ -61,6 +62,7 @@ def begin(sequences: int) -> None:
 
 
 def _in_turn(make: Any, long: asyncio.Lock) -> Any:
+    @wraps(make)
     async def in_turn(given: Any, *more: Any) -> Any:
         own = TURN.get()
         is_long = _length(given) > LONGEST
