@@ -3,7 +3,8 @@
 A try is known again by its caller, its path and the key. scope["warmq.idempotency"] is a text of
 these three and of the content, '' without the header: batches and online requests derive their ids
 from it. So another content never has what was made of the first one, also when this module has
-forgotten that: after an error that may pass, or a day.
+forgotten that: after an error that may pass, or a day. scope["warmq.remembered"] says that an
+answer is a first try's, which is stored.
 
 JSON bodies are read and compared here. Multipart bodies are not, because clients choose another
 boundary for each try: who has read the content calls `fingerprint` with its digest. Their ids are
@@ -195,10 +196,12 @@ class Idempotency:
             scope["warmq.idempotency"] = hashlib.sha256(f"{name}\0{content}".encode()).hexdigest()
             receive = replaying(body, receive)
             del body  # whoever reads it holds it
+        scope["warmq.remembered"] = False  # what is answered without a first try stores nothing
         earlier = await mine.begin(content)
         if earlier is not None:
             await _response(earlier)(scope, receive, send)
             return
+        scope["warmq.remembered"] = True
         await self._first(mine, scope, receive, send)
 
     async def _first(self, mine: Try, scope: Scope, receive: Receive, send: Send) -> None:

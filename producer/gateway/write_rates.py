@@ -45,13 +45,14 @@ class WriteRates:
         except StoreUnavailable as error:
             await refuse(scope, receive, send, of_warmq(error))
             return
-        await self._app(scope, receive, self._watched(caller, send) if keyed else send)
+        await self._app(scope, receive, self._watched(caller, scope, send) if keyed else send)
 
-    def _watched(self, caller: Caller, send: Send) -> Send:
+    def _watched(self, caller: Caller, scope: Scope, send: Send) -> Send:
         """Return a `send` that counts an answer which is a refusal."""
 
         async def sent(message: Message) -> None:
-            if message["type"] == "http.response.start" and _is_remembered(message["status"]):
+            stored = message["type"] == "http.response.start" and scope.get("warmq.remembered")
+            if stored and _is_remembered(message["status"]):
                 self._limits.note_refusal(caller)
             await send(message)
 

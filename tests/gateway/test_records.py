@@ -199,6 +199,17 @@ def test_refusals_that_are_remembered_have_a_rate(
     assert remembered < REFUSED_PER_MINUTE + 20
 
 
+def test_refusals_that_store_nothing_have_no_rate(
+    gateway: GatewayProcess, store: BatchStore
+) -> None:
+    secret, _ = ApiKeys.beside(store).create("t")
+    headers = {"Authorization": f"Bearer {secret}", "Idempotency-Key": "one"}
+    with httpx.Client(headers=headers) as client:
+        for n in range(REFUSED_PER_MINUTE + 20):  # the first one's answer, or a conflict with it
+            answer = client.post(f"{gateway.url}/v1/batches", json={"n": n // 40})
+            assert answer.status_code == (400 if n < 40 else 409)
+
+
 @pytest.mark.parametrize("path", ["/v1/files", "/v1/uploads/{}/parts", "/v1/messages/batches"])
 def test_a_form_that_is_too_large_is_refused_by_its_length(
     gateway: GatewayProcess, store: BatchStore, path: str
