@@ -149,6 +149,11 @@ def test_what_fails_is_told_in_one_line(google: Gate) -> None:
     assert "\n" not in caught.value.message
 
 
+def contents(s3: str) -> list[str]:
+    """Return the names of the objects but the mark by which gateways know their store."""
+    return sorted(name for name in there(s3) if "/warmq-store-" not in name)
+
+
 def test_a_gateway_keeps_files_and_uploads_in_a_bucket(
     redis_url: str, s3: str, tmp_path: Path
 ) -> None:
@@ -169,10 +174,10 @@ def test_a_gateway_keeps_files_and_uploads_in_a_bucket(
         assert done.file is not None
         assert client.files.content(done.file.id).read() == data
         left = sorted(f"some/prefix/{name}" for name in (made.id, done.file.id))
-        eventually(lambda: sorted(there(s3)) == left, 20, "the parts are removed")
+        eventually(lambda: contents(s3) == left, 20, "the parts are removed")
         for file in (made, done.file):
             client.files.delete(file.id)
-    assert there(s3) == []
+    assert contents(s3) == []
     assert unfinished(s3) == 0
 
 
