@@ -126,10 +126,10 @@ def test_a_failed_request_is_computed_again_at_a_retry(stack: Stack, keyed: str)
 
 
 def test_another_gateway_answers_the_retry_of_a_killed_gateways_request(
-    stack: Stack, keyed: str, tmp_path: Path
+    stack: Stack, keyed: str
 ) -> None:
     started = stack.started()
-    with GatewayProcess(stack.redis.url, tmp_path) as other, ThreadPoolExecutor(1) as pool:
+    with GatewayProcess(stack.redis.url, stack.folder) as other, ThreadPoolExecutor(1) as pool:
         url = f"{other.url}/v1/chat/completions"
         first = pool.submit(ask, url, "k4", user="simulate:sleep=2")
         eventually(lambda: stack.started() == started + 1, 10, "it runs")
