@@ -7,7 +7,6 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import uvicorn
@@ -124,10 +123,10 @@ def test_a_body_that_is_too_large_is_refused_in_anthropics_words(
 
 
 def test_too_many_connections_are_told_in_anthropics_words(
-    redis_server: RedisServer, tmp_path: Path
+    redis_server: RedisServer, gateway: GatewayProcess
 ) -> None:
     with (
-        GatewayProcess(redis_server.url, tmp_path, gateway_connections=1) as small,
+        GatewayProcess(redis_server.url, gateway.log_path.parent, gateway_connections=1) as small,
         socket.create_connection(("127.0.0.1", small.port)),
     ):
         told = refusal(small.port, b"POST /v1/messages" + HOST + b"\r\n")

@@ -207,9 +207,10 @@ async def test_ten_thousand_idle_connections_cost_little_and_others_are_served(
 
 
 async def test_above_the_limit_a_connection_is_told_so(
-    redis_server: RedisServer, tmp_path: Path
+    redis_server: RedisServer, gateway: GatewayProcess
 ) -> None:
-    with GatewayProcess(redis_server.url, tmp_path, gateway_connections=20) as small:
+    folder = gateway.log_path.parent  # gateways of one Redis share their store
+    with GatewayProcess(redis_server.url, folder, gateway_connections=20) as small:
         writers = await hold(small.port, 20)
         raw = await asyncio.to_thread(
             talk, small.port, b"GET /v1/models HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
