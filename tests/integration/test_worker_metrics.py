@@ -63,8 +63,9 @@ def test_every_outcome_is_there_before_the_first_request(port: int) -> None:
     found = scraped(port)
     outcomes = {own for name, own in found if name == "warmq_requests_total"}
     assert outcomes == {"completed", "failed", "cancelled", "expired"}
-    assert found["warmq_slots", ""] == 4
-    assert found["warmq_engine_starts_total", ""] == 1
+    # The page is there before the engine is ready.
+    eventually(lambda: scraped(port)["warmq_slots", ""] == 4, 30, "the engine is ready")
+    assert scraped(port)["warmq_engine_starts_total", ""] == 1
     assert found["warmq_request_engine_seconds_count", ""] == 0
 
 
