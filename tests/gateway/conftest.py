@@ -6,7 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 import watched_answers
+from gateway_process import GatewayProcess
 from real_gateway import RealGateway, real_gateway
+
+from demo.stack import RedisServer
 
 watched_answers.watch()
 
@@ -16,6 +19,21 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealGateway]:
     """A gateway with vLLM and the shipped model behind it; its start takes half a minute."""
     with real_gateway(tmp_path_factory.mktemp("real")) as found:
         yield found
+
+
+@pytest.fixture(scope="module")
+def gateway(
+    request: pytest.FixtureRequest,
+    redis_server: RedisServer,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[GatewayProcess]:
+    """A gateway without keys and workers on an empty Redis, with the module's GATEWAY_SETTINGS."""
+    with redis_server.client() as client:
+        client.flushall()
+    settings = getattr(request.module, "GATEWAY_SETTINGS", {})
+    folder = tmp_path_factory.mktemp("gateway")
+    with GatewayProcess(redis_server.url, folder, **settings) as made:
+        yield made
 
 
 @pytest.fixture(autouse=True)

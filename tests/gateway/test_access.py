@@ -7,7 +7,6 @@ import select
 import signal
 import socket
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +22,6 @@ from demo.stack import RedisServer, eventually
 
 #: Nobody has this path: 404 for whoever may call, 401 for others.
 NOWHERE = b"/v1/nothing"
-
-
-@pytest.fixture(scope="module")
-def gateway(
-    redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[GatewayProcess]:
-    with redis_server.client() as client:
-        client.flushall()
-    with GatewayProcess(redis_server.url, tmp_path_factory.mktemp("gateway")) as made:
-        yield made
 
 
 def talk(port: int, *parts: bytes) -> tuple[int, Any]:

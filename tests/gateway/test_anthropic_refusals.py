@@ -24,6 +24,8 @@ from producer.gateway.connections import FRAMING_BYTES, HEAD_BYTES, Connection, 
 from producer.gateway.reading import Reading
 
 BODY = 2**20
+#: Of the fixture `gateway`.
+GATEWAY_SETTINGS = {"gateway_max_body_bytes": BODY}
 #: What a request is for, as raw bytes: each has all of Anthropic's clients' paths in front.
 PATHS = (b"/v1/messages", b"/v1/messages/count_tokens", b"/v1/messages/batches",
          b"/v1/messages/batches/msgbatch_1?limit=1", b"/v1/mess%61ges/batches",
@@ -89,17 +91,6 @@ def whole(got: bytes) -> bool:
     head, _, body = got.partition(b"\r\n\r\n")
     length = head.partition(b"content-length: ")[2].split(b"\r\n")[0]
     return bool(length) and len(body) >= int(length)
-
-
-@pytest.fixture(scope="module")
-def gateway(
-    redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[GatewayProcess]:
-    with redis_server.client() as client:
-        client.flushall()
-    folder = tmp_path_factory.mktemp("gateway")
-    with GatewayProcess(redis_server.url, folder, gateway_max_body_bytes=BODY) as made:
-        yield made
 
 
 @pytest.mark.parametrize("name", REFUSED)

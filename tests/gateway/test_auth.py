@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import anthropic
@@ -18,19 +18,9 @@ from support import producer_command, producer_env, run_producer
 
 from contract.redis.batches import BatchStore
 from contract.redis.gateway.api_keys import KEYS, ApiKeys
-from demo.stack import RedisServer, eventually
+from demo.stack import eventually
 from producer.gateway.auth import is_loopback, key_in
 from producer.gateway.errors import ApiError
-
-
-@pytest.fixture(scope="module")
-def gateway(
-    redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[GatewayProcess]:
-    with redis_server.client() as client:
-        client.flushall()
-    with GatewayProcess(redis_server.url, tmp_path_factory.mktemp("gateway")) as made:
-        yield made
 
 
 @pytest.fixture

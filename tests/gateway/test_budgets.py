@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import openai
 import orjson
 import pytest
@@ -13,7 +11,7 @@ from gateway_process import GatewayProcess
 from contract.redis.batches import BatchStore
 from contract.redis.gateway.api_keys import ApiKeys
 from contract.redis.gateway.limits import Budgets
-from demo.stack import RedisServer, eventually
+from demo.stack import eventually
 from producer.gateway.limits import estimated_tokens
 
 LINE = orjson.dumps({
@@ -21,16 +19,6 @@ LINE = orjson.dumps({
     "body": {"model": "none", "messages": [{"role": "user", "content": "Hello"}]},
 }) + b"\n"  # fmt: skip
 TOKENS = estimated_tokens(len(LINE))
-
-
-@pytest.fixture(scope="module")
-def gateway(
-    redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[GatewayProcess]:
-    with redis_server.client() as client:
-        client.flushall()
-    with GatewayProcess(redis_server.url, tmp_path_factory.mktemp("gateway")) as made:
-        yield made
 
 
 def client_for(gateway: GatewayProcess, store: BatchStore, **limits: int) -> openai.OpenAI:

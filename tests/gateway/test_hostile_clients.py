@@ -27,17 +27,8 @@ from producer.gateway.connections import HEAD_BYTES, Connection, Guard
 
 MIB = 2**20
 BODY = 2 * MIB
-
-
-@pytest.fixture(scope="module")
-def gateway(
-    redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[GatewayProcess]:
-    with redis_server.client() as client:
-        client.flushall()
-    folder = tmp_path_factory.mktemp("gateway")
-    with GatewayProcess(redis_server.url, folder, gateway_max_body_bytes=BODY) as made:
-        yield made
+#: Of the fixture `gateway`.
+GATEWAY_SETTINGS = {"gateway_max_body_bytes": BODY}
 
 
 def talk(port: int, sent: bytes, *, until_s: float = 20) -> bytes:

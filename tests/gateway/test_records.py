@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import time
-from collections.abc import Iterator
 
 import httpx
 import openai
@@ -27,18 +26,9 @@ LINE = orjson.dumps({
     "body": {"model": "none", "messages": [{"role": "user", "content": "Hello"}]},
 }) + b"\n"  # fmt: skip
 MOST_FILE = 100_000
+#: Of the fixture `gateway`.
+GATEWAY_SETTINGS = {"gateway_max_file_bytes": MOST_FILE}
 METADATA = {f"k{n}": "🦊" * 512 for n in range(16)}
-
-
-@pytest.fixture(scope="module")
-def gateway(
-    redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[GatewayProcess]:
-    with redis_server.client() as client:
-        client.flushall()
-    folder = tmp_path_factory.mktemp("gateway")
-    with GatewayProcess(redis_server.url, folder, gateway_max_file_bytes=MOST_FILE) as made:
-        yield made
 
 
 def client_for(

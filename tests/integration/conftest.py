@@ -1,13 +1,17 @@
-"""Two workers, as far as the protocol knows them; a Redis that is one test's alone."""
+"""Two workers, as far as the protocol knows them; a Redis that is one test's alone; a bucket."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import obstore
 import pytest
 import redis
 from lessee import Lessee
+from obstore.store import from_url
+from s3 import credentials, s3_server, there
 
 from contract.redis.batches import BatchStore
 from demo.stack import RedisServer
@@ -34,3 +38,24 @@ def own(tmp_path: Path) -> Iterator[RedisServer]:
 def own_store(own: RedisServer) -> BatchStore:
     """Return the producer's store in that Redis."""
     return BatchStore(own.client(), ttl_ms=60_000)
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[str]:
+    with s3_server() as url:
+        yield url
+
+
+@pytest.fixture
+def bucket_environment(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in credentials(s3).items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.fixture
+def bucket(s3: str, bucket_environment: None) -> Any:
+    """Return the bucket, which is empty."""
+    store = from_url("s3://warmq")
+    for name in there(s3):
+        obstore.delete(store, name)
+    return store

@@ -1,4 +1,4 @@
-"""`submit`, `results` and `run` with buckets: objects are streamed, and appear whole or never."""
+"""`submit` and `results` with buckets: objects are streamed, and appear whole or never."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
@@ -17,89 +16,29 @@ from typing import Any
 
 import obstore
 import orjson
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from celery_side import simulated
-from obstore.store import from_url
-from s3 import credentials, s3_server, there, unfinished
+from bucket_objects import custom_ids, parquet_bytes, put, read, request_lines, rows
+from s3 import unfinished
 from support import (
     producer_command,
     producer_env,
-    queued,
     run_all,
     run_producer,
     state,
     write_lines,
 )
 
-from contract.errors import BatchConflict, ExtraMissing
+from contract.errors import ExtraMissing
 from contract.redis.batches import BatchStore
 from contract.results import ResultLine
 from demo.stack import eventually
 from producer import Client
-from producer.core.delivery import Delivery
-from producer.core.journal import RunProgress
 from producer.core.outputs import ResultFile, check_output
-from producer.core.places.object_file import ObjectFile
-from producer.core.places.object_place import ObjectPlace
-from producer.core.reader import Input, InputUnreadable
+from producer.core.reader import InputUnreadable
 from producer.core.sources import open_source
 
+pytestmark = pytest.mark.usefixtures("bucket_environment")
 MAP = ("--map", "prompt={text}", "--map", "custom_id=id")
-
-
-@pytest.fixture(scope="module")
-def s3() -> Iterator[str]:
-    with s3_server() as url:
-        yield url
-
-
-@pytest.fixture(autouse=True)
-def environment(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in credentials(s3).items():
-        monkeypatch.setenv(name, value)
-
-
-@pytest.fixture
-def bucket(s3: str, environment: None) -> Any:
-    """Return the bucket, which is empty."""
-    store = from_url("s3://warmq")
-    for name in there(s3):
-        obstore.delete(store, name)
-    return store
-
-
-def put(bucket: Any, name: str, data: bytes) -> str:
-    obstore.put(bucket, name, data)
-    return f"s3://warmq/{name}"
-
-
-def read(bucket: Any, name: str) -> bytes:
-    return bytes(obstore.get(bucket, name).bytes())
-
-
-def request_lines(count: int) -> bytes:
-    return b"".join(
-        orjson.dumps({"custom_id": f"r{n}", "prompt": f"question {n}"}) + b"\n"
-        for n in range(count)
-    )
-
-
-def parquet_bytes(count: int) -> bytes:
-    sink = pa.BufferOutputStream()
-    ids = [f"r{n}" for n in range(count)]
-    pq.write_table(pa.table({"id": ids, "text": [f"question {n}" for n in range(count)]}), sink)
-    return bytes(sink.getvalue())
-
-
-def custom_ids(store: BatchStore) -> list[str]:
-    return [message["headers"]["warmq"]["custom_id"] for message in queued(store)]
-
-
-def rows(data: bytes) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = pq.read_table(pa.BufferReader(data)).to_pylist()
-    return found
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "jsonl.gz", "parquet"])
@@ -293,191 +232,3 @@ def test_without_obstore_the_extra_is_named_and_files_are_read(
     with closing(open_source(str(tmp_path / "in.jsonl"))) as source:
         (chunk,) = source.chunks(None, 10**6)
     assert len(chunk.lines) == 2
-
-
-# -- run -----------------------------------------------------------------------
-
-
-def run_command(*args: str | Path, cwd: Path, redis_url: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        producer_command("run", *args), env=producer_env(redis_url), cwd=cwd,
-        capture_output=True, text=True, timeout=100, check=False,
-    )  # fmt: skip
-
-
-def test_a_run_from_bucket_to_bucket_gives_what_a_run_of_files_gives(
-    redis_url: str, bucket: Any, s3: str, tmp_path: Path
-):
-    name = put(bucket, "in.parquet", parquet_bytes(3000))
-    (tmp_path / "in.jsonl").write_bytes(request_lines(3000))
-    with simulated(redis_url, tmp_path / "worker.log"):
-        window = ("--window", "1000")
-        for args in (("in.jsonl", "out.jsonl"), (name, "s3://warmq/out.parquet", *MAP)):
-            done = run_command(*args, *window, cwd=tmp_path, redis_url=redis_url)
-            assert done.returncode == 0, done.stderr
-        again = run_command(
-            name, "s3://warmq/out.parquet", *MAP, *window, cwd=tmp_path, redis_url=redis_url
-        )
-        assert "was complete already, 3000 results" in again.stderr
-        other = run_command(
-            name, "s3://warmq/out.parquet", "--map", "prompt=id", cwd=tmp_path, redis_url=redis_url
-        )
-        assert other.returncode == 2
-        assert "is of a run of another input or with other options" in other.stderr
-    lines = [orjson.loads(line) for line in (tmp_path / "out.jsonl").read_bytes().splitlines()]
-    answers = [(line["custom_id"], line["response"]["body"]["choices"]) for line in lines]
-    table = rows(read(bucket, "out.parquet"))
-    assert [
-        (row["custom_id"], orjson.loads(row["response"])["choices"]) for row in table
-    ] == answers
-    assert unfinished(s3) == 0
-    assert not list(tmp_path.glob("*.lines"))
-
-
-def test_an_object_that_no_run_has_left_is_not_replaced(
-    redis_url: str, bucket: Any, tmp_path: Path
-):
-    put(bucket, "out.jsonl", b"mine\n")
-    (tmp_path / "in.jsonl").write_bytes(request_lines(3))
-    done = run_command("in.jsonl", "s3://warmq/out.jsonl", cwd=tmp_path, redis_url=redis_url)
-    assert done.returncode == 2
-    assert "s3://warmq/out.jsonl exists" in done.stderr
-    assert read(bucket, "out.jsonl") == b"mine\n"
-
-
-def test_a_run_into_a_parquet_file_here_leaves_nothing_else(redis_url: str, tmp_path: Path):
-    bad = b'{"custom_id": "odd", "prompt": 7.5}\n'
-    (tmp_path / "in.jsonl").write_bytes(request_lines(700) + bad)
-    with simulated(redis_url, tmp_path / "worker.log"):
-        done = run_command("in.jsonl", "out.parquet", cwd=tmp_path, redis_url=redis_url)
-    assert done.returncode == 1, done.stderr
-    assert len(rows((tmp_path / "out.parquet").read_bytes())) == 700
-    (failed,) = rows((tmp_path / "out.errors.parquet").read_bytes())
-    assert failed["custom_id"] == "odd"
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "in.jsonl", "out.errors.parquet", "out.parquet", "out.parquet.lines.progress", "worker.log",
-    ]  # fmt: skip
-
-
-def test_what_a_run_delivers_goes_up_in_larger_parts_the_more_it_is(
-    bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.chdir(tmp_path)
-    delivery = Delivery("s3://warmq/out.jsonl", "s3://warmq/out.errors.jsonl")
-    for size, parts in ((0, 3), (60 * 10**9, 2)):  # the journal says how much there is
-        delivery.gathered[0].write_bytes(b'{"id":"%s"}\n' % (b"x" * 2**20) * 20)
-        delivery.journal.write(RunProgress("r", "", "in", "f", "e", output=size))
-        delivery.deliver("seed")
-        assert obstore.head(bucket, "out.jsonl")["e_tag"].endswith(f'-{parts}"')
-
-
-@pytest.mark.parametrize("lines", [1, 20])
-def test_of_two_runs_into_one_object_the_second_keeps_its_lines(
-    bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, s3: str, lines: int
-):
-    content = {}
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        monkeypatch.chdir(tmp_path / name)
-        delivery = Delivery("s3://warmq/out.jsonl", "s3://warmq/out.errors.jsonl")
-        content[name] = b'{"id":"%s"}\n' % (name.encode() * (2**20 + ord(name))) * lines
-        delivery.gathered[0].write_bytes(content[name])
-        delivery.journal.write(RunProgress("r", "", "in", "f", "e"))
-        if name == "a":
-            delivery.deliver("seed")
-            delivery.gathered[0].write_bytes(content[name])
-            delivery.deliver("seed")  # as after a kill before the journal said so
-        else:
-            with pytest.raises(BatchConflict, match="was written by somebody else"):
-                delivery.deliver("seed")
-            assert delivery.gathered[0].read_bytes() == content[name]
-    assert read(bucket, "out.jsonl") == content["a"]
-    assert unfinished(s3) == 0
-
-
-@pytest.mark.parametrize("lines", [1, 20])
-def test_of_two_deliveries_at_once_one_is_refused_and_keeps_its_lines(
-    bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, s3: str, lines: int
-):
-    """The second ends while the first, which has found nothing there, is still writing; the lines
-    of both have the same size."""
-    monkeypatch.chdir(tmp_path)
-    content = {name: b'{"id":"%s"}\n' % (name.encode() * 2**20) * lines for name in "ab"}
-    first = ObjectFile("s3://warmq/out.jsonl", owner="run_a")
-    first.write(content["a"])
-    complete = first._file.close if lines > 1 else None
-
-    def second() -> None:
-        with ObjectFile("s3://warmq/out.jsonl", owner="run_b") as file:
-            file.write(content["b"])
-
-    class Late:
-        """The end of the first upload; the second one tries just before it."""
-
-        def close(self) -> None:
-            with pytest.raises(BatchConflict, match="another run is writing s3://warmq/out"):
-                second()
-            assert complete is not None
-            complete()
-
-        def __exit__(self, *error: object) -> None:
-            raise AssertionError("discarded")
-
-    if lines > 1:
-        first._file = Late()
-    first.__exit__(None)
-    with pytest.raises(BatchConflict, match="was written by somebody else"):
-        second()
-    assert read(bucket, "out.jsonl") == content["a"]
-    assert (unfinished(s3), there(s3)) == (0, ["out.jsonl"])
-    assert first.fingerprint == ObjectPlace("s3://warmq/out.jsonl").fingerprint()
-
-
-def test_a_delivery_that_was_killed_while_it_wrote_goes_on(
-    bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, s3: str
-):
-    obstore.put(bucket, "out.jsonl.writing", b"run_a")
-    large = b'{"id":"%s"}\n' % (b"a" * 2**20) * 20
-    for owner in ("run_b", "run_a"):
-        file = ObjectFile("s3://warmq/out.jsonl", owner=owner)
-        file.write(large)
-        if owner == "run_a":
-            file.__exit__(None)
-            continue
-        with pytest.raises(BatchConflict, match="another run is writing"):
-            file.__exit__(None)
-    assert (read(bucket, "out.jsonl"), there(s3)) == (large, ["out.jsonl"])
-
-
-def test_a_run_is_complete_only_where_its_own_object_is(
-    bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.chdir(tmp_path)
-    delivery = Delivery("s3://warmq/out.jsonl", "s3://warmq/out.errors.jsonl")
-    (tmp_path / "in").write_text("x")
-    delivery.gathered[0].write_bytes(b'{"id":"a"}\n')
-    with closing(Input(str(tmp_path / "in"))) as source:
-        begin = RunProgress("r", "", "in", source.fingerprint(), "e", complete=True)
-        delivery.journal.write(begin)
-        delivery.deliver("seed")
-        assert delivery.done_before(source, "seed") is not None
-        obstore.put(bucket, "out.jsonl", b'{"id":"b"}\n')
-        with pytest.raises(BatchConflict, match="is not what this run has delivered"):
-            delivery.done_before(source, "seed")
-
-
-def test_a_run_of_a_pipe_into_a_bucket_is_not_taken_for_another_that_has_ended(
-    redis_url: str, bucket: Any, tmp_path: Path
-):
-    def run(count: int) -> subprocess.CompletedProcess[bytes]:
-        return subprocess.run(
-            producer_command("run", "-", "s3://warmq/out.jsonl"), env=producer_env(redis_url),
-            cwd=tmp_path, input=request_lines(count), capture_output=True, timeout=50, check=False,
-        )  # fmt: skip
-
-    with simulated(redis_url, tmp_path / "worker.log"):
-        assert run(3).returncode == 0
-        other = run(4)
-    assert other.returncode == 2
-    assert b"is of a run of another input" in other.stderr
-    assert len(read(bucket, "out.jsonl").splitlines()) == 3

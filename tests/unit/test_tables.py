@@ -1,67 +1,29 @@
-"""Tables as sources of lines: parquet, Arrow, CSV, folders of data sets, frames of a program."""
+"""Tables as sources of lines: parquet, Arrow, CSV, and what columns are mapped to."""
 
 from __future__ import annotations
 
 import datetime as dt
 import decimal
 import gzip
-import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from table_sources import SEED, chunks_of, errors_of, parquet, requests_of, text_file
 
-from contract.errors import ExtraMissing, RequestRejected
+from contract.errors import ExtraMissing
 from contract.openai.lines import parse_line
-from producer import Client
-from producer.core.reader import CHUNK_LINES, InputUnreadable, RawChunk
-from producer.core.source import Source
+from producer.core.reader import CHUNK_LINES, InputUnreadable
 from producer.core.sources import open_source
 from producer.core.submission import BadOption
-from producer.core.tables.frames import frame_source, is_frame
-from producer.core.tables.mapping import RowMapping
 from producer.core.tables.template import Template, is_template
 
-SEED = "00" * 32
 PROMPT = {"prompt": "text"}
-
-
-def chunks_of(source: Source) -> list[RawChunk]:
-    return list(source.chunks(SEED, 10**6))
-
-
-def requests_of(source: Source) -> list[dict[str, Any]]:
-    return [orjson.loads(line) for chunk in chunks_of(source) for _, line in chunk.lines]
-
-
-def errors_of(source: Source) -> dict[int, RequestRejected]:
-    """Return the errors of the lines that are no requests, in the table's own terms."""
-    found = {}
-    for chunk in chunks_of(source):
-        for number, line in chunk.lines:
-            try:
-                parse_line(line)
-            except RequestRejected as error:
-                assert chunk.told is not None
-                found[number] = chunk.told(number, line, error)
-    return found
-
-
-def parquet(path: Path, columns: dict[str, Any], **options: Any) -> str:
-    pq.write_table(pa.table(columns), path, **options)
-    return str(path)
-
-
-def text_file(path: Path, text: str | bytes) -> str:
-    path.write_bytes(text.encode() if isinstance(text, str) else text)
-    return str(path)
 
 
 def test_each_row_is_a_line_with_the_fields_that_columns_are_mapped_to(tmp_path: Path):
@@ -300,150 +262,3 @@ def test_a_file_that_is_damaged_or_of_another_kind_is_told(tmp_path: Path, endin
         open_source(name)
     with pytest.raises(InputUnreadable, match="No such file"):
         open_source(str(tmp_path / f"none{ending}"))
-
-
-def test_the_shards_of_a_data_sets_folder_are_read_in_their_order(tmp_path: Path):
-    data = tmp_path / "data"
-    data.mkdir()
-    for shard in range(3):
-        parquet(data / f"train-{shard:05}-of-00003.parquet", {"text": [f"{shard}a", f"{shard}b"]})
-    text_file(tmp_path / "README.md", "a card")
-    texts = [f"{shard}{row}" for shard in range(3) for row in "ab"]
-    for name in (str(tmp_path), str(data), str(data / "train-*.parquet")):
-        source = open_source(name, PROMPT)
-        assert [request["prompt"] for request in requests_of(source)] == texts
-    parquet(data / "test-00000-of-00001.parquet", {"text": ["x"]})
-    with pytest.raises(BadOption, match=r"several parts: give one of them, as '.*test-\*.parquet'"):
-        open_source(str(tmp_path), PROMPT)
-    assert len(requests_of(open_source(str(data / "train-*.parquet"), PROMPT))) == 6
-
-
-@pytest.mark.parametrize(
-    ("names", "other", "parts"),
-    [
-        (
-            "data/train-0000{0}-of-00003-{1}a1b9d70c55e2f84.parquet",
-            "data/test-00000-of-00001-4746b8785c874cc7.parquet",
-            ("data/test-*.parquet", "data/train-*.parquet"),
-        ),
-        (
-            "default/train/000{0}.parquet",
-            "default/test/0000.parquet",
-            ("default/test/*.parquet", "default/train/*.parquet"),
-        ),
-    ],
-    ids=["pushed with a hash", "converted by the hub"],
-)
-def test_shards_that_are_named_otherwise_are_one_part_too(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    names: str,
-    other: str,
-    parts: tuple[str, str],
-):
-    files = [tmp_path / names.format(shard, "c7f"[shard]) for shard in range(3)]
-    files[0].parent.mkdir(parents=True)
-    for shard, path in enumerate(files):
-        parquet(path, {"text": [f"{shard}a", f"{shard}b"]})
-    texts = ["0a", "0b", "1a", "1b", "2a", "2b"]
-    monkeypatch.chdir(files[0].parent)
-    for name in (str(tmp_path), str(files[0].parent), "."):
-        assert [r["prompt"] for r in requests_of(open_source(name, PROMPT))] == texts
-    (tmp_path / other).parent.mkdir(exist_ok=True)
-    parquet(tmp_path / other, {"text": ["x"]})
-    with pytest.raises(BadOption, match="several parts") as error:
-        open_source(str(tmp_path), PROMPT)
-    for part in parts:
-        assert repr(str(tmp_path / part)) in error.value.message
-    assert [
-        r["prompt"] for r in requests_of(open_source(str(tmp_path / parts[1]), PROMPT))
-    ] == texts
-
-
-def test_a_data_set_saved_to_disk_is_read(tmp_path: Path):
-    kept = tmp_path / "kept"
-    kept.mkdir()
-    shards = [f"data-{shard:05}-of-00002.arrow" for shard in range(2)]
-    for shard, name in enumerate(shards):  # as datasets writes them: streams, and what they are
-        table = pa.table({"text": [f"{shard}a", f"{shard}b"]})
-        with pa.ipc.new_stream(kept / name, table.schema) as stream:
-            stream.write_table(table)
-    text_file(kept / "cache-1.arrow", "of another step")
-    text_file(kept / "state.json", json.dumps({"_data_files": [{"filename": n} for n in shards]}))
-    text_file(kept / "dataset_info.json", "{}")
-    requests = requests_of(open_source(str(kept), PROMPT))
-    assert [request["prompt"] for request in requests] == ["0a", "0b", "1a", "1b"]
-
-
-def test_a_snapshot_of_the_hub_is_read_without_what_is_hidden_in_it(tmp_path: Path):
-    snapshot = tmp_path / ".cache" / "hub" / "datasets--a--b" / "snapshots" / "0f"
-    blobs = tmp_path / ".cache" / "hub" / "datasets--a--b" / "blobs"
-    for folder in (snapshot / "data", snapshot / ".git", snapshot / ".cache", blobs):
-        folder.mkdir(parents=True)
-    for shard in range(2):
-        parquet(blobs / f"b{shard}", {"messages": [[{"role": "user", "content": f"{shard}"}]]})
-        link = snapshot / "data" / f"train-{shard:05}-of-00002.parquet"
-        link.symlink_to(f"../../../blobs/b{shard}")
-    for hidden in (snapshot / ".git" / "a.parquet", snapshot / ".cache" / "b.parquet"):
-        parquet(hidden, {"messages": ["x"]})
-    requests = requests_of(open_source(str(snapshot), {"messages": "messages"}))
-    assert [request["messages"] for request in requests] == [
-        [{"role": "user", "content": "0"}], [{"role": "user", "content": "1"}],
-    ]  # fmt: skip
-
-
-def test_a_later_file_without_a_column_is_named(tmp_path: Path):
-    parquet(tmp_path / "a.parquet", {"text": ["a"]})
-    parquet(tmp_path / "b.parquet", {"words": ["b"]})
-    with pytest.raises(BadOption, match=r"b\.parquet has no column 'text'"):
-        chunks_of(open_source(str(tmp_path / "*.parquet"), PROMPT))
-
-
-def test_a_folder_or_pattern_without_tables_is_told(tmp_path: Path):
-    with pytest.raises(InputUnreadable, match="it is a folder without"):
-        open_source(str(tmp_path))
-    with pytest.raises(InputUnreadable, match="no file is named like that"):
-        open_source(str(tmp_path / "*.parquet"))
-    text_file(tmp_path / "in.jsonl", "{}")
-    with pytest.raises(BadOption, match="lines of JSON"):
-        open_source(str(tmp_path / "in.jsonl"), PROMPT)
-
-
-# -- frames ------------------------------------------------------------------
-
-
-def frames() -> Iterator[Any]:
-    columns = {"text": ["a", "b"], "n": [1, 2]}
-    yield pa.table(columns)
-    yield pa.table(columns).to_reader()
-    for library in ("pandas", "polars"):
-        try:
-            yield __import__(library).DataFrame(columns)
-        except ImportError:  # they are no package of ours
-            continue
-
-
-@pytest.mark.parametrize("frame", list(frames()), ids=lambda frame: type(frame).__module__)
-def test_the_rows_of_a_frame_are_requests(frame: Any):
-    assert is_frame(frame)
-    source = frame_source(frame, {"prompt": "{text}{n}"})
-    assert source.repeatable == hasattr(frame, "__len__")
-    assert requests_of(source) == [{"prompt": "a1"}, {"prompt": "b2"}]
-    if source.repeatable:
-        assert source.size == 2
-        assert requests_of(source.again()) == [{"prompt": "a1"}, {"prompt": "b2"}]
-
-
-def test_rows_that_are_dicts_are_mapped_without_knowing_the_columns():
-    mapping = RowMapping({"prompt": "text", "custom_id": "id"})
-    assert orjson.loads(mapping.line({"text": "a", "id": 7})) == {"custom_id": "7", "prompt": "a"}
-    assert b"is empty" in mapping.line({"id": 7})
-    assert b"give a dict" in mapping.line(["a"])
-
-
-def test_a_data_set_says_which_columns_it_has():
-    class Rows(list[dict[str, str]]):
-        column_names = ["text"]  # noqa: RUF012
-
-    with pytest.raises(BadOption, match="there is no column 'txt'; did you mean text"):
-        Client("redis://127.0.0.1:1/0").submit(Rows(), columns={"prompt": "txt"})

@@ -1,0 +1,154 @@
+"""Files and contents go when they have expired, or nobody needs them any more; not before."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import openai
+import pytest
+import redis
+from gateway_process import GatewayProcess
+
+from contract.redis.batches import BatchStore
+from demo.stack import eventually
+from producer.gateway.batches.record import BatchRecord, decode, encode
+from producer.gateway.batches.starting import start_batch
+from producer.gateway.carrying.after import let_go
+from producer.gateway.files.objects import FileRecord, Files
+from producer.gateway.services import Services
+from producer.gateway.settings import GatewaySettings
+from producer.gateway.shared_store import MARK
+from producer.gateway.store import open_store
+
+LINE = b'{"custom_id":"a","method":"POST","url":"/v1/completions","body":{"prompt":"x"}}\n'
+MIB = 2**20
+
+
+@pytest.fixture
+def gateway(redis_url: str, tmp_path: Path) -> Iterator[GatewayProcess]:
+    with GatewayProcess(redis_url, tmp_path, gateway_max_file_bytes=64 * MIB) as process:
+        yield process
+
+
+@pytest.fixture
+def client(gateway: GatewayProcess) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def stored(tmp_path: Path) -> list[str]:
+    names = sorted(path.name for path in (tmp_path / "files").iterdir())
+    return [name for name in names if not name.startswith(MARK)]
+
+
+def test_files_that_have_expired_and_contents_without_a_record_are_removed(
+    redis_url: str, redis_client: redis.Redis, store: BatchStore, tmp_path: Path
+) -> None:
+    settings = GatewaySettings(redis_url=redis_url, gateway_store=str(tmp_path / "files"))
+    services = Services.open(settings)
+    files = Files(services)
+    for name in ("file-a", "file-b"):
+        with services.store.write(name) as writer:
+            writer.write(LINE)
+            writer.commit()
+        services.due.add("file", name)
+    now = int(time.time())
+    files.create(
+        FileRecord(id="file-a", tenant="default", bytes=len(LINE), created_at=now, filename="a",
+                   purpose="batch", expires_at=now + 1)
+    )  # fmt: skip
+    assert files.sweep() == 1
+    assert stored(tmp_path) == ["file-a"]
+    eventually(lambda: files.sweep() == 1, 10, "the file has expired and is swept")
+    assert stored(tmp_path) == []
+    assert files.get("default", "file-a") is None
+    assert redis_client.keys("warmq:gateway:due*") == []
+    services.close()
+
+
+def test_one_sweep_takes_all_that_has_expired(redis_url: str, tmp_path: Path) -> None:
+    settings = GatewaySettings(redis_url=redis_url, gateway_store=str(tmp_path / "files"))
+    services = Services.open(settings)
+    for number in range(250):
+        services.due.add("file", f"file-{number}")
+    assert Files(services).sweep() == 250
+    assert Files(services).sweep() == 0
+    services.close()
+
+
+def test_a_file_whose_record_redis_still_has_is_swept_again_and_not_forgotten(
+    redis_url: str, tmp_path: Path
+) -> None:
+    settings = GatewaySettings(redis_url=redis_url, gateway_store=str(tmp_path / "files"))
+    services = Services.open(settings)
+    files, past = Files(services), int(time.time()) - 5
+    with services.store.write("file-a") as writer:
+        writer.write(LINE)
+        writer.commit()
+    record = FileRecord(
+        id="file-a", tenant="default", bytes=len(LINE), created_at=past, filename="a",
+        purpose="batch", expires_at=past,
+    )  # fmt: skip
+    # As with a Redis whose clock is behind: the record is there, though its time is over.
+    services.objects.create("file", "default", "file-a", past, msgspec.json.encode(record))
+    services.due.add("file", "file-a")
+    assert files.sweep() == 0
+    services.objects.delete("file", "default", "file-a")
+    eventually(lambda: files.sweep() == 1, 10, "the content is removed")
+    assert stored(tmp_path) == []
+    services.close()
+
+
+def test_what_a_writer_that_died_has_left_is_removed_when_it_is_old(tmp_path: Path) -> None:
+    folder = open_store(str(tmp_path / "files"))
+    with folder.write("file-a") as writer:
+        writer.write(LINE)
+        folder.sweep(60, time.time())
+        assert len(stored(tmp_path)) == 1
+        folder.sweep(60, time.time() + 61)
+        assert stored(tmp_path) == []
+
+
+@pytest.mark.parametrize("ends", ["completed", "deleted"])
+def test_a_content_that_a_batch_reads_stays_until_the_batch_has_ended(
+    redis_url: str, redis_client: redis.Redis, tmp_path: Path, ends: str
+) -> None:
+    """No gateway ran for as long as one likes, and the first thing that it does is to sweep."""
+    settings = GatewaySettings(redis_url=redis_url, gateway_store=str(tmp_path / "files"))
+    services = Services.open(settings)
+    files, now = Files(services), int(time.time())
+    with services.store.write("file-a") as writer:
+        writer.write(LINE)
+        writer.commit()
+    files.create(
+        FileRecord(id="file-a", tenant="default", bytes=len(LINE), created_at=now, filename="a",
+                   purpose="batch")
+    )  # fmt: skip
+    record = BatchRecord(
+        id="batch_1", tenant="default", endpoint="/v1/completions", input_file_id="file-a",
+        completion_window="24h", created_at=now, expires_at=now + 86400,
+    )  # fmt: skip
+    start_batch(services, record)
+    assert files.delete("default", "file-a")
+    for key in redis_client.keys("warmq:gateway:*"):  # hours later
+        if redis_client.pttl(key) > 0:
+            redis_client.delete(key)
+    redis_client.zadd("warmq:gateway:due:file", {"file-a": 0})
+    assert files.sweep() == 0
+    assert stored(tmp_path) == ["file-a"]
+    if ends == "deleted":
+        services.objects.delete("batch", "default", "batch_1")
+    else:
+        read = services.objects.get("batch", "default", "batch_1")
+        assert read is not None
+        anew = msgspec.structs.replace(decode(read.document), status="completed")
+        services.objects.replace("batch", "default", read, encode(anew), now)
+        let_go(services, anew)
+    redis_client.zadd("warmq:gateway:due:file", {"file-a": 0})
+    assert files.sweep() == 1
+    assert stored(tmp_path) == []
+    assert redis_client.keys("warmq:gateway:readers*") == []
+    services.close()

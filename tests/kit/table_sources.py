@@ -1,0 +1,48 @@
+"""Tables that tests write, and what a source makes of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from contract.errors import RequestRejected
+from contract.openai.lines import parse_line
+from producer.core.reader import RawChunk
+from producer.core.source import Source
+
+SEED = "00" * 32
+
+
+def chunks_of(source: Source) -> list[RawChunk]:
+    return list(source.chunks(SEED, 10**6))
+
+
+def requests_of(source: Source) -> list[dict[str, Any]]:
+    return [orjson.loads(line) for chunk in chunks_of(source) for _, line in chunk.lines]
+
+
+def errors_of(source: Source) -> dict[int, RequestRejected]:
+    """Return the errors of the lines that are no requests, in the table's own terms."""
+    found = {}
+    for chunk in chunks_of(source):
+        for number, line in chunk.lines:
+            try:
+                parse_line(line)
+            except RequestRejected as error:
+                assert chunk.told is not None
+                found[number] = chunk.told(number, line, error)
+    return found
+
+
+def parquet(path: Path, columns: dict[str, Any], **options: Any) -> str:
+    pq.write_table(pa.table(columns), path, **options)
+    return str(path)
+
+
+def text_file(path: Path, text: str | bytes) -> str:
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return str(path)
