@@ -8,11 +8,13 @@ from producer.gateway.services import Services
 
 
 def no_file(file_id: str) -> Problem:
+    """Return the problem of a batch whose input file was deleted too early."""
     told = f"file {file_id} was deleted before all its lines were queued; upload it again"
     return Problem("file_not_found", told, "input_file_id")
 
 
 def was_deleted(parts: list[str]) -> Problem:
+    """Return the problem of a batch some of whose parts were in the queue and are gone."""
     told = (
         f"{', '.join(parts[:5])} {'was' if len(parts) == 1 else 'were'} deleted from the queue, or "
         "the life of the results has ended (WARMQ_RESULT_TTL_S), before the batch's files were "
