@@ -32,6 +32,8 @@ CELLS: list[tuple[pa.DataType, Any, Any]] = [
     (pa.uint64(), 2**63, 2**63),
     (pa.float16(), 0.1, 0.1),
     (pa.float32(), 19.99, 19.99),
+    (pa.float32(), 1.4293244336113134e-43, 1.43e-43),
+    (pa.float16(), 6e-8, 6e-8),
     (pa.float64(), 19.99, 19.99),
     (pa.float64(), 16.0, 16),
     (pa.float32(), float("nan"), None),

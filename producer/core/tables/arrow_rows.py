@@ -20,8 +20,9 @@ import orjson
 from producer.core.tables.arrow import pyarrow
 from producer.core.tables.cells import BadCell
 
-#: How many digits tell two numbers apart, and how struct names the number.
-_SHORT_FLOATS = {16: ("e", range(3, 6)), 32: ("f", range(6, 10))}
+#: How many digits tell two numbers apart (those next to 0 need the fewest), and how struct names
+#: the number.
+_SHORT_FLOATS = {16: ("e", range(1, 6)), 32: ("f", range(1, 10))}
 _JSON = "arrow.json"
 
 _Read = Callable[[Any], Any]
