@@ -37,6 +37,11 @@ def told(log: Path) -> list[str]:
     return [orjson.loads(line).get("action", "") for line in whole.splitlines()]
 
 
+def listeners(client: redis.Redis) -> int:
+    """Return how many processes hear of cancellations."""
+    return int(client.pubsub_numsub(keys.CANCEL_CHANNEL)[0][1])
+
+
 @pytest.mark.parametrize("front_ends", [1, 2])
 def test_every_line_of_a_worker_is_json_from_its_start_to_its_stop(
     redis_url: str, redis_client: redis.Redis, tmp_path: Path, front_ends: int
@@ -45,6 +50,8 @@ def test_every_line_of_a_worker_is_json_from_its_start_to_its_stop(
     worker = simulated(redis_url, log, log_format="json", front_ends=front_ends)
     with worker, client_app(redis_url) as app:
         eventually(lambda: told(log).count("engine_ready") == front_ends, 30, "it is ready")
+        # A process is ready before it listens; what is published earlier reaches nobody.
+        eventually(lambda: listeners(redis_client) == front_ends, 30, "they listen")
         redis_client.publish(keys.CANCEL_CHANNEL, b"\xff\xfe{")  # no message
         eventually(lambda: told(log).count("bad_message") == front_ends, 30, "they say so")
         answer = send(app, {"prompt": "Hello", "max_tokens": 4})
