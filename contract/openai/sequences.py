@@ -24,10 +24,9 @@ def sequences_of(body: Mapping[str, Any]) -> int:
         several = isinstance(messages, list) and messages and isinstance(messages[0], list)
         return count * (len(messages) if several else 1)
     prompts = 0
-    for field in body:
-        if field in PROMPTS:
-            prompts += prompts_of(body[field])
-    return count * max(1, prompts)
+    for field in PROMPTS.intersection(body):
+        prompts += prompts_of(body[field])
+    return count * (prompts or 1)
 
 
 def fields_of_sequences(names: Iterable[str]) -> tuple[str, ...]:
@@ -42,6 +41,8 @@ def fields_of_sequences(names: Iterable[str]) -> tuple[str, ...]:
 
 def prompts_of(found: Any) -> int:
     """Return how many prompts a field holds."""
+    if isinstance(found, str):
+        return 1
     if isinstance(found, dict):  # a score's texts and pictures
         found = found.get("content")
     if not isinstance(found, list) or not found:
