@@ -14,6 +14,7 @@ from contract import naming
 from contract.results import ResultLine, result_line
 from contract.settings import Settings
 from producer.cli.context import open_input
+from producer.cli.show import put_json, put_json_list
 from producer.cli.values import parse_overrides
 from producer.client.options import submission_of
 from producer.core.outputs import ResultFile, may_go
@@ -40,6 +41,19 @@ def test_two_sources_of_one_field_are_refused(field: str, mapped: str) -> None:
         open_input("t.csv", (f"{mapped}=a",), {field: "x"})
     with pytest.raises(BadOption, match=f"fields {field}: columns gives"):
         submission_of({"fields": {field: "x"}, "columns": {mapped: "a"}}, Settings())
+
+
+@pytest.mark.parametrize(
+    "mapped", [("prompt=a", "messages.user=b"), ("messages.user=a", "input=b"), ("prompt", "input")]
+)
+def test_two_columns_that_are_each_the_request_are_refused(
+    tmp_path: Path, mapped: tuple[str, ...]
+) -> None:
+    table = tmp_path / "t.csv"
+    table.write_text("a,b,prompt,input\n1,2,3,4\n")
+    pairs = tuple(pair if "=" in pair else f"{pair}={pair}" for pair in mapped)
+    with pytest.raises(BadOption, match="each is a whole request; give one"):
+        open_input(str(table), pairs)
 
 
 def test_a_field_is_set_once() -> None:
@@ -79,6 +93,15 @@ def test_a_line_has_no_letter_that_ends_one(raw: str | None) -> None:
         assert "한" in text.decode()
     if raw:
         assert json.loads(line.json)["response"]["body"]["text"] == LETTERS
+
+
+def test_json_that_is_printed_has_no_letter_that_ends_a_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    put_json({"text": LETTERS})
+    put_json_list([{"text": LETTERS}, LETTERS])
+    one, more = capsys.readouterr().out.splitlines()
+    assert (json.loads(one), json.loads(more)) == ({"text": LETTERS}, [{"text": LETTERS}, LETTERS])
 
 
 def test_what_has_changed_since_it_was_written_is_not_overwritten(tmp_path: Path) -> None:
