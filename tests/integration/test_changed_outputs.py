@@ -154,7 +154,8 @@ def test_an_object_and_a_table_are_known_again_as_a_whole(
 
 
 def test_only_the_latest_marks_are_kept(redis_url: str, store: BatchStore, tmp_path: Path):
-    batch = submit_batch(store, 1)
+    submit_batch(store, 1)
+    batch = state(store, "b1")
     for number in range(40):
         store.written(batch, [f"{number}-a", f"{number}-b"])
     assert len(state(store, "b1").written) == 16
