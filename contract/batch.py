@@ -59,6 +59,11 @@ class Batch:
         return "finished_at" in self.fields
 
     @property
+    def written(self) -> frozenset[str]:
+        """Marks of the files that its results were written to last."""
+        return frozenset(self.fields.get("written", "").split())
+
+    @property
     def once(self) -> bool:
         """Whether lines with the same repeatable body run once in it."""
         return "identical" in self.fields

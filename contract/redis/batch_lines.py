@@ -75,6 +75,10 @@ class BatchLines(Reads):
         more that they are about to expire."""
         self._run("collected", batch.id, batch.life)
 
+    def written(self, batch: Batch, marks: Sequence[str]) -> None:
+        """Note what is written of a batch's results: a mark tells the content of a file."""
+        self._run("collected", batch.id, batch.life, *marks)
+
     def find(self, batch: Batch, custom_id: str) -> tuple[IndexEntry, str]:
         """Return index entry and request id of one request; the first, if a custom_id repeats.
 

@@ -3,12 +3,14 @@
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
 from contract.batch import Batch
+from contract.errors import StoreUnavailable
 from contract.redis.batches import BatchStore
 from contract.results import ResultLine
+from producer.cli.outputs import check_replaced
 from producer.cli.progress import Meter, SubmitPause, counted, tell, unsealed
 from producer.core.collect import Collector
 from producer.core.files import OutputUnwritable, write_failed
@@ -43,14 +45,16 @@ def collect(
     *,
     follow: bool = False,
     partial: bool = False,
+    forced: bool = False,
 ) -> Collected:
     """Write a batch's results to files or stdout, as `write` does; return how many there were.
 
     `order`: input or completion. `follow` waits for missing results, `partial` does without them.
+    `forced` says that what is there is replaced, whatever it is.
 
     Raises:
         BatchChanged: where there is not one line for each request; no file appears then.
-        OutputUnwritable: if a file cannot be written.
+        OutputUnwritable: if a file cannot be written, or what is there would be lost.
     """
     workers, pause = QueueWorkers(store, batch.fields.get("queue", "")), SubmitPause()
     collected = Collected()
@@ -72,8 +76,17 @@ def collect(
                 show(f"; waiting, {waits}")
             time.sleep(seconds)
 
+        def settle(marks: list[str]) -> None:
+            if not marks:
+                return  # all goes to stdout
+            if not forced:  # somebody may have changed it while results were waited for
+                now = store.batch(batch.id) or batch
+                check_replaced(output, errors, batch.id, now.written)
+            with suppress(StoreUnavailable):  # a full Redis, or a user who may not write
+                store.written(batch, marks)
+
         collector = Collector(store, batch, follow=follow, partial=partial, sleep=wait)
-        write(collector.lines(order), output, errors, collected, report)
+        write(collector.lines(order), output, errors, collected, report, settle)
         collector.kept()
         show()
     of = f", of {counted(collector.batch.number('total'), 'request')}" if partial else ""
@@ -86,13 +99,15 @@ def write(
     output: str | None,
     errors: str | None,
     collected: Collected,
-    report: Callable[[], None] = lambda: None,
+    report: Callable[[], None],
+    settle: Callable[[list[str]], None],
 ) -> None:
     """Write result lines to their files, which appear when all lines are written.
 
     An `output` of None or `-` is stdout. Without `errors`, failed requests go to stdout where the
     results do, else into a file beside `output`, made if there are any. After each line
-    `collected` is counted up, and `report` called.
+    `collected` is counted up, and `report` called; `settle` is, with the marks of the files, before
+    they appear.
 
     Raises:
         OutputUnwritable: no file has appeared then, and none has changed.
@@ -114,8 +129,8 @@ def write(
                 add_good(line)
                 collected.completed += 1
             report()
-        for file in filter(None, (good, bad)):
-            file.sync()  # all of them before the first one appears
+        # All of them before the first one appears
+        settle([file.sync() for file in (good, bad) if file is not None])
         if collected.failed and bad is not None:
             collected.errors_file = errors or beside
 

@@ -2,6 +2,7 @@
 
 import os
 import stat
+from collections.abc import Collection
 from pathlib import Path
 
 from producer.core.files import OutputUnwritable, check_writable
@@ -16,16 +17,14 @@ def check_outputs(
     file: str | None = None,
     journal: Path | None = None,
     *,
-    replaced_by: str | None = None,
     forced: bool = False,
 ) -> None:
     """Raise OutputUnwritable where a file cannot be written, or where two of these are one file.
 
     `output` and `errors` are as in collect.write; `file` is the input, where `-` is stdin. Files
     are one also through links and streams. Terminals and other character devices may have many
-    names: nothing in them can be lost. With `replaced_by`, a batch's id, what is there must be
-    that batch's results; with '', of a batch that has no results yet, no file with content may be
-    there. `forced` says that it is replaced, whatever it is.
+    names: nothing in them can be lost. `forced` says that what is there is replaced, whatever it
+    is.
     """
     output = output or "-"
     if not (Path(output).name or is_url(output)):
@@ -45,20 +44,27 @@ def check_outputs(
             known[place] = purpose
         if name not in (None, "-", file):
             check_output(str(name)) if purpose != "the journal" else check_writable(Path(name))
-    if replaced_by is not None:
-        _check_replaced(output, errors or beside, replaced_by)
     if forced and beside is not None and not errors:
         exists(
             beside
         )  # asked again when results come: a bucket that does not tell is found out now
 
 
-def _check_replaced(output: str, errors: str | None, batch_id: str) -> None:
-    for name in (output, errors):
-        if name and name != "-" and _is_kept(name) and not may_go(name, batch_id):
-            what = f", and it is not an earlier collection of batch {batch_id}" * bool(batch_id)
+def check_replaced(
+    output: str | None, errors: str | None, batch_id: str, written: Collection[str] = ()
+) -> None:
+    """Raise OutputUnwritable where something would be lost: a file or object with content that is
+    not what was `written` of the batch's results, by its marks.
+
+    `output` and `errors` are as in collect.write.
+    """
+    beside = beside_of(output) if output and output != "-" else None
+    for name in (output, errors or beside):
+        if name and name != "-" and _is_kept(name) and not may_go(name, written):
+            what = f", and as it is now it is not an earlier collection of batch {batch_id}"
             raise OutputUnwritable(
-                f"{name} exists{what}; name another file, or replace it with --force"
+                f"{name} exists{what * bool(batch_id)}; name another file, or replace it with "
+                f"--force{', which loses what was added or changed since' * bool(written)}"
             )
 
 

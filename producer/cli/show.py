@@ -14,7 +14,7 @@ from contract.naming import DEFAULT_TENANT
 from contract.redis import keys
 from contract.redis.batches import BatchStore
 from contract.redis.dead_letters import DeadLetter
-from contract.results import OUTCOMES, outcome_of, read_meta, result_line
+from contract.results import OUTCOMES, one_line, outcome_of, read_meta, result_line
 from producer.cli.context import Exit
 from producer.cli.progress import counted, tell
 from producer.core.queue_workers import clock_text
@@ -25,14 +25,14 @@ PAGE = 500
 
 def put_json(value: Any, *, err: bool = False) -> None:
     """Print one JSON document on a line of its own, on stdout or, with `err`, stderr."""
-    click.echo(orjson.dumps(value).decode(), err=err)
+    click.echo(one_line(orjson.dumps(value)).decode(), err=err)
 
 
 def put_json_list(values: Iterable[Any]) -> None:
     """Print a JSON list on one line, each value as it comes."""
     separator = "["
     for value in values:
-        click.echo(separator + orjson.dumps(value).decode(), nl=False)
+        click.echo(separator + one_line(orjson.dumps(value)).decode(), nl=False)
         separator = ","
     click.echo("]" if separator == "," else "[]")
 

@@ -20,6 +20,7 @@ from producer.core.journal import Journal, RunProgress
 from producer.core.outputs import ResultFile, exists, is_parquet
 from producer.core.places.bucket import is_url
 from producer.core.places.object_place import ObjectPlace
+from producer.core.places.place import FilePlace, Place
 from producer.core.source import Source
 
 
@@ -62,8 +63,12 @@ class Delivery:
                 if exists(name):
                     raise BatchConflict(f"{name} exists; remove it, or name another")
             return None
-        if not done.delivered or not exists(self.output):
-            return None  # it was stopped before it could say so, or its output was taken away
+        if not done.delivered:
+            return None  # it was stopped before it could say so
+        if not exists(self.output):  # it was taken away: a new run
+            if exists(self.errors):
+                raise BatchConflict(f"{self.errors} exists; remove it, or name another error file")
+            return None
         same = source.fingerprint()  # '' of a pipe: who knows what comes through
         if not same or done.fingerprint != same or done.delivered != seed:
             raise BatchConflict(
@@ -71,7 +76,7 @@ class Delivery:
                 f"ones, name another output, or remove {self.output} and {self.journal.path} to "
                 "start anew"
             )
-        if done.place and ObjectPlace(self.output).fingerprint() != done.place:
+        if done.place and self._place.fingerprint() != done.place:
             raise BatchConflict(
                 f"{self.output} is not what this run has delivered: somebody else has written it "
                 f"since; name another output, or remove {self.journal.path} and it to start anew"
@@ -84,7 +89,7 @@ class Delivery:
 
         Raises:
             OutputUnwritable: nothing has appeared then, and the same run delivers it again.
-            BatchConflict: another run has written an object there meanwhile.
+            BatchConflict: another run has written there meanwhile.
         """
         done, (good, bad) = self.journal.read(), self.gathered
         if done is None:
@@ -99,8 +104,13 @@ class Delivery:
                     errors.add(line)
                 errors.sync()
             output.sync()  # both, before the first one appears; the errors do first
-        self.journal.write(replace(done, delivered=seed, place=output.fingerprint))
+        place = output.fingerprint or self._place.fingerprint()
+        self.journal.write(replace(done, delivered=seed, place=place))
         self._remove_gathered()
+
+    @property
+    def _place(self) -> Place:
+        return ObjectPlace(self.output) if is_url(self.output) else FilePlace(self.output)
 
     def _remove_gathered(self) -> None:
         for path in self.gathered:

@@ -1,12 +1,14 @@
 """Output files that appear when they are complete, or not at all."""
 
+import errno
+import filecmp
 import os
 import secrets
 import stat
 from pathlib import Path
 from typing import BinaryIO, Self
 
-from contract.errors import WarmqError
+from contract.errors import BatchConflict, WarmqError
 
 #: Written at once to a file that nobody reads before it is whole.
 BUFFER_BYTES = 2**20
@@ -55,14 +57,34 @@ def _beside(path: Path) -> Path:
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
 
 
+def _linked(complete: Path, path: Path) -> bool:
+    """Give a file a second name that is new; False where the folder has no second names, and the
+    name is taken by an empty file.
+
+    Raises:
+        FileExistsError: there is a file of that name.
+    """
+    try:
+        path.hardlink_to(complete)
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK):
+            raise
+        path.open("xb").close()
+        return False
+    return True
+
+
 class AtomicFile:
     """Written beside its place and renamed at the end; a failure leaves the place as it was.
 
-    What is no regular file (a pipe, /dev/stdout) is written to directly.
+    What is no regular file (a pipe, /dev/stdout) is written to directly. A `new` one replaces no
+    file: its folder decides which of two writers is the first, where locks do not reach, too. Then
+    leaving raises BatchConflict, unless what is there has the same content.
     """
 
-    def __init__(self, name: str | Path) -> None:
+    def __init__(self, name: str | Path, *, new: bool = False) -> None:
         self.path = Path(os.path.realpath(name))  # a link stays, its target is replaced
+        self._new = new
         self._temporary: Path | None = None
         self._file: BinaryIO
         try:
@@ -93,12 +115,25 @@ class AtomicFile:
                 self.sync()  # on disk before it is visible in its place
                 self._file.close()
                 if self._temporary is not None:
-                    self._temporary.replace(self.path)
-                    self._temporary = None
+                    self._appear(self._temporary)
         except OSError as error:
             raise write_failed(self.path, error) from None
         finally:
             self.discard()  # nothing is left to be discarded if all went well
+
+    def _appear(self, complete: Path) -> None:
+        try:
+            if self._new and _linked(complete, self.path):
+                return
+        except FileExistsError:
+            if filecmp.cmp(complete, self.path, shallow=False):
+                return  # written before, and killed before anybody was told
+            raise BatchConflict(
+                f"{self.path} was written by somebody else meanwhile, and is left as it is; move "
+                "it away, and the same command brings its results there"
+            ) from None
+        complete.replace(self.path)
+        self._temporary = None
 
     def write(self, data: bytes) -> None:
         """Append to the file."""

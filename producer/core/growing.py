@@ -27,17 +27,20 @@ def check_regular(path: Path) -> None:
 
 
 class GrowingFile:
-    """A file that one process at a time may append to.
+    """A file that one process at a time may append to. A `new` one must not be there.
 
     Closing it cuts off what was written since the last `sync`.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, new: bool = False) -> None:
         self.path = path
         self._buffer = bytearray()
         check_regular(path)
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | (os.O_EXCL if new else 0)
         try:
-            self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
+            self._fd = os.open(path, flags, 0o666)
+        except FileExistsError:  # of another machine, perhaps, whom the lock does not reach
+            raise BatchConflict(f"another run is writing {path}") from None
         except OSError as error:
             raise unwritable(path, error) from None
         try:

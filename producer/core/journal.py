@@ -30,7 +30,7 @@ class RunProgress:
     where it is not the input's: then `line` counts in it, and the files are in it until the run is
     complete. `delivered` says that the results are where they were to go, if that is not the
     output: it is the digest of the options that they were made with. `place` is then what is said
-    of an object that was delivered (its size and ETag).
+    of what was delivered: an object's size and ETag, a file's size and the digest of its end.
     """
 
     name: str
@@ -96,10 +96,17 @@ class Journal:
             f"this version's is {FORMAT}); go on with that version, or {self.start_anew}"
         )
 
-    def write(self, done: RunProgress) -> None:
-        """Replace it, on disk before this returns."""
-        with AtomicFile(self.path) as file:
-            file.write(orjson.dumps(asdict(done)))
+    def write(self, done: RunProgress, *, new: bool = False) -> None:
+        """Replace it, on disk before this returns.
+
+        Raises:
+            BatchConflict: it is to be `new`, and another run has written one.
+        """
+        try:
+            with AtomicFile(self.path, new=new) as file:
+                file.write(orjson.dumps(asdict(done)))
+        except BatchConflict:
+            raise BatchConflict(f"another run has just written {self._output}") from None
 
     @property
     def start_anew(self) -> str:
@@ -152,11 +159,13 @@ class RunFiles:
                     raise self._refused(
                         f"results are missing: there is no {path} any more; put it back as it was"
                     )
-        self._out = stack.enter_context(GrowingFile(self._output))
+        # Locks do not reach other machines on some network folders; whose name is new does.
+        new = kept is None and not self._output.exists()
+        self._out = stack.enter_context(GrowingFile(self._output, new=new))
         if self.journal.read() != found:
             raise BatchConflict(f"another run has just written {self._output}")
         if kept is None:
-            self.journal.write(self._begin)
+            self.journal.write(self._begin, new=found is None)
         self.done = done = kept or self._begin
         self._bad = stack.enter_context(GrowingFile(self._errors))
         try:

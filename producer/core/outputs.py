@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Collection
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Protocol, Self
+from typing import BinaryIO, Protocol, Self
 
 from contract.results import ResultLine
-from producer.core.files import AtomicFile, OutputUnwritable, check_writable
-from producer.core.own_results import is_result_of
+from producer.core.files import BUFFER_BYTES, AtomicFile, OutputUnwritable, check_writable
 from producer.core.places.bucket import is_url, shown
 from producer.core.places.object_file import ObjectFile, check_object
 from producer.core.places.object_place import ObjectPlace
 from producer.core.places.place import FilePlace, NotThere
 from producer.core.reader import InputUnreadable
-from producer.core.tables.results import ParquetLines, first_line
+from producer.core.tables.results import ParquetLines
 from producer.core.tables.source import kind_of
 
 _PARQUET = (".parquet", ".pq")
@@ -87,56 +88,71 @@ def exists(name: str) -> bool:
     return True
 
 
-def may_go(name: str, batch_id: str) -> bool:
-    """Whether what is there is nothing, or results of the batch alone.
-
-    Of a file every line is looked at, since others may have been appended to it; an object and a
-    table can only be replaced, and their first result tells.
-    """
+def may_go(name: str, marks: Collection[str]) -> bool:
+    """Whether what is there is nothing, or has one of these marks: that it was written here, and
+    has not changed since."""
     place = ObjectPlace(name) if is_url(name) else FilePlace(name)
     try:
-        if place.size() == 0:
+        size = place.size()
+        if size == 0:
             return True
-        if is_parquet(name):
-            line = first_line(place)
-        else:
-            with place.open(in_order=True) as file:
-                if not is_url(name):
-                    return all(_is_of(line, batch_id) for line in file)
-                line = file.readline()
+        if not any(mark.startswith(f"{size}-") for mark in marks):
+            return False  # without reading it
+        with place.open(in_order=True) as file:
+            return Content.of(file).mark in marks
     except InputUnreadable:
         return False  # what cannot be read may be anything
-    return not line or _is_of(line, batch_id)
 
 
-def _is_of(line: bytes, batch_id: str) -> bool:
-    return line.endswith(b"\n") and is_result_of(line, batch_id)
+class Content:
+    """Bytes that are counted and digested as they come."""
+
+    def __init__(self) -> None:
+        self._size, self._digest = 0, hashlib.sha256()
+
+    @classmethod
+    def of(cls, file: BinaryIO) -> Self:
+        """Return that of a file, which is read to its end."""
+        content = cls()
+        while piece := file.read(BUFFER_BYTES):
+            content.add(piece)
+        return content
+
+    def add(self, data: bytes) -> None:
+        """Append."""
+        self._size += len(data)
+        self._digest.update(data)
+
+    @property
+    def mark(self) -> str:
+        """Size and digest, by which it is known again."""
+        return f"{self._size}-{self._digest.hexdigest()[:32]}"
 
 
 class ResultFile:
     """The results in one place: JSON lines, or a table. They appear when they are complete.
 
-    `expected` is for an object: how many bytes the lines have, where that is known. An object with
-    an `owner`, the name of a run, replaces no other.
+    `expected` is for an object: how many bytes the lines have, where that is known. What has an
+    `owner`, the name of a run, replaces nothing else.
 
-    Entering raises OutputUnwritable.
+    Entering raises OutputUnwritable, leaving BatchConflict where the owner's place is taken.
     """
 
     def __init__(self, name: str, expected: int = 0, *, owner: str = "") -> None:
         self._name, self._expected, self._owner = name, expected, owner
-        self._stack = ExitStack()
+        self._stack, self._content = ExitStack(), Content()
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             target: Target = (
                 ObjectFile(self._name, self._expected, owner=self._owner)
                 if is_url(self._name)
-                else AtomicFile(self._name)
+                else AtomicFile(self._name, new=bool(self._owner))
             )
             self._target = stack.enter_context(target)
             self._table = None
             if is_parquet(self._name):
-                self._table = stack.enter_context(ParquetLines(self._target.write))
+                self._table = stack.enter_context(ParquetLines(self._write))
             self._stack = stack.pop_all()
         return self
 
@@ -153,10 +169,16 @@ class ResultFile:
         if self._table is not None:
             self._table.add(line)
         else:
-            self._target.write(line.json + b"\n")
+            self._write(line.json + b"\n")
 
-    def sync(self) -> None:
-        """Write what is left, so that what can fail for want of room fails here."""
+    def _write(self, data: bytes) -> None:
+        self._content.add(data)
+        self._target.write(data)
+
+    def sync(self) -> str:
+        """Write what is left, so that what can fail for want of room fails here; return the mark of
+        what will appear."""
         if self._table is not None:
             self._table.finish()
         self._target.sync()
+        return self._content.mark

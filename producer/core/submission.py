@@ -40,6 +40,10 @@ def check_name(what: str, name: str) -> None:
         )
 
 
+#: Fields that each say by themselves what is asked.
+WHOLE_REQUESTS = frozenset({"prompt", "messages", "input"})
+
+
 def check_sources(fields: Iterable[str], columns: Iterable[str], names: tuple[str, str]) -> None:
     """Refuse a field that a value for all requests and a column would both give.
 
@@ -50,11 +54,10 @@ def check_sources(fields: Iterable[str], columns: Iterable[str], names: tuple[st
             messages or an input are each a whole request.
     """
     mapped = {column.partition(".")[0] for column in columns}
-    request = {"prompt", "messages", "input"}
     for name in fields:
         both = name in mapped
-        if both or (name in request and mapped & request):
-            other = name if both else min(mapped & request)
+        if both or (name in WHOLE_REQUESTS and mapped & WHOLE_REQUESTS):
+            other = name if both else min(mapped & WHOLE_REQUESTS)
             raise BadOption(
                 f"{names[0]} {name}: {names[1]} gives {other} to each row already; leave one out"
             )

@@ -92,3 +92,25 @@ def test_an_error_of_this_project_s_own_code_is_no_refusal_of_the_engine() -> No
     del broken._known
     assert is_ours(raised(lambda: broken.hidden("a")))
     assert not is_ours(raised(lambda: dict[str, int]()["a"]))
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        ({"prompt": "x", "response_format": {"type": "text"}, "tool_choice": "auto"},
+         "request_failed"),
+        ({"response_format": {"type": "json_object"}}, "invalid_request"),
+        ({"structured_outputs": {"grammar": "root ::= a\na ::= root"}}, "invalid_request"),
+        ({"tool_choice": "required"}, "invalid_request"),
+        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "invalid_request"),
+    ],
+)  # fmt: skip
+def test_an_answer_that_ends_in_an_error_is_its_constraints(body: Any, code: str) -> None:
+    from vllm.exceptions import GenerationError
+
+    from worker.engine.vllm.mistakes import ended_in_error, failed
+
+    for found in (ended_in_error(body), failed(GenerationError(), body)):
+        assert found.code == code
+        assert ("finish_reason error" in found.message) == (code == "invalid_request")
+    assert failed(OSError("x"), body).message == "OSError: x"

@@ -124,7 +124,11 @@ async def test_what_a_backend_does_not_tell_is_counted_here() -> None:
          "length of 8.", RequestRejected, "context_length_exceeded"),
         ("Error generating stream: 'NoneType' object has no attribute 'lora_name'",
          RequestRejected, "invalid_request"),
-        ("Error generating stream: something else", RequestFailed, "request_failed"),
+        ("something else", RequestFailed, "request_failed"),
+        ("Error generating stream: ", RequestFailed, "request_failed"),
+        ("Error generating stream: CUDA out of memory. Tried to allocate 2 GiB", RequestFailed,
+         "request_failed"),
+        ("Error generating stream: the connection was reset", RequestFailed, "request_failed"),
     ],
 )  # fmt: skip
 async def test_errors_of_the_backend_become_errors_of_that_request(
@@ -134,6 +138,38 @@ async def test_errors_of_the_backend_become_errors_of_that_request(
     with pytest.raises(kind) as raised:
         await engine.generate(ASKED, "r1")
     assert raised.value.code == code  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "temperature must be non-negative, got -1.0.",
+        "Grammar error: Invalid type: integr",
+        "stop cannot contain an empty string.",
+        "something that only the next release says",
+    ],
+)
+async def test_what_the_servers_vllm_refuses_is_the_lines_error_in_its_words(words: str) -> None:
+    engine = engine_over([FakeServer(ServerRefused(f"Error generating stream: {words}"))])
+    with pytest.raises(RequestRejected) as raised:
+        await engine.generate(ASKED, "r1")
+    assert (raised.value.code, raised.value.message) == ("invalid_request", words)
+
+
+@pytest.mark.parametrize(
+    ("more", "kind"),
+    [
+        ({}, RequestFailed),
+        ({"structured_outputs": {"json": {"type": "string"}}}, RequestRejected),
+        ({"response_format": {"type": "json_object"}}, RequestRejected),
+    ],
+)
+async def test_an_answer_that_ends_in_an_error_is_none(
+    more: dict[str, Any], kind: type[Exception]
+) -> None:
+    engine = engine_over([FakeServer(Answer("half", finish_reason="error"))])
+    with pytest.raises(kind, match="finish_reason error"):
+        await engine.generate(EngineRequest(CHAT_URL, ASKED.body | more), "r1")
 
 
 async def test_no_server_within_the_wait_is_a_dead_engine_that_says_why() -> None:

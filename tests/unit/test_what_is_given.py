@@ -14,9 +14,10 @@ from contract import naming
 from contract.results import ResultLine, result_line
 from contract.settings import Settings
 from producer.cli.context import open_input
+from producer.cli.show import put_json, put_json_list
 from producer.cli.values import parse_overrides
 from producer.client.options import submission_of
-from producer.core.outputs import may_go
+from producer.core.outputs import ResultFile, may_go
 from producer.core.places.bucket import BadPlace, split
 from producer.core.submission import BadOption
 from producer.gateway.batches.output_lines import openai_line
@@ -42,17 +43,35 @@ def test_two_sources_of_one_field_are_refused(field: str, mapped: str) -> None:
         submission_of({"fields": {field: "x"}, "columns": {mapped: "a"}}, Settings())
 
 
+@pytest.mark.parametrize(
+    "mapped", [("prompt=a", "messages.user=b"), ("messages.user=a", "input=b"), ("prompt", "input")]
+)
+def test_two_columns_that_are_each_the_request_are_refused(
+    tmp_path: Path, mapped: tuple[str, ...]
+) -> None:
+    table = tmp_path / "t.csv"
+    table.write_text("a,b,prompt,input\n1,2,3,4\n")
+    pairs = tuple(pair if "=" in pair else f"{pair}={pair}" for pair in mapped)
+    with pytest.raises(BadOption, match="each is a whole request; give one"):
+        open_input(str(table), pairs)
+
+
 def test_a_field_is_set_once() -> None:
     with pytest.raises(BadOption, match="max_tokens is set already"):
         parse_overrides(("max_tokens=1", "max_tokens=2"))
 
 
 @pytest.mark.parametrize(
-    "url", ["s3://b/a//x", "gs://b//x", "az://b/a/../x", "s3://b/./x", "s3://b/a//"]
-)
+    "url",
+    [
+        "s3://b/a//x", "gs://b//x", "az://b/a/../x", "s3://b/./x", "s3://b/a//", "s3://b/..",
+        "S3://b/a/../", "s3://b/a\nb", "gs://b/\x00/x",
+    ],
+)  # fmt: skip
 def test_a_name_that_no_object_can_have_is_refused(url: str) -> None:
-    with pytest.raises(BadPlace, match="its name has"):
+    with pytest.raises(BadPlace, match="its name has") as raised:
         split(url)
+    assert "\n" not in raised.value.message
     assert split("s3://b/a/") == ("s3://b", "a/")
     assert split("s3://b/a..b/c.d") == ("s3://b", "a..b/c.d")
 
@@ -76,14 +95,31 @@ def test_a_line_has_no_letter_that_ends_one(raw: str | None) -> None:
         assert json.loads(line.json)["response"]["body"]["text"] == LETTERS
 
 
-def test_lines_that_were_appended_are_not_overwritten(tmp_path: Path) -> None:
+def test_json_that_is_printed_has_no_letter_that_ends_a_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    put_json({"text": LETTERS})
+    put_json_list([{"text": LETTERS}, LETTERS])
+    one, more = capsys.readouterr().out.splitlines()
+    assert (json.loads(one), json.loads(more)) == ({"text": LETTERS}, [{"text": LETTERS}, LETTERS])
+
+
+def test_what_has_changed_since_it_was_written_is_not_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
-    mine = b"".join(_line(name).json + b"\n" for name in ("a", "b"))
-    path.write_bytes(mine)
-    assert may_go(str(path), "mine")
-    for more in (_line("c", "other").json + b"\n", b'{"note": 1}\n', b"a note"):
-        path.write_bytes(mine + more)
-        assert not may_go(str(path), "mine")
+    lines = [_line("a"), _line("b")]
+    with ResultFile(str(path)) as file:
+        for line in lines:
+            file.add(line)
+        marks = [file.sync()]
+    assert may_go(str(path), marks)
+    mine = path.read_bytes()
+    changed = [mine + more for more in (lines[0].json + b"\n", b'{"note": 1}\n', b"a note", b"\n")]
+    changed += [mine[:-1], lines[0].json + b"\n", mine.replace(b'"text"', b'"tuxt"')]
+    for content in changed:
+        path.write_bytes(content)
+        assert not may_go(str(path), marks)
+    path.write_bytes(b"")
+    assert may_go(str(path), [])
 
 
 def test_a_custom_id_that_is_too_long_refuses_its_file() -> None:

@@ -6,7 +6,7 @@ from contract.errors import BatchConflict
 from producer.cli import options
 from producer.cli.collect import collect
 from producer.cli.context import Context, Exit, hint, pass_context
-from producer.cli.outputs import check_outputs
+from producer.cli.outputs import check_outputs, check_replaced
 from producer.cli.show import put_json, written_json
 
 
@@ -41,23 +41,28 @@ def command(
     """Collect a batch's results, as OpenAI batch output lines.
 
     A file appears when it is complete, never half-written, and replaces only an
-    earlier collection of the batch, unless you give --force. A finished batch
-    gives exactly one line for each request; if it is deleted, submitted anew or
-    retried meanwhile, this ends with 2 and says so, and no file appears. OUT and ERR
-    may be objects in a bucket (s3://, gs://, az://), and tables (.parquet).
+    earlier collection of the batch that nobody has changed since, unless you give
+    --force. A finished batch gives exactly one line for each request; if it is
+    deleted, submitted anew or retried meanwhile, this ends with 2 and says so, and
+    no file appears. OUT and ERR may be objects in a bucket (s3://, gs://, az://),
+    and tables (.parquet).
 
     With --json: where the results are and how many, on stdout, or on stderr if
     the results themselves go to stdout.
     """
-    check_outputs(output, errors, replaced_by=None if force else batch_id, forced=force)
+    check_outputs(output, errors, forced=force)
     store, batch = context.store, context.batch(batch_id)
+    if not force:
+        check_replaced(output, errors, batch_id, batch.written)
     if not (batch.finished or follow or partial):
         raise BatchConflict(
             f"batch {batch_id} is still {batch.status}: --follow waits for it, "
             "--partial takes what is there"
         )
     with hint(f"`producer results {batch_id}` starts again; nothing is lost"):
-        collected = collect(store, batch, order, output, errors, follow=follow, partial=partial)
+        collected = collect(
+            store, batch, order, output, errors, follow=follow, partial=partial, forced=force
+        )
     if as_json:
         done = written_json(output, collected.errors_file, collected.completed, collected.failed)
         document = {"id": batch_id, "object": "warmq.results"} | done

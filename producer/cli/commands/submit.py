@@ -13,7 +13,7 @@ from contract.batch import Batch
 from producer.cli import options, progress, show, told
 from producer.cli.collect import collect
 from producer.cli.context import WATCH_AGAIN, Context, Exit, hint, open_input, pass_context
-from producer.cli.outputs import check_outputs
+from producer.cli.outputs import check_outputs, check_replaced
 from producer.cli.progress import Meter, tell
 from producer.cli.served import tell_if_unserved
 from producer.cli.shaping import make_submission, shaping_options
@@ -76,7 +76,7 @@ def command(
     until = parse_deadline(deadline)
     submission = make_submission(context.settings, name, shaping, until)
     if output or errors:
-        _check_outputs(output, errors, file, batch_id, force)
+        _check_outputs(context, output, errors, file, batch_id, force)
     source = open_input(file, mapped, submission.overrides)
     _tell_if_unplanned(submission.order, source)
     if until:
@@ -85,18 +85,25 @@ def command(
     submitting = ResumingSubmit(context.store, context.settings, submission, source)
     status, batch = Exit.ALL_WELL, _queued(submitting).batch
     if wait or output or errors:
-        status, batch = _followed(submitting, batch, output, errors)
+        status, batch = _followed(submitting, batch, output, errors, force)
     if as_json:
         show.put_json(show.batch_json(batch), err=output == "-")
     return Exit.BAD_INPUT if batch.number("valid") == 0 else status
 
 
 def _check_outputs(
-    output: str | None, errors: str | None, file: str, batch_id: str | None, force: bool
+    context: Context,
+    output: str | None,
+    errors: str | None,
+    file: str,
+    batch_id: str | None,
+    force: bool,
 ) -> None:
     """Refuse to write over what is no earlier collection of this batch, unless forced."""
-    mine = None if force else batch_id or ""
-    check_outputs(output, errors, file, replaced_by=mine, forced=force)
+    check_outputs(output, errors, file, forced=force)
+    if not force:
+        batch = context.store.batch(batch_id) if batch_id else None
+        check_replaced(output, errors, batch_id or "", batch.written if batch else ())
 
 
 def _tell_if_unplanned(order: Wish, source: Source) -> None:
@@ -145,7 +152,11 @@ def _queued(submitting: "ResumingSubmit") -> Summary:
 
 
 def _followed(
-    submitting: "ResumingSubmit", batch: Batch, output: str | None, errors: str | None
+    submitting: "ResumingSubmit",
+    batch: Batch,
+    output: str | None,
+    errors: str | None,
+    force: bool,
 ) -> tuple[Exit, Batch]:
     """Follow the batch to its end, and collect its results if they have a place."""
     later, collected = WATCH_AGAIN.format(batch.id), ""
@@ -164,7 +175,7 @@ def _followed(
     status = show.ended(batch)
     if output or errors:
         with hint(f"the batch has ended; `{collected}` collects it again"):
-            collect(submitting.store, batch, "input", output, errors)
+            collect(submitting.store, batch, "input", output, errors, forced=force)
     return status, batch
 
 

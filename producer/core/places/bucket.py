@@ -22,6 +22,10 @@ _WEB = ("https", "http")
 _RETRIES: Any = {"max_retries": 5, "retry_timeout": timedelta(seconds=20)}
 
 
+#: Characters that no name of an object may have here, and obstore's words for a listed one that
+#: has such, or `..`, in its name.
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_ODD_NAME = re.compile(r'invalid path: Error parsing Path "(.*)": ', re.DOTALL)
 #: What may sign a URL, or be a password in it.
 _SIGNED = re.compile(r"\?\S+|(?<=//)[^/\s@]*@")
 
@@ -78,6 +82,12 @@ def told(error: Exception) -> str:
     return _SIGNED.sub("", next(filter(None, lines), type(error).__name__))[:300]
 
 
+def odd_name(error: Exception) -> str:
+    """Return the name of the object that obstore cannot list; '' of another error."""
+    found = _ODD_NAME.search(str(error))
+    return found[1] if found else ""
+
+
 def split(url: str) -> tuple[str, str]:
     """Return the URL of the bucket and the object's key in it.
 
@@ -100,6 +110,8 @@ def split(url: str) -> tuple[str, str]:
 
 def _check_key(url: str, key: str) -> None:
     """Refuse names that obstore cannot have. The last part may be empty: that is a folder."""
+    if found := _CONTROL.search(key):
+        raise BadPlace(f"{url!r}: its name has {found[0]!r}; write the name without it")
     *folders, name = key.split("/")
     for part in (*folders, name or "x"):
         if not part:
@@ -152,5 +164,10 @@ def keys_under(url: str) -> Iterator[str]:
         pages = obstore(url).list(store, prefix=key.rstrip("/") or None)
         found = sorted(meta["path"] for page in pages for meta in page)
     except errors_of_bucket() as error:
+        if odd := odd_name(error):
+            raise BadPlace(
+                f"{url} cannot be listed: there is an object {odd!r}, whose name cannot be used; "
+                "rename it, or give the name of one file"
+            ) from None
         raise BadPlace(f"{url} cannot be listed: {told(error)}; {credentials(url)}") from None
     yield from (f"{bucket}/{path}" for path in found)

@@ -17,6 +17,7 @@ from producer.core.places.bucket import (
     errors_of_bucket,
     is_web,
     obstore,
+    odd_name,
     open_bucket,
     shown,
     told,
@@ -49,6 +50,8 @@ def check_object(url: str) -> None:
     try:
         list(obstore(url).list(store, prefix=key, chunk_size=1))
     except errors_of_bucket() as error:
+        if odd_name(error):
+            return  # of another object, which is nothing to this one: the bucket answers
         raise OutputUnwritable(f"cannot write {url}: {told(error)}; {credentials(url)}") from None
 
 

@@ -15,7 +15,7 @@ from contract.openai.lines import check_body
 from contract.openai.openai_only import known_names
 from contract.openai.pooling import EMBEDDINGS_URL
 from producer.core.rows import bad_row
-from producer.core.submission import BadOption
+from producer.core.submission import WHOLE_REQUESTS, BadOption
 from producer.core.tables.cells import (
     JSON,
     BadCell,
@@ -84,6 +84,8 @@ class RowMapping:
         self._gets.sort(key=lambda pair: pair[0] != "custom_id")  # a bad row's error has it too
         if self._messages and "messages" in pairs:
             raise BadOption("field messages: given as a whole and by roles; give it one way")
+        if len(whole := sorted(WHOLE_REQUESTS & self.columns.keys())) > 1:
+            raise BadOption(f"fields {' and '.join(whole)}: each is a whole request; give one")
         self._url = _url(self.columns.keys())
         #: The columns that are read.
         self.wanted = list(wanted)

@@ -9,9 +9,7 @@ import orjson
 
 from contract.results import ResultLine
 from producer.core.answers import finish_reason_of, text_of, tokens_of
-from producer.core.places.place import Place
 from producer.core.tables.arrow import pyarrow
-from producer.core.tables.arrow_table import ParquetTable
 
 #: A row group ends after so many rows or bytes of Arrow's memory, where it is until then.
 _ROWS, _BYTES = 50_000, 8 * 2**20
@@ -53,25 +51,6 @@ def _answer(body: dict[str, Any]) -> dict[str, Any]:
         "prompt_tokens": asked,
         "completion_tokens": written,
     }
-
-
-def first_line(place: Place) -> bytes:
-    """Return of a table of results what tells whose they are: its first row as a result's line.
-
-    Raises:
-        InputUnreadable: it is no parquet.
-        ExtraMissing: pyarrow is not installed.
-    """
-    table = ParquetTable(place)
-    try:
-        wanted = [name for name in ("id", "custom_id", "line") if name in table.columns]
-        row = next(table.read(wanted), None)
-    finally:
-        table.close()
-    if row is None:
-        return b""
-    told = {"id": row.get("id"), "custom_id": row.get("custom_id"), "error": None}
-    return orjson.dumps(told | {"warmq": {"line": row.get("line")}}) + b"\n"
 
 
 class _Sink:

@@ -47,6 +47,13 @@ MOST_SERVERS = 8
 #: What vLLM says of a prompt that does not fit, and the backend of parameters it cannot read.
 TOO_LONG = ("maximum model length", "maximum context length", "longer than the maximum")
 UNREADABLE = "'NoneType' object has no attribute 'lora_name'"
+#: What the backend writes before the words of its vLLM, which refuses most requests for good; and
+#: what these say where a server that is well may take the same request later.
+VLLM_SAYS = "Error generating stream: "
+PASSES = (
+    "memory", "timed out", "timeout", "temporarily", "try again", "overload",
+    "too many requests", "connection", "internal server error", "cancel",
+)  # fmt: skip
 
 
 class TritonEngine(RemoteEngine["TritonServer"]):
@@ -125,6 +132,8 @@ class TritonEngine(RemoteEngine["TritonServer"]):
             server = await self._fleet.take()
             try:
                 answer = await server.run(prompt.text, raw, request_id)
+                if answer.finish_reason == "error":
+                    raise _ended_in_error(parameters)
                 return self._complete(request, request_id, prompt, limit, answer)
             except ServerAway as error:
                 self._fleet.down(server, str(error))
@@ -185,4 +194,19 @@ def _refused(message: str) -> Exception:
             "the server's vLLM refuses these sampling parameters, and tells why in its log only; "
             "leave out those that are newer than its release"
         )
+    _, told, words = message.partition(VLLM_SAYS)
+    words = words.strip()
+    if told and words and not any(one in words.lower() for one in PASSES):
+        return RequestRejected(words)
     return RequestFailed(message)
+
+
+def _ended_in_error(parameters: dict[str, Any]) -> Exception:
+    """Return the error of an answer that has the finish_reason `error`: vLLM gives it also to what
+    comes of a constraint that no text fulfils."""
+    if "structured_outputs" in parameters:
+        return RequestRejected(
+            "the server's vLLM ended the answer with finish_reason error: it cannot follow the "
+            "schema, regex, choice or grammar; its log says why"
+        )
+    return RequestFailed("the server's vLLM ended the answer with finish_reason error")

@@ -29,7 +29,7 @@ from worker.engine.vllm.grammars import TENANT, Grammars
 from worker.engine.vllm.kv_cache import explain
 from worker.engine.vllm.large_inputs import refuse_large
 from worker.engine.vllm.media import guard, unguard
-from worker.engine.vllm.mistakes import Folders, in_media, is_ours
+from worker.engine.vllm.mistakes import Folders, failed, in_media, is_ours
 from worker.engine.vllm.names import (
     AsyncEngineArgs,
     AsyncLLMEngine,
@@ -180,7 +180,7 @@ class VllmEngine:
                 raise self._died(error) from error
             if in_media(error) or (isinstance(error, serving.REFUSALS) and not is_ours(error)):
                 raise serving.rejected(error, request.body) from error
-            raise RequestFailed(f"{type(error).__name__}: {error}") from error
+            raise failed(error, request.body) from error
 
     async def _answer(self, request: EngineRequest, request_id: str) -> Completion:
         url, body = request.url, request.body

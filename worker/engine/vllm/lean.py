@@ -11,10 +11,10 @@ import asyncio
 import time
 from typing import Any
 
-from contract.errors import RequestFailed
 from worker.engine import Completion
 from worker.engine.vllm.learned import Learned
 from worker.engine.vllm.lessons import Lesson, look_on
+from worker.engine.vllm.mistakes import ended_in_error
 from worker.engine.vllm.other_urls import Aborted
 from worker.engine.vllm.plans import PROMPTS, Plan, key_of
 from worker.engine.vllm.together import Together, tokens_of
@@ -37,7 +37,7 @@ class Lean(Learned):
 
         Raises:
             Aborted: the engine gave it up.
-            RequestFailed: the engine failed at it.
+            RequestFailed, RequestRejected: the engine failed at it, or at its constraint.
         """
         plan: Plan | None = self._forms.get(key)
         if plan is None:
@@ -53,7 +53,7 @@ class Lean(Learned):
         if reason == "abort":
             raise Aborted
         if reason == "error":  # as vLLM's serving classes have it
-            raise RequestFailed("GenerationError: Internal server error")
+            raise ended_in_error(body)
         return plan.completion(output, request_id, int(time.time()))
 
     async def _plan(

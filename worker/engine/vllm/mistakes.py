@@ -3,10 +3,11 @@
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
-from contract.errors import WarmqError
+from contract.errors import RequestFailed, RequestRejected, WarmqError
 
 #: Modules that read what a request brought: whatever they raise, a picture, an audio or a video
 #: file, or its URL, is the cause.
@@ -36,6 +37,26 @@ def _files(error: BaseException) -> Iterator[str]:
     while trace is not None:
         yield trace.tb_frame.f_code.co_filename
         trace = trace.tb_next
+
+
+def failed(error: Exception, body: Mapping[str, Any]) -> WarmqError:
+    """Return what an error that vLLM does not explain is to the line of a request's body."""
+    if type(error).__name__ == "GenerationError":
+        return ended_in_error(body)
+    return RequestFailed(f"{type(error).__name__}: {error}")
+
+
+def ended_in_error(body: Mapping[str, Any]) -> WarmqError:
+    """Return the error of an answer with the finish_reason `error`: vLLM gives it to what follows
+    no constraint, and tells why in its log only. Without one, a retry may help."""
+    form, chosen = body.get("response_format"), body.get("tool_choice")
+    asked = body.get("structured_outputs") or chosen == "required" or isinstance(chosen, dict)
+    if asked or (isinstance(form, dict) and form.get("type") != "text"):
+        return RequestRejected(
+            "vLLM ended this answer with finish_reason error: no text of this model follows the "
+            "schema, regex, choice, grammar or tools that the request names; its log says why"
+        )
+    return RequestFailed("GenerationError: Internal server error")
 
 
 class Folders:
