@@ -42,6 +42,20 @@ def test_a_newcomer_does_not_wait_for_what_is_refunded(
     assert all(served[name] for name in tenants)
 
 
+@pytest.mark.parametrize(("context", "highest"), [(0, 16384 + 64), (2048, 2048), (40_000, 40_000)])
+@pytest.mark.parametrize("known", [False, True])
+def test_no_estimate_is_higher_than_the_models_context(
+    store: BatchStore, worker: Lessee, redis_client: redis.Redis, context: int, highest: int,
+    known: bool,
+) -> None:  # fmt: skip
+    if known:  # an absurd mean of the queue instead of the size
+        submit_batch(store, 1, batch_id="first", tenant="z")
+        report(worker, worker.pop(1), 2**40, 0)
+    submit_batch(store, bodies=[chat("word " * 80_000)], batch_id="b", tenant="a")
+    worker.pop(1, context=context)
+    assert score(redis_client, "a") == (2**20 if known and not context else highest)
+
+
 def test_one_absurd_report_does_not_spoil_the_estimates(
     store: BatchStore, worker: Lessee, redis_client: redis.Redis
 ) -> None:
@@ -87,6 +101,18 @@ def test_a_newcomer_does_not_wait_for_many_cheap_requests_of_who_was_charged_muc
         served.update(batches_of([lease]))
         end(worker, [lease], "failed", keep=False)
         assert served["a"] <= 64
+
+
+def test_what_is_given_back_is_what_was_charged_to_the_token(
+    store: BatchStore, worker: Lessee, redis_client: redis.Redis
+) -> None:
+    submit_batch(store, 2, batch_id="first", tenant="z")
+    report_each(worker, worker.pop(2), [10, 11])  # the queue's mean is no whole number
+    submit_batch(store, 40, batch_id="a", tenant="a")
+    submit_batch(store, 40, batch_id="other", tenant="y")
+    leases = by_batch(worker.pop(32))["a"]
+    report(worker, leases, 17, 0)
+    assert score(redis_client, "a") == 17 * len(leases)
 
 
 def test_refunds_and_charges_that_cancel_out_in_tokens_are_made_by_their_weights(
