@@ -4,10 +4,13 @@
 local ended_turns = {}
 local function end_turn(home, sequences, cost, used, reported, weight)
   local sum = ended_turns[home]
-    or { sequences = 0, tokens = 0, share = 0, used = 0, reported = 0, answered = 0 }
+    or { sequences = 0, tokens = 0, share = 0, count = 0, cost = 0, cost_share = 0,
+         used = 0, reported = 0, answered = 0 }
   ended_turns[home] = sum
   sum.sequences, sum.tokens = sum.sequences - sequences, sum.tokens + used - cost
   sum.share = sum.share + (used - cost) / weight
+  sum.count, sum.cost = sum.count + 1, sum.cost + used
+  sum.cost_share = sum.cost_share + used / weight
   if reported then
     sum.used, sum.reported, sum.answered = sum.used + used, sum.reported + reported, sum.answered + 1
   end
@@ -23,7 +26,8 @@ end
 
 local function apply_turns()
   for list, sum in pairs(ended_turns) do
-    charge(list, sum.sequences, sum.tokens, sum.share)
+    charge(list, sum.sequences, sum.tokens, { share = sum.share, each = sum.cost / sum.count,
+                                              each_share = sum.cost_share / sum.count })
     if sum.answered > 0 then
       local queue, _, tenant = place_of(list)
       local key = turns_key(queue)
@@ -53,18 +57,22 @@ local function text_bytes(message)
 end
 
 -- The tokens that a message will probably need: as its batch's requests so far, else as the
--- queue's, else by its size and how many answers it asks for. A mean of 0 says nothing: some engines
+-- queue's, else by its size and how many answers it asks for; no more than its sequences can have in
+-- the model's context, where that is known (0: it is not). A mean of 0 says nothing: some engines
 -- report no tokens.
 local queue_means = {}
-local function cost_of(list, b, message, sequences)
-  if b and b.mean then return math.min(b.mean, MOST_COST) end
+local function cost_of(list, b, message, sequences, context)
   local queue = place_of(list)
+  local most = context > 0 and math.min(context * sequences, MOST_COST) or MOST_COST
+  if b and b.mean then return math.min(b.mean, most) end
   if queue_means[queue] == nil then
     local mean = tonumber(redis.call('HGET', turns_key(queue), 'mean'))
-    queue_means[queue] = mean and mean > 0 and math.max(1, mean)
+    -- A whole number, as it stands in the lease: what is given back is what was charged.
+    queue_means[queue] = mean and mean > 0 and math.max(1, math.floor(mean))
   end
-  if queue_means[queue] then return math.min(queue_means[queue], MOST_COST) end
-  return math.min(cost_of_size(text_bytes(message)), UNKNOWN_TEXT) + UNKNOWN_ANSWER * sequences
+  if queue_means[queue] then return math.min(queue_means[queue], most) end
+  local text = math.min(cost_of_size(text_bytes(message)), context > 0 and context or UNKNOWN_TEXT)
+  return math.min(text + UNKNOWN_ANSWER * sequences, most)
 end
 
 -- The first of a ZSET that POP has not passed over so often.

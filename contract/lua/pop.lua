@@ -5,8 +5,8 @@
 -- turn and of its tenant's cap; one that is larger than the cap runs when the tenant runs nothing.
 -- The leases are written at the end, also after an error, so that it loses nothing.
 -- ARGV: worker, queue, k, max_bytes, lease_ms, slots, ttl_ms, date, floor, list of the turn that
---   goes on ('' for none), sequences left of it, how many requests of many sequences to lease at
---   most (other workers may have room for them), then list keys to look at nothing else
+--   goes on ('' for none), sequences left of it, how many requests of many sequences to lease at most,
+--   the model's context in tokens (0: not known), then list keys to look at nothing else
 --   floor is the highest lease number this worker knows: a Redis that lost its last
 --   writes must not give a number twice, or one request's DONE would drop another's lease
 -- Touches: the lists of waiting messages, warmq:turns:*, warmq:{lease_seq,leases,sequences,dead,
@@ -26,7 +26,7 @@ local PASSES, ALL_PASSES = 8, 500
 -- whichever worker takes the next run; and a tenant that comes waits for no longer than the slots
 -- take to be filled anew.
 local TURN = math.max(1, math.min(LONGEST_TURN, tonumber(slots)))
-local many = tonumber(ARGV[12])
+local many, context = tonumber(ARGV[12]), tonumber(ARGV[13])
 local now = now_ms()
 unblock()
 -- Leases are written last: a key of another type must be found before a message is moved.
@@ -116,7 +116,7 @@ end
 local charged, charged_tokens = 0, 0
 local function lease(list, message, r)
   local id = worker .. '/' .. string.format('%d', next_number())
-  local cost = cost_of(list, r.batch ~= '' and batch_state(r.batch), message, r.sequences)
+  local cost = cost_of(list, r.batch ~= '' and batch_state(r.batch), message, r.sequences, context)
   local home = home_of(list, r)
   local record = lease_record(slots, string.format('%d', cost), #message, list, home, r.id, r.batch, r.life)
   if list == suspects then
@@ -284,10 +284,10 @@ local function take_all()
   end
 end
 
-local function take_named() for i = 13, #ARGV do take_from(ARGV[i], math.huge) end end
+local function take_named() for i = 14, #ARGV do take_from(ARGV[i], math.huge) end end
 
-local finished, problem = pcall(#ARGV > 12 and take_named or take_all)
-if not full and examined == 0 and passes == 0 and #ARGV <= 12 then forget_waiting(queue) end
+local finished, problem = pcall(#ARGV > 13 and take_named or take_all)
+if not full and examined == 0 and passes == 0 and #ARGV <= 13 then forget_waiting(queue) end
 call_many('HSET', worker_key(worker), records)
 call_many('ZADD', LEASES, ends)
 call_many('HSET', SEQUENCES, noted)

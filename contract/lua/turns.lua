@@ -22,7 +22,7 @@
 local CELERY = 'celery'
 -- Tokens of a request of which nothing is known but its size: a text has about four bytes a token.
 local UNKNOWN_ANSWER, BYTES_A_TOKEN = 64, 4
--- The most that the text of such a request is thought to have: engines' contexts end about there.
+-- The most that the text of such a request is thought to have where the model's context is not known.
 -- A picture has about so many tokens, however large its file is.
 local UNKNOWN_TEXT, MEDIUM_TOKENS = 16384, 1024
 -- The most that one request is charged, and what one costs that its author must change: it took a
@@ -242,40 +242,41 @@ local function uncap(queue, tenant)
 end
 
 -- Adds to a counter of a ZSET; nil if it is not there. What newcomers are given holds charges that
--- may prove too high: a refund leaves its tenant at most a turn of the queue's mean below that
--- (`floor` tells it), else the newcomers would wait for all that was refunded.
-local function add_share(key, member, share, floor, queue, weight)
+-- may prove too high: a refund leaves its tenant at most a turn below that (`floor` tells it; `each`
+-- is what a request cost that now ends), else the newcomers would wait for all that was refunded.
+local function add_share(key, member, share, floor, each)
   local score = redis.call('ZADD', key, 'XX', 'INCR', string.format('%.17g', share), member)
   if not score or share >= 0 then return score end
   score = tonumber(score)
   local given = tonumber(floor() or nil)
   if not given or score >= given then return score end
-  local mean = tonumber(redis.call('HGET', turns_key(queue), 'mean') or 0)
-  local lowest = math.min(score - share, given - LONGEST_TURN * mean / weight)
+  local lowest = math.min(score - share, given - LONGEST_TURN * each)
   if score < lowest then redis.call('ZADD', key, 'XX', string.format('%.17g', lowest), member) end
   return score
 end
 
 -- Charges a list for requests that were given to a worker or have come back from one, and counts
--- their sequences: `tokens` is the estimate, later the difference to what was used; `share` is the
--- same divided by the tenant's weight when it was charged, by default by that of now.
-local function charge(list, sequences, tokens, share)
+-- their sequences: `tokens` is the estimate, later the difference to what was used. `ended` is of
+-- those that have come back: `share`, the same divided by the tenant's weight when they were charged,
+-- and what one of them cost, `each` in tokens and `each_share` divided so.
+local function charge(list, sequences, tokens, ended)
   local queue, step, tenant = place_of(list)
   local ring = ring_of(queue, step)
   if sequences ~= 0 then
     local field = 'in_flight:' .. tenant
     if add_to_queue(queue, field, sequences) <= 0 then redis.call('HDEL', turns_key(queue), field) end
   end
-  if tokens ~= 0 then
-    local left, weight = ring .. ':left', (terms_of(tenant))
+  local share = ended and ended.share or tokens / (terms_of(tenant))
+  if tokens ~= 0 or share ~= 0 then
+    local left = ring .. ':left'
+    local each, each_share = ended and ended.each or 0, ended and ended.each_share or 0
     local function floor() return redis.call('ZSCORE', left, '') end
-    share = share or tokens / weight
-    if not add_share(ring, tenant, share, floor, queue, weight) then
-      add_share(left, tenant, share, floor, queue, weight)
+    if not add_share(ring, tenant, share, floor, each_share) then
+      add_share(left, tenant, share, floor, each_share)
     end
     add_share(ring .. '\6' .. tenant, list, tokens, function()
       return redis.call('HGET', turns_key(queue), 'floor:' .. step .. '\6' .. tenant)
-    end, queue, 1)
+    end, each)
   end
   if sequences < 0 then
     local _, cap = terms_of(tenant)

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 from campaign_real import front_ends, holds_leases
 from celery_side import client_app, in_flight, send, stats
-from lessee import chat, client_of
+from lessee import celery_message, chat, client_of, stored
 from stage import LEASE_S, Stage, stage
 
 from contract import naming
@@ -169,5 +169,20 @@ def test_a_worker_that_stops_does_not_wait_for_a_suspended_front_end(tmp_path: P
     with stage(tmp_path) as on:
         worker, victim = started(on)
         victim.suspend()
+        assert worker.stop() == 0
+        assert gone(victim)
+
+
+def test_suspects_run_although_a_front_end_was_suspended_while_it_started(tmp_path: Path) -> None:
+    with stage(tmp_path) as on:
+        worker = on.worker(front_ends=2)
+        (victim,) = eventually(lambda: front_ends(worker), 40, "it begins to start", 0.001)
+        victim.suspend()
+        assert on.announced(worker).get("slots") != 16, "it has told nothing yet"
+        client_of(on.store).lpush(keys.suspects_list(naming.DEFAULT_QUEUE), celery_message("one"))
+        on.submit(60)
+        on.finish()
+        eventually(lambda: stored(client_of(on.store), "one"), 60, "the suspect has run")
+        eventually(lambda: [p for p in front_ends(worker) if p.pid != victim.pid], 60, "another")
         assert worker.stop() == 0
         assert gone(victim)

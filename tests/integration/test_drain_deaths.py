@@ -110,6 +110,20 @@ async def test_suspects_wait_for_the_worker_that_has_their_lock_and_the_queue_do
         await soon(lambda: stored(redis_client, "suspect"))
 
 
+async def test_suspects_take_turns_with_the_queue(
+    redis_client: redis.Redis, redis_url: str, store: BatchStore
+) -> None:
+    suspects = keys.suspects_list(QUEUE)
+    poisons = [celery_message(f"p{n}", chat(user="simulate:die")) for n in range(24)]
+    redis_client.lpush(suspects, *poisons)
+    submit_batch(store, 100, batch_id="b", tenant="b")
+    async with draining(redis_url, simulated_slots=8, simulated_latency_s=0.01) as running:
+        await soon(lambda: now(store, "b").finished, 60)
+        assert running.supervisor.deaths <= 20  # at most one for each that the queue was given
+        assert len(list(store.dead_letters())) < 12
+    assert now(store, "b").number("completed") == 100
+
+
 class BrokenEngine(SimulatedEngine):
     """Starts, and dies at every request."""
 

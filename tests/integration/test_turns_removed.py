@@ -8,6 +8,7 @@ from lessee import QUEUE, Lessee, submit_batch
 from turn_steps import batches_of, end
 
 from contract import naming
+from contract.redis import keys
 from contract.redis.batches import BatchStore
 
 MANY = 5000
@@ -60,3 +61,17 @@ def test_nobody_waits_until_messages_without_a_use_are_removed(
             break
     assert not redis_client.exists(submitted.list_key)
     assert waiting(redis_client) == 0
+
+
+def test_nobody_waits_until_texts_that_are_no_messages_are_removed(
+    store: BatchStore, worker: Lessee, redis_client: redis.Redis
+) -> None:
+    plain = naming.priority_list(QUEUE, 6)
+    redis_client.lpush(plain, *[b"{}"] * MANY)
+    submit_batch(store, 64, batch_id="good", tenant="z")
+    assert batches_of(worker.pop(32)) == ["good"] * 32
+    while worker.head[3]:
+        worker.pop(100)
+    assert not redis_client.exists(plain)
+    assert waiting(redis_client) == 0
+    assert redis_client.hlen(keys.DEAD) == MANY

@@ -143,11 +143,12 @@ class Lessee:
         lists: Sequence[str] = (),
         floor: int = 0,
         many: int = 1000,
+        context: int = 0,
     ) -> list[Lease]:
         """Lease up to k messages; the reply's first seven values stay in `head`."""
         reply = self.run(
             "pop", self.worker, self.queue, k, max_bytes, lease_ms, slots, self.ttl_ms, DATE,
-            floor, *self.turn, many, *lists,
+            floor, *self.turn, many, context, *lists,
         )  # fmt: skip
         self.head = reply[:7]
         self.turn = reply[5:7]

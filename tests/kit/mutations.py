@@ -13,6 +13,13 @@ NX: Mutation = ("common.lua", "redis.call('SET', RESULT .. id, meta, 'NX')",
                 "redis.call('SET', RESULT .. id, meta)")  # fmt: skip
 OWNED: Mutation = ("done.lua", "given[n], ends[n], records[n]", "given[n], '1', records[n]")
 GRACE: Mutation = ("sweep.lua", "hold = now + lease_ms end", "hold = 0 end")
+#: What keeps turns fair; the model of turns (turns_model.py) sees where one is missing.
+WEIGHT: Mutation = ("turns.lua", "ended and ended.share or tokens", "tokens")
+NEWCOMER: Mutation = ("turns.lua", "if not given or score >= given then return score end",
+                      "do return score end")  # fmt: skip
+ZERO: Mutation = ("done.lua", "if outcome == 'completed' then return cost_of_size(size) end",
+                  "if outcome == 'completed' then return 0 end")  # fmt: skip
+TURNS = {"refund-by-its-weight": WEIGHT, "newcomer": NEWCOMER, "zero-tokens": ZERO}
 GUARDS = {"NX": NX, "the-lease": OWNED, "the-grace": GRACE}
 
 

@@ -26,6 +26,7 @@ for _, key in ipairs(redis.call('KEYS', '*')) do
   local kind, held = redis.call('TYPE', key).ok, {}
   if kind == 'hash' then held = redis.call('HGETALL', key)
   elseif kind == 'zset' then held = redis.call('ZRANGE', key, 0, -1, 'WITHSCORES')
+  elseif kind == 'set' then held = redis.call('SMEMBERS', key)
   elseif kind == 'list' then held = redis.call('LRANGE', key, 0, -1)
   elseif kind == 'string' then held = { redis.call('GETRANGE', key, 0, ARGV[1]) } end
   found[#found + 1] = { key, kind, redis.call('PTTL', key), held }

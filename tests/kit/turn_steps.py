@@ -31,11 +31,16 @@ def by_batch(leases: Sequence[Lease]) -> dict[str, list[Lease]]:
 
 def report(worker: Lessee, leases: Sequence[Lease], prompt: int, completion: int) -> None:
     """Complete leases, each with these numbers of tokens."""
+    report_each(worker, leases, [prompt + completion] * len(leases))
+
+
+def report_each(worker: Lessee, leases: Sequence[Lease], tokens: Sequence[int]) -> None:
+    """Complete leases in one DONE, each with a number of tokens of its own."""
     args: list[object] = []
-    for lease in leases:
+    for lease, used in zip(leases, tokens, strict=True):
         d = read_delivery(lease.id, lease.message)
         meta = success_meta(d, b"{}", {})
-        args += [lease.id, d.request_id, d.batch, d.life, "completed", 0, prompt, completion, meta]
+        args += [lease.id, d.request_id, d.batch, d.life, "completed", 0, used, 0, meta]
     if args:
         worker.run("done", worker.worker, worker.ttl_ms, *args)
 

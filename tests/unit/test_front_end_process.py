@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import orjson
+import pytest
+from draining import soon
 
 from worker.engine.simulated.engine import SimulatedEngine
+from worker.process import front_end_process
 from worker.process.front_end_process import FrontEnd, opened
-from worker.process.front_ends import _vacated
+from worker.process.front_ends import FrontEnds, _vacated
 
 
 class OtherEnd:
@@ -30,9 +34,11 @@ class OtherEnd:
 
 
 @asynccontextmanager
-async def connected() -> AsyncIterator[tuple[FrontEnd, OtherEnd, asyncio.Task[None]]]:
+async def connected(
+    process: asyncio.subprocess.Process | None = None,
+) -> AsyncIterator[tuple[FrontEnd, OtherEnd, asyncio.Task[None]]]:
     ours, its = socket.socketpair()
-    one = FrontEnd(1, None)  # type: ignore[arg-type]
+    one = FrontEnd(1, process)  # type: ignore[arg-type]
     reader, one._writer = await opened(ours)
     other = OtherEnd(*await asyncio.open_connection(sock=its))
     listening = asyncio.create_task(one._listen(reader))
@@ -107,3 +113,72 @@ def test_an_answer_may_be_longer_than_asyncio_lets_a_line_be() -> None:
             assert not listening.done()
 
     asyncio.run(ask())
+
+
+@asynccontextmanager
+async def stopped() -> AsyncIterator[asyncio.subprocess.Process]:
+    """Run a process that SIGSTOP has stopped."""
+    process = await asyncio.create_subprocess_exec("sleep", "600")
+    process.send_signal(signal.SIGSTOP)
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+async def test_one_that_hangs_is_killed_where_others_wait_for_its_pause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(front_end_process, "PAUSE_S", 0.05)
+    async with stopped() as process, connected(process) as (one, other, _):
+        other.says(report={"in_flight": 3})
+        await soon(lambda: one.report)
+        fronts = FrontEnds("w1", 2)
+        fronts._running[1] = one
+        await asyncio.wait_for(fronts.pause(), 20)
+        assert await asyncio.wait_for(process.wait(), 20) == -signal.SIGKILL
+
+
+async def test_one_that_still_starts_is_not_waited_for_nor_killed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(front_end_process, "PAUSE_S", 0.05)
+    async with stopped() as process, connected(process) as (one, other, _):
+        await asyncio.wait_for(one.pause(), 20)
+        assert await other.heard() == {"do": "pause"}
+        assert process.returncode is None
+
+
+async def test_one_that_works_is_waited_for_as_long_as_it_tells_of_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with stopped() as process, connected(process) as (one, other, _):
+        asked = 0
+
+        async def ask(what: str, within_s: float | None) -> None:
+            nonlocal asked
+            asked += 1
+            one._reports += asked < 5  # it goes on telling of itself, then it is idle
+            one._answers = {} if asked == 5 else {what: asyncio.Future()}
+
+        monkeypatch.setattr(one, "ask", ask)
+        other.says(report={"in_flight": 3})
+        await soon(lambda: one.report)
+        await asyncio.wait_for(one.pause(), 20)
+        assert asked == 5
+        assert process.returncode is None
+        one._answers = {}
+
+
+@pytest.mark.parametrize("started", [True, False])
+async def test_one_that_is_suspended_is_said_to_hang_also_before_its_first_report(
+    monkeypatch: pytest.MonkeyPatch, started: bool
+) -> None:
+    monkeypatch.setattr(front_end_process, "LOOK_S", 0.01)
+    monkeypatch.setattr(front_end_process, "SILENT_S", 0.05)
+    async with stopped() as process, connected(process) as (one, other, _):
+        if started:
+            other.says(report={"in_flight": 3})
+        assert "suspended" in await asyncio.wait_for(one.hangs(), 20)

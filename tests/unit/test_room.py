@@ -15,11 +15,11 @@ def room(*, one_step: bool, **given: int) -> Room:
 
 
 def test_a_quarter_of_the_slots_waits_where_requests_end_one_by_one() -> None:
-    assert room(one_step=False) == Room(256, 320, 32)
+    assert room(one_step=False) == Room(256, 320, 32, 1024)
 
 
 def test_two_steps_wait_where_all_slots_are_free_at_once() -> None:
-    assert room(one_step=True) == Room(256, 768, 256)
+    assert room(one_step=True) == Room(256, 768, 256, 1024)
 
 
 @pytest.mark.parametrize("one_step", [False, True])

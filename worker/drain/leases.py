@@ -61,9 +61,11 @@ class Leases(Scripts):
 
     async def pop(
         self, k: int, slots: int, lists: Sequence[str] | None = None, max_bytes: float = math.inf,
-        many: int = 0,
+        many: int = 0, context: int = 0,
     ) -> Popped:  # fmt: skip
         """Lease up to k requests, `many` at most of more than one sequence; or those of `lists`.
+
+        `context` is what one of the model's may have, in tokens: no estimate is higher; 0: unknown.
 
         Raises StoreUnavailable if Redis does not answer.
 
@@ -77,7 +79,8 @@ class Leases(Scripts):
         try:
             reply = await self.run(
                 "pop", self.worker_id, self.queue, k, min(s.pop_bytes, max_bytes), s.lease_ms,
-                slots, s.result_ttl_ms, _date(), self._highest, *self._turn, many, *(lists or ()),
+                slots, s.result_ttl_ms, _date(), self._highest, *self._turn, many, context,
+                *(lists or ()),
             )  # fmt: skip
             self._highest = max(self._highest, reply[4])
             self._turn = reply[5], reply[6]

@@ -11,11 +11,12 @@ from worker.settings import WorkerSettings
 @dataclass(frozen=True, slots=True)
 class Room:
     """Requests: `slots` run in the engine, `limit` are in flight at most, and the loop asks Redis
-    for more once `low_water` of them are free."""
+    for more once `low_water` of them are free. `context` is in tokens, 0 where it is not known."""
 
     slots: int = 0
     limit: int = 0
     low_water: int = 1
+    context: int = 0
 
     @classmethod
     def of(cls, capacity: Capacity, settings: WorkerSettings) -> Room:
@@ -27,7 +28,8 @@ class Room:
             look_ahead = max(8, 2 * slots if capacity.one_step else slots // 4)
         limit = min(slots + look_ahead, settings.max_in_flight or slots + look_ahead)
         # Refilling in groups of half the look-ahead halves the POPs at no loss of occupancy.
-        return cls(slots, limit, max(1, min(look_ahead // 2, limit)))
+        low_water = max(1, min(look_ahead // 2, limit))
+        return cls(slots, limit, low_water, capacity.max_model_len)
 
     @property
     def slots_of_many(self) -> int:

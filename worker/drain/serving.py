@@ -95,7 +95,8 @@ class Serving:
         """Lease up to k requests; None if Redis does not answer."""
         try:
             many = max(0, self.room.many_waiting - self._sequences.waiting)
-            popped = await self.leases.pop(k, self.room.slots, lists, max_bytes, many)
+            room = self.room
+            popped = await self.leases.pop(k, room.slots, lists, max_bytes, many, room.context)
         except ERRORS as error:
             self.outage.lost(error)
             await asyncio.sleep(REDIS_PAUSE_S)

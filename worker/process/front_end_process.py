@@ -30,6 +30,8 @@ ANSWER_S = 2.0
 #: Between two looks whether it tells of itself; how long one that is suspended may be silent, and
 #: after how long any other is logged. All are multiples of the first.
 LOOK_S, SILENT_S, WARN_S = 1.0, 5.0, 15.0
+#: How long one that is to take nothing more may be silent: whoever runs suspects waits for it.
+PAUSE_S = 30.0
 
 
 async def opened(connection: socket.socket) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -92,6 +94,28 @@ class FrontEnd:
             async with asyncio.timeout(within_s):
                 return await asyncio.shield(answer)
 
+    async def pause(self) -> None:
+        """Let it take nothing more; return when nothing of its is in flight.
+
+        One that tells nothing for PAUSE_S meanwhile is killed. If it has told nothing at all, it is
+        left: it holds nothing, and will hear of the pause before it takes anything.
+        """
+        heard = -1
+        while heard != self._reports:
+            heard = self._reports
+            await self.ask("pause", PAUSE_S)
+            if "pause" not in self._answers:
+                return
+        if self.report:
+            log.warning(
+                "front end %d is killed: it is to take nothing more, and has told nothing for %g s",
+                self.number + 1,
+                PAUSE_S,
+                extra={"action": "front_end_hangs"},
+            )
+            with suppress(ProcessLookupError):
+                self.process.kill()
+
     async def hangs(self) -> str:
         """Return why it is to be killed, once it has been suspended for SILENT_S.
 
@@ -102,13 +126,13 @@ class FrontEnd:
         while True:
             # Looks are counted, not seconds: this process may have been suspended as well.
             await asyncio.sleep(LOOK_S)
-            if reports != self._reports or not self.report:
+            if reports != self._reports:
                 silent_s, reports = 0.0, self._reports
                 continue
             silent_s += LOOK_S
             if silent_s >= SILENT_S and _is_suspended(self.process.pid):
                 return f"it is suspended, and has told nothing for {silent_s:g} s"
-            if silent_s == WARN_S:
+            if silent_s == WARN_S and self.report:  # else it still starts
                 log.warning(
                     "front end %d has told nothing for %g s: its event loop stands, or this "
                     "machine has too much to do",

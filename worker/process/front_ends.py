@@ -134,8 +134,7 @@ class FrontEnds(Share):
     async def pause(self) -> None:
         """Let them take nothing more, until nothing of theirs is in flight."""
         self._paused = True
-        waited = (one.ask("pause", None) for one in self._running.values())
-        await asyncio.gather(*waited)
+        await asyncio.gather(*(one.pause() for one in self._running.values()))
 
     def resume(self) -> None:
         """Let them go on."""

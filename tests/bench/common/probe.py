@@ -88,10 +88,10 @@ class TimedLeases(Leases):
 
     async def pop(
         self, k: int, slots: int, lists: Sequence[str] | None = None, max_bytes: float = math.inf,
-        many: int = 0,
+        many: int = 0, context: int = 0,
     ) -> Popped:  # fmt: skip
         """Lease up to k requests and take the time."""
-        popped = await super().pop(k, slots, lists, max_bytes, many)
+        popped = await super().pop(k, slots, lists, max_bytes, many, context)
         if popped.deliveries:
             self.pops.append((time.monotonic(), self.engine.occupied()))
         return popped
