@@ -95,11 +95,14 @@ if not first then
     first = at + 1
   end
 end
-local found, gone, answer, at_once, examined = {}, {}, 0, math.max(most, 50), 0
+local found, gone, hidden, answer, at_once, examined = {}, {}, {}, 0, math.max(most, 50), 0
 
 -- Takes one of the list into the page; returns whether the page is full, and this comes after it.
 local function take(id)
-  if string.find(id, HIDDEN) then return false end -- Anthropic's have a list of their own, too
+  if string.find(id, HIDDEN) then
+    hidden[#hidden + 1] = id
+    return false
+  end
   local batch = view(id)
   if not batch then gone[#gone + 1] = id end
   if not batch or #found < most then
@@ -127,5 +130,7 @@ if writes then
     if redis.call('ZREM', list, id) == 1 then first = first - 1 end
     count_record(owner, 'batch:' .. id, 0)
   end
+  call_many('ZREM', list, hidden) -- what releases before wrote here; their own list has them
+  first = first - #hidden
 end
 return { answer, first, unpack(found) }

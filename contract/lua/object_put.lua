@@ -20,6 +20,9 @@ else
   redis.call('PERSIST', key)
 end
 -- Equal scores are in the order of their names: a list is sorted by creation, then by id.
-if version == 1 then redis.call('ZADD', 'warmq:gateway:' .. kind .. 's:' .. owner, ARGV[5], id) end
+-- A batch of Anthropic's API is listed as `message_batch` alone: no list reads past those of another.
+if version == 1 and not (kind == 'batch' and string.find(id, '^msgbatch_')) then
+  redis.call('ZADD', 'warmq:gateway:' .. kind .. 's:' .. owner, ARGV[5], id)
+end
 count_record(owner, kind .. ':' .. id, #ARGV[6] + RECORD_BYTES)
 return version

@@ -42,7 +42,7 @@ class Tenants(Reads):
     def set_tenant(self, tenant: Tenant) -> None:
         """Give a tenant its terms; what waits already is served by them, within a second."""
         cap = "" if tenant.max_in_flight is None else tenant.max_in_flight
-        self._client.hset(keys.TENANTS, tenant.name, f"{tenant.weight:g}\0{cap}")
+        self._run("terms_put", keys.TENANTS, tenant.name, f"{tenant.weight:g}\0{cap}")
 
     def delete_tenant(self, name: str) -> bool:
         """Give a tenant everybody's terms again; return whether it had its own."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -12,6 +13,7 @@ from lessee import submit_batch
 from contract.errors import StoreFull
 from contract.redis.batches import BatchStore
 from contract.redis.connect import connect_async
+from contract.redis.gateway.api_keys import ApiKeys
 from contract.redis.gateway.batch_views import BatchViews
 from contract.redis.gateway.due import Due
 from contract.redis.gateway.idempotency import Answer, Tries
@@ -19,7 +21,8 @@ from contract.redis.gateway.limits import Rates, Take
 from contract.redis.gateway.objects import Objects, Stored
 from contract.redis.gateway.partial_order import PartialOrder
 from contract.redis.gateway.webhooks import Delivery, Webhooks
-from demo.stack import RedisServer
+from contract.redis.tenants import Tenant, Tenants
+from demo.stack import ROOT, RedisServer
 
 DOCUMENT = b'{"status":"in_progress"}'
 
@@ -123,3 +126,54 @@ def test_posts_and_rates_of_a_full_redis(own: RedisServer) -> None:
 
     refuse_by_memory(own)
     asyncio.run(run())
+
+
+LUA = ROOT / "contract" / "lua"
+SHARED = {"common", "message", "turns", "charges", "leases"}
+#: Scripts that a full Redis may refuse, or that see to it by themselves.
+NOT_FIRST = {
+    "create": "makes a batch: only one that is made to be ended passes",
+    "enqueue": "looks first whether the caller's mark is reached",
+    "enqueue_planned": "as enqueue",
+    "object_put": "what is new waits, but for files of batches that end",
+    "reserve": "makes a batch",
+    "list": "writes nothing",
+    "rights": "tries what Redis refuses",
+}
+#: What frees memory passes as a first write, too.
+WRITES = re.compile(r"\b(unblock|may_write)\(\)|redis\.p?call\('([A-Z]+)'|call_many\('([A-Z]+)'")
+FREE = {"DEL", "UNLINK", "ZREM", "HDEL", "SREM", "LPOP", "PERSIST", "PEXPIRE"}
+READ = {"GET", "HGET", "HMGET", "EXISTS", "HEXISTS", "LINDEX", "LLEN", "ZSCORE", "SMEMBERS"}
+
+
+SCRIPTS = {path.stem for path in LUA.iterdir()} - SHARED
+
+
+@pytest.mark.parametrize("script", sorted(SCRIPTS - NOT_FIRST.keys()))
+def test_every_script_frees_before_it_may_be_refused(script: str) -> None:
+    text = re.sub(r"--.*", "", (LUA / f"{script}.lua").read_text())
+    # What stands in functions is called further down.
+    body = re.sub(r"(?ms)^local function [^\n]*\n.*?^end\n", "", text)
+    found = [next(filter(None, match.groups())) for match in WRITES.finditer(body)]
+    first = next(word for word in found if word not in READ)
+    assert first in ("unblock", "may_write", *FREE), f"{script} begins with {first}"
+
+
+def test_an_operator_ends_what_has_filled_redis(
+    own: RedisServer, own_store: BatchStore, made: Objects
+) -> None:
+    """Keys are revoked, tenants capped, batches cancelled and deleted, results retired."""
+    key, record = ApiKeys.beside(own_store).create("t")
+    assert key
+    refuse_by_memory(own)
+    revoked = ApiKeys.beside(own_store).revoke(record.id)
+    assert revoked is not None
+    assert revoked.revoked_at is not None
+    tenants = Tenants.beside(own_store)
+    tenants.set_tenant(Tenant("t", 1, 1))
+    assert tenants.tenant("t").max_in_flight == 1
+    assert own_store.cancel(own_store.batch("b2")) == 2  # type: ignore[arg-type]
+    for name in ("b1", "b2"):
+        own_store.delete(name, force=True)
+        assert own_store.batch(name) is None
+    assert own.client().zcard("warmq:batches") == 0

@@ -80,7 +80,9 @@ def objects(snap: Snapshot, kind: str) -> dict[str, str]:
         if key.startswith(begin):
             name = key[len(begin) :].decode(errors="replace")
             owner = snap.hash(key.decode(errors="replace")).get("owner", b"").decode()
-            if name in snap.hash(f"{_BEGIN}{kind}s:{owner}"):
+            # A batch of Anthropic's API is listed as a message batch alone.
+            listed = "message_batch" if kind == "batch" and name.startswith("msgbatch_") else kind
+            if name in snap.hash(f"{_BEGIN}{listed}s:{owner}"):
                 found[name] = owner
     return found
 

@@ -100,7 +100,7 @@ class ApiKeys(Reads):
             if key.id == key_id:
                 if key.revoked_at is None:
                     key = msgspec.structs.replace(key, revoked_at=int(time.time()))
-                    self._client.hset(KEYS, digest, _encode(key))
+                    self._run("terms_put", KEYS, digest, _encode(key))
                 return key
         return None
 

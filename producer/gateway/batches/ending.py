@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from contract.redis.gateway.objects import Stored
+from itertools import chain
+
+from contract.redis.gateway.objects import Kind, Stored
 from producer.gateway.batches.record import BatchRecord, decode, encode, end_of_record
 from producer.gateway.services import Services
 
 #: Records read in one round trip.
 _PAGE = 100
+#: Lists that name batches: those of Anthropic's API are in the second alone.
+_LISTS: tuple[Kind, ...] = ("batch", "message_batch")
 
 
 def end_older_records(services: Services, tenant: str) -> int:
@@ -19,7 +23,9 @@ def end_older_records(services: Services, tenant: str) -> int:
         How many got an end.
     """
     known = {record.id for record in services.records.of(tenant) if record.kind == "batch"}
-    unknown = [name for name in services.records.listed("batch", tenant) if name not in known]
+    lists = (services.records.listed(kind, tenant) for kind in _LISTS)
+    listed = dict.fromkeys(chain.from_iterable(lists))
+    unknown = [name for name in listed if name not in known]
     count = 0
     for begin in range(0, len(unknown), _PAGE):
         ids = unknown[begin : begin + _PAGE]
