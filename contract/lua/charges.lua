@@ -61,7 +61,8 @@ local function cost_of(list, b, message, sequences)
   local queue = place_of(list)
   if queue_means[queue] == nil then
     local mean = tonumber(redis.call('HGET', turns_key(queue), 'mean'))
-    queue_means[queue] = mean and mean > 0 and math.max(1, mean)
+    -- In whole tokens, as a lease's record has it: what is charged is what is refunded.
+    queue_means[queue] = mean and mean > 0 and math.max(1, math.floor(mean))
   end
   if queue_means[queue] then return math.min(queue_means[queue], MOST_COST) end
   return math.min(cost_of_size(text_bytes(message)), UNKNOWN_TEXT) + UNKNOWN_ANSWER * sequences

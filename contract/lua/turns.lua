@@ -266,10 +266,11 @@ local function charge(list, sequences, tokens, share)
     local field = 'in_flight:' .. tenant
     if add_to_queue(queue, field, sequences) <= 0 then redis.call('HDEL', turns_key(queue), field) end
   end
-  if tokens ~= 0 then
-    local left, weight = ring .. ':left', (terms_of(tenant))
+  local weight = (terms_of(tenant))
+  share = share or tokens / weight
+  if tokens ~= 0 or share ~= 0 then
+    local left = ring .. ':left'
     local function floor() return redis.call('ZSCORE', left, '') end
-    share = share or tokens / weight
     if not add_share(ring, tenant, share, floor, queue, weight) then
       add_share(left, tenant, share, floor, queue, weight)
     end

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 import pytest
 import redis
 from lessee import Lease, Lessee, chat, submit_batch
-from turn_steps import batches_of, by_batch, end, report, score
+from turn_steps import batches_of, by_batch, end, report, report_each, score
 
 from contract.redis.batches import BatchStore
+from contract.redis.tenants import Tenant
 
 #: How a worker ends what it does not complete: outcome, and whether its message is kept.
 NOT_COMPLETED = [("failed", True), ("failed", False), ("cancelled", True), ("expired", True)]
@@ -101,3 +102,28 @@ def test_without_reported_tokens_larger_requests_cost_more(
         report(worker, leases, 0, 0)
         served.update(batches_of(leases))
     assert served["small"] > 4 * served["large"]
+
+
+def test_an_account_is_what_the_requests_cost_to_the_token(
+    store: BatchStore, worker: Lessee, redis_client: redis.Redis
+) -> None:
+    submit_batch(store, 3, batch_id="first", tenant="z")
+    report_each(worker, {lease: (5, n % 2) for n, lease in enumerate(worker.pop(3))})  # 5.3 each
+    submit_batch(store, 100, batch_id="b", tenant="a")
+    submit_batch(store, 100, batch_id="other", tenant="y")
+    before = score(redis_client, "a")
+    leases = by_batch(worker.pop(64))["b"]
+    report(worker, leases, 5, 0)
+    assert score(redis_client, "a") - before == 5 * len(leases)
+
+
+def test_charges_of_different_weights_do_not_cancel_out(
+    store: BatchStore, worker: Lessee, redis_client: redis.Redis
+) -> None:
+    submit_batch(store, bodies=[chat("word " * 80)] * 100, batch_id="b", tenant="a")
+    (first,) = worker.pop(1)
+    charged = score(redis_client, "a")
+    store.set_tenant(Tenant("a", 10))
+    (second,) = worker.pop(1)
+    report_each(worker, {first: (int(charged), 10), second: (int(charged) - 10, 0)})
+    assert score(redis_client, "a") == pytest.approx(charged + 10 + (charged - 10) / 10)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import orjson
 import redis
@@ -31,8 +31,13 @@ def by_batch(leases: Sequence[Lease]) -> dict[str, list[Lease]]:
 
 def report(worker: Lessee, leases: Sequence[Lease], prompt: int, completion: int) -> None:
     """Complete leases, each with these numbers of tokens."""
+    report_each(worker, {lease: (prompt, completion) for lease in leases})
+
+
+def report_each(worker: Lessee, tokens: Mapping[Lease, tuple[int, int]]) -> None:
+    """Complete leases in one call, each with its tokens of prompt and completion."""
     args: list[object] = []
-    for lease in leases:
+    for lease, (prompt, completion) in tokens.items():
         d = read_delivery(lease.id, lease.message)
         meta = success_meta(d, b"{}", {})
         args += [lease.id, d.request_id, d.batch, d.life, "completed", 0, prompt, completion, meta]
