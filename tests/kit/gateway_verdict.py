@@ -111,7 +111,7 @@ def _judge_history(c: GatewayCampaign, history: History) -> None:
         report.ended_twice = len(twice)
         c.blame("states", twice)
     for takeover in history.takeovers:
-        seconds = takeover.seconds_after(c.killed_at, c.outages)
+        seconds = takeover.seconds_after(c.killed_at, c.outages, c.resets.at)
         if seconds is None:
             report.robbed += 1
             c.blame("robbed", takeover)

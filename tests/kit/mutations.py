@@ -13,7 +13,8 @@ NX: Mutation = ("common.lua", "redis.call('SET', RESULT .. id, meta, 'NX')",
                 "redis.call('SET', RESULT .. id, meta)")  # fmt: skip
 OWNED: Mutation = ("done.lua", "given[n], ends[n], records[n]", "given[n], '1', records[n]")
 GRACE: Mutation = ("sweep.lua", "hold = now + lease_ms end", "hold = 0 end")
-GUARDS = {"NX": NX, "the-lease": OWNED, "the-grace": GRACE}
+CHARGE: Mutation = ("done.lua", "return math.max(1, cost)", "return 0")
+GUARDS = {"NX": NX, "the-lease": OWNED, "the-grace": GRACE, "the-charge": CHARGE}
 
 
 class BrokenPromise(AssertionError):
