@@ -44,7 +44,6 @@ class Resets:
     ) -> None:
         self._enough.set()
         self._thread.join(20)
-        self._proxy.forget_marks()
 
     def _run(self) -> None:
         # Mostly one soon after the other: a moment in which it matters is short.
@@ -63,7 +62,8 @@ class Resets:
 
     def _reply(self) -> None:
         self._proxy.drop_reply(b"EVALSHA")
-        self._proxy.dropped.wait(1)
+        self._proxy.dropped.wait(LONGEST_S)
+        self._proxy.forget_marks()
 
     def _connecting(self) -> None:
         until = time.monotonic() + self._random.uniform(0.05, CONNECTING_S)
