@@ -13,8 +13,9 @@ from observer import commands
 from producer.gateway.batches.record import ENDED
 
 _DUE, _BATCH, _HELD = b"warmq:gateway:due:", b"warmq:gateway:batch:", b":held"
-#: Work whose claim was lost with a connection is never renewed, and that was reset within so long.
-_REPLY_MS = 1000.0
+#: A claim whose reply was lost is never renewed, and the connection was reset so shortly before (a
+#: Redis that is busy runs what it has read) or after it.
+_REPLY_MS = 2000.0
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,8 @@ class Takeover:
         """
         found = [at for at in kills if self.last_sign <= at <= self.claimed]
         if not self.renewed:
-            found += [at for at in resets if self.last_sign <= at <= self.last_sign + _REPLY_MS]
+            lost = any(abs(at - self.last_sign) <= _REPLY_MS for at in resets)
+            found += [self.last_sign] if lost else []
         if not found:
             return None
         # Who claims may see that Redis is back before this campaign does.
