@@ -135,7 +135,7 @@ faults-full: $(STAMP) ## the long form: 200 random faults over 20,000 requests, 
 	$(PY) tests/faults/run_campaign.py --save $(if $(SEED),--seed $(SEED))
 	$(PY) tests/faults/run_campaign.py --save --real $(if $(SEED),--seed $(SEED))
 	$(PY) tests/faults/run_campaign.py --save --front-ends $(if $(SEED),--seed $(SEED))
-	for guard in NX the-lease the-grace; do $(PY) tests/faults/run_campaign.py --save --without $$guard || exit 1; done
+	for guard in NX the-lease the-grace the-charge; do $(PY) tests/faults/run_campaign.py --save --without $$guard || exit 1; done
 	$(MAKE) soak-full
 	$(MAKE) memory-full
 	$(MAKE) faults-gateway-full

@@ -7,13 +7,14 @@ that grows with the batch goes in chunks, so that no script stalls Redis.
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 import redis
 
 from contract.batch import Batch
-from contract.errors import BatchConflict, RequestFailed, StoreUnavailable
+from contract.errors import BatchConflict, RequestFailed, StoreUnavailable, StoreUnreachable
 from contract.index import IndexChunk, IndexEntry, leader_of
 from contract.redis import keys
 from contract.redis.batch_lines import BatchLines
@@ -21,10 +22,13 @@ from contract.redis.connect import connect, masked
 from contract.redis.dead_letters import CHUNK, DeadLetters, groups
 from contract.redis.enqueued import Enqueued
 from contract.redis.notes import read_note
+from contract.redis.reads import Reads
 from contract.results import failure_meta, outcome_of, read_meta
 
 #: RETRY's answer where RETIRE has given the results their expiry: HOLD has to come first.
 NOT_HELD = -2
+#: Before each further try to find Redis, in seconds: the first connection may have been reset.
+_WAITS_S = (0.05, 0.1, 0.4)
 
 
 class BatchStore(BatchLines, DeadLetters):
@@ -47,7 +51,7 @@ class BatchStore(BatchLines, DeadLetters):
         """
         try:
             once = cls(connect(url, name, retries=0, timeout_s=timeout_s), ttl_ms=ttl_ms)
-            once.ping()
+            _find(once, () if timeout_s is not None else _WAITS_S)
             return once if timeout_s is not None else cls(connect(url, name), ttl_ms=ttl_ms)
         except StoreUnavailable as error:
             raise type(error)(f"{masked(url)}: {error.message}") from None
@@ -280,3 +284,14 @@ class BatchStore(BatchLines, DeadLetters):
             raw = self._client.lindex(index, 0) or b""
             ids = IndexChunk.load(raw).request_ids(batch_id) if raw else ()
             more = self._run("delete_chunk", batch_id, raw, *ids)
+
+
+def _find(store: Reads, waits_s: Iterable[float]) -> None:
+    for wait_s in waits_s:
+        try:
+            store.ping()
+        except StoreUnreachable:
+            time.sleep(wait_s)
+        else:
+            return
+    store.ping()

@@ -91,13 +91,17 @@ def connect(url: str, name: str, retries: int = 12, timeout_s: float | None = No
 
 @contextmanager
 def _closed_is_lost() -> Iterator[None]:
-    """Have uvloop's error for a socket that was reset be redis-py's for a lost connection."""
+    """Have errors for a socket that was reset, or closed by another task, be ConnectionError."""
     try:
         yield
     except RuntimeError as error:
         if not str(error).startswith("unable to perform operation on"):
             raise
         raise ConnectionError(f"connection lost: {error}") from error
+    except AttributeError as error:  # redis-py looks for its writer, and writes one step later
+        if error.obj is not None or error.name != "writelines":
+            raise
+        raise ConnectionError("connection lost: it was closed meanwhile") from error
 
 
 class Cancellable(AbstractConnection):

@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 import script_keys
+from fairness import unfair
 from lessee import chat, client_of, now
-from mutations import GRACE, GUARDS, NX, OWNED, BrokenPromise, Mutation, root_with
+from mutations import CHARGE, GRACE, GUARDS, NX, OWNED, BrokenPromise, Mutation, root_with
 from observer import read_writes
 from stage import Stage, stage
 
@@ -96,8 +97,21 @@ def living_workers_over_a_pause_of_redis(on: Stage, root: Path) -> None:
         raise BrokenPromise(f"{on.computed().again} computed again")
 
 
+def one_whose_requests_all_fail(on: Stage, root: Path) -> None:
+    """It has its turns, and others theirs."""
+    on.submit([chat(f"q{n}", user="simulate:fail=0.05") for n in range(300)], "b2", tenant="fails")
+    on.submit(60, tenant="works")
+    worker = on.worker(root=root, simulated_latency_s=0.05)
+    on.finish("b2")
+    on.finish()
+    assert worker.stop() == 0
+    if seen := unfair(on.server.folder, slots=16):
+        raise BrokenPromise(str(seen[:3]))
+
+
 SCENARIOS = [
     pytest.param(two_answers_to_one_request, NX, id="NX"),
+    pytest.param(one_whose_requests_all_fail, CHARGE, id="charge_of_a_failure"),
     pytest.param(
         a_failure_from_a_worker_without_the_lease,
         OWNED,

@@ -201,6 +201,13 @@ def test_junk_on_the_cancel_channels_stops_no_worker(
     assert_settled(store, submitted, bodies)
 
 
+def test_a_store_is_found_behind_a_first_connection_that_is_reset(proxy: Proxy) -> None:
+    proxy.drop_reply(b"PING")
+    store = BatchStore.open(proxy.url, "test", ttl_ms=60_000)
+    assert proxy.dropped.is_set()
+    store.close()
+
+
 @pytest.mark.parametrize("script", ["create", "enqueue", "seal"])
 def test_a_submit_whose_reply_is_lost_queues_every_line_once(
     script: str, server: RedisServer, proxy: Proxy, store: BatchStore, tmp_path: Path

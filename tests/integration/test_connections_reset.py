@@ -86,6 +86,24 @@ def test_a_subscription_whose_connection_is_reset_is_an_unreachable_store(redis_
     uvloop.run(call())
 
 
+@pytest.mark.parametrize("ask", ["add", "drop"])
+def test_a_subscription_that_is_closed_while_it_asks_is_an_unreachable_store(
+    redis_url: str, ask: str
+) -> None:
+    async def call() -> None:
+        client = connect_async(redis_url, "reset")
+        subscription = Subscription(client, [], ["a"])
+        await subscription.open()
+        asking = asyncio.create_task(getattr(subscription, ask)("a"))
+        await asyncio.sleep(0)  # it has looked at the connection, and not written yet
+        await subscription.close()
+        with pytest.raises(StoreUnreachable):
+            await asyncio.wait_for(asking, 5)
+        await client.aclose()
+
+    uvloop.run(call())
+
+
 def test_another_runtime_error_stays_one(redis_url: str) -> None:
     async def call() -> None:
         client = connect_async(redis_url, "reset")

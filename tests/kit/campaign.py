@@ -1,19 +1,22 @@
-"""The randomised fault campaign: faults drawn by a seed and done to a queue at work; a verdict."""
+"""The randomised fault campaign: faults drawn by a seed and done to a queue at work; a verdict.
+
+Of its tenants one fails, one cancels, and every now and then a new one comes with a small batch.
+"""
 
 from __future__ import annotations
 
-import json
 import random
 import signal
 import subprocess
+import sys
 import time
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import campaign_faults
 import psutil
 from campaign_report import Report
+from fairness import unfair
 from lessee import chat, client_of
 from mutations import BrokenPromise
 from observer import Writes, read_writes
@@ -27,7 +30,6 @@ from support import producer_command, producer_env, write_lines
 from contract import naming
 from contract.redis import keys
 from contract.redis.scripts import source
-from contract.results import outcome_of
 from demo.stack import ROOT, Worker, eventually
 
 #: What large prompts begin with, in bytes 1 MB.
@@ -46,7 +48,11 @@ class Campaign:
     #: Most progress between two faults.
     step = 180
     #: Who submits; weights and caps change meanwhile.
-    tenants = ("alpha", "beta", "gamma", "delta")
+    tenants = ("alpha", "beta", "gamma", "delta", "fails", "cancels")
+    #: How many batches are of a tenant that nobody has seen before.
+    late = 0.15
+    #: Of each worker's engine.
+    slots = 16
     #: How many batches have large prompts, one in ten.
     large_batches = 0.05
 
@@ -65,6 +71,8 @@ class Campaign:
         self._requests = requests
         self.failing: dict[str, dict[str, str]] = {}
         self.poisons: set[str] = set()
+        self.cancelled: set[str] = set()
+        self._late: set[str] = set()
         self.may_compute_again = 0
         self._starvation = Starvation(on.store, naming.DEFAULT_QUEUE, self.hang_s)
 
@@ -115,6 +123,8 @@ class Campaign:
 
     def tenant_of(self, batch_id: str) -> str:
         """Return whose batch it is."""
+        if batch_id in self._late:
+            return f"late-{batch_id}"
         return self.tenants[int(batch_id.removeprefix("b")) % len(self.tenants)]
 
     def engine_parts_now(self, worker: Worker) -> list[psutil.Process]:
@@ -129,7 +139,11 @@ class Campaign:
     def new_batch(self) -> tuple[str, list[dict[str, Any]]]:
         """Make up a batch: mostly good requests, some that fail, seldom a poison."""
         batch_id = f"b{self.report.batches}"
-        count = self.random.randint(60, 500)
+        late = self.random.random() < self.late
+        if late:
+            self._late.add(batch_id)
+        count = self.random.randint(5, 40) if late else self.random.randint(60, 500)
+        fails = self.tenant_of(batch_id) == "fails"
         large = self.random.random() < self.large_batches
         if large:
             count = min(count, 120)
@@ -138,15 +152,18 @@ class Campaign:
         self.report.large_requests += large * len(bodies[::10])
         failing = self.failing[batch_id] = {}
         for n in range(count):
-            if self.random.random() < 0.01:
+            if self.random.random() < (0.9 if fails else 0.01):
                 failing[f"c{n + 1}"] = "request_failed"
                 # A long one may well be in flight when its worker is paused.
-                bodies[n]["user"] = self.random.choice(("simulate:fail=0.1", "simulate:fail=2"))
+                after_s = 0.1 if fails else self.random.choice((0.1, 2))
+                bodies[n]["user"] = f"simulate:fail={after_s}"
         if self.random.random() < 0.15:
             n = self.random.randrange(count)
             bodies[n]["user"], failing[f"c{n + 1}"] = "simulate:die", "poison"
             self.poisons.add(naming.request_id(batch_id, f"c{n + 1}"))
         self.report.poisons += list(failing.values()).count("poison")
+        self.report.failing += list(failing.values()).count("request_failed")
+        self.report.late_tenants += late
         self.on.bodies[batch_id] = {f"c{n}": body for n, body in enumerate(bodies, 1)}
         self.report.batches += 1
         self.report.requests += count
@@ -215,7 +232,24 @@ class Campaign:
         """Let some more work begin: the next fault's moment."""
         self._starvation.look()
         target = self.progress() + self.random.randint(1, self.step)
-        eventually(lambda: self.progress() >= target, self.hang_s, f"progress to {target}")
+
+        def there() -> bool:
+            self.feed()  # what waits may be of a batch that was cancelled
+            return self.progress() >= target
+
+        eventually(there, self.hang_s, f"progress to {target}")
+        self._cancel_one()
+
+    def _cancel_one(self) -> None:
+        """Cancel what the tenant that cancels has running, every other time."""
+        running = [
+            batch for batch in sorted(self.on.store.batches(), key=lambda batch: batch.id)
+            if batch.tenant == "cancels" and batch.sealed and not batch.finished
+        ]  # fmt: skip
+        if running and self.random.random() < 0.5:
+            batch = self.random.choice(running)
+            self.cancelled.add(batch.id)
+            self.report.cancelled += self.on.store.cancel(batch)
 
     def _finish(self, batch_id: str) -> None:
         last, since = -1, time.monotonic()
@@ -254,8 +288,15 @@ class Campaign:
             "results changed": len(writes.changed),
             "failures by a worker without the lease": len(writes.usurped),
             "workers robbed of their leases": self.robbed(writes),
+            "turns not as they should be": len(self._unfair()),
         }
         return ", ".join(f"{count} {what}" for what, count in seen.items() if count)
+
+    def _unfair(self) -> list[str]:
+        found = unfair(self.on.server.folder, self.slots)
+        if found:
+            sys.stderr.write("\n".join(["turns:", *found[:20], ""]))
+        return found
 
     def robbed(self, writes: Writes) -> int:
         """Return how many workers lost leases although nothing kept them from renewing."""
@@ -271,12 +312,14 @@ class Campaign:
         report.engine_deaths = sum(log.count("MainProcess] engine died:") for log in logs)
         for batch_id, failing in self.failing.items():
             assert_batch_settled(on.store, batch_id, on.bodies[batch_id], failed=failing,
-                                 simulated=self.simulated)  # fmt: skip
+                                 simulated=self.simulated,
+                                 cancelled=batch_id in self.cancelled)  # fmt: skip
         ids = {rid for batch_id in self.failing for rid in on.ids(batch_id)}
         writes = read_writes(on.server.folder)
         report.commits = sum(writes.commits.values())
         report.deliveries = sum(writes.leased.values())
         report.robbed = self.robbed(writes)
+        report.unfair = len(self._unfair())
         report.lost = sum(raw is None for raw in on.store.results(list(ids)))
         report.committed_twice = len(writes.changed)
         assert writes.changed == []
@@ -289,5 +332,3 @@ class Campaign:
             computed = on.computed()
             report.computations, report.computed_again = computed.starts.total(), computed.again
             assert computed.again <= self.may_compute_again + 16 * report.engine_deaths
-        outcomes = Counter(outcome_of(json.loads(raw)) for raw in on.store.results(list(ids)))
-        assert outcomes["failed"] == sum(len(failing) for failing in self.failing.values())

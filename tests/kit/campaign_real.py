@@ -20,6 +20,7 @@ class RealCampaign(Campaign):
     simulated = False
     workers_wanted = 2
     waiting = 60
+    slots = 32
     hang_s = 240.0
     step = 40
 

@@ -16,6 +16,10 @@ class Report:
     requests: int = 0
     large_requests: int = 0
     batches: int = 0
+    #: Requests that fail whatever happens, lines that were cancelled, and tenants that came late.
+    failing: int = 0
+    cancelled: int = 0
+    late_tenants: int = 0
     faults: Counter[str] = field(default_factory=Counter)
     #: Whether Redis's clock could be set wrong; that takes a C compiler.
     clock_steps: bool = False
@@ -30,6 +34,8 @@ class Report:
     blamed_innocents: int = 0
     #: Workers that lost leases although nobody had paused them.
     robbed: int = 0
+    #: What the observer of the turns has objected to (fairness.py).
+    unfair: int = 0
     #: Waits for progress, or for a worker to end, that were given up.
     hangs: int = 0
     lost: int = 0
@@ -45,6 +51,7 @@ class Report:
     def broken(self) -> dict[str, int]:
         """Return what must be 0 and is not."""
         promises = (
-            "blamed_innocents", "robbed", "hangs", "lost", "committed_twice", "orphan_keys",
+            "blamed_innocents", "robbed", "unfair", "hangs", "lost", "committed_twice",
+            "orphan_keys",
         )  # fmt: skip
         return {name: getattr(self, name) for name in promises if getattr(self, name)}

@@ -1,4 +1,7 @@
-"""Two gateways and their carriers, killed at random moments while clients use them; a verdict."""
+"""Two gateways and their carriers, killed at random moments while clients use them; a verdict.
+
+Meanwhile their connections to Redis are reset at random moments (gateway_resets.py).
+"""
 
 from __future__ import annotations
 
@@ -20,8 +23,10 @@ from gateway_clients import MODEL, Asked, Client, Gateways
 from gateway_phases import OF_CARRIER, PHASES, carriers, phases_of
 from gateway_process import GatewayProcess
 from gateway_report import GatewayReport
+from gateway_resets import Resets
 from lessee import client_of
 from observer import WATCHED, EngineLog
+from proxy import Proxy
 from support import run_producer
 from webhook_receiver import Receiver
 
@@ -75,7 +80,8 @@ class GatewayCampaign:
             for thread in threads:
                 thread.start()
             try:
-                self._kill_all()
+                with self.resets:
+                    self._kill_all()
             finally:
                 self._enough.set()
                 for thread in threads:
@@ -86,6 +92,7 @@ class GatewayCampaign:
             self.asked = [asked for client in clients for asked in client.made]
             self.report.online = sum(client.answered for client in clients)
             self.report.told_meanwhile = self.clients.refused
+            self.report.resets = self.resets.done
             judge(self)
         self.report.seconds = round(time.monotonic() - began, 1)
         return self.report
@@ -113,8 +120,10 @@ class GatewayCampaign:
         self.receiver = stack.enter_context(Receiver(stays=0.3))
         made = run_producer("webhooks", "create", "--url", self.receiver.url, redis_url=url)
         self.secret = made.stdout.strip()
+        proxy = stack.enter_context(Proxy(self.redis.port))
+        self.resets = Resets(proxy, self.report.seed)
         self.gateways = [
-            GatewayProcess(url, self.folder, gateway_private_webhooks=True) for _ in range(2)
+            GatewayProcess(proxy.url, self.folder, gateway_private_webhooks=True) for _ in range(2)
         ]
         for gateway in self.gateways:
             stack.callback(gateway.kill)

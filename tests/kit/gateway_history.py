@@ -13,6 +13,9 @@ from observer import commands
 from producer.gateway.batches.record import ENDED
 
 _DUE, _BATCH, _HELD = b"warmq:gateway:due:", b"warmq:gateway:batch:", b":held"
+#: A claim whose reply was lost is never renewed, and the connection was reset so shortly before (a
+#: Redis that is busy runs what it has read) or after it.
+_REPLY_MS = 2000.0
 
 
 @dataclass(frozen=True)
@@ -26,15 +29,24 @@ class Takeover:
     id: str
     last_sign: float
     claimed: float
+    #: Whether the holder knew of its claim.
+    renewed: bool
 
     def seconds_after(
-        self, kills: Sequence[float], outages: Sequence[tuple[float, float]]
+        self,
+        kills: Sequence[float],
+        outages: Sequence[tuple[float, float]],
+        resets: Sequence[float],
     ) -> float | None:
         """Return how long after the first kill since the last sign of life; None without one.
 
-        While Redis is away nobody can take anything over: then it counts from its return.
+        While Redis is away nobody can take anything over: then it counts from its return. Who lost
+        the reply to its claim never knew of it: that counts as a kill.
         """
         found = [at for at in kills if self.last_sign <= at <= self.claimed]
+        if not self.renewed:
+            lost = any(abs(at - self.last_sign) <= _REPLY_MS for at in resets)
+            found += [self.last_sign] if lost else []
         if not found:
             return None
         # Who claims may see that Redis is back before this campaign does.
@@ -106,7 +118,8 @@ class _Reader:
         until, before = self._score[work], self._held.get(work)
         if before is not None:
             self.history.takeovers.append(Takeover(
-                kind.decode(), work_id.decode(), before[-2] - self._lease_ms, until - self._lease_ms
+                kind.decode(), work_id.decode(), before[-2] - self._lease_ms,
+                until - self._lease_ms, renewed=len(before) > 2,
             ))  # fmt: skip
         self._held[work] = [until]
         self.history.claims += 1

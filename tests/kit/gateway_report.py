@@ -22,11 +22,14 @@ class GatewayReport:
     kills: Counter[str] = field(default_factory=Counter)
     #: How many of them fell in each phase; a process may be in several, or in none.
     phases: Counter[str] = field(default_factory=Counter)
+    #: Resets of the gateways' connections to Redis by kind.
+    resets: Counter[str] = field(default_factory=Counter)
     #: Work that another process took from a dead one, by kind, and the longest time that took.
     takeovers: Counter[str] = field(default_factory=Counter)
     takeover_s: dict[str, float] = field(default_factory=dict)
     slow_takeovers: int = 0
-    #: Work taken from a process although neither it nor Redis had been killed.
+    #: Work taken from a process although neither it nor Redis had been killed, nor the reply lost
+    #: that gave it the work.
     robbed: int = 0
     #: What clients were told before they asked again.
     told_meanwhile: Counter[str] = field(default_factory=Counter)

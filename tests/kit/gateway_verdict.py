@@ -111,10 +111,11 @@ def _judge_history(c: GatewayCampaign, history: History) -> None:
         report.ended_twice = len(twice)
         c.blame("states", twice)
     for takeover in history.takeovers:
-        seconds = takeover.seconds_after(c.killed_at, c.outages)
+        seconds = takeover.seconds_after(c.killed_at, c.outages, c.resets.at)
         if seconds is None:
             report.robbed += 1
-            c.blame("robbed", takeover)
+            resets = [round(at - takeover.last_sign) for at in c.resets.at]
+            c.blame("robbed", (takeover, [after for after in resets if abs(after) < 10_000]))
             continue
         report.takeovers[takeover.kind] += 1
         longest = max(report.takeover_s.get(takeover.kind, 0), round(seconds, 2))

@@ -20,7 +20,8 @@ NEWCOMER: Mutation = ("turns.lua", "if not given or score >= given then return s
 ZERO: Mutation = ("done.lua", "if outcome == 'completed' then return cost_of_size(size) end",
                   "if outcome == 'completed' then return 0 end")  # fmt: skip
 TURNS = {"refund-by-its-weight": WEIGHT, "newcomer": NEWCOMER, "zero-tokens": ZERO}
-GUARDS = {"NX": NX, "the-lease": OWNED, "the-grace": GRACE}
+CHARGE: Mutation = ("done.lua", "return math.max(1, cost)", "return 0")
+GUARDS = {"NX": NX, "the-lease": OWNED, "the-grace": GRACE, "the-charge": CHARGE}
 
 
 class BrokenPromise(AssertionError):

@@ -75,11 +75,27 @@ def commands(folder: Path) -> Iterator[list[bytes]]:
             yield words
 
 
+def scripts(folder: Path) -> Iterator[list[list[bytes]]]:
+    """Yield what each script has changed, as commands; one that nobody ran in a script, alone."""
+    script: list[list[bytes]] | None = None
+    for words in commands(folder):
+        name = words[0].upper()
+        if name == b"MULTI":
+            script = []
+        elif name == b"EXEC":
+            yield script or []
+            script = None
+        elif script is not None:
+            script.append(words)
+        else:
+            yield [words]
+
+
 def read_writes(folder: Path) -> Writes:
     """Return what the append-only file in Redis's folder tells about results."""
     reader = _Reader()
-    for words in commands(folder):
-        reader.take(words)
+    for script in scripts(folder):
+        reader.take(script)
     return reader.writes
 
 
@@ -89,21 +105,8 @@ class _Reader:
         self._visible: set[str] = set()
         self._request_of: dict[bytes, str] = {}
         self._returning: set[bytes] = set()
-        self._script: list[list[bytes]] | None = None
 
-    def take(self, words: list[bytes]) -> None:
-        name = words[0].upper()
-        if name == b"MULTI":
-            self._script = []
-        elif name == b"EXEC":
-            script, self._script = self._script or [], None
-            self._apply(script)
-        elif self._script is not None:
-            self._script.append(words)
-        else:
-            self._apply([words])
-
-    def _apply(self, script: list[list[bytes]]) -> None:
+    def take(self, script: list[list[bytes]]) -> None:
         """Apply one script's effects, or one command."""
         named = {(words[0].upper(), words[1]) for words in script if len(words) > 1}
         # Failures need no lease where Redis itself decides: bad lines and dead letters.
