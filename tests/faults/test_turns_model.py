@@ -37,7 +37,7 @@ STEPS_AN_EXAMPLE = 60
 MOST_ROUNDS = 200
 SCRIPTS = (
     "create", "enqueue", "pop", "done", "release", "sweep", "bury", "cancel", "delete",
-    "delete_chunk",
+    "delete_chunk", "terms_put",
 )  # fmt: skip
 
 TENANT = st.sampled_from("abcde")
@@ -172,7 +172,7 @@ def settings(examples: int, **more: object) -> hypothesis.settings:
 
 @pytest.mark.timeout(300)
 def test_no_counter_drifts_and_nobody_is_kept_waiting(own_redis: redis.Redis) -> None:
-    run_state_machine_as_test(machine(own_redis), settings=settings(60, derandomize=True))
+    run_state_machine_as_test(machine(own_redis), settings=settings(40, derandomize=True))
 
 
 @pytest.mark.timeout(300)
