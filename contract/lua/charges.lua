@@ -75,11 +75,13 @@ local function cost_of(list, b, message, sequences, context)
   return math.min(text + UNKNOWN_ANSWER * sequences, most)
 end
 
--- The first of a ZSET that POP has not passed over so often.
+-- The first of a ZSET that POP has not passed over so often. Where it stood is noted in `passed`, by
+-- NUL and the key: who is served moves behind it, and those before it are not looked at again.
 local function first_of(ring, prefix, passed, most)
-  local at = 0
+  local at = passed['\0' .. ring] or 0
   while true do
     local found = redis.call('ZRANGE', ring, at, at)[1]
+    passed['\0' .. ring] = at
     if not found or (passed[prefix .. found] or 0) < most then return found end
     at = at + 1
   end

@@ -214,6 +214,7 @@ local function next_list(step)
     local of_queue, of_step, tenant = place_of(turn)
     if of_queue == queue and of_step == step and redis.call('ZSCORE', ring, tenant) then
       local room = room_at(queue, step, tenant)
+      passed['\0' .. ring] = nil -- it may be one of those that were passed over
       if room > 0 and redis.call('EXISTS', turn) == 1 then return turn, turn_left, room end
     end
   end

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
@@ -105,26 +105,35 @@ def _closed_is_lost() -> Iterator[None]:
 
 
 class Cancellable(AbstractConnection):
-    """Never swallows the cancellation of a task that sends a command.
+    """Never swallows the cancellation of a task that connects, sends a command or reads a reply.
 
-    redis-py sends by asyncio.wait_for, and that of Python 3.11 drops a cancellation that comes in
-    the moment in which all was sent: a task that is cancelled once would then go on for ever.
+    redis-py works within time limits: that of Python 3.11's asyncio.wait_for drops a cancellation
+    that comes in the moment in which all was sent, and one that meets an expired limit or a lost
+    connection becomes its error. A task that is cancelled once would then go on for ever.
     """
+
+    async def connect(self) -> None:
+        """Connect, and say who connects."""
+        await self._cancellable(super().connect())  # type: ignore[no-untyped-call]
 
     async def send_packed_command(self, *args: Any, **kwargs: Any) -> None:
         """Send a command."""
-        task = asyncio.current_task()
-        before = task.cancelling() if task else 0
-        with _closed_is_lost():
-            await super().send_packed_command(*args, **kwargs)
-        if task and task.cancelling() > before:
-            await self.disconnect(nowait=True)  # nobody will read the reply
-            raise asyncio.CancelledError
+        await self._cancellable(super().send_packed_command(*args, **kwargs))
 
     async def read_response(self, *args: Any, **kwargs: Any) -> Any:
         """Read the reply to a command, or a push."""
-        with _closed_is_lost():
-            return await super().read_response(*args, **kwargs)
+        return await self._cancellable(super().read_response(*args, **kwargs))
+
+    async def _cancellable(self, work: Coroutine[Any, Any, Any]) -> Any:
+        task = asyncio.current_task()
+        before = task.cancelling() if task else 0
+        try:
+            with _closed_is_lost():
+                return await work
+        finally:
+            if task and task.cancelling() > before:
+                await self.disconnect(nowait=True)  # nobody will read the reply
+                raise asyncio.CancelledError
 
 
 class PackedConnection(Cancellable, redis.asyncio.Connection):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+from pathlib import Path
 
 from contract.errors import StoreFull
 from producer.gateway.services import Services
@@ -34,8 +35,14 @@ def check_shared(services: Services) -> None:
             services.store.delete(made)
     if services.store.size(mark) is None:
         raise StoreFailed(
-            f"WARMQ_GATEWAY_STORE: {services.settings.gateway_store} is not the store of the other "
-            "gateways of this Redis, and files of one would be missing at the other; give all of "
-            "them one bucket, or one folder that they share. If the old store is lost, or was "
-            f"moved without its file {mark}, remove warmq:gateway:store from Redis"
+            f"WARMQ_GATEWAY_STORE: {_named(services.settings.gateway_store)} is not the store of "
+            "the other gateways of this Redis, and files of one would be missing at the other; "
+            "give all of them one bucket, or one folder that they share. If the old store is lost, "
+            f"or was moved without its file {mark}, remove warmq:gateway:store from Redis"
         )
+
+
+def _named(store: str) -> str:
+    """Return a store as it was given, a relative folder with where it is, too."""
+    whole = store if "://" in store else str(Path(store).absolute())
+    return store if whole == store else f"{store} ({whole})"

@@ -7,9 +7,11 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator
+from functools import partial
 
 from contract.errors import WarmqError
 from contract.naming import DEFAULT_TENANT
+from producer.gateway.background import background
 from producer.gateway.batches.ending import end_older_records
 from producer.gateway.files.objects import Files
 from producer.gateway.services import Services
@@ -47,13 +49,8 @@ def forget_records(services: Services) -> int:
 @contextlib.asynccontextmanager
 async def sweeping(services: Services) -> AsyncIterator[None]:
     """Sweep in the background while the context is open."""
-    task = asyncio.create_task(_sweep(services))
-    try:
+    async with background(partial(_sweep, services)):
         yield
-    finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
 
 
 async def _sweep(services: Services) -> None:

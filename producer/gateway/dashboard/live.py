@@ -110,6 +110,7 @@ class Watch:
         self._viewers.discard(viewer)
         if not self._viewers and self._task is not None:
             self._task.cancel()
+            self._task = None  # whoever enters before it has ended begins anew
 
     async def _look(self) -> None:
         tick, fleet = 0, b""
@@ -120,16 +121,21 @@ class Watch:
                 rows = await run_in_threadpool(self._read_batches, self._wanted())
                 for viewer in tuple(self._viewers):
                     viewer.offer(fleet, rows)
-            except WarmqError as error:  # the pages say that they are not live
-                log.warning(
-                    "the pages are not live: %s", error.message, extra={"action": "no_pages"}
-                )
-                for viewer in tuple(self._viewers):
-                    viewer.unsent["lost"] = b"{}"
-                    viewer.fleet = b""
-                    viewer.news.set()
+            except Exception as error:  # the pages say that they are not live
+                self._lost(error)
             tick += 1
             await asyncio.sleep(TICK_S)
+
+    def _lost(self, error: Exception) -> None:
+        told = error.message if isinstance(error, WarmqError) else "a fault of this gateway"
+        fault = None if isinstance(error, WarmqError) else error
+        log.warning(
+            "the pages are not live: %s", told, exc_info=fault, extra={"action": "no_pages"}
+        )
+        for viewer in tuple(self._viewers):
+            viewer.unsent["lost"] = b"{}"
+            viewer.fleet = b""
+            viewer.news.set()
 
     def _wanted(self) -> Sequence[tuple[str, str]]:
         """Return which batches to read now, in turn if they are many."""

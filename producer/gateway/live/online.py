@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from contract.redis.gateway.api_keys import KeyLookup
 from contract.redis.gateway.live import LiveRequests
+from producer.gateway.background import background
 from producer.gateway.live.models import Models
 from producer.gateway.live.revoked import Revocations
 from producer.gateway.live.waiting import Waiting
@@ -33,12 +33,11 @@ async def online(settings: GatewaySettings, lookup: KeyLookup) -> AsyncIterator[
     waiting = Waiting(redis, settings)
     models = Models(redis, settings.queue, settings.gateway_models)
     revocations = Revocations(lookup)
-    tasks = [asyncio.create_task(each.run()) for each in (waiting, revocations)]
     try:
-        yield Online(waiting, models, revocations, settings.gateway_online_timeout_s)
+        async with background(waiting.run, revocations.run):
+            try:
+                yield Online(waiting, models, revocations, settings.gateway_online_timeout_s)
+            finally:
+                await waiting.close()
     finally:
-        await waiting.close()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
         await redis.close()

@@ -12,6 +12,7 @@ from contract.naming import RESULT_PREFIX, text_channel
 from contract.redis.gateway.live import LiveRequests, Push, Queued
 from contract.redis.gateway.subscription import Subscription
 from contract.streaming import announcement, read_published
+from producer.gateway.background import check_cancelled
 from producer.gateway.live.waiter import Gone, Waiter, nothing
 from producer.gateway.settings import GatewaySettings
 
@@ -186,6 +187,7 @@ class Waiting:
                 self._subscription = None
                 await subscription.close()
                 await self._redis.reconnect()
+            check_cancelled()  # TaskGroup drops what comes beside the error of a lost connection
             await asyncio.sleep(RECONNECT_S)
 
     def _heard(self, channel: bytes, data: bytes) -> None:

@@ -18,6 +18,7 @@ from starlette.routing import Route
 
 from contract.errors import WarmqError
 from contract.redis.fleet import Fleet, FleetReads
+from producer.gateway.background import background
 from producer.gateway.metrics.requests import Requests
 from producer.gateway.metrics.series import series
 from producer.gateway.services import Services
@@ -135,13 +136,8 @@ class Snapshots(Collector):
 async def metrics(services: Services, requests: Requests) -> AsyncIterator[Snapshots]:
     """Take snapshots in the background while the context is open."""
     snapshots = Snapshots(services, requests)
-    task = asyncio.create_task(snapshots.run())
-    try:
+    async with background(snapshots.run):
         yield snapshots
-    finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
 
 
 async def _metrics(request: Request) -> Response:
