@@ -38,8 +38,8 @@ from worker.engine.simulated import SimulatedSettings
 from worker.engine.simulated.engine import SimulatedEngine
 
 sleep = asyncio.sleep
-#: Awaits at which each is cancelled: two rounds of the longest.
-AWAITS = 24
+#: Awaits at which each is cancelled: more than a round of the longest.
+AWAITS = 16
 
 
 @pytest.fixture(autouse=True)
@@ -87,7 +87,7 @@ async def at_every_await(make: Make, client: redis.Redis | None = None, kind: st
             else:
                 async with cut_off(client, kind):
                     reached = await cancel_at(make, at, late)
-            assert reached or at > 1
+            assert reached or late or at > 1  # what it waits for need not come
             if not reached:
                 break
 
@@ -177,7 +177,7 @@ def test_background_work_of_a_gateway_ends(services: Services, redis_client: red
     asyncio.run(run())
 
 
-SIDE_TASKS = 10
+SIDE_TASKS = 11
 
 
 @pytest.mark.parametrize("number", range(SIDE_TASKS))
