@@ -38,6 +38,7 @@ _LONGEST_TURN, _MOST_COST, _REJECTION = 32, 2**20, 16
 #: By how much sums of shares may differ, in tokens.
 _CLOSE = 0.01
 _LEASED, _WORKER = b"warmq:leased:", keys.worker_key("").encode()
+_TOKENS = ("prompt_tokens", "completion_tokens")
 _RESULT, _KEPT = naming.RESULT_PREFIX.encode(), b":kept:"
 _SUCCESS, _FAILURE, _REVOKED = (
     b'{"status":"' + word for word in (b"SUCCESS", b"FAILURE", b"REVOKED")
@@ -270,8 +271,10 @@ class _Turns:
         elif raw is None:  # it was cancelled while it ran, or runs on under another lease
             return float(lease.request in self._cancelled), math.inf
         elif raw.startswith(_SUCCESS):
-            usage = orjson.loads(raw)["result"]["usage"]
-            exact = min(usage["prompt_tokens"] + usage["completion_tokens"], _MOST_COST)
+            usage = orjson.loads(raw)["result"].get("usage", {})
+            exact = min(sum(usage.get(name, 0) for name in _TOKENS), _MOST_COST)
+            if not exact:  # then it is charged by its size
+                return 1.0, math.inf
         elif raw.startswith(_FAILURE) and lease.request not in self._now.kept:
             exact = _REJECTION
         else:
