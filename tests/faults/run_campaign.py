@@ -50,7 +50,10 @@ def main() -> int:
             (folder / "redis.txt").write_text(on.picture())
             sys.stderr.write(f"logs, Redis' file and what it held are in {folder}\n")
             raise
-    shutil.rmtree(folder)
+    if status:
+        sys.stderr.write(f"logs and Redis' file are in {folder}\n")
+    else:
+        shutil.rmtree(folder)
     return status
 
 

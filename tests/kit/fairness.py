@@ -5,10 +5,11 @@ the end, however that was, divided by the weight of its tenant. Who comes begins
 of whoever was served least, or its own if it was served more shortly before. The bound:
 
     While a tenant waits and may run, one that was served more gets only the rest of turns that
-    are going on: of each worker at most `turn` - 1 requests.
+    are going on: of each worker at most `turn` - 1 requests that are run.
 
 So nobody waits for longer than it takes others to be served as much as it was, and one turn of each
-of them at each worker; a newcomer only for these. A turn is 32 requests, or an engine's slots.
+of them at each worker; a newcomer only for these. A turn is 32 requests, or an engine's slots. What
+is handed back without having run, as where the reply of a POP was lost, is nobody's turn.
 
 What the scripts' own counters say must be the account: each request is charged for what it has
 cost, no less for one that fails or is cancelled, and no refund takes anybody below what newcomers
@@ -37,6 +38,7 @@ _LONGEST_TURN, _MOST_COST, _REJECTION = 32, 2**20, 16
 #: By how much sums of shares may differ, in tokens.
 _CLOSE = 0.01
 _LEASED, _WORKER = b"warmq:leased:", keys.worker_key("").encode()
+_TOKENS = ("prompt_tokens", "completion_tokens")
 _RESULT, _KEPT = naming.RESULT_PREFIX.encode(), b":kept:"
 _SUCCESS, _FAILURE, _REVOKED = (
     b'{"status":"' + word for word in (b"SUCCESS", b"FAILURE", b"REVOKED")
@@ -53,10 +55,12 @@ class _Lease:
 
 def unfair(redis_folder: Path, slots: int, queue: str = naming.DEFAULT_QUEUE) -> list[str]:
     """Return what was not as the bound says, for people; `slots` are those of each worker."""
-    turns = _Turns(queue, min(_LONGEST_TURN, slots))
+    turn = min(_LONGEST_TURN, slots)
+    turns = _Turns(queue, turn)
     for script in scripts(redis_folder):
         turns.take(script)
-    return turns.objections
+    runs = ((what, len(set(leases) - turns.handed_back)) for what, leases in turns.whole_turns)
+    return turns.objections + [f"{what} {count}" for what, count in runs if count >= turn]
 
 
 @dataclass(slots=True)
@@ -83,7 +87,10 @@ class _Turns:
 
     def __init__(self, queue: str, turn: int) -> None:
         self.objections: list[str] = []
-        self._most_ahead = turn - 1
+        #: Who was served more, got a turn all the same, and its leases in it.
+        self.whole_turns: list[tuple[str, list[bytes]]] = []
+        self.handed_back: set[bytes] = set()
+        self._turn = turn
         self._list = re.compile(rf"{queue}\x06\x16(\d)\x06([^\x06]*)\x06".encode())
         self._ring = re.compile(rf"warmq:turns:{queue}\x06(\d)(:left)?".encode())
         self._capped_key = f"{naming.turns_key(queue)}:capped".encode()
@@ -96,8 +103,8 @@ class _Turns:
         self._lengths: Counter[bytes] = Counter()
         self._leases: dict[bytes, _Lease] = {}
         self._in_flight: Counter[str] = Counter()
-        #: By who waits: of each that was served more, by worker, what it got all the same.
-        self._ahead: dict[Place, Counter[tuple[Place, bytes]]] = defaultdict(Counter)
+        #: By who waits: of each that was served more, by worker, the leases it got all the same.
+        self._ahead: dict[Place, dict[tuple[Place, bytes], list[bytes]]] = defaultdict(dict)
         self._cancelled: set[bytes] = set()
         self._now = _Script()
 
@@ -118,7 +125,7 @@ class _Turns:
         elif name in (b"ZADD", b"ZREM") and key == keys.LEASES.encode():
             self._lease_ends(name, rest)
         elif name in (b"ZADD", b"ZREM") and (ring := self._ring.fullmatch(key)):
-            self._turn(name, ring[1].decode(), rest, left=bool(ring[2]))
+            self._ring_changes(name, ring[1].decode(), rest, left=bool(ring[2]))
         elif name == b"HSET" and key.startswith(_WORKER):
             self._leased(rest)
         elif name == b"HSET" and key == keys.SEQUENCES.encode():
@@ -142,7 +149,7 @@ class _Turns:
             else:  # LMOVE of one message, or LTRIM of one without a use
                 self._lengths[key] -= 1
             if name == b"LMOVE" and rest[0].startswith(_LEASED):
-                self._given_to(place, rest[0][len(_LEASED) :].rpartition(b"/")[0])
+                self._given_to(place, rest[0][len(_LEASED) :])
             elif name not in (b"LPUSH", b"RPUSH"):
                 self._now.looked_at.add(place)
                 self._ahead.pop(place, None)
@@ -150,9 +157,9 @@ class _Turns:
             self._now.lists.add(rest[0])
             self._lengths[rest[0]] += 1
 
-    def _given_to(self, place: Place, worker: bytes) -> None:
+    def _given_to(self, place: Place, lease: bytes) -> None:
         """Hold a lease against everybody who waits at the same priority."""
-        served = self._served.get(place, 0.0)
+        served, worker = self._served.get(place, 0.0), lease.rpartition(b"/")[0]
         for waiting in self._waits - self._now.looked_at - {place}:
             if waiting[0] != place[0]:
                 continue
@@ -161,10 +168,11 @@ class _Turns:
                 for each in [each for each in ahead if each[0] == place]:
                     del ahead[each]
                 continue
-            ahead[place, worker] += 1
-            if ahead[place, worker] == self._most_ahead + 1:
-                self._object(f"{waiting} waits at {self._served[waiting]:.1f}, {place} gets "
-                             f"a whole turn of {worker.decode()} at {served:.1f}")  # fmt: skip
+            leases = ahead.setdefault((place, worker), [])
+            leases.append(lease)
+            if len(leases) == self._turn:
+                what = f"{waiting} waits at {self._served[waiting]:.1f}, {place} at {served:.1f}"
+                self.whole_turns.append((f"{what} gets of {worker.decode()}", leases))
         self._ahead.pop(place, None)
 
     def _leased(self, rest: list[bytes]) -> None:
@@ -189,6 +197,8 @@ class _Turns:
         for each in rest:
             if lease := self._leases.pop(each, None):
                 self._now.ended.append((lease, back))
+                if back and lease.request not in self._now.died:
+                    self.handed_back.add(each)
                 self._in_flight[lease.place[1]] -= 1
 
     def _ending(self, name: bytes, key: bytes, rest: list[bytes]) -> None:
@@ -201,7 +211,7 @@ class _Turns:
 
     # -- turns ------------------------------------------------------------------------
 
-    def _turn(self, name: bytes, step: str, rest: list[bytes], *, left: bool) -> None:
+    def _ring_changes(self, name: bytes, step: str, rest: list[bytes], *, left: bool) -> None:
         place, score = (step, rest[-1].decode()), rest[-2:-1]
         if name == b"ZREM":
             if not left:
@@ -261,8 +271,10 @@ class _Turns:
         elif raw is None:  # it was cancelled while it ran, or runs on under another lease
             return float(lease.request in self._cancelled), math.inf
         elif raw.startswith(_SUCCESS):
-            usage = orjson.loads(raw)["result"]["usage"]
-            exact = min(usage["prompt_tokens"] + usage["completion_tokens"], _MOST_COST)
+            usage = orjson.loads(raw)["result"].get("usage", {})
+            exact = min(sum(usage.get(name, 0) for name in _TOKENS), _MOST_COST)
+            if not exact:  # then it is charged by its size
+                return 1.0, math.inf
         elif raw.startswith(_FAILURE) and lease.request not in self._now.kept:
             exact = _REJECTION
         else:

@@ -1,0 +1,62 @@
+"""The observer of turns (tests/kit/fairness.py): what it objects to, and what is no turn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fairness import unfair
+from lessee import Lessee, submit_batch
+from observer import WATCHED
+from turn_steps import end
+
+from contract.redis.batches import BatchStore
+from demo.stack import RedisServer
+
+SLOTS = 16
+
+
+@pytest.fixture
+def watched(tmp_path: Path) -> Iterator[RedisServer]:
+    """Return a Redis whose append-only file can be read."""
+    with RedisServer(tmp_path / "redis", *WATCHED, "--appendfsync", "always") as server:
+        yield server
+
+
+@pytest.mark.parametrize("way", ["handed back", "run"])
+def test_a_turn_counts_that_is_run(watched: RedisServer, way: str) -> None:
+    """A worker that did not get a POP's reply names the same turn once more."""
+    with watched.client() as client:
+        worker, store = Lessee(client), BatchStore(client, ttl_ms=600_000)
+        for name in ("a", "b"):
+            submit_batch(store, 100, batch_id=name, tenant=name)
+        begun = worker.pop(1, slots=SLOTS)
+        turn = worker.turn
+        more = worker.pop(SLOTS - 1, slots=SLOTS)
+        worker.turn = turn
+        more += worker.pop(SLOTS - 1, slots=SLOTS)
+        if way == "handed back":
+            worker.release(*more)
+        else:
+            worker.done(*more)
+        worker.done(*begun)
+        found = unfair(watched.folder, SLOTS)
+    assert bool(found) == (way == "run"), found
+
+
+def test_turns_in_their_order_are_fair(watched: RedisServer) -> None:
+    with watched.client() as client:
+        store = BatchStore(client, ttl_ms=600_000)
+        workers = [Lessee(client, worker=f"w{n}") for n in range(3)]
+        for name in ("a", "b", "c"):
+            submit_batch(store, 200, batch_id=name, tenant=name)
+        for n in range(30):
+            worker = workers[n % 3]
+            leases = worker.pop(5, slots=SLOTS)
+            if n % 2:
+                end(worker, leases, "failed", keep=True)
+            else:
+                worker.done(*leases)
+        found = unfair(watched.folder, SLOTS)
+    assert found == []
