@@ -51,6 +51,8 @@ def completion(prompt: Any = "hello", **fields: Any) -> EngineRequest:
         (chat(), stream(delta(content="a", end="null")), "ends early"),
         (chat(), stream(delta(content="a", end="")), "ends early"),
         (chat(), stream(delta(content="a"), USAGE), "ends early"),
+        (chat(), at_once({"choices": [{"message": "a", "finish_reason": "stop"}]}), "be read"),
+        (completion(), at_once({"choices": [{"finish_reason": "stop"}]}), "be read"),
         (chat(), sse(b": PROCESSING\n\n"), "ends early"),
         (chat(), sse(), "ends early"),
         (chat(), sse(b"data: [DONE]\n\n"), "0 of 1 choices"),

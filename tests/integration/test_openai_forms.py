@@ -10,6 +10,7 @@ import pytest
 from scripted_answers import Raw, answer, answered_by, stream
 
 from contract.errors import EngineDead, RequestFailed, RequestRejected
+from contract.streaming import texts_of
 from demo.stack import ROOT
 
 FORMS = Path(__file__).parents[1] / "kit" / "server_forms"
@@ -57,6 +58,7 @@ async def test_a_stream_of_each_server_is_read_whole(name: str) -> None:
     message, beside = BESIDE[name]
     (choice,) = found["choices"]
     assert found["object"] == "chat.completion"
+    assert texts_of(found) == {0: SAID}  # what of it is shown as it comes
     assert found["id"] and found["model"]
     assert (found["usage"]["prompt_tokens"], found["usage"]["completion_tokens"]) == (9, 7)
     assert choice["finish_reason"] == "stop"

@@ -60,6 +60,8 @@ def read_whole(url: str, request: Json, dialect: Dialect, raw: bytes) -> Json:
             chunk = Reassembly(url, request, vllm=False)
             chunk.add(answer)
             answer = chunk.body()
+        for place, choice in enumerate(answer["choices"]):
+            _check_form(url, place, choice)
     elif url == EMBEDDINGS_URL and len(answer["data"]) < (wanted := _many(request.get("input"))):
         raise lost(f"the answer has {len(answer['data'])} of {wanted} embeddings")
     elif url == MESSAGES_URL and answer.get("stop_reason", "") is None:
@@ -67,6 +69,19 @@ def read_whole(url: str, request: Json, dialect: Dialect, raw: bytes) -> Json:
     elif url == RESPONSES_URL and answer.get("status", "completed") not in _ENDED:
         raise lost(f"the answer's status is {answer['status']}")
     return tidied(answer)
+
+
+def _check_form(url: str, place: int, choice: Json) -> None:
+    """Raise unless a choice has what everybody reads of it, and number it if it has no number.
+
+    Raises:
+        LookupError: it has not.
+    """
+    if not isinstance(choice.get("index"), int):
+        choice["index"] = place
+    name, form = ("message", dict) if url == CHAT_URL else ("text", str)
+    if not isinstance(choice.get(name), form):
+        raise LookupError(f"no {name}")
 
 
 def check_choices(
