@@ -105,12 +105,18 @@ def texts_of(body: Mapping[str, Any]) -> dict[int, str]:
         items = (item for item in body.get("output") or () if item.get("type") == "message")
         parts = [part for item in items for part in item.get("content") or ()]
     if parts is not None:
-        return {0: "".join(part.get("text") or "" for part in parts)}
+        return {0: _joined(parts)}
     texts = {}
     for number, choice in enumerate(body.get("choices") or ()):
-        said = choice.get("message") or choice
-        texts[choice.get("index", number)] = str(said.get("content") or choice.get("text") or "")
+        said = (choice.get("message") or choice).get("content") or choice.get("text") or ""
+        # Mistral's reasoning models answer with a list of what they thought and said.
+        text = _joined(said) if isinstance(said, list) else str(said)
+        texts[choice.get("index", number)] = text
     return texts
+
+
+def _joined(parts: Iterable[Any]) -> str:
+    return "".join(part.get("text") or "" for part in parts if isinstance(part, dict))
 
 
 class Transcript:

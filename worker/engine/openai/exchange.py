@@ -2,17 +2,20 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any
 
 import aiohttp
 import orjson
 
 from contract.openai.body import GENERATING
-from contract.openai.pooling import POOLING_TYPES
+from worker.engine.openai.answers import check_choices, lost, read_whole, tidied
+from worker.engine.openai.dialect import refused_field
+from worker.engine.openai.error_objects import raise_error
 from worker.engine.openai.reassembly import Reassembly, streamable
 from worker.engine.openai.retries import Condition, Unanswered, unanswered
+from worker.engine.openai.sse import Events, Unreadable
 from worker.engine.openai.upstream import ASK_S, Upstream
 from worker.engine.remote.server import Interrupted
 
@@ -20,6 +23,14 @@ log = logging.getLogger(__name__)
 
 #: vLLM sends a chunk for so many tokens instead of for each: much less work for both sides.
 STREAM_INTERVAL = 16
+#: How much of what cannot be read is shown.
+SHOWN = 200
+#: A server that keeps the connection open after [DONE] is waited for so long.
+REST_S = 1.0
+#: How a stream begins: with a comment or a field.
+_FIELDS = (b":", b"data", b"event", b"id", b"retry", b"error")
+#: What may stand before an answer: spaces that keep a connection alive, and a byte order mark.
+_BLANK = b" \t\r\n\xef\xbb\xbf"
 
 Json = dict[str, Any]
 
@@ -32,33 +43,64 @@ async def exchange(
     partial: dict[str, Reassembly],
     trace: Mapping[str, str] | None = None,
 ) -> Json:
-    """Send a request once and return its whole answer; cancelling closes the connection.
+    """Send a request and return its whole answer; cancelling closes the connection.
 
     `url` is the endpoint, as /v1/chat/completions; `body` a checked request without `stream`; vLLM
     takes its answer's id from `request_id`. `partial` gets the answer in the making, if it is
     streamed; the caller removes it. `trace` are the headers of a trace that is sampled: a server
-    that traces too continues it.
+    that traces too continues it. It is sent once, but where the server refuses a field of our own:
+    then again without that.
 
     Raises:
         Unanswered: whatever else came.
     """
-    whole = None
-    if url in GENERATING and streamable(body):
-        whole = partial[request_id] = Reassembly(url, body, vllm=upstream.vllm)
-        body = body | {"stream": True, "stream_options": {"include_usage": True}}
-        if upstream.vllm:
-            body["stream_interval"] = STREAM_INTERVAL
+    dialect = upstream.dialects[url]
+    left_out = set(dialect.refused)
+    while True:
+        whole, sent = Reassembly(url, body, vllm=upstream.vllm), body
+        partial.pop(request_id, None)
+        if url in GENERATING and streamable(body) and "stream" not in left_out:
+            partial[request_id] = whole
+            sent = body | _streaming(upstream.vllm, left_out)
+        try:
+            answer = await _once(upstream, url, sent, request_id, whole, trace)
+        except Unanswered as fault:
+            name = refused_field(fault, sent)
+            if name is None:
+                raise
+            left_out.add(name)
+            continue
+        if left_out != dialect.refused:
+            dialect.learn(left_out)
+        return answer
+
+
+def _streaming(vllm: bool, left_out: Collection[str]) -> Json:
+    asked = {"stream": True, "stream_options": {"include_usage": True}}
+    if vllm:
+        asked["stream_interval"] = STREAM_INTERVAL
+    return {name: value for name, value in asked.items() if name not in left_out}
+
+
+async def _once(
+    upstream: Upstream,
+    url: str,
+    body: Json,
+    request_id: str,
+    whole: Reassembly,
+    trace: Mapping[str, str] | None,
+) -> Json:
     # Only a stream tells whether the server took the request in before the connection was lost.
-    inside = whole is None
+    inside = "stream" not in body
     try:
         posting = _post(upstream, url, body, request_id, trace)
         async with upstream.running(), posting as response:
             upstream.progress()
-            if response.status != 200:
+            if not 200 <= response.status < 300:
                 retry_after = response.headers.get("Retry-After")
                 raise unanswered(response.status, await response.read(), retry_after)
             inside = True
-            return await _receive(upstream, url, response, whole)
+            return await _receive(upstream, url, body, response, whole)
     except Interrupted as error:
         raise Unanswered(Condition.STALLED, str(error), inside=True) from error
     except TimeoutError as error:  # aiohttp's own: only connecting has a limit
@@ -89,63 +131,90 @@ def _post(
 
 
 async def _receive(
-    upstream: Upstream, url: str, response: aiohttp.ClientResponse, whole: Reassembly | None
+    upstream: Upstream, url: str, body: Json, response: aiohttp.ClientResponse, whole: Reassembly
 ) -> Json:
-    if whole is None:
-        return _read(url, await response.read())
-    async for data in _events(response):
+    """Read an answer: a stream, or JSON at once, whichever it is and whatever was asked for."""
+    content, begun = response.content, b""
+    while not begun and (piece := await content.readany()):
+        upstream.progress()  # as any byte: servers send spaces, or comments, while they work
+        begun = piece.lstrip(_BLANK)
+    stream = url in GENERATING and begun[:1] not in (b"{", b"[")
+    dialect = upstream.dialects[url]
+    try:
+        if stream:
+            return await _read_stream(upstream, url, body, response, begun, whole)
+        pieces = [begun]
+        while piece := await content.readany():
+            upstream.progress()
+            pieces.append(piece)
+        begun = b"".join(pieces)
+        return read_whole(url, body, dialect, begun)
+    except Unreadable as error:
+        raise _garbled(error.data) from error
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise _garbled(begun) from error
+
+
+async def _read_stream(
+    upstream: Upstream,
+    url: str,
+    body: Json,
+    response: aiohttp.ClientResponse,
+    piece: bytes,
+    whole: Reassembly,
+) -> Json:
+    events, begun, dialect = Events(), piece, upstream.dialects[url]
+    while piece and not events.done:
+        _add(whole, events.feed(piece))
+        whole.odd = events.odd
         upstream.progress()
-        _add(whole, data)
-    if "abort" in whole.ends:
-        raise Unanswered(Condition.ENDED, "the server was told to end")
-    if not whole.ends or not all(whole.ends):
-        raise Unanswered(Condition.LOST, "the answer ends early", inside=True)
-    return whole.body()
+        piece = b"" if events.done else await response.content.readany()
+    if events.done:
+        await _rest(response)
+    else:
+        _close(events, whole)
+    if whole.empty and begun and not begun.startswith(_FIELDS):
+        raise _garbled(begun)
+    check_choices(url, body, dialect, whole.choices, finished=events.done)
+    answer = tidied(whole.body())
+    dialect.sends_done |= upstream.vllm
+    if dialect.lost(done=events.done, used=bool(answer.get("usage"))):
+        raise lost()
+    return answer
 
 
-def _add(whole: Reassembly, data: bytes) -> None:
-    try:
-        chunk = orjson.loads(data)
-        error = chunk.get("error")
-        if error is None:
+def _add(whole: Reassembly, chunks: Iterable[Json]) -> None:
+    for chunk in chunks:
+        try:
+            if chunk.get("error") or "choices" not in chunk:
+                raise_error(chunk, ("choices",))
             whole.add(chunk)
-            return
-        code = error.get("code")
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise _garbled(data) from error
-    fault = unanswered(code if isinstance(code, int) else 500, data)
-    fault.inside = True
-    raise fault
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise Unreadable(str(chunk).encode(errors="replace")) from error
 
 
-def _read(url: str, raw: bytes) -> Json:
+def _close(events: Events, whole: Reassembly) -> None:
+    """Read a last line that has no newline; half of one is no more than an early end."""
     try:
-        answer = orjson.loads(raw)
-        # Only chats and completions tell how each choice ended.
-        choices = answer["choices"] if url in GENERATING else ()
-        if url in POOLING_TYPES and answer.keys().isdisjoint(("data", "results")):
-            raise LookupError("neither data nor results")
-        ends = [choice["finish_reason"] for choice in choices]
-        whole = dict(answer.items())
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise _garbled(raw) from error
-    if "abort" in ends:
-        raise Unanswered(Condition.ENDED, "the server was told to end")
-    return whole
+        _add(whole, events.close())
+    except Unreadable as error:
+        words = "" if error.data.startswith(b"{") else f": {error.data[:SHOWN]!r}"
+        raise lost(f"the answer ends early{words}") from error
+    whole.odd = events.odd
+
+
+async def _rest(response: aiohttp.ClientResponse) -> None:
+    """Read what comes after [DONE], for the connection's sake: the answer is whole without it."""
+    if not response.content.at_eof():
+        with suppress(TimeoutError, aiohttp.ClientError, OSError):
+            async with asyncio.timeout(REST_S):
+                while await response.content.readany():
+                    continue
 
 
 def _garbled(raw: bytes) -> Unanswered:
-    return Unanswered(Condition.GARBLED, f"a response that cannot be read: {raw[:80]!r}")
-
-
-async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    """Yield each event's data; a line may have any length."""
-    rest = b""
-    async for piece in response.content.iter_any():
-        *lines, rest = (rest + piece).split(b"\n")
-        for line in lines:
-            if line.startswith(b"data:") and (data := line[5:].strip()) != b"[DONE]":
-                yield data
+    text = f"a response that cannot be read: {raw[:SHOWN]!r}"
+    return Unanswered(Condition.GARBLED, text, inside=True)
 
 
 async def prompt_tokens(upstream: Upstream, body: Json) -> int | None:

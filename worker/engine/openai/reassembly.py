@@ -4,9 +4,12 @@ A stream shows progress, and closing it stops the work in the server. Requests f
 not carry are sent without one.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 from contract.openai.body import CHAT_URL
+from worker.engine.openai import loose_json
+from worker.engine.openai.pieces import joined, tool_calls
 
 #: Asked for without a stream. vLLM's streams do not carry (or refuse) what the first five ask for,
 #: and its tool parsers for streams are other code than those for whole answers.
@@ -30,6 +33,10 @@ COMPLETION_CHOICE = ("logprobs", "finish_reason", "stop_reason", "token_ids", "p
                      "prompt_token_ids", "routed_experts")  # fmt: skip
 USAGE = ("prompt_tokens_details", "completion_tokens_details")
 
+#: What a message may have in the place of content, which then is null.
+INSTEAD = ("tool_calls", "reasoning", "reasoning_content", "refusal", "audio", "function_call")
+#: What comes whole, or as a list of parts, in each delta.
+_NO_PIECES = ("role", "tool_calls")
 #: What every OpenAI server's choices have.
 ANY_CHOICE = ("logprobs", "finish_reason")
 
@@ -46,9 +53,13 @@ def streamable(body: Json) -> bool:
 
 
 class Reassembly:
-    """One answer: `add` each chunk in order, then take `body`."""
+    """One answer: `add` each chunk in order, then take `body`.
+
+    `odd`: a text may have halves of characters, which are joined.
+    """
 
     def __init__(self, url: str, request: Json, *, vllm: bool) -> None:
+        self.odd = False
         self._chat = url == CHAT_URL
         self._vllm = vllm
         self._ids = bool(request.get("return_token_ids"))
@@ -58,37 +69,53 @@ class Reassembly:
     def add(self, chunk: Json) -> None:
         """Take in one chunk of the stream."""
         for name, value in chunk.items():
-            if name != "choices" and (value is not None or name not in self._top):
+            # Nothing takes the place of something: Azure's last chunks have "" for id and model.
+            if name != "choices" and (value or name not in self._top):
                 self._top[name] = value
-        for part in chunk.get("choices") or ():
-            index = part.get("index", 0)
-            choice = self._choices.setdefault(index, {"index": index})
+        for place, part in enumerate(chunk.get("choices") or ()):
+            index = part.get("index")
+            if not isinstance(index, int):
+                index = place
+            choice = self._choices.get(index)
+            if choice is None:
+                choice = self._choices[index] = {"index": index}
             for name, value in part.items():
-                self._merge(choice, name, value)
+                if not value and value != 0:
+                    choice.setdefault(name, value)
+                elif name == "delta":
+                    _add_delta(choice, value)
+                elif name != "index":
+                    self._merge(choice, name, value)
 
     def _merge(self, choice: Json, name: str, value: Any) -> None:
-        if name == "delta":
-            _merge_message(choice.setdefault("message", {}), value or {})
+        held = choice.get(name)
+        if name == "text" and held:
+            held.append(value)
         elif name == "text":
-            choice.setdefault("text", []).append(value or "")
-        elif name == "logprobs" and value is not None and choice.get(name) is not None:
+            choice[name] = [value]
+        elif name == "logprobs" and isinstance(value, dict) and isinstance(held, dict):
             for key, entries in value.items():
-                choice[name][key] = (choice[name].get(key) or []) + (entries or [])
-        elif name == "token_ids" and value is not None:
-            choice[name] = (choice.get(name) or []) + value
-        elif value is not None or name not in choice:
+                _extend(held, key, entries)
+        elif name == "token_ids":
+            _extend(choice, name, value)
+        elif not (name == "finish_reason" and value == "null"):
             choice[name] = value
 
     def texts(self) -> list[str]:
         """Return each choice's text so far, up to the first that has not begun."""
         begun = (self._choices.get(index) for index in range(len(self._choices)))
-        parts = ((c.get("message") or c) if c else {} for c in begun)
-        return ["".join(part.get("content") or part.get("text") or ()) for part in parts]
+        texts = ["".join(_texts(choice)) if choice else "" for choice in begun]
+        return [loose_json.begun(text) for text in texts] if self.odd else texts
 
     @property
-    def ends(self) -> list[str | None]:
-        """The finish_reason of each choice that began; None until it is told."""
-        return [choice.get("finish_reason") for choice in self._choices.values()]
+    def choices(self) -> list[Json]:
+        """The choices that began, in the making: their ends and errors are as they will be."""
+        return list(self._choices.values())
+
+    @property
+    def empty(self) -> bool:
+        """Whether no chunk came."""
+        return not (self._top or self._choices)
 
     def body(self) -> Json:
         """Return the whole answer."""
@@ -98,65 +125,76 @@ class Reassembly:
             answer["object"] = "chat.completion"
         if self._vllm:
             answer = dict.fromkeys(CHAT if self._chat else COMPLETION) | answer
-            answer["usage"] = dict.fromkeys(USAGE) | (answer.get("usage") or {})
-        return answer
+            usage = answer.get("usage")
+            answer["usage"] = dict.fromkeys(USAGE) | (usage if isinstance(usage, dict) else {})
+        return loose_json.repaired(answer) if self.odd else answer
 
     def _choice(self, choice: Json) -> Json:
         if not self._chat and not self._ids:
             choice.pop("prompt_token_ids", None)  # an echo's stream names them unasked
         nulls = (CHAT_CHOICE if self._chat else COMPLETION_CHOICE) if self._vllm else ANY_CHOICE
         whole = dict.fromkeys(nulls) | choice
+        message = _message(choice.get("delta") or {})
+        whole.pop("delta", None)
+        if not any(value for name, value in message.items() if name != "role"):
+            # Perplexity repeats in `message` what the deltas have said; others say it there alone.
+            message |= whole.get("message") or {}
+        if "text" in whole or not self._chat:
+            whole["text"] = "".join(choice.get("text") or ())
         if self._chat:
-            message = _whole(choice.get("message", {}))
-            whole["message"] = dict.fromkeys(CHAT_MESSAGE if self._vllm else ()) | message
-            return whole
-        whole["text"] = "".join(choice.get("text", ()))
-        _renumber(whole["logprobs"])
+            whole["message"] = dict.fromkeys(CHAT_MESSAGE if self._vllm else ("content",)) | message
+        else:
+            _renumber(whole["logprobs"])
         return whole
 
 
-def _merge_message(message: Json, delta: Json) -> None:
+def _extend(held: Json, name: str, entries: Any) -> None:
+    """Add entries to a list; what is no list takes the place of what was there."""
+    if isinstance(entries, list) and isinstance(held.get(name), list):
+        held[name] += entries
+    elif entries is not None or name not in held:
+        held[name] = entries
+
+
+def _add_delta(choice: Json, delta: Json) -> None:
+    held = choice.get("delta")
+    if not held:
+        held = choice["delta"] = {}
     for name, value in delta.items():
-        if name == "role":
-            message[name] = value
+        if value is None:
+            continue
+        if name in held and name not in _NO_PIECES:
+            held[name].append(value)
         elif name == "tool_calls":
-            for call in value or ():
-                _merge_call(message.setdefault(name, {}), call)
-        elif isinstance(value, str):
-            message.setdefault(name, []).append(value)
-        elif value is not None:
-            message[name] = value
+            held.setdefault(name, []).extend(value)
+        else:
+            held[name] = value if name == "role" else [value]
 
 
-def _merge_call(calls: dict[int, Json], part: Json) -> None:
-    call = calls.setdefault(part.get("index", 0), {"function": {"arguments": ""}})
-    for name, value in part.items():
-        if name == "function":
-            function = call["function"]
-            function["arguments"] += value.get("arguments") or ""
-            function.update({k: v for k, v in value.items() if k != "arguments" and v is not None})
-        elif name != "index" and value is not None:
-            call[name] = value
+def _texts(choice: Json) -> Iterator[str]:
+    """Yield what of a choice is its text, and not how it was thought of."""
+    for piece in (choice.get("delta") or {}).get("content") or choice.get("text") or ():
+        if isinstance(piece, str):
+            yield piece
+        elif isinstance(piece, list):
+            yield from (part["text"] for part in piece if part.get("type") == "text")
 
 
-def _whole(message: Json) -> Json:
+def _message(delta: Json) -> Json:
     """Join the pieces; a message that only reasons or calls tools has null for its content."""
-    joined = {
-        name: "".join(value) if isinstance(value, list) and isinstance(value[0], str) else value
-        for name, value in message.items()
-        if value != []
+    whole = {
+        name: pieces if name == "role" else (tool_calls if name == "tool_calls" else joined)(pieces)
+        for name, pieces in delta.items()
+        if pieces
     }
-    if calls := joined.get("tool_calls"):
-        joined["tool_calls"] = [calls[index] for index in sorted(calls)]
-    if not joined.get("content") and (calls or joined.get("reasoning")):
-        joined["content"] = None
-    return joined
+    if not whole.get("content") and any(whole.get(name) for name in INSTEAD):
+        whole["content"] = None
+    return whole
 
 
 def _renumber(logprobs: Json | None) -> None:
     """Count a completion's text offsets by tokens, as whole answers do; streams count by text."""
-    offsets = (logprobs or {}).get("text_offset")
-    if not logprobs or not offsets:
-        return
-    for place, token in enumerate(logprobs["tokens"][:-1]):
-        offsets[place + 1] = offsets[place] + len(token)
+    offsets, tokens = ((logprobs or {}).get(name) for name in ("text_offset", "tokens"))
+    if offsets and tokens and len(offsets) == len(tokens):
+        for place, token in enumerate(tokens[:-1]):
+            offsets[place + 1] = offsets[place] + len(token)

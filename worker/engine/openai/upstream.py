@@ -9,6 +9,7 @@ import logging
 import os
 import re
 import time
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -16,6 +17,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import orjson
 
+from worker.engine.openai.dialect import Dialect
 from worker.engine.remote.server import Health, Report, Server
 
 log = logging.getLogger(__name__)
@@ -57,6 +59,8 @@ class Upstream(Server):
         self.models: dict[str, dict[str, Any]] = {}
         self.model = ""
         self.vllm = False
+        #: How it answers, by url.
+        self.dialects: defaultdict[str, Dialect] = defaultdict(Dialect)
         self._wanted = model
         self._adaptive = limit is None
         self._tokens = -1.0

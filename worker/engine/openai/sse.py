@@ -1,0 +1,124 @@
+"""Server-sent events as servers write them: bytes in any pieces in, one JSON value an event out."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import orjson
+
+from worker.engine.openai import loose_json
+
+DONE = b"[DONE]"
+
+
+class Unreadable(ValueError):
+    """An event that is not JSON; `data` is what it says."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(data)
+        self.data = data
+
+
+class Events:
+    """One stream: `feed` it bytes in order, then `close` it; both yield an event's value.
+
+    An event whose name is `error`, or that has a field of that name, comes as {"error": value or
+    text}. `done`: [DONE] came, and nothing after it counts; `odd`: a text may have halves of
+    characters (loose_json).
+    """
+
+    def __init__(self) -> None:
+        self.done = False
+        self.odd = False
+        self._line: list[bytes] = []
+        self._after_cr = False
+        #: Lines of an event that is no JSON yet.
+        self._data: list[bytes] = []
+        self._is_error = False
+        #: An event has begun that ends with the next empty line.
+        self._open = False
+
+    def feed(self, piece: bytes) -> Iterator[Any]:
+        """Take in the next bytes.
+
+        Raises:
+            Unreadable: an event is no JSON.
+        """
+        for line in self._lines(piece):
+            if line.startswith(b"data:") and not self._open:
+                # A line that is JSON by itself is an event: some servers leave out the empty one.
+                try:
+                    yield orjson.loads(line[5:])
+                except orjson.JSONDecodeError:
+                    if line[5:].strip() == DONE:
+                        self.done = True
+                        return
+                    yield from self._loose(line[5:])
+            elif line:
+                self._note(line)
+            elif self._open:
+                yield from self._ended()
+
+    def _note(self, line: bytes) -> None:
+        """Take in a line that is no event by itself."""
+        name, _, value = line.partition(b":")
+        if name == b"data":
+            self._data.append(value.removeprefix(b" "))
+        elif name == b"event":
+            self._is_error = value.strip() == b"error"
+            self._open = self._is_error or bool(self._data)
+        elif name == b"error":  # a field of llama.cpp's own
+            self._is_error = self._open = True
+            self._data.append(value)
+
+    def _lines(self, piece: bytes) -> list[bytes]:
+        """Return the lines that end in this piece, whichever of the three line ends they have."""
+        if self._after_cr or b"\r" in piece:
+            if self._after_cr:  # a line ended with the piece before, or ends with this newline
+                piece = piece.removeprefix(b"\n")
+            self._after_cr = piece.endswith(b"\r")
+            piece = piece.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        lines = piece.split(b"\n")
+        if self._line and len(lines) > 1:
+            lines[0] = b"".join((*self._line, lines[0]))
+            self._line.clear()
+        if rest := lines.pop():
+            self._line.append(rest)
+        return lines
+
+    def close(self) -> Iterator[Any]:
+        """Take in the end, which may be a last line's, too.
+
+        Raises:
+            Unreadable: the last event is no JSON, or half of it.
+        """
+        self._after_cr = False
+        yield from self.feed(b"\n\n")
+
+    def _loose(self, data: bytes) -> Iterator[Any]:
+        if not data.strip():
+            return
+        try:
+            value = loose_json.loads(data)
+        except ValueError:
+            self._data.append(data.removeprefix(b" "))  # it may go on in the next line
+            self._open = True
+            return
+        self.odd = True
+        yield value
+
+    def _ended(self) -> Iterator[Any]:
+        """Read an event whose lines are no JSON each by itself."""
+        data, is_error = b"\n".join(self._data), self._is_error
+        self._data, self._is_error, self._open = [], False, False
+        if not data.strip():
+            return
+        self.odd = True
+        try:
+            value = loose_json.loads(data)
+        except ValueError as error:
+            if not is_error:
+                raise Unreadable(data) from error
+            value = data.decode(errors="replace")
+        if is_error and not (isinstance(value, dict) and value.get("error")):
+            value = {"error": value}
+        yield value
