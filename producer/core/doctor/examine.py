@@ -63,6 +63,7 @@ class _Looks:
             ("redis", "INFO (version, append-only file, eviction, memory, disk)", self._server),
             ("redis", "TIME (the clock)", self._clock),
             ("redis", "the rights of this user", self._rights),
+            ("queue", "TYPE (keys of other programs)", self._strangers),
             ("workers", "workers, queues and batches", self._work),
             ("redis", "records of gateways", self._records),
             ("queue", "dead letters", lambda: [workers.judge_letters(self._store)]),
@@ -104,9 +105,17 @@ class _Looks:
         for held in islice(held_by_tenants(self._store), _TENANTS):
             yield server.records(held, most)
 
+    def _strangers(self) -> Iterator[Finding]:
+        for finding in workers.judge_strangers(self._store, self._settings.queue):
+            self._usable = False
+            yield finding
+
     def _work(self) -> Iterator[Finding]:
         store, heard = self._store, self._store.announcements()
         yield from workers.judge_workers(heard, version())
         batches = store.batches()
-        yield from workers.judge_queues(store, self._settings.queue, heard, batches)
+        own = self._settings.queue
+        yield from workers.judge_queues(store, own, heard, batches)
+        served = {str(worker["queue"]) for worker in workers.living(heard)}
+        yield from workers.judge_lists(store, sorted(served | {own}))
         yield workers.judge_batches(batches, store.now_ms() / 1000)
