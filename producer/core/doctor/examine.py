@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 
-from contract.errors import StoreForbidden, StoreUnavailable
+from contract.errors import StoreForbidden, StoreRefused, StoreUnavailable
 from contract.redis import rights
 from contract.redis.batches import BatchStore
-from contract.redis.connect import masked
+from contract.redis.connect import credentials_of, masked
 from contract.redis.gateway.records import Records
 from contract.settings import Settings
 from contract.version import version
@@ -55,7 +55,10 @@ class _Looks:
 
     def __init__(self, store: BatchStore, settings: Settings, worker: bool) -> None:
         self._store, self._settings, self._worker = store, settings, worker
-        self._url = masked(settings.redis_url.get_secret_value())
+        url = settings.redis_url.get_secret_value()
+        self._url = masked(url)
+        # A user of its own may not look through other programs' keys, and each try is noted.
+        self._limited = credentials_of(url)[0] not in ("", "default")
         self._primary, self._usable = True, True
 
     def all(self) -> Iterator[Finding]:
@@ -74,6 +77,11 @@ class _Looks:
                     yield from look()
             except StoreForbidden as error:
                 yield remark(area, "forbidden", what=what, error=error.message)
+            except StoreRefused:  # as where a key has another type
+                if not (found := [*workers.judge_strangers(self._store, self._settings.queue)]):
+                    raise
+                yield from found
+                return
 
     def _server(self) -> Iterator[Finding]:
         info = self._store.info()
@@ -106,6 +114,8 @@ class _Looks:
             yield server.records(held, most)
 
     def _strangers(self) -> Iterator[Finding]:
+        if self._limited:
+            return
         for finding in workers.judge_strangers(self._store, self._settings.queue):
             self._usable = False
             yield finding
@@ -116,6 +126,7 @@ class _Looks:
         batches = store.batches()
         own = self._settings.queue
         yield from workers.judge_queues(store, own, heard, batches)
-        served = {str(worker["queue"]) for worker in workers.living(heard)}
-        yield from workers.judge_lists(store, sorted(served | {own}))
+        if not self._limited:
+            served = {str(worker["queue"]) for worker in workers.living(heard)}
+            yield from workers.judge_lists(store, sorted(served | {own}))
         yield workers.judge_batches(batches, store.now_ms() / 1000)
