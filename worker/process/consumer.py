@@ -60,8 +60,10 @@ class ControlConsumer(Consumer):
     def on_connection_error_after_connected(self, exc: Exception) -> None:
         """Let go of the connection as Celery does, which would write two lines each time."""
         connection.logger.disabled = consumer.logger.disabled = True
-        super().on_connection_error_after_connected(exc)
-        consumer.logger.disabled = False
+        try:
+            super().on_connection_error_after_connected(exc)
+        finally:
+            consumer.logger.disabled = False
         self._lost(exc)
 
     def on_ready(self) -> None:
