@@ -34,7 +34,7 @@ PAST: dict[str, tuple[Line, str]] = {
     "an id": (completion([5, 6, SIZE]), "prompt"),
     "an id, again": (completion([5, 6, SIZE]), "prompt"),
     "one of several prompts": (completion([[5, 6], [SIZE]]), "prompt"),
-    "several answers": (completion([5, SIZE], n=3), "prompt"),
+    "several answers": (completion([5, SIZE], n=3, temperature=1), "prompt"),
     "a text": (completion(f"a {ADDED}"), "prompt"),
     "a text of a known form": (completion(f"b {ADDED}"), "prompt"),
     "a chat": (chat(f"a {ADDED}"), "prompt"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from types import SimpleNamespace
 from typing import Any
 
@@ -62,6 +63,13 @@ def test_places_of_pictures_have_ids_of_their_own() -> None:
     assert len(taken) == 1
     with pytest.raises(VLLMValidationError, match="token id 1033"):
         add(request([1, SIZE, SIZE, 2, SIZE + 9, 3], (1, 2)), None, None, 0, None)
+
+
+def test_those_who_look_on_see_what_vllm_is_given() -> None:
+    """As lessons.py does, by the names of vLLM's own parameters."""
+    made, _ = engine()
+    names = [*inspect.signature(made.output_processor.add_request).parameters]
+    assert names == ["one", "_", "__"]
 
 
 @pytest.mark.parametrize("size", [0, None])

@@ -5,6 +5,7 @@ tokenizer may know more tokens than the model, and counts one too many.
 """
 
 from collections.abc import Iterator
+from functools import wraps
 from typing import Any
 
 from worker.engine.vllm.names import VLLMValidationError
@@ -18,6 +19,7 @@ def guard(engine: Any) -> None:
         return
     add = processor.add_request
 
+    @wraps(add)  # others look at its signature (lessons.py)
     def add_request(request: Any, *more: Any, **named: Any) -> Any:
         refuse_unknown(request, size)
         return add(request, *more, **named)
