@@ -18,6 +18,7 @@ from typing import Any
 
 import orjson
 
+from contract.compression import inflated
 from contract.errors import RequestRejected
 from contract.naming import LISTENER, TASK_NAME
 from contract.openai.decode import decode, shown
@@ -248,6 +249,16 @@ def read_body(delivery: Delivery) -> dict[str, Any]:
     if not isinstance(args, list) or len(args) != 1 or not isinstance(args[0], dict):
         raise RequestRejected("pass exactly one argument, the request body: args=[{...}]")
     return args[0]
+
+
+def inflate(delivery: Delivery, most_bytes: int) -> None:
+    """Have a body that its client has compressed read as if it were not.
+
+    Raises:
+        RequestRejected: as `inflated` says.
+    """
+    text = inflated(delivery.message["body"], delivery.headers["compression"], most_bytes)
+    delivery.message |= {"body": text, "properties": {}}
 
 
 def _read_content(message: dict[str, Any]) -> tuple[Any, Any, Any]:

@@ -121,8 +121,9 @@ class Sourced(BaseSettings):
     knows_all_names: ClassVar[bool] = False
 
     model_config = SettingsConfigDict(
-        env_prefix="WARMQ_", env_file=".env", extra="ignore", frozen=True, env_ignore_empty=True
-    )
+        env_prefix="WARMQ_", env_file=".env", env_file_encoding="utf-8", extra="ignore",
+        frozen=True, env_ignore_empty=True,
+    )  # fmt: skip
 
     @classmethod
     def settings_customise_sources(

@@ -188,11 +188,13 @@ class Worker:
         env = {k: v for k, v in os.environ.items() if not k.startswith("WARMQ_")}
         env |= {f"WARMQ_{name.upper()}": str(value) for name, value in self._settings.items()}
         env |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", **self._env}
-        # Several workers may share this machine, and Celery needs different names for them.
-        name = f"--hostname=w{free_port()}@%h"
+        command = self.command()
+        if "-n" not in command:
+            # Several workers may share this machine, and Celery needs different names for them.
+            command.append(f"--hostname=w{free_port()}@%h")
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
-                [*self.command(), name], cwd=self._root, env=env,
+                command, cwd=self._root, env=env,
                 stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
         return self

@@ -10,11 +10,13 @@ from celery import Celery
 from kombu import Queue
 
 from contract.settings import Settings, SettingsError, load
-from worker.process.bootstep import CONTROL_QUEUE, EngineStep, PatienceStep
+from worker.process.bootstep import CONTROL_QUEUE, EngineStep
 from worker.process.broker import celery_settings
 from worker.process.program import Program, log_as_json, set_option_defaults
+from worker.process.streams import open_streams
 from worker.process.task_events import Dispatcher, TaskEventsStep
 
+open_streams()
 try:
     # The worker's own settings are checked when a worker starts: `inspect` needs only Redis.
     _settings = load(Settings)
@@ -31,7 +33,9 @@ app.Worker = app.subclass_with_self(Program)
 app.events.dispatcher_cls = Dispatcher
 app.conf.update(_redis)
 app.conf.update(
-    # Celery's own consumer reads only this; -Q is refused (worker/process/bootstep.py).
+    # Celery's own consumer reads no queue. Without one Celery would have one of its own; -Q is
+    # refused (worker/process/bootstep.py).
+    worker_consumer="worker.process.consumer:ControlConsumer",
     task_queues=[Queue(CONTROL_QUEUE)],
     task_default_queue=CONTROL_QUEUE,
     # JSON only: a pickled body is code from whoever can write to Redis.
@@ -65,6 +69,6 @@ app.conf.update(
     worker_send_task_events=False,
 )
 app.steps["worker"].add(EngineStep)
-app.steps["consumer"].update({PatienceStep, TaskEventsStep})
+app.steps["consumer"].add(TaskEventsStep)
 
 import worker.process.control  # noqa: E402, F401 - registers the control commands

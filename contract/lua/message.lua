@@ -78,10 +78,24 @@ local function read_written(message, stop)
            sequences = 1 }
 end
 
+-- The same for a message without a usable id, such as all of Celery's task protocol 1, in which the
+-- ids are in the body and in correlation_id.
+local LONGEST_ANSWERED = 65536
+local function no_id(headers, properties)
+  local id, why = headers['id'], 'headers.id is not a usable task id: it has more than 255 bytes, or control characters'
+  if id == nil and type(properties) == 'table' then
+    id, why = properties['correlation_id'], "headers.id is missing, as in Celery's task protocol 1: leave task_protocol at 2"
+  end
+  local waits = type(id) == 'string' and #id > 0 and #id <= LONGEST_ANSWERED and is_utf8(id) and
+                type(headers['warmq']) ~= 'table' and headers['ignore_result'] ~= true
+  return nil, why, waits and { id = id, batch = '', life = '', custom_id = cjson.null, line = cjson.null } or nil
+end
+
 -- What warmq needs of a Celery protocol-2 message; nil and the reason if it is not one.
 -- `step` is the suffix of the priority's list; `tenant` and `keep_ms` only requests without a batch
 -- have, which a gateway has pushed. The reason beside a message: it can be read, but a
--- newer warmq wrote it, which may mean more than this one knows.
+-- newer warmq wrote it, which may mean more than this one knows. The third value, of one that cannot
+-- be read: at which task id its client waits for an answer.
 local function read_message(message)
   local stop = body_end(message)
   local written = stop and read_written(message, stop)
@@ -90,9 +104,7 @@ local function read_message(message)
   if not ok or type(m) ~= 'table' then return nil, 'not a JSON object' end
   local h = m['headers']
   if type(h) ~= 'table' then return nil, 'no headers: not a Celery protocol-2 message' end
-  if type(h['id']) ~= 'string' or not usable_id(h['id']) then
-    return nil, 'headers.id is not a usable task id'
-  end
+  if type(h['id']) ~= 'string' or not usable_id(h['id']) then return no_id(h, m['properties']) end
   if type(m['body']) ~= 'string' or type(m['properties']) ~= 'table' then
     return nil, 'no body or no properties'
   end

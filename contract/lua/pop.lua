@@ -171,7 +171,7 @@ local function take_from(list, most, room)
     local message = redis.call('LINDEX', list, -1)
     if not message then break end
     if examined > 0 and bytes + #message > max_bytes or examined >= EXAMINE then full = true break end
-    local r, reason = read_message(message)
+    local r, reason, waits = read_message(message)
     local usable, ended = r and true, nil
     -- A request whose result key has another type must not stop the queue.
     if r then usable, ended = pcall(end_unrun, list, message, r) end
@@ -179,6 +179,9 @@ local function take_from(list, most, room)
       -- It has no ending: retried, it goes to a worker that knows what it means.
       dead_letter(list, { size = #message, home = home_of(list, r), id = r.id, batch = r.batch,
                           life = r.life }, r, reason, now)
+    elseif waits then
+      commit_ending(waits, ending_meta(waits, 'RequestRejected', 'invalid_request', reason, date), 'failed', ttl_ms)
+      redis.call('LTRIM', list, 0, -2)
     elseif not usable then
       dead_letter(list, { size = #message, home = list, id = '', batch = '', life = '' }, r,
                   reason or 'the key of its result has another type', now)

@@ -30,6 +30,16 @@ _FINAL = re.compile(
     "WRONGTYPE|Protocol error|"
     "^(ERR )?(string exceeds|value is not|hash value is not|increment or decrement)"
 )
+#: What to do about what Redis says, by a word of it.
+_REMEDIES = {
+    "DB index is out of range": "correct the number behind the / in WARMQ_REDIS_URL",
+    "NOREPLICAS": "this primary has fewer replicas than its min-replicas-to-write: start them",
+    "MISCONF": "Redis cannot write to its disk: look at its log, and make room",
+}
+_IN_VAIN = "sending it again does not help"
+_FINAL_REMEDIES = {
+    "WRONGTYPE": "another program uses a key that is warmq's: `producer doctor` names it"
+}
 _IN_SCRIPT = re.compile(r"Error running script .*: -([A-Z]+ .*)")
 
 
@@ -42,12 +52,12 @@ def translated(error: Exception) -> StoreUnavailable:
     if text.startswith("OOM") or "maxmemory" in text:
         kind = StoreFull
         remedy = "Redis is full: collect and delete finished batches, or raise maxmemory"
-    elif "DB index is out of range" in text:
-        remedy = "correct the number behind the / in WARMQ_REDIS_URL"
+    elif word := next((word for word in _REMEDIES if word in text), ""):
+        remedy = _REMEDIES[word]
     elif _is_read_only(error):
         remedy = "this server is a replica: point WARMQ_REDIS_URL at the primary"
     elif isinstance(error, exceptions.ResponseError) and _FINAL.search(text):
-        kind, remedy = StoreRefused, "sending it again does not help"
+        kind, remedy = StoreRefused, _FINAL_REMEDIES.get(text.split()[0], _IN_VAIN)
     elif isinstance(error, exceptions.NoPermissionError) or "NOPERM" in text:
         kind, remedy = StoreForbidden, "check user, password and ACL in WARMQ_REDIS_URL"
     elif isinstance(error, exceptions.ConnectionError):

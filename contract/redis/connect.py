@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any, cast
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 import redis
 import redis.asyncio
@@ -27,6 +28,10 @@ SOCKET_TIMEOUT_S = 20.0
 #: Threads share a client, and each has a connection while it asks. redis-py would let 100 ask, and
 #: fail the others while Redis is slow to answer.
 _MOST_CONNECTIONS = 10_000
+#: What redis-py's connections can be told, in a URL too.
+OPTIONS = frozenset(signature(AbstractConnection.__init__).parameters)
+#: What CLIENT SETNAME takes: printable ASCII without the space.
+_IN_CLIENT_NAMES = "".join(map(chr, range(ord("!"), ord("~") + 1)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +83,7 @@ def connect(url: str, name: str, retries: int = 12, timeout_s: float | None = No
         "socket_connect_timeout": timeout_s or CONNECT_TIMEOUT_S,
         "socket_timeout": timeout_s or SOCKET_TIMEOUT_S,
         "retry": Retry(ExponentialBackoff(cap=1, base=0.05), retries),
-        "client_name": name,
+        "client_name": _client_name(name),
         "max_connections": _MOST_CONNECTIONS,
     }
     if url.startswith("sentinel://"):
@@ -87,6 +92,11 @@ def connect(url: str, name: str, retries: int = 12, timeout_s: float | None = No
         watch: Any = redis.Sentinel(where.addresses, socket_timeout=wait_s)  # type: ignore[no-untyped-call]
         return cast(redis.Redis, watch.master_for(where.master, **options, **where.options))
     return redis.Redis.from_url(url, **options)
+
+
+def _client_name(name: str) -> str:
+    """Return a name as CLIENT SETNAME takes it: what is no printable ASCII is percent-encoded."""
+    return quote(name, _IN_CLIENT_NAMES, errors="backslashreplace")
 
 
 @contextmanager
@@ -153,7 +163,7 @@ def connect_async(url: str, name: str, timeout_s: float = SOCKET_TIMEOUT_S) -> A
         "socket_connect_timeout": CONNECT_TIMEOUT_S,
         "socket_timeout": timeout_s,
         "retry": AsyncRetry(NoBackoff(), 0),
-        "client_name": name,
+        "client_name": _client_name(name),
     }
     if url.startswith("sentinel://"):
         where = SentinelUrl.parse(url)

@@ -16,6 +16,7 @@ from contract.batch import Batch
 from contract.errors import ProtocolMismatch
 from contract.redis import keys
 from contract.redis.client import Client
+from contract.redis.strangers import UnreadList, types_of, unread_lists, wrong_types
 from contract.streaming import Listener
 from contract.version import PROTOCOL, version
 
@@ -219,6 +220,15 @@ class Reads:
         lists += [list_key for _, _, list_key in self.turns(queue)]
         lists = list(dict.fromkeys(lists))
         return dict(zip(lists, self._each("llen", lists), strict=True))
+
+    def wrong_types(self, queue: str) -> dict[str, str]:
+        """Return the keys of a queue that another program has made, and their types."""
+        names = [*types_of(queue)]
+        return wrong_types(queue, dict(zip(names, self._each("type", names), strict=True)))
+
+    def unread_lists(self, queue: str) -> list[UnreadList]:
+        """Return the lists of requests of a queue's clients that no worker reads."""
+        return [*unread_lists(self._client, queue)]
 
     def turns(self, queue: str, most: int | None = None) -> list[tuple[int, str, str]]:
         """Return the lists that have turns: (priority step, tenant, list key), as counted now.

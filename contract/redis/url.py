@@ -1,16 +1,23 @@
 """Checks of addresses and Redis URLs, made before anything is connected."""
 
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from pydantic import SecretStr
 
-from contract.redis.connect import connect, connect_async
+from contract.redis.connect import OPTIONS, connect, connect_async
 
 #: Ten years: far below the limits of Redis' PEXPIRE (in ms), Lua's numbers and Python's timers.
 LONGEST_S = 10 * 365 * 86_400
 #: Digits of a database's number; Redis counts them in an int.
 LONGEST_DATABASE = 9
+#: Options of redis-py's connections that may stand behind a URL's ?, beside ssl_*. Others change
+#: the types of replies, or what warmq itself sets.
+_OPTIONS = {
+    "db", "health_check_interval", "password", "retry_on_timeout", "socket_connect_timeout",
+    "socket_keepalive", "socket_read_size", "socket_timeout", "username",
+}  # fmt: skip
+_REFUSED = OPTIONS - _OPTIONS
 _SCHEMES = ("redis://", "rediss://", "unix://", "sentinel://")
 
 
@@ -27,6 +34,8 @@ def redis_url(url: SecretStr) -> SecretStr:
             "the database, behind the host and a /, must be a number; what is special in the "
             "password is percent-encoded. Write redis://user:password@host:6379/0"
         )
+    if option := _refused_option(url.get_secret_value()):
+        raise ValueError(f"remove the option {option} behind the ?: warmq sets it, or needs none")
     if not (_readable(url.get_secret_value()) and _connects(url.get_secret_value())):
         # The libraries' own messages may quote a part of the password.
         raise ValueError(
@@ -44,6 +53,15 @@ def _database_is_number(url: str) -> bool:
         return True  # another sentence says what is wrong with it
     database = parts.path.strip("/")
     return parts.scheme == "unix" or not database or _is_number(database)
+
+
+def _refused_option(url: str) -> str:
+    """Return the first option that warmq does not take, '' if there is none."""
+    try:
+        names = [name for name, _ in parse_qsl(urlsplit(url).query, keep_blank_values=True)]
+    except ValueError:
+        return ""  # another sentence says what is wrong with it
+    return next((name for name in names if name in _REFUSED), "")
 
 
 def _is_number(text: str) -> bool:

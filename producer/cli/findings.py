@@ -131,6 +131,15 @@ WORDS: dict[Code, tuple[str, str]] = {
         "queue {queue} has {requests} suspected of killing an engine",
         "a worker runs each apart from the others; what does it again becomes a dead letter",
     ),
+    "wrong_type": (
+        "the key {key!r} is a {kind} of another program, and warmq has its own under this name",
+        "remove or rename it, or choose another database (WARMQ_REDIS_URL) or WARMQ_QUEUE",
+    ),
+    "unread_list": (
+        "{requests} for queue {queue} in the list {key!r}, which no worker reads: a Celery client "
+        "sets {option}",
+        "remove {option} from its broker_transport_options, and send them again (docs/python.md)",
+    ),
     "no_dead_letters": ("no dead letters", ""),
     "dead_letters": (
         "{letters}{more}",

@@ -6,6 +6,8 @@ import asyncio
 import logging
 import os
 import signal
+import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -117,6 +119,41 @@ def test_the_first_word_is_written_before_anything_that_may_take_long(file: Path
     heartbeat.begin(str(file.parent / "missing" / "heartbeat"))  # told by the loop
     heartbeat.begin(None)
     assert [each.name for each in file.parent.iterdir()] == [file.name]
+
+
+def fifo(place: Path) -> None:
+    os.mkfifo(place)
+
+
+def link(place: Path) -> None:
+    other = place.with_name("other")
+    other.write_text("mine")
+    place.symlink_to(other)
+
+
+@pytest.mark.parametrize("make", [fifo, link, Path.mkdir])
+def test_what_is_no_file_keeps_its_place_and_is_refused_by_name(
+    redis_url: str, tmp_path: Path, make: Callable[[Path], None]
+) -> None:
+    place, log = tmp_path / "heartbeat", tmp_path / "worker.log"
+    make(place)
+    kind = stat.S_IFMT(place.lstat().st_mode)
+    with simulated(redis_url, log, heartbeat_file=str(place)) as worker:
+        assert worker.process is not None
+        assert worker.process.wait(30) == 1
+    assert f"WARMQ_HEARTBEAT_FILE: {place} is a folder, a device or a link" in log.read_text()
+    assert stat.S_IFMT(place.lstat().st_mode) == kind
+
+
+async def test_a_device_that_comes_later_keeps_its_place(
+    file: Path, redis_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with draining(redis_url, heartbeat_file=str(file)):
+        await soon(lambda: says(file, "ready"))
+        os.mkfifo(other := file.with_name("other"))
+        other.replace(file)
+        await soon(lambda: "is a folder, a device or a link" in caplog.text)
+        await soon(file.is_fifo)
 
 
 def test_the_chart_s_probes_follow_a_worker_that_starts_hangs_and_goes_on(

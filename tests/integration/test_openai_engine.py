@@ -365,3 +365,19 @@ async def test_the_rehearsal_does_not_wait_for_a_server() -> None:
     (found,) = seen.found
     assert found.problem == "no server is ready: 127.0.0.1:9: cannot be reached: " + REFUSED
     assert found.fatal and "a worker that starts now waits for it" in found.remedy
+
+
+@pytest.mark.parametrize(
+    ("told", "length"),
+    [("8k", 0), ("8192", 8192), (8192.0, 0), ([], 0), ({"tokens": 8}, 0), (-1, 0), (None, 0)],
+)
+async def test_a_length_that_is_no_number_is_ignored_in_words(
+    told: Any, length: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with StubServer() as server:
+        server.length = told
+        running = make(server)
+        assert (await running.start()).max_model_len == length
+        assert (await running.generate(chat(), "r1")).completion_tokens == 1
+        await asyncio.to_thread(running.shutdown)
+    assert ("max_model_len" in caplog.text) == (length == 0 and told not in (None, [], -1))

@@ -44,6 +44,8 @@ class StubServer:
         model: str = "stub",
     ) -> None:
         self.latency_s, self.key, self.vllm, self.model = latency_s, key, vllm, model
+        #: What its list of models says of the model's longest sequence.
+        self.length: object = 4096
         self.port = free_port()
         self.slots = slots
         self.running = self.waiting = self.most = self.tokens = 0
@@ -113,7 +115,8 @@ class StubServer:
         if self._locked(request):
             return web.json_response({"error": {"message": "Unauthorized"}}, status=401)
         owner = "vllm" if self.vllm else "stub"
-        model = {"id": self.model, "object": "model", "owned_by": owner, "max_model_len": 4096}
+        model = {"id": self.model, "object": "model", "owned_by": owner}
+        model["max_model_len"] = self.length
         return web.json_response({"object": "list", "data": [model]})
 
     def _locked(self, request: web.Request) -> bool:

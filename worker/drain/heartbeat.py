@@ -10,6 +10,7 @@ import contextlib
 import logging
 from pathlib import Path
 
+from contract.settings import SettingsError
 from worker.drain.lifecycle import State
 from worker.drain.serving import Serving
 
@@ -19,15 +20,25 @@ log = logging.getLogger(__name__)
 EVERY_S = 1.0
 
 
+class NoFileError(Exception):
+    """What has the file's name is no file: it is left as it is."""
+
+
 def begin(file: str | None) -> None:
     """Write `starting` over what a process before this one left, long before the loop runs.
 
     The file outlives a process that was killed, and a container. If it cannot be written, `beat`
     says so.
+
+    Raises:
+        SettingsError: something other than a file has the name.
     """
     if file is not None:
-        with contextlib.suppress(OSError):
-            _write(Path(file), _line(State.STARTING))
+        try:
+            with contextlib.suppress(OSError):
+                _write(Path(file), _line(State.STARTING))
+        except NoFileError as error:
+            raise SettingsError(f"WARMQ_HEARTBEAT_FILE: {error}") from None
 
 
 async def beat(drain: Serving) -> None:
@@ -44,7 +55,7 @@ async def beat(drain: Serving) -> None:
         try:
             _write(file, _line(drain.lifecycle.state))
             told = False
-        except OSError as error:
+        except (OSError, NoFileError) as error:
             if not told:
                 log.warning(
                     "WARMQ_HEARTBEAT_FILE: %s; name a file in a folder that this user may write",
@@ -59,6 +70,13 @@ def _line(state: State) -> str:
 
 
 def _write(file: Path, text: str) -> None:
+    """Write a text to a file; whoever reads it reads the one before, or this one.
+
+    Raises:
+        NoFileError: a folder, a device or a link has its name, and keeps it.
+    """
+    if file.is_symlink() or (file.exists() and not file.is_file()):
+        raise NoFileError(f"{file} is a folder, a device or a link, and no file")
     part = file.with_name(f"{file.name}.part")
     part.write_text(text)
     part.replace(file)

@@ -12,6 +12,11 @@ class Outage:
         self._events = events
         self._since: float | None = None
 
+    @property
+    def lasts(self) -> bool:
+        """Whether there is one now."""
+        return self._since is not None
+
     def lost(self, error: Exception) -> None:
         """Note that a command failed."""
         if self._since is None:

@@ -10,6 +10,7 @@ from typing import Any
 from contract.errors import StoreRefused, StoreUnavailable, StoreUnreachable
 from contract.redis import keys
 from contract.redis.connect import connect_async
+from contract.redis.strangers import types_of, wrong_types
 from worker.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
@@ -45,7 +46,25 @@ class Scripts:
 
     async def run(self, name: str, *args: Any) -> Any:
         """Run a script once. Raises StoreUnavailable if Redis does not take it now."""
-        return await self._client.run_script(name, *args)
+        try:
+            return await self._client.run_script(name, *args)
+        except StoreRefused as error:
+            if "WRONGTYPE" in error.message:
+                raise StoreRefused(error.message + await self._strangers()) from error
+            raise
+
+    async def _strangers(self) -> str:
+        """Name the keys that another program uses, as far as this one may know."""
+        names = [*types_of(self.queue)]
+        pipe = self._client.pipeline(transaction=False)
+        for name in names:
+            pipe.type(name)
+        try:
+            found = dict(zip(names, await pipe.execute(), strict=True))
+        except ERRORS:
+            return ""
+        told = wrong_types(self.queue, found).items()
+        return "".join(f"; the key {key!r} is a {kind} of another program" for key, kind in told)
 
     async def note_history(self, told: Sequence[int], worker: str) -> None:
         """Add to this minute of the queue's last day, and of a worker's last hour: requests
@@ -60,7 +79,7 @@ class Scripts:
             StoreRefused: Redis would refuse it at any time.
             StoreUnavailable: the process wants to end (`give_up_in`).
         """
-        delay, broken = 0.05, 0
+        delay, broken, level = 0.05, 0, logging.WARNING
         while True:
             try:
                 return await self.run(name, *args)
@@ -74,12 +93,14 @@ class Scripts:
                         "Redis is away while stopping; what is leased returns to the queue when "
                         f"its lease ends. {error}"
                     ) from error
-                log.warning(
+                log.log(
+                    level,
                     "Redis refused %s, trying again: %s",
                     name,
                     error,
                     extra={"action": "redis_retry"},
                 )
+                level = logging.DEBUG  # told once
                 await asyncio.sleep(delay)
                 delay = min(1.0, delay * 2)
 

@@ -1,10 +1,11 @@
 """One request from message to ending: read, check, run, describe."""
 
+import asyncio
 import time
 from collections.abc import Sequence
 
 from contract.errors import RequestFailed, RequestRejected, WarmqError
-from contract.message import Delivery, read_body
+from contract.message import Delivery, inflate, read_body
 from contract.openai.lines import check_body, infer_url
 from contract.openai.sequences import sequences_of
 from contract.results import failure_meta, success_meta
@@ -79,8 +80,9 @@ async def serve(
     events: Events,
     sequences: Sequences,
     turns: Turns,
+    most_bytes: int,
 ) -> Ending:
-    """Run one request in flight to its ending.
+    """Run one request in flight to its ending; a compressed body may have so many bytes at most.
 
     Raises:
         EngineDead: the request did not end; it must be handed back.
@@ -91,6 +93,9 @@ async def serve(
     if delivery.size > LARGE_BYTES:
         await turns.wait()
     try:
+        if delivery.headers.get("compression"):
+            await asyncio.to_thread(inflate, delivery, most_bytes)
+            await turns.wait()
         request = read_request(delivery, served)
         if delivery.listener:
             running.plain = is_plain(request)

@@ -132,8 +132,9 @@ class Serving:
         try:
             engine = self.supervisor.engine
             ending = await serve(
-                running, engine, self._served, popped_at, self.events, self._sequences, self._turns
-            )
+                running, engine, self._served, popped_at, self.events, self._sequences,
+                self._turns, self.settings.max_line_bytes,
+            )  # fmt: skip
             self._end(running, ending)
             if ending.outcome == "completed":  # any other may never have been in the engine
                 self.supervisor.survived()

@@ -209,23 +209,6 @@ class EngineStep(bootsteps.StartStopStep):
             os.kill(os.getpid(), signal.SIGTERM)  # not consuming yet
 
 
-class PatienceStep(bootsteps.Step):
-    """Lets Celery's consumer reconnect after an item that is no message; else it ends the process.
-
-    Whoever can write to Redis could stop every worker with one byte in the control queue.
-    """
-
-    def __init__(self, consumer: Any, **options: Any) -> None:
-        super().__init__(consumer, **options)
-        consumer.connection_errors = (
-            *consumer.connection_errors,
-            ValueError,
-            TypeError,
-            AttributeError,
-            LookupError,
-        )
-
-
 def _log_fatal(error: BaseException) -> None:
     if isinstance(error, BaseExceptionGroup):
         for inner in error.exceptions:

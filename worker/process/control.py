@@ -1,4 +1,7 @@
-"""Celery's control commands, answered for the drain: active and revoke (stats: bootstep)."""
+"""Celery's control commands, answered for the drain: active and revoke (stats: bootstep).
+
+Those that only Celery's own pool and queues could obey are refused in words.
+"""
 
 import os
 from typing import Any
@@ -42,12 +45,28 @@ def terminate(state: Any, signal: Any, task_id: Any, **_: Any) -> dict[str, str]
     return revoke(state, task_id)
 
 
+def refused(state: Any, *_: Any, **__: Any) -> dict[str, str]:
+    """Refuse to read a queue that Celery's own consumer would fail every task of."""
+    return {
+        "error": "warmq reads no queue of Celery's: a worker takes the requests of its own queue, "
+        "which WARMQ_QUEUE and WARMQ_SERVED_MODEL_NAME name, from its start to its end"
+    }
+
+
+def no_headers(state: Any, *_: Any, **__: Any) -> dict[str, str]:
+    """Refuse what would cancel nothing: stamps are not looked at."""
+    return {"error": "warmq does not look at stamped headers: revoke requests by their task ids"}
+
+
 def install() -> None:
     """Put our answers in the place of Celery's, which only know its own pool."""
     inspect_command(name="active", alias="dump_active")(active)
     control_command(name="revoke", args=[("task_id", str)], variadic="task_id")(revoke)
     control_command(name="terminate", args=[("signal", str)], variadic="task_id")(terminate)
     Panel.data["dump_active"] = active
+    for name in ("add_consumer", "cancel_consumer"):
+        Panel.data[name] = refused
+    Panel.data["revoke_by_stamped_headers"] = no_headers
 
 
 install()

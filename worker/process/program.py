@@ -5,17 +5,21 @@ Set as the app's `Worker` (worker/app.py); read beside celery/apps/worker.py of 
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import signal
 import sys
+import threading
 import uuid
 import warnings
+from contextlib import suppress
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from celery import signals
-from celery.apps.worker import Worker
+from celery import platforms, signals
+from celery.apps.worker import Worker, _reload_current_worker
 from celery.bin.worker import worker as worker_command
 from celery.platforms import EX_FAILURE, EX_OK, SecurityWarning
 from celery.utils.log import in_sighandler
@@ -26,6 +30,7 @@ from contract.log_lines import as_json
 from contract.redis.connect import masked
 from contract.version import version
 from worker.process.bootstep import current
+from worker.process.streams import write_once
 from worker.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
@@ -62,9 +67,13 @@ class Program(Worker):
     """Celery's worker with a banner of our own, and three lines where it is stopped."""
 
     def on_before_init(self, **options: Any) -> None:
-        """Begin as Celery does, but without its paragraph on root; the banner says it."""
+        """Begin as Celery does, without its paragraph on root, which the banner says; a node name
+        that is not printable is made so."""
         # It is about pickled messages, and the app takes JSON only.
         warnings.simplefilter("ignore", SecurityWarning)
+        reap_inherited()
+        # The name is that of a queue, and is in the log and in what producers are told.
+        self.hostname: str = _printable(str(self.hostname))
         super().on_before_init(**options)
 
     def emit_banner(self) -> None:
@@ -74,17 +83,27 @@ class Program(Worker):
         if settings.log_format == "json":
             log.info("%s", text, extra={"action": "starting"})
         else:
-            print(text, file=sys.__stdout__, flush=True)
+            write_once(text)
+
+    def set_process_status(self, info: str) -> Any:
+        """Show in a list of processes what Celery shows there, as far as it can be written."""
+        words = _printable(platforms.strargv(sys.argv))
+        return platforms.set_mp_process_title(
+            "celeryd", info=f"{info} ({words})", hostname=self.hostname
+        )
 
     def on_consumer_ready(self, consumer: Any) -> None:
         """Say nothing: Celery's `ready` means its control commands, and the engine may not be."""
         signals.worker_ready.send(sender=consumer)
 
     def install_platform_tweaks(self, worker: Any) -> None:
-        """Install Celery's signal handlers, but for the stops, which the drain tells of."""
+        """Install Celery's signal handlers, but for the stops, which the drain tells of, and the
+        restart, whose line may find no place."""
         super().install_platform_tweaks(worker)
         for name in _STOPS:
             signal.signal(signal.Signals[name], self._stop_asked)
+        if callable(signal.getsignal(signal.SIGHUP)):  # else the end of the terminal is its own
+            signal.signal(signal.SIGHUP, self._restart_asked)
 
     def _stop_asked(self, number: int, _: FrameType | None) -> None:
         name = signal.Signals(number).name
@@ -98,6 +117,33 @@ class Program(Worker):
             )
         if not again:
             state.should_stop = _STOPS[name]
+
+    def _restart_asked(self, *_: Any) -> None:
+        with in_sighandler():
+            write_once("restarting: the worker stops, and this process starts another")
+        atexit.register(_reload_current_worker)
+        state.should_stop = EX_OK
+
+
+def reap_inherited() -> None:
+    """Wait in threads for the children that this process had before it became this program.
+
+    After SIGHUP these are the processes of the engine before, which else stay as zombies.
+    """
+    with suppress(OSError):  # not every kernel has the file
+        for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
+            threading.Thread(target=_reap, args=(int(pid),), daemon=True).start()
+
+
+def _reap(pid: int) -> None:
+    with suppress(ChildProcessError):
+        os.waitpid(pid, 0)
+
+
+def _printable(text: str) -> str:
+    """Return text of this host, which need not be UTF-8, nor this process' locale."""
+    told = os.fsencode(text).decode("utf-8", "replace")
+    return "".join(letter if letter.isprintable() else "?" for letter in told)
 
 
 def banner(settings: WorkerSettings, name: str) -> str:

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 
-from contract.errors import StoreForbidden, StoreUnavailable
+from contract.errors import StoreForbidden, StoreRefused, StoreUnavailable
 from contract.redis import rights
 from contract.redis.batches import BatchStore
-from contract.redis.connect import masked
+from contract.redis.connect import credentials_of, masked
 from contract.redis.gateway.records import Records
 from contract.settings import Settings
 from contract.version import version
@@ -55,7 +55,10 @@ class _Looks:
 
     def __init__(self, store: BatchStore, settings: Settings, worker: bool) -> None:
         self._store, self._settings, self._worker = store, settings, worker
-        self._url = masked(settings.redis_url.get_secret_value())
+        url = settings.redis_url.get_secret_value()
+        self._url = masked(url)
+        # A user of its own may not look through other programs' keys, and each try is noted.
+        self._limited = credentials_of(url)[0] not in ("", "default")
         self._primary, self._usable = True, True
 
     def all(self) -> Iterator[Finding]:
@@ -63,6 +66,7 @@ class _Looks:
             ("redis", "INFO (version, append-only file, eviction, memory, disk)", self._server),
             ("redis", "TIME (the clock)", self._clock),
             ("redis", "the rights of this user", self._rights),
+            ("queue", "TYPE (keys of other programs)", self._strangers),
             ("workers", "workers, queues and batches", self._work),
             ("redis", "records of gateways", self._records),
             ("queue", "dead letters", lambda: [workers.judge_letters(self._store)]),
@@ -73,6 +77,11 @@ class _Looks:
                     yield from look()
             except StoreForbidden as error:
                 yield remark(area, "forbidden", what=what, error=error.message)
+            except StoreRefused:  # as where a key has another type
+                if not (found := [*workers.judge_strangers(self._store, self._settings.queue)]):
+                    raise
+                yield from found
+                return
 
     def _server(self) -> Iterator[Finding]:
         info = self._store.info()
@@ -104,9 +113,20 @@ class _Looks:
         for held in islice(held_by_tenants(self._store), _TENANTS):
             yield server.records(held, most)
 
+    def _strangers(self) -> Iterator[Finding]:
+        if self._limited:
+            return
+        for finding in workers.judge_strangers(self._store, self._settings.queue):
+            self._usable = False
+            yield finding
+
     def _work(self) -> Iterator[Finding]:
         store, heard = self._store, self._store.announcements()
         yield from workers.judge_workers(heard, version())
         batches = store.batches()
-        yield from workers.judge_queues(store, self._settings.queue, heard, batches)
+        own = self._settings.queue
+        yield from workers.judge_queues(store, own, heard, batches)
+        if not self._limited:
+            served = {str(worker["queue"]) for worker in workers.living(heard)}
+            yield from workers.judge_lists(store, sorted(served | {own}))
         yield workers.judge_batches(batches, store.now_ms() / 1000)

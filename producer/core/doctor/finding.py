@@ -14,8 +14,9 @@ Code = Literal[
     "no_worker", "open_batch", "other_policy", "queue", "queue_unserved", "queue_unused",
     "records", "records_high", "redis_unusable", "redis_writes_fail", "replica", "rights",
     "rights_missing", "sentinel", "server", "server_too_old", "settings", "settings_wrong",
-    "suspects", "version", "worker", "worker_degraded", "worker_draining", "worker_newer",
-    "worker_older", "worker_other_version", "worker_silent", "worker_starting", "worker_stopped",
+    "suspects", "unread_list", "version", "worker", "worker_degraded", "worker_draining",
+    "worker_newer", "worker_older", "worker_other_version", "worker_silent", "worker_starting",
+    "worker_stopped", "wrong_type",
 ]  # fmt: skip
 
 

@@ -1,10 +1,12 @@
 """Judges workers, queues, batches and dead letters by what Redis has of them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from itertools import islice
 from typing import Any
 
 from contract.batch import Batch
+from contract.errors import StoreForbidden
 from contract.redis import keys
 from contract.redis.batches import BatchStore
 from contract.redis.reads import is_alive, protocol_of
@@ -89,6 +91,22 @@ def judge_queues(
             yield remark("queue", "queue_unused", **facts, others=others)
         if suspects:
             yield remark("queue", "suspects", queue=queue, count=suspects)
+
+
+def judge_strangers(store: BatchStore, queue: str) -> Iterator[Finding]:
+    """Yield each key of a queue that another program has made; without the right to look none."""
+    with suppress(StoreForbidden):
+        for key, kind in store.wrong_types(queue).items():
+            yield problem("queue", "wrong_type", key=key, kind=kind)
+
+
+def judge_lists(store: BatchStore, queues: Iterable[str]) -> Iterator[Finding]:
+    """Yield each list of requests that no worker reads; without the right to look none."""
+    with suppress(StoreForbidden):
+        for queue in queues:
+            for one in store.unread_lists(queue):
+                facts = {"key": one.key, "waiting": one.waiting, "option": one.option}
+                yield problem("queue", "unread_list", queue=queue, **facts)
 
 
 def judge_batches(batches: Sequence[Batch], now_s: float) -> Finding:

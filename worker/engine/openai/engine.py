@@ -6,6 +6,7 @@ in retries.py; which server gets a request, and when one is away, is worker/engi
 """
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +24,8 @@ from worker.engine.openai.reassembly import Reassembly
 from worker.engine.openai.retries import ATTEMPTS, TOO_LONG, Action, Unanswered
 from worker.engine.openai.upstream import CEILING, KEY_REFUSED, Upstream
 from worker.engine.remote import RemoteEngine, ask_once
+
+log = logging.getLogger(__name__)
 
 #: uvicorn closes idle connections after 5 s; a request sent on one just then is lost.
 KEEP_ALIVE_S = 3.0
@@ -84,7 +87,7 @@ class OpenAIEngine(RemoteEngine[Upstream]):
             ]
         )
         served = upstream.models.get(upstream.model, {})
-        self._max_model_len = int(served.get("max_model_len") or 0)
+        self._max_model_len = _length(served.get("max_model_len"))
         return Capacity(
             max_num_seqs=self._slots,
             max_model_len=self._max_model_len,
@@ -194,3 +197,16 @@ def _used(usage: Json) -> tuple[int, int]:
 
 
 rehearse = partial(ask_once, OpenAIEngine)
+
+
+def _length(told: object) -> int:
+    """Return what a server says of its model's longest sequence, in tokens; 0 for no number."""
+    try:
+        length = int(str(told or 0))
+    except ValueError:
+        log.warning(
+            "a server tells max_model_len %r, which is no number of tokens: it is ignored", told,
+            extra={"action": "max_model_len_ignored"},
+        )  # fmt: skip
+        return 0
+    return max(0, length)

@@ -20,7 +20,7 @@ from contract.openai.pooling import POOLING_TYPES
 from contract.settings import SettingsError
 from worker.engine import Capacity, Completion, EngineRequest
 from worker.engine.end import KILL_GRACE_S, children_shielded, end_children
-from worker.engine.vllm import log_probabilities, serving
+from worker.engine.vllm import log_probabilities, serving, vocabulary
 from worker.engine.vllm.arguments import parse_engine_args
 from worker.engine.vllm.capacity import capacity_of
 from worker.engine.vllm.children import Children
@@ -130,6 +130,7 @@ class VllmEngine:
         self._serving = serving.by_url(state, context, settings.default_max_tokens)
         log_probabilities.guard(getattr(engine, "renderer", None))
         self._grammars.guard(engine)
+        vocabulary.guard(engine)
         self._children.guard(engine, settings.front_ends or 1, serving.pooling(state))
         self._lean = lean_way(engine, self._args, state)
         serving.tell_what_is_lacking(self._serving)

@@ -13,6 +13,7 @@ from random import getrandbits
 from typing import Any
 
 from worker.engine.vllm.lessons import LESSON, Lesson
+from worker.engine.vllm.names import VLLMValidationError
 from worker.engine.vllm.plans import Unclear
 
 log = logging.getLogger(__name__)
@@ -61,15 +62,15 @@ class Learned:
         """Return vLLM's outputs of what EngineCore is given for one request."""
         engine, loop = self._engine, asyncio.get_running_loop()
         waiting = [Waiting(loop) for _ in requests]
-        for request, one in zip(requests, waiting, strict=True):
-            engine.output_processor.add_request(request, None, None, 0, one)
         try:
+            for request, one in zip(requests, waiting, strict=True):
+                engine.output_processor.add_request(request, None, None, 0, one)
             for request in requests:
                 await engine.engine_core.add_request_async(request)
             if len(waiting) == 1:
                 return [await waiting[0].output]
             return await asyncio.gather(*(one.output for one in waiting))
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, VLLMValidationError):  # vocabulary.py refuses a prompt
             await engine.abort([request.request_id for request in requests], internal=True)
             raise
 

@@ -1,0 +1,49 @@
+"""Bodies that a Celery client has compressed (option `compression`), inflated within a limit."""
+
+import base64
+import bz2
+import lzma
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+from contract.errors import RequestRejected
+from contract.openai.decode import shown
+
+#: What liblzma may take to inflate; its strongest preset takes 65 MiB.
+_LZMA_BYTES = 96 * 2**20
+#: As kombu names them in the header `compression`; zlib writes what kombu calls gzip.
+_KINDS: dict[str, Callable[[], Any]] = {
+    "application/x-gzip": lambda: zlib.decompressobj(zlib.MAX_WBITS | 32),
+    "application/x-bz2": bz2.BZ2Decompressor,
+    "application/x-lzma": lambda: lzma.LZMADecompressor(memlimit=_LZMA_BYTES),
+}
+
+
+def inflated(body: str, kind: object, most_bytes: int) -> bytes:
+    """Return what was compressed, and then written as base64.
+
+    Raises:
+        RequestRejected: it has more than `most_bytes`, is damaged, or of another kind.
+    """
+    make = _KINDS.get(kind) if isinstance(kind, str) else None
+    if make is None:
+        raise RequestRejected(
+            f"Celery option compression: {shown(str(kind))!r} is not read; "
+            "gzip, bzip2 and lzma are",
+            code="unsupported_option",
+        )
+    inflating = make()
+    try:
+        packed = base64.b64decode(body, validate=True)
+        text: bytes = inflating.decompress(packed, most_bytes + 1)
+    except (zlib.error, OSError, EOFError, ValueError, lzma.LZMAError) as error:
+        raise RequestRejected(f"Celery option compression: {error}") from None
+    if len(text) > most_bytes:
+        raise RequestRejected(
+            f"Celery option compression: the body has more than {most_bytes} bytes "
+            "(WARMQ_MAX_LINE_BYTES)"
+        )
+    if not inflating.eof:
+        raise RequestRejected("Celery option compression: the compressed body is cut short")
+    return text

@@ -1,0 +1,76 @@
+"""What other programs have left in Redis where warmq has its own: keys of another type, and lists
+named like a queue that no worker reads.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from contract import naming
+from contract.redis import keys
+
+#: Keys are looked through for so long at most, so many in one call.
+LOOK_S, AT_ONCE = 3.0, 5_000
+
+
+def types_of(queue: str) -> dict[str, str]:
+    """Return the type, as TYPE names it, of each key that a worker of a queue cannot do without."""
+    lists = [*naming.priority_lists(queue), keys.suspects_list(queue)]
+    rings = (naming.turns_key(queue, step) for step in naming.PRIORITY_STEPS)
+    hashes = [
+        keys.WORKERS, keys.RETURNS, keys.DEATHS, keys.DEAD, keys.SEQUENCES, keys.SWEEP,
+        keys.TENANTS, naming.turns_key(queue),
+    ]  # fmt: skip
+    sets = [keys.LEASES, keys.REVOKED, keys.BATCHES, keys.RETIRING, *rings]
+    named = (("list", lists), ("hash", hashes), ("zset", sets), ("string", [keys.LEASE_SEQ]))
+    return {key: kind for kind, of_kind in named for key in of_kind}
+
+
+def wrong_types(queue: str, found: Mapping[str, bytes]) -> dict[str, str]:
+    """Return the keys of a queue that have another type, `found`, and which; `none` is right."""
+    wanted = types_of(queue)
+    shown = {key: kind.decode() for key, kind in found.items()}
+    return {key: kind for key, kind in shown.items() if kind not in (wanted[key], "none")}
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadList:
+    """A list of requests that no worker reads, and the option of its client that named it."""
+
+    key: str
+    waiting: int
+    option: str
+
+
+def unread_lists(client: Any, queue: str) -> Iterator[UnreadList]:
+    """Yield the lists of requests that are named like a queue's and are none of it.
+
+    Not all keys are looked at where there are millions.
+    """
+    pattern = re.sub(r"([*?\[\]\\])", r"\\\1", queue)
+    cursor, until = None, time.monotonic() + LOOK_S
+    while cursor != 0 and time.monotonic() < until:
+        cursor, names = client.scan(cursor or 0, f"*{pattern}*", AT_ONCE, "list")
+        for raw in names:
+            name = raw.decode(errors="replace")
+            option = _option(name, queue)
+            if option and naming.TASK_NAME.encode() in (client.lindex(raw, -1) or b""):
+                yield UnreadList(name, client.llen(raw), option)
+
+
+def _option(name: str, queue: str) -> str:
+    """Return the option of kombu by which a client has named its list so; '' for no such list."""
+    before, found, after = name.partition(queue)
+    if not found or name in naming.priority_lists(queue):
+        return ""
+    own = ("", *(f"{naming.PRIORITY_SEPARATOR}{step}" for step in range(10)))
+    if before:
+        taken = before.startswith(("warmq:", "_kombu", naming.RESULT_PREFIX))
+        return "global_keyprefix" if after in own and not taken else ""
+    if after in own:
+        return "priority_steps"
+    return "sep" if re.fullmatch(r"[^A-Za-z0-9.\x06]{1,8}[0-9]", after) else ""

@@ -1,0 +1,178 @@
+"""What Celery clients may set on their side: each gets an answer, or doctor names what is wrong."""
+
+from __future__ import annotations
+
+import base64
+import bz2
+import lzma
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import orjson
+import pytest
+import redis
+from celery import Celery
+from celery_side import client_app, send, simulated, stats
+from doctor_findings import doctor
+from lessee import QUEUE, celery_message, chat
+
+from contract import naming
+from contract.redis import keys
+from demo.stack import RedisServer, Worker, eventually
+
+MOST = 200_000
+Stack = tuple[Celery, redis.Redis, str]
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """Run a Redis and a worker that takes small lines, for the tests of this file."""
+    folder = tmp_path_factory.mktemp("stack")
+    with (
+        RedisServer(folder / "redis", "--appendonly", "no") as server,
+        simulated(server.url, folder / "worker.log", max_line_bytes=MOST),
+        server.client() as client,
+    ):
+        app = client_app(server.url)
+        eventually(lambda: stats(app).get("state") == "ready", 20, "the worker is ready", 0.1)
+        yield app, client, server.url
+        app.close()
+
+
+# -- compressed bodies -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["gzip", "zlib", "bzip2", "lzma"])
+def test_a_compressed_body_is_answered(stack: Stack, name: str) -> None:
+    body = chat("größer " * 2_000)
+    assert send(stack[0], body, compression=name).get(timeout=20)["object"] == "chat.completion"
+
+
+def packed(text: bytes, kind: str, packed_text: bytes, task_id: str) -> bytes:
+    """Return a message whose body a client has compressed."""
+    message = orjson.loads(celery_message(task_id, compression=kind))
+    message["body"] = base64.b64encode(packed_text).decode()
+    message["properties"]["body_encoding"] = "base64"
+    return orjson.dumps(message)
+
+
+PACKS = {
+    "application/x-gzip": lambda text: zlib.compress(text, 9),
+    "application/x-bz2": bz2.compress,
+    "application/x-lzma": lzma.compress,
+}
+
+
+@pytest.mark.parametrize("kind", PACKS)
+@pytest.mark.parametrize("what", ["bomb", "cut", "damaged"])
+def test_what_cannot_be_inflated_fails_in_words(stack: Stack, kind: str, what: str) -> None:
+    app, client, _ = stack
+    text = b"[[" + b" " * (2**26 if what == "bomb" else 1000) + b"],{},{}]"
+    small = PACKS[kind](text)
+    spoilt = {"bomb": small, "cut": small[:-8], "damaged": small[:6] + b"xyz" + small[9:]}[what]
+    name = f"{what}-{kind}"
+    client.lpush(QUEUE, packed(text, kind, spoilt, name))
+    with pytest.raises(Exception, match="Celery option compression") as refused:
+        app.AsyncResult(name).get(timeout=20)
+    assert type(refused.value).__name__ == "RequestRejected"
+    if what == "bomb":
+        assert f"more than {MOST} bytes" in str(refused.value)
+
+
+@pytest.mark.parametrize("kind", ["application/zstd", "application/x-brotli", "x\n", 7, ["a"]])
+def test_another_compression_is_refused_by_name(stack: Stack, kind: object) -> None:
+    app, client, _ = stack
+    name = f"other-{kind!r}"
+    client.lpush(QUEUE, celery_message(name, compression=kind))
+    with pytest.raises(Exception, match=r"Celery option compression.* gzip, bzip2 and lzma are"):
+        app.AsyncResult(name).get(timeout=20)
+
+
+# -- ids and the protocol ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("priority", [0, 6])
+def test_a_client_of_task_protocol_1_is_told(stack: Stack, priority: int) -> None:
+    _, client, url = stack
+    with client_app(url) as older:
+        older.conf.task_protocol = 1
+        with pytest.raises(Exception, match="leave task_protocol at 2"):
+            send(older, chat(), priority=priority).get(timeout=20)
+    assert client.hlen(keys.DEAD) == 0
+
+
+@pytest.mark.parametrize("task_id", ["a\nb", "a\0b", "x" * 600, "ü" * 200, "\x7f", "é\t"])
+def test_a_client_with_an_odd_task_id_is_told(stack: Stack, task_id: str) -> None:
+    app, client, _ = stack
+    result = send(app, chat(), task_id=task_id)
+    with pytest.raises(Exception, match=r"not a usable task id.*control characters") as refused:
+        result.get(timeout=20)
+    assert type(refused.value).__name__ == "RequestRejected"
+    assert result.state == "FAILURE"
+    assert 0 < client.pttl(f"{naming.RESULT_PREFIX}{task_id}") <= 604_800_000
+    assert client.hlen(keys.DEAD) == 0
+
+
+def test_a_message_that_nobody_waits_for_is_a_dead_letter(stack: Stack) -> None:
+    _, client, _ = stack
+    for message in (
+        celery_message("nobody\nb", ignore_result=True),
+        celery_message("nobody\nc", warmq={"batch": "b1"}),
+        celery_message(""),
+        celery_message("x" * 70_000),
+    ):
+        client.lpush(QUEUE, message)
+    eventually(lambda: client.hlen(keys.DEAD) == 4, 20, "all are dead letters")
+    assert not client.keys(f"{naming.RESULT_PREFIX}nobody*")
+    client.delete(keys.DEAD, *client.keys("warmq:dead:*"))
+
+
+# -- lists that no worker reads ------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "key"),
+    [
+        ("priority_steps", list(range(10)), f"{QUEUE}\x06\x165"),
+        ("sep", ":", f"{QUEUE}:3"),
+        ("global_keyprefix", "prod:", f"prod:{QUEUE}\x06\x163"),
+    ],
+)
+def test_doctor_names_a_list_that_no_worker_reads_and_the_option(
+    stack: Stack, option: str, value: object, key: str
+) -> None:
+    _, client, url = stack
+    assert "unread_list" not in doctor(url, 0)
+    with client_app(url) as other:
+        other.conf.broker_transport_options = {option: value}
+        send(other, chat(), priority=5)
+    found = doctor(url, 1)["unread_list"]
+    client.delete(key)
+    facts = found["facts"]
+    assert (facts["key"], facts["option"], facts["waiting"]) == (key, option, 1)
+    assert option in found["text"] and option in found["remedy"]
+
+
+# -- keys of another type ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", [QUEUE, f"{QUEUE}\x06\x166", keys.LEASES, keys.WORKERS])
+def test_a_key_of_another_type_is_named_by_worker_and_doctor(tmp_path: Path, key: str) -> None:
+    with RedisServer(tmp_path / "redis", "--appendonly", "no") as server:
+        client, log = server.client(), tmp_path / "worker.log"
+        client.set(key, "mine")
+        facts = doctor(server.url, 1)["wrong_type"]["facts"]
+        assert (facts["key"], facts["kind"]) == (key, "string")
+        with simulated(server.url, log) as worker:
+            told = f"the key {key!r} is a string of another program"
+            eventually(lambda: told in log.read_text(), 20, "the worker names it")
+            assert log.read_text().count(told) < 5
+            client.delete(key)
+            served_again(server, worker)
+
+
+def served_again(server: RedisServer, worker: Worker) -> None:
+    with client_app(server.url) as app:
+        assert send(app, chat()).get(timeout=20)["object"] == "chat.completion"
+        assert worker.stop() == 0
