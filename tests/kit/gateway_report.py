@@ -46,6 +46,8 @@ class GatewayReport:
     half_files: int = 0
     undelivered: int = 0
     orphan_keys: int = 0
+    #: Errors that nobody expected, in the gateways' logs.
+    tracebacks: int = 0
     seconds: float = 0
 
     def text(self) -> str:
@@ -61,5 +63,6 @@ class GatewayReport:
         promises = (
             "slow_takeovers", "robbed", "lost", "doubled", "wrong", "made_twice", "ended_twice",
             "computed_twice", "committed_twice", "half_files", "undelivered", "orphan_keys",
+            "tracebacks",
         )  # fmt: skip
         return {name: getattr(self, name) for name in promises if getattr(self, name)}

@@ -41,6 +41,8 @@ def judge(c: GatewayCampaign) -> None:
     _judge_history(c, history)
     _judge_webhooks(c, ended)
     _judge_store(c)
+    logs = [gateway.log_path.read_text(errors="replace") for gateway in c.gateways]
+    c.report.tracebacks = sum(log.count("Traceback") for log in logs)
     client = client_of(c.store)
     made = set(_ids(c, "batch")) - set(ended)
     c.report.made_twice = len(made)
