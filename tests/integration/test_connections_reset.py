@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+import redis
 import uvloop
 
 from contract.errors import StoreUnreachable
@@ -17,8 +18,11 @@ from contract.redis.connect import connect_async
 from contract.redis.gateway.api_keys import KeyLookup
 from contract.redis.gateway.idempotency import Tries
 from contract.redis.gateway.limits import Rates, Take
+from contract.redis.gateway.live import LiveRequests
 from contract.redis.gateway.sessions import Sessions
 from contract.redis.gateway.subscription import Subscription
+from producer.gateway.live.waiting import Waiting
+from producer.gateway.settings import GatewaySettings
 
 Call = Callable[[AsyncClient], Awaitable[Any]]
 
@@ -100,6 +104,29 @@ def test_a_subscription_that_is_closed_while_it_asks_is_an_unreachable_store(
         with pytest.raises(StoreUnreachable):
             await asyncio.wait_for(asking, 5)
         await client.aclose()
+
+    uvloop.run(call())
+
+
+def test_results_are_heard_again_however_often_the_connection_is_lost(
+    redis_url: str, redis_client: redis.Redis
+) -> None:
+    async def call() -> None:
+        live = LiveRequests(redis_url, "reset")
+        waiting = Waiting(live, GatewaySettings(_env_file=None, redis_url=redis_url))
+        hearing = asyncio.create_task(waiting.run())
+        before = None
+        for _ in range(3):
+            async with asyncio.timeout(10):
+                while waiting._subscription in (None, before):
+                    assert not hearing.done()
+                    await asyncio.sleep(0.01)
+            before = waiting._subscription
+            redis_client.client_kill_filter(_type="pubsub")
+        hearing.cancel()
+        await asyncio.wait([hearing])
+        assert hearing.cancelled()
+        await live.close()
 
     uvloop.run(call())
 

@@ -12,7 +12,7 @@ from contract.naming import RESULT_PREFIX, text_channel
 from contract.redis.gateway.live import LiveRequests, Push, Queued
 from contract.redis.gateway.subscription import Subscription
 from contract.streaming import announcement, read_published
-from producer.gateway.background import check_cancelled
+from producer.gateway.background import check_cancelled, end
 from producer.gateway.live.waiter import Gone, Waiter, nothing
 from producer.gateway.settings import GatewaySettings
 
@@ -167,27 +167,33 @@ class Waiting:
         while True:
             channels = [text_channel(self.name), *map(_channel, self._once())]
             subscription = self._redis.subscription([_channel(f"{self.name}-*")], channels)
+            both: list[asyncio.Task[None]] = []
             try:
                 await subscription.open()
                 self._subscription = subscription
-                async with asyncio.TaskGroup() as both:
-                    both.create_task(self._catch_up())
-                    both.create_task(subscription.listen(self._heard))
-            except* StoreUnavailable as errors:
-                if (text := str(errors.exceptions[0])) != said:
+                # A TaskGroup of Python 3.11 would leave this task marked as cancelled.
+                works = (self._catch_up(), subscription.listen(self._heard))
+                both = [asyncio.create_task(work) for work in works]
+                ended, _ = await asyncio.wait(both, return_when=asyncio.FIRST_EXCEPTION)
+                for each in ended:
+                    each.result()
+            except StoreUnavailable as error:
+                if (text := str(error)) != said:
                     said = text
                     log.warning(
                         "online requests wait for Redis: %s", text, extra={"action": "no_answers"}
                     )
-            except* Exception:  # a gateway that hears nothing would answer nobody any more
+            except Exception:  # a gateway that hears nothing would answer nobody any more
                 log.exception(
                     "results are not heard; listening again", extra={"action": "no_answers"}
                 )
             finally:
                 self._subscription = None
+                await end(both)
+                await asyncio.gather(*both, return_exceptions=True)
                 await subscription.close()
                 await self._redis.reconnect()
-            check_cancelled()  # TaskGroup drops what comes beside the error of a lost connection
+            check_cancelled()
             await asyncio.sleep(RECONNECT_S)
 
     def _heard(self, channel: bytes, data: bytes) -> None:
