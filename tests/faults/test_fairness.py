@@ -12,6 +12,7 @@ from observer import WATCHED
 from turn_steps import end
 
 from contract.redis.batches import BatchStore
+from contract.redis.tenants import Tenant
 from demo.stack import RedisServer
 
 SLOTS = 16
@@ -60,3 +61,20 @@ def test_turns_in_their_order_are_fair(watched: RedisServer) -> None:
                 worker.done(*leases)
         found = unfair(watched.folder, SLOTS)
     assert found == []
+
+
+def test_who_lost_its_cap_waits_for_the_next_sweep(watched: RedisServer) -> None:
+    with watched.client() as client:
+        worker, store = Lessee(client), BatchStore(client, ttl_ms=600_000)
+        store.set_tenant(Tenant("a", max_in_flight=1))
+        submit_batch(store, 10, batch_id="a", tenant="a")
+        leases = worker.pop(5, slots=SLOTS)
+        store.set_tenant(Tenant("a"))
+        worker.done(*leases)
+        waits = unfair(watched.folder, SLOTS)
+        worker.allow_sweep()
+        worker.sweep()
+        assert worker.pop(5, slots=SLOTS)
+        found = unfair(watched.folder, SLOTS)
+    assert len(leases) == 1
+    assert waits == found == []

@@ -14,7 +14,8 @@ is handed back without having run, as where the reply of a POP was lost, is nobo
 What the scripts' own counters say must be the account: each request is charged for what it has
 cost, no less for one that fails or is cancelled, and no refund takes anybody below what newcomers
 were given. A tenant waits while one of its lists has messages. It may run unless its cap is
-reached: then a request of its own runs, with whose end it may again.
+reached: then a request of its own runs, with whose end it may again, or the next SWEEP sees to it
+that its cap was changed.
 """
 
 from __future__ import annotations
@@ -98,6 +99,8 @@ class _Turns:
         self._served: dict[Place, float] = {}
         self._waits: set[Place] = set()
         self._capped: set[Place] = set()
+        #: Tenants whose terms were changed since the last SWEEP.
+        self._changed: set[str] = set()
         #: By step, the highest account that a newcomer was given: a refund may end there.
         self._given: dict[str, float] = {}
         self._lengths: Counter[bytes] = Counter()
@@ -130,6 +133,10 @@ class _Turns:
             self._leased(rest)
         elif name == b"HSET" and key == keys.SEQUENCES.encode():
             self._weights(rest)
+        elif name == b"HSET" and key == keys.TENANTS.encode():
+            self._changed.add(rest[0].decode())
+        elif name == b"HSET" and key == keys.SWEEP.encode():
+            self._changed.clear()
         elif key == self._capped_key:
             places = {_place(*member.split(b"\x06")) for member in rest}
             self._capped = self._capped | places if name == b"SADD" else self._capped - places
@@ -289,7 +296,7 @@ class _Turns:
             if self._lengths[key] > 0 and place not in self._waits | self._capped:
                 self._object(f"{place} has {self._lengths[key]} messages, and no turns")
         for place in self._capped:
-            if not self._in_flight[place[1]]:
+            if not self._in_flight[place[1]] and place[1] not in self._changed:
                 self._object(f"{place} waits for its cap, and nothing of it runs")
 
     def _object(self, what: str) -> None:
