@@ -72,7 +72,6 @@ def test_who_lost_its_cap_waits_for_the_next_sweep(watched: RedisServer) -> None
         store.set_tenant(Tenant("a"))
         worker.done(*leases)
         waits = unfair(watched.folder, SLOTS)
-        worker.allow_sweep()
         worker.sweep()
         assert worker.pop(5, slots=SLOTS)
         found = unfair(watched.folder, SLOTS)
