@@ -18,13 +18,11 @@ local worker, queue, k = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local max_bytes, lease_ms, slots = tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6]
 local ttl_ms, date = tonumber(ARGV[7]), ARGV[8]
 local EXAMINE = 1000 -- messages looked at in one call, dropped ones included
--- Messages without a use that are taken from one list in one call: others do not wait for the rest.
-local most_unused = 100
+local most_unused = 100 -- messages without a use, of one list in one call: others do not wait for all
 -- Lists of one tenant that are passed over in one call, and of all.
 local PASSES, ALL_PASSES = 8, 500
--- Runs of 32 neighbours keep more than 95 % of what the prefix cache gains from small groups,
--- whichever worker takes the next run; and a tenant that comes waits for no longer than the slots
--- take to be filled anew.
+-- Runs of 32 neighbours keep more than 95 % of what the prefix cache gains from small groups; and a
+-- tenant that comes waits for no longer than the slots take to be filled anew.
 local TURN = math.max(1, math.min(LONGEST_TURN, tonumber(slots)))
 local many, context = tonumber(ARGV[12]), tonumber(ARGV[13])
 local now = now_ms()
@@ -191,8 +189,7 @@ local function take_from(list, most, room)
       if why then return why end
       lease(list, message, r)
     end
-    examined = examined + 1
-    bytes = bytes + #message
+    examined, bytes = examined + 1, bytes + #message
     if leased >= k then full = true end
     if not usable or ended or reason then
       unused, charged_tokens = unused + 1, charged_tokens + 1 -- so that its next ones come later
@@ -224,8 +221,7 @@ local function next_list(step)
   while true do
     local tenant = first_of(ring, ring .. '\6', passed, PASSES)
     if not tenant then return nil end
-    local lists = ring .. '\6' .. tenant
-    local room = room_at(queue, step, tenant)
+    local lists, room = ring .. '\6' .. tenant, room_at(queue, step, tenant)
     if room <= 0 and capped >= EXAMINE_CAPPED then
       full = true return nil -- the rest at the next call
     elseif room <= 0 then

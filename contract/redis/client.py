@@ -37,9 +37,7 @@ _REMEDIES = {
     "MISCONF": "Redis cannot write to its disk: look at its log, and make room",
 }
 _IN_VAIN = "sending it again does not help"
-_FINAL_REMEDIES = {
-    "WRONGTYPE": "another program uses a key that is warmq's: `producer doctor` names it"
-}
+_FINAL_REMEDIES = {"WRONGTYPE": "another program uses a key of warmq's: give it another database"}
 _IN_SCRIPT = re.compile(r"Error running script .*: -([A-Z]+ .*)")
 
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from contract.redis import keys
+from contract.redis.announcements import is_alive
 from contract.redis.loads import Loads
-from contract.redis.reads import is_alive
 from contract.redis.waiting import Waiting, WaitingReads
 
 #: Batches whose queues are asked for at a time.

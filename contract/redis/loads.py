@@ -6,7 +6,8 @@ from typing import Any
 
 from contract import naming
 from contract.redis import keys
-from contract.redis.reads import Reads, is_alive, read_announcements
+from contract.redis.announcements import is_alive, read_announcements
+from contract.redis.reads import Reads
 
 #: Tokens that a request is taken for as long as none of its queue has ended.
 UNKNOWN_TOKENS = 256.0

@@ -36,6 +36,35 @@ class Collected:
         return f"{counted(self.completed, 'result')}, {self.failed} failed"
 
 
+class _Shown:
+    """How far a collection is, and what it waits for, on a meter."""
+
+    collector: Collector
+
+    def __init__(self, meter: Meter, collected: Collected, workers: QueueWorkers) -> None:
+        self._meter, self._collected, self._workers = meter, collected, workers
+        self._pause = SubmitPause()
+
+    def show(self, waiting: str = "") -> None:
+        """Show it now."""
+        count = self._collected.completed + self._collected.failed
+        self._meter.update(count, f"{count} results, {self._collected.failed} failed{waiting}")
+
+    def report(self) -> None:
+        """Show it if it is time."""
+        if self._meter.due():
+            self.show()
+
+    def wait(self, seconds: float) -> None:
+        """Say what missing results wait for, and wait."""
+        now = self.collector.batch
+        quiet_s = self._pause.look(now)
+        if self._meter.due():
+            waits = self._workers.text() if now.sealed else unsealed(now, quiet_s)
+            self.show(f"; waiting, {waits}")
+        time.sleep(seconds)
+
+
 def collect(
     store: BatchStore,
     batch: Batch,
@@ -56,42 +85,30 @@ def collect(
         BatchChanged: where there is not one line for each request; no file appears then.
         OutputUnwritable: if a file cannot be written, or what is there would be lost.
     """
-    workers, pause = QueueWorkers(store, batch.fields.get("queue", "")), SubmitPause()
     collected = Collected()
+
+    def settle(marks: list[str]) -> None:
+        if marks and not forced:  # somebody may have changed it while results were waited for
+            now = store.batch(batch.id) or batch
+            check_replaced(output, errors, batch.id, now.written)
+        _note_written(store, batch, marks)
+
     with Meter(batch.id, batch.number("total")) as meter:
-
-        def show(waiting: str = "") -> None:
-            count = collected.completed + collected.failed
-            meter.update(count, f"{count} results, {collected.failed} failed{waiting}")
-
-        def report() -> None:
-            if meter.due():
-                show()
-
-        def wait(seconds: float) -> None:
-            now = collector.batch
-            quiet_s = pause.look(now)
-            if meter.due():
-                waits = workers.text() if now.sealed else unsealed(now, quiet_s)
-                show(f"; waiting, {waits}")
-            time.sleep(seconds)
-
-        def settle(marks: list[str]) -> None:
-            if not marks:
-                return  # all goes to stdout
-            if not forced:  # somebody may have changed it while results were waited for
-                now = store.batch(batch.id) or batch
-                check_replaced(output, errors, batch.id, now.written)
-            with suppress(StoreUnavailable):  # a full Redis, or a user who may not write
-                store.written(batch, marks)
-
-        collector = Collector(store, batch, follow=follow, partial=partial, sleep=wait)
-        write(collector.lines(order), output, errors, collected, report, settle)
+        shown = _Shown(meter, collected, QueueWorkers(store, batch.fields.get("queue", "")))
+        collector = Collector(store, batch, follow=follow, partial=partial, sleep=shown.wait)
+        shown.collector = collector
+        write(collector.lines(order), output, errors, collected, shown.report, settle)
         collector.kept()
-        show()
+        shown.show()
     of = f", of {counted(collector.batch.number('total'), 'request')}" if partial else ""
     tell(f"{batch.id}: {collected}{of}{collected.where}")
     return collected
+
+
+def _note_written(store: BatchStore, batch: Batch, marks: list[str]) -> None:
+    if marks:  # none where all goes to stdout
+        with suppress(StoreUnavailable):  # a full Redis, or a user who may not write
+            store.written(batch, marks)
 
 
 def write(

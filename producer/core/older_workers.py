@@ -5,8 +5,8 @@ from collections.abc import Callable
 from typing import Any
 
 from contract.errors import ProtocolMismatch
+from contract.redis.announcements import protocol_of
 from contract.redis.batches import BatchStore
-from contract.redis.reads import protocol_of
 from contract.version import PROTOCOL
 
 

@@ -3,8 +3,8 @@
 import time
 from typing import Any
 
+from contract.redis.announcements import is_alive
 from contract.redis.batches import BatchStore
-from contract.redis.reads import is_alive
 
 #: Workers announce themselves every second; one that was silent for longer is named.
 _NOTABLE_S = 5.0

@@ -9,7 +9,7 @@ from pathlib import PurePath
 from typing import Any
 
 from contract.naming import queue_name
-from contract.redis.reads import is_alive, protocol_of
+from contract.redis.announcements import is_alive, protocol_of
 from contract.version import PROTOCOL
 
 #: The name of what a worker of the default queue serves that does not name its model.

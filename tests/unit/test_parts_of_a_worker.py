@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
-from contract.redis.reads import read_announcements
+from contract.redis.announcements import read_announcements
 from contract.settings import SettingsError
 from worker.drain.others import Share
 from worker.engine import Capacity

@@ -65,12 +65,9 @@ class Leases(Scripts):
     ) -> Popped:  # fmt: skip
         """Lease up to k requests, `many` at most of more than one sequence; or those of `lists`.
 
-        `context` is what one of the model's may have, in tokens: no estimate is higher; 0: unknown.
-
-        Raises StoreUnavailable if Redis does not answer.
-
-        The caller must count the deliveries as its own before it awaits anything else: `renew`
-        hands back the leases that it is not told of.
+        No estimate is above `context`, the model's in tokens; 0: it is not known. The caller must
+        count the deliveries as its own before it awaits anything else: `renew` hands back the
+        leases that it is not told of. Raises StoreUnavailable if Redis does not answer.
         """
         s = self.settings
         self._pops += 1

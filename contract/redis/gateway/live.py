@@ -9,10 +9,10 @@ import orjson
 
 from contract import naming
 from contract.redis import keys
+from contract.redis.announcements import read_announcements
 from contract.redis.client import AsyncClient
 from contract.redis.connect import connect_async
 from contract.redis.gateway.subscription import Subscription
-from contract.redis.reads import read_announcements
 
 #: How long a cancellation is remembered for requests that still wait in their list, in seconds;
 #: their own deadlines end before.

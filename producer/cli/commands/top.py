@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from contract.batch import Batch
-from contract.redis.reads import is_alive
+from contract.redis.announcements import is_alive
 from contract.redis.ring import Minute, RingReads
 from contract.redis.waiting import WaitingReads
 from producer.cli.context import Context, pass_context

@@ -8,8 +8,8 @@ from typing import Any
 from contract.batch import Batch
 from contract.errors import StoreForbidden
 from contract.redis import keys
+from contract.redis.announcements import is_alive, protocol_of
 from contract.redis.batches import BatchStore
-from contract.redis.reads import is_alive, protocol_of
 from contract.version import PROTOCOL
 from producer.core.doctor.finding import Code, Finding, ok, problem, remark
 

@@ -6,7 +6,7 @@ import hashlib
 import re
 
 from contract.openai.body import BODY_TYPES
-from contract.redis.reads import is_alive
+from contract.redis.announcements import is_alive
 from contract.redis.url import LONGEST_S
 from contract.version import PROTOCOL
 from producer.core.older_workers import counts_of, names_of, older_of

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from contract.redis.reads import is_alive, protocol_of
+from contract.redis.announcements import is_alive, protocol_of
 from contract.redis.waiting import Waiting, WaitingReads
 from contract.version import PROTOCOL
 from producer.gateway.caller import Caller

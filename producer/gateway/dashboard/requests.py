@@ -10,8 +10,8 @@ from starlette.responses import Response
 
 from contract import naming
 from contract.batch import Batch
+from contract.redis.announcements import is_alive
 from contract.redis.looking import Looks, OneRequest
-from contract.redis.reads import is_alive
 from contract.results import outcome_of, read_meta
 from producer.gateway.batches import batches as api
 from producer.gateway.batches.shown import parts_of

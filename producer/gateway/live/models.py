@@ -8,8 +8,8 @@ from collections.abc import Collection
 
 from contract.errors import StoreUnavailable
 from contract.nearest import did_you_mean
+from contract.redis.announcements import is_alive
 from contract.redis.gateway.live import LiveRequests
-from contract.redis.reads import is_alive
 from producer.gateway.errors import ApiError, not_found
 from producer.gateway.live.protocol import Model
 from producer.gateway.served import Served, shown

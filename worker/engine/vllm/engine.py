@@ -265,8 +265,7 @@ class VllmEngine:
         return RequestRejected(told, code="model_not_found", field=error.param)
 
     def _died(self, error: object) -> EngineDead:
-        # vLLM's own text says "see root cause above", and that may be in another log.
-        text = f"{error}\n{self._cause.tell()}".strip()
+        text = f"{error}\n{self._cause.tell()}".strip()  # vLLM's own cause may be in another log
         return EngineDead(f"{explain(text) or ''}\n{text}".strip())
 
     def cached_prompt_tokens(self) -> int:
