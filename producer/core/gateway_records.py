@@ -68,7 +68,6 @@ def delete_record(redis: Reads, object_id: str) -> Kind | None:
             raise BatchConflict(
                 f"batch {object_id} of tenant {owner} is {status}; its tenant must cancel it first"
             )
-        objects.delete("message_batch", owner, object_id)
     objects.delete(kind, owner, object_id)
     return kind
 

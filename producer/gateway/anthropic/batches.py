@@ -154,7 +154,6 @@ def delete(services: Services, caller: Caller, batch_id: str) -> None:
         if file_id is not None:
             files.delete(caller.tenant, file_id)
     # The batch last: who asks again, because a gateway died at it, must find it.
-    services.objects.delete(_KIND, caller.tenant, batch_id)
     services.objects.delete("batch", caller.tenant, batch_id)
 
 
