@@ -205,8 +205,8 @@ class GatewayCampaign:
             both = self.random.random() < 0.5
             killed = [whole, *carrying] if both else carrying if of_carrier else [whole]
             self._killed("both" if both else "carrier" if of_carrier else "gateway")
-            for name, pid in found.items():
-                self.report.phases[name] += pid in killed
+            for name, pid in found.items():  # a gateway alone may die while its carrier waits
+                self.report.phases[name] += name == phase or pid in killed
             for pid in killed:
                 os.kill(pid, signal.SIGKILL)
         for pid in {whole, *carrying} - set(killed):
