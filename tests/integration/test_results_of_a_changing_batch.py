@@ -83,7 +83,7 @@ def collect(
 
     try:
         lines = watched(collector(store, follow=follow).lines(order))
-        write(lines, str(out), str(errors), Collected())
+        write(lines, str(out), str(errors), Collected(), lambda: None, lambda _: None)
     except WarmqError:
         assert not out.exists()
         assert not errors.exists()
