@@ -19,6 +19,7 @@ from contract.redis.gateway.api_keys import KeyLookup
 from contract.redis.gateway.idempotency import Tries
 from contract.redis.gateway.live import LiveRequests, Push
 from contract.redis.gateway.subscription import Subscription
+from demo.stack import RedisServer
 from producer.gateway import sweeping
 from producer.gateway.background import background
 from producer.gateway.dashboard.live import Viewer, Watch
@@ -51,6 +52,13 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(asyncio, "sleep", brief)
     monkeypatch.setattr(sweeper, "SWEEP_S", 0.001)
+
+
+@pytest.fixture(scope="module")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """Return a Redis of these tests' own: they cut off whoever is connected."""
+    with RedisServer(tmp_path_factory.mktemp("redis")) as server:
+        yield server
 
 
 @pytest.fixture

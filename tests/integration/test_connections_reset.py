@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-import redis
 import uvloop
 
 from contract.errors import StoreUnreachable
@@ -21,6 +20,7 @@ from contract.redis.gateway.limits import Rates, Take
 from contract.redis.gateway.live import LiveRequests
 from contract.redis.gateway.sessions import Sessions
 from contract.redis.gateway.subscription import Subscription
+from demo.stack import RedisServer
 from producer.gateway.live.waiting import Waiting
 from producer.gateway.settings import GatewaySettings
 
@@ -108,12 +108,12 @@ def test_a_subscription_that_is_closed_while_it_asks_is_an_unreachable_store(
     uvloop.run(call())
 
 
-def test_results_are_heard_again_however_often_the_connection_is_lost(
-    redis_url: str, redis_client: redis.Redis
-) -> None:
+def test_results_are_heard_again_however_often_the_connection_is_lost(own: RedisServer) -> None:
+    client = own.client()
+
     async def call() -> None:
-        live = LiveRequests(redis_url, "reset")
-        waiting = Waiting(live, GatewaySettings(_env_file=None, redis_url=redis_url))
+        live = LiveRequests(own.url, "reset")
+        waiting = Waiting(live, GatewaySettings(_env_file=None, redis_url=own.url))
         hearing = asyncio.create_task(waiting.run())
         before = None
         for _ in range(3):
@@ -122,7 +122,7 @@ def test_results_are_heard_again_however_often_the_connection_is_lost(
                     assert not hearing.done()
                     await asyncio.sleep(0.01)
             before = waiting._subscription
-            redis_client.client_kill_filter(_type="pubsub")
+            client.client_kill_filter(_type="pubsub")
         hearing.cancel()
         await asyncio.wait([hearing])
         assert hearing.cancelled()
