@@ -26,6 +26,7 @@ from lessee import (
 from contract import naming
 from contract.redis import keys
 from contract.redis.batches import BatchStore
+from demo.stack import RedisServer
 from worker.drain.lifecycle import State
 from worker.engine import Capacity, Completion, EngineRequest
 from worker.engine.simulated.engine import SimulatedEngine, digest
@@ -332,15 +333,15 @@ async def test_revoke_ends_running_and_queued_requests(
 
 
 async def test_a_cancel_that_was_missed_is_caught_up_with_when_listening_again(
-    redis_client: redis.Redis, redis_url: str, store: BatchStore
+    own: RedisServer, own_store: BatchStore
 ) -> None:
-    submitted = submit_batch(store, bodies=[chat(user=LONG)])
-    async with draining(redis_url) as running:
+    submitted = submit_batch(own_store, bodies=[chat(user=LONG)])
+    async with draining(own.url) as running:
         await soon(lambda: running.engines and running.engine.running == 1)
         # Given the cancel's message gets lost: it is published to nobody
         meta = b'{"status":"REVOKED","warmq":{"error":{"code":"cancelled"}}}'
-        redis_client.set(keys.result_key(submitted.ids[0]), meta)
+        own.client().set(keys.result_key(submitted.ids[0]), meta)
         # When the listening connection breaks
-        redis_client.client_kill_filter(_type="pubsub")
+        own.client().client_kill_filter(_type="pubsub")
         # Then the request is aborted all the same
         await soon(lambda: running.engine.running == 0)

@@ -6,7 +6,6 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-import redis
 from lessee import Lessee, client_of, submit_batch
 from support import finish
 
@@ -18,13 +17,17 @@ from contract.redis.connect import connect
 from demo.stack import RedisServer
 
 
-@pytest.fixture
-def ids(store: BatchStore) -> list[str]:
-    """A finished batch's request ids."""
+def finished(store: BatchStore) -> list[str]:
+    """Finish a batch, and return its request ids."""
     submit_batch(store, 3)
     lessee = Lessee(client_of(store))
     finish(lessee, lessee.pop())
     return [naming.request_id("b1", f"c{n}") for n in (1, 2, 3)]
+
+
+@pytest.fixture
+def ids(store: BatchStore) -> list[str]:
+    return finished(store)
 
 
 def test_an_answer_is_what_the_store_says(store: BatchStore, ids: list[str]) -> None:
@@ -37,14 +40,15 @@ def test_an_answer_is_what_the_store_says(store: BatchStore, ids: list[str]) -> 
 
 
 def test_a_connection_that_breaks_before_the_answer_costs_nothing(
-    redis_client: redis.Redis, store: BatchStore, ids: list[str]
+    own: RedisServer, own_store: BatchStore
 ) -> None:
-    with closing(ResultsAhead(store)) as ahead:
+    ids = finished(own_store)
+    with own.client() as client, closing(ResultsAhead(own_store)) as ahead:
         ahead.ask(ids)
-        redis_client.client_kill_filter(_type="normal", skipme=True)
-        assert ahead.answer() == store.results(ids)
+        client.client_kill_filter(_type="normal", skipme=True)
+        assert ahead.answer() == own_store.results(ids)
         ahead.ask(ids)  # on a new connection
-        redis_client.client_kill_filter(_type="normal", skipme=True)
+        client.client_kill_filter(_type="normal", skipme=True)
         assert None not in ahead.answer()
 
 
