@@ -134,6 +134,23 @@ def test_keys_that_would_be_lost_are_the_rows_error() -> None:
     assert "twice" in mapped(pa.string(), ("k", 1), ("k", 2))[0]
 
 
+def test_a_struct_with_a_key_twice_is_the_rows_error() -> None:
+    column = pa.StructArray.from_arrays([pa.array([1]), pa.array([2])], ["k", "k"])
+    assert "twice" in texts(column)[0][0]
+    assert "twice" in texts(pa.ListArray.from_arrays([0, 1], column))[0][0]
+
+
+def test_two_columns_of_a_name_are_told(tmp_path: Path) -> None:
+    table = pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], ["c", "c"])
+    path = str(tmp_path / "c.arrow")
+    with pa.ipc.new_file(path, table.schema) as file:
+        file.write_table(table)
+    for make in (lambda: frame_source(table, {"prompt": "c"}),
+                 lambda: open_source(path, {"prompt": "c"})):  # fmt: skip
+        with pytest.raises((BadOption, InputUnreadable), match="two columns"):
+            told(make())
+
+
 def test_an_interval_is_no_text() -> None:
     assert isinstance(texts(pa.array([(1, 2, 3)], pa.month_day_nano_interval()))[0], list)
 

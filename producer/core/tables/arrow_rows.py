@@ -42,7 +42,7 @@ def _cells(field: Any, column: Any) -> list[Any]:
     name, read = field.name, _reader(column.type)
     # Without pandas Arrow does not know the type, and leaves its name.
     if (field.metadata or {}).get(b"ARROW:extension:name") == _PERIOD.encode():
-        read = _period
+        read = _period()
     if read is None:
         try:
             return list(column.to_pylist())
@@ -102,19 +102,26 @@ def _extension_reader(kind: Any) -> _Read | None:
     if name == _JSON:
         return _json_text
     if name == _PERIOD:
-        return _period
+        return _period()
     inner = _inner(kind.storage_type)
     return lambda scalar: inner(scalar.value)
 
 
-def _period(_: Any) -> Any:
-    raise ValueError("a period of pandas is a bare number in Arrow (astype(str) makes it a text)")
+def _period() -> _Read:
+    told = "a period of pandas is a bare number in Arrow (astype(str) makes it a text)"
+    return partial(_refuse, told)
+
+
+def _refuse(told: str, _: Any) -> Any:
+    raise ValueError(told)
 
 
 def _nested_reader(types: Any, kind: Any) -> _Read | None:
     if types.is_map(kind):
         return partial(_object, _inner(kind.key_type), _inner(kind.item_type))
     if types.is_struct(kind):
+        if len({kind.field(n).name for n in range(len(kind))}) < len(kind):
+            return partial(_refuse, "a key stands twice in its objects")
         fields = [(kind.field(n).name, n, _inner(kind.field(n).type)) for n in range(len(kind))]
         return lambda scalar: {
             name: value for name, n, read in fields if (value := read(scalar[n])) is not None

@@ -171,6 +171,8 @@ def _check(field: str, column: str, columns: Sequence[str] | None) -> None:
             f"field {field}: there is no column {column!r}{near}; there are {_listed('', columns)}"
             f"{_other_form(columns)}"
         )
+    if columns is not None and columns.count(column) > 1:
+        raise BadOption(f"field {field}: there are two columns {column!r}; rename one")
 
 
 def _other_form(columns: Sequence[str]) -> str:
