@@ -125,20 +125,20 @@ local function lease(list, message, r)
   redis.call('LMOVE', list, leased_key(id), 'RIGHT', 'LEFT')
   local at = #records
   records[at + 1], records[at + 2], ends[at + 1], ends[at + 2] = id, record, now + lease_ms, id
-  local weight = (terms_of((select(3, place_of(home)))))
-  if r.sequences > 1 or weight ~= 1 then
+  local _, _, tenant = place_of(home)
+  local weight, sequences = terms_of(tenant), r.sequences
+  if sequences > 1 or weight ~= 1 then
     local ending = weight ~= 1 and '\0' .. string.format('%.14g', weight) or ''
-    noted[#noted + 1], noted[#noted + 2] = id, r.sequences .. '\0' .. home .. ending
+    noted[#noted + 1], noted[#noted + 2] = id, sequences .. '\0' .. home .. ending
+    if sequences > 1 then many = many - 1 end
   end
-  if r.sequences > 1 then many = many - 1 end
   local returns, deaths = '0', '0'
   if any_returns then
     returns = redis.call('HGET', 'warmq:returns', r.id) or '0'
     deaths = redis.call('HGET', 'warmq:deaths', r.id) or '0'
   end
   local n = #out
-  out[n + 1], out[n + 2], out[n + 3], out[n + 4] = id, returns, deaths, message
-  out[n + 5] = select(3, place_of(home))
+  out[n + 1], out[n + 2], out[n + 3], out[n + 4], out[n + 5] = id, returns, deaths, message, tenant
   leased = leased + 1
 end
 
@@ -150,9 +150,8 @@ local unused_left = false -- whether messages without a use were left where they
 local passed, passes, passed_bytes = {}, 0, 0
 
 -- Why a message must not be leased now, nil if it may: `room` is what its tenant's cap left before
--- this run, nil where caps do not count.
+-- this run.
 local function why_not(list, room, sequences)
-  if not room then return nil end
   if sequences > 1 and many <= 0 then return 'passed' end
   if charged + sequences <= room then return nil end
   if charged > 0 then return 'capped' end
@@ -184,7 +183,8 @@ local function take_from(list, most, room)
       dead_letter(list, { size = #message, home = list, id = '', batch = '', life = '' }, r,
                   reason or 'the key of its result has another type', now)
     elseif not ended then
-      local why = why_not(list, room, r.sequences)
+      -- Most requests fit into the room; without one caps do not count.
+      local why = room and (r.sequences > 1 or charged >= room) and why_not(list, room, r.sequences)
       if why == 'passed' then passed_bytes = passed_bytes + #message end
       if why then return why end
       lease(list, message, r)
