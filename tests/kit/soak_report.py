@@ -82,6 +82,7 @@ class Part:
         found = self.figures()
         worst = list(found.pop("worst_names").items())[:8]
         del found["slowest"]
+        found["wrong_ends"] = {name: len(ends) for name, ends in self.wrong_ends.items()}
         names = "; ".join(f"{name} {seen}" for name, seen in worst)
         return json.dumps(found) + (f"\n    beside slow chats: {names}" if names else "")
 
