@@ -88,6 +88,16 @@ local function cost_of(list, b, message, sequences, context)
   return math.min(text + UNKNOWN_ANSWER * sequences, most)
 end
 
+-- Has POP pass over all lists of tenants, named in a text with \6 after each; returns a set of them.
+local function pass_over(queue, tenants, passed, most)
+  local found = {}
+  for tenant in string.gmatch(tenants, '([^\6]*)\6') do
+    found[tenant] = true
+    for _, step in ipairs({ '0', '3', '6', '9' }) do passed[ring_of(queue, step) .. '\6' .. tenant] = most end
+  end
+  return found
+end
+
 -- The first of a ZSET that POP has not passed over so often. Where it stood is noted in `passed`, by
 -- NUL and the key: who is served moves behind it, and those before it are not looked at again.
 local function first_of(ring, prefix, passed, most)

@@ -16,6 +16,7 @@ from worker.drain.plain_text import is_plain
 from worker.drain.sequences import Sequences
 from worker.drain.turns import LARGE_BYTES, Turns
 from worker.engine import Engine, EngineRequest
+from worker.engine.preparation import PREPARATION, Preparation, Preparing
 
 
 def read_request(delivery: Delivery, served: Sequence[str]) -> EngineRequest:
@@ -81,6 +82,7 @@ async def serve(
     sequences: Sequences,
     turns: Turns,
     most_bytes: int,
+    preparing: Preparing,
 ) -> Ending:
     """Run one request in flight to its ending; a compressed body may have so many bytes at most.
 
@@ -90,12 +92,16 @@ async def serve(
     """
     delivery = running.delivery
     running.since = time.monotonic()
+    preparation = Preparation(preparing, delivery.tenant)
+    PREPARATION.set(preparation)  # of this request's own task
     if delivery.size > LARGE_BYTES:
-        await turns.wait()
+        with preparation:
+            await turns.wait()
     try:
         if delivery.headers.get("compression"):
-            await asyncio.to_thread(inflate, delivery, most_bytes)
-            await turns.wait()
+            with preparation:
+                await asyncio.to_thread(inflate, delivery, most_bytes)
+                await turns.wait()
         request = read_request(delivery, served)
         if delivery.listener:
             running.plain = is_plain(request)
