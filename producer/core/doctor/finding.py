@@ -16,6 +16,7 @@ Code = Literal[
     "rights_missing", "sentinel", "server", "server_too_old", "settings", "settings_wrong",
     "suspects", "version", "worker", "worker_degraded", "worker_draining", "worker_newer",
     "worker_older", "worker_other_version", "worker_silent", "worker_starting", "worker_stopped",
+    "worker_waits",
 ]  # fmt: skip
 
 

@@ -55,8 +55,8 @@ async def exchange(
         async with upstream.running(), posting as response:
             upstream.progress()
             if response.status != 200:
-                retry_after = response.headers.get("Retry-After")
-                raise unanswered(response.status, await response.read(), retry_after)
+                told = (response.headers.get(name) for name in ("Retry-After", "Location"))
+                raise unanswered(response.status, await response.read(), *told)
             inside = True
             return await _receive(upstream, url, response, whole)
     except Interrupted as error:
@@ -92,9 +92,12 @@ async def _receive(
     upstream: Upstream, url: str, response: aiohttp.ClientResponse, whole: Reassembly | None
 ) -> Json:
     if whole is None:
-        return _read(url, await response.read())
-    async for data in _events(response):
-        upstream.progress()
+        raw = bytearray()
+        async for piece in response.content.iter_any():
+            upstream.progress()
+            raw += piece
+        return _read(url, bytes(raw))
+    async for data in _events(upstream, response):
         _add(whole, data)
     if "abort" in whole.ends:
         raise Unanswered(Condition.ENDED, "the server was told to end")
@@ -138,10 +141,11 @@ def _garbled(raw: bytes) -> Unanswered:
     return Unanswered(Condition.GARBLED, f"a response that cannot be read: {raw[:80]!r}")
 
 
-async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+async def _events(upstream: Upstream, response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
     """Yield each event's data; a line may have any length."""
     rest = b""
     async for piece in response.content.iter_any():
+        upstream.progress()  # a comment is a sign of life, too
         *lines, rest = (rest + piece).split(b"\n")
         for line in lines:
             if line.startswith(b"data:") and (data := line[5:].strip()) != b"[DONE]":
