@@ -69,7 +69,7 @@ def test_those_who_look_on_see_what_vllm_is_given() -> None:
     """As lessons.py does, by the names of vLLM's own parameters."""
     made, _ = engine()
     names = [*inspect.signature(made.output_processor.add_request).parameters]
-    assert names == ["one", "_", "__"]
+    assert names == ["request", "_", "__"]
 
 
 @pytest.mark.parametrize("size", [0, None])
