@@ -91,6 +91,7 @@ WORDS: dict[Code, tuple[str, str]] = {
     "worker": (_WORKER, ""),
     "worker_starting": (_WORKER, "it takes requests when it is ready; its log says how far it is"),
     "worker_degraded": (_WORKER, "its engine died and is being rebuilt; its log says why"),
+    "worker_waits": (_WORKER, "its requests wait meanwhile, and none is lost"),
     "worker_draining": (_WORKER, "it was told to stop and takes no more requests"),
     "worker_stopped": (
         "{id} has failed and stopped{why}, queue {queue}",

@@ -16,7 +16,7 @@ Code = Literal[
     "rights_missing", "sentinel", "server", "server_too_old", "settings", "settings_wrong",
     "suspects", "unread_list", "version", "worker", "worker_degraded", "worker_draining",
     "worker_newer", "worker_older", "worker_other_version", "worker_silent", "worker_starting",
-    "worker_stopped", "wrong_type",
+    "worker_stopped", "worker_waits", "wrong_type",
 ]  # fmt: skip
 
 

@@ -35,7 +35,7 @@ def judge_workers(heard: Sequence[Worker], version: str) -> Iterator[Finding]:
             code: Code = "worker_stopped" if facts["state"] == "stopped" else "worker_silent"
             yield remark("workers", code, **facts)
             continue
-        busy = _STATES.get(facts["state"])
+        busy = _STATES.get(facts["state"]) or ("worker_waits" if facts["why"] else None)
         yield remark("workers", busy, **facts) if busy else ok("workers", "worker", **facts)
         if protocol_of(worker) != PROTOCOL:
             both = {"theirs": protocol_of(worker), "own": PROTOCOL}

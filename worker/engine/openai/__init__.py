@@ -18,6 +18,12 @@ def _key(key: SecretStr) -> SecretStr:
     return key
 
 
+def _path(path: str) -> str:
+    if path and not path.startswith("/"):
+        raise ValueError("must begin with /, as in /health/liveliness")
+    return path
+
+
 class OpenAISettings(RemoteSettings):
     """What the openai engine can be told."""
 
@@ -29,6 +35,12 @@ class OpenAISettings(RemoteSettings):
     )
     openai_concurrency: Count | None = Field(
         None, ge=1, description="openai engine: requests at once per server; default from metrics"
+    )
+
+    openai_health_path: Annotated[Line, AfterValidator(_path)] = Field(
+        "",
+        description="openai engine: path of a server's health, as /health/liveliness; default "
+        "/health of vLLM servers, the list of models of others",
     )
 
     @model_validator(mode="after")
