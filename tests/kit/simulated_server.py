@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -121,7 +121,7 @@ class _Call:
         self._server, self._method, self._id = server, method, request_id
         self._path = "/" + url.split("/", 3)[3]
         self._data = data
-        self._reply = Reply()
+        self._reply, self._at = Reply(), 0
         self.status = 0
         self.headers: dict[str, str] = {}
         self.content = self
@@ -136,15 +136,25 @@ class _Call:
     async def __aexit__(self, *_: object) -> None:
         """The connection goes back."""
 
-    async def iter_any(self) -> AsyncIterator[bytes]:
-        """Yield each piece when its time has come."""
-        for seconds, piece in self._reply.pieces:
-            if seconds:
-                await asyncio.sleep(seconds)
-            if piece is None:
-                raise aiohttp.ClientPayloadError("the connection was cut")
-            yield piece
+    async def readany(self) -> bytes:
+        """Return the next piece when its time has come; nothing at the end."""
+        if self._at == len(self._reply.pieces):
+            return b""
+        seconds, piece = self._reply.pieces[self._at]
+        self._at += 1
+        if seconds:
+            await asyncio.sleep(seconds)
+        if piece is None:
+            raise aiohttp.ClientPayloadError("the connection was cut")
+        return piece or await self.readany()
+
+    def at_eof(self) -> bool:
+        """Whether all of it was read."""
+        return self._at == len(self._reply.pieces)
 
     async def read(self) -> bytes:
         """Return all of it."""
-        return b"".join([piece async for piece in self.iter_any()])
+        pieces = []
+        while piece := await self.readany():
+            pieces.append(piece)
+        return b"".join(pieces)
