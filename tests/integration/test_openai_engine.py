@@ -201,7 +201,7 @@ async def test_a_server_that_says_when_is_left_alone_meanwhile_and_the_request_n
 async def test_a_fault_is_tried_again_and_ends_the_request_the_third_time(fate: str) -> None:
     async with StubServer() as server, engine(server) as running:
         await running.generate(chat(user=f"stub:{fate},times=2"), "r1")
-        assert server.came == ["r1"] * 3
+        assert server.came.count("r1") == 3
         others = start(running, [chat(user="stub:seconds=0.2") for _ in range(8)] * 20)
         with pytest.raises(RequestFailed, match="3 times, while others are answered"):
             await running.generate(chat(user=f"stub:{fate}"), "bad")
@@ -213,7 +213,7 @@ async def test_a_request_that_is_alone_and_always_fails_ends_by_controls() -> No
     async with StubServer() as server, engine(server) as running:
         with pytest.raises(RequestFailed, match="scripted 500"):
             await running.generate(chat(user="stub:status=500"), "r1")
-        assert (server.came.count("r1"), server.came.count(CONTROL_ID)) == (5, 3)
+        assert (server.came.count("r1"), server.came.count(CONTROL_ID)) == (3, 3)
 
 
 async def test_a_refusal_is_the_requests_own_error_in_the_servers_words() -> None:
@@ -230,7 +230,7 @@ async def test_a_request_that_stalls_at_a_server_that_is_well_fails_and_no_death
     async with StubServer() as server, engine(server, stall_timeout_s=0.5) as running:
         with pytest.raises(RequestFailed, match=r"no step for 0\.5 s"):
             await running.generate(chat(user="stub:hang"), "r1")
-        await until(lambda: server.left == ["r1"] * 5)
+        await until(lambda: server.left == ["r1"] * 3)
 
 
 async def test_a_stalled_request_goes_elsewhere() -> None:

@@ -48,12 +48,29 @@ def test_each_way_not_to_answer_has_its_row(what: int | Condition, action: Actio
     assert Unanswered(what, "").action() is action
 
 
-@pytest.mark.parametrize("status", [400, 404, 410, 413, 418, 422, 501])
+@pytest.mark.parametrize("status", [400, 413, 415, 422, 501])
 def test_a_refusal_in_words_is_the_requests_own(status: int) -> None:
     for body in (b'{"error": {"message": "no"}}', b'{"detail": "no"}', b'{"error": "no"}'):
         assert unanswered(status, body).action() is Action.REJECT
     kong = b'{"message": "no Route matched with those values"}'
     assert unanswered(status, kong).action() is Action.DOUBT
+
+
+@pytest.mark.parametrize("status", [404, 405, 410, 418, 421, 424])
+def test_other_refusals_are_believed_when_others_are_answered(status: int) -> None:
+    assert unanswered(status, b'{"error": {"message": "no", "code": 1}}').action() is Action.DOUBT
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        {"message": "API key not valid. Please pass a valid API key."},
+        {"message": "no", "type": "authentication_error"},
+        {"message": "Your account has been deactivated"},
+    ],
+)
+def test_words_about_the_key_are_not_the_requests_own(error: dict[str, str]) -> None:
+    assert unanswered(400, orjson.dumps({"error": error})).action() is Action.DOUBT
 
 
 @pytest.mark.parametrize("status", [200, 400, 403, 500])
@@ -67,6 +84,13 @@ def test_a_refusal_in_words_is_the_requests_own(status: int) -> None:
         {"message": "wait", "code": "rate_limit_exceeded"},
         {"message": "Overloaded", "type": "overloaded_error"},
         {"message": "Insufficient Balance"},
+        {"message": "Your credit balance is too low to access the API"},
+        {"message": "Billing hard limit has been reached", "param": "None"},
+        {"message": "You have run out of credits"},
+        {"message": "Payment Required"},
+        {"message": "Limit 3 RPM reached"},
+        {"message": "Too many concurrent requests"},
+        {"message": "litellm.APIError: No deployments available for selected model"},
     ],
 )
 def test_words_of_a_limit_are_waited_for_under_any_status(
@@ -81,6 +105,8 @@ def test_one_request_larger_than_the_limit_is_refused() -> None:
     text = "Request too large for gpt-4 on tokens per min (TPM): Limit 10000, Requested 12000"
     fault = unanswered(429, orjson.dumps({"error": {"message": text}}))
     assert (fault.action(), fault.rejection().message) == (Action.REJECT, text)
+    groq = {"message": text, "type": "tokens", "code": "rate_limit_exceeded"}
+    assert unanswered(413, orjson.dumps({"error": groq})).action() is Action.REJECT
 
 
 def test_a_503_that_names_a_time_is_waited_for() -> None:

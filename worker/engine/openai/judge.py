@@ -161,6 +161,8 @@ class Judge:
 
     def proves(self, says: str, sent: float) -> bool:
         """Note how a control ended: `says` is what came instead of an answer; whether it rests."""
+        if says and not self._resting and time.monotonic() - self._good[1] <= SOON_S:
+            return False  # it fails now and then
         if says:
             return self._rest(says, "", sent, doubted=True)
         self._proved_at = time.monotonic()

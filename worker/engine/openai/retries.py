@@ -44,16 +44,22 @@ class Condition(StrEnum):
     ENDED = "finish_reason `abort`: the server was told to end"
 
 
-#: Statuses that a server gives again to the same request.
-_REFUSALS = sorted(set(range(400, 500)) - {401, 402, 403, 407, 408, 409, 425, 429})
+#: Statuses that a server gives again to the same request, and to no other.
+_REFUSALS = (400, 413, 414, 415, 422, 431, 451, 501)
 #: Statuses of an endpoint that is not there; an ingress gives them too.
 MISSING = (404, 405)
 #: What happened, in the words of the table; the HTTP statuses (also those of an error inside an
 #: answer of status 200) and conditions that it stands for; what is done.
 TABLE: tuple[tuple[str, tuple[int | Condition, ...], Action], ...] = (
     (
-        "501; 400, 404 and other 4xx that are not below, each with an error in OpenAI's form",
-        (*_REFUSALS, 501),
+        "400, 413, 414, 415, 422, 431, 451, 501, each with an error in words",
+        _REFUSALS,
+        Action.REJECT,
+    ),
+    (
+        "404, 405 with an error in OpenAI's form, of a url that this server has never answered, "
+        "though it has others",
+        (),
         Action.REJECT,
     ),
     (
@@ -67,15 +73,30 @@ TABLE: tuple[tuple[str, tuple[int | Condition, ...], Action], ...] = (
     (Condition.LOST, (Condition.LOST,), Action.PROBE),
     (Condition.STALLED, (Condition.STALLED,), Action.PROBE),
     (Condition.ENDED, (Condition.ENDED,), Action.AWAY),
-    ("a 404 or 405 of a url that this server has answered before", (), Action.DOUBT),
-    ("401, 403; redirects; a 4xx as a page", (401, 403, 407), Action.DOUBT),
+    ("any other 404 or 405", MISSING, Action.DOUBT),
+    (
+        "401, 403, other 4xx; words about the key; redirects; any 4xx as a page",
+        (401, 403, 407),
+        Action.DOUBT,
+    ),
     ("any other status; " + Condition.GARBLED, (Condition.GARBLED,), Action.DOUBT),
 )
 #: Words by which servers say, under any status, that it is not the request's fault.
 NOT_NOW = re.compile(
-    r"rate.?limit|too.?many.?requests|throttl|quota|over(loaded|capacity)|server.?is.?busy"
-    r"|insufficient.?(balance|credit|fund)|(try|retry) again (later|in )|no healthy upstream"
-    r"|temporarily unavailable|loading model|model is (currently )?loading",
+    r"rate.?limit|(rate|usage|spend(ing)?|concurrency) limit|too.?many.?(concurrent.?)?requests"
+    r"|throttl|quota|over.?(loaded|capacity)|at capacity|server.?(is.?)?busy"
+    r"|(tokens|requests) per (second|min|minute|hour|day)|\b[TR]P[MD]\b"
+    r"|(insufficient|low|negative).{0,8}(balance|credit|fund)|(balance|credit|fund)s?\b.{0,30}"
+    r"(insufficient|too low|exhausted|exceeded|depleted)|out of (credit|fund)|payment.?required"
+    r"|billing|(try|retry) again (later|in )|slow(ing)? down|no healthy (upstream|deployment)"
+    r"|no deployments? available|temporarily unavailable|service.?unavailable"
+    r"|loading model|model is (currently )?loading",
+    re.IGNORECASE,
+)
+#: Words about the key, which no line has.
+KEY = re.compile(
+    r"\b(api|access|subscription).?(key|token)|un(authori[sz]ed|authenticated)|authenticat|auth.?error"
+    r"|credential|permission|forbidden|deactivated|suspended",
     re.IGNORECASE,
 )
 #: What OpenAI says, as a rate limit, of one request that is larger than the limit.
@@ -101,20 +122,21 @@ class Unanswered(Exception):
 
     def action(self) -> Action:
         """Look up what is done."""
-        if self._not_now():
+        limited = self.what != 413 and self._says(NOT_NOW)  # which is of one request's size
+        if limited or (self.what == 503 and self.wait_s is not None):
             return Action.WAIT
         for _, meant, action in TABLE:
             if self.what in meant:
-                return Action.DOUBT if action is Action.REJECT and not self.error else action
+                refused = action is Action.REJECT
+                return Action.DOUBT if refused and not self.refuses else action
         return Action.PROBE if isinstance(self.what, int) and self.what >= 500 else Action.DOUBT
 
-    def _not_now(self) -> bool:
-        if self.what == 503 and self.wait_s is not None:
-            return True
-        if not isinstance(self.what, int) or self.error.get("param"):
+    def _says(self, words: re.Pattern[str]) -> bool:
+        """Whether these words say what is wrong; not if it is about a field of the request."""
+        if not isinstance(self.what, int) or self.param:
             return False
         kinds = " ".join(str(self.error.get(name) or "") for name in ("type", "code"))
-        return bool(NOT_NOW.search(kinds) or NOT_NOW.search(self.message[:SHOWN]))
+        return bool(words.search(kinds) or words.search(self.message[:SHOWN]))
 
     def after_probe(self, health: Health) -> Action:
         """Return what PROBE comes to.
@@ -129,7 +151,18 @@ class Unanswered(Exception):
     @property
     def refuses(self) -> bool:
         """Whether it is a refusal in words, of this request."""
-        return self.what in (*_REFUSALS, 501) and bool(self.error)
+        return self.what in _REFUSALS and bool(self.error) and not self._says(KEY)
+
+    @property
+    def lacks_url(self) -> bool:
+        """Whether it says, as an API does and an ingress does not, that there is no such url."""
+        return self.what in MISSING and not self.error.keys().isdisjoint(("type", "code"))
+
+    @property
+    def param(self) -> str | None:
+        """The field that it names; some servers write None for none."""
+        param = self.error.get("param")
+        return str(param) if param and param not in ("None", "null") else None
 
     def rejection(self) -> RequestRejected:
         """Return the line's error, if this is a refusal."""
@@ -145,8 +178,7 @@ class Unanswered(Exception):
             code = "model_not_found"
         elif self.error.get("code") == TOO_LONG or any(it in self.message for it in TOO_LONG_TEXTS):
             code = TOO_LONG
-        param = self.error.get("param")
-        return RequestRejected(self.message, code=code, field=str(param) if param else None)
+        return RequestRejected(self.message, code=code, field=self.param)
 
 
 def unanswered(

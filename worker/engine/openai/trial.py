@@ -63,19 +63,23 @@ class Trial:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def action(self, upstream: Upstream, fault: Unanswered, tries: Tries) -> Action:
-        """Look up what is done; a url that the server has answered is there, whatever it says."""
+        """Look up what is done; a url that the server has answered is there, whatever it says.
+
+        Of one that has answered nothing, nobody knows whether it is the server that was meant.
+        """
         action, judge = fault.action(), upstream.judge
         if fault.what not in MISSING or action is Action.WAIT:
             return action
-        if tries.url in judge.served:
-            return Action.DOUBT
-        return Action.REJECT if tries.url in judge.lacks else action
+        lacks = fault.lacks_url and judge.served and tries.url not in judge.served
+        return Action.REJECT if lacks or tries.url in judge.lacks else Action.DOUBT
 
     def answered(
         self, upstream: Upstream, tries: Tries, sent: float, fault: Unanswered | None = None
     ) -> None:
-        """Note an answer; a refusal, which is a `fault` that is none, is one too."""
+        """Note an answer; a refusal is one too, and an ingress' page of a url is none."""
         judge = upstream.judge
+        if fault is not None and not (fault.refuses or fault.lacks_url):
+            return
         rested = judge.resting
         judge.answers("" if fault is not None and fault.what in MISSING else tries.url, sent)
         if not tries.failed:
@@ -117,17 +121,22 @@ class Trial:
         """
         if tries.latest is None:
             return
-        upstream, _, _, failed_at = tries.latest
+        upstream, _, sent, failed_at = tries.latest
         judge = upstream.judge
         if judge.resting:
             return  # it waits for its turn with the others
         pause_s = min(BACKOFF_S * 2.0 ** (tries.failed - 1), LONGEST_BACKOFF_S)
         await asyncio.sleep(min(pause_s, SOON_S))
-        alone = not judge.has_answered_since(failed_at)
-        if alone and tries.failed >= FEWEST_FAULTS and not judge.resting:
+        told = judge.answers_others(sent, failed_at) or self._may_go_elsewhere(tries)
+        if not (told or judge.resting):
             await asyncio.wait([self._control(upstream)])
         self.look(tries)
         await asyncio.sleep(max(0.0, pause_s - SOON_S))
+
+    def _may_go_elsewhere(self, tries: Tries) -> bool:
+        """Whether another server may answer it, before anybody asks whose fault it is."""
+        now, others = time.monotonic(), set(self._fleet.servers) - tries.avoid
+        return tries.failed < FEWEST_FAULTS and any(server.free(now) for server in others)
 
     def look(self, tries: Tries) -> None:
         """See whether others, or a control, were answered when this request was not.
