@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+import simulated_drain
 from bad_server import BAD
 from simulated_drain import AT_ONCE, Outcome, SimulatedDrain, line
 from simulated_server import Json, Reply, SimulatedServer, answer, page
@@ -146,6 +147,20 @@ def test_a_server_of_which_a_replica_is_bad_loses_no_line(
     )
     _, outcome = run_lines(server, 2000, monkeypatch)
     assert (len(outcome.completed), outcome.failed) == (2000, {})
+
+
+@pytest.mark.parametrize("every", [2, 4, 10])
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_few_requests_at_a_time_lose_none_to_a_bad_replica_either(
+    every: int, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(simulated_drain, "AT_ONCE", at_once)
+    server = SimulatedServer()
+    server.post = lambda path, body: (
+        BAD["502"](path, body) if server.random.random() < 1 / every else answer(body)
+    )
+    _, outcome = run_lines(server, 500, monkeypatch)
+    assert (len(outcome.completed), outcome.failed) == (500, {})
 
 
 def test_the_limit_falls_while_a_server_rests_and_status_says_what_it_says(

@@ -26,7 +26,7 @@ FEWEST_IN_A_ROW, MOST_IN_A_ROW = 3, 10
 #: Failures of a request, each while others were answered, that make it the request's own fault; at
 #: a server that fails so often anyhow, as many as come in a row by chance once in 100,000 times.
 FEWEST_FAULTS, MOST_FAULTS, BY_CHANCE = 3, 16, 1e-5
-#: How much the latest request counts for how often the server fails.
+#: How much the latest try counts for how often the server fails, at least.
 LATEST = 0.02
 
 
@@ -58,7 +58,8 @@ class Judge:
         self._good = (-math.inf, -math.inf)
         #: When the latest failure came, and when a control was last answered.
         self.failed_at = self._proved_at = -math.inf
-        self._failing = 0.0
+        #: How often it fails those who are not at fault, and of how many tries that is known.
+        self._failing, self._tried = 0.0, 0
 
     @property
     def resting(self) -> bool:
@@ -107,9 +108,10 @@ class Judge:
             self.served.add(url)
             self.lacks.discard(url)
 
-    def counts(self, failed: bool) -> None:
-        """Note how the first try of a request ended."""
-        self._failing += LATEST * (failed - self._failing)
+    def counts(self, *, failed: bool) -> None:
+        """Note how one try ended of a control, or of a request that was answered in the end."""
+        self._tried += 1
+        self._failing += max(LATEST, 1 / self._tried) * (failed - self._failing)
 
     def fails(
         self, fault: Unanswered, url: str, who: str, sent: float, in_flight: int, *, asked: bool

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NoReturn
 
 from contract.errors import RequestFailed
@@ -27,16 +27,18 @@ CONTROL_ID = "warmq-control"
 class Tries:
     """How one request fared so far.
 
-    `failed`: how often in a row it was not answered; `faults`: how many of these are its own by
-    what was answered meanwhile, `proved`: by controls alone; `told_to_wait`: how often it was told
-    so while others were answered, `asked`: whether the latest time; `deaths` of servers with it
-    inside; `avoid`: servers that did not answer it; `latest`: where it failed, with what, when it
-    had been sent and when it failed, until that is judged.
+    `failed`: how often in a row it was not answered; `failed_at`: where, but for the times when it
+    was told to wait; `faults`: how many of these are its own by what was answered meanwhile,
+    `proved`: by controls alone; `told_to_wait`: how often it was told so while others were
+    answered, `asked`: whether the latest time; `deaths` of servers with it inside; `avoid`: servers
+    that did not answer it; `latest`: where it failed, with what, when it had been sent and when it
+    failed, until that is judged.
     """
 
     who: str
     url: str
     failed: int = 0
+    failed_at: list[Upstream] = field(default_factory=list)
     faults: int = 0
     proved: int = 0
     deaths: int = 0
@@ -82,8 +84,9 @@ class Trial:
             return
         rested = judge.resting
         judge.answers("" if fault is not None and fault.what in MISSING else tries.url, sent)
-        if not tries.failed:
-            judge.counts(failed=False)
+        for server in tries.failed_at:  # none of these was its own fault
+            server.judge.counts(failed=True)
+        judge.counts(failed=False)
         if rested and not judge.resting:
             upstream.ends_rests(well=False)
             self._fleet.hand_out()
@@ -93,8 +96,8 @@ class Trial:
     ) -> None:
         """Note a failure; `asked`: the server asked for a rest, else it is to be judged."""
         judge = upstream.judge
-        if not asked and not tries.failed:
-            judge.counts(failed=True)
+        if not asked:
+            tries.failed_at.append(upstream)
         rests = judge.fails(fault, tries.url, tries.who, sent, upstream.in_flight, asked=asked)
         tries.failed += 1
         tries.asked, tries.latest = asked, (upstream, fault, sent, judge.failed_at)
@@ -158,7 +161,7 @@ class Trial:
             return
         tries.latest = None  # charged once
         its_own = tries.faults + tries.proved >= judge.faults_needed
-        if its_own or tries.proved >= FEWEST_FAULTS or tries.told_to_wait >= TOLD_TO_WAIT:
+        if its_own or tries.told_to_wait >= TOLD_TO_WAIT:
             self._end(upstream, fault, tries)
 
     def _end(self, upstream: Upstream, fault: Unanswered, tries: Tries) -> NoReturn:
@@ -198,6 +201,8 @@ class Trial:
             says = f"no answer to the smallest request within {CONTROL_S:g} s"
         finally:
             del self._controls[upstream]
+        if not judge.resting:
+            judge.counts(failed=bool(says))
         if judge.proves(says, sent):
             upstream.lower_limit()
         elif not judge.resting:
