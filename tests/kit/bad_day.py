@@ -1,22 +1,15 @@
 """A day of a bad server, on a simulated clock: it is well and not well by turns, before many lines.
 
-`python tests/kit/bad_day.py --seeds 10 --lines 100000` prints what became of each day as JSON.
+`make bad-days-full` runs ten of them.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import pytest
 from bad_server import BAD, OF_THE_WHOLE
@@ -31,6 +24,9 @@ from worker.engine.openai.upstream import Upstream
 DAY_S = 86_400.0
 #: How long it is well, and how long not, in seconds.
 WELL_S, BAD_S = (300.0, 5400.0), (5.0, 7200.0)
+#: States in which one answer of ten is such, as behind a balancer with a bad replica.
+PARTLY, SHARE = ("502", "cut", "429"), 0.1
+STATES = [*BAD, *OF_THE_WHOLE, *(f"a tenth {name}" for name in PARTLY)]
 #: Most tries, without probes, for each line.
 TRIES_A_LINE = 1.05
 #: One line of so many is at fault: its server answers 500 to it, whenever it is well.
@@ -52,7 +48,7 @@ class BadDay:
         self.state, self.until = "well", 0.0
         self.drain: SimulatedDrain
         # So slow that these lines take the day: it is not over before the server gets bad.
-        self.seconds = DAY_S / 3 * 128 / lines
+        self.seconds = DAY_S * 128 / lines
 
     def _turn(self) -> None:
         now = time.monotonic()
@@ -61,7 +57,7 @@ class BadDay:
         if now > DAY_S or self.state != "well":
             self.state, span = "well", WELL_S if now <= DAY_S else (DAY_S, DAY_S)
         else:
-            self.state, span = self.random.choice([*BAD, *OF_THE_WHOLE]), BAD_S
+            self.state, span = self.random.choice(STATES), BAD_S
             self.states[self.state] += 1
         self.until = now + self.random.uniform(*span)
 
@@ -75,8 +71,9 @@ class BadDay:
         self.probes, self.tries = self.probes + probe, self.tries + (not probe)
         if (whole := self._whole()) is not None:
             return whole
-        if self.state in BAD:
-            return BAD[self.state](path, body)
+        state = self.state.removeprefix("a tenth ")
+        if state in BAD and (state == self.state or self.random.random() < SHARE):
+            return BAD[state](path, body)
         if body.get("user") == "at fault":
             return page(500, {"error": {"message": "tensor of the wrong shape"}})
         if body["max_tokens"] == 1:
@@ -107,14 +104,3 @@ class BadDay:
             "hours": round(hours, 1), "bad_times": sum(self.states.values()),
         }  # fmt: skip
 
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--lines", type=int, default=100_000)
-    chosen = parser.parse_args()
-    for seed in range(chosen.first, chosen.first + chosen.seeds):
-        with pytest.MonkeyPatch.context() as within:
-            found = {"seed": seed} | BadDay(seed, chosen.lines).run(within)
-        sys.stdout.write(json.dumps(found) + "\n")

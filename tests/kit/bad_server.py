@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import aiohttp
-from simulated_server import Json, Reply, nginx, page
+from simulated_server import Json, Reply, answer, nginx, page
 
 Bad = Callable[[str, Json], Reply]
 
@@ -16,6 +16,11 @@ def _always(reply: Reply) -> Bad:
 
 def _error(message: str, **fields: object) -> Json:
     return {"error": {"message": message, **fields}}
+
+
+def _answered_with(body: Json, words: bytes, instead: bytes) -> Reply:
+    pieces = answer(body).pieces
+    return Reply(200, tuple((at, (piece or b"").replace(words, instead)) for at, piece in pieces))
 
 
 #: Answers of a server that is to be left alone for a while, by name; each to every request.
@@ -60,6 +65,16 @@ BAD: dict[str, Bad] = {
     "an error in the stream": _always(
         Reply(200, ((0.1, b'data: {"error": {"message": "upstream died", "code": 502}}\n\n'),))
     ),
+    "no choices": _always(page(200, {"choices": [], "usage": None})),
+    "an end that is none": lambda _, body: _answered_with(body, b'"stop"', b'"error"'),
+    "an answer without its end": lambda _, body: _answered_with(body, b'"stop"', b"null"),
+    "a proxy's words as an event": _always(
+        Reply(200, ((0.1, b"data: upstream connect error\n\n"),))
+    ),
+    "an event of an error": _always(
+        Reply(200, ((0.1, b"event: error\ndata: the shard caught fire\n\n"),))
+    ),
+    "JSON that is no object": _always(page(200, b'["no"]')),
     "silence": lambda _, __: Reply(200, ((7200.0, b""),)),
     "comments only": lambda _, __: Reply(200, tuple((0.5, b": PROCESSING\n\n") for _ in range(20))),
 }
