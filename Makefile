@@ -173,7 +173,7 @@ test-cluster: $(STAMP) ## render the chart by Go's templates too, apply it to a 
 	KUBE_APISERVER=$(KUBE_APISERVER) $(PYTEST) --timeout 300 tests/cluster
 
 .PHONY: bad-days-full
-bad-days-full: $(STAMP) ## ten days of bad servers before 100,000 lines each, on a simulated clock, 30 minutes; keeps figures
+bad-days-full: $(STAMP) ## ten days of bad servers before 100,000 lines each, on a simulated clock, 5 minutes; keeps figures
 	$(PY) tests/faults/run_bad_days.py --save
 
 .PHONY: buckets-full
