@@ -26,6 +26,10 @@ WORDS: dict[Code, tuple[str, str]] = {
         "not allowed to look at {what}; {error}",
         "give this user the rights that docs/security.md lists",
     ),
+    "not_looked": (
+        "not looked for: {what}, for which all keys are read, and user {user} is one of its own",
+        "run it once as Redis' default user",
+    ),
     "cluster": (
         "this Redis runs in cluster mode",
         "use one without `cluster-enabled yes`: warmq's scripts touch keys of several slots",

@@ -251,13 +251,15 @@ def test_vllms_own_health_is_asked_every_second(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("model", [None, "stub"])
-@pytest.mark.parametrize("lists", ["nowhere else", "everywhere", "in LM Studio's way"])
+@pytest.mark.parametrize("lists", ["nowhere else", "everywhere", "in LM Studio's way", "nowhere"])
 def test_a_base_url_without_v1_is_refused_by_name(
     model: str | None, lists: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = SimulatedServer()
     if lists == "everywhere":
         server.paths["/models"] = server.paths["/v1/models"]
+    if lists == "nowhere":
+        server.paths.clear()
     if lists == "in LM Studio's way":
         server.paths["/models"] = lambda: page(200, {"error": "Unexpected endpoint or method."})
     server.post = lambda path, body: (

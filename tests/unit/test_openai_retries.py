@@ -162,6 +162,7 @@ def test_retry_after_is_read_in_both_its_forms() -> None:
         (b'{"error": {"message": "no", "param": "n", "code": 400}}', "no"),
         (b'{"error": "no"}', "no"),
         (b'{"detail": "no"}', "no"),
+        (b'[{"error": {"message": "no", "code": 400}}]', "no"),
         (b"<html><head><title>no</title></head><h1>ignored</h1></html>", "status 400: no"),
         (b"<html><style>p {}</style><p>no <b>way</b></html>", "status 400: no way"),
         (b"400 no\n", "400 no"),
@@ -351,6 +352,12 @@ def test_wrong_base_urls_are_refused_without_being_quoted(
     with pytest.raises(SettingsError, match="WARMQ_OPENAI_BASE_URLS: name") as caught:
         load_settings()
     assert "s3cret" not in str(caught.value)
+
+
+def test_a_url_of_one_endpoint_is_refused_by_name() -> None:
+    urls = "http://a/v1,http://b/v1/chat/completions/"
+    with pytest.raises(ValueError, match="http://b/v1/chat/completions is one endpoint"):
+        OpenAISettings(engine="openai", openai_base_urls=urls)
 
 
 def test_the_key_is_in_no_repr(monkeypatch: pytest.MonkeyPatch) -> None:

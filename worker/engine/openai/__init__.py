@@ -11,6 +11,10 @@ from worker.engine.remote import RemoteSettings
 from worker.engine.spec import EngineSpec, Preflight
 
 
+#: How a URL ends that is no base.
+_ENDPOINTS = ("/completions", "/models", "/embeddings", "/responses", "/messages")
+
+
 def _key(key: SecretStr) -> SecretStr:
     text = key.get_secret_value()
     if not (text.isascii() and text.isprintable()):
@@ -51,6 +55,11 @@ class OpenAISettings(RemoteSettings):
             raise ValueError(
                 "WARMQ_OPENAI_BASE_URLS: name http:// or https:// URLs, separated by commas; "
                 "a key belongs into WARMQ_OPENAI_API_KEY"
+            )
+        if of_a_task := [url for url in self.base_urls if url.endswith(_ENDPOINTS)]:
+            raise ValueError(
+                f"WARMQ_OPENAI_BASE_URLS: {of_a_task[0]} is one endpoint; name the URL before it, "
+                "which mostly ends in /v1"
             )
         return self
 

@@ -24,10 +24,10 @@ SOON_S = 5.0
 #: Failures in a row after which a server rests; the more requests run in it, the more.
 FEWEST_IN_A_ROW, MOST_IN_A_ROW = 3, 10
 #: Failures of a request, each while others were answered, that make it the request's own fault; at
-#: a server that fails so often anyhow, as many as come in a row by chance once in 100,000 times.
-FEWEST_FAULTS, MOST_FAULTS, BY_CHANCE = 3, 16, 1e-5
-#: How much the latest try counts for how often the server fails, at least.
-LATEST = 0.02
+#: a server that fails so often anyhow, as many as come in a row by chance once in ten million times.
+FEWEST_FAULTS, MOST_FAULTS, BY_CHANCE = 3, 16, 1e-7
+#: How much the latest try counts for how often the server fails, at least: of late, and by and by.
+LATEST = (0.02, 0.002)
 
 
 class Judge:
@@ -59,7 +59,7 @@ class Judge:
         #: When the latest failure came, and when a control was last answered.
         self.failed_at = self._proved_at = -math.inf
         #: How often it fails those who are not at fault, and of how many tries that is known.
-        self._failing, self._tried = 0.0, 0
+        self._failing, self._tried = [0.0 for _ in LATEST], 0
 
     @property
     def resting(self) -> bool:
@@ -111,7 +111,8 @@ class Judge:
     def counts(self, *, failed: bool) -> None:
         """Note how one try ended of a control, or of a request that was answered in the end."""
         self._tried += 1
-        self._failing += max(LATEST, 1 / self._tried) * (failed - self._failing)
+        for n, latest in enumerate(LATEST):
+            self._failing[n] += max(latest, 1 / self._tried) * (failed - self._failing[n])
 
     def fails(
         self, fault: Unanswered, url: str, who: str, sent: float, in_flight: int, *, asked: bool
@@ -199,9 +200,10 @@ class Judge:
     @property
     def faults_needed(self) -> int:
         """How many failures in a row, each while others are answered, are a request's own fault."""
-        if self._failing <= 0.0 or self._failing >= 1.0:
-            return FEWEST_FAULTS if self._failing <= 0.0 else MOST_FAULTS
-        needed = math.ceil(math.log(BY_CHANCE) / math.log(self._failing))
+        failing = max(self._failing)
+        if failing <= 0.0 or failing >= 1.0:
+            return FEWEST_FAULTS if failing <= 0.0 else MOST_FAULTS
+        needed = math.ceil(math.log(BY_CHANCE) / math.log(failing))
         return max(FEWEST_FAULTS, min(MOST_FAULTS, needed))
 
     def control_url(self) -> str:

@@ -189,6 +189,8 @@ def unanswered(
         found = orjson.loads(body)
     except orjson.JSONDecodeError:
         found = shown_page(body)
+    if isinstance(found, list) and len(found) == 1 and isinstance(found[0], dict):
+        found = found[0]  # Gemini's
     error: dict[str, Any] = {}
     message = "" if isinstance(found, dict) else str(found)
     if isinstance(found, dict):

@@ -218,8 +218,8 @@ class Upstream(Server):
 
         An empty body is asked for nothing: it is refused where the url is, and 404 elsewhere.
         """
-        if not lists:
-            return (await self._get(self.base + "/v1/models")).models is not None
+        if not lists and (await self._get(self.base + "/v1/models")).models is not None:
+            return True
         here, below = [await self._post_nothing(f"{self.base}{v}{POSTED}") for v in ("", "/v1")]
         return not here and below
 

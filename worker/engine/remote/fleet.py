@@ -209,7 +209,7 @@ class Fleet(Generic[S]):
                     server.in_flight,
                     extra={"action": "server_hung"},
                 )
-                why = f"no step for {self._stall_s:g} s"
+                why = f"no step for {self._stall_s:g} s (WARMQ_STALL_TIMEOUT_S)"
                 if server.away_if_stalled:
                     self.down(server, "hangs", rest_s=REST_S)
                 server.interrupt(why)
