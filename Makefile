@@ -140,6 +140,7 @@ faults-full: $(STAMP) ## the long form: 200 random faults over 20,000 requests, 
 	$(MAKE) memory-full
 	$(MAKE) faults-gateway-full
 	$(MAKE) upgrade-full
+	$(MAKE) bad-days-full
 
 .PHONY: soak-full
 soak-full: $(STAMP) ## an hour of ten tenants with vLLM, one of them hostile; keeps figures
@@ -170,6 +171,10 @@ KUBE_APISERVER ?= /tmp/kube-apiserver/kube-apiserver
 test-cluster: $(STAMP) ## render the chart by Go's templates too, apply it to a real kube-apiserver of Debian 12's sources (needs root)
 	tests/cluster/build $(dir $(KUBE_APISERVER))
 	KUBE_APISERVER=$(KUBE_APISERVER) $(PYTEST) --timeout 300 tests/cluster
+
+.PHONY: bad-days-full
+bad-days-full: $(STAMP) ## ten days of bad servers before 100,000 lines each, on a simulated clock, 5 minutes; keeps figures
+	$(PY) tests/faults/run_bad_days.py --save
 
 .PHONY: buckets-full
 buckets-full: $(STAMP) ## 300,000 rows of parquet from bucket to bucket, killed at random moments; keeps figures

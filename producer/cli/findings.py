@@ -26,6 +26,10 @@ WORDS: dict[Code, tuple[str, str]] = {
         "not allowed to look at {what}; {error}",
         "give this user the rights that docs/security.md lists",
     ),
+    "not_looked": (
+        "not looked for: {what}, for which all keys are read, and user {user} is one of its own",
+        "run it once as Redis' default user",
+    ),
     "cluster": (
         "this Redis runs in cluster mode",
         "use one without `cluster-enabled yes`: warmq's scripts touch keys of several slots",
@@ -91,6 +95,7 @@ WORDS: dict[Code, tuple[str, str]] = {
     "worker": (_WORKER, ""),
     "worker_starting": (_WORKER, "it takes requests when it is ready; its log says how far it is"),
     "worker_degraded": (_WORKER, "its engine died and is being rebuilt; its log says why"),
+    "worker_waits": (_WORKER, "its requests wait meanwhile, and none is lost"),
     "worker_draining": (_WORKER, "it was told to stop and takes no more requests"),
     "worker_stopped": (
         "{id} has failed and stopped{why}, queue {queue}",

@@ -1,11 +1,11 @@
 """Is the working tree as fast as another revision? Both take turns on this machine.
 
-    versus.py REV [--pairs 5] [--parts n256,ceiling,submit,results]
+    versus.py REV [--pairs 5] [--parts n256,ceiling,openai,submit,results] [--name versus]
 
 REV is checked out into a temporary git worktree. PYTHONPATH says whose worker and producer run;
 what starts and times them, and the Redis, are the same for both. All figures come from command
 lines and worker processes, so that the two may differ in all that lies between. Pairs run in the
-order A B, B A, A B, ... The figures go to results/versus.json.
+order A B, B A, A B, ... The figures go to results/NAME.json.
 """
 
 from __future__ import annotations
@@ -111,6 +111,7 @@ def main() -> int:
     parser.add_argument("rev", help="a commit that git knows")
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--parts", default=",".join(PARTS), help="names, with commas between")
+    parser.add_argument("--name", default="versus", help="of the file of figures")
     chosen = parser.parse_args()
     parts = chosen.parts.split(",")
     if unknown := set(parts) - set(PARTS):
@@ -130,7 +131,7 @@ def main() -> int:
             loads = [report.load_now()]
             figures = summary(measure(part, sides, chosen.pairs))
             found[part] = {"load_average": [*loads, report.load_now()], "figures": figures}
-    report.save("versus", {"rev": rev, "pairs": chosen.pairs, "parts": found})
+    report.save(chosen.name, {"rev": rev, "pairs": chosen.pairs, "parts": found})
     show(rev, found)
     return 0
 

@@ -41,6 +41,10 @@ def test_the_documented_producer_has_all_rights_that_it_needs(
     found = doctor(with_user(own, documented("warmq-producer")), 0)
     assert found["rights"]["level"] == "ok"
     assert "forbidden" not in found
+    assert found["not_looked"]["facts"] == {
+        "user": "someone",
+        "what": ["keys of other programs", "lists of requests that no worker reads"],
+    }
     assert refused(own) == set()
 
 
@@ -82,6 +86,19 @@ def test_a_queue_whose_keys_are_not_the_users_is_told(own: RedisServer) -> None:
     url = with_user(own, documented("warmq-producer"))
     found = doctor(url, 1, WARMQ_QUEUE="other")
     assert found["rights_missing"]["facts"]["missing"] == ["~other"]
+
+
+@pytest.mark.parametrize(("rule", "what"), [("-scan", "lists of requests"), ("-type", "keys of")])
+def test_what_the_default_user_may_not_look_for_is_told(
+    own: RedisServer, own_store: BatchStore, rule: str, what: str
+) -> None:
+    announce(own_store)
+    own_store.close()
+    own.client().execute_command("ACL", "SETUSER", "default", rule)
+    found = doctor(f"redis://127.0.0.1:{own.port}/0", 0)
+    assert found["forbidden"]["facts"]["what"].startswith(what)
+    assert "not_looked" not in found
+    assert found["no_open_batch"]["level"] == "ok"
 
 
 def test_what_the_user_may_not_look_at_is_a_line(own: RedisServer, own_store: BatchStore) -> None:

@@ -27,11 +27,13 @@ def test_workers_that_do_not_run_requests_are_told(own: RedisServer, own_store: 
     announce(own_store, "celery@d.4.0", silent_s=40)
     announce(own_store, "celery@e.5.0", version="0.0.9")
     announce(own_store, "celery@f.6.0", state="stopped", why="no such folder")
+    announce(own_store, "celery@g.7.0", state="ready", why="waits for a:1: 502 Bad Gateway")
     found = doctor(own.url, 0)
     assert levels(found, "remark") >= {
         "worker_starting", "worker_degraded", "worker_draining", "worker_silent",
-        "worker_other_version", "worker_stopped",
+        "worker_other_version", "worker_stopped", "worker_waits",
     }  # fmt: skip
+    assert "ready (waits for a:1: 502 Bad Gateway)" in found["worker_waits"]["text"]
     assert "starting (waits for http://10.0.0.9/v1)" in found["worker_starting"]["text"]
     assert re.match(r"celery@d.4.0 was last heard 0:00:[45]\d ago", found["worker_silent"]["text"])
     assert "has failed and stopped (no such folder)" in found["worker_stopped"]["text"]

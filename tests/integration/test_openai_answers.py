@@ -103,12 +103,13 @@ async def test_the_first_stream_of_vllm_is_cut_too_if_its_end_is_missing() -> No
 
 async def test_a_server_that_leaves_off_done_is_believed_before_an_answer_is_thrown_away() -> None:
     done = [True]
-    async with answered_by(lambda _: stream(*HELLO, done=bool(done))) as (server, engine):
+    script = lambda _: stream(*HELLO, done=bool(done))  # noqa: E731
+    async with answered_by(script, controls=True) as (server, engine):
         await answer(engine)
         done.clear()
         for _ in range(3):
             assert (await answer(engine))["choices"][0]["message"]["content"] == "hello"
-        assert len(server.bodies) == 1 + 3 + 2
+        assert len(server.bodies) == 1 + 3 + 1  # and a control
 
 
 async def test_a_server_that_never_says_done_is_believed() -> None:

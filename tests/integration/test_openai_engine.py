@@ -18,6 +18,7 @@ from contract.settings import SettingsError
 from worker.engine import Completion, EngineRequest
 from worker.engine.openai import OpenAISettings
 from worker.engine.openai.engine import OpenAIEngine, rehearse
+from worker.engine.openai.trial import CONTROL_ID
 from worker.engine.simulated.engine import digest
 from worker.engine.spec import Preflight
 
@@ -200,10 +201,19 @@ async def test_a_server_that_says_when_is_left_alone_meanwhile_and_the_request_n
 async def test_a_fault_is_tried_again_and_ends_the_request_the_third_time(fate: str) -> None:
     async with StubServer() as server, engine(server) as running:
         await running.generate(chat(user=f"stub:{fate},times=2"), "r1")
-        assert server.came == ["r1"] * 3
-        with pytest.raises(RequestFailed, match="3 times"):
-            await running.generate(chat(user=f"stub:{fate}"), "r2")
-        assert server.came.count("r2") == 3
+        assert server.came.count("r1") == 3
+        others = start(running, [chat(user="stub:seconds=0.2") for _ in range(8)] * 20)
+        with pytest.raises(RequestFailed, match="3 times, while others are answered"):
+            await running.generate(chat(user=f"stub:{fate}"), "bad")
+        assert server.came.count("bad") == 3
+        await asyncio.gather(*others)
+
+
+async def test_a_request_that_is_alone_and_always_fails_ends_by_controls() -> None:
+    async with StubServer() as server, engine(server) as running:
+        with pytest.raises(RequestFailed, match="scripted 500"):
+            await running.generate(chat(user="stub:status=500"), "r1")
+        assert (server.came.count("r1"), server.came.count(CONTROL_ID)) == (3, 3)
 
 
 async def test_a_refusal_is_the_requests_own_error_in_the_servers_words() -> None:
@@ -211,24 +221,27 @@ async def test_a_refusal_is_the_requests_own_error_in_the_servers_words() -> Non
         with pytest.raises(RequestRejected, match="scripted 400") as caught:
             await running.generate(chat(user="stub:status=400"), "r1")
         assert (caught.value.code, caught.value.field) == ("invalid_request", "user")
-        with pytest.raises(RequestRejected, match="scripted 404"):
-            await running.generate(chat(user="stub:status=404"), "r2")
-        assert server.came == ["r1", "r2"]
+        assert server.came == ["r1"]
 
 
-async def test_a_stalled_request_is_seen_though_the_server_is_well_and_goes_elsewhere_once() -> (
+async def test_a_request_that_stalls_at_a_server_that_is_well_fails_and_no_death_is_counted() -> (
     None
 ):
+    async with StubServer() as server, engine(server, stall_timeout_s=0.5) as running:
+        with pytest.raises(RequestFailed, match=r"no step for 0\.5 s"):
+            await running.generate(chat(user="stub:hang"), "r1")
+        await until(lambda: server.left == ["r1"] * 3)
+
+
+async def test_a_stalled_request_goes_elsewhere() -> None:
     async with (
         StubServer() as one,
         StubServer() as other,
         engine(one, other, stall_timeout_s=0.5) as running,
     ):
-        with pytest.raises(EngineDead) as caught:
-            await running.generate(chat(user="stub:hang"), "r1")
-        assert caught.value.inside
+        other.times = one.times
+        await running.generate(chat(user="stub:hang,times=1"), "r1")
         assert (one.came, other.came) == (["r1"], ["r1"])
-        await until(lambda: (one.left, other.left) == (["r1"], ["r1"]))
 
 
 async def test_the_text_so_far_is_what_came_of_the_stream() -> None:

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from celery_side import client_app, stats
 from draining import draining, soon
+from lessee import chat, submit_batch
+from stub_server import StubProcess
 
 from contract.redis.batches import BatchStore
 from demo.stack import Worker, eventually, free_port
@@ -51,6 +53,19 @@ def test_a_worker_that_waits_for_its_server_says_for_which_and_why(
         assert worker.stop() == 0
     eventually(lambda: texts(store) == "no worker serves queue warmq", 10, "it said goodbye")
     app.close()
+
+
+def test_a_worker_whose_server_rests_says_what_the_server_says(
+    redis_url: str, store: BatchStore, tmp_path: Path
+) -> None:
+    with StubProcess() as server, running(
+        redis_url, tmp_path / "log", engine="openai", openai_base_urls=server.url
+    ):  # fmt: skip
+        eventually(lambda: texts(store) == "workers: ready", 30, "it is ready")
+        submit_batch(store, bodies=[chat(user="stub:status=429,retry_after=600")])
+        name = server.url.removeprefix("http://").removesuffix("/v1")
+        expected = f"workers: ready (waits for {name}: scripted 429)"
+        eventually(lambda: texts(store) == expected, 30, "it is announced")
 
 
 def test_a_worker_whose_engine_cannot_start_leaves_its_reason(

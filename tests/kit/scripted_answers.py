@@ -9,13 +9,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
+import pytest
 from aiohttp import web
 from stub_server import StubServer
 
 from contract.openai.body import CHAT_URL
 from worker.engine import EngineRequest
 from worker.engine.openai import OpenAISettings
+from worker.engine.openai import trial
 from worker.engine.openai.engine import OpenAIEngine
+from worker.engine.openai.trial import CONTROL_ID
 
 Json = dict[str, Any]
 
@@ -48,15 +51,23 @@ def sse(*pieces: bytes) -> Raw:
 
 
 class ScriptedServer(StubServer):
-    """Answers what `script` says to each body; `bodies` are those that came."""
+    """Answers what `script` says to each body, and the engine's controls well.
 
-    def __init__(self, script: Callable[[Json], Raw], *, vllm: bool = False) -> None:
+    `bodies` are those that came, but for controls. `controls`: it says so to these, too.
+    """
+
+    def __init__(
+        self, script: Callable[[Json], Raw], *, vllm: bool = False, controls: bool = False
+    ) -> None:
         super().__init__(vllm=vllm)
-        self.script = script
+        self.script, self.controls = script, controls
         self.bodies: list[Json] = []
 
     async def _respond(self, request: web.Request, rid: str, body: Json) -> web.StreamResponse:
-        self.bodies.append(body)
+        if rid != CONTROL_ID:
+            self.bodies.append(body)
+        elif not self.controls:
+            return await super()._respond(request, rid, body)
         raw = self.script(body)
         headers = {"Content-Type": raw.content_type, **raw.headers}
         response = web.StreamResponse(status=raw.status, headers=headers)
@@ -70,15 +81,17 @@ class ScriptedServer(StubServer):
 
 @asynccontextmanager
 async def answered_by(
-    script: Callable[[Json], Raw], *, vllm: bool = False, **settings: Any
+    script: Callable[[Json], Raw], *, vllm: bool = False, controls: bool = False, **settings: Any
 ) -> AsyncIterator[tuple[ScriptedServer, OpenAIEngine]]:
-    """Yield a server with this script, and a started engine before it."""
-    async with ScriptedServer(script, vllm=vllm) as server:
+    """Yield a server with this script, and a started engine before it that tries again soon."""
+    async with ScriptedServer(script, vllm=vllm, controls=controls) as server:
         known: Json = {"engine": "openai", "openai_base_urls": server.url, "model": None}
         engine = OpenAIEngine(OpenAISettings(**known | settings))
         await engine.start()
         try:
-            yield server, engine
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(trial, "BACKOFF_S", 0.02)
+                yield server, engine
         finally:
             await asyncio.to_thread(engine.shutdown)
 

@@ -15,6 +15,7 @@ from contract.settings import SettingsError
 from demo.stack import ROOT
 from worker.engine.catalogue import load_settings
 from worker.engine.openai import OpenAISettings
+from worker.engine.openai.limits import Metrics, next_limit, read_metrics, waiting_room
 from worker.engine.openai.reassembly import Reassembly, streamable
 from worker.engine.openai.retries import (
     LONGEST_RETRY_AFTER_S,
@@ -25,7 +26,6 @@ from worker.engine.openai.retries import (
     seconds_of,
     unanswered,
 )
-from worker.engine.openai.upstream import Metrics, next_limit, read_metrics, waiting_room
 from worker.engine.remote.server import Health
 
 PAGE = ROOT / "docs" / "engine-openai.md"
@@ -34,19 +34,79 @@ PAGE = ROOT / "docs" / "engine-openai.md"
 @pytest.mark.parametrize(
     ("what", "action"),
     [
-        (400, Action.REJECT), (404, Action.REJECT), (422, Action.REJECT),
-        (401, Action.CLOSED), (403, Action.CLOSED),
-        (429, Action.WAIT), (408, Action.WAIT),
-        (500, Action.PROBE), (503, Action.PROBE), (529, Action.PROBE),
-        (302, Action.COUNT), (402, Action.COUNT),
-            (410, Action.REJECT), (418, Action.REJECT), (501, Action.REJECT),
+        (400, Action.DOUBT), (404, Action.DOUBT), (413, Action.DOUBT), (501, Action.DOUBT),
+        (401, Action.DOUBT), (403, Action.DOUBT), (407, Action.DOUBT),
+        (429, Action.WAIT), (408, Action.WAIT), (402, Action.WAIT), (529, Action.WAIT),
+        (500, Action.PROBE), (502, Action.PROBE), (503, Action.PROBE), (524, Action.PROBE),
+        (302, Action.DOUBT), (307, Action.DOUBT), (200, Action.DOUBT),
         (Condition.CONNECT, Action.AWAY), (Condition.LOST, Action.PROBE),
         (Condition.STALLED, Action.PROBE), (Condition.ENDED, Action.AWAY),
-        (Condition.GARBLED, Action.COUNT),
+        (Condition.GARBLED, Action.DOUBT),
     ],
 )  # fmt: skip
 def test_each_way_not_to_answer_has_its_row(what: int | Condition, action: Action) -> None:
     assert Unanswered(what, "").action() is action
+
+
+@pytest.mark.parametrize("status", [400, 413, 415, 422, 501])
+def test_a_refusal_in_words_is_the_requests_own(status: int) -> None:
+    for body in (b'{"error": {"message": "no"}}', b'{"detail": "no"}', b'{"error": "no"}'):
+        assert unanswered(status, body).action() is Action.REJECT
+    kong = b'{"message": "no Route matched with those values"}'
+    assert unanswered(status, kong).action() is Action.DOUBT
+
+
+@pytest.mark.parametrize("status", [404, 405, 410, 418, 421, 424])
+def test_other_refusals_are_believed_when_others_are_answered(status: int) -> None:
+    assert unanswered(status, b'{"error": {"message": "no", "code": 1}}').action() is Action.DOUBT
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        {"message": "API key not valid. Please pass a valid API key."},
+        {"message": "no", "type": "authentication_error"},
+        {"message": "Your account has been deactivated"},
+    ],
+)
+def test_words_about_the_key_are_not_the_requests_own(error: dict[str, str]) -> None:
+    assert unanswered(400, orjson.dumps({"error": error})).action() is Action.DOUBT
+
+
+@pytest.mark.parametrize("status", [200, 400, 403, 500])
+@pytest.mark.parametrize(
+    "error",
+    [
+        {"message": "Rate limit exceeded: free-models-per-min"},
+        {"message": "ThrottlingException: Too many requests, please wait"},
+        {"message": "You exceeded your current quota", "type": "insufficient_quota"},
+        {"message": "wait", "type": "rate_limit_error"},
+        {"message": "wait", "code": "rate_limit_exceeded"},
+        {"message": "Overloaded", "type": "overloaded_error"},
+        {"message": "Insufficient Balance"},
+        {"message": "Your credit balance is too low to access the API"},
+        {"message": "Billing hard limit has been reached", "param": "None"},
+        {"message": "You have run out of credits"},
+        {"message": "Payment Required"},
+        {"message": "Limit 3 RPM reached"},
+        {"message": "Too many concurrent requests"},
+        {"message": "litellm.APIError: No deployments available for selected model"},
+    ],
+)
+def test_words_of_a_limit_are_waited_for_under_any_status(
+    status: int, error: dict[str, str]
+) -> None:
+    assert unanswered(status, orjson.dumps({"error": error})).action() is Action.WAIT
+    named = orjson.dumps({"error": error | {"param": "messages"}})
+    assert unanswered(status, named).action() is not Action.WAIT, "it is about a field"
+
+
+def test_one_request_larger_than_the_limit_is_refused() -> None:
+    text = "Request too large for gpt-4 on tokens per min (TPM): Limit 10000, Requested 12000"
+    fault = unanswered(429, orjson.dumps({"error": {"message": text}}))
+    assert (fault.action(), fault.rejection().message) == (Action.REJECT, text)
+    groq = {"message": text, "type": "tokens", "code": "rate_limit_exceeded"}
+    assert unanswered(413, orjson.dumps({"error": groq})).action() is Action.REJECT
 
 
 def test_a_503_that_names_a_time_is_waited_for() -> None:
@@ -56,15 +116,15 @@ def test_a_503_that_names_a_time_is_waited_for() -> None:
 @pytest.mark.parametrize(
     ("health", "what", "inside", "action"),
     [
-        (Health.WELL, Condition.LOST, True, Action.COUNT),
-        (Health.WELL, 500, False, Action.COUNT),
+        (Health.WELL, Condition.LOST, True, Action.DOUBT),
+        (Health.WELL, 500, False, Action.DOUBT),
         (Health.WELL, 503, False, Action.WAIT),
         (Health.ILL, 503, False, Action.AWAY),
         (Health.ILL, 500, True, Action.DIED),
         (Health.ILL, Condition.LOST, True, Action.DIED),
         (Health.ILL, Condition.LOST, False, Action.AWAY),
         (Health.SILENT, Condition.LOST, True, Action.AWAY),
-        (Health.WELL, Condition.STALLED, True, Action.DIED),
+        (Health.WELL, Condition.STALLED, True, Action.DOUBT),
         (Health.SILENT, Condition.STALLED, True, Action.AWAY),
     ],
 )
@@ -102,14 +162,23 @@ def test_retry_after_is_read_in_both_its_forms() -> None:
         (b'{"error": {"message": "no", "param": "n", "code": 400}}', "no"),
         (b'{"error": "no"}', "no"),
         (b'{"detail": "no"}', "no"),
-        (b"<html>no</html>", "<html>no</html>"),
-        (b"[1]", "[1]"),
+        (b'[{"error": {"message": "no", "code": 400}}]', "no"),
+        (b"<html><head><title>no</title></head><h1>ignored</h1></html>", "status 400: no"),
+        (b"<html><style>p {}</style><p>no <b>way</b></html>", "status 400: no way"),
+        (b"400 no\n", "400 no"),
+        (b'{"message": "no"}', "status 400: no"),
+        (b"[1]", "status 400: [1]"),
         (b"", "status 400"),
-        (b"\xff", "\ufffd"),
+        (b"\xff", "status 400: \ufffd"),
     ],
 )
 def test_an_error_is_read_in_whatever_form_it_comes(raw: bytes, message: str) -> None:
     assert unanswered(400, raw).message == message
+
+
+def test_a_redirect_is_told_without_what_may_be_secret() -> None:
+    fault = unanswered(307, b"", location="https://me:pw@login.example/v1/chat?token=s3cret")
+    assert fault.message == "status 307: redirects to login.example/v1/chat"
 
 
 def test_a_prompt_that_is_too_long_is_told_by_its_code() -> None:
@@ -283,6 +352,12 @@ def test_wrong_base_urls_are_refused_without_being_quoted(
     with pytest.raises(SettingsError, match="WARMQ_OPENAI_BASE_URLS: name") as caught:
         load_settings()
     assert "s3cret" not in str(caught.value)
+
+
+def test_a_url_of_one_endpoint_is_refused_by_name() -> None:
+    urls = "http://a/v1,http://b/v1/chat/completions/"
+    with pytest.raises(ValueError, match="http://b/v1/chat/completions is one endpoint"):
+        OpenAISettings(engine="openai", openai_base_urls=urls)
 
 
 def test_the_key_is_in_no_repr(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,6 @@ import pytest
 from contract.errors import EngineDead
 from contract.settings import SettingsError
 from worker.engine.remote import fleet as fleet_module
-from worker.engine.remote import server as server_module
 from worker.engine.remote.fleet import MISSES, Fleet
 from worker.engine.remote.server import Health, Interrupted, Report, Server
 
@@ -131,40 +130,12 @@ async def test_those_who_ask_for_health_at_once_share_one_question() -> None:
     assert server.asked == 1
 
 
-async def test_a_server_that_asked_for_a_pause_is_left_alone_for_so_long(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(server_module, "SHORTEST_PAUSE_S", 0.05)
-    fleet: Fleet[FakeServer] = Fleet(60, None)
-    server = await fleet.start([FakeServer("a")])
-    began = time.monotonic()
-    server.pause(0.0)
-    assert not fleet.dead, "it is well"
-    await fleet.take()
-    assert time.monotonic() - began >= 0.05
-    await fleet.close()
-
-
-async def test_a_server_that_names_no_time_gets_longer_pauses_each_time_in_a_row() -> None:
-    server = FakeServer("a")
-    server.pause(None)
-    assert server.rest_until == 0.0, "away already"
-    server.up = True
-    found = []
-    for _ in range(8):
-        server.pause(None)
-        server.pause(None)  # of another request that was in flight: it counts once
-        found.append(server.pause_s)
-        server.rest_until = 0.0
-    assert found == [1, 2, 4, 8, 16, 32, 60, 60]
-
-
 async def test_a_server_that_hangs_loses_its_requests_and_rests_though_it_looks_healthy() -> None:
     fleet: Fleet[FakeServer] = Fleet(stall_s=0.05, wait_s=None)
     hung, other = FakeServer("a"), FakeServer("b")
     await fleet.start([hung, other])
     assert await fleet.take() is hung
-    with pytest.raises(Interrupted):
+    with pytest.raises(Interrupted, match=r"no step for 0\.05 s"):
         async with hung.running():
             await asyncio.Event().wait()
     fleet.give(hung)
@@ -175,6 +146,32 @@ async def test_a_server_that_hangs_loses_its_requests_and_rests_though_it_looks_
     assert await fleet.take() is other
     hung.rest_until = 0.0
     await until(lambda: hung.up)
+    await fleet.close()
+
+
+async def test_a_server_whose_judge_decides_is_not_away_when_what_runs_in_it_stalls() -> None:
+    fleet: Fleet[FakeServer] = Fleet(stall_s=0.05, wait_s=None)
+    server = FakeServer("a")
+    server.away_if_stalled = False
+    await fleet.start([server])
+    with pytest.raises(Interrupted, match=r"no step for 0\.05 s"):
+        async with server.running():
+            await asyncio.Event().wait()
+    assert server.up
+    await fleet.close()
+
+
+async def test_a_server_is_asked_no_sooner_than_it_bears() -> None:
+    fleet: Fleet[FakeServer] = Fleet(60, None)
+    server = FakeServer("a")
+    server.ask_from = time.monotonic() + 600
+    with suppress(TimeoutError):
+        async with asyncio.timeout(0.1):
+            await fleet.start([server])
+    assert server.asked == 0
+    server.ask_from = 0.0
+    await fleet.start([server])
+    await until(lambda: server.asked > 3)
     await fleet.close()
 
 

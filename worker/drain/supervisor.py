@@ -66,11 +66,14 @@ class Supervisor:
 
     @property
     def why(self) -> str:
-        """Why no engine runs: what failed, and what its start is doing or waiting for; else ''."""
+        """Why no engine runs: what failed, and what its start is doing or waiting for.
+
+        Of an engine that runs, which servers keep requests waiting; '' if none does.
+        """
+        engine = self._engine or self._building
+        waits_for = engine.waits_for() if isinstance(engine, Waits) else ""
         if self._engine is not None:
-            return ""
-        building = self._building
-        waits_for = building.waits_for() if isinstance(building, Waits) else ""
+            return waits_for
         return "; ".join(filter(None, (self._failure, waits_for or self._doing)))
 
     @property

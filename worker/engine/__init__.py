@@ -105,7 +105,7 @@ class Engine(Protocol):
 
 @runtime_checkable
 class Waits(Protocol):
-    """What an engine may have besides, if its `start` waits for something."""
+    """What an engine may have besides, if its `start` or its requests wait for something."""
 
     def waits_for(self) -> str:
         """Return what it waits for, as "waits for host: connection refused"; '' for nothing.

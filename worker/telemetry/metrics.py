@@ -48,6 +48,8 @@ class WorkerMetrics(Collector):
         seen = together([self._seen.as_json(), *told])
         yield InfoMetricFamily("warmq_build", "Version of warmq", {"version": version()})
         yield self._state()
+        waits = bool(self._drain.supervisor.running and self._drain.supervisor.why)
+        yield self._gauge("engine_waits", "1 while a server of the engine gets no requests", waits)
         yield from self._requests(parts)
         yield from self._slots(parts)
         yield from self._times(seen["durations"])

@@ -58,7 +58,8 @@ class _Looks:
         url = settings.redis_url.get_secret_value()
         self._url = masked(url)
         # A user of its own may not look through other programs' keys, and each try is noted.
-        self._limited = credentials_of(url)[0] not in ("", "default")
+        self._user = credentials_of(url)[0]
+        self._limited = self._user not in ("", "default")
         self._primary, self._usable = True, True
 
     def all(self) -> Iterator[Finding]:
@@ -78,7 +79,8 @@ class _Looks:
             except StoreForbidden as error:
                 yield remark(area, "forbidden", what=what, error=error.message)
             except StoreRefused:  # as where a key has another type
-                if not (found := [*workers.judge_strangers(self._store, self._settings.queue)]):
+                found = [*workers.judge_strangers(self._store, self._settings.queue)]
+                if not any(finding.level == "problem" for finding in found):
                     raise
                 yield from found
                 return
@@ -115,9 +117,11 @@ class _Looks:
 
     def _strangers(self) -> Iterator[Finding]:
         if self._limited:
+            what = [workers.STRANGERS, workers.UNREAD]
+            yield remark("queue", "not_looked", user=self._user, what=what)
             return
         for finding in workers.judge_strangers(self._store, self._settings.queue):
-            self._usable = False
+            self._usable = finding.level != "problem"
             yield finding
 
     def _work(self) -> Iterator[Finding]:

@@ -1,7 +1,6 @@
 """Judges workers, queues, batches and dead letters by what Redis has of them."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from itertools import islice
 from typing import Any
 
@@ -15,6 +14,8 @@ from producer.core.doctor.finding import Code, Finding, ok, problem, remark
 
 #: Dead letters are counted up to here: each must be read.
 DEAD_COUNTED = 1000
+#: What is looked for among all keys of a Redis.
+STRANGERS, UNREAD = "keys of other programs", "lists of requests that no worker reads"
 #: What is told of a worker that does not run requests now.
 _STATES: dict[str, Code] = {
     "starting": "worker_starting",
@@ -35,7 +36,7 @@ def judge_workers(heard: Sequence[Worker], version: str) -> Iterator[Finding]:
             code: Code = "worker_stopped" if facts["state"] == "stopped" else "worker_silent"
             yield remark("workers", code, **facts)
             continue
-        busy = _STATES.get(facts["state"])
+        busy = _STATES.get(facts["state"]) or ("worker_waits" if facts["why"] else None)
         yield remark("workers", busy, **facts) if busy else ok("workers", "worker", **facts)
         if protocol_of(worker) != PROTOCOL:
             both = {"theirs": protocol_of(worker), "own": PROTOCOL}
@@ -94,19 +95,23 @@ def judge_queues(
 
 
 def judge_strangers(store: BatchStore, queue: str) -> Iterator[Finding]:
-    """Yield each key of a queue that another program has made; without the right to look none."""
-    with suppress(StoreForbidden):
+    """Yield each key of a queue that another program has made."""
+    try:
         for key, kind in store.wrong_types(queue).items():
             yield problem("queue", "wrong_type", key=key, kind=kind)
+    except StoreForbidden as error:
+        yield remark("queue", "forbidden", what=f"{STRANGERS} (TYPE)", error=error.message)
 
 
 def judge_lists(store: BatchStore, queues: Iterable[str]) -> Iterator[Finding]:
-    """Yield each list of requests that no worker reads; without the right to look none."""
-    with suppress(StoreForbidden):
+    """Yield each list of requests that no worker reads."""
+    try:
         for queue in queues:
             for one in store.unread_lists(queue):
                 facts = {"key": one.key, "waiting": one.waiting, "option": one.option}
                 yield problem("queue", "unread_list", queue=queue, **facts)
+    except StoreForbidden as error:
+        yield remark("queue", "forbidden", what=f"{UNREAD} (SCAN)", error=error.message)
 
 
 def judge_batches(batches: Sequence[Batch], now_s: float) -> Finding:

@@ -17,18 +17,20 @@ from pathlib import Path
 import orjson
 import redis
 from bench.common.load import HELD, cpu_s
+from bench.openai_servers import canned
 from bench.producer_cost.submission import timed, write_file
 from bench.worker_cost.overhead import LATENCY_S, STEP_S
 
 from contract import naming
 from contract.redis import keys
-from demo.stack import RedisServer, Worker, eventually
+from demo.stack import RedisServer, Worker, eventually, free_port
 
 BATCH = "versus"
 SLOTS = 256
 #: Eight seconds of work at 1,280 requests a second.
 PACED = int(SLOTS / LATENCY_S * 8)
 CEILING = 100_000
+STREAMED = 10_000
 LINES = 200_000
 PACKAGES = ("contract", "producer", "worker")
 #: Prints where a process finds each of them.
@@ -69,16 +71,17 @@ class Side:
         command = [sys.executable, "-P", "-m", "producer", *map(str, words)]
         return timed(command, url, env=self.env)["wall_s"]
 
-    def worker(self, url: str, log: Path, **engine: float) -> Worker:
-        """Return its worker with the simulated engine."""
-        settings = {"simulated_slots": SLOTS, **engine}
-        return Worker(url, log, root=self.root, env=self.env, engine="simulated", **settings)
+    def worker(self, url: str, log: Path, **settings: object) -> Worker:
+        """Return its worker, with the simulated engine if no other is named."""
+        known = {"engine": "simulated", "simulated_slots": SLOTS}
+        used = settings if "engine" in settings else known | settings
+        return Worker(url, log, root=self.root, env=self.env, **used)
 
 
 Run = Callable[[Side], dict[str, float]]
 
 
-def drained(side: Side, url: str, lines: Path, log: Path, **engine: float) -> dict[str, float]:
+def drained(side: Side, url: str, lines: Path, log: Path, **engine: object) -> dict[str, float]:
     """Queue a file, let a worker that is ready have it all at once; return the worker's figures."""
     with redis.Redis.from_url(url) as client:
         side.produce(url, "submit", lines, "--batch-id", BATCH)
@@ -116,7 +119,7 @@ def finished_at(client: redis.Redis) -> float:
 
 
 @contextmanager
-def workers(folder: Path, count: int, **engine: float) -> Iterator[Run]:
+def workers(folder: Path, count: int, **engine: object) -> Iterator[Run]:
     """Yield a run of one side's worker over `count` requests, with a Redis of its own."""
     lines = folder / "in.jsonl"
     write_file(lines, count)
@@ -139,6 +142,28 @@ def n256(folder: Path, _sides: Sequence[Side]) -> AbstractContextManager[Run]:
 def ceiling(folder: Path, _sides: Sequence[Side]) -> AbstractContextManager[Run]:
     """Run an engine without latency."""
     return workers(folder, CEILING, simulated_latency_s=0)
+
+
+@contextmanager
+def openai(folder: Path, _sides: Sequence[Side]) -> Iterator[Run]:
+    """Run the openai engine, 256 in flight, before a server whose answers are written before."""
+    port = free_port()
+    server = subprocess.Popen([sys.executable, "-P", canned.__file__, str(port)])
+    engine = {
+        "engine": "openai", "openai_base_urls": f"http://127.0.0.1:{port}/v1",
+        "openai_concurrency": SLOTS,
+    }  # fmt: skip
+    try:
+        with workers(folder, STREAMED, **engine) as run:
+
+            def counted(side: Side) -> dict[str, float]:
+                found = run(side)
+                return found | {"tokens_per_s": found["requests_per_s"] * canned.TOKENS}
+
+            yield counted
+    finally:
+        server.kill()
+        server.wait()
 
 
 @contextmanager
@@ -178,4 +203,6 @@ def results(folder: Path, sides: Sequence[Side]) -> Iterator[Run]:
         yield run
 
 
-PARTS = {"n256": n256, "ceiling": ceiling, "submit": submit, "results": results}
+PARTS = {
+    "n256": n256, "ceiling": ceiling, "openai": openai, "submit": submit, "results": results,
+}  # fmt: skip

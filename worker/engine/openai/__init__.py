@@ -11,11 +11,21 @@ from worker.engine.remote import RemoteSettings
 from worker.engine.spec import EngineSpec, Preflight
 
 
+#: How a URL ends that is no base.
+_ENDPOINTS = ("/completions", "/models", "/embeddings", "/responses", "/messages")
+
+
 def _key(key: SecretStr) -> SecretStr:
     text = key.get_secret_value()
     if not (text.isascii() and text.isprintable()):
         raise ValueError("must be printable ASCII, for it is sent in an HTTP header")
     return key
+
+
+def _path(path: str) -> str:
+    if path and not path.startswith("/"):
+        raise ValueError("must begin with /, as in /health/liveliness")
+    return path
 
 
 class OpenAISettings(RemoteSettings):
@@ -31,6 +41,12 @@ class OpenAISettings(RemoteSettings):
         None, ge=1, description="openai engine: requests at once per server; default from metrics"
     )
 
+    openai_health_path: Annotated[Line, AfterValidator(_path)] = Field(
+        "",
+        description="openai engine: path of a server's health, as /health/liveliness; default "
+        "/health of vLLM servers, the list of models of others",
+    )
+
     @model_validator(mode="after")
     def _servers_are_named(self) -> Self:
         if not self.base_urls:
@@ -39,6 +55,11 @@ class OpenAISettings(RemoteSettings):
             raise ValueError(
                 "WARMQ_OPENAI_BASE_URLS: name http:// or https:// URLs, separated by commas; "
                 "a key belongs into WARMQ_OPENAI_API_KEY"
+            )
+        if of_a_task := [url for url in self.base_urls if url.endswith(_ENDPOINTS)]:
+            raise ValueError(
+                f"WARMQ_OPENAI_BASE_URLS: {of_a_task[0]} is one endpoint; name the URL before it, "
+                "which mostly ends in /v1"
             )
         return self
 

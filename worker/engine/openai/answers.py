@@ -50,7 +50,7 @@ def read_whole(url: str, request: Json, dialect: Dialect, raw: bytes) -> Json:
             raise
         answer = loose_json.repaired(loose_json.loads(raw))
     fields = FIELDS.get(url, ())
-    raise_error(answer, fields)
+    raise_error(answer, fields, begun=False)
     if fields and answer.keys().isdisjoint(fields):
         raise LookupError(f"no {' and no '.join(fields)}")
     if url in GENERATING:
@@ -107,7 +107,8 @@ def check_choices(
         raise lost()
     wanted = wanted_choices(url, request)
     if len(choices) >= wanted:
-        dialect.short = 0
+        if wanted > 1:
+            dialect.short = 0
         return
     if not (choices or finished):
         raise lost()

@@ -2,48 +2,39 @@
 
 A server that is away is no engine that died: its requests go back to the queue, no death is
 counted, and the next engine's `start` waits for a server. What becomes of each fault is a table
-in retries.py; which server gets a request, and when one is away, is worker/engine/remote.
+in retries.py; whose fault it is decides a judge for each server (judge.py, trial.py); which server
+gets a request, and when one is away, is worker/engine/remote.
 """
 
 import asyncio
 import logging
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import aiohttp
 import orjson
 
-from contract.errors import EngineDead, RequestFailed
+from contract.errors import EngineDead
 from contract.openai.body import CHAT_URL, COUNTING, LIMITS, limits_tokens
 from worker.engine import Capacity, Completion, EngineRequest
 from worker.engine.openai import OpenAISettings
 from worker.engine.openai.exchange import exchange, prompt_tokens
+from worker.engine.openai.limits import CEILING
 from worker.engine.openai.reassembly import Reassembly
-from worker.engine.openai.retries import ATTEMPTS, TOO_LONG, Action, Unanswered
-from worker.engine.openai.upstream import CEILING, KEY_REFUSED, Upstream
+from worker.engine.openai.retries import TOO_LONG, Action, Unanswered
+from worker.engine.openai.trial import Trial, Tries
+from worker.engine.openai.upstream import Upstream
 from worker.engine.remote import RemoteEngine, ask_once
+from worker.engine.remote.server import Health
 
 log = logging.getLogger(__name__)
 
 #: uvicorn closes idle connections after 5 s; a request sent on one just then is lost.
 KEEP_ALIVE_S = 3.0
 CONNECT_S = 10.0
-#: Between attempts that may be the request's own fault, doubled each time.
-BACKOFF_S = 0.25
-
 Json = dict[str, Any]
-
-
-@dataclass(slots=True)
-class _Tries:
-    """How often one request was tried: `faults` that may be its own, `deaths` of servers with it
-    inside, and the servers to `avoid` because they did not answer it."""
-
-    faults: int = 0
-    deaths: int = 0
-    avoid: frozenset[Upstream] = frozenset()
 
 
 class OpenAIEngine(RemoteEngine[Upstream]):
@@ -56,6 +47,7 @@ class OpenAIEngine(RemoteEngine[Upstream]):
         self._max_model_len = 0
         self._session: aiohttp.ClientSession | None = None
         self._partial: dict[str, Reassembly] = {}
+        self._trial = Trial(self._fleet)
 
     def build(self) -> None:
         """Nothing is loaded here."""
@@ -80,11 +72,9 @@ class OpenAIEngine(RemoteEngine[Upstream]):
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
             cookie_jar=aiohttp.DummyCookieJar(),
         )
+        told = settings.model, settings.openai_concurrency, settings.openai_health_path
         upstream = await self._fleet.start(
-            [
-                Upstream(url, session, settings.model, settings.openai_concurrency)
-                for url in settings.base_urls
-            ]
+            [Upstream(url, session, *told) for url in settings.base_urls]
         )
         served = upstream.models.get(upstream.model, {})
         self._max_model_len = _length(served.get("max_model_len"))
@@ -100,7 +90,12 @@ class OpenAIEngine(RemoteEngine[Upstream]):
             },
         )
 
+    def last_progress(self) -> float:
+        """Return now while the fleet watches: it ends what stands still, and no engine dies."""
+        return super().last_progress() if self.dead() else time.monotonic()
+
     async def _close(self) -> None:
+        await self._trial.close()
         await super()._close()
         if self._session is not None:
             await self._session.close()
@@ -111,29 +106,32 @@ class OpenAIEngine(RemoteEngine[Upstream]):
         Raises:
             RequestRejected, RequestFailed, EngineDead: by the table of retries.py.
         """
-        body, tries = dict(request.body), _Tries()
+        body = dict(request.body)
+        tries = Tries(request_id, request.url)
         if not limits_tokens(request.url, body):
             body[LIMITS[request.url][0]] = self._settings.default_max_tokens
         while True:
             upstream = await self._fleet.take(tries.avoid)
+            sent_at = time.monotonic()
             try:
+                self._trial.look(tries)
                 named = self._settings.served_model_name is None
                 known = named and body.get("model") in upstream.models
                 sent = body if known else body | {"model": upstream.model}  # the one it serves
                 answer = await exchange(
                     upstream, request.url, sent, request_id, self._partial, request.trace
                 )
+                self._trial.answered(upstream, tries, sent_at)
                 break
             except Unanswered as fault:
                 if await self._fits_now(upstream, request, body, fault):
                     continue
-                tries.avoid |= {upstream}
-                pause_s = await self._settle(upstream, fault, tries)
+                await self._settle(upstream, fault, tries, sent_at)
             finally:
+                upstream.judge.leaves(sent_at)
                 self._fleet.give(upstream)
                 self._partial.pop(request_id, None)
-            await asyncio.sleep(pause_s)
-        upstream.pause_s = 0.0
+            await self._trial.pause(tries)
         if (model := request.body.get("model")) and request.url not in COUNTING:
             answer["model"] = model
         return Completion(
@@ -145,29 +143,32 @@ class OpenAIEngine(RemoteEngine[Upstream]):
         answer = self._partial.get(request_id)
         return answer.texts() if answer is not None else ()
 
-    async def _settle(self, upstream: Upstream, fault: Unanswered, tries: _Tries) -> float:
-        """Do what the table says; return after how many seconds the request is sent again."""
-        action, message = fault.action(), f"{upstream.name}: {fault.message}"
-        if action is Action.PROBE:
-            action = fault.after_probe(await self._fleet.ask(upstream))
-        elif action in (Action.AWAY, Action.CLOSED):
-            refused = action is Action.CLOSED
-            self._fleet.down(upstream, KEY_REFUSED if refused else fault.message, unusable=refused)
+    async def _settle(
+        self, upstream: Upstream, fault: Unanswered, tries: Tries, sent_at: float
+    ) -> None:
+        """Do what the table says; return if the request is to be sent again.
+
+        Raises:
+            RequestRejected: it is the request's own fault.
+            EngineDead: no server is left, or another has died of this request.
+        """
+        action = self._trial.action(upstream, fault, tries)
+        tries.avoid |= {upstream}
         if action is Action.REJECT:
+            self._trial.answered(upstream, tries, sent_at, fault)
             raise fault.rejection()
-        if action is Action.WAIT:
-            upstream.pause(fault.wait_s)
-            return 0.0
-        if action is Action.COUNT:
-            tries.faults += 1
-            if tries.faults >= ATTEMPTS:
-                raise RequestFailed(f"{message} ({ATTEMPTS} times)")
-            return BACKOFF_S * 2.0**tries.faults
+        if action is Action.PROBE:
+            health = Health.WELL if upstream.judge.resting else await self._fleet.ask(upstream)
+            action = fault.after_probe(health)
+        elif action is Action.AWAY:
+            self._fleet.down(upstream, fault.message)
         if action is Action.DIED:
             tries.deaths += 1
         if tries.deaths > 1 or self._fleet.dead:
+            message = f"{upstream.name}: {fault.message}"
             raise EngineDead(message, inside=action is Action.DIED)
-        return 0.0
+        if upstream.up:
+            self._trial.failed(upstream, fault, tries, sent_at, asked=action is Action.WAIT)
 
     async def _fits_now(
         self, upstream: Upstream, request: EngineRequest, body: Json, fault: Unanswered
@@ -175,7 +176,7 @@ class OpenAIEngine(RemoteEngine[Upstream]):
         """If only our default max_tokens was too large, make it what the context leaves."""
         ours = request.body.get("max_tokens") is None and body.get("max_tokens") is not None
         too_long = fault.rejection().code == TOO_LONG
-        if not (ours and too_long and self._max_model_len) or fault.action() != Action.REJECT:
+        if not (ours and too_long and self._max_model_len) or fault.action() is not Action.REJECT:
             return False
         if request.url == CHAT_URL:
             del body["max_tokens"]  # the server then takes what is left, which is less

@@ -35,8 +35,10 @@ _CODES = ("code", "status", "status_code", "type")
 _TOLD = ("message", "detail", "errors", "msg")
 
 
-def raise_error(found: Json, answer: Collection[str]) -> None:
+def raise_error(found: Json, answer: Collection[str], *, begun: bool = True) -> None:
     """Raise what this body or chunk says of an error; `answer`: the fields that an answer has.
+
+    `begun`: something of an answer may have come before it.
 
     Raises:
         Unanswered: there is an error.
@@ -48,10 +50,10 @@ def raise_error(found: Json, answer: Collection[str]) -> None:
         if not any(found.get(name) for name in _TOLD):
             return
         error = found
-    raise fault_of(error, found)
+    raise fault_of(error, found, begun=begun)
 
 
-def fault_of(error: Any, beside: Json | None = None) -> Unanswered:
+def fault_of(error: Any, beside: Json | None = None, *, begun: bool = True) -> Unanswered:
     """Return an error object or text as the fault that an HTTP error of its status would be.
 
     `beside`: what the error is a field of, where its code may stand.
@@ -60,7 +62,7 @@ def fault_of(error: Any, beside: Json | None = None) -> Unanswered:
         codes = {name: beside[name] for name in _CODES if name in beside} if beside else {}
         error = {"message": error, **codes}
     message = _message(error)
-    return Unanswered(_status(error, message), message, inside=True, error=error)
+    return Unanswered(_status(error, message), message, inside=begun, error=error)
 
 
 def _message(error: Json) -> str:

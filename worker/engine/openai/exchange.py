@@ -97,8 +97,8 @@ async def _once(
         async with upstream.running(), posting as response:
             upstream.progress()
             if not 200 <= response.status < 300:
-                retry_after = response.headers.get("Retry-After")
-                raise unanswered(response.status, await response.read(), retry_after)
+                told = (response.headers.get(name) for name in ("Retry-After", "Location"))
+                raise unanswered(response.status, await response.read(), *told)
             inside = True
             return await _receive(upstream, url, body, response, whole)
     except Interrupted as error:

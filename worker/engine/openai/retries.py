@@ -3,19 +3,19 @@
 docs/engine-openai.md shows the same table; a test compares them.
 """
 
+import re
 import time
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from enum import StrEnum
 from typing import Any
+from urllib.parse import urlsplit
 
 import orjson
 
 from contract.errors import RequestRejected
 from worker.engine.remote.server import Health
 
-#: How often a request is sent before faults that may be its own end it.
-ATTEMPTS = 3
 #: A server may ask for more, but is asked again after so long.
 LONGEST_RETRY_AFTER_S = 600.0
 
@@ -27,10 +27,9 @@ class Action(StrEnum):
     """What is done, in the words of the table."""
 
     REJECT = "rejected: the line's error, with the server's words"
-    CLOSED = "the server counts as away; when all do, requests go back and the worker ends"
-    WAIT = "the server is left alone as long as it says, then asked again; not counted"
+    WAIT = "the server rests as long as it says, then is asked again; not counted"
     PROBE = "the server's health is asked, and decides (below)"
-    COUNT = f"sent again, {ATTEMPTS} times in all, then failed"
+    DOUBT = "sent again; the server rests, or it is counted if others are answered (below)"
     AWAY = "sent to another server; with none left it goes back to the queue; not counted"
     DIED = "sent to another server once; else back to the queue, and one death is counted"
 
@@ -45,21 +44,65 @@ class Condition(StrEnum):
     ENDED = "finish_reason `abort`: the server was told to end"
 
 
-#: Statuses that a server gives again to the same request. 402 is about an account, as 401 is.
-_REFUSALS = sorted(set(range(400, 500)) - {401, 402, 403, 408, 409, 425, 429})
-#: What happened, in the words of the table; the HTTP statuses (also those inside a stream's error
-#: event) and conditions that it stands for; what is done.
+#: Statuses that a server gives again to the same request, and to no other.
+_REFUSALS = (400, 413, 414, 415, 422, 431, 451, 501)
+#: Statuses of an endpoint that is not there; an ingress gives them too.
+MISSING = (404, 405)
+#: What happened, in the words of the table; the HTTP statuses (also those of an error inside an
+#: answer of status 200) and conditions that it stands for; what is done.
 TABLE: tuple[tuple[str, tuple[int | Condition, ...], Action], ...] = (
-    ("501; 400, 404 and other 4xx that are not below", (*_REFUSALS, 501), Action.REJECT),
-    ("401, 403: the key is refused", (401, 403), Action.CLOSED),
-    ("408, 409, 425, 429; 503 with Retry-After", (408, 409, 425, 429), Action.WAIT),
+    (
+        "400, 413, 414, 415, 422, 431, 451, 501, each with an error in words",
+        _REFUSALS,
+        Action.REJECT,
+    ),
+    (
+        "404, 405 with an error in OpenAI's form, of a url that this server has never answered, "
+        "though it has others",
+        (),
+        Action.REJECT,
+    ),
+    (
+        "402, 408, 409, 425, 429, 529; 503 with Retry-After; words of a rate limit, of too much "
+        "load or of an empty account",
+        (402, 408, 409, 425, 429, 529),
+        Action.WAIT,
+    ),
     ("503 without Retry-After, 500, 502, 504, other 5xx", (500, 502, 503, 504), Action.PROBE),
     (Condition.CONNECT, (Condition.CONNECT,), Action.AWAY),
     (Condition.LOST, (Condition.LOST,), Action.PROBE),
     (Condition.STALLED, (Condition.STALLED,), Action.PROBE),
     (Condition.ENDED, (Condition.ENDED,), Action.AWAY),
-    ("any other status; " + Condition.GARBLED, (Condition.GARBLED,), Action.COUNT),
+    ("any other 404 or 405", MISSING, Action.DOUBT),
+    (
+        "401, 403, other 4xx; words about the key; redirects; any 4xx as a page",
+        (401, 403, 407),
+        Action.DOUBT,
+    ),
+    ("any other status; " + Condition.GARBLED, (Condition.GARBLED,), Action.DOUBT),
 )
+#: Words by which servers say, under any status, that it is not the request's fault.
+NOT_NOW = re.compile(
+    r"rate.?limit|(rate|usage|spend(ing)?|concurrency) limit|too.?many.?(concurrent.?)?requests"
+    r"|throttl|quota|over.?(loaded|capacity)|at capacity|server.?(is.?)?busy"
+    r"|(tokens|requests) per (second|min|minute|hour|day)|\b[TR]P[MD]\b"
+    r"|(insufficient|low|negative).{0,8}(balance|credit|fund)|(balance|credit|fund)s?\b.{0,30}"
+    r"(insufficient|too low|exhausted|exceeded|depleted)|out of (credit|fund)|payment.?required"
+    r"|billing|(try|retry) again (later|in )|slow(ing)? down|no healthy (upstream|deployment)"
+    r"|no deployments? available|temporarily unavailable|service.?unavailable"
+    r"|loading model|model is (currently )?loading",
+    re.IGNORECASE,
+)
+#: Words about the key, which no line has.
+KEY = re.compile(
+    r"\b(api|access|subscription).?(key|token)|un(authori[sz]ed|authenticated)|authenticat|auth.?error"
+    r"|credential|permission|forbidden|deactivated|suspended",
+    re.IGNORECASE,
+)
+#: What OpenAI says, as a rate limit, of one request that is larger than the limit.
+TOO_LARGE = "request too large"
+#: Most characters of a page that are shown.
+SHOWN = 200
 
 
 @dataclass(eq=False)
@@ -67,7 +110,8 @@ class Unanswered(Exception):
     """A server did not answer one request.
 
     `what` is the HTTP status or what happened instead; `inside`: the server had begun to answer;
-    `wait_s`: the pause in seconds that it asked for; `error`: the error object of its response.
+    `wait_s`: the pause in seconds that it asked for; `error`: the error object of its response,
+    empty unless that has OpenAI's form, or FastAPI's.
     """
 
     what: int | Condition
@@ -78,12 +122,21 @@ class Unanswered(Exception):
 
     def action(self) -> Action:
         """Look up what is done."""
-        if self.what == 503 and self.wait_s is not None:
+        limited = self.what != 413 and self._says(NOT_NOW)  # which is of one request's size
+        if limited or (self.what == 503 and self.wait_s is not None):
             return Action.WAIT
         for _, meant, action in TABLE:
             if self.what in meant:
-                return action
-        return Action.PROBE if isinstance(self.what, int) and self.what >= 500 else Action.COUNT
+                refused = action is Action.REJECT
+                return Action.DOUBT if refused and not self.refuses else action
+        return Action.PROBE if isinstance(self.what, int) and self.what >= 500 else Action.DOUBT
+
+    def _says(self, words: re.Pattern[str]) -> bool:
+        """Whether these words say what is wrong; not if it is about a field of the request."""
+        if not isinstance(self.what, int) or self.param:
+            return False
+        kinds = " ".join(str(self.error.get(name) or "") for name in ("type", "code"))
+        return bool(words.search(kinds) or words.search(self.message[:SHOWN]))
 
     def after_probe(self, health: Health) -> Action:
         """Return what PROBE comes to.
@@ -91,14 +144,29 @@ class Unanswered(Exception):
         Only a request that was inside (its answer had begun) may have brought a server down,
         and one that cannot be reached may be well.
         """
-        if health is not Health.WELL or self.what == Condition.STALLED:
-            blamed = self.inside and health is not Health.SILENT
-            return Action.DIED if blamed else Action.AWAY
-        return Action.WAIT if self.what == 503 else Action.COUNT  # 503, well: it has too much to do
+        if health is Health.WELL:  # 503, and well: it has too much to do
+            return Action.WAIT if self.what == 503 else Action.DOUBT
+        return Action.DIED if self.inside and health is not Health.SILENT else Action.AWAY
+
+    @property
+    def refuses(self) -> bool:
+        """Whether it is a refusal in words, of this request."""
+        return self.what in _REFUSALS and bool(self.error) and not self._says(KEY)
+
+    @property
+    def lacks_url(self) -> bool:
+        """Whether it says, as an API does and an ingress does not, that there is no such url."""
+        return self.what in MISSING and not self.error.keys().isdisjoint(("type", "code"))
+
+    @property
+    def param(self) -> str | None:
+        """The field that it names; some servers write None for none."""
+        param = self.error.get("param")
+        return str(param) if param and param not in ("None", "null") else None
 
     def rejection(self) -> RequestRejected:
         """Return the line's error, if this is a refusal."""
-        if self.what == 404 and "model" not in self.message.lower():
+        if self.what in MISSING and "model" not in self.message.lower():
             return RequestRejected(
                 f"field url: the server's model does not serve it ({self.message}); send the "
                 "request to the queue of a model that does",
@@ -110,21 +178,46 @@ class Unanswered(Exception):
             code = "model_not_found"
         elif self.error.get("code") == TOO_LONG or any(it in self.message for it in TOO_LONG_TEXTS):
             code = TOO_LONG
-        param = self.error.get("param")
-        return RequestRejected(self.message, code=code, field=str(param) if param else None)
+        return RequestRejected(self.message, code=code, field=self.param)
 
 
-def unanswered(status: int, body: bytes, retry_after: str | None = None) -> Unanswered:
+def unanswered(
+    status: int, body: bytes, retry_after: str | None = None, location: str | None = None
+) -> Unanswered:
     """Read an error response: OpenAI's `{"error": {...}}`, FastAPI's `{"detail": ...}` or text."""
     try:
         found = orjson.loads(body)
     except orjson.JSONDecodeError:
-        found = body.decode(errors="replace")[:500]
-    error = found.get("error", found) if isinstance(found, dict) else {"message": str(found)}
-    if not isinstance(error, dict):
-        error = {"message": str(error)}
-    message = str(error.get("message") or error.get("detail") or f"status {status}")
+        found = shown_page(body)
+    if isinstance(found, list) and len(found) == 1 and isinstance(found[0], dict):
+        found = found[0]  # Gemini's
+    error: dict[str, Any] = {}
+    message = "" if isinstance(found, dict) else str(found)
+    if isinstance(found, dict):
+        named = found.get("error", found.get("detail"))
+        if named is None:
+            error = found if "error" in (found.get("object"), found.get("type")) else {}
+            message = str(found.get("message") or "")
+        else:
+            error = named if isinstance(named, dict) else {"message": str(named)}
+        message = str(error.get("message") or message or error.get("detail") or "")
+    if location:
+        parts = urlsplit(location)
+        message = f"redirects to {parts.hostname or ''}{parts.path}"
+    named = str(status) in message or (error and message)
+    message = message if named else f"status {status}{': ' if message else ''}{message}"
+    if status == 429 and message.lower().startswith(TOO_LARGE):
+        status = 413
     return Unanswered(status, message, wait_s=seconds_of(retry_after), error=error)
+
+
+def shown_page(body: bytes) -> str:
+    """Return the beginning of a page or text without its markup, in one line."""
+    text = body[:4000].decode(errors="replace")
+    if title := re.search(r"<title[^>]*>(.*?)</title>", text, re.IGNORECASE | re.DOTALL):
+        text = title[1]
+    text = re.sub(r"<(script|style).*?</\1>|<[^>]*>", " ", text, flags=re.IGNORECASE | re.DOTALL)
+    return " ".join(text.split())[:SHOWN]
 
 
 def seconds_of(retry_after: str | None) -> float | None:

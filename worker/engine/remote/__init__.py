@@ -48,8 +48,8 @@ class RemoteEngine(Generic[S]):
         return self._fleet.away
 
     def waits_for(self) -> str:
-        """Return the servers that a start waits for, each with its reason."""
-        return f"waits for {self._fleet.away}" if self._fleet.away else ""
+        """Return the servers that a start or requests wait for, each with its reason."""
+        return f"waits for {self._fleet.troubles}" if self._fleet.troubles else ""
 
     def dead(self) -> bool:
         """Whether every server is away."""

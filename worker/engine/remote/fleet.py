@@ -1,8 +1,9 @@
 """The servers of a remote engine: which are well, and which gets the next request.
 
-After a failure a server gets no requests until its health is good again. One that hung may look
-healthy, and rests for REST_S besides. When no server is left, requests end with EngineDead: the
-drain hands them back and starts a new engine, which waits for a server.
+A server that is away gets no requests until its health is good again. One that hung may look
+healthy, and rests for REST_S besides, unless its own judge decides. When no server is left,
+requests end with EngineDead: the drain hands them back and starts a new engine, which waits for a
+server.
 """
 
 import asyncio
@@ -56,6 +57,11 @@ class Fleet(Generic[S]):
         return "; ".join(f"{s.name}: {s.why}" for s in self.servers if not s.up)
 
     @property
+    def troubles(self) -> str:
+        """The servers that are away or get no requests for a while, each with its reason."""
+        return "; ".join(f"{s.name}: {s.trouble}" for s in self.servers if s.trouble)
+
+    @property
     def reasons(self) -> str:
         """Why each server that is away is away."""
         return self.away or "their health is not watched"
@@ -70,7 +76,8 @@ class Fleet(Generic[S]):
         self.servers = servers
         began, said_at = time.monotonic(), -math.inf
         while True:
-            await asyncio.gather(*(self.ask(server) for server in servers))
+            now = time.monotonic()
+            await asyncio.gather(*(self.ask(s) for s in servers if now >= s.ask_from))
             if not self.dead:
                 break
             if all(server.unusable for server in servers):
@@ -112,7 +119,7 @@ class Fleet(Generic[S]):
             raise self._none_left()
         future: asyncio.Future[S] = asyncio.get_running_loop().create_future()
         self._waiting.append((future, avoid))
-        self._hand_out()
+        self.hand_out()
         try:
             return await future
         except asyncio.CancelledError:
@@ -123,9 +130,9 @@ class Fleet(Generic[S]):
     def give(self, server: S) -> None:
         """Return a place in a server."""
         server.in_flight -= 1
-        self._hand_out()
+        self.hand_out()
 
-    def _hand_out(self) -> None:
+    def hand_out(self) -> None:
         """Give free places to those that wait, first come first served."""
         now = time.monotonic()
         while self._waiting:
@@ -136,16 +143,16 @@ class Fleet(Generic[S]):
                     self._hand_out_after_pauses(now)
                     return
                 best = min(free, key=lambda s: (s in avoid, s.in_flight / (s.limit or 1)))
-                best.in_flight += 1
+                best.sends()
                 future.set_result(best)
             self._waiting.popleft()
 
     def _hand_out_after_pauses(self, now: float) -> None:
-        ends = [s.rest_until - now for s in self.servers if s.up and s.rest_until > now]
+        ends = [s.opens_at - now for s in self.servers if s.up and s.opens_at > now]
         if self._timer is not None:
             self._timer.cancel()
         if ends:
-            self._timer = asyncio.get_running_loop().call_later(min(ends) + 0.001, self._hand_out)
+            self._timer = asyncio.get_running_loop().call_later(min(ends) + 0.001, self.hand_out)
 
     def _none_left(self) -> EngineDead:
         return EngineDead(f"no server is left: {self.reasons}", inside=False)
@@ -154,7 +161,6 @@ class Fleet(Generic[S]):
         """Send a server no requests until it rested and its health is good."""
         if server.up:
             log.warning("%s is away: %s", server.name, why, extra={"action": "server_away"})
-            server.rest_until = 0.0  # a pause it asked for ends with it, a rest does not
         server.up, server.why, server.unusable = False, why, unusable
         server.rest_until = max(server.rest_until, time.monotonic() + rest_s)
         self.shown[server.name] = server.shown
@@ -178,8 +184,8 @@ class Fleet(Generic[S]):
         if report.health is Health.WELL:
             if not server.up and time.monotonic() >= server.rest_until:
                 log.info("%s is ready", server.name, extra={"action": "server_ready"})
-                server.up, server.pause_s = True, 0.0
-            self._hand_out()
+                server.up = True
+            self.hand_out()
         elif not (late and server.up and server.misses < MISSES):
             self.down(server, report.why, unusable=report.health is Health.UNUSABLE)
         self.shown[server.name] = server.shown
@@ -189,9 +195,12 @@ class Fleet(Generic[S]):
         """Ask one server for ever; end what hangs in it."""
         while True:
             await asyncio.sleep(ASK_EVERY_S)
-            if await self.ask(server) is Health.WELL:
+            if time.monotonic() >= server.ask_from:
+                await self.ask(server)
+            if server.up and not server.misses:
                 await server.measure()
-                self._hand_out()
+                self.hand_out()
+            self.shown[server.name] = server.shown
             if server.stalled(self._stall_s):
                 log.error(
                     "%s made no step for %.0f s with %d requests in it",
@@ -200,7 +209,10 @@ class Fleet(Generic[S]):
                     server.in_flight,
                     extra={"action": "server_hung"},
                 )
-                self._give_up(server, "hangs")
+                why = f"no step for {self._stall_s:g} s (WARMQ_STALL_TIMEOUT_S)"
+                if server.away_if_stalled:
+                    self.down(server, "hangs", rest_s=REST_S)
+                server.interrupt(why)
 
     def last_progress(self) -> float:
         """Return when a server last made a step; now, if no request is in any."""
@@ -210,8 +222,5 @@ class Fleet(Generic[S]):
     def kill(self) -> None:
         """Give up every server; what runs in them is interrupted."""
         for server in self.servers:
-            self._give_up(server, "was given up")
-
-    def _give_up(self, server: S, why: str) -> None:
-        self.down(server, why, rest_s=REST_S)
-        server.interrupt()
+            self.down(server, "was given up", rest_s=REST_S)
+            server.interrupt("the server was given up")

@@ -8,12 +8,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-#: A server that asks for a pause and names no time gets this long, doubled each time in a row.
-FIRST_PAUSE_S = 1.0
-LONGEST_PAUSE_S = 60.0
-#: A server that names no time at all (`Retry-After: 0`) is not asked in a tight loop.
-SHORTEST_PAUSE_S = 0.1
-
 
 class Health(StrEnum):
     """What came of asking a server for its health."""
@@ -45,8 +39,12 @@ class Server:
 
     `up`: it may get requests, else `why` says why not; `unusable`: waiting does not help, a setting
     must change; `limit`: most requests in flight, None for any number; `rest_until`: it gets no
-    requests before, and does not count as well if it is away; `progress_at`: its latest step.
+    requests before, and does not count as well if it is away; `ask_from`: its health is not asked
+    before, unless something went wrong; `progress_at`: its latest step.
     """
+
+    #: Whether one that makes no step while requests run in it counts as away.
+    away_if_stalled = True
 
     def __init__(self, name: str, limit: int | None = None) -> None:
         self.name = name
@@ -57,9 +55,10 @@ class Server:
         self.in_flight = 0
         self.misses = 0
         self.rest_until = 0.0
-        self.pause_s = 0.0
+        self.ask_from = 0.0
         self.progress_at = time.monotonic()
         self._running: set[asyncio.Timeout] = set()
+        self._interrupted = ""
         #: Called with each step it makes.
         self.stepped: Callable[[], None] = _nobody
 
@@ -78,27 +77,33 @@ class Server:
         """What `inspect stats` shows of it."""
         if not self.up:
             return self.why
-        return ({"limit": self.limit} if self.limit else {}) | {"in_flight": self.in_flight}
+        trouble = {"trouble": self.trouble} if self.trouble else {}
+        limit = {"limit": self.limit} if self.limit else {}
+        return limit | {"in_flight": self.in_flight} | trouble
+
+    @property
+    def trouble(self) -> str:
+        """Why it gets no requests, or fewer than it could; '' if nothing is wrong."""
+        return "" if self.up else self.why
+
+    @property
+    def opens_at(self) -> float:
+        """Until when it rests."""
+        return self.rest_until
 
     def free(self, now: float) -> bool:
         """Whether it may get one more request."""
         full = self.limit is not None and self.in_flight >= self.limit
         return self.up and not full and now >= self.rest_until
 
+    def sends(self) -> None:
+        """Note that it gets a request."""
+        self.in_flight += 1
+
     def progress(self) -> None:
         """Note that it made a step."""
         self.progress_at = time.monotonic()
         self.stepped()
-
-    def pause(self, wait_s: float | None) -> None:
-        """Send it nothing for a while: as long as it asked for, or longer each time."""
-        now = time.monotonic()
-        if not self.up:
-            return
-        if now >= self.rest_until:  # every request in flight is told so; that counts once
-            self.pause_s = min(max(FIRST_PAUSE_S, 2 * self.pause_s), LONGEST_PAUSE_S)
-        wait_s = self.pause_s if wait_s is None else max(wait_s, SHORTEST_PAUSE_S)
-        self.rest_until = max(self.rest_until, now + wait_s)
 
     def stalled(self, stall_s: float) -> bool:
         """Whether requests run in it and it made no step for so many seconds."""
@@ -121,12 +126,13 @@ class Server:
         except TimeoutError as error:
             if not scope.expired():  # a time limit of the protocol's library
                 raise
-            raise Interrupted("no step was made") from error
+            raise Interrupted(self._interrupted) from error
         finally:
             self._running.discard(scope)
 
-    def interrupt(self) -> None:
+    def interrupt(self, why: str) -> None:
         """End every request that runs in it."""
+        self._interrupted = why
         for scope in self._running:
             if not scope.expired():
                 scope.reschedule(asyncio.get_running_loop().time())
