@@ -73,6 +73,18 @@ def failed(
     return Ending(delivery, outcome, meta, keep, times=timing or {})
 
 
+async def _unpack(
+    delivery: Delivery, turns: Turns, most_bytes: int, preparation: Preparation
+) -> None:
+    """Wait for the turn of a large message; inflate a compressed body in a thread."""
+    with preparation:
+        if delivery.size > LARGE_BYTES:
+            await turns.wait()
+        if delivery.headers.get("compression"):
+            await asyncio.to_thread(inflate, delivery, most_bytes)
+            await turns.wait()
+
+
 async def serve(
     running: Running,
     engine: Engine,
@@ -94,14 +106,9 @@ async def serve(
     running.since = time.monotonic()
     preparation = Preparation(preparing, delivery.tenant)
     PREPARATION.set(preparation)  # of this request's own task
-    if delivery.size > LARGE_BYTES:
-        with preparation:
-            await turns.wait()
     try:
-        if delivery.headers.get("compression"):
-            with preparation:
-                await asyncio.to_thread(inflate, delivery, most_bytes)
-                await turns.wait()
+        if delivery.size > LARGE_BYTES or delivery.headers.get("compression"):
+            await _unpack(delivery, turns, most_bytes, preparation)
         request = read_request(delivery, served)
         if delivery.listener:
             running.plain = is_plain(request)
