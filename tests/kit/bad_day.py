@@ -103,4 +103,3 @@ class BadDay:
             "probes": self.probes, "tries_a_line": round(self.tries / self.lines, 4),
             "hours": round(hours, 1), "bad_times": sum(self.states.values()),
         }  # fmt: skip
-

@@ -15,8 +15,7 @@ from stub_server import StubServer
 
 from contract.openai.body import CHAT_URL
 from worker.engine import EngineRequest
-from worker.engine.openai import OpenAISettings
-from worker.engine.openai import trial
+from worker.engine.openai import OpenAISettings, trial
 from worker.engine.openai.engine import OpenAIEngine
 from worker.engine.openai.trial import CONTROL_ID
 

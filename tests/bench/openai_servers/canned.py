@@ -85,9 +85,7 @@ class Canned(asyncio.Protocol):
 
 async def serve(port: int) -> None:
     """Serve for ever."""
-    server = await asyncio.get_running_loop().create_server(
-        Canned, "127.0.0.1", port, backlog=1024
-    )
+    server = await asyncio.get_running_loop().create_server(Canned, "127.0.0.1", port, backlog=1024)
     await server.serve_forever()
 
 

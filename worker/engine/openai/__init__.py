@@ -10,7 +10,6 @@ from contract.settings import Count, Line
 from worker.engine.remote import RemoteSettings
 from worker.engine.spec import EngineSpec, Preflight
 
-
 #: How a URL ends that is no base.
 _ENDPOINTS = ("/completions", "/models", "/embeddings", "/responses", "/messages")
 

@@ -24,7 +24,7 @@ SOON_S = 5.0
 #: Failures in a row after which a server rests; the more requests run in it, the more.
 FEWEST_IN_A_ROW, MOST_IN_A_ROW = 3, 10
 #: Failures of a request, each while others were answered, that make it the request's own fault; at
-#: a server that fails so often anyhow, as many as come in a row by chance once in ten million times.
+#: a server that fails so often anyhow, as many as come in a row by chance once in ten million.
 FEWEST_FAULTS, MOST_FAULTS, BY_CHANCE = 3, 16, 1e-7
 #: How much the latest try counts for how often the server fails, at least: of late, and by and by.
 LATEST = (0.02, 0.002)
@@ -111,6 +111,8 @@ class Judge:
     def counts(self, *, failed: bool) -> None:
         """Note how one try ended of a control, or of a request that was answered in the end."""
         self._tried += 1
+        if not failed and not any(self._failing):
+            return
         for n, latest in enumerate(LATEST):
             self._failing[n] += max(latest, 1 / self._tried) * (failed - self._failing[n])
 
