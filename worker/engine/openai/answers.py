@@ -112,8 +112,7 @@ def check_choices(
     _check_ends(choices)
     wanted = wanted_choices(url, request)
     if len(choices) >= wanted:
-        if wanted > 1:
-            dialect.short = 0
+        dialect.short *= wanted == 1  # where one was asked for, one says nothing
         return
     if not (choices or finished):
         raise lost()

@@ -111,6 +111,8 @@ class Judge:
     def counts(self, *, failed: bool) -> None:
         """Note how one try ended of a control, or of a request that was answered in the end."""
         self._tried += 1
+        if not failed and not any(self._failing):
+            return
         for n, latest in enumerate(LATEST):
             self._failing[n] += max(latest, 1 / self._tried) * (failed - self._failing[n])
 

@@ -18,9 +18,10 @@ TEXTS = frozenset(
 
 def joined(pieces: list[Any]) -> Any:
     """Return what the pieces of a message's field are together."""
-    if all(isinstance(piece, str) for piece in pieces):
+    try:
         return "".join(pieces)
-    return _field("text", pieces)
+    except TypeError:  # not all are text
+        return _field("text", pieces)
 
 
 def merged(pieces: list[Json]) -> Json:

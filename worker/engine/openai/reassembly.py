@@ -13,11 +13,11 @@ from worker.engine.openai.pieces import joined, tool_calls
 
 #: Asked for without a stream. vLLM's streams do not carry (or refuse) what the first five ask for,
 #: and its tool parsers for streams are other code than those for whole answers.
-UNSTREAMED = (
+UNSTREAMED = frozenset((
     "prompt_logprobs", "echo", "use_beam_search", "kv_transfer_params", "ec_transfer_params",
     "routed_experts_prompt_start", "return_token_offsets", "return_assistant_tokens_mask", "tools",
     "return_weight_versions",
-)  # fmt: skip
+))  # fmt: skip
 
 #: Fields of vLLM's answers that are null unless asked for, and are left out of its streams.
 #: tests/unit/test_openai_drift.py compares them with the installed release.
@@ -45,7 +45,7 @@ Json = dict[str, Any]
 
 def streamable(body: Json) -> bool:
     """Whether a stream of this request carries everything its answer has."""
-    asked = (body.get(name) for name in UNSTREAMED)
+    asked = (body[name] for name in body.keys() & UNSTREAMED)
     if any(not (value is None or value is False or value == []) for value in asked):  # 0 is asked
         return False
     # vLLM streams no logprobs then, but gives them at once.
@@ -68,11 +68,12 @@ class Reassembly:
 
     def add(self, chunk: Json) -> None:
         """Take in one chunk of the stream."""
-        for name, value in chunk.items():
-            # Nothing takes the place of something: Azure's last chunks have "" for id and model.
-            if name != "choices" and (value or name not in self._top):
-                self._top[name] = value
-        for place, part in enumerate(chunk.get("choices") or ()):
+        parts = chunk.get("choices") or ()
+        if not all(chunk.values()):
+            # Nothing takes the place of something: Azure's last chunks have "" for their id.
+            chunk = {k: value for k, value in chunk.items() if value or k not in self._top}
+        self._top.update(chunk)  # choices too, in whose place `body` has whole ones
+        for place, part in enumerate(parts):
             index = part.get("index")
             if not isinstance(index, int):
                 index = place
@@ -80,8 +81,9 @@ class Reassembly:
             if choice is None:
                 choice = self._choices[index] = {"index": index}
             for name, value in part.items():
-                if not value and value != 0:
-                    choice.setdefault(name, value)
+                if not (value or value == 0):
+                    if name not in choice:
+                        choice[name] = value
                 elif name == "delta":
                     _add_delta(choice, value)
                 elif name != "index":

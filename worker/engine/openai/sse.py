@@ -8,6 +8,8 @@ import orjson
 from worker.engine.openai import loose_json
 
 DONE = b"[DONE]"
+#: Longer data is not that.
+_SHORT = 32
 
 
 class Unreadable(ValueError):
@@ -44,19 +46,21 @@ class Events:
             Unreadable: an event is no JSON.
         """
         for line in self._lines(piece):
-            if line.startswith(b"data:") and not self._open:
+            if not line:
+                if self._open:
+                    yield from self._ended()
+            elif line[:5] == b"data:" and not self._open:
                 # A line that is JSON by itself is an event: some servers leave out the empty one.
+                data = line[5:]
+                if len(data) < _SHORT and data.strip() == DONE:
+                    self.done = True
+                    return
                 try:
-                    yield orjson.loads(line[5:])
+                    yield orjson.loads(data)
                 except orjson.JSONDecodeError:
-                    if line[5:].strip() == DONE:
-                        self.done = True
-                        return
-                    yield from self._loose(line[5:])
-            elif line:
+                    yield from self._loose(data)
+            else:
                 self._note(line)
-            elif self._open:
-                yield from self._ended()
 
     def _note(self, line: bytes) -> None:
         """Take in a line that is no event by itself."""
