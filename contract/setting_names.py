@@ -27,7 +27,7 @@ OF_WORKERS = frozenset(
     max_in_flight_bytes pop_bytes lease_s max_deaths drain_timeout_s stall_timeout_s rebuild_tries
     heartbeat_file front_ends metrics_port metrics_host task_events_per_s
     engine_args engine_stats_s kill_grace_s media_private_networks rbln_devices rbln_timeout_s
-    remote_wait_s openai_base_urls openai_api_key openai_concurrency
+    remote_wait_s openai_base_urls openai_api_key openai_concurrency openai_health_path
     triton_url triton_model triton_slots
     simulated_slots simulated_latency_s simulated_step_s simulated_log simulated_build_s
     simulated_fate simulated_process
