@@ -150,12 +150,17 @@ def _answers(client: redis.Redis) -> bool:
 
 
 def procfile_command(python: str | Path = sys.executable) -> list[str]:
-    """Return the worker's command from the Procfile, with the programs beside `python`."""
+    """Return the worker's command from the Procfile, with the programs beside `python`.
+
+    Where none is there, as in a folder of packages on PYTHONPATH, `python` runs its module.
+    """
     for line in (ROOT / "Procfile").read_text().splitlines():
         name, _, command = line.partition(":")
         if name == "worker":
             words = shlex.split(command)
-            return [str(Path(python).parent / words[0]), *words[1:]]
+            beside = Path(python).parent / words[0]
+            program = [str(beside)] if beside.exists() else [str(python), "-m", words[0]]
+            return [*program, *words[1:]]
     raise LookupError("the Procfile has no worker")
 
 

@@ -1,18 +1,27 @@
 -- What requests cost, before and after they ran. Keys are those of turns.lua.
 
--- What leases that end change, added up by list: applied once, at a script's end.
+-- What leases that end change, added up by list: applied once, at a script's end. `used` and
+-- `charged` are tokens; `other_` are those of a weight that is not 1, `share` and `used_share` the
+-- same divided by it; `unanswered` and `unanswered_used` are of those without an answer.
 local ended_turns = {}
 local function end_turn(home, sequences, cost, used, reported, weight)
   local sum = ended_turns[home]
-    or { sequences = 0, tokens = 0, share = 0, count = 0, cost = 0, cost_share = 0,
-         used = 0, reported = 0, answered = 0 }
-  ended_turns[home] = sum
-  sum.sequences, sum.tokens = sum.sequences - sequences, sum.tokens + used - cost
-  sum.share = sum.share + (used - cost) / weight
-  sum.count, sum.cost = sum.count + 1, sum.cost + used
-  sum.cost_share = sum.cost_share + used / weight
+  if not sum then
+    sum = { sequences = 0, count = 0, used = 0, charged = 0, reported = 0, unanswered = 0,
+            unanswered_used = 0, other_used = 0, other_charged = 0, share = 0, used_share = 0 }
+    ended_turns[home] = sum
+  end
+  sum.sequences, sum.count = sum.sequences - sequences, sum.count + 1
+  sum.used, sum.charged = sum.used + used, sum.charged + cost
   if reported then
-    sum.used, sum.reported, sum.answered = sum.used + used, sum.reported + reported, sum.answered + 1
+    sum.reported = sum.reported + reported
+  else
+    sum.unanswered, sum.unanswered_used = sum.unanswered + 1, sum.unanswered_used + used
+  end
+  if weight ~= 1 then
+    sum.other_used, sum.other_charged = sum.other_used + used, sum.other_charged + cost
+    sum.share = sum.share + (used - cost) / weight
+    sum.used_share = sum.used_share + used / weight
   end
 end
 
@@ -26,14 +35,18 @@ end
 
 local function apply_turns()
   for list, sum in pairs(ended_turns) do
-    charge(list, sum.sequences, sum.tokens, { share = sum.share, each = sum.cost / sum.count,
-                                              each_share = sum.cost_share / sum.count })
-    if sum.answered > 0 then
+    local used, charged = sum.used - sum.other_used, sum.charged - sum.other_charged
+    charge(list, sum.sequences, sum.used - sum.charged,
+           { share = used - charged + sum.share, each = sum.used / sum.count,
+             each_share = (used + sum.used_share) / sum.count })
+    local answered = sum.count - sum.unanswered
+    if answered > 0 then
       local queue, _, tenant = place_of(list)
       local key = turns_key(queue)
       if sum.reported > 0 then note_used(queue, tenant, string.format('%.0f', sum.reported)) end
-      local mean, found = tonumber(redis.call('HGET', key, 'mean')), sum.used / sum.answered
-      mean = mean and mean + (found - mean) * math.min(1, sum.answered / MEAN_OVER) or found
+      local mean = tonumber(redis.call('HGET', key, 'mean'))
+      local found = (sum.used - sum.unanswered_used) / answered
+      mean = mean and mean + (found - mean) * math.min(1, answered / MEAN_OVER) or found
       redis.call('HSET', key, 'mean', string.format('%.1f', mean))
       redis.call('PEXPIRE', key, QUEUE_MS)
     end
@@ -62,9 +75,9 @@ end
 -- report no tokens.
 local queue_means = {}
 local function cost_of(list, b, message, sequences, context)
-  local queue = place_of(list)
   local most = context > 0 and math.min(context * sequences, MOST_COST) or MOST_COST
-  if b and b.mean then return math.min(b.mean, most) end
+  if b and b.mean then return b.mean < most and b.mean or most end
+  local queue = place_of(list)
   if queue_means[queue] == nil then
     local mean = tonumber(redis.call('HGET', turns_key(queue), 'mean'))
     -- A whole number, as it stands in the lease: what is given back is what was charged.
@@ -73,6 +86,16 @@ local function cost_of(list, b, message, sequences, context)
   if queue_means[queue] then return math.min(queue_means[queue], most) end
   local text = math.min(cost_of_size(text_bytes(message)), context > 0 and context or UNKNOWN_TEXT)
   return math.min(text + UNKNOWN_ANSWER * sequences, most)
+end
+
+-- Has POP pass over all lists of tenants, named in a text with \6 after each; returns a set of them.
+local function pass_over(queue, tenants, passed, most)
+  local found = {}
+  for tenant in string.gmatch(tenants, '([^\6]*)\6') do
+    found[tenant] = true
+    for _, step in ipairs({ '0', '3', '6', '9' }) do passed[ring_of(queue, step) .. '\6' .. tenant] = most end
+  end
+  return found
 end
 
 -- The first of a ZSET that POP has not passed over so often. Where it stood is noted in `passed`, by

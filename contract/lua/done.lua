@@ -41,18 +41,19 @@ end
 local function finish(n)
   local i, lease, owned, record = 9 * n - 6, given[n], ends[n], records[n]
   local id, batch, life, outcome = ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], ARGV[i + 4]
+  local prompt, completion = tonumber(ARGV[i + 6]) or 0, tonumber(ARGV[i + 7]) or 0
   if owned and tonumber(owned) >= 0 then -- else its turn has ended with its return to the queue
     if record then
       local home, cost, size = charge_of(record)
-      local reported = (tonumber(ARGV[i + 6]) or 0) + (tonumber(ARGV[i + 7]) or 0)
+      local reported = prompt + completion
       local used = cost_of_ending(outcome, ARGV[i + 5], reported, cost, size)
       end_charge(lease, home, cost, used, outcome == 'completed' and reported)
     end
   end
   if outcome == 'completed' or (owned and outcome ~= '') then
     local keep_ms = batch == '' and kept_ms(life, ttl_ms) or ttl_ms
-    local wrote = outcome ~= 'ignored' and commit(id, ARGV[i + 8], outcome, batch, life, keep_ms,
-                                                  tonumber(ARGV[i + 6]) or 0, tonumber(ARGV[i + 7]) or 0)
+    local wrote = outcome ~= 'ignored'
+      and commit(id, ARGV[i + 8], outcome, batch, life, keep_ms, prompt, completion)
     if wrote then written = written + 1 end
     if owned and batch ~= '' and batch_alive(batch, life) then
       if wrote then

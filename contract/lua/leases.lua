@@ -29,8 +29,10 @@ end
 -- Of a record only what a charge needs: home, cost and size. Each table is work for the garbage
 -- collector.
 local function charge_of(record)
-  local cost, size, home = string.match(record, '^%d+%z(%d+)%z(%d+)%z%Z*%z(%Z*)%z')
-  return home, tonumber(cost), tonumber(size)
+  local cost, size, at = string.match(record, '^%d+%z(%d+)%z(%d+)%z()')
+  local before = string.find(record, '\0', at, true) -- a pattern would look at each byte
+  local after = string.find(record, '\0', before + 1, true)
+  return string.sub(record, before + 1, after - 1), tonumber(cost), tonumber(size)
 end
 
 -- Takes a lease of protocol 1 from where its workers look; returns its record in the form of today.
@@ -91,21 +93,19 @@ end
 -- divided. Where either is not 1 they are noted, in a hash beside the records, whose form workers of
 -- 0.2 read, too: <lease> -> <sequences> NUL <home>, then NUL <weight> where that is not 1.
 local SEQUENCES = 'warmq:sequences'
-local any_sequences
-local function charged_for(lease)
-  if any_sequences == nil then any_sequences = redis.call('EXISTS', SEQUENCES) == 1 end
-  local noted = any_sequences and redis.call('HGET', SEQUENCES, lease)
-  if not noted then return 1, 1, false end
-  local sequences, weight = string.match(noted, '^(%d+)%z%Z*%z?([%d.]*)$')
-  return tonumber(sequences) or 1, tonumber(weight) or 1, true
-end
 
 -- Ends what a lease is charged for: its slots of the cap, and `cost` for `used` tokens. `reported`
 -- are those that the engine has told of an answer, nil where there is none.
+local any_sequences
 local function end_charge(lease, home, cost, used, reported)
-  local sequences, weight, noted = charged_for(lease)
-  if noted then redis.call('HDEL', SEQUENCES, lease) end
-  end_turn(home, sequences, cost, used, reported, weight)
+  if any_sequences == nil then any_sequences = redis.call('EXISTS', SEQUENCES) == 1 end
+  local noted = any_sequences and redis.call('HGET', SEQUENCES, lease)
+  local sequences, weight = 1, 1
+  if noted then
+    sequences, weight = string.match(noted, '^(%d+)%z%Z*%z?([%d.]*)$')
+    redis.call('HDEL', SEQUENCES, lease)
+  end
+  end_turn(home, tonumber(sequences) or 1, cost, used, reported, tonumber(weight) or 1)
 end
 
 -- A worker of 0.2 that sweeps ends a lease as one of one sequence: what it has left is ended here.

@@ -6,7 +6,8 @@
 -- The leases are written at the end, also after an error, so that it loses nothing.
 -- ARGV: worker, queue, k, max_bytes, lease_ms, slots, ttl_ms, date, floor, list of the turn that
 --   goes on ('' for none), sequences left of it, how many requests of many sequences to lease at most,
---   the model's context in tokens (0: not known), then list keys to look at nothing else
+--   the model's context in tokens (0: not known), tenants to take nothing of now, \6 after each, then
+--   list keys to look at nothing else
 --   floor is the highest lease number this worker knows: a Redis that lost its last
 --   writes must not give a number twice, or one request's DONE would drop another's lease
 -- Touches: the lists of waiting messages, warmq:turns:*, warmq:{lease_seq,leases,sequences,dead,
@@ -24,8 +25,7 @@ local PASSES, ALL_PASSES = 8, 500
 -- Runs of 32 neighbours keep more than 95 % of what the prefix cache gains from small groups; and a
 -- tenant that comes waits for no longer than the slots take to be filled anew.
 local TURN = math.max(1, math.min(LONGEST_TURN, tonumber(slots)))
-local many, context = tonumber(ARGV[12]), tonumber(ARGV[13])
-local now = now_ms()
+local many, context, now = tonumber(ARGV[12]), tonumber(ARGV[13]), now_ms()
 unblock()
 -- Leases are written last: a key of another type must be found before a message is moved.
 redis.call('HDEL', worker_key(worker), '')
@@ -125,34 +125,33 @@ local function lease(list, message, r)
   redis.call('LMOVE', list, leased_key(id), 'RIGHT', 'LEFT')
   local at = #records
   records[at + 1], records[at + 2], ends[at + 1], ends[at + 2] = id, record, now + lease_ms, id
-  local weight = (terms_of((select(3, place_of(home)))))
-  if r.sequences > 1 or weight ~= 1 then
+  local _, _, tenant = place_of(home)
+  local weight, sequences = terms_of(tenant), r.sequences
+  if sequences > 1 or weight ~= 1 then
     local ending = weight ~= 1 and '\0' .. string.format('%.14g', weight) or ''
-    noted[#noted + 1], noted[#noted + 2] = id, r.sequences .. '\0' .. home .. ending
+    noted[#noted + 1], noted[#noted + 2] = id, sequences .. '\0' .. home .. ending
+    if sequences > 1 then many = many - 1 end
   end
-  if r.sequences > 1 then many = many - 1 end
   local returns, deaths = '0', '0'
   if any_returns then
     returns = redis.call('HGET', 'warmq:returns', r.id) or '0'
     deaths = redis.call('HGET', 'warmq:deaths', r.id) or '0'
   end
   local n = #out
-  out[n + 1], out[n + 2], out[n + 3], out[n + 4] = id, returns, deaths, message
-  out[n + 5] = select(3, place_of(home))
+  out[n + 1], out[n + 2], out[n + 3], out[n + 4], out[n + 5] = id, returns, deaths, message, tenant
   leased = leased + 1
 end
 
-local full = k <= 0
-local unused_left = false -- whether messages without a use were left where they are
+-- `unused_left`: whether messages without a use were left where they are.
+local full, unused_left = k <= 0, false
 
 -- Lists whose next message is one of many sequences, for which this worker has no room now, and
 -- tenants of which all are such, or as many as are looked at.
 local passed, passes, passed_bytes = {}, 0, 0
+local without = pass_over(queue, ARGV[14], passed, PASSES)
 
--- Why a message must not be leased now, nil if it may: `room` is what its tenant's cap left before
--- this run, nil where caps do not count.
+-- Why a message must not be leased now, if so: `room` is what its tenant's cap left before this run.
 local function why_not(list, room, sequences)
-  if not room then return nil end
   if sequences > 1 and many <= 0 then return 'passed' end
   if charged + sequences <= room then return nil end
   if charged > 0 then return 'capped' end
@@ -184,7 +183,8 @@ local function take_from(list, most, room)
       dead_letter(list, { size = #message, home = list, id = '', batch = '', life = '' }, r,
                   reason or 'the key of its result has another type', now)
     elseif not ended then
-      local why = why_not(list, room, r.sequences)
+      -- Most requests fit into the room; without one caps do not count.
+      local why = room and (r.sequences > 1 or charged >= room) and why_not(list, room, r.sequences)
       if why == 'passed' then passed_bytes = passed_bytes + #message end
       if why then return why end
       lease(list, message, r)
@@ -212,7 +212,8 @@ local function next_list(step)
   local ring = ring_of(queue, step)
   if turn_left > 0 and turn ~= '' and not passed[turn] then
     local of_queue, of_step, tenant = place_of(turn)
-    if of_queue == queue and of_step == step and redis.call('ZSCORE', ring, tenant) then
+    local goes_on = of_queue == queue and of_step == step and not without[tenant]
+    if goes_on and redis.call('ZSCORE', ring, tenant) then
       local room = room_at(queue, step, tenant)
       passed['\0' .. ring] = nil -- it may be one of those that were passed over
       if room > 0 and redis.call('EXISTS', turn) == 1 then return turn, turn_left, room end
@@ -242,8 +243,7 @@ end
 
 -- One run of messages, and what it costs; also after an error.
 local function take_run(step, list, most, room)
-  local before = examined
-  local finished, why = pcall(take_from, list, math.min(most, room), room)
+  local before, finished, why = examined, pcall(take_from, list, math.min(most, room), room)
   if charged_tokens > 0 then charge(list, charged, charged_tokens) end
   turn_left, charged, charged_tokens = math.max(0, turn_left - charged), 0, 0
   if examined > before and not is_kombus(list) then
@@ -284,10 +284,10 @@ local function take_all()
   end
 end
 
-local function take_named() for i = 14, #ARGV do take_from(ARGV[i], math.huge) end end
+local function take_named() for i = 15, #ARGV do take_from(ARGV[i], math.huge) end end
 
-local finished, problem = pcall(#ARGV > 13 and take_named or take_all)
-if not full and examined == 0 and passes == 0 and #ARGV <= 13 then forget_waiting(queue) end
+local finished, problem = pcall(#ARGV > 14 and take_named or take_all)
+if not full and examined + passes == 0 and #ARGV <= 14 and not next(without) then forget_waiting(queue) end
 call_many('HSET', worker_key(worker), records)
 call_many('ZADD', LEASES, ends)
 call_many('HSET', SEQUENCES, noted)

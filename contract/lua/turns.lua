@@ -46,12 +46,19 @@ local function add_to_queue(queue, field, number)
   return found
 end
 
--- Queue, step and tenant of a list of waiting messages.
+-- Queue, step and tenant of a list of waiting messages. Each list is taken apart once: a script asks
+-- for every message.
+local places = {}
 local function place_of(list)
+  local place = places[list]
+  if place then return place[1], place[2], place[3] end
   local queue, step, tenant = string.match(list, '^(.-)\6\22(%d)\6([^\6]*)\6')
-  if queue then return queue, step, tenant end
-  queue, step = string.match(list, '^(.-)\6\22(%d)$')
-  return queue or list, step or '0', CELERY
+  if not queue then
+    queue, step = string.match(list, '^(.-)\6\22(%d)$')
+    queue, step, tenant = queue or list, step or '0', CELERY
+  end
+  places[list] = { queue, step, tenant }
+  return queue, step, tenant
 end
 
 local function is_kombus(list) return not string.find(list, '\6\22%d\6') end

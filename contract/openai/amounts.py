@@ -32,6 +32,8 @@ MAX_OPTION = 65_536
 #: The same of what one engine tells another: ids of the blocks in its KV cache.
 MAX_TRANSFER = 1_048_576
 
+#: Types of what has no parts.
+_SCALARS = frozenset((str, int, float, bool, type(None)))
 #: What has parts; a union's check takes four times as long as a tuple's.
 _COMPOUND = (list, dict)
 #: As many messages, and fields of each, are not counted where all are plain.
@@ -61,6 +63,8 @@ def refuse_many(body: Mapping[str, Any], where: str) -> None:
         RequestRejected: naming the field and the limit.
     """
     several = "n" in body
+    if not several and _SCALARS.issuperset(map(type, body.values())):
+        return
     for name, value in body.items():
         if isinstance(value, _COMPOUND) and not (name == "messages" and _is_short(value)):
             _refuse_one(name, value, where)

@@ -5,6 +5,7 @@ short form: a body at top level with an optional `custom_id`.
 """
 
 import re
+from collections.abc import Callable
 from operator import attrgetter
 from typing import Annotated, Any, Literal
 
@@ -142,15 +143,29 @@ _decode_line = msgspec.json.Decoder(_Line).decode
 _decode_body = {url: msgspec.json.Decoder(shape).decode for url, shape in BODY_TYPES.items()}
 #: What gives a body's limits of tokens: one, or two where a url has two names for it.
 _limits_of = {url: attrgetter(*names) for url, names in LIMITS.items()}
-#: The fields of a url's bodies that are constraints, and what gives their values; `model` makes
-#: it a tuple also where there is one.
-_constraints_of = {
-    url: (names, attrgetter(*names, "model"))
-    for url in BODY_TYPES
-    if (names := tuple(name for name in FIELDS if name in field_names(url)))
-}
-#: The fields of a url's bodies that say how many sequences are run.
-_sequences_in = {url: fields_of_sequences(field_names(url)) for url in BODY_TYPES}
+
+
+class _Rare:
+    """The fields of a url's bodies that are looked into, of which most bodies have none: what is a
+    constraint, and what says how many sequences are run. `text` is the field that most bodies have,
+    and that is one sequence as a text ('' where there is none)."""
+
+    def __init__(self, url: str) -> None:
+        names = field_names(url)
+        self.constraints = tuple(name for name in FIELDS if name in names)
+        self.counted = fields_of_sequences(names)
+        self.text = next((name for name in ("prompt", "input") if name in self.counted), "")
+        rare = tuple(
+            dict.fromkeys(name for name in (*self.constraints, *self.counted) if name != self.text)
+        )
+        self.values: Callable[[Any], tuple[Any, ...]] = (
+            attrgetter(*rare)
+            if len(rare) > 1
+            else lambda body: tuple(getattr(body, name) for name in rare)
+        )
+
+
+_rare_of = {url: _Rare(url) for url in BODY_TYPES}
 #: Longer lines go through `_any_line`, which counts their values first.
 _SHORT = 65_536
 
@@ -165,30 +180,35 @@ def _plain_line(raw: bytes) -> Request | None:
         body: Any = _decode_body[line.url](line.body)
         text = bytes(line.body)
         orjson.loads(text)  # msgspec passes over fields it does not know, whatever they hold
-        if line.url in _constraints_of:
-            names, constraints = _constraints_of[line.url]
-            for name, value in zip(names, constraints(body), strict=False):
-                if value is not None:
-                    refuse_large(name, value, "body.")
-                    if whole_bounds(value) is not value:
-                        return None
+        rare, sequences = _rare_of[line.url], 1
+        values = rare.values(body)
+        if values.count(None) < len(values) or (
+            rare.text and type(getattr(body, rare.text)) is not str
+        ):
+            sequences = _look_into(body, rare)
     except (
         msgspec.DecodeError, orjson.JSONDecodeError, UnicodeDecodeError, KeyError, RequestRejected
     ):  # fmt: skip
         return None
-    if (sequences := _sequences(line.url, body)) > MAX_PROMPTS:
+    if sequences != 1 and not 0 < sequences <= MAX_PROMPTS:
         return None
     limits = _limits_of[line.url](body) if line.url in _limits_of else True
     limited = limits is not None and limits != (None, None)
     return Request(line.custom_id, line.url, text, limited, (), sequences)
 
 
-def _sequences(url: str, body: Any) -> int:
-    """Return sequences_of of a decoded body; that of most chats is known by one look."""
-    names = _sequences_in[url]
-    if names == ("n",):
-        return body.n or 1
-    return sequences_of({name: getattr(body, name) for name in names})
+def _look_into(body: Any, rare: _Rare) -> int:
+    """Return sequences_of of a decoded body; 0 if its constraints must be written differently.
+
+    Raises:
+        RequestRejected: a constraint is too large.
+    """
+    for name in rare.constraints:
+        if (value := getattr(body, name)) is not None:
+            refuse_large(name, value, "body.")
+            if whole_bounds(value) is not value:
+                return 0
+    return sequences_of({name: getattr(body, name) for name in rare.counted})
 
 
 def parse_line(raw: bytes, overrides: dict[str, Any] | None = None) -> Request:

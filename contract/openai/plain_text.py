@@ -7,10 +7,10 @@ from contract.openai.body import LIMITS
 
 #: Fields of which any value but null, false and an empty list asks for more than the text;
 #: 0 logprobs are those of the chosen tokens.
-MORE = (
+MORE = frozenset((
     "logprobs", "echo", "use_beam_search", "return_token_ids", "return_tokens_as_token_ids",
     "return_token_offsets", "suffix", "top_logprobs",
-)  # fmt: skip
+))  # fmt: skip
 
 
 def tells_text(url: str, body: Mapping[str, Any]) -> bool:
@@ -22,5 +22,5 @@ def tells_text(url: str, body: Mapping[str, Any]) -> bool:
         return False
     if body.get("tools") and body.get("tool_choice") not in ("none", {"type": "none"}):
         return False
-    asked = (body.get(name) for name in MORE)
-    return all(value is None or value is False or value == [] for value in asked)
+    asked = MORE.intersection(body)
+    return all(body[name] is None or body[name] is False or body[name] == [] for name in asked)

@@ -9,6 +9,8 @@ from typing import Any
 PROMPTS = frozenset(
     ("prompt", "prompt_embeds", "input", "documents", "items", "text_2", "data_2")
 )  # fmt: skip
+#: What makes a body with one text as its prompt more than one sequence.
+_BESIDE_A_TEXT = PROMPTS - {"prompt"} | {"n", "messages"}
 
 
 def sequences_of(body: Mapping[str, Any]) -> int:
@@ -17,6 +19,8 @@ def sequences_of(body: Mapping[str, Any]) -> int:
     `input` of /v1/responses is a conversation, which is one prompt; `messages` are one, too,
     whatever `documents` they are about.
     """
+    if type(body.get("prompt")) is str and body.keys().isdisjoint(_BESIDE_A_TEXT):
+        return 1  # as in most completions
     n = body.get("n")
     count = n if isinstance(n, int) and n > 1 else 1
     messages = body.get("messages")

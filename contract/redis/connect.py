@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from inspect import signature
 from typing import Any, cast
@@ -99,19 +98,11 @@ def _client_name(name: str) -> str:
     return quote(name, _IN_CLIENT_NAMES, errors="backslashreplace")
 
 
-@contextmanager
-def _closed_is_lost() -> Iterator[None]:
-    """Have errors for a socket that was reset, or closed by another task, be ConnectionError."""
-    try:
-        yield
-    except RuntimeError as error:
-        if not str(error).startswith("unable to perform operation on"):
-            raise
-        raise ConnectionError(f"connection lost: {error}") from error
-    except AttributeError as error:  # redis-py looks for its writer, and writes one step later
-        if error.obj is not None or error.name != "writelines":
-            raise
-        raise ConnectionError("connection lost: it was closed meanwhile") from error
+def _closed(error: RuntimeError | AttributeError) -> bool:
+    """Return whether an error is of a socket that was reset, or closed by another task."""
+    if isinstance(error, AttributeError):  # redis-py looks for its writer one step before it writes
+        return error.obj is None and error.name == "writelines"
+    return str(error).startswith("unable to perform operation on")
 
 
 class Cancellable(AbstractConnection):
@@ -138,8 +129,11 @@ class Cancellable(AbstractConnection):
         task = asyncio.current_task()
         before = task.cancelling() if task else 0
         try:
-            with _closed_is_lost():
-                return await work
+            return await work
+        except (RuntimeError, AttributeError) as error:
+            if not _closed(error):
+                raise
+            raise ConnectionError(f"connection lost: {error}") from error
         finally:
             if task and task.cancelling() > before:
                 await self.disconnect(nowait=True)  # nobody will read the reply

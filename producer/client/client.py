@@ -146,4 +146,4 @@ def _source(requests: Any, columns: Mapping[str, str]) -> Source:
     if not columns:
         return Items(requests)
     mapping = RowMapping(columns, known if isinstance(known, list) else None)
-    return Items(requests, mapping.line, what="row", columns=mapping.columns)
+    return Items(requests, mapping.line_of_values, what="row", columns=mapping.columns)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import orjson
 
 from contract.errors import BatchConflict
+from contract.redis.batches import BatchStore
 from contract.redis.gateway.due import Due
 from contract.redis.gateway.objects import Kind, Objects
 from contract.redis.gateway.records import Record, Records
@@ -46,8 +48,9 @@ def records_of(redis: Reads, tenant: str) -> Iterator[Record]:
     return Records.beside(redis).of(tenant)
 
 
-def delete_record(redis: Reads, object_id: str) -> Kind | None:
-    """Remove a tenant's batch that has ended, or a file; a gateway then removes its content.
+def delete_record(redis: BatchStore, object_id: str) -> Kind | None:
+    """Remove a tenant's batch that has ended, with its results, or a file, whose content a gateway
+    then removes.
 
     Returns:
         What it was; None if there is no such object.
@@ -59,17 +62,26 @@ def delete_record(redis: Reads, object_id: str) -> Kind | None:
     owner = objects.owner_of(kind, object_id) if kind is not None else None
     if kind is None or owner is None:
         return None
+    parts: list[str] = []
     if kind == "file":
         Due.beside(redis).add("file", object_id, CONTENT_MS)  # first: else its content would stay
     else:
         stored = objects.get(kind, owner, object_id)
-        status = orjson.loads(stored.document).get("status", "validating") if stored else "gone"
+        record = orjson.loads(stored.document) if stored else {}
+        status, parts = record.get("status", "validating"), _parts(record)
         if stored is not None and status not in _ENDED:
             raise BatchConflict(
                 f"batch {object_id} of tenant {owner} is {status}; its tenant must cancel it first"
             )
+    for batch_id in parts:  # first: killed in between, the same call ends it
+        redis.delete(batch_id, force=True)
     objects.delete(kind, owner, object_id)
     return kind
+
+
+def _parts(record: dict[str, Any]) -> list[str]:
+    """Return the queues' batches of a gateway's batch."""
+    return [part["batch_id"] for part in record.get("parts", ())]
 
 
 def _kind_of(object_id: str) -> Kind | None:

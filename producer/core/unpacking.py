@@ -166,11 +166,14 @@ def unpacked(file: io.BufferedReader, watch: Watch | None) -> Unpacked | None:
     return Unpacked(packed, source, watch)
 
 
+_UTF_32 = "it is UTF-32; convert it to UTF-8, for example with iconv -f UTF-32 -t UTF-8"
 _UTF_16 = "it is UTF-16; convert it to UTF-8, for example with iconv -f UTF-16 -t UTF-8"
 #: What files of other forms begin with, and what to do about them.
 _OTHER_FORMS = (
     (b"BZh", "it is compressed by bzip2; uncompress it (bunzip2), or send gzip or zstd"),
     (b"\xfd7zXZ\0", "it is compressed by xz; uncompress it (unxz), or send gzip or zstd"),
+    (b"\xff\xfe\0\0", _UTF_32),
+    (b"\0\0\xfe\xff", _UTF_32),
     (b"\xff\xfe", _UTF_16),
     (b"\xfe\xff", _UTF_16),
     (b"PK\3\4", "it is a zip archive or a spreadsheet; unpack it, or save its sheet as CSV"),

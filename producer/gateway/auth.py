@@ -8,6 +8,7 @@ import logging
 import socket
 import time
 from collections.abc import Mapping
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -237,15 +238,20 @@ def _not_local(why: str) -> WrongKey:
     )
 
 
+@lru_cache(maxsize=64)  # a client's are the same each time
+def _of_a_proxy(names: tuple[bytes, ...]) -> str:
+    """Return the first of these headers that a proxy adds; else ''."""
+    known = (name for name in names if name in _OF_PROXIES or name.startswith(_OF_PROXIES_BEGIN))
+    return next(known, b"").decode("latin-1")
+
+
 def sign_of_a_proxy(headers: Headers, http_version: str) -> str:
     """Return what shows that a request came through a proxy: a header, or HTTP/1.0; else ''.
 
     nginx speaks HTTP/1.0 to what is behind it unless it is configured, or of 1.29.7 and later.
     """
-    for name in headers:
-        if name in _OF_PROXIES or name.startswith(_OF_PROXIES_BEGIN):
-            return name.decode("latin-1")
-    return "" if http_version not in ("1.0", "0.9") else f"HTTP/{http_version}"
+    old = f"HTTP/{http_version}" if http_version in ("1.0", "0.9") else ""
+    return _of_a_proxy(tuple(headers)) or old
 
 
 def _from_another_site(scope: Scope, headers: Headers) -> bool:

@@ -14,7 +14,8 @@ from typing import Any
 import orjson
 import pytest
 import redis
-from hostile import TEXTS, deep, envelopes, examples, pickled
+from hostile import TEXTS, envelopes, examples, pickled
+from hostile_request import deep
 from hypothesis import example, given
 from hypothesis import strategies as st
 from lessee import (

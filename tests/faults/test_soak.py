@@ -22,5 +22,5 @@ SEED = int(os.environ.get("WARMQ_TEST_SEED") or secrets.randbelow(2**31))
 @pytest.mark.parametrize("seed", [pytest.param(SEED, id=f"seed_{SEED}")])
 def test_nine_honest_tenants_do_not_notice_the_tenth(seed: int, tmp_path: Path) -> None:
     with attacked(tmp_path) as on:
-        report = Soak(on, seed, 0.4).run(8, 16)
+        report = Soak(on, seed).run(8, 16)
     assert report.broken() == {}, report.text()

@@ -13,7 +13,7 @@ import openai
 import pytest
 from batch_stack import BatchStack
 from bombs import MB, URL, bombs, line, zstd_of
-from hostile import deep
+from hostile_request import deep
 
 from contract.redis.gateway.api_keys import ApiKeys
 from demo.stack import eventually

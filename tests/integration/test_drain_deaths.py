@@ -118,7 +118,7 @@ async def test_suspects_take_turns_with_the_queue(
     redis_client.lpush(suspects, *poisons)
     submit_batch(store, 100, batch_id="b", tenant="b")
     async with draining(redis_url, simulated_slots=8, simulated_latency_s=0.01) as running:
-        await soon(lambda: now(store, "b").finished, 60)
+        await soon(lambda: now(store, "b").finished, 30)
         assert running.supervisor.deaths <= 20  # at most one for each that the queue was given
         assert len(list(store.dead_letters())) < 12
     assert now(store, "b").number("completed") == 100

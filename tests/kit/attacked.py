@@ -26,7 +26,15 @@ from contract.openai.body import CHAT_URL
 from contract.redis import keys
 from contract.redis.batches import BatchStore
 from contract.redis.gateway.api_keys import ApiKeys
-from demo.stack import CPU_ENGINE_ARGS, RedisServer, Worker, eventually, tiny_model_worker
+from demo.stack import (
+    CPU_ENGINE_ARGS,
+    GPU_ENGINE_ARGS,
+    RedisServer,
+    Worker,
+    eventually,
+    on_gpu,
+    tiny_model_worker,
+)
 
 LEASE_S, STALL_S, START_S = 9.0, 12.0, 60.0
 #: How much longer than alone another tenant's small chat may take.
@@ -37,6 +45,8 @@ GROWN_BYTES = 2**30
 TIMED = {"others wait", "heartbeat"}
 #: A client waits so long for its answer, then it goes.
 PATIENCE_S = 25.0
+#: A hostile one waits longer: a thousand answers take two cores a while, and have their own end.
+OWN_S = 60.0
 
 
 @dataclass
@@ -59,7 +69,7 @@ class Attacked:
     def __init__(self, folder: Path, make: Callable[[str, Path], Worker] | None = None) -> None:
         self.folder, self.watch = folder, Watch()
         self.redis = RedisServer(folder / "redis")
-        self.worker = (make or _tiny)(self.redis.url, folder / "worker.log")
+        self.worker = (make or tiny)(self.redis.url, folder / "worker.log")
         self.gateway = GatewayProcess(self.redis.url, folder)
         self._http = httpx.Client()
         self._ends, self._replacing = threading.Event(), threading.Lock()
@@ -74,7 +84,7 @@ class Attacked:
         self.hostile, self.honest = self.key("hostile"), self.key("honest")
         self.worker.start()
         self.gateway.start()
-        self.ready(2 * START_S)
+        self.ready(4 * START_S)
         self._warm()
         self._measure_alone(3)
         self._measure_alone(5)
@@ -179,7 +189,7 @@ class Attacked:
         """Send a hostile request online; return what is wrong with its end, or nothing."""
         content = hostile.content(NAME)
         try:
-            answer = self.post(hostile.url, content, self.hostile)
+            answer = self.post(hostile.url, content, self.hostile, OWN_S)
         except httpx.HTTPError as error:
             return f"no answer: {error!r}"
         wrong = hostile.fault(answer.status_code, answer.headers.get("retry-after"))
@@ -195,6 +205,13 @@ class Attacked:
         self._replace()
         self.ready(2 * START_S)
         return {"life": f"neither works nor was replaced within {STALL_S + START_S:g} s"}
+
+    def cpu_s(self) -> dict[str, float]:
+        """Return the seconds of a core that each part has had, with its descendants; ours, too."""
+        parts = {"worker": self.worker.process, "gateway": self.gateway.process,
+                 "redis": self.redis.process}  # fmt: skip
+        found = {name: _cpu_s(process.pid) for name, process in parts.items() if process}
+        return found | {"client": time.process_time()}
 
     # -- looking ------------------------------------------------------------------------
 
@@ -231,11 +248,12 @@ class Attacked:
             self.worker.start()
 
 
-def _tiny(url: str, log: Path) -> Worker:
-    """Return a worker with vLLM and the shipped model."""
+def tiny(url: str, log: Path, engine_args: str | None = None) -> Worker:
+    """Return a worker with vLLM and the shipped model; `engine_args` instead of the device's."""
+    args = engine_args or f"{GPU_ENGINE_ARGS if on_gpu() else CPU_ENGINE_ARGS} {SERVING}"
     env = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
     return tiny_model_worker(
-        url, log, env=env, served_model_name=NAME, engine_args=f"{CPU_ENGINE_ARGS} {SERVING}",
+        url, log, env=env, served_model_name=NAME, engine_args=args,
         lease_s=LEASE_S, stall_timeout_s=STALL_S, drain_timeout_s=5,
     )  # fmt: skip
 
@@ -249,6 +267,17 @@ def _memory(worker: Worker) -> int:
             with suppress(OSError):
                 told = Path(f"/proc/{process.pid}/smaps_rollup").read_text().partition("\nPss:")[2]
                 total += 1024 * int(told.split()[0]) if told else 0
+    return total
+
+
+def _cpu_s(pid: int) -> float:
+    """Return the seconds of a core of a process and its descendants, ended ones included."""
+    total = 0.0
+    with suppress(psutil.Error):
+        whole = psutil.Process(pid)
+        for process in (whole, *whole.children(recursive=True)):
+            with suppress(psutil.Error):
+                total += sum(process.cpu_times()[:4])
     return total
 
 

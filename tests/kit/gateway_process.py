@@ -30,7 +30,9 @@ class GatewayProcess:
         self._env = {k: v for k, v in os.environ.items() if not k.startswith("WARMQ_")} | {
             "WARMQ_REDIS_URL": redis_url,
             "WARMQ_GATEWAY_STORE": str(folder / "files"),
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": os.pathsep.join(
+                [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+            ),
             **{f"WARMQ_{name.upper()}": str(value) for name, value in settings.items()},
         }
         self.process: subprocess.Popen[bytes] | None = None

@@ -8,6 +8,7 @@ import os
 import pickle
 from typing import Any
 
+from hostile_request import deep
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
@@ -42,11 +43,6 @@ class Trap:
 def pickled(path: str) -> bytes:
     """Return a pickle that makes the file `path` when it is loaded."""
     return pickle.dumps(Trap(path))
-
-
-def deep(depth: int, opening: bytes = b"[", closing: bytes = b"]") -> bytes:
-    """Return JSON nested so deep."""
-    return opening * depth + (b"1" if opening != b"[" else b"") + closing * depth
 
 
 #: Texts that break what splits, prints, stores or opens them.

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 
 import orjson
 import zstandard
-from hostile import NUMBERS, TEXTS, deep
+from hostile import NUMBERS, TEXTS
 from hostile_amounts import AMOUNTS
+from hostile_request import deep
 from hostile_requests import REQUESTS
 
 from contract.openai.body import CHAT_URL

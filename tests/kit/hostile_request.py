@@ -64,6 +64,11 @@ def completion(**more: Any) -> Body:
     return {"prompt": "Hello", "max_tokens": 4, "temperature": 0} | more
 
 
+def deep(depth: int, opening: bytes = b"[", closing: bytes = b"]") -> bytes:
+    """Return JSON nested so deep."""
+    return opening * depth + (b"1" if opening != b"[" else b"") + closing * depth
+
+
 def names(count: int) -> list[str]:
     """Return texts that differ in their first characters."""
     return [f"{n:x}-{'value' * 3}" for n in range(count)]

@@ -10,9 +10,8 @@ import base64
 import struct
 import zlib
 
-from hostile import deep
 from hostile_amounts import AMOUNTS
-from hostile_request import ANSWERED, ASKED, EITHER, Body, Hostile, chat, completion, names
+from hostile_request import ANSWERED, ASKED, EITHER, Body, Hostile, chat, completion, deep, names
 from hostile_schemas import GRAMMARS, SCHEMAS
 
 from contract.openai.body import CHAT_URL, COMPLETION_URL

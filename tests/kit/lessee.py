@@ -144,11 +144,12 @@ class Lessee:
         floor: int = 0,
         many: int = 1000,
         context: int = 0,
+        without: Sequence[str] = (),
     ) -> list[Lease]:
         """Lease up to k messages; the reply's first seven values stay in `head`."""
         reply = self.run(
             "pop", self.worker, self.queue, k, max_bytes, lease_ms, slots, self.ttl_ms, DATE,
-            floor, *self.turn, many, context, *lists,
+            floor, *self.turn, many, context, "".join(f"{t}\6" for t in without), *lists,
         )  # fmt: skip
         self.head = reply[:7]
         self.turn = reply[5:7]

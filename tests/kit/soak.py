@@ -1,28 +1,31 @@
 """Ten tenants at the real engine for a long time, one of them hostile; what the nine notice.
 
 First the nine are alone, then the tenth sends a hostile request after the other, drawn from the
-list by a seed, online and as lines of batches. Both parts are measured in the same way.
+list by a seed, online and as lines of batches. At last, as a control, the tenth sends honest heavy
+requests in the same ways, and takes as many cores: what others wait then is sharing of a machine,
+no attack. All parts are measured in the same way.
 """
 
 from __future__ import annotations
 
-import json
 import random
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
 import openai
 import orjson
 from attacked import Attacked
+from heavy_requests import HEAVY
 from hostile_batches import ends_of, send_as_batches
 from hostile_request import Hostile, chat
 from hostile_requests import REQUESTS
 from run_batch_lines import NAME
+from soak_report import Part, SoakReport, Span
 
 from contract.openai.body import CHAT_URL
 
@@ -30,96 +33,56 @@ HONEST = 9
 #: An honest client sends its next request so long after the last answer: think time, in seconds.
 PAUSE_S = (0.2, 1.0)
 LINES = 8
-#: p99 of the honest ones may be so many times that without the hostile one.
-TIMES = 3.0
 #: Nobody waits longer for a batch.
 BATCH_S = 300.0
-
-
-@dataclass
-class Part:
-    """What the honest tenants saw in one part."""
-
-    seconds: list[float] = field(default_factory=list)
-    refused: Counter[str] = field(default_factory=Counter)
-    batch_lines: int = 0
-    lost: int = 0
-    doubled: int = 0
-
-    def figures(self) -> dict[str, Any]:
-        """Return counts, and the spread of the answers' times."""
-        ordered = sorted(self.seconds) or [0.0]
-        at = {f"p{p}_s": round(ordered[min(len(ordered) - 1, len(ordered) * p // 100)], 3)
-              for p in (50, 99)}  # fmt: skip
-        return at | {
-            "chats": len(self.seconds), "refused": dict(self.refused), "lost": self.lost,
-            "batch_lines": self.batch_lines, "doubled": self.doubled,
-        }  # fmt: skip
-
-
-@dataclass
-class SoakReport:
-    """What a soak did and found."""
-
-    seed: int
-    minutes: float
-    alone: Part = field(default_factory=Part)
-    beside: Part = field(default_factory=Part)
-    hostile: Counter[str] = field(default_factory=Counter)
-    #: How hostile requests ended that should have ended otherwise, by their names.
-    wrong_ends: dict[str, list[str]] = field(default_factory=dict)
-    workers_ended: int = 0
-    silent_s: float = 0.0
-    grown_mib: int = 0
-
-    def text(self) -> str:
-        """Return it as JSON for people."""
-        told = vars(self) | {"alone": self.alone.figures(), "beside": self.beside.figures()}
-        told["hostile"] = self.hostile.total()
-        return json.dumps(told, indent=2)
-
-    def broken(self) -> dict[str, object]:
-        """Return the bars that broke."""
-        alone, beside = self.alone.figures(), self.beside.figures()
-        found: dict[str, object] = {}
-        if beside["p99_s"] > TIMES * alone["p99_s"]:
-            found["p99"] = f"{beside['p99_s']} s, alone {alone['p99_s']} s"
-        for name, part in (("alone", alone), ("beside", beside)):
-            found |= {f"{what}, {name}": part[what] for what in ("lost", "doubled", "refused")
-                      if part[what]}  # fmt: skip
-        if self.wrong_ends:
-            found["own ends"] = self.wrong_ends
-        if not self.hostile:
-            found["hostile"] = "nothing was sent"
-        return found
+Requests = Mapping[str, Hostile]
 
 
 class Soak:
-    """Runs the two parts on one stack."""
+    """Runs the parts on one stack; `said` is called when one has ended."""
 
-    def __init__(self, on: Attacked, seed: int, minutes: float) -> None:
-        self.on, self.report = on, SoakReport(seed, minutes)
-        self._random = random.Random(seed)
+    def __init__(self, on: Attacked, seed: int, said: Callable[[str], None] | None = None) -> None:
+        self.on, self.report, self._said = on, SoakReport(seed), said or (lambda _: None)
         self._failed: list[BaseException] = []
+        self._noting = threading.Lock()
 
-    def run(self, alone_s: float, beside_s: float) -> SoakReport:
-        """Run both; raise what a client raised that is no finding."""
-        for hostile in REQUESTS.values():
-            hostile.content(NAME)  # now, since in the second part it would take the others' time
-        self._part(self.report.alone, alone_s, ())
-        self.on.watch.clear()
-        attacks = (self._online, self._in_batches)
-        self._part(self.report.beside, beside_s, attacks)
-        watch = self.on.watch
-        self.report.workers_ended = len(watch.ended)
-        self.report.silent_s = round(watch.silent_s, 2)
-        self.report.grown_mib = (watch.peak_bytes - self.on.base_bytes) // 2**20
+    def run(self, alone_s: float, hostile_s: float, heavy_s: float = 0) -> SoakReport:
+        """Run the parts; raise what a client raised that is no finding."""
+        for request in (*REQUESTS.values(), *HEAVY.values()):
+            request.content(NAME)  # now, since in its part it would take the others' time
+        self._part("alone", alone_s, {})
+        self._part("hostile", hostile_s, REQUESTS)
+        if heavy_s:
+            self._part("heavy", heavy_s, HEAVY, self.report.parts["hostile"].cores)
         return self.report
 
-    def _part(self, part: Part, seconds: float, attacks: Any) -> None:
-        until, lock = time.monotonic() + seconds, threading.Lock()
-        works = [lambda n=n: self._honest(n, part, until, lock) for n in range(HONEST)]
-        works += [lambda attack=attack: attack(until) for attack in attacks]
+    def _part(self, name: str, seconds: float, tenth: Requests, cores: float = 0) -> None:
+        """Run one: the tenth waits while all processes have had more than `cores`, if given."""
+        part = self.report.parts[name] = Part()
+        watch, before, began = self.on.watch, self.on.cpu_s(), time.monotonic()
+        until = began + seconds
+        watch.clear()
+
+        def paced() -> bool:
+            while (now := time.monotonic()) < until:
+                if not cores or used(before, self.on.cpu_s()) <= cores * (now - began):
+                    return True
+                time.sleep(0.2)  # it is looked at again until it is its turn
+            return False
+
+        works = [lambda n=n: self._honest(n, part, until) for n in range(HONEST)]
+        if tenth:
+            works += [lambda way=way: way(part, tenth, paced)
+                      for way in (self._online, self._in_batches)]  # fmt: skip
+        self._together(works)
+        after = self.on.cpu_s()
+        part.lasted_s = time.monotonic() - began
+        part.cpu_s = {name: after[name] - before.get(name, 0.0) for name in after}
+        part.workers_ended, part.silent_s = len(watch.ended), watch.silent_s
+        part.grown_mib = (watch.peak_bytes - self.on.base_bytes) // 2**20
+        self._said(name)
+
+    def _together(self, works: Sequence[Callable[[], None]]) -> None:
         threads = [threading.Thread(target=self._kept, args=(work,)) for work in works]
         for thread in threads:
             thread.start()
@@ -136,29 +99,30 @@ class Soak:
 
     # -- the honest ones ----------------------------------------------------------------
 
-    def _honest(self, number: int, part: Part, until: float, lock: threading.Lock) -> None:
+    def _honest(self, number: int, part: Part, until: float) -> None:
         """Ask chats; every third tenant sends small batches, too."""
         chance = random.Random(f"{self.report.seed} {number}")
         key = self.on.key(f"honest-{number}")
         if number % 3:
             while time.monotonic() < until:
-                self._chat(key, part, lock)
+                self._chat(key, part)
                 time.sleep(chance.uniform(*PAUSE_S))  # think time, not a synchronisation
             return
         with self.on.sdk(key) as client:
             while time.monotonic() < until:
                 ids = [f"{number}-{n}" for n in range(LINES)]
                 found = self._batch(client, ids)
-                with lock:
+                with self._noting:
                     part.batch_lines += len(ids)
                     part.lost += sum(1 for i in ids if not found[i])
                     part.doubled += sum(1 for i in ids if found[i] > 1)
-                self._chat(key, part, lock)
+                self._chat(key, part)
 
-    def _chat(self, key: str, part: Part, lock: threading.Lock) -> None:
+    def _chat(self, key: str, part: Part) -> None:
+        began = time.monotonic()
         status, seconds = self.on.small_chat(key)
-        with lock:
-            part.seconds.append(seconds)
+        with self._noting:
+            part.chats.append(Span("chat", began, began + seconds))
             if status != 200:
                 part.refused[str(status or "no answer")] += 1
 
@@ -185,29 +149,34 @@ class Soak:
         answers = client.files.content(made.output_file_id).content.splitlines()
         return Counter(orjson.loads(line)["custom_id"] for line in answers)
 
-    # -- the hostile one ----------------------------------------------------------------
+    # -- the tenth ----------------------------------------------------------------------
 
-    def _drawn(self) -> Hostile:
-        return REQUESTS[self._random.choice(list(REQUESTS))]
+    def _online(self, part: Part, requests: Requests, paced: Callable[[], bool]) -> None:
+        chance = random.Random(f"{self.report.seed} online")
+        while paced():
+            request, began = requests[chance.choice(list(requests))], time.monotonic()
+            wrong = self.on.online(request)
+            self._note(part, request.name, began, [wrong] if wrong else [])
 
-    def _online(self, until: float) -> None:
-        while time.monotonic() < until:
-            hostile = self._drawn()
-            wrong = self.on.online(hostile)
-            self._note(hostile.name, [wrong] if wrong else [])
-
-    def _in_batches(self, until: float) -> None:
-        key = self.on.hostile
-        with self.on.sdk(key) as client:
-            while time.monotonic() < until:
+    def _in_batches(self, part: Part, requests: Requests, paced: Callable[[], bool]) -> None:
+        chance = random.Random(f"{self.report.seed} batches")
+        with self.on.sdk(self.on.hostile) as client:
+            while paced():
                 # Each once: in a batch its name is its custom_id.
-                drawn = [REQUESTS[name] for name in self._random.sample(list(REQUESTS), 3)]
+                drawn = [requests[name] for name in chance.sample(list(requests), 3)]
+                began = time.monotonic()
                 with suppress(openai.APIConnectionError, httpx.HTTPError):
                     for sent in send_as_batches(client, drawn):
                         for name, wrong in ends_of(client, sent, BATCH_S).items():
-                            self._note(name, wrong)
+                            self._note(part, name, began, wrong)
 
-    def _note(self, name: str, wrong: list[str]) -> None:
-        self.report.hostile[name] += 1
-        if wrong:
-            self.report.wrong_ends.setdefault(name, []).extend(wrong)
+    def _note(self, part: Part, name: str, began: float, wrong: list[str]) -> None:
+        with self._noting:
+            part.tenth.append(Span(name, began, time.monotonic()))
+            if wrong:
+                part.wrong_ends.setdefault(name, []).extend(wrong)
+
+
+def used(before: Mapping[str, float], after: Mapping[str, float]) -> float:
+    """Return the seconds of a core that all processes had in between."""
+    return sum(after.values()) - sum(before.values())

@@ -8,7 +8,8 @@ import tracemalloc
 import orjson
 import pytest
 from error_codes import error_codes
-from hostile import bodies, deep, dump, examples, lines, spoilt
+from hostile import bodies, dump, examples, lines, spoilt
+from hostile_request import deep
 from hypothesis import example, given
 from hypothesis import strategies as st
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import orjson
 import pytest
-from hostile import deep, examples
+from hostile import examples
+from hostile_request import deep
 from hypothesis import given
 from hypothesis import strategies as st
 

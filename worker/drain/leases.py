@@ -61,9 +61,9 @@ class Leases(Scripts):
 
     async def pop(
         self, k: int, slots: int, lists: Sequence[str] | None = None, max_bytes: float = math.inf,
-        many: int = 0, context: int = 0,
+        many: int = 0, context: int = 0, without: Sequence[str] = (),
     ) -> Popped:  # fmt: skip
-        """Lease up to k requests, `many` at most of more than one sequence; or those of `lists`.
+        """Lease up to k requests, `many` at most of many sequences, not of tenants in `without`.
 
         No estimate is above `context`, the model's in tokens; 0: it is not known. The caller must
         count the deliveries as its own before it awaits anything else: `renew` hands back the
@@ -77,7 +77,7 @@ class Leases(Scripts):
             reply = await self.run(
                 "pop", self.worker_id, self.queue, k, min(s.pop_bytes, max_bytes), s.lease_ms,
                 slots, s.result_ttl_ms, _date(), self._highest, *self._turn, many, context,
-                *(lists or ()),
+                "".join(f"{tenant}\6" for tenant in without), *(lists or ()),
             )  # fmt: skip
             self._highest = max(self._highest, reply[4])
             self._turn = reply[5], reply[6]

@@ -83,7 +83,7 @@ class Drain(Serving):
                 self.idle.set()
                 await self.wakeup.wait()
                 continue
-            free = self.room.limit - len(self.in_flight)
+            free = self.room.limit - len(self.in_flight) + len(self.preparing)
             free_bytes = self.settings.max_in_flight_bytes - self.in_flight.size
             if free < self.room.low_water or free_bytes <= 0:
                 await self.wakeup.wait()

@@ -37,6 +37,12 @@ class Room:
         return places_of_many(self.slots)
 
     @property
+    def preparing_each(self) -> int:
+        """Of a tenant of which so many requests are being prepared no more are leased: they are
+        next, and those of others pass. They are in no slot, and are as many as the look-ahead."""
+        return max(1, self.limit - self.slots)
+
+    @property
     def many_waiting(self) -> int:
         """How many requests of many sequences may wait here for slots; a quarter of those that
         wait, so that single ones are leased, too."""

@@ -16,6 +16,7 @@ from worker.drain.plain_text import is_plain
 from worker.drain.sequences import Sequences
 from worker.drain.turns import LARGE_BYTES, Turns
 from worker.engine import Engine, EngineRequest
+from worker.engine.preparation import PREPARATION, Preparation, Preparing
 
 
 def read_request(delivery: Delivery, served: Sequence[str]) -> EngineRequest:
@@ -72,6 +73,18 @@ def failed(
     return Ending(delivery, outcome, meta, keep, times=timing or {})
 
 
+async def _unpack(
+    delivery: Delivery, turns: Turns, most_bytes: int, preparation: Preparation
+) -> None:
+    """Wait for the turn of a large message; inflate a compressed body in a thread."""
+    with preparation:
+        if delivery.size > LARGE_BYTES:
+            await turns.wait()
+        if delivery.headers.get("compression"):
+            await asyncio.to_thread(inflate, delivery, most_bytes)
+            await turns.wait()
+
+
 async def serve(
     running: Running,
     engine: Engine,
@@ -81,6 +94,7 @@ async def serve(
     sequences: Sequences,
     turns: Turns,
     most_bytes: int,
+    preparing: Preparing,
 ) -> Ending:
     """Run one request in flight to its ending; a compressed body may have so many bytes at most.
 
@@ -90,12 +104,11 @@ async def serve(
     """
     delivery = running.delivery
     running.since = time.monotonic()
-    if delivery.size > LARGE_BYTES:
-        await turns.wait()
+    preparation = Preparation(preparing, delivery.tenant)
+    PREPARATION.set(preparation)  # of this request's own task
     try:
-        if delivery.headers.get("compression"):
-            await asyncio.to_thread(inflate, delivery, most_bytes)
-            await turns.wait()
+        if delivery.size > LARGE_BYTES or delivery.headers.get("compression"):
+            await _unpack(delivery, turns, most_bytes, preparation)
         request = read_request(delivery, served)
         if delivery.listener:
             running.plain = is_plain(request)

@@ -27,6 +27,7 @@ from worker.drain.supervisor import Supervisor
 from worker.drain.turns import Turns
 from worker.drain.wakeup import REDIS_PAUSE_S, Wakeup
 from worker.engine import Engine
+from worker.engine.preparation import Preparing
 from worker.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
@@ -62,6 +63,8 @@ class Serving:
         self.room = Room()  # none before the engine is ready
         self._sequences = Sequences(lambda: self.room.slots_of_many, self.wakeup.poke)
         self._turns = Turns()
+        #: Those of the requests in flight that wait for what is done one after the other.
+        self.preparing = Preparing(self.wakeup.poke)
         #: Names of the models and adapters served; empty where any will do.
         self._served: tuple[str, ...] = ()
         #: Names of the adapters that the engine has, beside its model.
@@ -96,7 +99,10 @@ class Serving:
         try:
             many = max(0, self.room.many_waiting - self._sequences.waiting)
             room = self.room
-            popped = await self.leases.pop(k, room.slots, lists, max_bytes, many, room.context)
+            popped = await self.leases.pop(
+                k, room.slots, lists, max_bytes, many, room.context,
+                self.preparing.crowded(room.preparing_each),
+            )  # fmt: skip
         except ERRORS as error:
             self.outage.lost(error)
             await asyncio.sleep(REDIS_PAUSE_S)
@@ -133,7 +139,7 @@ class Serving:
             engine = self.supervisor.engine
             ending = await serve(
                 running, engine, self._served, popped_at, self.events, self._sequences,
-                self._turns, self.settings.max_line_bytes,
+                self._turns, self.settings.max_line_bytes, self.preparing,
             )  # fmt: skip
             self._end(running, ending)
             if ending.outcome == "completed":  # any other may never have been in the engine

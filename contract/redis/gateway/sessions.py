@@ -29,7 +29,8 @@ class Sessions:
 
     async def begin(self, token: str, key_digest: str) -> None:
         """Remember that a token stands for a key."""
-        await self._run("set", _name(token), key_digest, "EX", LIFE_S)
+        args = (_digest(token), key_digest, LIFE_S)
+        await ride_out(self._client, lambda: self._client.run_script("session_put", *args))
 
     async def key_digest(self, token: str) -> str:
         """Return the digest of the key that a token stands for; '' if it has none (any more)."""
@@ -48,5 +49,9 @@ class Sessions:
         await self._client.aclose()
 
 
+def _digest(token: str) -> str:
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
 def _name(token: str) -> str:
-    return f"warmq:gateway:session:{hashlib.sha256(token.encode()).hexdigest()}"
+    return f"warmq:gateway:session:{_digest(token)}"

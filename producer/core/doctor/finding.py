@@ -8,16 +8,15 @@ Level = Literal["ok", "remark", "problem"]
 Area = Literal["redis", "workers", "queue", "disk", "settings"]
 #: The same words for ever: scripts look at them.
 Code = Literal[
-    "aof_off", "aof_on", "clock", "clock_differs", "cluster", "dead_letters", "disk",
-    "disk_full", "disk_low", "evicts", "evicts_nothing", "folder_unwritable", "forbidden",
-    "memory", "memory_full", "memory_high", "memory_unlimited", "no_dead_letters",
-    "no_open_batch", "no_worker", "not_looked", "open_batch", "other_policy", "queue",
-    "queue_unserved", "queue_unused", "records", "records_high", "redis_unusable",
-    "redis_writes_fail", "replica", "rights", "rights_missing", "sentinel", "server",
-    "server_too_old", "settings", "settings_wrong", "suspects", "unread_list", "version",
-    "worker", "worker_degraded", "worker_draining", "worker_newer", "worker_older",
-    "worker_other_version", "worker_silent", "worker_starting", "worker_stopped",
-    "worker_waits", "wrong_type",
+    "aof_off", "aof_on", "clock", "clock_differs", "cluster", "dead_letters", "disk", "disk_full",
+    "disk_low", "evicts", "evicts_nothing", "folder_unwritable", "forbidden", "memory",
+    "memory_full", "memory_high", "memory_unlimited", "no_dead_letters", "no_open_batch",
+    "no_worker", "not_looked", "open_batch", "other_policy", "queue", "queue_unserved",
+    "queue_unused", "records", "records_high", "redis_unusable", "redis_writes_fail", "replica",
+    "rights", "rights_missing", "sentinel", "server", "server_too_old", "settings",
+    "settings_wrong", "suspects", "unread_list", "version", "worker", "worker_degraded",
+    "worker_draining", "worker_newer", "worker_older", "worker_other_version", "worker_silent",
+    "worker_starting", "worker_stopped", "worker_waits", "wrong_type",
 ]  # fmt: skip
 
 

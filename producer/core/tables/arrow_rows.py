@@ -8,22 +8,22 @@ out, maps are objects, numbers have their shortest form, and such a cell is a Ba
 from __future__ import annotations
 
 import datetime as dt
-import decimal
 import math
 import struct
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-import orjson
-
 from producer.core.tables.arrow import pyarrow
-from producer.core.tables.cells import BadCell
+from producer.core.tables.cells import BadCell, Duration, json_of, key_of
 
 #: How many digits tell two numbers apart (those next to 0 need the fewest), and how struct names
 #: the number.
 _SHORT_FLOATS = {16: ("e", range(1, 6)), 32: ("f", range(1, 10))}
 _JSON = "arrow.json"
+#: Extension types of which Arrow itself makes values; any other is what it stores.
+_KNOWN = ("arrow.uuid", "arrow.bool8")
+_PERIOD = "pandas.period"
 
 _Read = Callable[[Any], Any]
 
@@ -31,15 +31,18 @@ _Read = Callable[[Any], Any]
 def rows_of(batch: Any) -> Iterator[dict[str, Any]]:
     """Yield the rows of a record batch as dicts; a cell that cannot be read is a BadCell."""
     names = batch.schema.names
-    columns = [_cells(names[n], batch.column(n)) for n in range(len(names))]
+    columns = [_cells(batch.schema.field(n), batch.column(n)) for n in range(len(names))]
     if not columns:
         yield from ({} for _ in range(batch.num_rows))
     for cells in zip(*columns, strict=True):
         yield dict(zip(names, cells, strict=True))
 
 
-def _cells(name: str, column: Any) -> list[Any]:
-    read = _reader(column.type)
+def _cells(field: Any, column: Any) -> list[Any]:
+    name, read = field.name, _reader(column.type)
+    # Without pandas Arrow does not know the type, and leaves its name.
+    if (field.metadata or {}).get(b"ARROW:extension:name") == _PERIOD.encode():
+        read = _period()
     if read is None:
         try:
             return list(column.to_pylist())
@@ -81,7 +84,7 @@ def _reader(kind: Any) -> _Read | None:
     """Return what reads a value of an Arrow type, None where `to_pylist` does."""
     types = pyarrow("a table", "types")
     if isinstance(kind, pyarrow("a table").BaseExtensionType):
-        return _json_text if kind.extension_name == _JSON else None
+        return _extension_reader(kind)
     if types.is_dictionary(kind) or types.is_run_end_encoded(kind):
         inner = _inner(kind.value_type)
         return lambda scalar: inner(scalar.value)
@@ -92,13 +95,33 @@ def _reader(kind: Any) -> _Read | None:
     return _nested_reader(types, kind)
 
 
+def _extension_reader(kind: Any) -> _Read | None:
+    name = kind.extension_name
+    if name in _KNOWN:
+        return None
+    if name == _JSON:
+        return _json_text
+    if name == _PERIOD:
+        return _period()
+    inner = _inner(kind.storage_type)
+    return lambda scalar: inner(scalar.value)
+
+
+def _period() -> _Read:
+    told = "a period of pandas is a bare number in Arrow (astype(str) makes it a text)"
+    return partial(_refuse, told)
+
+
+def _refuse(told: str, _: Any) -> Any:
+    raise ValueError(told)
+
+
 def _nested_reader(types: Any, kind: Any) -> _Read | None:
     if types.is_map(kind):
-        key, value = _inner(kind.key_type), _inner(kind.item_type)
-        return lambda scalar: {
-            _key(key(pair[0])): value(pair[1]) for pair in ((p[0], p[1]) for p in scalar.values)
-        }
+        return partial(_object, _inner(kind.key_type), _inner(kind.item_type))
     if types.is_struct(kind):
+        if len({kind.field(n).name for n in range(len(kind))}) < len(kind):
+            return partial(_refuse, "a key stands twice in its objects")
         fields = [(kind.field(n).name, n, _inner(kind.field(n).type)) for n in range(len(kind))]
         return lambda scalar: {
             name: value for name, n, read in fields if (value := read(scalar[n])) is not None
@@ -107,16 +130,23 @@ def _nested_reader(types: Any, kind: Any) -> _Read | None:
         element = _inner(kind.value_type)
         return lambda scalar: [element(one) for one in scalar.values]
     if types.is_union(kind):
-        return lambda scalar: _inner(scalar.value.type)(scalar.value) if scalar.value else None
+        return lambda scalar: None if (of := scalar.value) is None else _inner(of.type)(of)
     return None
 
 
-def _key(key: Any) -> str:
-    return key if isinstance(key, str) else orjson.dumps(key, str).decode().strip('"')
+def _object(key: _Read, value: _Read, scalar: Any) -> dict[str, Any]:
+    """Return a map as an object."""
+    found: dict[str, Any] = {}
+    for pair in scalar.values:
+        name = key_of(key(pair[0]))
+        if name in found:
+            raise ValueError(f"the key {name[:140]!r} stands twice in a map")
+        found[name] = value(pair[1])
+    return found
 
 
 def _json_text(scalar: Any) -> Any:
-    return orjson.loads(scalar.value.as_py())
+    return json_of(scalar.value.as_py())
 
 
 def _float(width: int, scalar: Any) -> Any:
@@ -164,8 +194,7 @@ def _nanoseconds(arrow: Any, micro: Any, scalar: Any) -> dt.datetime | dt.time |
     return f"{text[:at]}{rest:03}{text[at:]}"
 
 
-def _duration(scalar: Any) -> dt.timedelta | decimal.Decimal:
-    """Return a duration; in seconds where it has more than Python's microseconds."""
+def _duration(scalar: Any) -> dt.timedelta | Duration:
+    """Return a duration, as Python's own where that has no less."""
     whole, rest = divmod(scalar.value, 1000)
-    exact = decimal.Decimal(scalar.value).scaleb(-9)
-    return exact if rest else dt.timedelta(microseconds=whole)
+    return Duration(scalar.value) if rest else dt.timedelta(microseconds=whole)

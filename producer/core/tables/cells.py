@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import datetime as dt
 import decimal
+import json
 import math
+import re
+import uuid
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +19,8 @@ _EXACT = 2**53
 #: How cells are written. orjson itself writes 00:00:14.010000 as 00:00:14.10000.
 JSON = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_PASSTHROUGH_DATETIME
 _TIMES = (dt.datetime, dt.date, dt.time)
+#: Of JSON with fewer digits in a row no integer has more than 64 bits.
+_MANY_DIGITS = re.compile(r"\d{20}")
 
 
 class BadCell(Exception):
@@ -24,6 +30,25 @@ class BadCell(Exception):
         super().__init__(problem)
         self.column = column
         self.problem = problem
+
+
+class Duration:
+    """A duration of nanoseconds, which Python's own has not."""
+
+    def __init__(self, nanoseconds: int) -> None:
+        self.nanoseconds = nanoseconds
+
+    @property
+    def seconds(self) -> decimal.Decimal:
+        """Its seconds."""
+        return decimal.Decimal(self.nanoseconds).scaleb(-9)
+
+    def __str__(self) -> str:
+        whole, rest = divmod(self.nanoseconds, 1000)
+        text = str(dt.timedelta(microseconds=whole))
+        if not rest:
+            return text
+        return f"{text if '.' in text else text + '.000000'}{rest:03}"
 
 
 def empty(column: str) -> BadCell:
@@ -48,7 +73,11 @@ def text_of(column: str, value: Any) -> str:
         return value.isoformat()
     if isinstance(value, decimal.Decimal):
         return format(value, "f")
-    return str(value)
+    if isinstance(value, int | float | uuid.UUID | dt.timedelta | Duration):
+        return str(value)
+    written = _json(column, value)  # of what is nothing in JSON, str() would be Python's own words
+    text = orjson.loads(written)
+    return text if isinstance(text, str) else written.decode()
 
 
 def value_of(column: str, value: Any) -> Any:
@@ -70,28 +99,91 @@ def value_of(column: str, value: Any) -> Any:
     return value
 
 
-def list_or_object(value: Any) -> Any:
+def key_of(value: Any) -> str:
+    """Return the key of an object that a value is.
+
+    Raises:
+        ValueError: it is bytes.
+    """
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bytes | bytearray | memoryview):
+        raise ValueError("a key holds bytes, and a request has texts")
+    if isinstance(value, float) and value.is_integer() and abs(value) < _EXACT:
+        value = int(value)
+    if isinstance(value, decimal.Decimal):
+        return format(value, "f")
+    return orjson.dumps(value, plain, JSON).decode().strip('"')
+
+
+def json_of(text: str) -> Any:
+    """Return the value of a JSON text.
+
+    Raises:
+        ValueError: it is none, or has an integer that would become another number.
+    """
+    found = orjson.loads(text)
+    if _MANY_DIGITS.search(text):
+        json.loads(text, parse_int=_within_64_bits)
+    return found
+
+
+def _within_64_bits(digits: str) -> None:
+    if len(digits) > 20 or not -(2**63) <= int(digits) < 2**64:
+        raise ValueError("it has an integer of more than 64 bits")
+
+
+def list_or_object(column: str, value: Any) -> Any:
     """Return the list or object that a text holds as JSON; the text itself if it holds none."""
-    found = parsed(value)
+    found = parsed(column, value)
     return found if isinstance(found, list | dict) else value
 
 
-def parsed(value: Any) -> Any:
-    """Return the JSON value that a text holds; the text itself if it holds none."""
+def texts_or_json(column: str, value: Any) -> Any:
+    """Return the same for a field whose texts are no lists, as one that pandas writes into CSV.
+
+    Raises:
+        BadCell: it holds a list as Python writes it.
+    """
+    found = list_or_object(column, value)
+    if isinstance(found, str) and found[:1] == "[" and found[-1:] == "]":
+        try:
+            is_list = isinstance(ast.literal_eval(found), list)
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            return found
+        if is_list:
+            raise BadCell(column, 'is a list as Python writes it; write it as JSON: ["a", "b"]')
+    return found
+
+
+def parsed(column: str, value: Any) -> Any:
+    """Return the JSON value that a text holds; the text itself if it holds none.
+
+    Raises:
+        BadCell: it has an integer that would become another number.
+    """
     if not isinstance(value, str):
         return value
     try:
-        return orjson.loads(value)
+        return json_of(value)
     except orjson.JSONDecodeError:
         return value
+    except (ValueError, RecursionError) as error:
+        raise BadCell(column, f"cannot be read: {error}; write it as a text") from None
 
 
 def plain(value: object) -> Any:
     """Return what JSON has for a value of a table that it does not know."""
+    if isinstance(value, Duration):
+        value = value.seconds
     if isinstance(value, decimal.Decimal):
-        return int(value) if value == value.to_integral_value() else float(value)
+        if value == value.to_integral_value():
+            return int(value)
+        near = float(value)
+        return near if decimal.Decimal(repr(near)) == value else orjson.Fragment(f"{value:f}")
     if isinstance(value, dt.timedelta):
-        return value.total_seconds()
+        seconds = value.total_seconds()
+        return int(seconds) if seconds.is_integer() else seconds
     if isinstance(value, _TIMES):
         return value.isoformat()
     raise TypeError(f"type {type(value).__name__} is not a JSON value")

@@ -36,6 +36,11 @@ class CsvTable:
         name = place.name
         if not any(self.columns):
             raise InputUnreadable(f"{name} has no header; its first row must name the columns")
+        if any("\0" in column for column in self.columns):
+            raise InputUnreadable(
+                f"{name} has NUL characters in its header, as UTF-16 has; convert the file to "
+                "UTF-8, for example with iconv -f UTF-16LE -t UTF-8"
+            )
         if any(_is_other(column) for column in self.columns):
             raise InputUnreadable(
                 f"{name} has a header that is not UTF-8; convert the file to UTF-8, for example "

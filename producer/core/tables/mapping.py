@@ -25,8 +25,10 @@ from producer.core.tables.cells import (
     parsed,
     plain,
     text_of,
+    texts_or_json,
     value_of,
 )
+from producer.core.tables.python_rows import as_cells
 from producer.core.tables.template import Template, is_template
 
 Row = Mapping[str, Any]
@@ -45,6 +47,8 @@ _TEXTS_OR_JSON = frozenset(("stop", "tool_choice", "input"))
 _NEEDED = frozenset(("prompt", "messages", "input", "body"))
 _EXAMPLE = "map a field to one, for example prompt=text or messages.user='Summarise: {text}'"
 _SHOWN = 12
+#: What separates cells in other forms of CSV, in words.
+_SEPARATORS = {";": ";", "|": "|", "\t": "tabs"}
 
 
 class RowMapping:
@@ -89,6 +93,10 @@ class RowMapping:
         self._url = _url(self.columns.keys())
         #: The columns that are read.
         self.wanted = list(wanted)
+
+    def line_of_values(self, row: Any) -> bytes:
+        """Return the line of a row with Python's values, also pandas' and numpy's."""
+        return self.line(as_cells(row, self.wanted) if isinstance(row, Mapping) else row)
 
     def line(self, row: Any) -> bytes:
         """Return the line of a row; of one that is no request, that of its error."""
@@ -135,6 +143,7 @@ def _same_names(columns: Sequence[str]) -> dict[str, str]:
     if strange or not columns:
         raise BadOption(
             f"which column is the request? {_listed('', strange)} is no field of one; {_EXAMPLE}"
+            f"{_other_form(columns)}"
         )
     return {column: column for column in columns}
 
@@ -160,7 +169,20 @@ def _check(field: str, column: str, columns: Sequence[str] | None) -> None:
         near = did_you_mean(column, columns)
         raise BadOption(
             f"field {field}: there is no column {column!r}{near}; there are {_listed('', columns)}"
+            f"{_other_form(columns)}"
         )
+    if columns is not None and columns.count(column) > 1:
+        raise BadOption(f"field {field}: there are two columns {column!r}; rename one")
+
+
+def _other_form(columns: Sequence[str]) -> str:
+    """Return what to do about a header of another form of CSV; '' if it seems fine."""
+    first = columns[0] if columns else ""
+    if first.startswith("sep="):
+        mark = first[len("sep=") :] or ","
+        return f"; remove the file's first line, sep={mark}, and separate cells by commas"
+    found = [mark for mark in _SEPARATORS if mark in first] if len(columns) == 1 else []
+    return f"; cells are separated by {_SEPARATORS[found[0]]}: write commas" if found else ""
 
 
 def _column(field: str, column: str) -> _Get:
@@ -185,10 +207,12 @@ def _converter(field: str, column: str) -> Callable[[Any], Any]:
     if field in _TEXTS or field.startswith(_MESSAGES):
         return partial(text_of, column)
     if field in _TEXTS_OR_JSON:
-        return lambda value: list_or_object(value_of(column, value))
+        # An input may be any text, also a program's.
+        as_json = list_or_object if field == "input" else texts_or_json
+        return lambda value: as_json(column, value_of(column, value))
     if _takes_text(field):
         return partial(value_of, column)
-    return lambda value: parsed(value_of(column, value))
+    return lambda value: parsed(column, value_of(column, value))
 
 
 def _takes_text(field: str) -> bool:

@@ -100,6 +100,8 @@ class TableSource:
                     raise BadOption(
                         f"{place.name} has no column {missing[0]!r}, and {self._places[0].name} has"
                     )
+                if twice := [column for column in wanted if table.columns.count(column) > 1]:
+                    raise BadOption(f"{place.name} has two columns {twice[0]!r}; rename one")
                 for row in table.read(wanted):
                     self.position += 1
                     yield row if isinstance(row, bytes) else line(row)

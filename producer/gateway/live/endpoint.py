@@ -36,6 +36,8 @@ KEEP_MS, KEEP_ONCE_MS = 120_000, 86_400_000
 DEADLINE_GRACE_S = 10.0
 #: A stream may take so long in all; it shows that it lives.
 STREAM_S = 3600.0
+#: A body of more bytes is not held while its answer is waited for.
+_SMALL = 4096
 #: Request ids of Idempotency-Keys are made in this namespace.
 _ONCE = uuid.UUID("4f0d8d6a-6a0c-5b3f-9f0e-1a2a2f3c9b77")
 
@@ -68,7 +70,8 @@ class Endpoint:
         body = waiter = None
         try:
             waiter = await _ask(online, asked, caller, queue, once, queued)
-            asked = replace(asked, body=b"")
+            if len(asked.body) > _SMALL:
+                asked = replace(asked, body=b"")
             with online.revocations.ending(scope.get("warmq.key_digest", ""), waiter):
                 body = await _answer(asked, waiter, online, allowance, began, receive, send)
         finally:

@@ -194,6 +194,7 @@ def results(folder: Path, sides: Sequence[Side]) -> Iterator[Run]:
             drained(side, urls[side], lines, own / "worker.log", simulated_latency_s=0)
 
         def run(side: Side) -> dict[str, float]:
+            out.unlink(missing_ok=True)  # the other side's, which is not this batch's to replace
             wall_s = side.produce(urls[side], "results", BATCH, "-o", out)
             with out.open("rb") as file:
                 assert sum(1 for _ in file) == LINES

@@ -84,6 +84,20 @@ def _check_form(url: str, place: int, choice: Json) -> None:
         raise LookupError(f"no {name}")
 
 
+def _check_ends(choices: Sequence[Json]) -> None:
+    """Raise unless all choices have ended by an end that is one."""
+    for choice in choices:
+        if error := choice.get("error"):
+            raise fault_of(error)
+    ends = [choice.get("finish_reason") for choice in choices]
+    if "abort" in ends:
+        raise Unanswered(Condition.ENDED, "the server was told to end")
+    if "error" in ends:
+        raise Unanswered(500, "the server ended the answer with finish_reason `error`", inside=True)
+    if any(end in _NO_END for end in ends):
+        raise lost()
+
+
 def check_choices(
     url: str, request: Json, dialect: Dialect, choices: Sequence[Json], *, finished: bool
 ) -> None:
@@ -95,16 +109,7 @@ def check_choices(
     Raises:
         Unanswered: with the server's words if a choice has an error.
     """
-    for choice in choices:
-        if error := choice.get("error"):
-            raise fault_of(error)
-    ends = [choice.get("finish_reason") for choice in choices]
-    if "abort" in ends:
-        raise Unanswered(Condition.ENDED, "the server was told to end")
-    if "error" in ends:
-        raise Unanswered(500, "the server ended the answer with finish_reason `error`", inside=True)
-    if any(end in _NO_END for end in ends):
-        raise lost()
+    _check_ends(choices)
     wanted = wanted_choices(url, request)
     if len(choices) >= wanted:
         dialect.short *= wanted == 1  # where one was asked for, one says nothing

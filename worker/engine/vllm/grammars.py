@@ -27,6 +27,7 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from contract.errors import RequestFailed
+from worker.engine.preparation import waiting
 from worker.engine.tie import first_line
 from worker.engine.vllm.grammar_process import CPU_S, LENGTH, WALL_S, as_message
 from worker.engine.vllm.grammar_turns import Turns
@@ -81,7 +82,10 @@ class Grammars:
         if made.json_object and made.json is None:  # one grammar, the same for all
             return
         key = hashlib.sha256(pickle.dumps(made)).digest()
-        outcome = self._known.get(key) or await self._outcome(key, made)
+        outcome = self._known.get(key)
+        if outcome is None:
+            with waiting():
+                outcome = await self._outcome(key, made)
         if outcome[0] == "valid":
             vars(made).update(outcome[1])
             params._validate_structured_outputs = _validated

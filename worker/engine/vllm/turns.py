@@ -16,6 +16,7 @@ from contextvars import ContextVar
 from functools import wraps
 from typing import Any
 
+from worker.engine.preparation import waiting
 from worker.engine.vllm.large_inputs import lengths
 from worker.engine.vllm.plans import LONGEST
 
@@ -68,8 +69,10 @@ def _in_turn(make: Any, long: asyncio.Lock) -> Any:
         is_long = _length(given) > LONGEST
         if own is None and not is_long:
             return await make(given, *more)
-        async with own or nullcontext(), long if is_long else nullcontext():
-            return await make(given, *more)
+        # A request of many prompts has some of them in the engine meanwhile.
+        with waiting() if own is None else nullcontext():
+            async with own or nullcontext(), long if is_long else nullcontext():
+                return await make(given, *more)
 
     return in_turn
 

@@ -1,0 +1,97 @@
+"""Requests that wait to be made ready for the engine keep nobody else's out of the worker."""
+
+from __future__ import annotations
+
+import asyncio
+
+import orjson
+import redis
+from draining import draining, soon
+from lessee import QUEUE, Lease, Lessee, chat, stored
+
+from contract import naming
+from contract.message import write_online
+from contract.openai.body import CHAT_URL
+from worker.engine import Completion, EngineRequest
+from worker.engine.preparation import Preparation, Preparing, waiting
+from worker.engine.simulated.engine import SimulatedEngine
+
+MANY = 100
+
+
+def ask(worker: Lessee, name: str, tenant: str, priority: int = 0) -> None:
+    """Push an online chat, as a gateway does."""
+    message = write_online(
+        name, CHAT_URL, orjson.dumps(chat()), queue=QUEUE, priority=priority, tenant=tenant,
+        deadline=4e9, keep_ms=60_000,
+    )  # fmt: skip
+    list_key = naming.turn_list(QUEUE, priority, tenant)
+    assert worker.run("push", 1000, 0.9, list_key, name, "", message) == [1]
+
+
+def names(leases: list[Lease]) -> list[str]:
+    """Return the requests that were leased."""
+    return [lease.request_id for lease in leases]
+
+
+class Slow(SimulatedEngine):
+    """Makes the requests of one tenant ready one after the other, each once it may."""
+
+    prepares = asyncio.Semaphore(0)
+
+    async def generate(self, request: EngineRequest, request_id: str) -> Completion:
+        """Wait for the turn, then answer."""
+        if request.tenant == "greedy":
+            with waiting():
+                await self.prepares.acquire()
+        return await super().generate(request, request_id)
+
+
+async def test_others_are_answered_while_one_tenants_requests_are_prepared(
+    redis_client: redis.Redis, redis_url: str
+) -> None:
+    Slow.prepares = asyncio.Semaphore(0)
+    worker = Lessee(redis_client)
+    for number in range(MANY):
+        ask(worker, f"greedy-{number}", "greedy", priority=number % 2 * 6)
+    async with draining(redis_url, Slow, look_ahead=2) as found:
+        await soon(lambda: len(found.drain.preparing) >= 2)
+        for number in range(10):
+            ask(worker, f"polite-{number}", "polite")
+            await soon(lambda n=number: stored(redis_client, f"polite-{n}"))
+        # What one POP may bring beyond those that make a tenant pass, and no more.
+        assert len(found.drain.preparing) <= found.drain.room.limit + 2
+        for _ in range(MANY):
+            Slow.prepares.release()
+        for number in range(MANY):
+            await soon(lambda n=number: stored(redis_client, f"greedy-{n}"))
+        assert len(found.drain.preparing) == 0
+
+
+def test_pop_takes_nothing_of_tenants_that_are_passed_over(redis_client: redis.Redis) -> None:
+    worker = Lessee(redis_client)
+    for number, priority in enumerate((0, 3, 6, 9)):
+        ask(worker, f"greedy-{number}", "greedy", priority=priority)
+        ask(worker, f"polite-{number}", "polite", priority=priority)
+    ask(worker, "greedy-4", "greedy")
+    assert names(worker.pop(k=1)) == ["greedy-0"]
+    assert worker.turn[1] > 0  # its turn goes on
+    assert names(worker.pop(without=["greedy", "unknown"])) == [f"polite-{n}" for n in range(4)]
+    assert worker.pop(without=["greedy"]) == []
+    assert worker.head[3] == 0
+    assert redis_client.hget(naming.turns_key(QUEUE), "waiting") == b"4"
+    assert names(worker.pop()) == ["greedy-4", "greedy-1", "greedy-2", "greedy-3"]
+
+
+def test_a_request_of_which_two_tasks_wait_is_counted_once() -> None:
+    changes: list[int] = []
+    preparing = Preparing(lambda: changes.append(len(preparing)))
+    one, other = Preparation(preparing, "a"), Preparation(preparing, "")
+    with one, other:
+        with one:
+            assert len(preparing) == 2
+            assert preparing.crowded(1) == ["a", ""]
+            assert preparing.crowded(2) == []
+        assert len(preparing) == 2
+    assert len(preparing) == 0
+    assert changes == [1, 2, 1, 0]

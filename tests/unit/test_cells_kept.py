@@ -1,0 +1,225 @@
+"""Cells that Arrow, pandas or CSV write oddly: each is what was meant, or its row's error."""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import enum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import pandas as pd
+import pyarrow as pa
+import pytest
+from table_sources import chunks_of, requests_of, text_file
+
+from producer.core.reader import InputUnreadable
+from producer.core.source import Source
+from producer.core.sources import open_source
+from producer.core.submission import BadOption
+from producer.core.tables.frames import frame_source
+from producer.core.tables.mapping import RowMapping
+
+D = decimal.Decimal
+
+
+def told(source: Source) -> list[Any]:
+    """Return each row's text, or the problem of one that is no request, in brackets."""
+    rows = [orjson.loads(line) for chunk in chunks_of(source) for _, line in chunk.lines]
+    return [row["prompt"] if isinstance(row, dict) else row[:1] for row in rows]
+
+
+def texts(column: pa.Array) -> list[Any]:
+    return told(frame_source(pa.table({"c": column}), {"prompt": "{c}"}))
+
+
+def fields(column: pa.Array) -> list[Any]:
+    table = pa.table({"p": ["x"] * len(column), "c": column})
+    source = frame_source(table, {"prompt": "p", "chat_template_kwargs": "c"})
+    rows = [line for chunk in chunks_of(source) for _, line in chunk.lines]
+    return [line.partition(b'"chat_template_kwargs":')[2][:-2].decode() for line in rows]
+
+
+def storage(kind: Any, values: Any) -> pa.Array:
+    return pa.ExtensionArray.from_storage(kind, values)
+
+
+def test_false_in_a_union_is_a_value() -> None:
+    kinds = pa.array([0, 1, 0], pa.int8())
+    column = pa.UnionArray.from_sparse(
+        kinds, [pa.array([False, None, None]), pa.array([1, 0, 2])], ["b", "i"]
+    )
+    assert texts(pa.ListArray.from_arrays([0, 3], column)) == ["[false,0,null]"]
+
+
+STRUCT = pa.struct([("a", pa.float32()), ("b", pa.string())])
+FLOATS = pa.list_(pa.float32(), 4)
+
+
+@pytest.mark.parametrize(
+    ("column", "text"),
+    [
+        (storage(pa.opaque(STRUCT, "t", "v"), pa.array([{"a": 19.99}], STRUCT)), '{"a":19.99}'),
+        (storage(pa.fixed_shape_tensor(pa.float32(), [2, 2]), pa.array([[1.1, 2, 3, 4]], FLOATS)),
+         "[1.1,2,3,4]"),
+        (storage(pa.bool8(), pa.array([0], pa.int8())), "false"),
+    ],
+    ids=["opaque", "tensor", "bool8"],
+)  # fmt: skip
+def test_an_extension_type_is_what_it_stores(column: pa.Array, text: str) -> None:
+    assert texts(column) == [text]
+    assert texts(pa.ListArray.from_arrays([0, 1], column)) == [f"[{text}]"]
+
+
+def test_a_period_is_no_number(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"c": pd.period_range("2024-01", periods=1, freq="M")})
+    path = str(tmp_path / "p.parquet")
+    frame.to_parquet(path)
+    for source in (frame_source(frame, {"prompt": "{c}"}), open_source(path, {"prompt": "{c}"})):
+        ((problem,),) = told(source)
+        assert "period" in problem
+        assert "astype(str)" in problem
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "text"),
+    [
+        (pa.decimal128(30, 3), [D("1234567890123456789.123")], "1234567890123456789.123"),
+        (pa.decimal256(60, 2), [D("0.10")], "0.1"),
+        (pa.decimal128(38, 0), [D(5)], "5"),
+    ],
+)
+def test_a_decimal_keeps_its_digits(kind: pa.DataType, values: Any, text: str) -> None:
+    column = pa.array([{"d": values[0]}], pa.struct([("d", kind)]))
+    assert texts(column) == [f'{{"d":{text}}}'] == fields(column)
+
+
+def test_an_integer_of_more_than_64_bits_is_the_rows_error() -> None:
+    column = pa.array([{"d": D(10) ** 30}], pa.struct([("d", pa.decimal128(38, 0))]))
+    assert "64" in texts(column)[0][0]
+    json = storage(
+        pa.json_(), pa.array(["[12345678901234567890123]", '["12345678901234567890123"]'])
+    )
+    (problem,), kept = texts(json)
+    assert "64 bits" in problem
+    assert kept == '["12345678901234567890123"]'
+
+
+def test_durations_are_written_one_way() -> None:
+    day = 86_400 * 10**9
+    assert texts(pa.array([day + 1000, day + 1, 1], pa.duration("ns"))) == [
+        "1 day, 0:00:00.000001", "1 day, 0:00:00.000000001", "0:00:00.000000001",
+    ]  # fmt: skip
+    assert texts(pa.array([[90_000, 1]], pa.list_(pa.duration("ms")))) == ["[90,0.001]"]
+    assert fields(pa.array([90_000, 1], pa.duration("s"))) == ["90000", "1"]
+    assert fields(pa.array([1], pa.duration("ns"))) == ["1e-9"]
+
+
+def mapped(kind: pa.DataType, *pairs: tuple[Any, int]) -> Any:
+    return texts(pa.array([pairs], pa.map_(kind, pa.int8())))[0]
+
+
+def test_keys_of_a_map_are_as_they_are_written_elsewhere() -> None:
+    assert mapped(pa.decimal128(10, 7), (D("0.0000001"), 1)) == '{"0.0000001":1}'
+    assert mapped(pa.duration("s"), (90, 1)) == '{"90":1}'
+    assert mapped(pa.date32(), (dt.date(2024, 1, 2), 1)) == '{"2024-01-02":1}'
+    assert mapped(pa.bool_(), (True, 1)) == '{"true":1}'
+    assert mapped(pa.float32(), (0.1, 1), (2.0, 3)) == '{"0.1":1,"2":3}'
+
+
+def test_keys_that_would_be_lost_are_the_rows_error() -> None:
+    assert "bytes" in mapped(pa.binary(), (b"k", 1))[0]
+    assert "twice" in mapped(pa.string(), ("k", 1), ("k", 2))[0]
+
+
+def test_a_struct_with_a_key_twice_is_the_rows_error() -> None:
+    column = pa.StructArray.from_arrays([pa.array([1]), pa.array([2])], ["k", "k"])
+    assert "twice" in texts(column)[0][0]
+    assert "twice" in texts(pa.ListArray.from_arrays([0, 1], column))[0][0]
+
+
+def test_two_columns_of_a_name_are_told(tmp_path: Path) -> None:
+    table = pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], ["c", "c"])
+    path = str(tmp_path / "c.arrow")
+    with pa.ipc.new_file(path, table.schema) as file:
+        file.write_table(table)
+    for make in (lambda: frame_source(table, {"prompt": "c"}),
+                 lambda: open_source(path, {"prompt": "c"})):  # fmt: skip
+        with pytest.raises((BadOption, InputUnreadable), match="two columns"):
+            told(make())
+
+
+def test_an_interval_is_no_text() -> None:
+    assert isinstance(texts(pa.array([(1, 2, 3)], pa.month_day_nano_interval()))[0], list)
+
+
+class Colour(enum.Enum):
+    RED = "red"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (pd.NA, None), (pd.NaT, None), (np.float32("nan"), None), (np.datetime64("NaT"), None),
+        (float("nan"), None), (np.float32(19.99), "19.99"), (np.float16(0.1), "0.1"),
+        (np.float64(16.0), "16"), (np.bool_(True), "true"), (np.int64(5), "5"),
+        (np.array([1.5, 2]), "[1.5,2]"), (np.array(["a"]), '["a"]'), ((1, None), "[1,null]"),
+        ({"a": pd.NA, "b": [pd.NaT, 2.0]}, '{"b":[null,2]}'), ({5: -100.0}, '{"5":-100}'),
+        (pd.Timestamp("2024-05-01"), "2024-05-01T00:00:00"),
+        (np.datetime64("2024-05-01T00:00:00"), "2024-05-01T00:00:00"),
+        (Path("/x"), "/x"), (object(), ["cannot"]), ({1, 2}, ["cannot"]),
+        (Colour.RED, "red"), ([float("inf")], ["is infinite"]), (pd.Interval(0, 1), ["cannot"]),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_python_rows_value_is_as_a_tables(value: Any, text: Any) -> None:
+    """Rows as dicts, as `df.to_dict("records")` gives them."""
+    line = orjson.loads(RowMapping({"prompt": "{x}"}).line_of_values({"x": value}))
+    found = line["prompt"] if isinstance(line, dict) else [line[0]]
+    expected = ["is empty"] if text is None else text
+    if isinstance(expected, list):
+        assert found[0].startswith(expected[0])
+    else:
+        assert found == expected
+    line = orjson.loads(
+        RowMapping({"prompt": "p", "user": "x"}).line_of_values({"p": "q", "x": value})
+    )
+    assert isinstance(line, list) == (isinstance(text, list))
+    assert text is not None or "user" not in line
+
+
+def test_a_list_as_python_writes_it_is_no_end(tmp_path: Path) -> None:
+    path = text_file(tmp_path / "a.csv", "prompt,stop\nq,\"['a', 'b']\"\nq,['a' 'b']\nq,[a]\nq,[\n")
+    source = open_source(path, {"prompt": "prompt", "stop": "stop"})
+    first, second, *others = told(source)
+    assert "JSON" in first[0]
+    assert "JSON" in second[0]
+    assert others == ["q", "q"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("p;x\nq;1\n", "separated by ;"),
+        ("p|x\nq|1\n", r"separated by \|"),
+        ("p\tx\nq\t1\n", "separated by tabs"),
+        ("sep=;\np;x\nq;1\n", "first line, sep=;"),
+        ("sep=,\np,x\nq,1\n", "first line, sep=,"),
+        ("p,x\nq,1\n".encode("utf-16-le"), "UTF-16"),
+        ("p,x\nq,1\n".encode("utf-32"), "UTF-32"),
+    ],
+)
+def test_another_form_of_csv_is_named(tmp_path: Path, text: str | bytes, words: str) -> None:
+    path = text_file(tmp_path / "a.csv", text)
+    with pytest.raises((BadOption, InputUnreadable), match=words):
+        open_source(path, {"prompt": "p"})
+    if not words.startswith("UTF"):
+        with pytest.raises(BadOption, match=words):
+            open_source(path, {})
+
+
+def test_a_column_with_a_semicolon_in_its_name_is_one(tmp_path: Path) -> None:
+    path = text_file(tmp_path / "a.csv", "a;b\nq\n")
+    assert requests_of(open_source(path, {"prompt": "a;b"})) == [{"prompt": "q"}]
