@@ -191,7 +191,11 @@ def test_lines_that_do_not_say_which_of_two_adapters_are_refused(stack: Stack) -
     batch = batch_of(stack, key, lines_without_a_name())
     assert batch.request_counts.failed == 5
     client = openai.OpenAI(base_url=stack.url, api_key=key, max_retries=0)
-    errors = client.files.content(batch.error_file_id).text
+    # All may have failed before it has ended, and its file is there.
+    written = eventually(
+        lambda: client.batches.retrieve(batch.id).error_file_id, 30, "the batch ends"
+    )
+    errors = client.files.content(written).text
     told = "field body.model: is missing; name a model; served are: lora, second"
     assert errors.count(told) == 5, errors[:600]
     assert stack.started() == 0
