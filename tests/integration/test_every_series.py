@@ -11,8 +11,9 @@ from metric_pages import documented
 
 from demo.stack import eventually
 
-#: The simulated engine has no prefix cache; tests/engines/test_vllm_metrics.py has one.
-NO_ENGINE = {"warmq_cached_prompt_tokens_total"}
+#: The simulated engine has no prefix cache, and no server; tests/engines/test_vllm_metrics.py has
+#: one, test_worker_reasons.py the other.
+NO_ENGINE = {"warmq_cached_prompt_tokens_total", "warmq_engine_waits"}
 #: Back at 0 when the run ends: `eventful` has waited until it was more.
 PASSING = {"warmq_lease_overdue_seconds", "warmq_leases"}
 #: What runs at the end of the run: nothing does.

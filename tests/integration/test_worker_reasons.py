@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from celery_side import client_app, stats
 from draining import draining, soon
+from eventful import totals
 from lessee import chat, submit_batch
 from stub_server import StubProcess
 
@@ -58,14 +59,19 @@ def test_a_worker_that_waits_for_its_server_says_for_which_and_why(
 def test_a_worker_whose_server_rests_says_what_the_server_says(
     redis_url: str, store: BatchStore, tmp_path: Path
 ) -> None:
+    port = free_port()
+    page = f"http://127.0.0.1:{port}"
     with StubProcess() as server, running(
-        redis_url, tmp_path / "log", engine="openai", openai_base_urls=server.url
+        redis_url, tmp_path / "log", engine="openai", openai_base_urls=server.url,
+        metrics_port=port,
     ):  # fmt: skip
         eventually(lambda: texts(store) == "workers: ready", 30, "it is ready")
+        assert totals(page)["warmq_engine_waits"] == 0
         submit_batch(store, bodies=[chat(user="stub:status=429,retry_after=600")])
         name = server.url.removeprefix("http://").removesuffix("/v1")
         expected = f"workers: ready (waits for {name}: scripted 429)"
         eventually(lambda: texts(store) == expected, 30, "it is announced")
+        assert totals(page)["warmq_engine_waits"] == 1
 
 
 def test_a_worker_whose_engine_cannot_start_leaves_its_reason(
