@@ -13,7 +13,7 @@ from contract import naming
 from contract.batch import Batch
 from contract.errors import RequestFailed
 from contract.index import IndexChunk
-from contract.message import MessageWriter, read_delivery
+from contract.message import Delivery, MessageWriter, read_delivery
 from contract.openai.body import CHAT_URL
 from contract.openai.sequences import sequences_of
 from contract.redis import keys
@@ -103,6 +103,11 @@ def celery_message(request_id: str, body: object = None, **headers: Any) -> byte
     })  # fmt: skip
 
 
+def life_of(delivery: Delivery) -> str | int:
+    """Return what DONE is told of its batch's life; without a batch, how long to keep its result."""
+    return delivery.life if delivery.batch else delivery.keep_ms or ""
+
+
 @dataclass(frozen=True, slots=True)
 class Lease:
     """One message as POP handed it out."""
@@ -173,7 +178,7 @@ class Lessee:
                     delivery.request_id, error, batch=delivery.batch, revoked=revoked
                 )
             args += [
-                lease.id, delivery.request_id, delivery.batch, delivery.life, outcome,
+                lease.id, delivery.request_id, delivery.batch, life_of(delivery), outcome,
                 int(keep), 2, 3, meta,
             ]  # fmt: skip
         return int(self.run("done", self.worker, self.ttl_ms, *args))

@@ -11,7 +11,7 @@ from typing import IO, Any
 
 import orjson
 from json_output import check_printed
-from lessee import Lease, Lessee, client_of
+from lessee import Lease, Lessee, client_of, life_of
 
 from contract import naming
 from contract.batch import Batch
@@ -99,7 +99,7 @@ def finish(
                 it.request_id, error, batch=it.batch, custom_id=it.custom_id, line=it.line
             )
         args += [
-            lease.id, it.request_id, it.batch, it.life, "failed" if error else "completed",
+            lease.id, it.request_id, it.batch, life_of(it), "failed" if error else "completed",
             int(error is not None), 3, 2, meta,
         ]  # fmt: skip
     return int(lessee.run("done", lessee.worker, TTL_MS, *args))
