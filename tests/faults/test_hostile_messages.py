@@ -192,9 +192,7 @@ def test_the_drain_ends_every_message_and_serves_the_next(
 
 @examples(200)
 @given(st.lists(messages, min_size=1, max_size=12), st.integers(1, 20), st.integers(1, 2000))
-@example(
-    [celery_message("x", warmq={"created": "1"})], 1, 1
-)  # no batch: it is answered
+@example([celery_message("x", warmq={"created": "1"})], 1, 1)  # no batch: it is answered
 def test_pop_and_the_workers_decoder_agree_about_every_message(
     redis_client: redis.Redis, pushed: list[bytes], k: int, max_bytes: int
 ):

@@ -104,7 +104,7 @@ def celery_message(request_id: str, body: object = None, **headers: Any) -> byte
 
 
 def life_of(delivery: Delivery) -> str | int:
-    """Return what DONE is told of its batch's life; without a batch, how long to keep its result."""
+    """Return what DONE is told: the batch's life, or how long the result of none is kept."""
     return delivery.life if delivery.batch else delivery.keep_ms or ""
 
 
