@@ -30,7 +30,7 @@ SLOTS = 256
 #: Eight seconds of work at 1,280 requests a second.
 PACED = int(SLOTS / LATENCY_S * 8)
 CEILING = 100_000
-STREAMED = 10_000
+STREAMED = 30_000
 LINES = 200_000
 PACKAGES = ("contract", "producer", "worker")
 #: Prints where a process finds each of them.

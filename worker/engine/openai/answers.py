@@ -165,6 +165,8 @@ def _counts(usage: Json) -> Json:
 
 
 def _count(value: Any) -> int | None:
+    if type(value) is int and 0 <= value <= _MOST:
+        return value
     try:
         count = int(float(value))
     except (ValueError, TypeError, OverflowError):
