@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import zstandard
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from producer.core.reader import CHUNK_BYTES, CHUNK_LINES, Input, InputUnreadable, RawChunk, chunks
@@ -99,6 +99,7 @@ def test_a_skipped_line_is_part_of_the_digest():
 @given(st.binary(max_size=300), st.integers(1, 40))
 def test_no_line_is_lost_or_split_whatever_the_bytes(data: bytes, limit: int):
     data = data.replace(b"\r", b"\n").removeprefix(b"\xef\xbb\xbf")
+    assume(not data.lstrip().startswith(b"["))  # a file that is one JSON list is refused as such
     expected = [
         (n, raw if len(raw) <= limit else b"")
         for n, raw in enumerate(data.split(b"\n"), 1)
