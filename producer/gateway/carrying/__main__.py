@@ -65,10 +65,11 @@ def main() -> int:
     def end(*_: object) -> None:
         if carrier is None:
             os._exit(0)
-        carrier.stop()
         timer = threading.Timer(_GRACE_S, os._exit, (1,))
         timer.daemon = True
         timer.start()
+        # Not in this handler: the thread that it interrupts may have the lock of what stop() sets.
+        threading.Thread(target=carrier.stop, daemon=True).start()
 
     signal.signal(signal.SIGTERM, end)
     if len(sys.argv) > 1:
