@@ -6,12 +6,15 @@ import time
 from pathlib import Path
 
 import pytest
-from stage import LEASE_S, Stage, stage
+from stage import Stage, stage
 
 from demo.stack import Worker, eventually
 
 #: Requests a worker of the stage may have computed in vain: its slots and its look-ahead.
 HELD = 16 + 4
+#: A gap between sweeps longer than a third of this delays redelivery by one more lease, and a busy
+#: machine can leave a worker without a core for most of a second.
+LEASE_S = 6
 
 
 def interrupted_by_kill(on: Stage, victim: Worker, *, group: bool) -> set[str]:
@@ -42,7 +45,7 @@ def test_what_a_killed_worker_held_runs_on_another_within_the_lease_and_2_second
     tmp_path: Path, group: bool
 ) -> None:
     with stage(tmp_path) as on:
-        victim, other = (on.worker(simulated_process=True) for _ in range(2))
+        victim, other = (on.worker(simulated_process=True, lease_s=LEASE_S) for _ in range(2))
         on.ready(victim, other)
         on.submit(400)
         interrupted = interrupted_by_kill(on, victim, group=group)
@@ -56,12 +59,12 @@ def test_what_a_killed_worker_held_runs_on_another_within_the_lease_and_2_second
 
 def test_a_worker_that_was_alone_is_replaced_and_nothing_is_lost(tmp_path: Path) -> None:
     with stage(tmp_path) as on:
-        first = on.worker()
+        first = on.worker(lease_s=LEASE_S)
         on.ready(first)
         on.submit(200)
         interrupted = interrupted_by_kill(on, first, group=False)
         # Nobody sweeps meanwhile; the next one waits one lease, in case others still live
-        second = on.worker()
+        second = on.worker(lease_s=LEASE_S)
         on.ready(second)
         assert seconds_until_begun_again(on, interrupted) <= LEASE_S + 2
         on.finish()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import orjson
 import psutil
 import script_keys
 from campaign import Campaign
@@ -11,6 +12,7 @@ from campaign_faults import HELD, Fault
 from lessee import chat, client_of
 from stage import Stage
 
+from contract.redis import keys
 from demo.stack import Worker, eventually
 
 
@@ -112,6 +114,14 @@ def holds_leases(on: Stage, front_end: psutil.Process) -> bool:
     """Whether a front end has requests in flight."""
     names = client_of(on.store).scan_iter(script_keys.worker_key("*"))
     return any(name.split(b".")[-2] == str(front_end.pid).encode() for name in names)
+
+
+def completed_by(on: Stage, front_end: psutil.Process) -> int:
+    """Return how many requests a front end has completed, by its latest announcement."""
+    records = client_of(on.store).hgetall(keys.WORKERS)
+    own = [orjson.loads(record.partition(b"\0")[2]) for name, record in records.items()
+           if name.split(b".")[-2] == str(front_end.pid).encode()]  # fmt: skip
+    return sum(each["done"]["completed"] for each in own)
 
 
 def _title(process: psutil.Process) -> str:

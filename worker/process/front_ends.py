@@ -176,8 +176,8 @@ class FrontEnds(Share):
                     f"front end {number + 1} ended with exit status {code}; its own lines say why"
                 )
             log.warning(
-                "front end %d has died: what it held returns to the queue (%d requests were "
-                "aborted in the engine), and another is started",
+                "front end %d has died: what it held returns to the queue (%s), "
+                "and another is started",
                 number + 1,
                 await _vacated(engine, seat),
                 extra={"action": "front_end_died"},
@@ -225,11 +225,11 @@ class FrontEnds(Share):
         return one
 
 
-async def _vacated(engine: Shares, seat: dict[str, Any]) -> int:
-    """Let the engine abort what a front end had in it; it runs to its end if that fails."""
+async def _vacated(engine: Shares, seat: dict[str, Any]) -> str:
+    """Let the engine abort what a front end had in it, and say how that ended."""
     try:
         async with asyncio.timeout(ANSWER_S):
-            return await engine.vacate(seat)
+            return f"{await engine.vacate(seat)} requests were aborted in the engine"
     except Exception as error:  # the engine may have died as well, which the drain will see
-        log.debug("could not abort the requests of a front end: %s", error)
-        return 0
+        reason = str(error) or f"no answer in {ANSWER_S:.0f} s"
+        return f"the engine did not say that it aborted its requests: {reason}"
