@@ -11,7 +11,7 @@ import contextlib
 import logging
 import resource
 import secrets
-from typing import Any
+from typing import Any, cast
 from urllib.parse import unquote
 
 import httptools
@@ -120,11 +120,6 @@ class Connection(HttpToolsProtocol):
         self._phase, self._bytes = _HEAD, 0
         self.until = self.loop.time() + HEAD_S
 
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header; a trailer is none: it comes when everybody has looked at the headers."""
-        if self._phase == _HEAD:
-            super().on_header(name, value)
-
     def on_body(self, body: bytes) -> None:
         """Take a piece of the body."""
         self._framing = -self._chunk  # the rest of what has just come counts as nothing
@@ -141,7 +136,14 @@ class Connection(HttpToolsProtocol):
         self.app = self.guard.full if full else self._served_by
         self._phase, self._bytes, self._framing = _BODY, 0, -self._chunk
         self.until = self.loop.time() + BODY_S
+        cast(Scope, self.scope)["warmq.connection"] = self
         super().on_headers_complete()
+        self.headers = []  # trailers come here: everybody has looked at the headers by then
+
+    def has_come_whole(self, scope: Scope, most: int) -> bool:
+        """Return whether the request of this scope has come whole, with a body of `most` bytes."""
+        cycle = self.cycle
+        return self.scope is scope and not cycle.more_body and len(cycle.body) <= most
 
     def on_message_complete(self) -> None:
         """Note that a request has come whole."""

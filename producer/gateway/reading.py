@@ -123,7 +123,10 @@ class Body:
 
 
 class Reading:
-    """Counts the bodies that are read in it; scope["warmq.body"] is a request's `Body`."""
+    """Counts the bodies that are read in it; scope["warmq.body"] is the `Body` of what is counted.
+
+    A small body that has come whole with its head is not counted, nor waited for.
+    """
 
     def __init__(self, app: ASGIApp, most: int, longest_line: int) -> None:
         self._app = app
@@ -133,6 +136,10 @@ class Reading:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
         if scope["type"] != "http" or scope["method"] in ("GET", "HEAD"):
+            await self._app(scope, receive, send)
+            return
+        connection = scope.get("warmq.connection")
+        if connection is not None and connection.has_come_whole(scope, SMALL):
             await self._app(scope, receive, send)
             return
         lines = scope["path"] == _HOLDS_LINES

@@ -29,13 +29,17 @@ class WriteRates:
         if scope["type"] != "http" or scope["method"] not in _WRITES:
             await self._app(scope, receive, send)
             return
+        keyed = scope["method"] == "POST" and b"idempotency-key" in scope["warmq.headers"]
+        online = scope["path"] in ATTACHING
+        if online and not keyed:
+            await self._app(scope, receive, send)
+            return
         caller: Caller = scope["warmq.caller"]
         if not caller.key_id and scope["path"].startswith("/ui"):  # it may be a login
             await self._app(scope, receive, send)
             return
-        keyed = scope["method"] == "POST" and b"idempotency-key" in scope["warmq.headers"]
         try:
-            if scope["path"] not in ATTACHING:
+            if not online:
                 await self._limits.check_write(caller)
             if keyed:
                 await self._limits.check_refusals(caller)
