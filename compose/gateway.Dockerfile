@@ -11,6 +11,7 @@ RUN scripts/setup base gateway traces
 COPY pyproject.toml LICENSE ./
 COPY contract contract
 COPY producer producer
+COPY gateway gateway
 RUN scripts/setup base build
 
 # The folder of files belongs to the user before a volume is mounted on it.

@@ -11,6 +11,7 @@ RUN scripts/setup base traces tables buckets
 COPY pyproject.toml LICENSE ./
 COPY contract contract
 COPY producer producer
+COPY gateway gateway
 RUN scripts/setup base build
 
 RUN useradd --create-home warmq

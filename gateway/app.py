@@ -21,31 +21,31 @@ from contract.errors import WarmqError
 from contract.log_lines import working_on
 from contract.traces.tracer import tracer
 from contract.version import version
-from producer.gateway.anthropic import routes as anthropic
-from producer.gateway.audit import Audit
-from producer.gateway.auth import Auth
-from producer.gateway.batches import routes as batches
-from producer.gateway.bodies import Bodies
-from producer.gateway.caller import Caller
-from producer.gateway.dashboard import routes as dashboard
-from producer.gateway.description import routes as description
-from producer.gateway.errors import ApiError, of_warmq
-from producer.gateway.files import routes as files
-from producer.gateway.http import reply
-from producer.gateway.idempotency import Idempotency
-from producer.gateway.live import routes as live
-from producer.gateway.live.online import online
-from producer.gateway.metrics import routes as metrics
-from producer.gateway.metrics.requests import Counted, Requests
-from producer.gateway.reading import Reading
-from producer.gateway.refusal import refuse, response_for, stopping
-from producer.gateway.scale import routes as scale
-from producer.gateway.services import Services
-from producer.gateway.sweeping import sweeping
-from producer.gateway.traced import Traced
-from producer.gateway.uploads import routes as uploads
-from producer.gateway.webhooks import delivering
-from producer.gateway.write_rates import WriteRates
+from gateway.auth import Auth
+from gateway.batches.anthropic import routes as anthropic
+from gateway.batches.api import routes as batches
+from gateway.description import routes as description
+from gateway.files import routes as files
+from gateway.files.uploads import routes as uploads
+from gateway.http.audit import Audit
+from gateway.http.bodies import Bodies
+from gateway.http.caller import Caller
+from gateway.http.errors import ApiError, of_warmq
+from gateway.http.http import reply
+from gateway.http.idempotency import Idempotency
+from gateway.http.reading import Reading
+from gateway.http.refusal import refuse, response_for, stopping
+from gateway.http.services import Services
+from gateway.http.traced import Traced
+from gateway.http.write_rates import WriteRates
+from gateway.metrics import routes as metrics
+from gateway.metrics.requests import Counted, Requests
+from gateway.metrics.scale import routes as scale
+from gateway.online import routes as live
+from gateway.online.online import online
+from gateway.page import routes as dashboard
+from gateway.sweeping import sweeping
+from gateway.webhooks import delivering
 
 log = logging.getLogger(__name__)
 

@@ -14,13 +14,9 @@ from urllib.parse import urlsplit
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from contract.errors import WarmqError
-from contract.redis.gateway.api_keys import ApiKeys, Found, KeyLookup, digest_of
-from contract.redis.gateway.gathering import Gathering
-from contract.redis.gateway.sessions import Sessions
-from producer.gateway.caller import Caller
-from producer.gateway.dashboard.view import refuse_page
-from producer.gateway.errors import ApiError, of_warmq
-from producer.gateway.page_session import (
+from gateway.http.caller import Caller
+from gateway.http.errors import ApiError, of_warmq
+from gateway.http.page_session import (
     LIVE,
     is_asset,
     is_open_page,
@@ -28,7 +24,11 @@ from producer.gateway.page_session import (
     to_login,
     token_in,
 )
-from producer.gateway.refusal import refuse
+from gateway.http.refusal import refuse
+from gateway.page.view import refuse_page
+from gateway.redis.api_keys import ApiKeys, Found, KeyLookup, digest_of
+from gateway.redis.gathering import Gathering
+from gateway.redis.sessions import Sessions
 
 log = logging.getLogger(__name__)
 

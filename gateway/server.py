@@ -14,14 +14,14 @@ from uvicorn.config import LOGGING_CONFIG
 from contract.errors import WarmqError
 from contract.log_lines import set_up
 from contract.traces.tracer import tracing
-from producer.gateway import audit
-from producer.gateway.app import build
-from producer.gateway.auth import check_address
-from producer.gateway.carrying.process import CarrierProcess
-from producer.gateway.connections import most_connections, protocol_for, quiet_about_clients
-from producer.gateway.services import Services
-from producer.gateway.settings import GatewaySettings
-from producer.gateway.shared_store import check_shared
+from gateway.app import build
+from gateway.auth import check_address
+from gateway.batches.runner.process import CarrierProcess
+from gateway.files.shared_store import check_shared
+from gateway.http import audit
+from gateway.http.connections import most_connections, protocol_for, quiet_about_clients
+from gateway.http.services import Services
+from gateway.settings import GatewaySettings
 
 #: Clients keep idle connections for as long as 5 s, uvicorn's default: both would close at once,
 #: and a request that is on its way is lost ("Server disconnected").

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar
 from pydantic import AfterValidator, Field
 
 from contract.settings import Bytes, Count, Line, Seconds, Settings
-from producer.gateway.served import configured_models
+from gateway.served import configured_models
 
 
 def _models(text: str) -> str:

@@ -11,11 +11,11 @@ from functools import partial
 
 from contract.errors import WarmqError
 from contract.naming import DEFAULT_TENANT
-from producer.gateway.background import background
-from producer.gateway.batches.ending import end_older_records
-from producer.gateway.files.objects import Files
-from producer.gateway.services import Services
-from producer.gateway.uploads import uploads
+from gateway.background import background
+from gateway.batches.api.ending import end_older_records
+from gateway.files.objects import Files
+from gateway.files.uploads import uploads
+from gateway.http.services import Services
 
 log = logging.getLogger(__name__)
 

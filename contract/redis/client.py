@@ -1,5 +1,5 @@
 """redis-py's clients with warmq's errors: every command, pipeline and subscription raises
-StoreUnavailable or a subclass of it, nothing else. Both run the scripts of contract/lua by name.
+StoreUnavailable or a subclass of it, nothing else. Both run Lua scripts by name (scripts.py).
 """
 
 import re

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from typing import cast
 
-from contract.redis.gateway.objects import Kind
+from contract.redis.objects import Kind
 from contract.redis.reads import Reads
 
 _SUMS = "warmq:gateway:records"

@@ -1,5 +1,4 @@
-"""How often this process has called each script of contract/lua, how long Redis took, and how
-often it failed."""
+"""How often this process has called each Lua script, how long Redis took, how often it failed."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ import click
 
 from contract.errors import BatchConflict
 from contract.naming import DEFAULT_TENANT
-from contract.redis.gateway.api_keys import ApiKey, ApiKeys
+from gateway.redis.api_keys import ApiKey, ApiKeys
 from producer.cli import options
 from producer.cli.context import Context, pass_context
 from producer.cli.progress import tell

@@ -27,8 +27,8 @@ def command(host: str | None, port: int | None) -> None:
     docs/gateway.md has quick starts, and says what is served and what differs from OpenAI.
     """
     try:
-        from producer.gateway.server import serve  # noqa: PLC0415 - an extra: not everybody has it
-        from producer.gateway.settings import GatewaySettings  # noqa: PLC0415
+        from gateway.server import serve  # noqa: PLC0415 - an extra: not everybody has it
+        from gateway.settings import GatewaySettings  # noqa: PLC0415
     except ModuleNotFoundError as error:
         raise GatewayMissing(
             f"{error.name} is not installed; pip install 'warmq[gateway]'"

@@ -8,7 +8,7 @@ import click
 
 from contract.errors import BatchConflict
 from contract.naming import DEFAULT_TENANT
-from contract.redis.gateway.webhooks import EVENTS, Endpoint, Webhooks
+from gateway.redis.webhooks import EVENTS, Endpoint, Webhooks
 from producer.cli import options
 from producer.cli.context import Context, pass_context
 from producer.cli.progress import tell

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 
 from contract.version import version
-from producer.gateway.description import operations
-from producer.gateway.description.operations import EVENTS, JSON, Operation, Schema
+from gateway.description import operations
+from gateway.description.operations import EVENTS, JSON, Operation, Schema
 
 _PARAMETER = re.compile(r"\{(\w+)\}")
 #: Anthropic's types have names that OpenAI's have, too.

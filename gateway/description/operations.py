@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from contract.openai.body import BODY_TYPES, LIMITS
-from producer.gateway.anthropic.protocol import Deleted as MessageBatchDeleted
-from producer.gateway.anthropic.protocol import MessageBatch, MessageBatchList
-from producer.gateway.batches.protocol import Batch, BatchCreate, BatchList
-from producer.gateway.files.protocol import (
+from gateway.batches.anthropic.protocol import Deleted as MessageBatchDeleted
+from gateway.batches.anthropic.protocol import MessageBatch, MessageBatchList
+from gateway.batches.api.protocol import Batch, BatchCreate, BatchList
+from gateway.files.protocol import (
     LEAST_LIFE_S,
     MOST_FILES,
     MOST_LIFE_S,
@@ -19,9 +19,9 @@ from producer.gateway.files.protocol import (
     File,
     FileList,
 )
-from producer.gateway.live.protocol import Model, ModelList
-from producer.gateway.scale.protocol import Scale
-from producer.gateway.uploads.protocol import Upload, UploadComplete, UploadCreate, UploadPart
+from gateway.files.uploads.protocol import Upload, UploadComplete, UploadCreate, UploadPart
+from gateway.metrics.scale.protocol import Scale
+from gateway.online.protocol import Model, ModelList
 
 Schema = dict[str, Any]
 JSON, FORM, BYTES, LINES, EVENTS = (

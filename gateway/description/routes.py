@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from producer.gateway.description.document import document
+from gateway.description.document import document
 
 
 @functools.cache

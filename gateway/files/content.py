@@ -8,9 +8,9 @@ from urllib.parse import quote
 
 from starlette.responses import Response, StreamingResponse
 
-from producer.gateway.errors import ApiError, answer
-from producer.gateway.files.objects import FileRecord
-from producer.gateway.store import Store
+from gateway.files.objects import FileRecord
+from gateway.http.errors import ApiError, answer
+from gateway.store import Store
 
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
 

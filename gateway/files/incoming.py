@@ -10,8 +10,8 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import Request
 
-from producer.gateway.errors import ApiError, invalid
-from producer.gateway.store import Writer
+from gateway.http.errors import ApiError, invalid
+from gateway.store import Writer
 
 #: Bytes given to the store at once, by a thread.
 PIECE = 2**20

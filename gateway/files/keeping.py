@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from producer.gateway.caller import Caller
-from producer.gateway.files.incoming import Incoming
-from producer.gateway.files.objects import FileRecord, Files
-from producer.gateway.files.protocol import safe_name
-from producer.gateway.idempotency import conflict
-from producer.gateway.services import Services
-from producer.gateway.store import Writer
+from gateway.files.incoming import Incoming
+from gateway.files.objects import FileRecord, Files
+from gateway.files.protocol import safe_name
+from gateway.http.caller import Caller
+from gateway.http.idempotency import conflict
+from gateway.http.services import Services
+from gateway.store import Writer
 
 
 def record_of(

@@ -6,10 +6,10 @@ import logging
 
 import msgspec
 
-from contract.redis.gateway.due import Claim
-from contract.redis.gateway.objects import Page, Stored
-from producer.gateway.services import Services
-from producer.gateway.store import StoreFailed
+from contract.redis.due import Claim
+from contract.redis.objects import Page, Stored
+from gateway.http.services import Services
+from gateway.store import StoreFailed
 
 log = logging.getLogger(__name__)
 

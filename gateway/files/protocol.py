@@ -8,8 +8,8 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from producer.gateway.errors import invalid
-from producer.gateway.files.objects import FileRecord
+from gateway.files.objects import FileRecord
+from gateway.http.errors import invalid
 
 #: What an upload may be for; output files have the last one.
 PURPOSES = ("assistants", "batch", "fine-tune", "vision", "user_data", "evals")

@@ -10,12 +10,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from producer.gateway.errors import ApiError, invalid, not_found
-from producer.gateway.files.content import content
-from producer.gateway.files.incoming import FORM_BYTES, check_length, receive
-from producer.gateway.files.keeping import keep, record_of
-from producer.gateway.files.objects import FileRecord, Files
-from producer.gateway.files.protocol import (
+from gateway.files.content import content
+from gateway.files.incoming import FORM_BYTES, check_length, receive
+from gateway.files.keeping import keep, record_of
+from gateway.files.objects import FileRecord, Files
+from gateway.files.protocol import (
     MOST_FILES,
     OUTPUT_PURPOSE,
     PURPOSES,
@@ -25,10 +24,11 @@ from producer.gateway.files.protocol import (
     purpose_of,
     shown,
 )
-from producer.gateway.http import caller, new_id, reply, services
-from producer.gateway.idempotency import fingerprint
-from producer.gateway.pages import page_limit
-from producer.gateway.store import Writer
+from gateway.http.errors import ApiError, invalid, not_found
+from gateway.http.http import caller, new_id, reply, services
+from gateway.http.idempotency import fingerprint
+from gateway.http.pages import page_limit
+from gateway.store import Writer
 
 
 async def _create(request: Request) -> Response:

@@ -7,8 +7,8 @@ import secrets
 from pathlib import Path
 
 from contract.errors import StoreFull
-from producer.gateway.services import Services
-from producer.gateway.store import StoreFailed
+from gateway.http.services import Services
+from gateway.store import StoreFailed
 
 log = logging.getLogger(__name__)
 

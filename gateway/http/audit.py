@@ -10,8 +10,8 @@ import time
 import orjson
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from producer.gateway.caller import Caller
-from producer.gateway.idempotency import ATTACHING
+from gateway.http.caller import Caller
+from gateway.http.idempotency import ATTACHING
 
 log = logging.getLogger(__name__)
 

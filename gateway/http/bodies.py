@@ -6,8 +6,8 @@ import re
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from producer.gateway.errors import ApiError
-from producer.gateway.refusal import refuse
+from gateway.http.errors import ApiError
+from gateway.http.refusal import refuse
 
 #: Uploads count what they read against a limit of their own (files/, uploads/, anthropic/).
 _UPLOADS = re.compile(r"/v1/files|/v1/uploads/[^/]+/parts|/v1/messages/batches|/ui/submit")

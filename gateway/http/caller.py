@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from contract import naming
-from contract.redis.gateway.api_keys import ApiKey
+from gateway.redis.api_keys import ApiKey
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from contract.errors import (
     StoreUnavailable,
     WarmqError,
 )
-from producer.gateway.store import StoreFailed
+from gateway.store import StoreFailed
 
 
 class ApiError(Exception):

@@ -11,9 +11,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from contract.openai.numbers import whole_at
-from producer.gateway.caller import Caller
-from producer.gateway.errors import ApiError, invalid
-from producer.gateway.services import Services
+from gateway.http.caller import Caller
+from gateway.http.errors import ApiError, invalid
+from gateway.http.services import Services
 
 T = TypeVar("T")
 _encode = msgspec.json.Encoder().encode

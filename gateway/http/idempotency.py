@@ -25,12 +25,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from contract.errors import StoreUnavailable
 from contract.openai.body import BODY_TYPES
-from contract.redis.gateway.idempotency import LEASE_MS, Answer, Begun, Tries
-from producer.gateway.bodies import takes_large
-from producer.gateway.caller import Caller
-from producer.gateway.errors import ApiError, of_warmq
-from producer.gateway.receiving import replaying, whole_body
-from producer.gateway.refusal import refuse
+from gateway.http.bodies import takes_large
+from gateway.http.caller import Caller
+from gateway.http.errors import ApiError, of_warmq
+from gateway.http.receiving import replaying, whole_body
+from gateway.http.refusal import refuse
+from gateway.redis.idempotency import LEASE_MS, Answer, Begun, Tries
 
 log = logging.getLogger(__name__)
 

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from contract.redis.gateway.gathering import Gathering
-from contract.redis.gateway.limits import Budgets, Rates, Take
-from contract.redis.gateway.records import Records
-from producer.gateway.caller import Caller
-from producer.gateway.errors import ApiError
-from producer.gateway.rate_answers import rate_headers, too_fast, writes_too_fast
+from contract.redis.records import Records
+from gateway.http.caller import Caller
+from gateway.http.errors import ApiError
+from gateway.http.rate_answers import rate_headers, too_fast, writes_too_fast
+from gateway.redis.gathering import Gathering
+from gateway.redis.limits import Budgets, Rates, Take
 
 #: Bytes of JSON for a token of a prompt: about 4 in English, fewer in other languages. An estimate
 #: need not be right: it is what a batch holds of a budget while it is there.

@@ -12,7 +12,7 @@ from urllib.parse import quote, urlsplit
 from starlette.responses import RedirectResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from producer.gateway.errors import ApiError
+from gateway.http.errors import ApiError
 
 COOKIE = "warmq_session"
 LOGIN, LIVE = "/ui/login", "/ui/live"

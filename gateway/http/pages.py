@@ -1,6 +1,6 @@
 """Pages of lists, as both SDKs ask for them."""
 
-from producer.gateway.errors import invalid
+from gateway.http.errors import invalid
 
 
 def page_limit(text: str | None, default: int, most: int) -> int:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from contract.redis.gateway.limits import Taken
-from producer.gateway.caller import Caller
-from producer.gateway.errors import ApiError
+from gateway.http.caller import Caller
+from gateway.http.errors import ApiError
+from gateway.redis.limits import Taken
 
 
 class LimitReached(ApiError):

@@ -13,9 +13,9 @@ from collections import Counter
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from producer.gateway.bodies import takes_large
-from producer.gateway.caller import Caller
-from producer.gateway.errors import ApiError
+from gateway.http.bodies import takes_large
+from gateway.http.caller import Caller
+from gateway.http.errors import ApiError
 
 #: What large bodies may hold together in one process, in bytes; at least two of the largest that
 #: are taken. One key may hold half of it.

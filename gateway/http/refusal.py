@@ -6,7 +6,7 @@ import orjson
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from producer.gateway.errors import ApiError, answer
+from gateway.http.errors import ApiError, answer
 
 #: Anthropic's types by status; others are `invalid_request_error`, from 500 on `api_error`.
 _TYPES = {

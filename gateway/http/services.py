@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from contract.redis.batches import BatchStore
-from contract.redis.gateway.api_keys import ApiKeys, KeyLookup
-from contract.redis.gateway.clock import Clock
-from contract.redis.gateway.due import Due
-from contract.redis.gateway.idempotency import Tries
-from contract.redis.gateway.limits import Budgets, Rates
-from contract.redis.gateway.objects import Objects
-from contract.redis.gateway.records import Records
-from contract.redis.gateway.sessions import Sessions
-from producer.gateway.limits import Limits
-from producer.gateway.settings import GatewaySettings
-from producer.gateway.store import Store, open_store
+from contract.redis.due import Due
+from contract.redis.objects import Objects
+from contract.redis.records import Records
+from gateway.http.limits import Limits
+from gateway.redis.api_keys import ApiKeys, KeyLookup
+from gateway.redis.clock import Clock
+from gateway.redis.idempotency import Tries
+from gateway.redis.limits import Budgets, Rates
+from gateway.redis.sessions import Sessions
+from gateway.settings import GatewaySettings
+from gateway.store import Store, open_store
 
 
 @dataclass(frozen=True, slots=True)

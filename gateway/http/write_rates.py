@@ -5,11 +5,11 @@ from __future__ import annotations
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from contract.errors import StoreUnavailable
-from producer.gateway.caller import Caller
-from producer.gateway.errors import ApiError, of_warmq
-from producer.gateway.idempotency import ATTACHING
-from producer.gateway.limits import Limits
-from producer.gateway.refusal import refuse
+from gateway.http.caller import Caller
+from gateway.http.errors import ApiError, of_warmq
+from gateway.http.idempotency import ATTACHING
+from gateway.http.limits import Limits
+from gateway.http.refusal import refuse
 
 _WRITES = frozenset(("POST", "DELETE", "PUT", "PATCH"))
 

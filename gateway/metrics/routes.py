@@ -18,10 +18,10 @@ from starlette.routing import Route
 
 from contract.errors import WarmqError
 from contract.redis.fleet import Fleet, FleetReads
-from producer.gateway.background import background
-from producer.gateway.metrics.requests import Requests
-from producer.gateway.metrics.series import series
-from producer.gateway.services import Services
+from gateway.background import background
+from gateway.http.services import Services
+from gateway.metrics.requests import Requests
+from gateway.metrics.series import series
 
 log = logging.getLogger(__name__)
 

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 
 from contract.errors import RequestRejected, WarmqError
 from contract.results import body_of, error_of
-from producer.gateway.errors import ApiError, of_warmq
-from producer.gateway.live.waiter import Gone, Late, Waiter
-from producer.gateway.refusal import stopping
+from gateway.http.errors import ApiError, of_warmq
+from gateway.http.refusal import stopping
+from gateway.online.waiter import Gone, Late, Waiter
 
 
 async def answer_of(waiter: Waiter, lasts_s: float) -> bytes | None:

@@ -14,9 +14,9 @@ from contract.openai.lines import check_body
 from contract.openai.numbers import whole
 from contract.openai.plain_text import tells_text
 from contract.openai.sequences import sequences_of
-from producer.gateway.errors import ApiError, invalid
-from producer.gateway.limits import estimated_tokens
-from producer.gateway.live.protocol import StreamOptions
+from gateway.http.errors import ApiError, invalid
+from gateway.http.limits import estimated_tokens
+from gateway.online.protocol import StreamOptions
 
 #: Queue priorities: online requests go before everything, OpenAI's `flex` before batches.
 URGENT, FLEX = 0, 3

@@ -10,8 +10,8 @@ import msgspec
 
 from contract.errors import RequestRejected
 from contract.results import body_of, error_of, read_meta
-from producer.gateway.live.asked import Asked
-from producer.gateway.live.waiter import Waiter
+from gateway.online.asked import Asked
+from gateway.online.waiter import Waiter
 
 
 class _Usage(msgspec.Struct):

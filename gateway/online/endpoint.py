@@ -13,20 +13,20 @@ from starlette.types import Message, Receive, Scope, Send
 from contract.message import write_online
 from contract.naming import turn_list
 from contract.openai.responses import RESPONSES_URL
-from contract.redis.gateway.live import Push
 from contract.traces.tracer import now
-from producer.gateway.caller import Caller
-from producer.gateway.limits import Allowance, check_model
-from producer.gateway.live.answer import answer_of, header_pairs
-from producer.gateway.live.asked import Asked, naming, read
-from producer.gateway.live.charging import charged
-from producer.gateway.live.online import Online
-from producer.gateway.live.stream import Stream
-from producer.gateway.live.waiter import Gone, Late, Waiter, nothing
-from producer.gateway.live.whole_response import bytes_with_all_fields
-from producer.gateway.receiving import whole_body
-from producer.gateway.services import Services
-from producer.gateway.traced import current
+from gateway.http.caller import Caller
+from gateway.http.limits import Allowance, check_model
+from gateway.http.receiving import whole_body
+from gateway.http.services import Services
+from gateway.http.traced import current
+from gateway.online.answer import answer_of, header_pairs
+from gateway.online.asked import Asked, naming, read
+from gateway.online.charging import charged
+from gateway.online.online import Online
+from gateway.online.stream import Stream
+from gateway.online.waiter import Gone, Late, Waiter, nothing
+from gateway.online.whole_response import bytes_with_all_fields
+from gateway.redis.live import Push
 
 #: How long results are kept: for a gateway whose connection was lost, and for whoever asks again
 #: with the same Idempotency-Key.

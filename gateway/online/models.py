@@ -9,10 +9,10 @@ from collections.abc import Collection
 from contract.errors import StoreUnavailable
 from contract.nearest import did_you_mean
 from contract.redis.announcements import is_alive
-from contract.redis.gateway.live import LiveRequests
-from producer.gateway.errors import ApiError, not_found
-from producer.gateway.live.protocol import Model
-from producer.gateway.served import Served, shown
+from gateway.http.errors import ApiError, not_found
+from gateway.online.protocol import Model
+from gateway.redis.live import LiveRequests
+from gateway.served import Served, shown
 
 #: Announcements are asked for again after so long, beside the requests that need them.
 FRESH_S = 1.0

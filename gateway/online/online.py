@@ -6,13 +6,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from contract.redis.gateway.api_keys import KeyLookup
-from contract.redis.gateway.live import LiveRequests
-from producer.gateway.background import background
-from producer.gateway.live.models import Models
-from producer.gateway.live.revoked import Revocations
-from producer.gateway.live.waiting import Waiting
-from producer.gateway.settings import GatewaySettings
+from gateway.background import background
+from gateway.online.models import Models
+from gateway.online.revoked import Revocations
+from gateway.online.waiting import Waiting
+from gateway.redis.api_keys import KeyLookup
+from gateway.redis.live import LiveRequests
+from gateway.settings import GatewaySettings
 
 
 @dataclass(frozen=True, slots=True)

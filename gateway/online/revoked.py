@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from contract.errors import WarmqError
-from contract.redis.gateway.api_keys import KeyLookup
-from producer.gateway.errors import ApiError
-from producer.gateway.live.waiter import Waiter
+from gateway.http.errors import ApiError
+from gateway.online.waiter import Waiter
+from gateway.redis.api_keys import KeyLookup
 
 #: Between two looks at the keys of what runs, in seconds.
 CHECK_S = 2.0

@@ -7,10 +7,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from contract.openai.body import BODY_TYPES
-from producer.gateway.http import caller, reply
-from producer.gateway.live.endpoint import Endpoint
-from producer.gateway.live.online import Online
-from producer.gateway.live.protocol import ModelList
+from gateway.http.http import caller, reply
+from gateway.online.endpoint import Endpoint
+from gateway.online.online import Online
+from gateway.online.protocol import ModelList
 
 
 async def _models(request: Request) -> Response:

@@ -10,13 +10,13 @@ from starlette.types import Send
 
 from contract.errors import WarmqError
 from contract.streaming import texts_of
-from producer.gateway.errors import ApiError, of_warmq
-from producer.gateway.live.answer import answer_of, header_pairs
-from producer.gateway.live.asked import Asked
-from producer.gateway.live.events.texts import Texts
-from producer.gateway.live.events.writer import WAITING, events_of
-from producer.gateway.live.waiter import Waiter
-from producer.gateway.refusal import stopping
+from gateway.http.errors import ApiError, of_warmq
+from gateway.http.refusal import stopping
+from gateway.online.answer import answer_of, header_pairs
+from gateway.online.asked import Asked
+from gateway.online.events.texts import Texts
+from gateway.online.events.writer import WAITING, events_of
+from gateway.online.waiter import Waiter
 
 #: A stream that had nothing to say for so long, in seconds, shows that it lives: also between two
 #: texts, when its request waits to be run again.

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable
 
 from contract.errors import StoreUnavailable
-from contract.redis.gateway.live import Push
 from contract.streaming import Piece
+from gateway.redis.live import Push
 
 
 class Gone(Exception):

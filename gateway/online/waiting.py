@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable, Sequence
 
 from contract.errors import StoreFull, StoreUnavailable, StoreUnreachable
 from contract.naming import RESULT_PREFIX, text_channel
-from contract.redis.gateway.live import LiveRequests, Push, Queued
-from contract.redis.gateway.subscription import Subscription
 from contract.streaming import announcement, read_published
-from producer.gateway.background import check_cancelled, end
-from producer.gateway.live.waiter import Gone, Waiter, nothing
-from producer.gateway.settings import GatewaySettings
+from gateway.background import check_cancelled, end
+from gateway.online.waiter import Gone, Waiter, nothing
+from gateway.redis.live import LiveRequests, Push, Queued
+from gateway.redis.subscription import Subscription
+from gateway.settings import GatewaySettings
 
 log = logging.getLogger(__name__)
 

@@ -11,18 +11,18 @@ from starlette.responses import Response
 
 from contract.batch import Batch as QueueBatch
 from contract.redis.looking import Looks, RunningRequest
-from producer.gateway.batches import batches as api
-from producer.gateway.batches import virtual_files
-from producer.gateway.batches.shown import ERRORS, OUTPUT, PARTIAL, parts_of, shown
-from producer.gateway.dashboard.batches import name_inputs, record_of, row_of
-from producer.gateway.dashboard.cached import cached_share, rings_of
-from producer.gateway.dashboard.requests import workers_of
-from producer.gateway.dashboard.samples import Sample, failures, sample
-from producer.gateway.dashboard.view import View
-from producer.gateway.errors import ApiError, not_found
-from producer.gateway.files.content import content
-from producer.gateway.files.objects import Files
-from producer.gateway.services import Services
+from gateway.batches.api import batches as api
+from gateway.batches.api import virtual_files
+from gateway.batches.api.shown import ERRORS, OUTPUT, PARTIAL, parts_of, shown
+from gateway.files.content import content
+from gateway.files.objects import Files
+from gateway.http.errors import ApiError, not_found
+from gateway.http.services import Services
+from gateway.page.batches import name_inputs, record_of, row_of
+from gateway.page.cached import cached_share, rings_of
+from gateway.page.requests import workers_of
+from gateway.page.samples import Sample, failures, sample
+from gateway.page.view import View
 
 #: Requests that run now, which are shown.
 RUNNING = 12

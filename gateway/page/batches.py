@@ -9,12 +9,12 @@ import orjson
 from starlette.responses import Response
 
 from contract.batch import Batch as QueueBatch
-from contract.redis.gateway.batch_views import BatchView, BatchViews
-from producer.gateway.batches.record import ENDED, decode
-from producer.gateway.batches.shown import shown
-from producer.gateway.dashboard.cached import cached_share, rings_of
-from producer.gateway.dashboard.view import View
-from producer.gateway.errors import not_found
+from gateway.batches.api.record import ENDED, decode
+from gateway.batches.api.shown import shown
+from gateway.http.errors import not_found
+from gateway.page.cached import cached_share, rings_of
+from gateway.page.view import View
+from gateway.redis.batch_views import BatchView, BatchViews
 
 PAGE = 25
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from contract.redis.ring import DAY, Minute, RingReads
-from producer.gateway.services import Services
+from gateway.http.services import Services
 
 Rings = Mapping[str, Sequence[Minute]]
 

@@ -9,10 +9,10 @@ from typing import Any
 from starlette.responses import Response
 
 from contract.redis.dead_letters import DeadLetter
-from producer.gateway.caller import Caller
-from producer.gateway.dashboard.samples import prompt_of
-from producer.gateway.dashboard.view import View
-from producer.gateway.services import Services
+from gateway.http.caller import Caller
+from gateway.http.services import Services
+from gateway.page.samples import prompt_of
+from gateway.page.view import View
 
 #: A batch that was made over HTTP has a batch of the queue for each model, which has no page.
 _PART = re.compile(r"^(batch_[0-9a-f]{24})\.\d+$")

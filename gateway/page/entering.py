@@ -9,11 +9,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from contract.errors import WarmqError
-from contract.redis.gateway.api_keys import digest_of
-from contract.redis.gateway.sessions import LIFE_S
-from producer.gateway.dashboard.view import View
-from producer.gateway.errors import ApiError, of_warmq
-from producer.gateway.page_session import check_form, new_token, set_cookie, token_in
+from gateway.http.errors import ApiError, of_warmq
+from gateway.http.page_session import check_form, new_token, set_cookie, token_in
+from gateway.page.view import View
+from gateway.redis.api_keys import digest_of
+from gateway.redis.sessions import LIFE_S
 
 
 def _back(wanted: str) -> str:

@@ -10,8 +10,8 @@ from typing import Any
 from contract.redis.announcements import is_alive, protocol_of
 from contract.redis.waiting import Waiting, WaitingReads
 from contract.version import PROTOCOL
-from producer.gateway.caller import Caller
-from producer.gateway.services import Services
+from gateway.http.caller import Caller
+from gateway.http.services import Services
 
 _SHOWN = 200
 

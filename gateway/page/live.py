@@ -18,13 +18,13 @@ import orjson
 from starlette.concurrency import run_in_threadpool
 
 from contract.errors import WarmqError
-from contract.redis.gateway.batch_views import BatchViews
 from contract.redis.ring import Minute
 from contract.redis.waiting import WaitingReads
-from producer.gateway.dashboard.batches import row_of
-from producer.gateway.dashboard.cached import cached_share, rings_of
-from producer.gateway.dashboard.fleet import queues_of, shown_worker
-from producer.gateway.services import Services
+from gateway.http.services import Services
+from gateway.page.batches import row_of
+from gateway.page.cached import cached_share, rings_of
+from gateway.page.fleet import queues_of, shown_worker
+from gateway.redis.batch_views import BatchViews
 
 log = logging.getLogger(__name__)
 

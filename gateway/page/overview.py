@@ -9,10 +9,10 @@ from starlette.responses import Response
 from contract.redis.ring import RingReads
 from contract.redis.tenants import Tenants
 from contract.redis.waiting import WaitingReads
-from producer.gateway.dashboard.batches import batch_rows
-from producer.gateway.dashboard.charts import filled, rates
-from producer.gateway.dashboard.fleet import queues_of, read_fleet
-from producer.gateway.dashboard.view import View
+from gateway.page.batches import batch_rows
+from gateway.page.charts import filled, rates
+from gateway.page.fleet import queues_of, read_fleet
+from gateway.page.view import View
 
 #: Workers in a page.
 WORKERS = 100

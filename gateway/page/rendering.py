@@ -10,7 +10,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from producer.gateway.dashboard.words import translated
+from gateway.page.words import translated
 
 #: Nothing inline, nothing from elsewhere, in nobody's frame.
 CSP = (
@@ -105,7 +105,7 @@ def _percent(part: float, whole: float) -> str:
 
 
 _ENVIRONMENT = jinja2.Environment(
-    loader=jinja2.PackageLoader("producer.gateway.dashboard"),
+    loader=jinja2.PackageLoader("gateway.page"),
     autoescape=True,
     undefined=jinja2.StrictUndefined,
     trim_blocks=True,

@@ -13,12 +13,12 @@ from contract.batch import Batch
 from contract.redis.announcements import is_alive
 from contract.redis.looking import Looks, OneRequest
 from contract.results import outcome_of, read_meta
-from producer.gateway.batches import batches as api
-from producer.gateway.batches.shown import parts_of
-from producer.gateway.dashboard.samples import ANOTHER, REMEDIES, prompt_of, text_of
-from producer.gateway.dashboard.view import View
-from producer.gateway.errors import not_found
-from producer.gateway.services import Services
+from gateway.batches.api import batches as api
+from gateway.batches.api.shown import parts_of
+from gateway.http.errors import not_found
+from gateway.http.services import Services
+from gateway.page.samples import ANOTHER, REMEDIES, prompt_of, text_of
+from gateway.page.view import View
 
 
 def request(view: View) -> Response:

@@ -9,17 +9,17 @@ import orjson
 from starlette.responses import Response
 
 from contract.batch import Batch as QueueBatch
+from gateway.batches.api import batches as api
+from gateway.batches.api.record import ENDED, BatchRecord, decode
+from gateway.files.incoming import Incoming
+from gateway.files.keeping import keep, record_of
+from gateway.files.objects import Files
+from gateway.http.errors import ApiError
+from gateway.http.http import new_id
+from gateway.http.services import Services
+from gateway.page.view import View
+from gateway.page.whole_files import Reading, TooLong
 from producer.core.reader import Input
-from producer.gateway.batches import batches as api
-from producer.gateway.batches.record import ENDED, BatchRecord, decode
-from producer.gateway.dashboard.view import View
-from producer.gateway.dashboard.whole_files import Reading, TooLong
-from producer.gateway.errors import ApiError
-from producer.gateway.files.incoming import Incoming
-from producer.gateway.files.keeping import keep, record_of
-from producer.gateway.files.objects import Files
-from producer.gateway.http import new_id
-from producer.gateway.services import Services
 
 _TOO_LARGE = "the batch's files are too large for this page: submit its failed lines as a new file"
 _GONE = "the batch's file or its error file is gone: submit its failed lines as a new file"

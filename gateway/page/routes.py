@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from producer.gateway.dashboard import (
+from gateway.page import (
     batch,
     batches,
     dead,
@@ -18,8 +18,8 @@ from producer.gateway.dashboard import (
     submit,
     whole_files,
 )
-from producer.gateway.dashboard.rendering import ASSETS, HEADERS, VERSION
-from producer.gateway.dashboard.view import shows, writes
+from gateway.page.rendering import ASSETS, HEADERS, VERSION
+from gateway.page.view import shows, writes
 
 
 async def _asset(request: Request) -> Response:

@@ -16,7 +16,7 @@ from contract.index import read_ending
 from contract.redis.looking import Looks
 from contract.results import read_meta
 from contract.streaming import texts_of
-from producer.gateway.services import Services
+from gateway.http.services import Services
 
 #: Requests in a sample, and bytes of their results that are read for it.
 REQUESTS, BYTES = 300, 4 * 2**20

@@ -16,14 +16,14 @@ from starlette.responses import Response, StreamingResponse
 from contract import naming
 from contract.errors import WarmqError
 from contract.streaming import LISTEN_S, Listener, Transcript
-from producer.gateway.batches import batches as api
-from producer.gateway.batches.shown import parts_of
-from producer.gateway.caller import Caller
-from producer.gateway.dashboard.live import MOST_WATCHED, Viewer, Watch, event
-from producer.gateway.dashboard.rendering import HEADERS
-from producer.gateway.errors import ApiError, answer
-from producer.gateway.page_session import token_in
-from producer.gateway.services import Services
+from gateway.batches.api import batches as api
+from gateway.batches.api.shown import parts_of
+from gateway.http.caller import Caller
+from gateway.http.errors import ApiError, answer
+from gateway.http.page_session import token_in
+from gateway.http.services import Services
+from gateway.page.live import MOST_WATCHED, Viewer, Watch, event
+from gateway.page.rendering import HEADERS
 
 log = logging.getLogger(__name__)
 

@@ -18,23 +18,23 @@ from starlette.responses import Response
 from contract import naming
 from contract.errors import WarmqError
 from contract.openai.body import BODY_TYPES
+from gateway.batches.api import batches as api
+from gateway.batches.api.create import DEFAULT_PRIORITY
+from gateway.batches.runner.looking import model_of
+from gateway.files.incoming import receive
+from gateway.files.keeping import keep, record_of
+from gateway.files.objects import FileRecord, Files
+from gateway.http.errors import ApiError, invalid, not_found, of_warmq
+from gateway.http.http import new_id
+from gateway.http.page_session import check_form, token_in
+from gateway.http.services import Services
+from gateway.page import whole_files
+from gateway.page.view import View
+from gateway.page.whole_files import Handler, Made, Reading, TooLong
 from producer.core.plan.plan import Plan, plan
 from producer.core.plan.tokens import Estimate
 from producer.core.reader import Input
 from producer.core.submission import Submission
-from producer.gateway.batches import batches as api
-from producer.gateway.batches.create import DEFAULT_PRIORITY
-from producer.gateway.carrying.looking import model_of
-from producer.gateway.dashboard import whole_files
-from producer.gateway.dashboard.view import View
-from producer.gateway.dashboard.whole_files import Handler, Made, Reading, TooLong
-from producer.gateway.errors import ApiError, invalid, not_found, of_warmq
-from producer.gateway.files.incoming import receive
-from producer.gateway.files.keeping import keep, record_of
-from producer.gateway.files.objects import FileRecord, Files
-from producer.gateway.http import new_id
-from producer.gateway.page_session import check_form, token_in
-from producer.gateway.services import Services
 
 #: Bytes of lines, as they are uncompressed, of which a plan is made while somebody waits for the
 #: page; and for how long, in seconds.

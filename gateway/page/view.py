@@ -13,12 +13,12 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from contract.errors import WarmqError
-from producer.gateway.caller import Caller
-from producer.gateway.dashboard.rendering import HEADERS, render
-from producer.gateway.dashboard.words import LANGUAGES, language_of
-from producer.gateway.errors import ApiError, of_warmq
-from producer.gateway.page_session import check_form, csrf_of, new_token, set_cookie, token_in
-from producer.gateway.services import Services
+from gateway.http.caller import Caller
+from gateway.http.errors import ApiError, of_warmq
+from gateway.http.page_session import check_form, csrf_of, new_token, set_cookie, token_in
+from gateway.http.services import Services
+from gateway.page.rendering import HEADERS, render
+from gateway.page.words import LANGUAGES, language_of
 
 THEMES = ("auto", "light", "dark")
 #: A choice of language or theme is kept for a year.

@@ -15,7 +15,7 @@ from anyio import CapacityLimiter, to_thread
 from starlette.requests import Request
 from starlette.responses import Response
 
-from producer.gateway.dashboard.view import View
+from gateway.page.view import View
 
 #: Files that this process reads at a time, of one tenant one. Online requests need its CPU, and
 #: other pages the threads that all share (virtual_files.py).

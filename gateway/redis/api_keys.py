@@ -12,8 +12,8 @@ import msgspec
 
 from contract.redis.client import AsyncClient
 from contract.redis.connect import connect_async
-from contract.redis.gateway.riding_out import ride_out
 from contract.redis.reads import Reads
+from gateway.redis.riding_out import ride_out
 
 #: digest (SHA-256, hex) -> record (JSON).
 KEYS = "warmq:gateway:keys"

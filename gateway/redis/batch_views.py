@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from contract.batch import Batch
-from contract.redis.gateway.objects import Stored
+from contract.redis.objects import Stored
 from contract.redis.reads import Reads
 
 #: What BATCH_VIEWS tells of a part, in its order.

@@ -12,7 +12,7 @@ from contract.redis import keys
 from contract.redis.announcements import read_announcements
 from contract.redis.client import AsyncClient
 from contract.redis.connect import connect_async
-from contract.redis.gateway.subscription import Subscription
+from gateway.redis.subscription import Subscription
 
 #: How long a cancellation is remembered for requests that still wait in their list, in seconds;
 #: their own deadlines end before.

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from contract.redis.client import AsyncClient
 from contract.redis.connect import connect_async
-from contract.redis.gateway.riding_out import ride_out
+from gateway.redis.riding_out import ride_out
 
 #: A session ends so long after its login; whoever still looks logs in again.
 LIFE_S = 24 * 3600

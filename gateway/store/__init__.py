@@ -67,12 +67,12 @@ def open_store(url: str) -> Store:
     """
     if "://" in url:
         try:
-            from producer.gateway.store.bucket import Bucket  # noqa: PLC0415 - not everybody has it
+            from gateway.store.bucket import Bucket  # noqa: PLC0415 - not everybody has it
         except ImportError as error:
             raise StoreFailed(
                 f"WARMQ_GATEWAY_STORE: {url} needs obstore ({error}): pip install 'warmq[gateway]'"
             ) from None
         return Bucket(url)
-    from producer.gateway.store.folder import Folder  # noqa: PLC0415 - as the other
+    from gateway.store.folder import Folder  # noqa: PLC0415 - as the other
 
     return Folder(Path(url))

@@ -20,8 +20,8 @@ import obstore
 from obstore.exceptions import BaseError
 from obstore.store import from_url
 
+from gateway.store import StoreFailed, checked_name
 from producer.core.places.bucket import told
-from producer.gateway.store import StoreFailed, checked_name
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from producer.gateway.store import StoreFailed, checked_name
+from gateway.store import StoreFailed, checked_name
 
 PIECE = 2**20
 _UNFINISHED = ".part"

@@ -12,12 +12,12 @@ from contextlib import asynccontextmanager
 
 from contract.errors import StoreUnavailable
 from contract.log_lines import working_on
-from contract.redis.gateway.due import Claim
-from contract.redis.gateway.webhooks import TRIED_S, Delivery, Webhooks
-from producer.gateway.services import Services
-from producer.gateway.webhooks.posting import NotDelivered, post
-from producer.gateway.webhooks.signing import body_of, headers_of
-from producer.gateway.webhooks.turns import Turns
+from contract.redis.due import Claim
+from gateway.http.services import Services
+from gateway.redis.webhooks import TRIED_S, Delivery, Webhooks
+from gateway.webhooks.posting import NotDelivered, post
+from gateway.webhooks.signing import body_of, headers_of
+from gateway.webhooks.turns import Turns
 
 log = logging.getLogger(__name__)
 

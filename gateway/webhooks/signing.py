@@ -8,7 +8,7 @@ import hmac
 
 import orjson
 
-from contract.redis.gateway.webhooks import Delivery
+from gateway.redis.webhooks import Delivery
 
 
 def body_of(delivery: Delivery) -> bytes:

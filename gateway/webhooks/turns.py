@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from contract.redis.gateway.due import Claim
+from contract.redis.due import Claim
 
 #: Tries at a time in one gateway, for one endpoint that answered the last time, and for all
 #: endpoints that did not or are new: a receiver that does not answer holds one for 10 s.

@@ -4,13 +4,15 @@ Data goes to stdout, progress and messages to stderr.
 """
 
 import contextlib
+import functools
 import importlib
 import os
 import signal
 import sys
 import traceback
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from importlib import metadata
+from typing import Any, NamedTuple, NoReturn
 
 import click
 
@@ -23,28 +25,28 @@ USAGE, UNREACHABLE, INTERRUPTED, TERMINATED = 2, 3, 130, 143
 #: A fault of our own, as sysexits.h has it: no program takes it for requests that failed.
 OUR_FAULT = 70
 
-#: The commands, each a module of producer/cli/commands, and what `--help` says of them: their
+#: Our own commands, each a module of producer/cli/commands, and what `--help` says of them: their
 #: modules take half a second to import, which it need not wait for.
 COMMANDS = {
     "cancel": "Cancel what is not finished, queued or running.",
     "dead": "Look at dead letters: messages that could not be read, or that killed the engine.",
     "delete": "Delete a finished batch and its results, or a record of `producer serve`.",
     "doctor": "Look for what is in the way: Redis, workers, queues, disk, settings.",
-    "keys": "Give, list and revoke the keys by which callers of `producer serve` are known.",
     "list": "List all batches, newest first.",
     "plan": "Say what FILE will take before it is submitted: tokens, Redis, time.",
     "records": "Say what tenants of `producer serve` keep in Redis: files, uploads, batches.",
     "results": "Collect a batch's results, as OpenAI batch output lines.",
     "retry": "Run a batch's failed requests again.",
     "run": "Take FILE through the queue into OUT, in windows, in the order of FILE.",
-    "serve": "Serve the OpenAI API over the queue: files, batches, online answers.",
     "status": "Show how far a batch, or one request of it, is.",
     "submit": "Queue every line of FILE as one batch.",
     "tenant": "Say how tenants share the fleet: by weight, in tokens, with a cap if they need one.",
     "top": "Show the fleet while it works: tokens/s, slots, what waits, workers, batches.",
     "watch": "Follow a batch to its end: done and failed, rate, tokens/s, time left.",
-    "webhooks": "Say where tenants hear that a batch of `producer serve` has ended.",
 }
+#: Packages that bring commands of their own name a table like COMMANDS under this entry point; it
+#: stands in the package that has their modules.
+ENTRY_POINT = "warmq.commands"
 #: What to do about an error, in the words of this command line.
 REMEDIES: dict[Remedy, str] = {
     "collect_earlier": "submit the file again, and collect earlier or raise WARMQ_RESULT_TTL_S",
@@ -65,20 +67,39 @@ REMEDIES: dict[Remedy, str] = {
 }
 
 
+class Told(NamedTuple):
+    """What is known of a command before it is imported: its package, and what `--help` says."""
+
+    package: str
+    says: str
+
+
+@functools.cache
+def commands() -> dict[str, Told]:
+    """Return all commands by name: our own, and those of packages that bring some."""
+    found = {name: Told("producer.cli.commands", says) for name, says in COMMANDS.items()}
+    for entry in metadata.entry_points(group=ENTRY_POINT):
+        found |= {name: Told(entry.module, says) for name, says in entry.load().items()}
+    return dict(sorted(found.items()))
+
+
 class Commands(click.Group):
     """A group whose commands are imported when they run."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names, in the order of `--help`."""
-        return list(COMMANDS)
+        return list(commands())
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import a command; None if there is none of that name."""
-        if cmd_name not in COMMANDS:
-            return None
-        command: click.Command = importlib.import_module(
-            f"producer.cli.commands.{cmd_name}"
-        ).command
+        package = "producer.cli.commands"
+        if (
+            cmd_name not in COMMANDS
+        ):  # who brings others is looked up for them alone: it takes a while
+            if cmd_name not in commands():
+                return None
+            package = commands()[cmd_name].package
+        command: click.Command = importlib.import_module(f"{package}.{cmd_name}").command
         return command
 
     def resolve_command(
@@ -88,7 +109,7 @@ class Commands(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.NoSuchCommand:
-            near = nearest(args[0], COMMANDS)
+            near = nearest(args[0], commands())
             raise click.NoSuchCommand(
                 args[0], possibilities=[near] if near else [], ctx=ctx
             ) from None
@@ -106,7 +127,7 @@ class Commands(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands without importing them."""
         with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+            formatter.write_dl([(name, told.says) for name, told in commands().items()])
 
 
 def _print_version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:

@@ -10,10 +10,10 @@ import orjson
 
 from contract.errors import BatchConflict
 from contract.redis.batches import BatchStore
-from contract.redis.gateway.due import Due
-from contract.redis.gateway.objects import Kind, Objects
-from contract.redis.gateway.records import Record, Records
+from contract.redis.due import Due
+from contract.redis.objects import Kind, Objects
 from contract.redis.reads import Reads
+from contract.redis.records import Record, Records
 
 #: Records looked at to say which kinds a tenant has: a bound on what the doctor asks of Redis.
 SAMPLED = 1000

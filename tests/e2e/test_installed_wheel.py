@@ -23,6 +23,7 @@ from demo.stack import CPU_ENGINE_ARGS, MODEL, RedisServer, Worker
 
 pytestmark = pytest.mark.timeout(300)
 EXPECTED = json.loads((ROOT / "demo" / "expected.json").read_text())
+PACKAGES = ("contract", "gateway", "producer", "worker")
 
 
 @pytest.fixture(scope="module")
@@ -58,15 +59,18 @@ def test_the_wheel_holds_the_packages_their_scripts_and_nothing_else(wheel: Path
         metadata = next(name for name in names if name.endswith("/METADATA"))
         entry_points = archive.read(metadata.replace("METADATA", "entry_points.txt")).decode()
     info = metadata.partition("/")[0]
-    assert {name.partition("/")[0] for name in names} == {"contract", "producer", "worker", info}
-    lua = {f"contract/lua/{file.name}" for file in (ROOT / "contract" / "lua").glob("*.lua")}
+    assert {name.partition("/")[0] for name in names} == {*PACKAGES, info}
+    lua = {
+        str(file.relative_to(ROOT)) for room in PACKAGES for file in (ROOT / room).rglob("*.lua")
+    }
     assert lua and lua == {name for name in names if name.endswith(".lua")}
     tracked = subprocess.run(
-        ["git", "ls-files", "contract", "producer", "worker"],
+        ["git", "ls-files", *PACKAGES],
         cwd=ROOT, text=True, capture_output=True, check=True,
     ).stdout.split()  # fmt: skip
     assert {name for name in names if not name.startswith(info)} == set(tracked)
     assert "producer = producer.cli.main:main" in entry_points
+    assert "[warmq.commands]\ngateway = gateway.commands:COMMANDS" in entry_points
     assert "warmq = worker.engine.vllm.pdeath:register" in entry_points
     assert not [name for name in names if "test" in name or name.endswith((".pyc", ".jsonl"))]
 
@@ -90,7 +94,7 @@ def contents(wheel: Path) -> dict[str, bytes]:
 
 def test_nothing_is_imported_from_the_checkout(python: Path, empty: Path) -> None:
     told = subprocess.run(
-        [python, "-c", "import contract, producer, worker; print(worker.__file__)"],
+        [python, "-c", "import contract, gateway, producer, worker; print(worker.__file__)"],
         cwd=empty, env=environment(), text=True, capture_output=True, check=True,
     ).stdout  # fmt: skip
     assert Path(told.strip()).is_relative_to(python.parent.parent)

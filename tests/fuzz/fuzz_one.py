@@ -10,7 +10,7 @@ import atheris
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "kit")]
 
-with atheris.instrument_imports(include=["contract", "producer", "worker"]):
+with atheris.instrument_imports(include=["contract", "gateway", "producer", "worker"]):
     from fuzz.targets import TARGETS
 
 atheris.Setup([sys.argv[0], *sys.argv[2:]], TARGETS[sys.argv[1]])

@@ -18,11 +18,11 @@ from contract.message import MessageWriter, read_body, read_delivery
 from contract.naming import request_id
 from contract.openai.lines import parse_line
 from contract.results import failure_meta, result_line, success_meta
+from gateway.batches.api.record import Part
+from gateway.batches.runner.looking import look_through
+from gateway.batches.runner.routing import Sharing
 from producer.core.order.keys import text_of
 from producer.core.reader import Input, chunks
-from producer.gateway.batches.record import Part
-from producer.gateway.carrying.looking import look_through
-from producer.gateway.carrying.routing import Sharing
 from worker.drain.serve import failed, read_request
 from worker.settings import WorkerSettings
 

@@ -17,8 +17,8 @@ from support import producer_command, producer_env
 
 from contract.openai.body import BODY_TYPES
 from contract.redis.batches import BatchStore
-from contract.redis.gateway.api_keys import ApiKeys
 from demo.stack import RedisServer, eventually
+from gateway.redis.api_keys import ApiKeys
 
 #: Nobody has this path: 404 for whoever may call, 401 for others.
 NOWHERE = b"/v1/nothing"

@@ -20,12 +20,12 @@ from celery_side import simulated
 from gateway_process import GatewayProcess
 from pydantic import SecretStr
 
-from contract.redis.gateway.api_keys import ApiKeys
 from demo.stack import RedisServer, eventually
-from producer.gateway.batches.record import Status, decode, encode
-from producer.gateway.files.objects import FileRecord, Files
-from producer.gateway.services import Services
-from producer.gateway.settings import GatewaySettings
+from gateway.batches.api.record import Status, decode, encode
+from gateway.files.objects import FileRecord, Files
+from gateway.http.services import Services
+from gateway.redis.api_keys import ApiKeys
+from gateway.settings import GatewaySettings
 
 MESSAGE = {
     "id": "msg_1", "type": "message", "role": "assistant", "model": "small", "stop_reason":

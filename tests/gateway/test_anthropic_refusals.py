@@ -17,11 +17,11 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from demo.stack import RedisServer, eventually
-from producer.gateway import connections, reading
-from producer.gateway.app import HANDLERS, EveryAnswer
-from producer.gateway.bodies import Bodies
-from producer.gateway.connections import FRAMING_BYTES, HEAD_BYTES, Connection, Guard
-from producer.gateway.reading import Reading
+from gateway.app import HANDLERS, EveryAnswer
+from gateway.http import connections, reading
+from gateway.http.bodies import Bodies
+from gateway.http.connections import FRAMING_BYTES, HEAD_BYTES, Connection, Guard
+from gateway.http.reading import Reading
 
 BODY = 2**20
 #: Of the fixture `gateway`.

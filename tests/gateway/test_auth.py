@@ -17,10 +17,10 @@ from gateway_process import GatewayProcess, free_port
 from support import producer_command, producer_env, run_producer
 
 from contract.redis.batches import BatchStore
-from contract.redis.gateway.api_keys import KEYS, ApiKeys
 from demo.stack import eventually
-from producer.gateway.auth import is_loopback, key_in
-from producer.gateway.errors import ApiError
+from gateway.auth import is_loopback, key_in
+from gateway.http.errors import ApiError
+from gateway.redis.api_keys import KEYS, ApiKeys
 
 
 @pytest.fixture

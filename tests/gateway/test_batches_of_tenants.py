@@ -8,7 +8,7 @@ import openai
 import pytest
 from batch_stack import BatchStack
 
-from contract.redis.gateway.api_keys import ApiKeys
+from gateway.redis.api_keys import ApiKeys
 
 
 @pytest.fixture(scope="module")

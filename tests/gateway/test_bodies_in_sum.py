@@ -16,13 +16,13 @@ from gateway_process import GatewayProcess
 from starlette.types import Message, Scope
 
 from contract.redis.batches import BatchStore
-from contract.redis.gateway.api_keys import ApiKeys
 from demo.stack import RedisServer, eventually
-from producer.gateway import reading
-from producer.gateway.caller import Caller
-from producer.gateway.errors import ApiError
-from producer.gateway.reading import Budget, Reading
-from producer.gateway.receiving import whole_body
+from gateway.http import reading
+from gateway.http.caller import Caller
+from gateway.http.errors import ApiError
+from gateway.http.reading import Budget, Reading
+from gateway.http.receiving import whole_body
+from gateway.redis.api_keys import ApiKeys
 
 SIZE = 19 * 10**6
 

@@ -15,8 +15,8 @@ from batch_stack import BatchStack
 from bombs import MB, URL, bombs, line, zstd_of
 from hostile_request import deep
 
-from contract.redis.gateway.api_keys import ApiKeys
 from demo.stack import eventually
+from gateway.redis.api_keys import ApiKeys
 
 #: What another tenant's batch of one line may take until it was looked through, in seconds.
 PROMPT_S = 10

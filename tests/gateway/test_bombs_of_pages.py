@@ -16,9 +16,9 @@ import pytest
 from batch_stack import BatchStack
 from bombs import MB, bombs, line, zstd_of
 
-from contract.redis.gateway.batch_views import BatchViews
-from contract.redis.gateway.objects import Stored
-from producer.gateway.batches.record import decode
+from contract.redis.objects import Stored
+from gateway.batches.api.record import decode
+from gateway.redis.batch_views import BatchViews
 
 
 @pytest.fixture(scope="module")

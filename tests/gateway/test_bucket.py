@@ -18,7 +18,7 @@ from obstore.store import from_url
 from s3 import Gate, credentials, google_credentials, s3_server, there, unfinished
 
 from demo.stack import eventually
-from producer.gateway.store import Store, StoreFailed, open_store
+from gateway.store import Store, StoreFailed, open_store
 
 MIB = 2**20
 URL = "s3://warmq/some/prefix"

@@ -9,10 +9,10 @@ import redis
 from gateway_process import GatewayProcess
 
 from contract.redis.batches import BatchStore
-from contract.redis.gateway.api_keys import ApiKeys
-from contract.redis.gateway.limits import Budgets
 from demo.stack import eventually
-from producer.gateway.limits import estimated_tokens
+from gateway.http.limits import estimated_tokens
+from gateway.redis.api_keys import ApiKeys
+from gateway.redis.limits import Budgets
 
 LINE = orjson.dumps({
     "custom_id": "a", "method": "POST", "url": "/v1/chat/completions",

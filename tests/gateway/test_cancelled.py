@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from contract.redis.gateway.live import LiveRequests
-from producer.gateway.live.waiting import Waiting
-from producer.gateway.settings import GatewaySettings
+from gateway.online.waiting import Waiting
+from gateway.redis.live import LiveRequests
+from gateway.settings import GatewaySettings
 
 #: Moments at which it is cancelled, and how far apart: from before it connects until it listens.
 MOMENTS, APART_S = 60, 0.0001

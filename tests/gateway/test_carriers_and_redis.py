@@ -13,13 +13,13 @@ import pytest
 import redis
 
 from contract.redis.batches import BatchStore
-from contract.redis.gateway.due import Claim, Due
+from contract.redis.due import Claim, Due
 from demo.stack import ROOT, RedisServer, eventually
-from producer.gateway.carrying.carrier import Carrier
-from producer.gateway.carrying.held import GivenUp
-from producer.gateway.carrying.phases import Phases
-from producer.gateway.services import Services
-from producer.gateway.settings import GatewaySettings
+from gateway.batches.runner.carrier import Carrier
+from gateway.batches.runner.held import GivenUp
+from gateway.batches.runner.phases import Phases
+from gateway.http.services import Services
+from gateway.settings import GatewaySettings
 
 
 @contextmanager
@@ -30,7 +30,7 @@ def waiting_carrier(redis_url: str, folder: Path) -> Iterator[subprocess.Popen[b
         "PYTHONPATH": str(ROOT), "WARMQ_REDIS_URL": redis_url,
         "WARMQ_GATEWAY_STORE": str(folder / "files"),
     }  # fmt: skip
-    command = [sys.executable, "-m", "producer.gateway.carrying"]
+    command = [sys.executable, "-m", "gateway.batches.runner"]
     with log.open("wb") as file:
         process = subprocess.Popen(command, env=env, stderr=file, cwd=ROOT)
     try:

@@ -14,19 +14,19 @@ from owners import ownerless
 from support import chat_line
 
 from contract.redis.client import Client, _Pipeline
-from producer.gateway.anthropic import batches as message_batches
-from producer.gateway.batches import batches
-from producer.gateway.caller import Caller
-from producer.gateway.carrying.after import everything
-from producer.gateway.carrying.carrier import Carrier
-from producer.gateway.files.keeping import keep
-from producer.gateway.files.objects import FileRecord, Files
-from producer.gateway.services import Services
-from producer.gateway.settings import GatewaySettings
-from producer.gateway.store.folder import Folder, _Writer
-from producer.gateway.sweeping import sweep_files
-from producer.gateway.uploads import completing, uploads
-from producer.gateway.uploads.protocol import UploadComplete, UploadCreate
+from gateway.batches.anthropic import batches as message_batches
+from gateway.batches.api import batches
+from gateway.batches.runner.after import everything
+from gateway.batches.runner.carrier import Carrier
+from gateway.files.keeping import keep
+from gateway.files.objects import FileRecord, Files
+from gateway.files.uploads import completing, uploads
+from gateway.files.uploads.protocol import UploadComplete, UploadCreate
+from gateway.http.caller import Caller
+from gateway.http.services import Services
+from gateway.settings import GatewaySettings
+from gateway.store.folder import Folder, _Writer
+from gateway.sweeping import sweep_files
 
 CALLER = Caller(tenant="t")
 LINE = orjson.dumps(chat_line("a", model="small")) + b"\n"

@@ -13,14 +13,14 @@ import redis
 from support import chat_line, run_all
 
 from demo.stack import eventually
-from producer.gateway.batches.record import BatchRecord, Part, decode, encode
-from producer.gateway.batches.starting import request_cancel
-from producer.gateway.carrying import carrier as carrying
-from producer.gateway.carrying.carrier import Carrier
-from producer.gateway.carrying.writing import _File, file_id_of
-from producer.gateway.files.objects import Files
-from producer.gateway.services import Services
-from producer.gateway.settings import GatewaySettings
+from gateway.batches.api.record import BatchRecord, Part, decode, encode
+from gateway.batches.api.starting import request_cancel
+from gateway.batches.runner import carrier as carrying
+from gateway.batches.runner.carrier import Carrier
+from gateway.batches.runner.writing import _File, file_id_of
+from gateway.files.objects import Files
+from gateway.http.services import Services
+from gateway.settings import GatewaySettings
 
 LINES = 5
 

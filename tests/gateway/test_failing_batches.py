@@ -11,13 +11,13 @@ from typing import Any, NoReturn
 import pytest
 
 from demo.stack import eventually
-from producer.gateway.batches.record import BatchRecord, Part, decode, encode
-from producer.gateway.carrying import carrier as carrying
-from producer.gateway.carrying.carrier import Carrier
-from producer.gateway.carrying.failing import TRIES
-from producer.gateway.carrying.phases import Phases
-from producer.gateway.services import Services
-from producer.gateway.settings import GatewaySettings
+from gateway.batches.api.record import BatchRecord, Part, decode, encode
+from gateway.batches.runner import carrier as carrying
+from gateway.batches.runner.carrier import Carrier
+from gateway.batches.runner.failing import TRIES
+from gateway.batches.runner.phases import Phases
+from gateway.http.services import Services
+from gateway.settings import GatewaySettings
 
 
 @pytest.fixture

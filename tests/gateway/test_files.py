@@ -15,10 +15,10 @@ import redis
 from gateway_process import GatewayProcess
 
 from demo.stack import eventually
-from producer.gateway.files.objects import FileRecord, Files
-from producer.gateway.services import Services
-from producer.gateway.settings import GatewaySettings
-from producer.gateway.shared_store import MARK
+from gateway.files.objects import FileRecord, Files
+from gateway.files.shared_store import MARK
+from gateway.http.services import Services
+from gateway.settings import GatewaySettings
 
 LINE = b'{"custom_id":"a","method":"POST","url":"/v1/completions","body":{"prompt":"x"}}\n'
 MIB = 2**20

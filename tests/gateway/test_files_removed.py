@@ -14,14 +14,14 @@ from gateway_process import GatewayProcess
 
 from contract.redis.batches import BatchStore
 from demo.stack import eventually
-from producer.gateway.batches.record import BatchRecord, decode, encode
-from producer.gateway.batches.starting import start_batch
-from producer.gateway.carrying.after import let_go
-from producer.gateway.files.objects import FileRecord, Files
-from producer.gateway.services import Services
-from producer.gateway.settings import GatewaySettings
-from producer.gateway.shared_store import MARK
-from producer.gateway.store import open_store
+from gateway.batches.api.record import BatchRecord, decode, encode
+from gateway.batches.api.starting import start_batch
+from gateway.batches.runner.after import let_go
+from gateway.files.objects import FileRecord, Files
+from gateway.files.shared_store import MARK
+from gateway.http.services import Services
+from gateway.settings import GatewaySettings
+from gateway.store import open_store
 
 LINE = b'{"custom_id":"a","method":"POST","url":"/v1/completions","body":{"prompt":"x"}}\n'
 MIB = 2**20

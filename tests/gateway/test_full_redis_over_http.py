@@ -14,10 +14,10 @@ from gateway_process import GatewayProcess
 from support import chat_line, run_producer
 
 from contract.redis.batches import BatchStore
-from contract.redis.gateway.api_keys import ApiKeys
-from contract.redis.gateway.webhooks import Webhooks
 from contract.redis.tenants import Tenants
 from demo.stack import RedisServer, eventually
+from gateway.redis.api_keys import ApiKeys
+from gateway.redis.webhooks import Webhooks
 
 READS = ("/models", "/files", "/batches")
 PAGES = ("/ui", "/ui/workers", "/ui/batches", "/ui/tenants", "/ui/dead", "/ui/batches/{batch}")

@@ -20,7 +20,7 @@ from live_stack import Stack
 from owners import ownerless
 
 from demo.stack import eventually
-from producer.gateway.batches.record import ENDED
+from gateway.batches.api.record import ENDED
 
 SEED = int(os.environ.get("WARMQ_TEST_SEED") or 1)
 CALLS = int(os.environ.get("WARMQ_TEST_CALLS") or 400)

@@ -22,8 +22,8 @@ from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.routing import Route
 
 from demo.stack import RedisServer, eventually
-from producer.gateway import connections
-from producer.gateway.connections import HEAD_BYTES, Connection, Guard
+from gateway.http import connections
+from gateway.http.connections import HEAD_BYTES, Connection, Guard
 
 MIB = 2**20
 BODY = 2 * MIB

@@ -17,13 +17,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from contract.redis.gateway import idempotency as stored
-from contract.redis.gateway.idempotency import Tries
 from demo.stack import RedisServer
-from producer.gateway.app import EveryAnswer
-from producer.gateway.caller import Caller
-from producer.gateway.errors import ApiError, answer
-from producer.gateway.idempotency import LARGEST_ANSWER, Idempotency, fingerprint
+from gateway.app import EveryAnswer
+from gateway.http.caller import Caller
+from gateway.http.errors import ApiError, answer
+from gateway.http.idempotency import LARGEST_ANSWER, Idempotency, fingerprint
+from gateway.redis import idempotency as stored
+from gateway.redis.idempotency import Tries
 
 Handle = Callable[[Request], Awaitable[Response]]
 

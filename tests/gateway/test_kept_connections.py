@@ -18,10 +18,10 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from contract.redis.batches import BatchStore
-from contract.redis.gateway.api_keys import ApiKeys
 from demo.stack import RedisServer, eventually
-from producer.gateway.app import HANDLERS, EveryAnswer
-from producer.gateway.connections import protocol_for
+from gateway.app import HANDLERS, EveryAnswer
+from gateway.http.connections import protocol_for
+from gateway.redis.api_keys import ApiKeys
 
 
 async def _fails(request: Request) -> Response:

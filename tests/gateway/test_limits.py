@@ -15,11 +15,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from contract.redis.batches import BatchStore
-from contract.redis.gateway.limits import Budgets, Rates
-from producer.gateway.caller import Caller
-from producer.gateway.errors import ApiError, answer
-from producer.gateway.limits import Limits, check_model, estimated_tokens
-from producer.gateway.rate_answers import LimitReached, go_duration
+from gateway.http.caller import Caller
+from gateway.http.errors import ApiError, answer
+from gateway.http.limits import Limits, check_model, estimated_tokens
+from gateway.http.rate_answers import LimitReached, go_duration
+from gateway.redis.limits import Budgets, Rates
 
 
 @pytest.fixture

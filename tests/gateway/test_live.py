@@ -17,7 +17,7 @@ import pytest
 from live_stack import HELLO, MODEL, Stack
 
 from demo.stack import eventually
-from producer.gateway.live.charging import tokens_of
+from gateway.online.charging import tokens_of
 
 
 @pytest.fixture(scope="module")

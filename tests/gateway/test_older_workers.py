@@ -13,8 +13,8 @@ from carrying import ended, request, upload
 from live_stack import HELLO, MODEL, QUEUE, Stack
 from older_worker import announce
 
-from contract.redis.gateway.api_keys import ApiKeys
 from contract.version import PROTOCOL
+from gateway.redis.api_keys import ApiKeys
 
 OLD, NEW = "celery@10.1.2.3.12.0a", "celery@10.1.2.4.13.0b"
 

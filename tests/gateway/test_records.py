@@ -14,12 +14,12 @@ from gateway_process import GatewayProcess
 from support import run_producer
 
 from contract.redis.batches import BatchStore
-from contract.redis.gateway.api_keys import ApiKeys
-from contract.redis.gateway.limits import Budgets
-from contract.redis.gateway.records import MOST_PART, Records
+from contract.redis.records import MOST_PART, Records
 from demo.stack import RedisServer, eventually
-from producer.gateway.batches.record import KEPT_S
-from producer.gateway.limits import REFUSED_PER_MINUTE, WRITES_PER_MINUTE
+from gateway.batches.api.record import KEPT_S
+from gateway.http.limits import REFUSED_PER_MINUTE, WRITES_PER_MINUTE
+from gateway.redis.api_keys import ApiKeys
+from gateway.redis.limits import Budgets
 
 LINE = orjson.dumps({
     "custom_id": "a", "method": "POST", "url": "/v1/chat/completions",
@@ -251,7 +251,7 @@ def test_output_files_count_and_are_kept_beyond_the_limit(
 @pytest.mark.parametrize("tells", ["Redis", "bytes", "maxmemory", "WARMQ"])
 def test_a_full_queue_is_told_to_users_in_words_for_users(tells: str) -> None:
     from contract.errors import StoreFull
-    from producer.gateway.errors import of_warmq
+    from gateway.http.errors import of_warmq
 
     told = of_warmq(StoreFull("Redis uses 90 of 100 bytes (WARMQ_HIGH_WATER); raise maxmemory"))
     assert tells not in told.message

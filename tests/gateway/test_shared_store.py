@@ -12,13 +12,13 @@ import pytest
 import redis
 from support import producer_command, producer_env
 
-from producer.gateway.batches.record import BatchRecord, decode, encode
-from producer.gateway.carrying.carrier import Carrier
-from producer.gateway.files.objects import FileRecord, Files
-from producer.gateway.services import Services
-from producer.gateway.settings import GatewaySettings
-from producer.gateway.shared_store import MARK, check_shared
-from producer.gateway.store import StoreFailed
+from gateway.batches.api.record import BatchRecord, decode, encode
+from gateway.batches.runner.carrier import Carrier
+from gateway.files.objects import FileRecord, Files
+from gateway.files.shared_store import MARK, check_shared
+from gateway.http.services import Services
+from gateway.settings import GatewaySettings
+from gateway.store import StoreFailed
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ import openai
 import pytest
 from live_stack import HELLO, MODEL, Stack
 
-from contract.redis.gateway.api_keys import ApiKeys
 from demo.stack import eventually
+from gateway.redis.api_keys import ApiKeys
 
 
 @pytest.fixture(scope="module")

@@ -18,16 +18,16 @@ import pytest
 import redis
 from gateway_process import GatewayProcess
 
-from contract.redis.gateway.api_keys import ApiKeys
 from demo.stack import eventually
-from producer.gateway.caller import Caller
-from producer.gateway.services import Services
-from producer.gateway.settings import GatewaySettings
-from producer.gateway.shared_store import MARK
-from producer.gateway.sweeping import sweep_files
-from producer.gateway.uploads import completing, uploads
-from producer.gateway.uploads.protocol import UploadComplete, UploadCreate
-from producer.gateway.uploads.record import UploadRecord, change, get
+from gateway.files.shared_store import MARK
+from gateway.files.uploads import completing, uploads
+from gateway.files.uploads.protocol import UploadComplete, UploadCreate
+from gateway.files.uploads.record import UploadRecord, change, get
+from gateway.http.caller import Caller
+from gateway.http.services import Services
+from gateway.redis.api_keys import ApiKeys
+from gateway.settings import GatewaySettings
+from gateway.sweeping import sweep_files
 
 MIB = 2**20
 DATA = b'{"custom_id":"a","method":"POST","url":"/v1/completions","body":{"prompt":"x"}}\n' * 40_000

@@ -12,12 +12,12 @@ from gateway_process import GatewayProcess
 from pydantic import SecretStr
 from webhook_receiver import Receiver
 
-from contract.redis.gateway.webhooks import Webhooks
 from demo.stack import RedisServer, eventually
-from producer.gateway.batches.record import BatchRecord
-from producer.gateway.services import Services
-from producer.gateway.settings import GatewaySettings
-from producer.gateway.webhooks import announce
+from gateway.batches.api.record import BatchRecord
+from gateway.batches.runner.announcing import announce
+from gateway.http.services import Services
+from gateway.redis.webhooks import Webhooks
+from gateway.settings import GatewaySettings
 
 
 @pytest.fixture

@@ -19,12 +19,13 @@ from pydantic import SecretStr
 from support import chat_line, producer_command, producer_env
 from webhook_receiver import Receiver
 
-from contract.redis.gateway.webhooks import Webhooks
 from demo.stack import RedisServer, eventually
-from producer.gateway.batches.record import BatchRecord, Status
-from producer.gateway.services import Services
-from producer.gateway.settings import GatewaySettings
-from producer.gateway.webhooks import announce, deliver_due
+from gateway.batches.api.record import BatchRecord, Status
+from gateway.batches.runner.announcing import announce
+from gateway.http.services import Services
+from gateway.redis.webhooks import Webhooks
+from gateway.settings import GatewaySettings
+from gateway.webhooks import deliver_due
 
 SDK = openai.OpenAI(api_key="none")
 

@@ -15,22 +15,22 @@ from cancelling import Make, cancel_at
 
 from contract.errors import StoreUnavailable
 from contract.redis.connect import connect_async
-from contract.redis.gateway.api_keys import KeyLookup
-from contract.redis.gateway.idempotency import Tries
-from contract.redis.gateway.live import LiveRequests, Push
-from contract.redis.gateway.subscription import Subscription
 from demo.stack import RedisServer
-from producer.gateway import sweeping
-from producer.gateway.background import background
-from producer.gateway.dashboard.live import Viewer, Watch
-from producer.gateway.idempotency import Try
-from producer.gateway.live.revoked import Revocations
-from producer.gateway.live.waiter import Waiter
-from producer.gateway.live.waiting import Waiting
-from producer.gateway.metrics.requests import Requests
-from producer.gateway.metrics.routes import Snapshots
-from producer.gateway.services import Services
-from producer.gateway.settings import GatewaySettings
+from gateway import sweeping
+from gateway.background import background
+from gateway.http.idempotency import Try
+from gateway.http.services import Services
+from gateway.metrics.requests import Requests
+from gateway.metrics.routes import Snapshots
+from gateway.online.revoked import Revocations
+from gateway.online.waiter import Waiter
+from gateway.online.waiting import Waiting
+from gateway.page.live import Viewer, Watch
+from gateway.redis.api_keys import KeyLookup
+from gateway.redis.idempotency import Tries
+from gateway.redis.live import LiveRequests, Push
+from gateway.redis.subscription import Subscription
+from gateway.settings import GatewaySettings
 from worker.drain import sweeper
 from worker.drain.leases import Leases
 from worker.drain.loop import Drain

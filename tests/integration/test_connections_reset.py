@@ -14,15 +14,15 @@ from contract.errors import StoreUnreachable
 from contract.redis.arrivals import Arrivals
 from contract.redis.client import AsyncClient
 from contract.redis.connect import connect_async
-from contract.redis.gateway.api_keys import KeyLookup
-from contract.redis.gateway.idempotency import Tries
-from contract.redis.gateway.limits import Rates, Take
-from contract.redis.gateway.live import LiveRequests
-from contract.redis.gateway.sessions import Sessions
-from contract.redis.gateway.subscription import Subscription
 from demo.stack import RedisServer
-from producer.gateway.live.waiting import Waiting
-from producer.gateway.settings import GatewaySettings
+from gateway.online.waiting import Waiting
+from gateway.redis.api_keys import KeyLookup
+from gateway.redis.idempotency import Tries
+from gateway.redis.limits import Rates, Take
+from gateway.redis.live import LiveRequests
+from gateway.redis.sessions import Sessions
+from gateway.redis.subscription import Subscription
+from gateway.settings import GatewaySettings
 
 Call = Callable[[AsyncClient], Awaitable[Any]]
 

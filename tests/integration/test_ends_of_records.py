@@ -10,17 +10,17 @@ import pytest
 import redis
 from lessee import client_of
 
-from contract.redis.gateway.objects import Objects, Stored
-from producer.gateway.batches import ending
-from producer.gateway.batches.ending import end_older_records
-from producer.gateway.batches.record import KEPT_S, BatchRecord, Status, decode, encode
-from producer.gateway.files.objects import FileRecord, Files
-from producer.gateway.services import Services
-from producer.gateway.settings import GatewaySettings
-from producer.gateway.sweeping import forget_records, sweep_files
-from producer.gateway.uploads.record import UploadRecord
-from producer.gateway.uploads.record import encode as encode_upload
-from producer.gateway.uploads.uploads import REMEMBER_S
+from contract.redis.objects import Objects, Stored
+from gateway.batches.api import ending
+from gateway.batches.api.ending import end_older_records
+from gateway.batches.api.record import KEPT_S, BatchRecord, Status, decode, encode
+from gateway.files.objects import FileRecord, Files
+from gateway.files.uploads.record import UploadRecord
+from gateway.files.uploads.record import encode as encode_upload
+from gateway.files.uploads.uploads import REMEMBER_S
+from gateway.http.services import Services
+from gateway.settings import GatewaySettings
+from gateway.sweeping import forget_records, sweep_files
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ from lessee import submit_batch
 
 from contract.batch import Batch
 from contract.redis.batches import BatchStore
-from contract.redis.gateway.batch_views import BatchViews
-from contract.redis.gateway.objects import Objects, Stored
-from producer.gateway.batches.record import BatchRecord, Counts, Part, encode
+from contract.redis.objects import Objects, Stored
+from gateway.batches.api.record import BatchRecord, Counts, Part, encode
+from gateway.redis.batch_views import BatchViews
 
 
 @pytest.fixture

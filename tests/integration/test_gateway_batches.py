@@ -15,13 +15,13 @@ from submitting import submit
 from support import finish, run_all
 
 from contract.errors import RequestFailed, RequestRejected
-from producer.gateway.batches import batches, virtual_files
-from producer.gateway.batches.record import BatchRecord, Counts, Part, Usage, encode
-from producer.gateway.caller import Caller
-from producer.gateway.errors import ApiError
-from producer.gateway.files.objects import FileRecord, Files
-from producer.gateway.services import Services
-from producer.gateway.settings import GatewaySettings
+from gateway.batches.api import batches, virtual_files
+from gateway.batches.api.record import BatchRecord, Counts, Part, Usage, encode
+from gateway.files.objects import FileRecord, Files
+from gateway.http.caller import Caller
+from gateway.http.errors import ApiError
+from gateway.http.services import Services
+from gateway.settings import GatewaySettings
 
 CALLER = Caller()
 BODY = orjson.dumps({

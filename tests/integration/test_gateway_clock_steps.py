@@ -12,9 +12,9 @@ from wrong_clock import WrongClock, compiler
 
 from contract.redis.batches import BatchStore
 from contract.redis.connect import connect_async
-from contract.redis.gateway.due import Due, Work
-from contract.redis.gateway.idempotency import LEASE_MS, Tries
+from contract.redis.due import Due, Work
 from demo.stack import RedisServer
+from gateway.redis.idempotency import LEASE_MS, Tries
 
 KINDS: list[Work] = ["batch", "webhook", "file", "upload"]
 STEPS_S = (-10, -600, -86_400)

@@ -13,16 +13,17 @@ from lessee import submit_batch
 from contract.errors import StoreFull
 from contract.redis.batches import BatchStore
 from contract.redis.connect import connect_async
-from contract.redis.gateway.api_keys import ApiKeys
-from contract.redis.gateway.batch_views import BatchViews
-from contract.redis.gateway.due import Due
-from contract.redis.gateway.idempotency import Answer, Tries
-from contract.redis.gateway.limits import Rates, Take
-from contract.redis.gateway.objects import Objects, Stored
-from contract.redis.gateway.partial_order import PartialOrder
-from contract.redis.gateway.webhooks import Delivery, Webhooks
+from contract.redis.due import Due
+from contract.redis.objects import Objects, Stored
+from contract.redis.scripts import PACKAGES, SHARED
 from contract.redis.tenants import Tenant, Tenants
 from demo.stack import ROOT, RedisServer
+from gateway.redis.api_keys import ApiKeys
+from gateway.redis.batch_views import BatchViews
+from gateway.redis.idempotency import Answer, Tries
+from gateway.redis.limits import Rates, Take
+from gateway.redis.partial_order import PartialOrder
+from gateway.redis.webhooks import Delivery, Webhooks
 
 DOCUMENT = b'{"status":"in_progress"}'
 
@@ -128,8 +129,7 @@ def test_posts_and_rates_of_a_full_redis(own: RedisServer) -> None:
     asyncio.run(run())
 
 
-LUA = ROOT / "contract" / "lua"
-SHARED = {"common", "message", "turns", "charges", "leases"}
+LUA = {path.stem: path for side in PACKAGES for path in (ROOT / side / "lua").iterdir()}
 #: Scripts that a full Redis may refuse, or that see to it by themselves.
 NOT_FIRST = {
     "create": "makes a batch: only one that is made to be ended passes",
@@ -146,12 +146,12 @@ FREE = {"DEL", "UNLINK", "ZREM", "HDEL", "SREM", "LPOP", "PERSIST", "PEXPIRE"}
 READ = {"GET", "HGET", "HMGET", "EXISTS", "HEXISTS", "LINDEX", "LLEN", "ZSCORE", "SMEMBERS"}
 
 
-SCRIPTS = {path.stem for path in LUA.iterdir()} - SHARED
+SCRIPTS = LUA.keys() - set(SHARED)
 
 
 @pytest.mark.parametrize("script", sorted(SCRIPTS - NOT_FIRST.keys()))
 def test_every_script_frees_before_it_may_be_refused(script: str) -> None:
-    text = re.sub(r"--.*", "", (LUA / f"{script}.lua").read_text())
+    text = re.sub(r"--.*", "", LUA[script].read_text())
     # What stands in functions is called further down.
     body = re.sub(r"(?ms)^local function [^\n]*\n.*?^end\n", "", text)
     found = [next(filter(None, match.groups())) for match in WRITES.finditer(body)]

@@ -14,11 +14,11 @@ import pytest
 import redis
 
 from contract.redis.batches import BatchStore
-from contract.redis.gateway.api_keys import KEYS, ApiKeys, KeyLookup, digest_of
-from contract.redis.gateway.gathering import Gathering
-from contract.redis.gateway.limits import GRACE_MS, Budgets, Rates, Take
-from contract.redis.gateway.objects import Objects
+from contract.redis.objects import Objects
 from demo.stack import RedisServer, eventually
+from gateway.redis.api_keys import KEYS, ApiKeys, KeyLookup, digest_of
+from gateway.redis.gathering import Gathering
+from gateway.redis.limits import GRACE_MS, Budgets, Rates, Take
 
 
 @pytest.fixture

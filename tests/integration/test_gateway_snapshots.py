@@ -9,9 +9,9 @@ import pytest
 from lessee import submit_batch
 
 from contract.redis.batches import BatchStore
-from producer.gateway.metrics import routes
-from producer.gateway.metrics.requests import Requests
-from producer.gateway.metrics.routes import MOST_TENANTS, STALE_S, Snapshots
+from gateway.metrics import routes
+from gateway.metrics.requests import Requests
+from gateway.metrics.routes import MOST_TENANTS, STALE_S, Snapshots
 
 
 @pytest.fixture

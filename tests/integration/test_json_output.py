@@ -7,7 +7,6 @@ documents of all kinds, and the check itself is checked.
 from __future__ import annotations
 
 import copy
-import importlib
 import re
 import subprocess
 import sys
@@ -36,14 +35,16 @@ from contract.naming import DEFAULT_QUEUE, stream_key
 from contract.redis import keys
 from contract.redis.batches import BatchStore
 from demo.stack import ROOT, eventually
-from producer.cli.main import COMMANDS
+from producer.cli.main import cli
 
 
 def commands() -> dict[str, click.Command]:
     """Return every command that can print JSON, by the words it is called with."""
     found: dict[str, click.Command] = {}
-    for name in COMMANDS:
-        command = importlib.import_module(f"producer.cli.commands.{name}").command
+    context = click.Context(cli)
+    for name in cli.list_commands(context):
+        command = cli.get_command(context, name)
+        assert command is not None
         below = command.commands if isinstance(command, click.Group) else {"": command}
         found |= {f"{name} {word}".strip(): each for word, each in below.items()}
     return found

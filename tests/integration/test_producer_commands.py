@@ -29,7 +29,7 @@ from contract.redis.batches import BatchStore
 from contract.redis.connect import SOCKET_TIMEOUT_S
 from contract.version import version
 from demo.stack import eventually, free_port
-from producer.cli.main import COMMANDS, cli
+from producer.cli.main import COMMANDS, cli, commands
 
 
 def test_help_answers_quickly_and_names_every_command():
@@ -90,11 +90,19 @@ def test_the_shell_gets_its_completion_script_and_completes_commands_and_options
     assert completed("producer", "results", "--par") == ["plain,--partial"]
 
 
-@pytest.mark.parametrize("name", list(COMMANDS))
+@pytest.mark.parametrize("name", list(commands()))
 def test_help_says_of_a_command_what_its_own_help_begins_with(name: str):
-    command = importlib.import_module(f"producer.cli.commands.{name}").command
+    told = commands()[name]
+    command = importlib.import_module(f"{told.package}.{name}").command
     assert command.name == name
-    assert command.help.startswith(COMMANDS[name])
+    assert command.help.startswith(told.says)
+
+
+def test_the_gateway_brings_its_commands_and_producer_has_none_of_them():
+    assert {name for name, told in commands().items() if told.package == "gateway.commands"} == {
+        "keys", "serve", "webhooks"
+    }  # fmt: skip
+    assert not {"keys", "serve", "webhooks"} & set(COMMANDS)
 
 
 @pytest.mark.parametrize(

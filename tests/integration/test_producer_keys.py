@@ -7,7 +7,7 @@ import redis
 from support import as_json, run_producer
 
 from contract.redis.batches import BatchStore
-from contract.redis.gateway.api_keys import ApiKeys, digest_of
+from gateway.redis.api_keys import ApiKeys, digest_of
 
 
 def test_create_prints_the_key_alone_and_no_other_command_prints_it(

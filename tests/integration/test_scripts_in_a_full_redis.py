@@ -10,11 +10,11 @@ from full_redis_gateway import CASES
 from lessee import Lessee
 
 from contract.redis.batches import BatchStore
-from contract.redis.scripts import sha
+from contract.redis.scripts import PACKAGES, SHARED, sha
 from demo.stack import ROOT
 
-SHARED = {"common", "message", "turns", "charges", "leases"}
-SCRIPTS = {path.stem for path in (ROOT / "contract" / "lua").iterdir()} - SHARED
+FOLDERS = [ROOT / side / "lua" for side in PACKAGES]
+SCRIPTS = {path.stem for folder in FOLDERS for path in folder.iterdir()} - set(SHARED)
 #: What a full Redis refuses: each begins something new.
 REFUSED = {"create", "enqueue", "enqueue_planned", "reserve"}
 GROWS = ("SET x y", "HSET x y z", "ZADD x 1 y", "LPUSH x y", "SADD x y", "XADD x * y z")

@@ -159,7 +159,7 @@ def test_without_the_setting_no_header_is_written_and_opentelemetry_is_not_impor
     assert not any(b"traceparent" in raw for raw in messages)
     store.close()
     look = (
-        "import sys, worker.process.bootstep, producer.gateway.app, producer.cli.commands.submit\n"
+        "import sys, worker.process.bootstep, gateway.app, producer.cli.commands.submit\n"
         "print(*[name for name in sys.modules if name.startswith(('opentelemetry.sdk.trace',"
         " 'opentelemetry.exporter', 'contract.traces.exporting'))])"
     )

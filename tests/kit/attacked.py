@@ -25,7 +25,6 @@ from run_batch_lines import NAME, SERVING
 from contract.openai.body import CHAT_URL
 from contract.redis import keys
 from contract.redis.batches import BatchStore
-from contract.redis.gateway.api_keys import ApiKeys
 from demo.stack import (
     CPU_ENGINE_ARGS,
     GPU_ENGINE_ARGS,
@@ -35,6 +34,7 @@ from demo.stack import (
     on_gpu,
     tiny_model_worker,
 )
+from gateway.redis.api_keys import ApiKeys
 
 LEASE_S, STALL_S, START_S = 9.0, 12.0, 60.0
 #: How much longer than alone another tenant's small chat may take.

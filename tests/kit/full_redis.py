@@ -12,8 +12,8 @@ from lessee import QUEUE, Lessee, Submitted, bury_alive, celery_message, submit_
 
 from contract.redis import keys
 from contract.redis.batches import BatchStore
-from contract.redis.gateway.api_keys import ApiKeys
 from contract.redis.tenants import Tenant, Tenants
+from gateway.redis.api_keys import ApiKeys
 
 Act = Callable[[], None]
 Case = Callable[[BatchStore, Lessee, str], Act]

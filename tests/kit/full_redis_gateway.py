@@ -15,16 +15,16 @@ from contract.message import write_online
 from contract.openai.body import CHAT_URL
 from contract.redis.batches import BatchStore
 from contract.redis.connect import connect_async
-from contract.redis.gateway.batch_views import BatchViews
-from contract.redis.gateway.due import Due
-from contract.redis.gateway.idempotency import Answer, Tries
-from contract.redis.gateway.limits import Budgets, Rates, Take
-from contract.redis.gateway.live import LiveRequests, Push, Queued
-from contract.redis.gateway.objects import Objects
-from contract.redis.gateway.partial_order import PartialOrder
-from contract.redis.gateway.records import Records
-from contract.redis.gateway.sessions import Sessions
-from contract.redis.gateway.webhooks import Delivery, Webhooks
+from contract.redis.due import Due
+from contract.redis.objects import Objects
+from contract.redis.records import Records
+from gateway.redis.batch_views import BatchViews
+from gateway.redis.idempotency import Answer, Tries
+from gateway.redis.limits import Budgets, Rates, Take
+from gateway.redis.live import LiveRequests, Push, Queued
+from gateway.redis.partial_order import PartialOrder
+from gateway.redis.sessions import Sessions
+from gateway.redis.webhooks import Delivery, Webhooks
 
 __all__ = ["CASES"]
 DOCUMENT = b'{"status":"in_progress"}'

@@ -16,7 +16,7 @@ import orjson
 from carrying import request
 from openai.types import Batch
 
-from producer.gateway.batches.record import ENDED
+from gateway.batches.api.record import ENDED
 from worker.engine.simulated.engine import digest
 
 T = TypeVar("T")

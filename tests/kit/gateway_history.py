@@ -10,7 +10,7 @@ from pathlib import Path
 import orjson
 from observer import commands
 
-from producer.gateway.batches.record import ENDED
+from gateway.batches.api.record import ENDED
 
 _DUE, _BATCH, _HELD = b"warmq:gateway:due:", b"warmq:gateway:batch:", b":held"
 #: A claim whose reply was lost is never renewed, and the connection was reset so shortly before (a

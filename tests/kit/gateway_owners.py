@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import orjson
 from snapshot import Snapshot
 
-from contract.redis.gateway.api_keys import KEYS
-from contract.redis.gateway.webhooks import ENDPOINTS
-from producer.gateway.batches.record import ENDED
+from gateway.batches.api.record import ENDED
+from gateway.redis.api_keys import KEYS
+from gateway.redis.webhooks import ENDPOINTS
 
 _BEGIN = "warmq:gateway:"
 #: Objects of tenants. They stay until their tenant deletes them, or until their end.

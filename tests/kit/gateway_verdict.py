@@ -19,9 +19,9 @@ from lessee import client_of
 from observer import read_writes
 from owners import ownerless
 
-from contract.redis.gateway.webhooks import EVENTS
 from demo.stack import eventually
-from producer.gateway.shared_store import MARK
+from gateway.files.shared_store import MARK
+from gateway.redis.webhooks import EVENTS
 from worker.engine.simulated.engine import digest
 
 #: How a batch of each kind may end.

@@ -16,9 +16,9 @@ from lessee import QUEUE, Lessee, submit_batch
 
 from contract.redis import keys
 from contract.redis.batches import BatchStore
-from contract.redis.gateway.batch_views import BatchViews
-from contract.redis.gateway.objects import Objects
-from contract.redis.gateway.partial_order import PartialOrder
+from contract.redis.objects import Objects
+from gateway.redis.batch_views import BatchViews
+from gateway.redis.partial_order import PartialOrder
 
 DOCUMENT = b'{"status":"completed"}'
 Ask = Callable[[], object]

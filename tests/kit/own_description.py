@@ -11,7 +11,7 @@ import orjson
 from referencing import Registry
 from referencing.jsonschema import DRAFT202012
 
-from producer.gateway.description.document import document
+from gateway.description.document import document
 
 _ID = "urn:warmq"
 

@@ -19,8 +19,8 @@ from page_stack import ended, lines, pages, send
 from playwright.sync_api import Browser
 
 from contract.redis import keys
-from contract.redis.gateway.api_keys import ApiKeys
 from demo.stack import eventually
+from gateway.redis.api_keys import ApiKeys
 
 #: It would change the title, and say so on the console, wherever it is run.
 PAYLOADS = (

@@ -15,8 +15,8 @@ from run_batch_lines import NAME
 
 from contract.openai.body import CHAT_URL
 from contract.redis.batches import BatchStore
-from contract.redis.gateway.api_keys import ApiKeys
 from demo.stack import RedisServer, eventually
+from gateway.redis.api_keys import ApiKeys
 
 
 def grows_while_it_is_looked_at(page: Page, batch_url: str) -> bool:

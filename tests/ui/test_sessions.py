@@ -16,9 +16,9 @@ from live_stack import Stack
 from page_stack import ended, lines, send
 
 from contract.redis import keys
-from contract.redis.gateway.api_keys import ApiKeys
 from demo.stack import eventually
-from producer.gateway.shared_store import MARK
+from gateway.files.shared_store import MARK
+from gateway.redis.api_keys import ApiKeys
 
 #: Every page, the ids standing for what is not there.
 PAGES = ("/ui", "/ui/batches", "/ui/batches/x", "/ui/batches/x/request?id=y", "/ui/workers",

@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.routing import Route
 
-from producer.gateway.app import _of_http
+from gateway.app import _of_http
 
 
 @pytest.mark.parametrize(

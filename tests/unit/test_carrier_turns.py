@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from contract.redis.gateway.due import Claim
-from contract.redis.gateway.objects import Stored
-from producer.gateway.carrying.held import Held
-from producer.gateway.carrying.turns import LATEST_MS, MOST_WAITING, SOONEST_MS, Turns, Waiting
+from contract.redis.due import Claim
+from contract.redis.objects import Stored
+from gateway.batches.runner.held import Held
+from gateway.batches.runner.turns import LATEST_MS, MOST_WAITING, SOONEST_MS, Turns, Waiting
 
 
 def waiting(tenant: str, name: str = "batch_1") -> Waiting:

@@ -10,12 +10,12 @@ import pytest
 
 from contract.errors import RequestFailed, RequestRejected, StoreFull
 from contract.openai.body import CHAT_URL, COMPLETION_URL
-from contract.redis.gateway.live import Push
 from contract.results import failure_meta
 from contract.streaming import Piece
-from producer.gateway.live.asked import Asked, read
-from producer.gateway.live.charging import charged, tokens_of
-from producer.gateway.live.waiter import Gone, Waiter
+from gateway.online.asked import Asked, read
+from gateway.online.charging import charged, tokens_of
+from gateway.online.waiter import Gone, Waiter
+from gateway.redis.live import Push
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "Hello, you there"}]}
 

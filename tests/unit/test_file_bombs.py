@@ -14,12 +14,12 @@ import pytest
 import zstandard
 from bombs import MB, bombs, gzip_of, line, with_nested, zstd_of
 
+from gateway.batches.api.record import Part
+from gateway.batches.runner.looking import look_through, model_of
+from gateway.batches.runner.routing import Sharing
+from gateway.page.submit import HEAD_BYTES, named_in
 from producer.core import reader, unpacking
 from producer.core.reader import MOST_BLANKS, Input, InputUnreadable, chunks
-from producer.gateway.batches.record import Part
-from producer.gateway.carrying.looking import look_through, model_of
-from producer.gateway.carrying.routing import Sharing
-from producer.gateway.dashboard.submit import HEAD_BYTES, named_in
 
 URL = "/v1/chat/completions"
 LIMIT = 2**20

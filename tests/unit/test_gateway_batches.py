@@ -9,14 +9,14 @@ import pytest
 from openai.types import Batch as SdkBatch
 
 from contract.batch import Batch as QueueBatch
-from contract.redis.gateway.batch_views import BatchView
-from contract.redis.gateway.objects import Stored
-from producer.gateway.batches.create import window_s
-from producer.gateway.batches.protocol import Batch
-from producer.gateway.batches.record import BatchRecord, Counts, Part, Problem, Usage, encode
-from producer.gateway.batches.shown import shown
-from producer.gateway.errors import ApiError
-from producer.gateway.pages import page_limit
+from contract.redis.objects import Stored
+from gateway.batches.api.create import window_s
+from gateway.batches.api.protocol import Batch
+from gateway.batches.api.record import BatchRecord, Counts, Part, Problem, Usage, encode
+from gateway.batches.api.shown import shown
+from gateway.http.errors import ApiError
+from gateway.http.pages import page_limit
+from gateway.redis.batch_views import BatchView
 
 
 @pytest.mark.parametrize(

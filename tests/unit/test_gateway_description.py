@@ -9,9 +9,9 @@ import orjson
 import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
-from producer.gateway.app import routes
-from producer.gateway.description.document import document
-from producer.gateway.page_session import is_page
+from gateway.app import routes
+from gateway.description.document import document
+from gateway.http.page_session import is_page
 
 
 @pytest.fixture(scope="module")

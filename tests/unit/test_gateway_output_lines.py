@@ -9,8 +9,8 @@ from lessee import celery_message
 from contract.errors import RequestFailed, RequestRejected, WarmqError
 from contract.message import read_delivery
 from contract.results import failure_meta, result_line, success_meta
-from producer.gateway.batches.output_lines import openai_line, usage_of
-from producer.gateway.batches.record import Usage
+from gateway.batches.api.output_lines import openai_line, usage_of
+from gateway.batches.api.record import Usage
 
 
 def failed(error: WarmqError, *, revoked: bool = False) -> dict[str, object]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from producer.gateway.app import routes
-from producer.gateway.audit import _IN_PATH
-from producer.gateway.errors import ApiError
-from producer.gateway.idempotency import ATTACHING
-from producer.gateway.live import routes as live
-from producer.gateway.refusal import response_for
+from gateway.app import routes
+from gateway.http.audit import _IN_PATH
+from gateway.http.errors import ApiError
+from gateway.http.idempotency import ATTACHING
+from gateway.http.refusal import response_for
+from gateway.online import routes as live
 
 
 def test_all_online_requests_attach_to_their_first_try_and_nothing_else_does() -> None:

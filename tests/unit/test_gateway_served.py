@@ -10,9 +10,9 @@ from pydantic import ValidationError
 from contract.errors import RequestRejected
 from contract.openai.lines import Request
 from contract.version import PROTOCOL
-from producer.gateway.carrying.routing import Sharing, parts_for
-from producer.gateway.served import Served, configured_models
-from producer.gateway.settings import GatewaySettings
+from gateway.batches.runner.routing import Sharing, parts_for
+from gateway.served import Served, configured_models
+from gateway.settings import GatewaySettings
 
 
 def worker(queue: str = "warmq", **told: Any) -> dict[str, Any]:

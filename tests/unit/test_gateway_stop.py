@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 import pytest
 
-from producer.gateway.app import HANDLERS, EveryAnswer
+from gateway.app import HANDLERS, EveryAnswer
 
 SCOPE = {"type": "http", "path": "/v1/files", "headers": []}
 

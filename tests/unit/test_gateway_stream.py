@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from contract.openai.body import CHAT_URL
-from contract.redis.gateway.live import Push
 from contract.streaming import Piece
-from producer.gateway.live import stream as module
-from producer.gateway.live.asked import read
-from producer.gateway.live.events.writer import WAITING
-from producer.gateway.live.stream import Stream
-from producer.gateway.live.waiter import Gone, Waiter
+from gateway.online import stream as module
+from gateway.online.asked import read
+from gateway.online.events.writer import WAITING
+from gateway.online.stream import Stream
+from gateway.online.waiter import Gone, Waiter
+from gateway.redis.live import Push
 
 BODY = b'{"model": "m", "stream": true, "messages": [{"role": "user", "content": "x"}]}'
 

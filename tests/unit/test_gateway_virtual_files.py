@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from producer.gateway.batches import virtual_files
+from gateway.batches.api import virtual_files
 
 
 def test_a_file_of_few_lines_among_many_is_sought_in_bounded_pieces() -> None:

@@ -10,9 +10,9 @@ import pytest
 import yaml
 from helm_chart import EXAMPLES, Resource, env_of, notes, of_kind, pods, render, values
 
-from producer.gateway.carrying import process as carrying
-from producer.gateway.live.models import Models
-from producer.gateway.settings import GatewaySettings
+from gateway.batches.runner import process as carrying
+from gateway.online.models import Models
+from gateway.settings import GatewaySettings
 
 GATEWAY = "prod-warmq-gateway"
 

@@ -12,7 +12,7 @@ import click
 import pytest
 
 from contract.errors import Remedy
-from producer.cli.main import COMMANDS, REMEDIES, cli, with_remedy
+from producer.cli.main import REMEDIES, cli, commands, with_remedy
 from producer.core.same_batch import WritesLost
 
 ROOT = Path(__file__).parents[2]
@@ -31,7 +31,8 @@ def flags(command: click.Command, context: click.Context) -> Iterator[str]:
 FLAGS = set(flags(cli, click.Context(cli)))
 #: worker/tools are command lines of their own; vLLM takes its arguments as a command line.
 ALLOWED = {"worker/tools": FLAGS, "worker/engine/vllm": {"--model"}}
-COMMAND = re.compile(rf"\bproducer ({'|'.join(COMMANDS)})\b|\b({'|'.join(COMMANDS)}) --")
+NAMES = "|".join(commands())
+COMMAND = re.compile(rf"\bproducer ({NAMES})\b|\b({NAMES}) --")
 
 
 def strings(path: Path) -> Iterator[tuple[int, str]]:

@@ -12,12 +12,12 @@ from contract.openai.body import CHAT_URL, COMPLETION_URL
 from contract.openai.messages import MESSAGES_URL
 from contract.openai.responses import RESPONSES_URL
 from contract.streaming import Piece, texts_of
-from producer.gateway.errors import ApiError
-from producer.gateway.live.asked import Asked, read
-from producer.gateway.live.events.chunks import DONE
-from producer.gateway.live.events.texts import Texts
-from producer.gateway.live.events.writer import Events, events_of
-from producer.gateway.live.protocol import StreamOptions
+from gateway.http.errors import ApiError
+from gateway.online.asked import Asked, read
+from gateway.online.events.chunks import DONE
+from gateway.online.events.texts import Texts
+from gateway.online.events.writer import Events, events_of
+from gateway.online.protocol import StreamOptions
 
 USAGE = {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
 

@@ -21,7 +21,7 @@ LEVELS = ("info", "warning", "error", "exception", "critical")
 
 
 def modules() -> Iterator[tuple[Path, ast.Module]]:
-    for package in ("contract", "worker", "producer"):
+    for package in ("contract", "worker", "producer", "gateway"):
         for path in sorted((ROOT / package).rglob("*.py")):
             yield path, ast.parse(path.read_text())
 

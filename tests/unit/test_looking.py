@@ -9,7 +9,7 @@ import pytest
 
 from contract.errors import RequestRejected
 from contract.openai.lines import parse_line
-from producer.gateway.carrying.looking import look_through
+from gateway.batches.runner.looking import look_through
 
 URL = "/v1/completions"
 

@@ -16,8 +16,8 @@ from hostile_request import deep
 from hypothesis import given
 from hypothesis import strategies as st
 
-from producer.gateway.anthropic.incoming import Requests
-from producer.gateway.errors import ApiError
+from gateway.batches.anthropic.incoming import Requests
+from gateway.http.errors import ApiError
 
 LONGEST = 16 * 2**20
 

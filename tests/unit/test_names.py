@@ -12,16 +12,18 @@ from error_codes import error_codes
 from contract import naming
 from contract.errors import RequestFailed, RequestRejected
 from contract.redis import keys
-from contract.redis.scripts import source
+from contract.redis.scripts import PACKAGES, SHARED, source
 from demo.stack import ROOT
 
-LUA = sorted((ROOT / "contract" / "lua").glob("*.lua"))
-PYTHON = sorted(path for side in ("contract", "worker", "producer")
+LUA = sorted(path for side in PACKAGES for path in (ROOT / side / "lua").glob("*.lua"))
+PYTHON = sorted(path for side in ("contract", "worker", "producer", "gateway")
                 for path in (ROOT / side).rglob("*.py"))  # fmt: skip
 
 
-#: What stands in front of every script.
-SHARED = ("common", "message", "turns", "charges", "leases")
+def test_no_two_scripts_have_one_name() -> None:
+    names = [path.stem for path in LUA]
+    assert len(names) > 40
+    assert sorted(set(names)) == sorted(names)
 
 
 def table() -> str:

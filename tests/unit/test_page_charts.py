@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contract.redis.ring import DAY, Minute
-from producer.gateway.dashboard.charts import filled, rates
+from gateway.page.charts import filled, rates
 
 
 def day(began: int) -> list[Minute]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from producer.gateway.caller import Caller
-from producer.gateway.dashboard import stream
-from producer.gateway.dashboard.live import Viewer, Watch
-from producer.gateway.dashboard.stream import MOST_OF_SESSION, MOST_OF_TENANT, MOST_VIEWERS
+from gateway.http.caller import Caller
+from gateway.page import stream
+from gateway.page.live import Viewer, Watch
+from gateway.page.stream import MOST_OF_SESSION, MOST_OF_TENANT, MOST_VIEWERS
 
 
 def watched(*viewers: tuple[str, str]) -> Watch:

@@ -7,12 +7,12 @@ import re
 from importlib.resources import files
 from typing import get_args
 
-from producer.gateway.batches.record import Status
-from producer.gateway.dashboard import samples
-from producer.gateway.dashboard.words import LANGUAGES, language_of, translated
+from gateway.batches.api.record import Status
+from gateway.page import samples
+from gateway.page.words import LANGUAGES, language_of, translated
 from worker.drain.lifecycle import State
 
-DASHBOARD = files("producer.gateway.dashboard")
+DASHBOARD = files("gateway.page")
 SAID = re.compile(r"""\b_\(\s*(?:"((?:[^"\\])*)"|'([^']*)')""")
 FIELD = re.compile(r"\{\w+\}")
 

@@ -93,7 +93,7 @@ def test_a_pages_links_lead_to_files_and_headings_that_are_there(page: Path) -> 
 
 def said() -> Iterator[str]:
     """Yield all texts of the code; what is filled in stands there as `…`."""
-    for side in ("contract", "producer", "worker"):
+    for side in ("contract", "gateway", "producer", "worker"):
         for path in (ROOT / side).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.JoinedStr):

@@ -15,6 +15,7 @@ from demo.stack import ROOT
 #: Where a client of Redis may be touched: the store, and the worker's side of the protocol.
 STORE = (
     "contract/redis/",
+    "gateway/redis/",
     "contract/celery_credentials.py",
     "contract/streaming.py",
     "worker/drain/scripts.py",
@@ -36,7 +37,7 @@ def touches(text: str) -> Iterator[str]:
 
 
 def outside() -> Iterator[Path]:
-    for side in ("contract", "producer", "worker"):
+    for side in ("contract", "gateway", "producer", "worker"):
         for path in (ROOT / side).rglob("*.py"):
             if not str(path.relative_to(ROOT)).startswith(STORE):
                 yield path

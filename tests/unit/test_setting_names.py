@@ -12,7 +12,7 @@ from setting_bounds import NAMES
 from contract.setting_names import NO_SETTINGS, OF_GATEWAYS, OF_WORKERS
 from contract.settings import Settings, SettingsError, load
 from demo.stack import ROOT
-from producer.gateway.settings import GatewaySettings
+from gateway.settings import GatewaySettings
 from worker.engine.catalogue import BUILT_IN, load_settings
 
 #: A name in the environment, and what is said of it.

@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SOURCES = [
     path
-    for room in ("contract", "producer", "worker")
+    for room in ("contract", "gateway", "producer", "worker")
     for path in sorted((ROOT / room).rglob("*"))
     if path.suffix in (".py", ".lua")
 ]

@@ -13,6 +13,8 @@ import pytest
 from contract import naming
 from contract.results import ResultLine, result_line
 from contract.settings import Settings
+from gateway.batches.api.output_lines import openai_line
+from gateway.batches.runner.looking import _problem_of
 from producer.cli.context import open_input
 from producer.cli.show import put_json, put_json_list
 from producer.cli.values import parse_overrides
@@ -20,8 +22,6 @@ from producer.client.options import submission_of
 from producer.core.outputs import ResultFile, may_go
 from producer.core.places.bucket import BadPlace, split
 from producer.core.submission import BadOption
-from producer.gateway.batches.output_lines import openai_line
-from producer.gateway.carrying.looking import _problem_of
 
 LETTERS = "a\u2028b\u2029c\u0085d한"
 

@@ -12,11 +12,11 @@ from contract.errors import RequestRejected
 from contract.openai.body import CHAT_URL, COMPLETION_URL
 from contract.openai.lines import check_body, parse_line
 from contract.openai.messages import MESSAGES_URL
-from producer.gateway.anthropic.incoming import Requests
-from producer.gateway.batches.protocol import BatchCreate
-from producer.gateway.errors import ApiError
-from producer.gateway.http import read
-from producer.gateway.live.asked import read as read_online
+from gateway.batches.anthropic.incoming import Requests
+from gateway.batches.api.protocol import BatchCreate
+from gateway.http.errors import ApiError
+from gateway.http.http import read
+from gateway.online.asked import read as read_online
 
 MESSAGES = [{"role": "user", "content": "x"}]
 SCHEMA = {

@@ -29,7 +29,7 @@ SCRIPTS = ("done", "pop", "release", "renew", "ring", "sweep")
 
 
 class Scripts:
-    """Runs the scripts of contract/lua in one Redis, for one worker."""
+    """Runs Lua scripts in one Redis, for one worker."""
 
     def __init__(self, settings: WorkerSettings, worker_id: str) -> None:
         self.worker_id = worker_id

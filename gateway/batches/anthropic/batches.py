@@ -10,8 +10,8 @@ import hashlib
 
 import msgspec
 
-from contract.redis.gateway.objects import Kind, Stored
-from producer.gateway.anthropic.protocol import (
+from contract.redis.objects import Kind, Stored
+from gateway.batches.anthropic.protocol import (
     ENDPOINT,
     KEPT_S,
     PREFIX,
@@ -22,19 +22,19 @@ from producer.gateway.anthropic.protocol import (
     shown,
     split_in,
 )
-from producer.gateway.anthropic.results import count
-from producer.gateway.batches.create import DEFAULT_PRIORITY
-from producer.gateway.batches.record import ENDED, BatchRecord, Counts, decode, end_of_record
-from producer.gateway.batches.starting import announce_batch, request_cancel, start_batch
-from producer.gateway.caller import Caller
-from producer.gateway.errors import ApiError, invalid, not_found
-from producer.gateway.files.keeping import check_same
-from producer.gateway.files.objects import FileRecord, Files
-from producer.gateway.http import new_id
-from producer.gateway.idempotency import conflict
-from producer.gateway.limits import estimated_tokens
-from producer.gateway.services import Services
-from producer.gateway.store import Writer
+from gateway.batches.anthropic.results import count
+from gateway.batches.api.create import DEFAULT_PRIORITY
+from gateway.batches.api.record import ENDED, BatchRecord, Counts, decode, end_of_record
+from gateway.batches.api.starting import announce_batch, request_cancel, start_batch
+from gateway.files.keeping import check_same
+from gateway.files.objects import FileRecord, Files
+from gateway.http.caller import Caller
+from gateway.http.errors import ApiError, invalid, not_found
+from gateway.http.http import new_id
+from gateway.http.idempotency import conflict
+from gateway.http.limits import estimated_tokens
+from gateway.http.services import Services
+from gateway.store import Writer
 
 _KIND: Kind = "message_batch"
 _encode = msgspec.json.Encoder().encode

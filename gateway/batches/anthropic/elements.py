@@ -12,7 +12,7 @@ from typing import Any
 
 from contract.errors import RequestRejected
 from contract.openai.decode import MAX_VALUES, decode
-from producer.gateway.errors import ApiError, invalid
+from gateway.http.errors import ApiError, invalid
 
 #: Deepest nesting of a value; orjson reads 1,024 levels.
 MAX_LEVELS = 1000

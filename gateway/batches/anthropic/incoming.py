@@ -12,10 +12,10 @@ from typing import Any
 import orjson
 
 from contract.openai.numbers import whole
-from producer.gateway.anthropic.elements import Elements, decoded
-from producer.gateway.anthropic.protocol import ENDPOINT
-from producer.gateway.errors import ApiError, invalid
-from producer.gateway.store import Writer
+from gateway.batches.anthropic.elements import Elements, decoded
+from gateway.batches.anthropic.protocol import ENDPOINT
+from gateway.http.errors import ApiError, invalid
+from gateway.store import Writer
 
 #: Anthropic's own limits.
 MOST_BYTES, MOST_REQUESTS = 256_000_000, 100_000

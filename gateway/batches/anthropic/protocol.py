@@ -8,8 +8,8 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from contract.redis.gateway.objects import Stored
-from producer.gateway.batches.record import ENDED, BatchRecord
+from contract.redis.objects import Stored
+from gateway.batches.api.record import ENDED, BatchRecord
 
 #: A batch's window, and how long its results are kept, in seconds.
 WINDOW_S, KEPT_S = 86_400, 29 * 86_400

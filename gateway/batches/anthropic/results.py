@@ -9,10 +9,10 @@ import msgspec
 import orjson
 
 from contract.results import one_line
-from producer.gateway.anthropic.protocol import Split
-from producer.gateway.batches.record import BatchRecord
-from producer.gateway.files.objects import Files
-from producer.gateway.services import Services
+from gateway.batches.anthropic.protocol import Split
+from gateway.batches.api.record import BatchRecord
+from gateway.files.objects import Files
+from gateway.http.services import Services
 
 #: Bytes that are sent at once.
 _CHUNK = 128 * 1024

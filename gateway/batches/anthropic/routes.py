@@ -11,16 +11,16 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from producer.gateway.anthropic import batches
-from producer.gateway.anthropic.incoming import Requests, check_length
-from producer.gateway.anthropic.protocol import Deleted
-from producer.gateway.anthropic.results import results
-from producer.gateway.files.objects import FileRecord
-from producer.gateway.files.protocol import MOST_LIFE_S
-from producer.gateway.http import caller, reply, services
-from producer.gateway.idempotency import fingerprint
-from producer.gateway.pages import page_limit
-from producer.gateway.store import Writer
+from gateway.batches.anthropic import batches
+from gateway.batches.anthropic.incoming import Requests, check_length
+from gateway.batches.anthropic.protocol import Deleted
+from gateway.batches.anthropic.results import results
+from gateway.files.objects import FileRecord
+from gateway.files.protocol import MOST_LIFE_S
+from gateway.http.http import caller, reply, services
+from gateway.http.idempotency import fingerprint
+from gateway.http.pages import page_limit
+from gateway.store import Writer
 
 _DEFAULT_LIMIT, _MOST = 20, 1000
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from contract.batch import Batch as QueueBatch
-from contract.redis.gateway.batch_views import BatchView, BatchViews
-from producer.gateway.batches.create import checked, id_for
-from producer.gateway.batches.protocol import Batch, BatchList
-from producer.gateway.batches.record import ENDED, BatchRecord
-from producer.gateway.batches.shown import shown, view_status
-from producer.gateway.batches.starting import announce_batch, request_cancel, start_batch
-from producer.gateway.caller import Caller
-from producer.gateway.errors import ApiError, not_found
-from producer.gateway.files.objects import Files
-from producer.gateway.limits import estimated_tokens
-from producer.gateway.services import Services
+from gateway.batches.api.create import checked, id_for
+from gateway.batches.api.protocol import Batch, BatchList
+from gateway.batches.api.record import ENDED, BatchRecord
+from gateway.batches.api.shown import shown, view_status
+from gateway.batches.api.starting import announce_batch, request_cancel, start_batch
+from gateway.files.objects import Files
+from gateway.http.caller import Caller
+from gateway.http.errors import ApiError, not_found
+from gateway.http.limits import estimated_tokens
+from gateway.http.services import Services
+from gateway.redis.batch_views import BatchView, BatchViews
 
 
 def create(services: Services, caller: Caller, body: bytes, idempotency: str) -> Batch:

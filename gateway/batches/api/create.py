@@ -9,15 +9,15 @@ from contract.openai.body import BODY_TYPES
 from contract.redis.announcements import is_alive
 from contract.redis.url import LONGEST_S
 from contract.version import PROTOCOL
+from gateway.batches.api.protocol import BatchCreate
+from gateway.batches.api.record import BatchRecord
+from gateway.files.objects import Files
+from gateway.http.caller import Caller
+from gateway.http.errors import ApiError, invalid
+from gateway.http.http import new_id, read
+from gateway.http.services import Services
+from gateway.served import Served
 from producer.core.older_workers import counts_of, names_of, older_of
-from producer.gateway.batches.protocol import BatchCreate
-from producer.gateway.batches.record import BatchRecord
-from producer.gateway.caller import Caller
-from producer.gateway.errors import ApiError, invalid
-from producer.gateway.files.objects import Files
-from producer.gateway.http import new_id, read
-from producer.gateway.served import Served
-from producer.gateway.services import Services
 
 #: The priority of requests for which none is named, as `producer submit` has it.
 DEFAULT_PRIORITY = 6

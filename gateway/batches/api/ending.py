@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from itertools import chain
 
-from contract.redis.gateway.objects import Kind, Stored
-from producer.gateway.batches.record import BatchRecord, decode, encode, end_of_record
-from producer.gateway.services import Services
+from contract.redis.objects import Kind, Stored
+from gateway.batches.api.record import BatchRecord, decode, encode, end_of_record
+from gateway.http.services import Services
 
 #: Records read in one round trip.
 _PAGE = 100

@@ -14,8 +14,8 @@ import msgspec
 import orjson
 
 from contract.results import ResultLine, one_line
-from producer.gateway.batches.record import Usage
-from producer.gateway.live.whole_response import with_all_fields
+from gateway.batches.api.record import Usage
+from gateway.online.whole_response import with_all_fields
 
 #: What an answer of /v1/responses has; within texts quotes are escaped.
 _RESPONSE = b'"object":"response"'

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from contract.batch import Batch
 from contract.index import own_id, read_ending
 from contract.redis.batches import BatchStore
-from contract.redis.gateway.partial_order import Segment
 from contract.results import ResultLine, own_line, result_line
+from gateway.redis.partial_order import Segment
 
 #: Endings read at once.
 AT_ONCE = 100

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from producer.gateway.batches.record import Status
+from gateway.batches.api.record import Status
 
 #: Least and most seconds that a file may be kept by `expires_after` and `output_expires_after`.
 SHORTEST_KEPT_S, LONGEST_KEPT_S = 3_600, 2_592_000

@@ -10,10 +10,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from contract.batch import Batch as QueueBatch
-from producer.gateway.batches import batches, virtual_files
-from producer.gateway.errors import ApiError, invalid
-from producer.gateway.http import caller, reply, services
-from producer.gateway.pages import page_limit
+from gateway.batches.api import batches, virtual_files
+from gateway.http.errors import ApiError, invalid
+from gateway.http.http import caller, reply, services
+from gateway.http.pages import page_limit
 
 #: Batches in a page: by default, and at most.
 DEFAULT_LIMIT, MOST = 20, 100

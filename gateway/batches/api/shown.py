@@ -8,16 +8,16 @@ from contextlib import suppress
 import msgspec
 
 from contract.batch import Batch as QueueBatch
-from contract.redis.gateway.batch_views import BatchView
-from producer.gateway.batches import protocol
-from producer.gateway.batches.protocol import (
+from gateway.batches.api import protocol
+from gateway.batches.api.protocol import (
     Batch,
     BatchError,
     BatchErrors,
     BatchUsage,
     RequestCounts,
 )
-from producer.gateway.batches.record import ENDED, BatchRecord, Counts, Usage, decode
+from gateway.batches.api.record import ENDED, BatchRecord, Counts, Usage, decode
+from gateway.redis.batch_views import BatchView
 
 #: Ids of files that are read from the queue when they are asked for (virtual_files.py).
 OUTPUT, ERRORS, PARTIAL = "file-out-", "file-err-", "file-partial-"

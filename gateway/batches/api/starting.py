@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from producer.gateway.batches.record import ENDED, BatchRecord, decode, encode
-from producer.gateway.files.objects import Files
-from producer.gateway.services import Services
-from producer.gateway.traced import current_traceparent
+from gateway.batches.api.record import ENDED, BatchRecord, decode, encode
+from gateway.files.objects import Files
+from gateway.http.services import Services
+from gateway.http.traced import current_traceparent
 
 #: Whoever carries batches looks for a new one at the latest after so long, also if the gateway that
 #: was to ask for it died just before. It finds nothing if the batch itself was not written either.

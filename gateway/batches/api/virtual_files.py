@@ -15,20 +15,20 @@ from anyio import CapacityLimiter, to_thread
 from starlette.responses import RedirectResponse, Response, StreamingResponse
 
 from contract.batch import Batch as QueueBatch
-from contract.redis.gateway.batch_views import BatchView
-from contract.redis.gateway.partial_order import PartialOrder, Segment
+from gateway.batches.api import partial
+from gateway.batches.api.batches import view_of
+from gateway.batches.api.output_lines import openai_line
+from gateway.batches.api.protocol import Batch
+from gateway.batches.api.record import ENDED
+from gateway.batches.api.shown import ERRORS, OUTPUT, PARTIAL, parts_of, shown
+from gateway.files.protocol import OUTPUT_PURPOSE, File
+from gateway.http.caller import Caller
+from gateway.http.errors import ApiError, not_found
+from gateway.http.services import Services
+from gateway.redis.batch_views import BatchView
+from gateway.redis.partial_order import PartialOrder, Segment
 from producer.core.collect import Collector
 from producer.core.same_batch import BatchChanged
-from producer.gateway.batches import partial
-from producer.gateway.batches.batches import view_of
-from producer.gateway.batches.output_lines import openai_line
-from producer.gateway.batches.protocol import Batch
-from producer.gateway.batches.record import ENDED
-from producer.gateway.batches.shown import ERRORS, OUTPUT, PARTIAL, parts_of, shown
-from producer.gateway.caller import Caller
-from producer.gateway.errors import ApiError, not_found
-from producer.gateway.files.protocol import OUTPUT_PURPOSE, File
-from producer.gateway.services import Services
 
 #: What their ids look like.
 ID = rf"(?:{OUTPUT}|{ERRORS}|{PARTIAL})[A-Za-z0-9][A-Za-z0-9._-]{{0,127}}"

@@ -15,11 +15,11 @@ from contract.errors import StoreUnavailable, WarmqError
 from contract.log_lines import set_up
 from contract.settings import load
 from contract.traces.tracer import tracing
+from gateway.batches.runner.after import everything
+from gateway.batches.runner.carrier import Carrier
+from gateway.http.services import Services
+from gateway.settings import GatewaySettings
 from producer.core.heap import keep_memory
-from producer.gateway.carrying.after import everything
-from producer.gateway.carrying.carrier import Carrier
-from producer.gateway.services import Services
-from producer.gateway.settings import GatewaySettings
 
 log = logging.getLogger(__name__)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from producer.gateway.batches.record import BatchRecord
-from producer.gateway.services import Services
-from producer.gateway.webhooks.announcing import announce
+from gateway.batches.api.record import BatchRecord
+from gateway.batches.runner.announcing import announce
+from gateway.http.services import Services
 
 #: Called with each batch that has ended, once or more often.
 AfterEnd = Callable[[Services, BatchRecord], None]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from contract.redis.gateway.webhooks import Delivery, Webhooks, delivery_id
-from producer.gateway.batches.record import ENDED, BatchRecord
-from producer.gateway.services import Services
+from gateway.batches.api.record import ENDED, BatchRecord
+from gateway.http.services import Services
+from gateway.redis.webhooks import Delivery, Webhooks, delivery_id
 
 
 def announce(services: Services, record: BatchRecord) -> None:

@@ -10,19 +10,19 @@ from typing import Any
 
 import msgspec
 
-from contract.redis.gateway.objects import Stored
-from producer.gateway.batches.record import (
+from contract.redis.objects import Stored
+from gateway.batches.api.record import (
     BatchRecord,
     Status,
     decode,
     encode,
     end_of_record,
 )
-from producer.gateway.caller import Caller
-from producer.gateway.carrying.held import GivenUp, Held
-from producer.gateway.files.objects import Files
-from producer.gateway.services import Services
-from producer.gateway.store import StoreFailed
+from gateway.batches.runner.held import GivenUp, Held
+from gateway.files.objects import Files
+from gateway.http.caller import Caller
+from gateway.http.services import Services
+from gateway.store import StoreFailed
 
 #: Between two looks at the record while lines are read, in seconds; and between two times that its
 #: file is asked to be kept.

@@ -11,19 +11,19 @@ from contextlib import suppress
 
 from contract.errors import StoreUnavailable, WarmqError
 from contract.log_lines import working_on
-from contract.redis.gateway.due import Claim
-from contract.redis.gateway.objects import Stored
+from contract.redis.due import Claim
+from contract.redis.objects import Stored
 from contract.traces.context import read_context
+from gateway.batches.api.record import BatchRecord, decode
+from gateway.batches.api.starting import forget_batch
+from gateway.batches.runner.after import AfterEnd
+from gateway.batches.runner.carried import Carried, Changed
+from gateway.batches.runner.failing import Failures, end
+from gateway.batches.runner.held import GivenUp, Leases
+from gateway.batches.runner.phases import Later, Phases, wait_ms
+from gateway.batches.runner.turns import Turns, Waiting
+from gateway.http.services import Services
 from producer.core.reader import InputUnreadable
-from producer.gateway.batches.record import BatchRecord, decode
-from producer.gateway.batches.starting import forget_batch
-from producer.gateway.carrying.after import AfterEnd
-from producer.gateway.carrying.carried import Carried, Changed
-from producer.gateway.carrying.failing import Failures, end
-from producer.gateway.carrying.held import GivenUp, Leases
-from producer.gateway.carrying.phases import Later, Phases, wait_ms
-from producer.gateway.carrying.turns import Turns, Waiting
-from producer.gateway.services import Services
 
 log = logging.getLogger(__name__)
 

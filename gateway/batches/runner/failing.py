@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 
-from producer.gateway.batches.record import ENDED, Problem
-from producer.gateway.carrying.carried import Carried
+from gateway.batches.api.record import ENDED, Problem
+from gateway.batches.runner.carried import Carried
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ import threading
 import time
 
 from contract.errors import StoreUnavailable
-from contract.redis.gateway.due import Claim, Due
+from contract.redis.due import Claim, Due
 
 log = logging.getLogger(__name__)
 

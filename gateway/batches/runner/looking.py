@@ -21,9 +21,9 @@ import numpy as np
 import orjson
 
 from contract.openai.lines import MAX_CUSTOM_ID
+from gateway.batches.api.record import Problem
 from producer.core.reader import Input, InputUnreadable, chunks
 from producer.core.seen import SeenIds
-from producer.gateway.batches.record import Problem
 
 #: Problems that are told; the first ones tell what to do about the others.
 MOST_PROBLEMS = 100

@@ -13,25 +13,25 @@ import msgspec
 
 from contract.batch import Batch
 from contract.errors import BatchConflict
+from gateway.batches.api.record import ENDED, BatchRecord, Counts, Part, Problem, Status
+from gateway.batches.runner.after import AfterEnd
+from gateway.batches.runner.carried import Carried
+from gateway.batches.runner.looking import Looked, look_through
+from gateway.batches.runner.problems import no_file, no_room, was_deleted
+from gateway.batches.runner.results import all_lines
+from gateway.batches.runner.routing import outdated, parts_for, waits
+from gateway.batches.runner.submitting import create_part, submit_part
+from gateway.batches.runner.writing import write_files
+from gateway.http.caller import Caller
+from gateway.http.errors import ApiError
+from gateway.http.limits import estimated_tokens
+from gateway.http.services import Services
+from gateway.served import Served
 from producer.core import traced
 from producer.core.collect import note_kept
 from producer.core.reader import InputUnreadable
 from producer.core.same_batch import BatchChanged
 from producer.core.summary import Summary
-from producer.gateway.batches.record import ENDED, BatchRecord, Counts, Part, Problem, Status
-from producer.gateway.caller import Caller
-from producer.gateway.carrying.after import AfterEnd
-from producer.gateway.carrying.carried import Carried
-from producer.gateway.carrying.looking import Looked, look_through
-from producer.gateway.carrying.problems import no_file, no_room, was_deleted
-from producer.gateway.carrying.results import all_lines
-from producer.gateway.carrying.routing import outdated, parts_for, waits
-from producer.gateway.carrying.submitting import create_part, submit_part
-from producer.gateway.carrying.writing import write_files
-from producer.gateway.errors import ApiError
-from producer.gateway.limits import estimated_tokens
-from producer.gateway.served import Served
-from producer.gateway.services import Services
 
 log = logging.getLogger(__name__)
 _CHANGED = {"action": "batch_changed"}

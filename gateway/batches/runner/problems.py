@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from gateway.batches.api.record import Problem
+from gateway.http.services import Services
 from producer.core.plan.memory import least_bytes
-from producer.gateway.batches.record import Problem
-from producer.gateway.services import Services
 
 
 def no_file(file_id: str) -> Problem:

@@ -18,7 +18,7 @@ _GRACE_S = 10.0
 
 
 class CarrierProcess:
-    """`python -m producer.gateway.carrying`, with this process' environment.
+    """`python -m gateway.batches.runner`, with this process' environment.
 
     Its parent is a thread that lives until the end: the kernel ends it with its thread.
     """
@@ -39,7 +39,7 @@ class CarrierProcess:
             self._thread.join(_GRACE_S + 2)
 
     def _watch(self) -> None:
-        command = [sys.executable, "-m", "producer.gateway.carrying", str(os.getpid())]
+        command = [sys.executable, "-m", "gateway.batches.runner", str(os.getpid())]
         wait_s = _FIRST_WAIT_S
         while not self._ended.is_set():
             began = time.monotonic()

@@ -15,12 +15,12 @@ from contract.batch import Batch
 from contract.errors import RequestFailed, RequestRejected
 from contract.openai.lines import parse_line
 from contract.results import ResultLine, failure_meta, result_line
+from gateway.batches.api.record import BatchRecord, Part
+from gateway.batches.runner.routing import Sharing
+from gateway.http.services import Services
 from producer.core.collect import Collector
 from producer.core.reader import Input, InputUnreadable, chunks
 from producer.core.unpacking import Watch
-from producer.gateway.batches.record import BatchRecord, Part
-from producer.gateway.carrying.routing import Sharing
-from producer.gateway.services import Services
 
 #: What follows a success' answer (contract/results.py); of several the last one is it, for within
 #: texts quotes are escaped.

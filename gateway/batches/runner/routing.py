@@ -8,10 +8,10 @@ import msgspec
 
 from contract.errors import RequestRejected
 from contract.openai.lines import Request
+from gateway.batches.api.record import Part, Problem
+from gateway.batches.runner.looking import model_of
+from gateway.served import Served
 from producer.core.reader import RawChunk
-from producer.gateway.batches.record import Part, Problem
-from producer.gateway.carrying.looking import model_of
-from producer.gateway.served import Served
 
 
 class _Body(msgspec.Struct):

@@ -8,14 +8,14 @@ from pathlib import Path
 
 from contract.batch import Batch
 from contract.errors import BatchConflict
+from gateway.batches.api.record import BatchRecord, Part
+from gateway.batches.runner.routing import Sharing
+from gateway.http.services import Services
 from producer.core.reader import Input, chunks
 from producer.core.submission import Submission
 from producer.core.submit import Submitter
 from producer.core.summary import Summary
 from producer.core.unpacking import Watch
-from producer.gateway.batches.record import BatchRecord, Part
-from producer.gateway.carrying.routing import Sharing
-from producer.gateway.services import Services
 
 
 def submission_of(record: BatchRecord, part: Part) -> Submission:

@@ -7,8 +7,8 @@ import time
 from collections import Counter, deque
 from dataclasses import dataclass, field
 
-from contract.redis.gateway.objects import Stored
-from producer.gateway.carrying.held import Held
+from contract.redis.objects import Stored
+from gateway.batches.runner.held import Held
 
 #: Batches of one tenant that wait here, leased; others stay where any gateway can take them.
 MOST_WAITING = 16

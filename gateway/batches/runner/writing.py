@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from contract.results import ResultLine
-from producer.gateway.batches.output_lines import openai_line, usage_of
-from producer.gateway.batches.record import Counts, Usage
-from producer.gateway.carrying.carried import Carried, Changed
-from producer.gateway.files.objects import FileRecord, Files
-from producer.gateway.store import Writer
+from gateway.batches.api.output_lines import openai_line, usage_of
+from gateway.batches.api.record import Counts, Usage
+from gateway.batches.runner.carried import Carried, Changed
+from gateway.files.objects import FileRecord, Files
+from gateway.store import Writer
 
 #: Bytes given to the store at once.
 PIECE = 2**20

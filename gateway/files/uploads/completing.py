@@ -13,13 +13,9 @@ from contextlib import suppress
 
 import msgspec
 
-from producer.gateway.caller import Caller
-from producer.gateway.errors import ApiError, invalid
-from producer.gateway.files.objects import FileRecord, Files
-from producer.gateway.services import Services
-from producer.gateway.store import StoreFailed, Writer
-from producer.gateway.uploads.protocol import UploadComplete
-from producer.gateway.uploads.record import (
+from gateway.files.objects import FileRecord, Files
+from gateway.files.uploads.protocol import UploadComplete
+from gateway.files.uploads.record import (
     ENDED,
     UploadRecord,
     change,
@@ -28,6 +24,10 @@ from producer.gateway.uploads.record import (
     held,
     with_status,
 )
+from gateway.http.caller import Caller
+from gateway.http.errors import ApiError, invalid
+from gateway.http.services import Services
+from gateway.store import StoreFailed, Writer
 
 _MD5 = re.compile(r"[0-9a-f]{32}")
 

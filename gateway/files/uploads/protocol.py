@@ -7,8 +7,8 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from producer.gateway.files.protocol import File
-from producer.gateway.uploads.record import UploadRecord
+from gateway.files.protocol import File
+from gateway.files.uploads.record import UploadRecord
 
 
 class ExpiresAfter(msgspec.Struct):

@@ -7,8 +7,8 @@ from typing import Literal
 
 import msgspec
 
-from producer.gateway.errors import ApiError, not_found
-from producer.gateway.services import Services
+from gateway.http.errors import ApiError, not_found
+from gateway.http.services import Services
 
 Status = Literal["pending", "completing", "completed", "cancelled", "expired"]
 ENDED: frozenset[Status] = frozenset(("completed", "cancelled", "expired"))

@@ -11,16 +11,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from producer.gateway.caller import Caller
-from producer.gateway.files.incoming import check_length, receive
-from producer.gateway.files.protocol import shown as shown_file
-from producer.gateway.http import caller, new_id, read, reply, services
-from producer.gateway.idempotency import fingerprint
-from producer.gateway.services import Services
-from producer.gateway.store import Writer
-from producer.gateway.uploads import completing, uploads
-from producer.gateway.uploads.protocol import UploadComplete, UploadCreate, UploadPart, shown
-from producer.gateway.uploads.record import check_open, get
+from gateway.files.incoming import check_length, receive
+from gateway.files.protocol import shown as shown_file
+from gateway.files.uploads import completing, uploads
+from gateway.files.uploads.protocol import UploadComplete, UploadCreate, UploadPart, shown
+from gateway.files.uploads.record import check_open, get
+from gateway.http.caller import Caller
+from gateway.http.http import caller, new_id, read, reply, services
+from gateway.http.idempotency import fingerprint
+from gateway.http.services import Services
+from gateway.store import Writer
 
 
 def _id_of(prefix: str, idempotency: str) -> str:

@@ -7,14 +7,10 @@ import logging
 import msgspec
 
 from contract.errors import WarmqError
-from contract.redis.gateway.due import Claim
-from producer.gateway.caller import Caller
-from producer.gateway.errors import ApiError, invalid
-from producer.gateway.files.protocol import life_of, purpose_of, safe_name
-from producer.gateway.http import new_id
-from producer.gateway.services import Services
-from producer.gateway.uploads.protocol import UploadCreate
-from producer.gateway.uploads.record import (
+from contract.redis.due import Claim
+from gateway.files.protocol import life_of, purpose_of, safe_name
+from gateway.files.uploads.protocol import UploadCreate
+from gateway.files.uploads.record import (
     ENDED,
     UploadRecord,
     change,
@@ -24,6 +20,10 @@ from producer.gateway.uploads.record import (
     held,
     with_status,
 )
+from gateway.http.caller import Caller
+from gateway.http.errors import ApiError, invalid
+from gateway.http.http import new_id
+from gateway.http.services import Services
 
 log = logging.getLogger(__name__)
 

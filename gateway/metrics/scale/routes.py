@@ -8,9 +8,9 @@ from starlette.routing import Route
 
 from contract.naming import queue_name
 from contract.redis.loads import Loads
-from producer.gateway.http import caller, reply, services
-from producer.gateway.limits import check_model
-from producer.gateway.scale.protocol import Scale
+from gateway.http.http import caller, reply, services
+from gateway.http.limits import check_model
+from gateway.metrics.scale.protocol import Scale
 
 
 def _scale(request: Request) -> Response:

@@ -8,8 +8,8 @@ from typing import Any
 
 import orjson
 
-from producer.gateway.errors import ApiError
-from producer.gateway.live.asked import Asked, is_chat
+from gateway.http.errors import ApiError
+from gateway.online.asked import Asked, is_chat
 
 DONE = b"data: [DONE]\n\n"
 

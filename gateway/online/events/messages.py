@@ -8,9 +8,9 @@ from typing import Any
 import orjson
 
 from contract.streaming import texts_of
-from producer.gateway.errors import ApiError
-from producer.gateway.live.asked import Asked
-from producer.gateway.refusal import anthropic_body
+from gateway.http.errors import ApiError
+from gateway.http.refusal import anthropic_body
+from gateway.online.asked import Asked
 
 
 class MessageEvents:

@@ -9,9 +9,9 @@ from typing import Any
 import orjson
 
 from contract.streaming import texts_of
-from producer.gateway.errors import ApiError
-from producer.gateway.live.asked import Asked
-from producer.gateway.live.whole_response import with_all_fields
+from gateway.http.errors import ApiError
+from gateway.online.asked import Asked
+from gateway.online.whole_response import with_all_fields
 
 
 class ResponseEvents:

@@ -7,11 +7,11 @@ from typing import Any, Protocol
 
 from contract.openai.messages import MESSAGES_URL
 from contract.openai.responses import RESPONSES_URL
-from producer.gateway.errors import ApiError
-from producer.gateway.live.asked import Asked
-from producer.gateway.live.events.chunks import Chunks
-from producer.gateway.live.events.messages import MessageEvents
-from producer.gateway.live.events.responses import ResponseEvents
+from gateway.http.errors import ApiError
+from gateway.online.asked import Asked
+from gateway.online.events.chunks import Chunks
+from gateway.online.events.messages import MessageEvents
+from gateway.online.events.responses import ResponseEvents
 
 #: A comment: clients skip it, and no proxy takes the connection for a dead one.
 WAITING = b": waiting\n\n"

@@ -10,7 +10,7 @@ from contract.errors import StoreForbidden, StoreRefused, StoreUnavailable
 from contract.redis import rights
 from contract.redis.batches import BatchStore
 from contract.redis.connect import credentials_of, masked
-from contract.redis.gateway.records import Records
+from contract.redis.records import Records
 from contract.settings import Settings
 from contract.version import version
 from producer.core.doctor import here, server, workers

@@ -103,7 +103,7 @@ def _commit() -> str:
             return ""
         return done.stdout.strip()
 
-    changed = git("status", "--porcelain", "--", "worker", "contract", "producer")
+    changed = git("status", "--porcelain", "--", "worker", "contract", "producer", "gateway")
     return git("rev-parse", "--short=12", "HEAD") + ("+" if changed else "")
 
 

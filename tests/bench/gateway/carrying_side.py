@@ -10,20 +10,20 @@ import threading
 import time
 from pathlib import Path
 
-from contract.redis.gateway.due import Claim
+from contract.redis.due import Claim
 from contract.settings import load
+from gateway.batches.api.record import BatchRecord, encode
+from gateway.batches.runner.carried import Carried
+from gateway.batches.runner.held import Held
+from gateway.batches.runner.looking import look_through
+from gateway.batches.runner.results import all_lines
+from gateway.batches.runner.routing import parts_for
+from gateway.batches.runner.submitting import submit_part
+from gateway.batches.runner.writing import write_files
+from gateway.http.services import Services
+from gateway.served import Served
+from gateway.settings import GatewaySettings
 from producer.core.heap import keep_memory
-from producer.gateway.batches.record import BatchRecord, encode
-from producer.gateway.carrying.carried import Carried
-from producer.gateway.carrying.held import Held
-from producer.gateway.carrying.looking import look_through
-from producer.gateway.carrying.results import all_lines
-from producer.gateway.carrying.routing import parts_for
-from producer.gateway.carrying.submitting import submit_part
-from producer.gateway.carrying.writing import write_files
-from producer.gateway.served import Served
-from producer.gateway.services import Services
-from producer.gateway.settings import GatewaySettings
 
 ENDPOINT = "/v1/completions"
 

@@ -57,7 +57,7 @@ class Peaks:
         while not self._over.wait(0.2):
             for process in [self._process, *self._process.children(recursive=True)]:
                 try:
-                    name = "carrier" if "carrying" in " ".join(process.cmdline()) else "gateway"
+                    name = "carrier" if "runner" in " ".join(process.cmdline()) else "gateway"
                     peak = peak_kb_of(process.pid) / 1024
                 except (psutil.NoSuchProcess, FileNotFoundError):
                     continue

@@ -29,10 +29,10 @@ from contract.message import write_online
 from contract.naming import queue_name, turn_list
 from contract.openai.body import CHAT_URL
 from contract.redis.batches import BatchStore
-from contract.redis.gateway.live import LiveRequests, Push
 from demo.stack import RedisServer, Worker, eventually, free_port
-from producer.gateway.live.waiting import Waiting
-from producer.gateway.settings import GatewaySettings
+from gateway.online.waiting import Waiting
+from gateway.redis.live import LiveRequests, Push
+from gateway.settings import GatewaySettings
 
 EXPECTED = {
     "written": "before the first run",

@@ -19,7 +19,7 @@ from bench.common.load import wait_ready
 from bench.common.probe import Probe
 from bench.producer_cost.submission import PRODUCER, timed, write_file
 
-from contract.redis.scripts import source
+from contract.redis.scripts import PACKAGES, source
 from demo.stack import RedisServer
 
 #: Commands that take longer are logged, in us.
@@ -37,7 +37,8 @@ EXPECTED = {
 
 def scripts() -> dict[str, str]:
     """Return the scripts' names by the digest that EVALSHA takes."""
-    names = (path.name.partition(".")[0] for path in (files("contract") / "lua").iterdir())
+    paths = (path for package in PACKAGES for path in (files(package) / "lua").iterdir())
+    names = (path.name.partition(".")[0] for path in paths)
     return {hashlib.sha1(source(n).encode()).hexdigest(): n for n in names}
 
 

@@ -1,0 +1,1 @@
+"""What every call of the gateway passes, and what every answer is made of."""
