@@ -12,7 +12,7 @@ from producer.cli import options
 from producer.cli.context import Context, pass_context
 from producer.cli.progress import tell
 from producer.cli.show import columns, iso_time, put_json, put_json_list
-from producer.core.submission import check_name
+from producer.input.options import check_name
 
 _COUNT = click.IntRange(1, 10**15)
 #: What people may call a key.

@@ -19,7 +19,7 @@ from gateway.http.http import new_id
 from gateway.http.services import Services
 from gateway.page.view import View
 from gateway.page.whole_files import Reading, TooLong
-from producer.core.reader import Input
+from producer.input.reader import Input
 
 _TOO_LARGE = "the batch's files are too large for this page: submit its failed lines as a new file"
 _GONE = "the batch's file or its error file is gone: submit its failed lines as a new file"

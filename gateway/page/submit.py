@@ -31,10 +31,10 @@ from gateway.http.services import Services
 from gateway.page import whole_files
 from gateway.page.view import View
 from gateway.page.whole_files import Handler, Made, Reading, TooLong
-from producer.core.plan.plan import Plan, plan
-from producer.core.plan.tokens import Estimate
-from producer.core.reader import Input
-from producer.core.submission import Submission
+from producer.input.reader import Input
+from producer.submit.plan.plan import Plan, plan
+from producer.submit.plan.tokens import Estimate
+from producer.submit.submission import Submission
 
 #: Bytes of lines, as they are uncompressed, of which a plan is made while somebody waits for the
 #: page; and for how long, in seconds.

@@ -21,7 +21,7 @@ from obstore.exceptions import BaseError
 from obstore.store import from_url
 
 from gateway.store import StoreFailed, checked_name
-from producer.core.places.bucket import told
+from producer.input.places.bucket import told
 
 log = logging.getLogger(__name__)
 

@@ -12,11 +12,11 @@ from contract.redis.batches import BatchStore
 from contract.results import ResultLine
 from producer.cli.outputs import check_replaced
 from producer.cli.progress import Meter, SubmitPause, counted, tell, unsealed
-from producer.core.collect import Collector
-from producer.core.files import OutputUnwritable, write_failed
-from producer.core.outputs import ResultFile, exists
-from producer.core.outputs import beside as beside_of
-from producer.core.queue_workers import QueueWorkers
+from producer.collect.collect import Collector
+from producer.collect.outputs import ResultFile, exists
+from producer.collect.outputs import beside as beside_of
+from producer.input.files import OutputUnwritable, write_failed
+from producer.queue_workers import QueueWorkers
 
 
 @dataclass(slots=True)

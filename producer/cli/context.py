@@ -19,12 +19,12 @@ from contract.settings import Settings, load
 from contract.traces.tracer import tracing
 from producer.cli.progress import tell
 from producer.cli.values import parse_map
-from producer.core.files import WriteFailed
-from producer.core.reader import Input, InputUnreadable
-from producer.core.same_batch import BatchChanged
-from producer.core.source import Source
-from producer.core.sources import open_source
-from producer.core.submission import BadOption, check_own_sources, check_sources
+from producer.input.files import WriteFailed
+from producer.input.options import BadOption, check_own_sources, check_sources
+from producer.input.reader import Input, InputUnreadable
+from producer.input.source import Source
+from producer.input.sources import open_source
+from producer.same_batch import BatchChanged
 
 WATCH_AGAIN = "the batch goes on; `producer watch {}` follows it again"
 

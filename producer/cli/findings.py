@@ -2,9 +2,9 @@
 
 from typing import Any
 
+from producer.cli.doctor.finding import Code, Finding, Level
 from producer.cli.progress import counted
-from producer.core.doctor.finding import Code, Finding, Level
-from producer.core.queue_workers import clock_text
+from producer.queue_workers import clock_text
 
 MARKS: dict[Level, str] = {"ok": "ok", "remark": "--", "problem": "!!"}
 #: So many of a list are shown.

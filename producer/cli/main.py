@@ -19,7 +19,7 @@ import click
 from contract.errors import Remedy, StoreUnavailable, WarmqError
 from contract.nearest import nearest
 from contract.version import version
-from producer.core.heap import keep_memory
+from producer.heap import keep_memory
 
 USAGE, UNREACHABLE, INTERRUPTED, TERMINATED = 2, 3, 130, 143
 #: A fault of our own, as sysexits.h has it: no program takes it for requests that failed.

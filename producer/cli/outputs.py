@@ -5,10 +5,10 @@ import stat
 from collections.abc import Collection
 from pathlib import Path
 
-from producer.core.files import OutputUnwritable, check_writable
-from producer.core.outputs import beside as beside_of
-from producer.core.outputs import check_output, exists, may_go
-from producer.core.places.bucket import is_url, shown
+from producer.collect.outputs import beside as beside_of
+from producer.collect.outputs import check_output, exists, may_go
+from producer.input.files import OutputUnwritable, check_writable
+from producer.input.places.bucket import is_url, shown
 
 
 def check_outputs(

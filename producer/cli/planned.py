@@ -7,10 +7,10 @@ import click
 from producer.cli import show
 from producer.cli.findings import size_text
 from producer.cli.progress import counted
-from producer.core.plan.content import FileContent
-from producer.core.plan.duration import Duration
-from producer.core.plan.plan import Plan
-from producer.core.queue_workers import clock_text
+from producer.queue_workers import clock_text
+from producer.submit.plan.content import FileContent
+from producer.submit.plan.duration import Duration
+from producer.submit.plan.plan import Plan
 
 #: Where a duration's range comes from.
 WHY = {

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Self
 
 from contract.batch import Batch
 from contract.redis.batches import BatchStore
-from producer.core.queue_workers import QueueWorkers, clock_text
-from producer.core.same_batch import SameBatch
+from producer.queue_workers import QueueWorkers, clock_text
+from producer.same_batch import SameBatch
 
 if TYPE_CHECKING:
     from rich.progress import Progress

@@ -8,7 +8,7 @@ from contract.naming import queue_name
 from contract.settings import Settings
 from producer.cli import options
 from producer.cli.values import parse_overrides
-from producer.core.submission import Submission
+from producer.submit.submission import Submission
 
 #: In the order of `--help`.
 _OPTIONS = {

@@ -17,7 +17,7 @@ from contract.redis.dead_letters import DeadLetter
 from contract.results import OUTCOMES, one_line, outcome_of, read_meta, result_line
 from producer.cli.context import Exit
 from producer.cli.progress import counted, tell
-from producer.core.queue_workers import clock_text
+from producer.queue_workers import clock_text
 
 #: Lines of a long table that are aligned with each other.
 PAGE = 500

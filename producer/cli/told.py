@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from producer.cli.progress import counted
 from producer.cli.show import iso_time
-from producer.core.summary import Summary
+from producer.submit.summary import Summary
 
 if TYPE_CHECKING:  # it loads numpy, which takes 0.1 s
-    from producer.core.order.choice import Choice
+    from producer.submit.order.choice import Choice
 
 
 def queued(summary: Summary, took_s: float) -> str:

@@ -12,7 +12,7 @@ from contract.openai.body import BODY_TYPES, smallest
 from contract.openai.lines import check_body
 from contract.openai.openai_only import known_names
 from contract.redis.url import LONGEST_S
-from producer.core.submission import BadOption
+from producer.input.options import BadOption
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _DURATION = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?[smhd])+")

@@ -14,9 +14,9 @@ from contract.settings import Settings
 from producer.client.result import Result
 from producer.client.state import BatchStatus, status_of
 from producer.client.words import worded
-from producer.core.collect import Collector
-from producer.core.resuming import Resuming
-from producer.core.same_batch import SameBatch
+from producer.collect.collect import Collector
+from producer.same_batch import SameBatch
+from producer.submit.resuming import Resuming
 
 Order = Literal["completion", "input"]
 Retried = Literal["failed", "cancelled", "expired"]

@@ -15,15 +15,15 @@ from contract.settings import Settings, load
 from producer.client.batch import Batch, store_of
 from producer.client.options import SubmitOptions, submission_of
 from producer.client.words import worded
-from producer.core.items import Items
-from producer.core.older_workers import refuse_older_workers
-from producer.core.resuming import Resuming
-from producer.core.source import Source
-from producer.core.sources import open_source
-from producer.core.submission import BadOption, check_own_sources
-from producer.core.tables.data_sets import is_data_set, unpadded
-from producer.core.tables.frames import frame_source, is_frame
-from producer.core.tables.mapping import RowMapping
+from producer.input.items import Items
+from producer.input.options import BadOption, check_own_sources
+from producer.input.source import Source
+from producer.input.sources import open_source
+from producer.input.tables.data_sets import is_data_set, unpadded
+from producer.input.tables.frames import frame_source, is_frame
+from producer.input.tables.mapping import RowMapping
+from producer.submit.older_workers import refuse_older_workers
+from producer.submit.resuming import Resuming
 
 
 class SupportsArrow(Protocol):

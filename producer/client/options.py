@@ -9,7 +9,8 @@ from typing import Any, Literal, TypedDict
 
 from contract.naming import DEFAULT_TENANT, queue_name
 from contract.settings import Settings
-from producer.core.submission import BadOption, Submission, Wish, check_sources
+from producer.input.options import BadOption, check_sources
+from producer.submit.submission import Submission, Wish
 
 Deadline = dt.timedelta | dt.datetime
 

@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 from contract.results import ResultLine
-from producer.core.answers import text_of
+from producer.collect.answers import text_of
 
 
 @dataclass(frozen=True, slots=True)

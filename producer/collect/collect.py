@@ -12,8 +12,8 @@ from contract.index import IndexChunk, IndexEntry, leader_of, own_id, read_endin
 from contract.redis.ahead import ResultsAhead
 from contract.redis.batches import BatchStore
 from contract.results import ResultLine, own_line, result_line
-from producer.core.same_batch import SameBatch
-from producer.core.seen import SeenIds
+from producer.input.seen import SeenIds
+from producer.same_batch import SameBatch
 
 #: Results fetched at once: the first time, and at most where they turn out to be small.
 _FIRST_FETCH, _MOST_FETCHED = 50, 250

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import BinaryIO, Protocol, Self
 
 from contract.results import ResultLine
-from producer.core.files import BUFFER_BYTES, AtomicFile, OutputUnwritable, check_writable
-from producer.core.places.bucket import is_url, shown
-from producer.core.places.object_file import ObjectFile, check_object
-from producer.core.places.object_place import ObjectPlace
-from producer.core.places.place import FilePlace, NotThere
-from producer.core.reader import InputUnreadable
-from producer.core.tables.results import ParquetLines
-from producer.core.tables.source import kind_of
+from producer.collect.parquet import ParquetLines
+from producer.input.files import BUFFER_BYTES, AtomicFile, OutputUnwritable, check_writable
+from producer.input.places.bucket import is_url, shown
+from producer.input.places.object_file import ObjectFile, check_object
+from producer.input.places.object_place import ObjectPlace
+from producer.input.places.place import FilePlace, NotThere
+from producer.input.reader import InputUnreadable
+from producer.input.tables.source import kind_of
 
 _PARQUET = (".parquet", ".pq")
 #: Lines wait until so many bytes are written at once.

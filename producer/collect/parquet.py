@@ -8,8 +8,8 @@ from typing import Any, Self
 import orjson
 
 from contract.results import ResultLine
-from producer.core.answers import finish_reason_of, text_of, tokens_of
-from producer.core.tables.arrow import pyarrow
+from producer.collect.answers import finish_reason_of, text_of, tokens_of
+from producer.input.tables.arrow import pyarrow
 
 #: A row group ends after so many rows or bytes of Arrow's memory, where it is until then.
 _ROWS, _BYTES = 50_000, 8 * 2**20

@@ -7,8 +7,8 @@ from typing import Any
 
 import orjson
 
-from producer.core.reader import RawChunk, chunks
-from producer.core.rows import bad_row, told_by_row
+from producer.input.reader import RawChunk, chunks
+from producer.input.rows import bad_row, told_by_row
 
 #: Makes the line of one row.
 ToLine = Callable[[Any], bytes]

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import zstandard
 
 from contract.errors import RequestRejected, WarmqError
-from producer.core.unpacking import OverLimit, Unpacked, Watch, WatchedFile, other_form, unpacked
+from producer.input.unpacking import OverLimit, Unpacked, Watch, WatchedFile, other_form, unpacked
 
 #: A chunk ends after this many requests or, if that comes first, this many bytes: Redis
 #: serves nobody while ENQUEUE takes them in (docs/architecture.md says how long).

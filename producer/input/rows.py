@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import orjson
 
 from contract.errors import RequestRejected
-from producer.core.reader import Told
+from producer.input.reader import Told
 
 
 def bad_row(problem: str, column: str = "", custom_id: object = None) -> bytes:

@@ -3,7 +3,7 @@
 import mmap
 import sqlite3
 
-from producer.core.files import WriteFailed
+from producer.input.files import WriteFailed
 
 #: Bytes of a key, and of what is kept beside it: request ids and digests.
 _BYTES = 16

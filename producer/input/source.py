@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol, Self
 
-from producer.core.reader import RawChunk
+from producer.input.reader import RawChunk
 
 
 class Source(Protocol):

@@ -7,13 +7,13 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath, PurePosixPath
 
-from producer.core.places.bucket import is_url, is_web, keys_under, shown
-from producer.core.places.object_place import ObjectPlace
-from producer.core.places.place import FilePlace, Place, PlaceInput
-from producer.core.reader import Input, InputUnreadable
-from producer.core.source import Source
-from producer.core.submission import BadOption
-from producer.core.tables.source import TableSource, kind_of
+from producer.input.options import BadOption
+from producer.input.places.bucket import is_url, is_web, keys_under, shown
+from producer.input.places.object_place import ObjectPlace
+from producer.input.places.place import FilePlace, Place, PlaceInput
+from producer.input.reader import Input, InputUnreadable
+from producer.input.source import Source
+from producer.input.tables.source import TableSource, kind_of
 
 #: Of the files that a data set's folder is of; the first kind that is there counts.
 _DATASET = (".parquet", ".arrow")

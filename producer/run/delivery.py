@@ -15,13 +15,13 @@ from pathlib import Path
 
 from contract.errors import BatchConflict
 from contract.results import ResultLine
-from producer.core.files import unwritable
-from producer.core.journal import Journal, RunProgress
-from producer.core.outputs import ResultFile, exists, is_parquet
-from producer.core.places.bucket import is_url
-from producer.core.places.object_place import ObjectPlace
-from producer.core.places.place import FilePlace, Place
-from producer.core.source import Source
+from producer.collect.outputs import ResultFile, exists, is_parquet
+from producer.input.files import unwritable
+from producer.input.places.bucket import is_url
+from producer.input.places.object_place import ObjectPlace
+from producer.input.places.place import FilePlace, Place
+from producer.input.source import Source
+from producer.run.journal import Journal, RunProgress
 
 
 def cannot_grow(output: str, errors: str) -> bool:

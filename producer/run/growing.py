@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Self
 
 from contract.errors import BatchConflict
-from producer.core.files import BUFFER_BYTES, OutputUnwritable, unwritable, write_failed
+from producer.input.files import BUFFER_BYTES, OutputUnwritable, unwritable, write_failed
 
 
 def check_regular(path: Path) -> None:

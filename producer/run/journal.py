@@ -11,9 +11,9 @@ import orjson
 
 from contract.errors import BatchConflict
 from contract.results import ResultLine
-from producer.core.files import AtomicFile, unwritable
-from producer.core.growing import GrowingFile, check_regular
-from producer.core.own_results import is_result_of
+from producer.input.files import AtomicFile, unwritable
+from producer.run.growing import GrowingFile, check_regular
+from producer.run.own_results import is_result_of
 
 #: Of the journal. One of another format is refused.
 FORMAT = 2
@@ -219,7 +219,7 @@ class RunFiles:
         Lines that were taken in another order are put back into the input's.
         """
         if self.done.plan and not self.done.complete:
-            from producer.core.order.by_line import sort_by_line  # noqa: PLC0415 - loads numpy
+            from producer.submit.order.by_line import sort_by_line  # noqa: PLC0415 - loads numpy
 
             # Stopped in between, it is done once more: the sizes stay what the journal says.
             for path in (self._output, self._errors):

@@ -24,17 +24,17 @@ from contract.errors import BatchConflict, RequestRejected, StoreFull
 from contract.openai.lines import parse_line
 from contract.redis.batches import BatchStore
 from contract.settings import Settings
-from producer.core.collect import Collector
-from producer.core.journal import RunFiles, RunProgress, window_id
-from producer.core.queue_workers import QueueWorkers
-from producer.core.reader import RawChunk
-from producer.core.seen import SeenIds
-from producer.core.source import Source
-from producer.core.submission import Part, Submission
-from producer.core.submit import UNDER_WAY, Submitter
+from producer.collect.collect import Collector
+from producer.input.reader import RawChunk
+from producer.input.seen import SeenIds
+from producer.input.source import Source
+from producer.queue_workers import QueueWorkers
+from producer.run.journal import RunFiles, RunProgress, window_id
+from producer.submit.submission import Part, Submission
+from producer.submit.submit import UNDER_WAY, Submitter
 
 if TYPE_CHECKING:
-    from producer.core.order.choice import Choice
+    from producer.submit.order.choice import Choice
 
 #: Windows in Redis at a time.
 WINDOWS_IN_REDIS = 2
@@ -131,8 +131,8 @@ class Run:
         if wish == "input":
             yield from read
             return
-        from producer.core.order.choice import cache_tokens  # noqa: PLC0415 - loads numpy
-        from producer.core.order.lines import PlannedLines  # noqa: PLC0415
+        from producer.submit.order.choice import cache_tokens  # noqa: PLC0415 - loads numpy
+        from producer.submit.order.lines import PlannedLines  # noqa: PLC0415
 
         lines = PlannedLines(read, self.submission.seed, self.submission.overrides)
         with closing(lines):

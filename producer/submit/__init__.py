@@ -1,1 +1,1 @@
-"""Submitting and collecting as a library; nothing here knows a terminal."""
+"""Queues the lines of a source as one batch, in an order of its choice; plans it before."""

@@ -2,7 +2,7 @@
 
 from contract.errors import BatchConflict
 from contract.redis.enqueued import Enqueued
-from producer.core.same_batch import BatchChanged, WritesLost
+from producer.same_batch import BatchChanged, WritesLost
 
 
 def differs(batch_id: str, where: str) -> BatchConflict:

@@ -12,9 +12,9 @@ from contract.index import IndexChunk, IndexEntry, leader_of
 from contract.message import MessageWriter
 from contract.openai.lines import Request, parse_line
 from contract.results import failure_meta
-from producer.core.reader import RawChunk
-from producer.core.repeatable import Leaders
-from producer.core.seen import SeenIds
+from producer.input.reader import RawChunk
+from producer.input.seen import SeenIds
+from producer.submit.repeatable import Leaders
 
 
 @dataclass(slots=True)

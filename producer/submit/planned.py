@@ -14,14 +14,14 @@ from contract.errors import BatchConflict
 from contract.redis.batches import BatchStore
 from contract.redis.enqueued import Enqueued
 from contract.settings import Settings
-from producer.core import conflicts
-from producer.core.lines import PreparedChunk
-from producer.core.order.choice import Choice, cache_tokens, choose
-from producer.core.order.keys import keys_of, text_of
-from producer.core.order.records import Records
-from producer.core.order.spool import Spool
-from producer.core.reader import CHUNK_BYTES, CHUNK_LINES
-from producer.core.submission import Wish
+from producer.input.reader import CHUNK_BYTES, CHUNK_LINES
+from producer.submit import conflicts
+from producer.submit.lines import PreparedChunk
+from producer.submit.order.choice import Choice, cache_tokens, choose
+from producer.submit.order.keys import keys_of, text_of
+from producer.submit.order.records import Records
+from producer.submit.order.spool import Spool
+from producer.submit.submission import Wish
 
 #: Waits between looks at a Redis that is full, in seconds.
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 2.0

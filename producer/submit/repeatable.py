@@ -10,7 +10,7 @@ from contract.errors import RequestRejected
 from contract.openai.body import LIMITS
 from contract.openai.decode import decode
 from contract.openai.lines import Request
-from producer.core.seen import IN_MEMORY, Table
+from producer.input.seen import IN_MEMORY, Table
 
 _KEY_BYTES = 16
 #: Fields that change when an answer comes, or under whose name, and never the answer.

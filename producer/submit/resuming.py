@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from contract.batch import Batch
 from contract.redis.batches import BatchStore
 from contract.settings import Settings
-from producer.core.same_batch import WritesLost
-from producer.core.source import Source
-from producer.core.submission import Submission
-from producer.core.submit import Submitter
-from producer.core.summary import Summary
+from producer.input.source import Source
+from producer.same_batch import WritesLost
+from producer.submit.submission import Submission
+from producer.submit.submit import Submitter
+from producer.submit.summary import Summary
 
 #: Times a source is read anew before the user is asked to.
 _TIMES = 5

@@ -3,7 +3,6 @@
 import datetime as dt
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -11,67 +10,18 @@ import orjson
 
 from contract import naming
 from contract.batch import Batch
-from contract.errors import BatchConflict, ProtocolMismatch, WarmqError
+from contract.errors import BatchConflict, ProtocolMismatch
 from contract.message import MessageWriter
 from contract.redis.batches import BatchStore
-from producer.core import traced
-from producer.core.seen import SeenIds
+from producer.input.options import BadOption, check_name
+from producer.input.seen import SeenIds
+from producer.submit import traced
 
 #: Part of every digest; a change of chunk boundaries or of the message's form changes it.
 _FORMAT = 2
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-#: In which order the lines are queued; `auto` is one of the others (producer/core/order).
+#: In which order the lines are queued; `auto` is one of the others (producer/submit/order).
 Wish = Literal["input", "prefix", "auto"]
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-
-
-class BadOption(WarmqError):
-    """An option of a submit is wrong; the message names it and says what it takes."""
-
-    code = "bad_option"
-
-
-def check_name(what: str, name: str) -> None:
-    """Raise BadOption for a name that cannot be part of a Redis key."""
-    if not _NAME.fullmatch(name):
-        raise BadOption(
-            f"{what} {name[:140]!r}: use 1 to 128 letters, digits, `.`, `_` or `-`, beginning with "
-            "a letter or digit"
-        )
-
-
-#: Fields that each say by themselves what is asked.
-WHOLE_REQUESTS = frozenset({"prompt", "messages", "input"})
-
-
-def check_sources(fields: Iterable[str], columns: Iterable[str], names: tuple[str, str]) -> None:
-    """Refuse a field that a value for all requests and a column would both give.
-
-    `names` are the options of the two: that of the values, that of the columns.
-
-    Raises:
-        BadOption: naming the field. `messages` and `messages.user` are one field, and a prompt,
-            messages or an input are each a whole request.
-    """
-    mapped = {column.partition(".")[0] for column in columns}
-    for name in fields:
-        both = name in mapped
-        if both or (name in WHOLE_REQUESTS and mapped & WHOLE_REQUESTS):
-            other = name if both else min(mapped & WHOLE_REQUESTS)
-            raise BadOption(
-                f"{names[0]} {name}: {names[1]} gives {other} to each row already; leave one out"
-            )
-
-
-def check_own_sources(fields: Mapping[str, Any], source: object, name: str) -> None:
-    """Refuse a field that a value for all requests and a table's column of its name would both
-    give; null takes a field out. `name` is the option of the values.
-
-    Raises:
-        BadOption: naming the field.
-    """
-    given = [field for field, value in fields.items() if value is not None]
-    check_sources(given, getattr(source, "fields", ()), (name, "a column"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,17 +24,17 @@ from contract.openai.lines import Request
 from contract.redis.batches import BatchStore
 from contract.redis.enqueued import Enqueued
 from contract.settings import Settings
-from producer.core import conflicts, traced
-from producer.core.lines import LinesToMessages, PreparedChunk
-from producer.core.plan.expected import expected
-from producer.core.reader import CHUNK_BYTES, RawChunk
-from producer.core.repeatable import Leaders
-from producer.core.seen import SeenIds
-from producer.core.submission import Submission
-from producer.core.summary import Summary
+from producer.input.reader import CHUNK_BYTES, RawChunk
+from producer.input.seen import SeenIds
+from producer.submit import conflicts, traced
+from producer.submit.lines import LinesToMessages, PreparedChunk
+from producer.submit.plan.expected import expected
+from producer.submit.repeatable import Leaders
+from producer.submit.submission import Submission
+from producer.submit.summary import Summary
 
 if TYPE_CHECKING:  # it loads numpy, which takes 0.1 s
-    from producer.core.planned import PlannedMessages
+    from producer.submit.planned import PlannedMessages
 
 #: Waits between looks at a Redis that is full, in seconds.
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 2.0
@@ -98,7 +98,7 @@ class Submitter:
         """
         summary = self._summary
         if summary.batch.planned and not summary.batch.sealed:
-            from producer.core.planned import PlannedMessages  # noqa: PLC0415 - loads numpy
+            from producer.submit.planned import PlannedMessages  # noqa: PLC0415 - loads numpy
 
             batch, wish = summary.batch, self._submission.order
             self._planned = PlannedMessages(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from contract.batch import Batch
 
 if TYPE_CHECKING:  # it loads numpy, which takes 0.1 s
-    from producer.core.order.choice import Choice
+    from producer.submit.order.choice import Choice
 
 
 @dataclass(slots=True)

@@ -14,8 +14,8 @@ from planned_files import SHAPES, write_shape
 from real_stack import Stack, write_jsonl
 
 from demo.stack import MODEL
-from producer.core.plan.prompts import prompt_of
-from producer.core.plan.tokens import Tokenizer
+from producer.submit.plan.prompts import prompt_of
+from producer.submit.plan.tokens import Tokenizer
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.usefixtures("worker")]
 

@@ -19,7 +19,7 @@ from celery_side import simulated
 from s3 import Gate, credentials, s3_server, there, unfinished
 from support import run_producer
 
-from producer.core.delivery import Delivery
+from producer.run.delivery import Delivery
 
 ROWS = 20_000
 MIB = 2**20

@@ -21,8 +21,8 @@ from contract.results import failure_meta, result_line, success_meta
 from gateway.batches.api.record import Part
 from gateway.batches.runner.looking import look_through
 from gateway.batches.runner.routing import Sharing
-from producer.core.order.keys import text_of
-from producer.core.reader import Input, chunks
+from producer.input.reader import Input, chunks
+from producer.submit.order.keys import text_of
 from worker.drain.serve import failed, read_request
 from worker.settings import WorkerSettings
 

@@ -21,8 +21,8 @@ import producer
 from contract.errors import BatchConflict, StoreUnavailable
 from contract.redis.batches import BatchStore
 from producer import AsyncClient, BatchStatus, Client
-from producer.core.same_batch import WritesLost
-from producer.core.submission import BadOption
+from producer.input.options import BadOption
+from producer.same_batch import WritesLost
 
 
 @pytest.fixture

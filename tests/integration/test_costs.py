@@ -23,7 +23,7 @@ from contract.openai.body import CHAT_URL
 from contract.openai.lines import parse_line
 from contract.redis.batches import BatchStore
 from contract.results import ResultLine
-from producer.core.collect import Collector
+from producer.collect.collect import Collector
 
 REQUESTS = 2_000
 

@@ -20,9 +20,9 @@ from contract.naming import DEFAULT_QUEUE
 from contract.redis.batches import BatchStore
 from contract.version import version
 from demo.stack import RedisServer, eventually, free_port, redis_binary
+from producer.cli.doctor import here, server, workers
+from producer.cli.doctor.finding import Code, Finding
 from producer.cli.findings import WORDS, text_and_remedy
-from producer.core.doctor import here, server, workers
-from producer.core.doctor.finding import Code, Finding
 
 GIB = 2**30
 #: INFO of a Redis that is as it should be, as far as it is judged.

@@ -12,7 +12,7 @@ from support import run_producer
 from contract.redis.batches import BatchStore
 from contract.redis.fleet import Fleet, FleetReads
 from contract.redis.tenants import Tenant, Tenants
-from producer.core.collect import Collector
+from producer.collect.collect import Collector
 
 
 def test_leases_on_their_way_back_are_not_overdue(

@@ -29,11 +29,11 @@ from contract.redis.batches import BatchStore
 from demo.stack import eventually
 from producer.cli.commands.submit import ResumingSubmit
 from producer.cli.main import with_remedy
-from producer.core.collect import Collector
-from producer.core.reader import Input
-from producer.core.same_batch import WritesLost
-from producer.core.submission import Submission
-from producer.core.windows import Run
+from producer.collect.collect import Collector
+from producer.input.reader import Input
+from producer.run.windows import Run
+from producer.same_batch import WritesLost
+from producer.submit.submission import Submission
 
 
 @pytest.fixture

@@ -15,9 +15,9 @@ from support import run_producer, write_lines
 from contract.errors import WarmqError
 from contract.redis.batches import BatchStore
 from producer import Client
-from producer.core.places.bucket import BadPlace
-from producer.core.places.object_file import ObjectFile, check_object
-from producer.core.sources import open_source
+from producer.input.places.bucket import BadPlace
+from producer.input.places.object_file import ObjectFile, check_object
+from producer.input.sources import open_source
 
 pytestmark = pytest.mark.usefixtures("bucket_environment")
 ODD = ["s3://warmq/a/../c", "s3://warmq/a//c", "s3://warmq//c", "s3://warmq/./c"]

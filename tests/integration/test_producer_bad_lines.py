@@ -110,9 +110,9 @@ def test_a_bad_line_fails_with_line_field_and_remedy_and_its_neighbours_run(
 @pytest.fixture
 def submit(store: BatchStore):
     from contract.settings import Settings
-    from producer.core.reader import Input, chunks
-    from producer.core.submission import Submission
-    from producer.core.submit import Submitter
+    from producer.input.reader import Input, chunks
+    from producer.submit.submission import Submission
+    from producer.submit.submit import Submitter
 
     def run(path: Path, **settings: Any):
         submission = Submission("b1", "warmq", 6)
@@ -130,7 +130,7 @@ def submit(store: BatchStore):
 
 @pytest.fixture
 def error_lines(store: BatchStore):
-    from producer.core.collect import Collector
+    from producer.collect.collect import Collector
 
     def read() -> list[dict[str, Any]]:
         lines = Collector(store, state(store, "b1"), follow=False, partial=True).lines("input")
@@ -177,7 +177,7 @@ def test_a_repeated_custom_id_fails_by_its_own_line_and_the_first_one_runs(
 def test_duplicates_are_found_over_chunks_and_beyond_the_memory_bound(
     store: BatchStore, tmp_path: Path, submit, monkeypatch
 ):
-    monkeypatch.setattr("producer.core.seen.IN_MEMORY", 100)
+    monkeypatch.setattr("producer.input.seen.IN_MEMORY", 100)
     names = [f"r{i}" for i in range(1500)]
     path = write_lines(tmp_path / "in.jsonl", (chat_line(name) for name in names + names))
 

@@ -19,11 +19,11 @@ from support import (
 )
 
 from contract.errors import BatchConflict
-from producer.core.delivery import Delivery
-from producer.core.journal import RunProgress
-from producer.core.places.object_file import ObjectFile
-from producer.core.places.object_place import ObjectPlace
-from producer.core.reader import Input
+from producer.input.places.object_file import ObjectFile
+from producer.input.places.object_place import ObjectPlace
+from producer.input.reader import Input
+from producer.run.delivery import Delivery
+from producer.run.journal import RunProgress
 
 pytestmark = pytest.mark.usefixtures("bucket_environment")
 MAP = ("--map", "prompt={text}", "--map", "custom_id=id")

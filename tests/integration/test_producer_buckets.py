@@ -33,9 +33,9 @@ from contract.redis.batches import BatchStore
 from contract.results import ResultLine
 from demo.stack import eventually
 from producer import Client
-from producer.core.outputs import ResultFile, check_output
-from producer.core.reader import InputUnreadable
-from producer.core.sources import open_source
+from producer.collect.outputs import ResultFile, check_output
+from producer.input.reader import InputUnreadable
+from producer.input.sources import open_source
 
 pytestmark = pytest.mark.usefixtures("bucket_environment")
 MAP = ("--map", "prompt={text}", "--map", "custom_id=id")

@@ -30,9 +30,9 @@ from contract import naming
 from contract.errors import RequestFailed
 from contract.redis import keys
 from contract.redis.batches import BatchStore
-from producer.core import reader
-from producer.core.reader import RawChunk
-from producer.core.submission import Submission
+from producer.input import reader
+from producer.input.reader import RawChunk
+from producer.submit.submission import Submission
 from worker.engine.simulated.engine import SimulatedEngine, digest
 
 

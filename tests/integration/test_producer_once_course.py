@@ -40,10 +40,10 @@ from contract.redis import keys
 from contract.redis.batches import BatchStore
 from contract.results import OUTCOMES
 from demo.stack import eventually
-from producer.core import reader
-from producer.core.collect import Collector
-from producer.core.reader import RawChunk
-from producer.core.submission import Submission
+from producer.collect.collect import Collector
+from producer.input import reader
+from producer.input.reader import RawChunk
+from producer.submit.submission import Submission
 
 
 def test_the_deadline_of_a_leader_is_that_of_its_followers(store: BatchStore, tmp_path: Path):

@@ -20,11 +20,11 @@ from support import chat_line, queued, run_all, run_producer, state, write_lines
 
 from contract.errors import BatchConflict
 from contract.redis.batches import BatchStore, Enqueued
-from producer.core import planned
-from producer.core.files import WriteFailed
-from producer.core.reader import RawChunk
-from producer.core.same_batch import BatchChanged
-from producer.core.submission import Submission
+from producer.input.files import WriteFailed
+from producer.input.reader import RawChunk
+from producer.same_batch import BatchChanged
+from producer.submit import planned
+from producer.submit.submission import Submission
 
 PREFIX = Submission("b1", "warmq", 6, order="prefix")
 AUTO = Submission("b1", "warmq", 6, order="auto")
@@ -89,7 +89,7 @@ def kill() -> None:
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let both passes go in chunks of four requests."""
-    monkeypatch.setattr("producer.core.reader.CHUNK_LINES", 4)
+    monkeypatch.setattr("producer.input.reader.CHUNK_LINES", 4)
     monkeypatch.setattr(planned, "CHUNK_LINES", 4)
 
 

@@ -13,7 +13,7 @@ from support import chat_line, finish, run_producer, write_lines
 
 from contract.redis.batches import BatchStore
 from demo.stack import eventually
-from producer.core.order.by_line import sort_by_line
+from producer.submit.order.by_line import sort_by_line
 
 pytestmark = pytest.mark.timeout(120)
 DOCUMENTS, QUESTIONS = 300, 4

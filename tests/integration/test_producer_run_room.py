@@ -19,9 +19,9 @@ from contract.batch import Batch
 from contract.redis.batches import BatchStore
 from contract.redis.connect import connect
 from demo.stack import RedisServer, eventually
-from producer.core.reader import Input
-from producer.core.submission import Submission
-from producer.core.windows import Run
+from producer.input.reader import Input
+from producer.run.windows import Run
+from producer.submit.submission import Submission
 
 pytestmark = pytest.mark.timeout(120)
 MIB = 2**20

@@ -30,9 +30,9 @@ from contract.errors import BatchConflict, StoreUnavailable
 from contract.redis.batches import BatchStore, Enqueued
 from demo.stack import eventually
 from producer.cli.show import batch_json
-from producer.core.reader import CHUNK_LINES, InputUnreadable, RawChunk
-from producer.core.same_batch import BatchChanged
-from producer.core.submission import Submission
+from producer.input.reader import CHUNK_LINES, InputUnreadable, RawChunk
+from producer.same_batch import BatchChanged
+from producer.submit.submission import Submission
 
 
 def test_messages_are_what_celery_would_write(store: BatchStore, tmp_path: Path):

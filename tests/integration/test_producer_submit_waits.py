@@ -25,7 +25,7 @@ from contract.redis.batches import BatchStore
 from contract.redis.connect import connect
 from contract.settings import Settings
 from demo.stack import RedisServer, eventually
-from producer.core.summary import Summary
+from producer.submit.summary import Summary
 
 
 @pytest.fixture

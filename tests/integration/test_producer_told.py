@@ -27,7 +27,7 @@ from support import (
 
 from contract.redis.batches import BatchStore
 from demo.stack import eventually
-from producer.core.submission import Submission
+from producer.submit.submission import Submission
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -7,8 +7,8 @@ from support import run_producer
 from web_server import WebServer
 
 from contract.redis.batches import BatchStore
-from producer.core.reader import InputUnreadable
-from producer.core.sources import open_source
+from producer.input.reader import InputUnreadable
+from producer.input.sources import open_source
 
 LINE = b'{"prompt": "%06d ' + b"x" * 900 + b'"}\n'
 #: Three ranges of 8 MiB.

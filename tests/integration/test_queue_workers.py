@@ -11,8 +11,8 @@ from support import producer_command, producer_env, run_producer
 
 from contract.redis import keys
 from contract.redis.batches import BatchStore
-from producer.core import queue_workers
-from producer.core.queue_workers import QueueWorkers
+from producer import queue_workers
+from producer.queue_workers import QueueWorkers
 
 
 def announce(store: BatchStore, worker: str, state: str, silent_s: float = 0, **more: str) -> None:

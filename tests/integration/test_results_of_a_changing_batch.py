@@ -21,7 +21,7 @@ from contract.results import ResultLine
 from demo.stack import eventually
 from producer.cli.collect import Collected, write
 from producer.cli.main import with_remedy
-from producer.core.collect import Collector
+from producer.collect.collect import Collector
 
 #: More than are read from the index at once, which are 4,000.
 REQUESTS = 4600

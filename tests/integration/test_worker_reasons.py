@@ -16,7 +16,7 @@ from stub_server import StubProcess
 
 from contract.redis.batches import BatchStore
 from demo.stack import Worker, eventually, free_port
-from producer.core.queue_workers import QueueWorkers
+from producer.queue_workers import QueueWorkers
 from worker.drain import sweeper
 from worker.drain.announcement import REASON_CHARACTERS, shown
 from worker.engine.catalogue import load_settings

@@ -16,11 +16,11 @@ from support import queued, run_all, run_producer
 
 from contract.redis.batches import BatchStore
 from gateway.store import StoreFailed, open_store
-from producer.core.files import OutputUnwritable
-from producer.core.places.bucket import keys_under
-from producer.core.places.object_file import ObjectFile, check_object
-from producer.core.places.object_place import ObjectPlace
-from producer.core.reader import InputUnreadable
+from producer.input.files import OutputUnwritable
+from producer.input.places.bucket import keys_under
+from producer.input.places.object_file import ObjectFile, check_object
+from producer.input.places.object_place import ObjectPlace
+from producer.input.reader import InputUnreadable
 
 MIB = 2**20
 #: More than two parts of an upload.

@@ -9,8 +9,8 @@ import orjson
 from support import chat_line, queued, state, write_lines
 
 from contract.redis.batches import BatchStore
-from producer.core.collect import Collector
-from producer.core.submission import Submission
+from producer.collect.collect import Collector
+from producer.submit.submission import Submission
 
 ONCE = Submission("b1", "warmq", 6, once=True)
 #: custom_id and content of lines of which a, c and f ask the same, and b and d.

@@ -12,10 +12,10 @@ from support import (
 
 from contract.redis.batches import BatchStore
 from contract.settings import Settings
-from producer.core.reader import Input, RawChunk, chunks
-from producer.core.submission import Submission
-from producer.core.submit import Submitter
-from producer.core.summary import Summary
+from producer.input.reader import Input, RawChunk, chunks
+from producer.submit.submission import Submission
+from producer.submit.submit import Submitter
+from producer.submit.summary import Summary
 
 LIMITS = Settings(_env_file=None)
 ONCE = Submission("b1", "warmq", 6)

@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 
 from contract.errors import RequestRejected
 from contract.openai.lines import parse_line
-from producer.core.reader import RawChunk
-from producer.core.source import Source
+from producer.input.reader import RawChunk
+from producer.input.source import Source
 
 SEED = "00" * 32
 

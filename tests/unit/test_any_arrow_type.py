@@ -22,7 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from producer.core.tables.frames import frame_source
+from producer.input.tables.frames import frame_source
 
 SEED = "00" * 32
 UNITS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}

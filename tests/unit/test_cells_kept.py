@@ -15,12 +15,12 @@ import pyarrow as pa
 import pytest
 from table_sources import chunks_of, requests_of, text_file
 
-from producer.core.reader import InputUnreadable
-from producer.core.source import Source
-from producer.core.sources import open_source
-from producer.core.submission import BadOption
-from producer.core.tables.frames import frame_source
-from producer.core.tables.mapping import RowMapping
+from producer.input.options import BadOption
+from producer.input.reader import InputUnreadable
+from producer.input.source import Source
+from producer.input.sources import open_source
+from producer.input.tables.frames import frame_source
+from producer.input.tables.mapping import RowMapping
 
 D = decimal.Decimal
 

@@ -17,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contract.openai.lines import check_body, parse_line
-from producer.core.source import Source
-from producer.core.sources import open_source
-from producer.core.tables.frames import frame_source
+from producer.input.source import Source
+from producer.input.sources import open_source
+from producer.input.tables.frames import frame_source
 
 SEED = "00" * 32
 #: A value of each Arrow type, and what is written for it; dates are texts in JSON.

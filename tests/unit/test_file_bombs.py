@@ -18,8 +18,8 @@ from gateway.batches.api.record import Part
 from gateway.batches.runner.looking import look_through, model_of
 from gateway.batches.runner.routing import Sharing
 from gateway.page.submit import HEAD_BYTES, named_in
-from producer.core import reader, unpacking
-from producer.core.reader import MOST_BLANKS, Input, InputUnreadable, chunks
+from producer.input import reader, unpacking
+from producer.input.reader import MOST_BLANKS, Input, InputUnreadable, chunks
 
 URL = "/v1/chat/completions"
 LIMIT = 2**20

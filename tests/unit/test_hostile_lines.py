@@ -19,7 +19,7 @@ from contract.openai import lines as schema
 from contract.openai.decode import MAX_VALUES, decode, shown
 from contract.openai.lines import Request, parse_line
 from contract.results import failure_meta, result_line
-from producer.core.reader import CHUNK_LINES, Input, InputUnreadable, chunks
+from producer.input.reader import CHUNK_LINES, Input, InputUnreadable, chunks
 
 SEED = "00" * 32
 MB = 2**20

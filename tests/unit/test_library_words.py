@@ -13,7 +13,7 @@ import pytest
 
 from contract.errors import Remedy
 from producer.cli.main import REMEDIES, cli, commands, with_remedy
-from producer.core.same_batch import WritesLost
+from producer.same_batch import WritesLost
 
 ROOT = Path(__file__).parents[2]
 
@@ -41,8 +41,20 @@ def strings(path: Path) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.value
 
 
-@pytest.mark.parametrize("room", ["producer/core", "contract", "worker"])
+@pytest.mark.parametrize(
+    "room",
+    [
+        "producer/input",
+        "producer/submit",
+        "producer/collect",
+        "producer/run",
+        "producer/cli/doctor",
+        "contract",
+        "worker",
+    ],
+)
 def test_no_text_names_a_flag_or_a_command_of_the_command_line(room: str):
+    assert (ROOT / room).is_dir()
     assert {"--batch-id", "--partial", "--all", "--errors"} <= FLAGS
     named = []
     for path in sorted((ROOT / room).rglob("*.py")):

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from contract.openai.body import CHAT_URL, COMPLETION_URL
 from contract.openai.lines import parse_line
-from producer.core.order.choice import choose
-from producer.core.order.keys import depth_bytes, keys_of, text_of
-from producer.core.order.plan import Plan, plan
-from producer.core.order.records import Records
-from producer.core.order.spool import Spool
+from producer.submit.order.choice import choose
+from producer.submit.order.keys import depth_bytes, keys_of, text_of
+from producer.submit.order.plan import Plan, plan
+from producer.submit.order.records import Records
+from producer.submit.order.spool import Spool
 
 
 def chat(*turns: str, system: str = "", **fields: Any) -> bytes:

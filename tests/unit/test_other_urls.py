@@ -14,7 +14,7 @@ from contract.openai.lines import check_body, parse_line
 from contract.openai.messages import COUNT_TOKENS_URL, MESSAGES_URL
 from contract.openai.responses import RESPONSES_URL, TOKENIZE_URL
 from contract.streaming import texts_of
-from producer.core.repeatable import question
+from producer.submit.repeatable import question
 from worker.drain.plain_text import is_plain
 from worker.engine import EngineRequest
 from worker.engine.simulated.engine import SimulatedEngine

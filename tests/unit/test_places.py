@@ -10,10 +10,10 @@ import pytest
 
 from contract.errors import ExtraMissing, WarmqError
 from producer.cli.outputs import check_outputs
-from producer.core.outputs import check_output
-from producer.core.places.bucket import shown
-from producer.core.places.object_file import part_bytes
-from producer.core.sources import open_source
+from producer.collect.outputs import check_output
+from producer.input.places.bucket import shown
+from producer.input.places.object_file import part_bytes
+from producer.input.sources import open_source
 
 SIGNED = "https://user:secret@host/a.jsonl?X-Amz-Signature=secret"
 

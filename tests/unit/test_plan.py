@@ -10,13 +10,13 @@ from support import chat_line, write_lines
 
 from contract.settings import Settings
 from demo.stack import MODEL
-from producer.core.plan.content import Asked, FileContent
-from producer.core.plan.duration import duration, kv_tokens, mean_answer, saved_tokens
-from producer.core.plan.plan import Plan, plan
-from producer.core.plan.prompts import prompt_of
-from producer.core.plan.tokens import Estimate, NoTokenizer, Tokenizer, at_hand
-from producer.core.reader import Input
-from producer.core.submission import Submission
+from producer.input.reader import Input
+from producer.submit.plan.content import Asked, FileContent
+from producer.submit.plan.duration import duration, kv_tokens, mean_answer, saved_tokens
+from producer.submit.plan.plan import Plan, plan
+from producer.submit.plan.prompts import prompt_of
+from producer.submit.plan.tokens import Estimate, NoTokenizer, Tokenizer, at_hand
+from producer.submit.submission import Submission
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 #: 1,000 prompt tokens, 100 written tokens or 1,000,000 tokens of context a second.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from producer.core.files import AtomicFile, OutputUnwritable
+from producer.input.files import AtomicFile, OutputUnwritable
 
 
 def test_a_file_appears_only_when_it_is_complete(tmp_path: Path):

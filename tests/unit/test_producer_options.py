@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from producer.cli.values import parse_overrides
-from producer.core.submission import BadOption, Submission
+from producer.input.options import BadOption
+from producer.submit.submission import Submission
 
 
 def submission(**changes) -> Submission:

@@ -7,7 +7,7 @@ import pytest
 from contract.batch import Batch
 from producer.cli import progress
 from producer.cli.progress import Meter, Rates, SubmitPause, describe
-from producer.core.queue_workers import clock_text
+from producer.queue_workers import clock_text
 
 
 def batch(**counters: int) -> Batch:

@@ -14,7 +14,7 @@ import zstandard
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from producer.core.reader import CHUNK_BYTES, CHUNK_LINES, Input, InputUnreadable, RawChunk, chunks
+from producer.input.reader import CHUNK_BYTES, CHUNK_LINES, Input, InputUnreadable, RawChunk, chunks
 
 SEED = "00" * 32
 
@@ -152,7 +152,7 @@ def test_a_directory_is_no_input(tmp_path: Path):
 
 READ_ALL = """
 import resource, sys
-from producer.core.reader import Input, chunks
+from producer.input.reader import Input, chunks
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 source = Input(sys.argv[1])
 count = sum(len(c.lines) for c in chunks(source.lines(), "00" * 32, 10 * 2**20))

@@ -8,7 +8,7 @@ from contextlib import closing
 
 from contract.naming import request_id
 from demo.stack import ROOT
-from producer.core.seen import SeenIds
+from producer.input.seen import SeenIds
 
 
 def test_each_id_is_new_once_in_memory_and_on_disk():
@@ -30,7 +30,7 @@ def test_it_leaves_no_file_behind(tmp_path, monkeypatch):
 def test_a_full_temporary_folder_is_an_error_in_words(tmp_path):
     code = (
         "import resource; from contract.naming import request_id\n"
-        "from producer.core.seen import SeenIds\n"
+        "from producer.input.seen import SeenIds\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
         "seen = SeenIds(in_memory=0)\n"
         "try:\n"

@@ -18,10 +18,10 @@ from table_sources import SEED, chunks_of, errors_of, parquet, requests_of, text
 
 from contract.errors import ExtraMissing
 from contract.openai.lines import parse_line
-from producer.core.reader import CHUNK_LINES, InputUnreadable
-from producer.core.sources import open_source
-from producer.core.submission import BadOption
-from producer.core.tables.template import Template, is_template
+from producer.input.options import BadOption
+from producer.input.reader import CHUNK_LINES, InputUnreadable
+from producer.input.sources import open_source
+from producer.input.tables.template import Template, is_template
 
 PROMPT = {"prompt": "text"}
 

@@ -13,11 +13,11 @@ import pytest
 from table_sources import chunks_of, parquet, requests_of, text_file
 
 from producer import Client
-from producer.core.reader import InputUnreadable
-from producer.core.sources import open_source
-from producer.core.submission import BadOption
-from producer.core.tables.frames import frame_source, is_frame
-from producer.core.tables.mapping import RowMapping
+from producer.input.options import BadOption
+from producer.input.reader import InputUnreadable
+from producer.input.sources import open_source
+from producer.input.tables.frames import frame_source, is_frame
+from producer.input.tables.mapping import RowMapping
 
 PROMPT = {"prompt": "text"}
 

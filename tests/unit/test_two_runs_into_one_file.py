@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from contract.errors import BatchConflict
-from producer.core.delivery import Delivery
-from producer.core.files import AtomicFile, OutputUnwritable
-from producer.core.growing import GrowingFile
-from producer.core.journal import Journal, RunFiles, RunProgress
-from producer.core.outputs import ResultFile
-from producer.core.reader import Input
+from producer.collect.outputs import ResultFile
+from producer.input.files import AtomicFile, OutputUnwritable
+from producer.input.reader import Input
+from producer.run.delivery import Delivery
+from producer.run.growing import GrowingFile
+from producer.run.journal import Journal, RunFiles, RunProgress
 
 
 @pytest.fixture(autouse=True)

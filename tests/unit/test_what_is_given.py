@@ -19,9 +19,9 @@ from producer.cli.context import open_input
 from producer.cli.show import put_json, put_json_list
 from producer.cli.values import parse_overrides
 from producer.client.options import submission_of
-from producer.core.outputs import ResultFile, may_go
-from producer.core.places.bucket import BadPlace, split
-from producer.core.submission import BadOption
+from producer.collect.outputs import ResultFile, may_go
+from producer.input.options import BadOption
+from producer.input.places.bucket import BadPlace, split
 
 LETTERS = "a\u2028b\u2029c\u0085d한"
 

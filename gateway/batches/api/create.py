@@ -17,7 +17,7 @@ from gateway.http.errors import ApiError, invalid
 from gateway.http.http import new_id, read
 from gateway.http.services import Services
 from gateway.served import Served
-from producer.core.older_workers import counts_of, names_of, older_of
+from producer.submit.older_workers import counts_of, names_of, older_of
 
 #: The priority of requests for which none is named, as `producer submit` has it.
 DEFAULT_PRIORITY = 6
@@ -100,7 +100,7 @@ def _check_file(services: Services, caller: Caller, file_id: str) -> None:
 
 
 def _check_workers(services: Services, caller: Caller, once: bool) -> None:
-    """Refuse what workers of an older protocol would not take, or not end (core/older_workers.py).
+    """Refuse what workers of an older protocol would not take, or not end (older_workers.py).
 
     Which queues the file's lines name is not known yet: with `once` no worker of any queue may be
     older, else not all of them. When the lines are known they are looked at again (carrying/).

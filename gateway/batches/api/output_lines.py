@@ -1,4 +1,4 @@
-"""Lines of output and error files as OpenAI writes them, of the lines that producer/core reads.
+"""Lines of output and error files as OpenAI writes them, of the lines that producer/collect reads.
 
 A success already has that form (contract/results.py); its body is not decoded, but for one of
 `/v1/responses`, of which vLLM leaves fields out. A failure gets

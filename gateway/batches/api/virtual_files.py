@@ -27,8 +27,8 @@ from gateway.http.errors import ApiError, not_found
 from gateway.http.services import Services
 from gateway.redis.batch_views import BatchView
 from gateway.redis.partial_order import PartialOrder, Segment
-from producer.core.collect import Collector
-from producer.core.same_batch import BatchChanged
+from producer.collect.collect import Collector
+from producer.same_batch import BatchChanged
 
 #: What their ids look like.
 ID = rf"(?:{OUTPUT}|{ERRORS}|{PARTIAL})[A-Za-z0-9][A-Za-z0-9._-]{{0,127}}"

@@ -19,7 +19,7 @@ from gateway.batches.runner.after import everything
 from gateway.batches.runner.carrier import Carrier
 from gateway.http.services import Services
 from gateway.settings import GatewaySettings
-from producer.core.heap import keep_memory
+from producer.heap import keep_memory
 
 log = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from gateway.batches.runner.held import GivenUp, Leases
 from gateway.batches.runner.phases import Later, Phases, wait_ms
 from gateway.batches.runner.turns import Turns, Waiting
 from gateway.http.services import Services
-from producer.core.reader import InputUnreadable
+from producer.input.reader import InputUnreadable
 
 log = logging.getLogger(__name__)
 

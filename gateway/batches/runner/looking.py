@@ -2,7 +2,7 @@
 
 As at OpenAI, a line that cannot be told apart from others refuses the whole file: one that is no
 JSON, is too long, has no custom_id or another line's, or names another endpoint. What is wrong with
-a body concerns its line alone (producer/core/lines.py).
+a body concerns its line alone (producer/submit/lines.py).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import orjson
 
 from contract.openai.lines import MAX_CUSTOM_ID
 from gateway.batches.api.record import Problem
-from producer.core.reader import Input, InputUnreadable, chunks
-from producer.core.seen import SeenIds
+from producer.input.reader import Input, InputUnreadable, chunks
+from producer.input.seen import SeenIds
 
 #: Problems that are told; the first ones tell what to do about the others.
 MOST_PROBLEMS = 100

@@ -27,11 +27,11 @@ from gateway.http.errors import ApiError
 from gateway.http.limits import estimated_tokens
 from gateway.http.services import Services
 from gateway.served import Served
-from producer.core import traced
-from producer.core.collect import note_kept
-from producer.core.reader import InputUnreadable
-from producer.core.same_batch import BatchChanged
-from producer.core.summary import Summary
+from producer.collect.collect import note_kept
+from producer.input.reader import InputUnreadable
+from producer.same_batch import BatchChanged
+from producer.submit import traced
+from producer.submit.summary import Summary
 
 log = logging.getLogger(__name__)
 _CHANGED = {"action": "batch_changed"}

@@ -18,9 +18,9 @@ from contract.results import ResultLine, failure_meta, result_line
 from gateway.batches.api.record import BatchRecord, Part
 from gateway.batches.runner.routing import Sharing
 from gateway.http.services import Services
-from producer.core.collect import Collector
-from producer.core.reader import Input, InputUnreadable, chunks
-from producer.core.unpacking import Watch
+from producer.collect.collect import Collector
+from producer.input.reader import Input, InputUnreadable, chunks
+from producer.input.unpacking import Watch
 
 #: What follows a success' answer (contract/results.py); of several the last one is it, for within
 #: texts quotes are escaped.

@@ -11,7 +11,7 @@ from contract.openai.lines import Request
 from gateway.batches.api.record import Part, Problem
 from gateway.batches.runner.looking import model_of
 from gateway.served import Served
-from producer.core.reader import RawChunk
+from producer.input.reader import RawChunk
 
 
 class _Body(msgspec.Struct):

@@ -11,11 +11,11 @@ from contract.errors import BatchConflict
 from gateway.batches.api.record import BatchRecord, Part
 from gateway.batches.runner.routing import Sharing
 from gateway.http.services import Services
-from producer.core.reader import Input, chunks
-from producer.core.submission import Submission
-from producer.core.submit import Submitter
-from producer.core.summary import Summary
-from producer.core.unpacking import Watch
+from producer.input.reader import Input, chunks
+from producer.input.unpacking import Watch
+from producer.submit.submission import Submission
+from producer.submit.submit import Submitter
+from producer.submit.summary import Summary
 
 
 def submission_of(record: BatchRecord, part: Part) -> Submission:

@@ -7,10 +7,10 @@ import click
 
 from producer.cli import options, show
 from producer.cli.context import Exit
+from producer.cli.doctor.examine import examine
+from producer.cli.doctor.finding import Finding
 from producer.cli.findings import MARKS, text_and_remedy
 from producer.cli.progress import counted, tell
-from producer.core.doctor.examine import examine
-from producer.core.doctor.finding import Finding
 
 
 @click.command("doctor")

@@ -11,10 +11,10 @@ from producer.cli.context import Context, Exit, open_input, pass_context
 from producer.cli.planned import plan_json, plan_table
 from producer.cli.progress import Meter, tell
 from producer.cli.values import parse_overrides
-from producer.core.plan.content import FileContent
-from producer.core.plan.plan import plan
-from producer.core.plan.tokens import Estimate, at_hand
-from producer.core.submission import Submission
+from producer.submit.plan.content import FileContent
+from producer.submit.plan.plan import plan
+from producer.submit.plan.tokens import Estimate, at_hand
+from producer.submit.submission import Submission
 
 
 @click.command("plan")

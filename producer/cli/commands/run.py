@@ -13,15 +13,15 @@ from producer.cli.served import tell_if_unserved
 from producer.cli.shaping import make_submission, shaping_options
 from producer.cli.show import put_json, written_json
 from producer.cli.told import ignored_fields, order
-from producer.core.delivery import Delivery, cannot_grow
-from producer.core.files import check_writable
-from producer.core.journal import Journal, RunProgress
-from producer.core.older_workers import refuse_older_workers
-from producer.core.outputs import beside as beside_of
-from producer.core.places.bucket import is_url
-from producer.core.source import Source
-from producer.core.submission import Submission
-from producer.core.windows import Run
+from producer.collect.outputs import beside as beside_of
+from producer.input.files import check_writable
+from producer.input.places.bucket import is_url
+from producer.input.source import Source
+from producer.run.delivery import Delivery, cannot_grow
+from producer.run.journal import Journal, RunProgress
+from producer.run.windows import Run
+from producer.submit.older_workers import refuse_older_workers
+from producer.submit.submission import Submission
 
 
 @click.command("run")

@@ -4,7 +4,7 @@ import click
 
 from producer.cli import options, show
 from producer.cli.context import Context, pass_context
-from producer.core.queue_workers import QueueWorkers
+from producer.queue_workers import QueueWorkers
 
 
 @click.command("status")

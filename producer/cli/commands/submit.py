@@ -18,13 +18,13 @@ from producer.cli.progress import Meter, tell
 from producer.cli.served import tell_if_unserved
 from producer.cli.shaping import make_submission, shaping_options
 from producer.cli.values import parse_deadline
-from producer.core.files import OutputUnwritable
-from producer.core.older_workers import refuse_older_workers
-from producer.core.queue_workers import QueueWorkers
-from producer.core.resuming import Resuming
-from producer.core.source import Source
-from producer.core.submission import Wish
-from producer.core.summary import Summary
+from producer.input.files import OutputUnwritable
+from producer.input.source import Source
+from producer.queue_workers import QueueWorkers
+from producer.submit.older_workers import refuse_older_workers
+from producer.submit.resuming import Resuming
+from producer.submit.submission import Wish
+from producer.submit.summary import Summary
 
 
 @click.command("submit")

@@ -13,7 +13,7 @@ from producer.cli import options
 from producer.cli.context import Context, pass_context
 from producer.cli.progress import tell
 from producer.cli.show import columns, put_json, put_json_list
-from producer.core.submission import check_name
+from producer.input.options import check_name
 
 #: Far above and below what anybody shares by; the counters keep their precision.
 _WEIGHTS = click.FloatRange(0.001, 1000)

@@ -13,7 +13,7 @@ from contract.redis.announcements import is_alive
 from contract.redis.ring import Minute, RingReads
 from contract.redis.waiting import WaitingReads
 from producer.cli.context import Context, pass_context
-from producer.core.queue_workers import clock_text
+from producer.queue_workers import clock_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

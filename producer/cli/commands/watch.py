@@ -15,8 +15,8 @@ from contract.streaming import LISTEN_S, Entry, Transcript, texts_of
 from producer.cli import options, progress, show
 from producer.cli.context import WATCH_AGAIN, Context, Exit, hint, pass_context
 from producer.cli.progress import tell
-from producer.core.queue_workers import QueueWorkers
-from producer.core.same_batch import SameBatch
+from producer.queue_workers import QueueWorkers
+from producer.same_batch import SameBatch
 
 #: How long to wait for text before looking whether there is a result.
 LOOK_S = 1.0

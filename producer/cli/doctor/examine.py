@@ -13,9 +13,9 @@ from contract.redis.connect import credentials_of, masked
 from contract.redis.records import Records
 from contract.settings import Settings
 from contract.version import version
-from producer.core.doctor import here, server, workers
-from producer.core.doctor.finding import Area, Finding, ok, problem, remark
-from producer.core.gateway_records import held_by_tenants
+from producer.cli.doctor import here, server, workers
+from producer.cli.doctor.finding import Area, Finding, ok, problem, remark
+from producer.cli.gateway_records import held_by_tenants
 
 #: Tenants whose records are told of, the largest first.
 _TENANTS = 3

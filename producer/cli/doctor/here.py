@@ -9,7 +9,7 @@ from pathlib import Path
 from contract.redis.connect import masked
 from contract.settings import Settings, SettingsError, load, origins
 from contract.version import version
-from producer.core.doctor.finding import Finding, ok, problem, remark
+from producer.cli.doctor.finding import Finding, ok, problem, remark
 
 #: Free space below which results of a few thousand requests may not fit, and some hundred.
 LOW_BYTES = 2**30

@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from producer.core.doctor.finding import Finding, ok, problem, remark
-from producer.core.gateway_records import Held
+from producer.cli.doctor.finding import Finding, ok, problem, remark
+from producer.cli.gateway_records import Held
 
 #: The oldest server whose commands warmq's scripts know.
 OLDEST = (6, 2)

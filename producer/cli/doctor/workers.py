@@ -10,7 +10,7 @@ from contract.redis import keys
 from contract.redis.announcements import is_alive, protocol_of
 from contract.redis.batches import BatchStore
 from contract.version import PROTOCOL
-from producer.core.doctor.finding import Code, Finding, ok, problem, remark
+from producer.cli.doctor.finding import Code, Finding, ok, problem, remark
 
 #: Dead letters are counted up to here: each must be read.
 DEAD_COUNTED = 1000

@@ -11,8 +11,8 @@ from contextlib import suppress
 from typing import Any, Self
 
 from contract.errors import BatchConflict
-from producer.core.files import OutputUnwritable, WriteFailed
-from producer.core.places.bucket import (
+from producer.input.files import OutputUnwritable, WriteFailed
+from producer.input.places.bucket import (
     credentials,
     errors_of_bucket,
     is_web,

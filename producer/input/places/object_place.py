@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
-from producer.core.places.bucket import errors_of_bucket, is_web, obstore, open_bucket, shown, told
-from producer.core.places.place import NotThere
-from producer.core.reader import InputUnreadable
+from producer.input.places.bucket import errors_of_bucket, is_web, obstore, open_bucket, shown, told
+from producer.input.places.place import NotThere
+from producer.input.reader import InputUnreadable
 
 #: Bytes of one request of what is read in order. None stays open while Redis is full.
 _BLOCK = 8 * 2**20

@@ -6,7 +6,7 @@ import hashlib
 from pathlib import Path
 from typing import Any, Protocol
 
-from producer.core.reader import Input, InputUnreadable
+from producer.input.reader import Input, InputUnreadable
 
 #: Bytes at the end of a file that its fingerprint covers.
 _TAIL_BYTES = 2**20

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from producer.core.tables.arrow import pyarrow
-from producer.core.tables.cells import BadCell, Duration, json_of, key_of
+from producer.input.tables.arrow import pyarrow
+from producer.input.tables.cells import BadCell, Duration, json_of, key_of
 
 #: How many digits tell two numbers apart (those next to 0 need the fewest), and how struct names
 #: the number.

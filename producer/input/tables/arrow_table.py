@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
-from producer.core.places.place import FilePlace, Place
-from producer.core.reader import CHUNK_LINES, InputUnreadable
-from producer.core.tables.arrow import pyarrow
-from producer.core.tables.arrow_rows import rows_of
-from producer.core.tables.table import Row
+from producer.input.places.place import FilePlace, Place
+from producer.input.reader import CHUNK_LINES, InputUnreadable
+from producer.input.tables.arrow import pyarrow
+from producer.input.tables.arrow_rows import rows_of
+from producer.input.tables.table import Row
 
 #: Bytes that are read of a column at a time: without it, a row group's columns come whole.
 _BUFFER = 2**20

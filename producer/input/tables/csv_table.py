@@ -7,10 +7,10 @@ import io
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from producer.core.places.place import Place
-from producer.core.reader import Input, InputUnreadable
-from producer.core.rows import bad_row
-from producer.core.tables.table import Row
+from producer.input.places.place import Place
+from producer.input.reader import Input, InputUnreadable
+from producer.input.rows import bad_row
+from producer.input.tables.table import Row
 
 #: Longest cell, in characters: as long as a line may be by default. Python's own limit is 128 KB.
 _CELL = 10 * 2**20

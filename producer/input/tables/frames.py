@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from producer.core.items import Items
-from producer.core.reader import CHUNK_LINES, InputUnreadable
-from producer.core.submission import BadOption
-from producer.core.tables.arrow import pyarrow
-from producer.core.tables.arrow_rows import rows_of
-from producer.core.tables.mapping import RowMapping
+from producer.input.items import Items
+from producer.input.options import BadOption
+from producer.input.reader import CHUNK_LINES, InputUnreadable
+from producer.input.tables.arrow import pyarrow
+from producer.input.tables.arrow_rows import rows_of
+from producer.input.tables.mapping import RowMapping
 
 #: pandas keeps an index that is no plain numbering in columns of such names.
 _INDEX = "__index_level_"

@@ -14,9 +14,9 @@ from contract.openai.body import BODY_TYPES, smallest
 from contract.openai.lines import check_body
 from contract.openai.openai_only import known_names
 from contract.openai.pooling import EMBEDDINGS_URL
-from producer.core.rows import bad_row
-from producer.core.submission import WHOLE_REQUESTS, BadOption
-from producer.core.tables.cells import (
+from producer.input.options import WHOLE_REQUESTS, BadOption
+from producer.input.rows import bad_row
+from producer.input.tables.cells import (
     JSON,
     BadCell,
     empty,
@@ -28,8 +28,8 @@ from producer.core.tables.cells import (
     texts_or_json,
     value_of,
 )
-from producer.core.tables.python_rows import as_cells
-from producer.core.tables.template import Template, is_template
+from producer.input.tables.python_rows import as_cells
+from producer.input.tables.template import Template, is_template
 
 Row = Mapping[str, Any]
 #: Returns a field's value in one row, None to leave the field out; raises BadCell.

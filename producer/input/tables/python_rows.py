@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from producer.core.tables.cells import BadCell, Duration, key_of, value_of
+from producer.input.tables.cells import BadCell, Duration, key_of, value_of
 
 #: Types of what is missing; nothing else can be asked of pandas' NA.
 _MISSING = ("NAType", "NaTType")

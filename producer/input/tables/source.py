@@ -7,16 +7,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import orjson
 
-from producer.core.items import LineStream
-from producer.core.places.bucket import is_web
-from producer.core.places.place import Place
-from producer.core.reader import RawChunk, chunks
-from producer.core.rows import told_by_row
-from producer.core.submission import BadOption
-from producer.core.tables.arrow_table import ArrowTable, ParquetTable
-from producer.core.tables.csv_table import CsvTable
-from producer.core.tables.mapping import RowMapping
-from producer.core.tables.table import Table
+from producer.input.items import LineStream
+from producer.input.options import BadOption
+from producer.input.places.bucket import is_web
+from producer.input.places.place import Place
+from producer.input.reader import RawChunk, chunks
+from producer.input.rows import told_by_row
+from producer.input.tables.arrow_table import ArrowTable, ParquetTable
+from producer.input.tables.csv_table import CsvTable
+from producer.input.tables.mapping import RowMapping
+from producer.input.tables.table import Table
 
 #: What tables end with, and how they are opened.
 _KINDS: dict[str, Callable[[Place], Table]] = {

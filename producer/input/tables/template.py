@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from producer.core.submission import BadOption
-from producer.core.tables.cells import text_of
+from producer.input.options import BadOption
+from producer.input.tables.cells import text_of
 
 #: `{{` and `}}` are braces, `{name}` is a column, whatever its name; any other brace is a mistake.
 _PART = re.compile(r"\{\{|\}\}|\{([^{}]+)\}|[{}]")

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from producer.core.files import AtomicFile, unwritable
+from producer.input.files import AtomicFile, unwritable
 
 
 class _Numbered(msgspec.Struct):

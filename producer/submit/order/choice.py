@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from contract.redis.batches import BatchStore
-from producer.core.order.plan import UNKNOWN_CACHE_TOKENS, Plan, plan
-from producer.core.order.records import Records
-from producer.core.submission import Wish
+from producer.submit.order.plan import UNKNOWN_CACHE_TOKENS, Plan, plan
+from producer.submit.order.records import Records
+from producer.submit.submission import Wish
 
 #: `auto` leaves a file as it is for less than this share of its prompt tokens.
 LEAST_GAIN = 0.02

@@ -13,13 +13,13 @@ from typing import Any
 from contract import naming
 from contract.errors import RequestRejected
 from contract.openai.lines import parse_line
-from producer.core.order.choice import Choice, choose
-from producer.core.order.keys import keys_of, text_of
-from producer.core.order.records import Records
-from producer.core.order.spool import Spool
-from producer.core.reader import CHUNK_BYTES, CHUNK_LINES, RawChunk, Told
-from producer.core.seen import SeenIds
-from producer.core.submission import Wish
+from producer.input.reader import CHUNK_BYTES, CHUNK_LINES, RawChunk, Told
+from producer.input.seen import SeenIds
+from producer.submit.order.choice import Choice, choose
+from producer.submit.order.keys import keys_of, text_of
+from producer.submit.order.records import Records
+from producer.submit.order.spool import Spool
+from producer.submit.submission import Wish
 
 
 class PlannedLines:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from producer.core.order.keys import BLOCK_BYTES, BYTES_PER_TOKEN, depth_bytes
-from producer.core.order.records import Records
+from producer.submit.order.keys import BLOCK_BYTES, BYTES_PER_TOKEN, depth_bytes
+from producer.submit.order.records import Records
 
 #: Tokens that the prefix cache is taken to hold where no worker tells: small, so that files are
 #: put in order rather than not.

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from producer.core.order.spool import Spool
+from producer.submit.order.spool import Spool
 
 #: Requests whose keys are kept in memory; beyond, all are on disk and read a column at a time.
 IN_MEMORY = 50_000

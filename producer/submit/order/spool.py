@@ -5,7 +5,7 @@ import tempfile
 from array import array
 from collections.abc import Iterable
 
-from producer.core.files import WriteFailed
+from producer.input.files import WriteFailed
 
 
 class Spool:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from producer.core.plan.content import Asked, FileContent
+from producer.submit.plan.content import Asked, FileContent
 
 Worker = dict[str, Any]
 _RATES = ("prefill_tokens_s", "decode_tokens_s", "context_tokens_s")

@@ -2,9 +2,9 @@
 
 import orjson
 
-from producer.core.plan.content import Asked, FileContent
-from producer.core.plan.duration import Worker, duration, mean_answer
-from producer.core.plan.tokens import CHARACTERS
+from producer.submit.plan.content import Asked, FileContent
+from producer.submit.plan.duration import Worker, duration, mean_answer
+from producer.submit.plan.tokens import CHARACTERS
 
 #: Bytes of a line that are not its prompt: names of fields, custom_id, parameters.
 BESIDE = 100

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from producer.core.plan.content import FileContent
+from producer.submit.plan.content import FileContent
 
 #: Bytes, measured on Redis 6.2: of a request beside its message; of a result beside its answer's
 #: text (690 of vLLM's fields, 250 of its envelope and times, 240 of its key, Redis' own and its id

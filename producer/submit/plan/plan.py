@@ -4,8 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from contract.settings import Settings
-from producer.core.plan.content import FileContent
-from producer.core.plan.duration import (
+from producer.input.source import Source
+from producer.submit.plan.content import FileContent
+from producer.submit.plan.duration import (
     Duration,
     Worker,
     duration,
@@ -13,11 +14,10 @@ from producer.core.plan.duration import (
     mean_answer,
     saved_tokens,
 )
-from producer.core.plan.memory import RedisBytes, redis_bytes
-from producer.core.plan.reading import FileReader
-from producer.core.plan.tokens import Estimate
-from producer.core.source import Source
-from producer.core.submission import Submission
+from producer.submit.plan.memory import RedisBytes, redis_bytes
+from producer.submit.plan.reading import FileReader
+from producer.submit.plan.tokens import Estimate
+from producer.submit.submission import Submission
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,15 +13,15 @@ import orjson
 from contract.message import MessageWriter
 from contract.openai.body import LIMITS
 from contract.settings import Settings
-from producer.core.lines import LinesToMessages, PreparedChunk
-from producer.core.order.keys import keys_of, text_of
-from producer.core.order.plan import UNKNOWN_CACHE_TOKENS, plan
-from producer.core.order.records import Records
-from producer.core.plan.content import FileContent, Shared
-from producer.core.plan.prompts import Prompt, prompt_of
-from producer.core.plan.tokens import Estimate
-from producer.core.reader import RawChunk
-from producer.core.seen import SeenIds
+from producer.input.reader import RawChunk
+from producer.input.seen import SeenIds
+from producer.submit.lines import LinesToMessages, PreparedChunk
+from producer.submit.order.keys import keys_of, text_of
+from producer.submit.order.plan import UNKNOWN_CACHE_TOKENS, plan
+from producer.submit.order.records import Records
+from producer.submit.plan.content import FileContent, Shared
+from producer.submit.plan.prompts import Prompt, prompt_of
+from producer.submit.plan.tokens import Estimate
 
 #: Bad lines that are told, as submit would tell them.
 TOLD = 10

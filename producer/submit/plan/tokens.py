@@ -13,7 +13,7 @@ from pathlib import Path
 import orjson
 
 from contract.errors import WarmqError
-from producer.core.plan.prompts import Json, Prompt
+from producer.submit.plan.prompts import Json, Prompt
 
 #: Characters of a token where no tokenizer says better, and tokens of what a chat template adds to
 #: each message.

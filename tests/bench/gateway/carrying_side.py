@@ -23,7 +23,7 @@ from gateway.batches.runner.writing import write_files
 from gateway.http.services import Services
 from gateway.served import Served
 from gateway.settings import GatewaySettings
-from producer.core.heap import keep_memory
+from producer.heap import keep_memory
 
 ENDPOINT = "/v1/completions"
 

@@ -22,7 +22,7 @@ from contract.openai.body import CHAT_URL
 from contract.redis import keys
 from contract.redis.batches import BatchStore
 from demo.stack import RedisServer
-from producer.core.reader import CHUNK_BYTES
+from producer.input.reader import CHUNK_BYTES
 from worker.drain.committer import GROUP
 from worker.settings import WorkerSettings
 

@@ -1,0 +1,1 @@
+"""Collects a batch's results, and writes them where they go."""
