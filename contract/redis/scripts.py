@@ -8,7 +8,7 @@ from importlib.util import find_spec
 
 #: Packages that have scripts, in a folder `lua`: contract those that several of them run, each of
 #: the others its own. No two scripts have one name.
-PACKAGES = ("contract", "gateway")
+PACKAGES = ("contract", "worker", "producer", "gateway")
 #: What stands in front of every script.
 SHARED = ("common", "message", "turns", "charges", "leases")
 

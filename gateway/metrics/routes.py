@@ -17,11 +17,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from contract.errors import WarmqError
-from contract.redis.fleet import Fleet, FleetReads
 from gateway.background import background
 from gateway.http.services import Services
 from gateway.metrics.requests import Requests
 from gateway.metrics.series import series
+from gateway.redis.fleet import Fleet, FleetReads
 
 log = logging.getLogger(__name__)
 

@@ -10,9 +10,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.metrics_core import Metric
 
 from contract.naming import PRIORITY_STEPS
-from contract.redis.fleet import Fleet
 from contract.redis.script_times import script_errors, script_times
 from contract.version import version
+from gateway.redis.fleet import Fleet
 
 OTHER, CELERY = "other", "celery"
 #: Scripts that are told before their first call: clients wait for them.

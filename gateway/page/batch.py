@@ -10,7 +10,6 @@ from starlette.background import BackgroundTask
 from starlette.responses import Response
 
 from contract.batch import Batch as QueueBatch
-from contract.redis.looking import Looks, RunningRequest
 from gateway.batches.api import batches as api
 from gateway.batches.api import virtual_files
 from gateway.batches.api.shown import ERRORS, OUTPUT, PARTIAL, parts_of, shown
@@ -23,6 +22,7 @@ from gateway.page.cached import cached_share, rings_of
 from gateway.page.requests import workers_of
 from gateway.page.samples import Sample, failures, sample
 from gateway.page.view import View
+from gateway.redis.looking import Looks, RunningRequest
 
 #: Requests that run now, which are shown.
 RUNNING = 12

@@ -11,7 +11,6 @@ from starlette.responses import Response
 from contract import naming
 from contract.batch import Batch
 from contract.redis.announcements import is_alive
-from contract.redis.looking import Looks, OneRequest
 from contract.results import outcome_of, read_meta
 from gateway.batches.api import batches as api
 from gateway.batches.api.shown import parts_of
@@ -19,6 +18,7 @@ from gateway.http.errors import not_found
 from gateway.http.services import Services
 from gateway.page.samples import ANOTHER, REMEDIES, prompt_of, text_of
 from gateway.page.view import View
+from gateway.redis.looking import Looks, OneRequest
 
 
 def request(view: View) -> Response:

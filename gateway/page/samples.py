@@ -13,10 +13,10 @@ import orjson
 
 from contract.batch import Batch
 from contract.index import read_ending
-from contract.redis.looking import Looks
 from contract.results import read_meta
 from contract.streaming import texts_of
 from gateway.http.services import Services
+from gateway.redis.looking import Looks
 
 #: Requests in a sample, and bytes of their results that are read for it.
 REQUESTS, BYTES = 300, 4 * 2**20

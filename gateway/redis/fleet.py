@@ -7,8 +7,8 @@ from typing import Any
 
 from contract.redis import keys
 from contract.redis.announcements import is_alive
-from contract.redis.loads import Loads
 from contract.redis.waiting import Waiting, WaitingReads
+from gateway.redis.loads import Loads
 
 #: Batches whose queues are asked for at a time.
 MOST_BATCHES = 10_000

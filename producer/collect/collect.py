@@ -9,10 +9,10 @@ from typing import NamedTuple
 from contract.batch import Batch
 from contract.errors import StoreUnavailable
 from contract.index import IndexChunk, IndexEntry, leader_of, own_id, read_ending
-from contract.redis.ahead import ResultsAhead
 from contract.redis.batches import BatchStore
 from contract.results import ResultLine, own_line, result_line
 from producer.input.seen import SeenIds
+from producer.redis.ahead import ResultsAhead
 from producer.same_batch import SameBatch
 
 #: Results fetched at once: the first time, and at most where they turn out to be small.

@@ -14,9 +14,9 @@ from carrying import ended, lines_of, request, upload
 from celery_side import simulated
 from live_stack import HELLO, MODEL, Stack
 
-from contract.redis.loads import UNKNOWN_TOKENS
 from demo.stack import eventually
 from gateway.redis.api_keys import ApiKeys
+from gateway.redis.loads import UNKNOWN_TOKENS
 
 
 @pytest.fixture

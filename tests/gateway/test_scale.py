@@ -13,9 +13,9 @@ from lessee import QUEUE, Lessee, celery_message, submit_batch
 
 from contract import naming
 from contract.redis.batches import BatchStore
-from contract.redis.loads import UNKNOWN_TOKENS
 from demo.stack import RedisServer, eventually
 from gateway.redis.api_keys import ApiKeys
+from gateway.redis.loads import UNKNOWN_TOKENS
 
 
 @pytest.fixture(scope="module")

@@ -17,10 +17,10 @@ from lessee import QUEUE, celery_message, stored
 
 from contract import naming
 from contract.errors import StoreUnavailable
-from contract.redis import arrivals
-from contract.redis.arrivals import Arrivals
 from contract.redis.connect import connect_async
 from demo.stack import RedisServer
+from worker.drain import arrivals
+from worker.drain.arrivals import Arrivals
 from worker.drain.lifecycle import State
 
 KEYS = naming.keys_with_work(QUEUE)

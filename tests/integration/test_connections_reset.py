@@ -11,7 +11,6 @@ import pytest
 import uvloop
 
 from contract.errors import StoreUnreachable
-from contract.redis.arrivals import Arrivals
 from contract.redis.client import AsyncClient
 from contract.redis.connect import connect_async
 from demo.stack import RedisServer
@@ -23,6 +22,7 @@ from gateway.redis.live import LiveRequests
 from gateway.redis.sessions import Sessions
 from gateway.redis.subscription import Subscription
 from gateway.settings import GatewaySettings
+from worker.drain.arrivals import Arrivals
 
 Call = Callable[[AsyncClient], Awaitable[Any]]
 

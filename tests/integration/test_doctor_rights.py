@@ -9,9 +9,9 @@ import pytest
 from doctor_findings import announce, doctor
 from support import run_producer
 
-from contract.redis import rights
 from contract.redis.batches import BatchStore
 from demo.stack import ROOT, RedisServer
+from producer.redis import rights
 
 
 def documented(user: str) -> list[str]:

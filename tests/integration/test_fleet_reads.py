@@ -10,8 +10,8 @@ from lessee import DATE, QUEUE, Lessee, submit_batch
 from support import run_producer
 
 from contract.redis.batches import BatchStore
-from contract.redis.fleet import Fleet, FleetReads
 from contract.redis.tenants import Tenant, Tenants
+from gateway.redis.fleet import Fleet, FleetReads
 from producer.collect.collect import Collector
 
 

@@ -7,8 +7,8 @@ from lessee import QUEUE, Lessee, submit_batch
 
 from contract.redis import keys
 from contract.redis.batches import BatchStore
-from contract.redis.looking import Looks, OneRequest
 from contract.redis.tenants import Tenants
+from gateway.redis.looking import Looks, OneRequest
 
 
 def look(store: BatchStore, custom_id: str = "c1") -> OneRequest:

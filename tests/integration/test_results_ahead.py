@@ -11,10 +11,10 @@ from support import finish
 
 from contract import naming
 from contract.errors import StoreUnavailable
-from contract.redis.ahead import ResultsAhead
 from contract.redis.batches import BatchStore
 from contract.redis.connect import connect
 from demo.stack import RedisServer
+from producer.redis.ahead import ResultsAhead
 
 
 def finished(store: BatchStore) -> list[str]:

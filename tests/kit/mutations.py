@@ -29,13 +29,13 @@ class BrokenPromise(AssertionError):
 
 
 def root_with(folder: Path, mutation: Mutation) -> Path:
-    """Return a folder with the worker as it is and a contract that lacks one guard."""
+    """Return a folder with worker and contract, of whose scripts one lacks a guard."""
     name, guard, without = mutation
     root = folder / "mutant"
     root.mkdir()
-    (root / "worker").symlink_to(ROOT / "worker")
-    shutil.copytree(ROOT / "contract", root / "contract")
-    script = root / "contract" / "lua" / name
+    for package in ("contract", "worker"):
+        shutil.copytree(ROOT / package, root / package)
+    (script,) = root.glob(f"*/lua/{name}")
     text = script.read_text()
     assert text.count(guard) == 1, f"{name} no longer has {guard}"
     script.write_text(text.replace(guard, without))

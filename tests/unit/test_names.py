@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import sys
 import uuid
 from pathlib import Path
 
+import pytest
 import script_keys
 from error_codes import error_codes
 
@@ -18,6 +20,17 @@ from demo.stack import ROOT
 LUA = sorted(path for side in PACKAGES for path in (ROOT / side / "lua").glob("*.lua"))
 PYTHON = sorted(path for side in ("contract", "worker", "producer", "gateway")
                 for path in (ROOT / side).rglob("*.py"))  # fmt: skip
+
+
+def test_a_worker_finds_its_scripts_where_no_other_package_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for package in ("gateway", "producer"):  # as in the worker's image
+        monkeypatch.setitem(sys.modules, package, None)
+    for path in (ROOT / "worker" / "lua").glob("*.lua"):
+        assert source.__wrapped__(path.stem).endswith(path.read_text())
+    with pytest.raises(LookupError):
+        source.__wrapped__("push")
 
 
 def test_no_two_scripts_have_one_name() -> None:

@@ -16,8 +16,10 @@ from demo.stack import ROOT
 STORE = (
     "contract/redis/",
     "gateway/redis/",
-    "contract/celery_credentials.py",
+    "producer/redis/",
     "contract/streaming.py",
+    "worker/process/celery_credentials.py",
+    "worker/drain/arrivals.py",
     "worker/drain/scripts.py",
     "worker/drain/leases.py",
 )

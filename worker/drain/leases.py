@@ -16,8 +16,8 @@ from contract import naming
 from contract.errors import RequestRejected, StoreRefused
 from contract.message import Delivery, read_delivery
 from contract.redis import keys
-from contract.redis.arrivals import Arrivals
 from contract.streaming import STREAM_ENTRIES, STREAM_TTL_MS, Entry, Piece, published
+from worker.drain.arrivals import Arrivals
 from worker.drain.endings import Ending, arguments, with_error
 from worker.drain.log_fields import about
 from worker.drain.scripts import ALWAYS_TAKEN_BYTES, Scripts

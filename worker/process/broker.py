@@ -2,7 +2,7 @@
 
 Celery and kombu spell TLS, Sentinel and Unix sockets differently from redis-py. And
 what they are given they show: `inspect stats` would print the password of a Sentinel
-URL. So Celery gets the address only, and asks contract.celery_credentials for the password.
+URL. So Celery gets the address only, and asks worker.process.celery_credentials for the password.
 """
 
 from typing import Any
@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from contract.redis.connect import SentinelUrl, credentials_of
 
-_PROVIDER = "contract.celery_credentials.UrlCredentials"
+_PROVIDER = "worker.process.celery_credentials.UrlCredentials"
 
 
 def celery_settings(url: str) -> dict[str, Any]:

@@ -7,10 +7,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from contract.naming import queue_name
-from contract.redis.loads import Loads
 from gateway.http.http import caller, reply, services
 from gateway.http.limits import check_model
 from gateway.metrics.scale.protocol import Scale
+from gateway.redis.loads import Loads
 
 
 def _scale(request: Request) -> Response:

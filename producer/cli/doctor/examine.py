@@ -7,7 +7,6 @@ from itertools import islice
 from pathlib import Path
 
 from contract.errors import StoreForbidden, StoreRefused, StoreUnavailable
-from contract.redis import rights
 from contract.redis.batches import BatchStore
 from contract.redis.connect import credentials_of, masked
 from contract.redis.records import Records
@@ -16,6 +15,7 @@ from contract.version import version
 from producer.cli.doctor import here, server, workers
 from producer.cli.doctor.finding import Area, Finding, ok, problem, remark
 from producer.cli.gateway_records import held_by_tenants
+from producer.redis import rights
 
 #: Tenants whose records are told of, the largest first.
 _TENANTS = 3

@@ -1,0 +1,1 @@
+"""What only producers do in Redis."""
