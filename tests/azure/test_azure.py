@@ -12,8 +12,13 @@ from pathlib import Path
 
 import httpx
 import pytest
-from bucket_checks import check_bucket_that_is_not_there, check_command, check_objects, check_store
-from gateway_process import free_port
+from kit.commands.bucket_checks import (
+    check_bucket_that_is_not_there,
+    check_command,
+    check_objects,
+    check_store,
+)
+from kit.gateways.gateway_process import free_port
 
 from contract.redis.batches import BatchStore
 from demo.stack import eventually

@@ -34,7 +34,6 @@ from typing import Any
 
 sys.path.insert(1, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(1, str(Path(__file__).resolve().parents[2]))
-sys.path.append(str(Path(__file__).resolve().parents[1] / "kit"))
 sys.path.append(str(Path(__file__).resolve().parents[2] / "models" / "training"))
 
 import aiohttp
@@ -42,7 +41,7 @@ from bench.common import report
 from bench.common.load import hold, is_ready
 from bench.gpu import pairs, workload
 from bench.gpu.process import Process, well
-from drafts import settled
+from kit.engines.drafts import settled
 from prompt_forms import chat_messages
 from questions import held_out_reading
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helm_chart import EXAMPLES, Resource, render, values
-from kubernetes_schemas import CUSTOM
+from kit.chart.helm_chart import EXAMPLES, Resource, render, values
+from kit.chart.kubernetes_schemas import CUSTOM
 
 from demo.stack import eventually, free_port
 

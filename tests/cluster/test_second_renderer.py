@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helm_chart import (
+from kit.chart.helm_chart import (
     CHART,
     EXAMPLES,
     Resource,

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from celery_side import client_app
-from real_stack import Stack
+from kit.stacks.celery_side import client_app
+from kit.stacks.real_stack import Stack
 
 from contract.redis.batches import BatchStore
 from demo.stack import RedisServer, Worker, tiny_model_worker

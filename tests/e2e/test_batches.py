@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from questions import held_out_reading
-from real_stack import (
+from kit.stacks.real_stack import (
     Stack,
     asked,
     chat_messages,
@@ -20,6 +19,7 @@ from real_stack import (
     text_of,
     write_jsonl,
 )
+from questions import held_out_reading
 
 from contract.redis import keys
 from demo.stack import Worker, eventually

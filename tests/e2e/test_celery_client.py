@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from celery.exceptions import TaskRevokedError
 from celery.result import AsyncResult
-from real_stack import Stack, asked, frozen, listed_questions, text_of
+from kit.stacks.real_stack import Stack, asked, frozen, listed_questions, text_of
 
 from contract.redis import keys
 from demo.stack import Worker, eventually

@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from gateway_process import GatewayProcess
-from real_stack import Stack
+from kit.gateways.gateway_process import GatewayProcess
+from kit.stacks.real_stack import Stack
 
 from demo.stack import Worker
 

@@ -15,8 +15,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from installed import built_wheel, environment_with
-from real_stack import ROOT, read_jsonl, text_of
+from kit.stacks.installed import built_wheel, environment_with
+from kit.stacks.real_stack import ROOT, read_jsonl, text_of
 
 from demo.run import wait_for
 from demo.stack import CPU_ENGINE_ARGS, MODEL, RedisServer, Worker

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lessee import celery_message, stored
-from real_stack import Stack, asked, listed_questions, read_jsonl, text_of, write_jsonl
+from kit.protocol.lessee import celery_message, stored
+from kit.stacks.real_stack import Stack, asked, listed_questions, read_jsonl, text_of, write_jsonl
 
 from contract import naming
 from contract.openai.body import CHAT_URL, COMPLETION_URL

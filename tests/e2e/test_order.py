@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from real_stack import Stack, read_jsonl, write_jsonl
+from kit.stacks.real_stack import Stack, read_jsonl, write_jsonl
 
 from demo.stack import CPU_ENGINE_ARGS, Worker, tiny_model_worker
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from planned_files import SHAPES, write_shape
-from real_stack import Stack, write_jsonl
+from kit.commands.planned_files import SHAPES, write_shape
+from kit.stacks.real_stack import Stack, write_jsonl
 
 from demo.stack import MODEL
 from producer.submit.plan.prompts import prompt_of

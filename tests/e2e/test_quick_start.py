@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from real_stack import ROOT, read_jsonl, text_of
+from kit.stacks.real_stack import ROOT, read_jsonl, text_of
 
 from demo.stack import eventually, free_port
 

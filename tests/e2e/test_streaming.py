@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from real_stack import Stack, frozen, write_jsonl
+from kit.stacks.real_stack import Stack, frozen, write_jsonl
 
 from contract.naming import stream_key
 from contract.streaming import Listener, Transcript, texts_of

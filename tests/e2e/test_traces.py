@@ -9,13 +9,13 @@ from typing import Any
 import openai
 import orjson
 import pytest
-from gateway_process import GatewayProcess
+from kit.gateways.gateway_process import GatewayProcess
+from kit.servers.otlp_receiver import Received, Receiver, otlp_receiver
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.propagate import inject
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import Tracer, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from otlp_receiver import Received, Receiver, otlp_receiver
 
 from contract.redis import keys
 from contract.traces.context import new_context

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from pages import TUTORIALS, Reader
+from kit.commands.pages import TUTORIALS, Reader
 
 #: Page and what of it no machine of ours can run: it says so beside each such line.
 PAGES = {

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from real_stack import (
+from kit.stacks.real_stack import (
     Stack,
     asked,
     chat_messages,

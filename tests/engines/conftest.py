@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from in_process import InProcess
-from triton_stack import TritonServer
-from vllm_server import VllmServer
+from kit.engines.in_process import InProcess
+from kit.servers.triton_stack import TritonServer
+from kit.servers.vllm_server import VllmServer
 
 from demo.stack import RedisServer
 

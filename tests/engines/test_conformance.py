@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from conformance import conform
-from triton_stack import VENV, TritonServer
+from kit.engines.conformance import conform
+from kit.servers.triton_stack import VENV, TritonServer
 
 from demo.stack import CPU_ENGINE_ARGS, MODEL
 

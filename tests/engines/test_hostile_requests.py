@@ -12,7 +12,7 @@ import zlib
 from typing import Any
 
 import pytest
-from engine_lines import Line, ended, small
+from kit.hostile.engine_lines import Line, ended, small
 from options.vision import make_vision_model
 
 from contract.openai.body import CHAT_URL, COMPLETION_URL

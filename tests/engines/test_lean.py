@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import real_stack
-from both_ways import Line, answered_both_ways
+from kit.engines.both_ways import Line, answered_both_ways
+from kit.engines.run_batch_lines import GENERATING, LENGTH
+from kit.stacks import real_stack
+from kit.stacks.real_stack import asked
 from questions import held_out_reading
-from real_stack import asked
-from run_batch_lines import GENERATING, LENGTH
 
 from contract.openai.body import CHAT_URL, COMPLETION_URL
 

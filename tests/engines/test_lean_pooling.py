@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from both_ways import Line, answered_both_ways
+from kit.engines.both_ways import Line, answered_both_ways
+from kit.engines.run_batch_lines import LENGTH, POOLED, POOLING
+from kit.engines.score_models import make_cross_encoder, make_reranker, make_untyped_cross_encoder
 from questions import held_out_reading
-from run_batch_lines import LENGTH, POOLED, POOLING
-from score_models import make_cross_encoder, make_reranker, make_untyped_cross_encoder
 
 from contract.openai.pooling import EMBEDDINGS_URL
 

@@ -9,9 +9,9 @@ from contextlib import suppress
 import httpx
 import orjson
 import pytest
-from attacked import LONGER_S, Attacked, attacked
-from hostile_request import chat
-from run_batch_lines import NAME
+from kit.engines.run_batch_lines import NAME
+from kit.hostile.attacked import LONGER_S, Attacked, attacked
+from kit.hostile.hostile_request import chat
 
 from contract.openai.body import CHAT_URL, COMPLETION_URL
 from contract.redis import keys

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from celery_side import client_app
-from conformance import conform
-from in_process import InProcess
-from real_stack import Stack, frozen, read_jsonl, write_jsonl
-from vllm_server import KEY, VllmServer
+from kit.engines.conformance import conform
+from kit.engines.in_process import InProcess
+from kit.servers.vllm_server import KEY, VllmServer
+from kit.stacks.celery_side import client_app
+from kit.stacks.real_stack import Stack, frozen, read_jsonl, write_jsonl
 
 from contract.openai.body import CHAT_URL, COMPLETION_URL
 from contract.redis.batches import BatchStore

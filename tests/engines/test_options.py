@@ -11,11 +11,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from celery_side import client_app
-from options.checkpoints import make_adapter
-from options.rows import CACHED, NOBIND
-from prometheus_client.parser import text_string_to_metric_families
-from real_stack import (
+from kit.stacks.celery_side import client_app
+from kit.stacks.real_stack import (
     Stack,
     asked,
     completion_prompt,
@@ -24,6 +21,9 @@ from real_stack import (
     text_of,
     write_jsonl,
 )
+from options.checkpoints import make_adapter
+from options.rows import CACHED, NOBIND
+from prometheus_client.parser import text_string_to_metric_families
 
 from contract.naming import TASK_NAME
 from contract.redis.batches import BatchStore

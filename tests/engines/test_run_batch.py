@@ -8,11 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from celery_side import client_app
-from options.vision import SQUARE_TOKENS, WIDE_TOKENS, make_vision_model
-from pictures import site
-from real_stack import Stack, read_jsonl, write_jsonl
-from run_batch_lines import (
+from kit.engines.run_batch_lines import (
     ENDING,
     FAILING,
     GENERATING,
@@ -26,7 +22,11 @@ from run_batch_lines import (
     UNSEEN,
     seeing,
 )
-from run_batch_process import BESIDE, RunBatch, comparable
+from kit.engines.run_batch_process import BESIDE, RunBatch, comparable
+from kit.servers.pictures import site
+from kit.stacks.celery_side import client_app
+from kit.stacks.real_stack import Stack, read_jsonl, write_jsonl
+from options.vision import SQUARE_TOKENS, WIDE_TOKENS, make_vision_model
 
 from contract.redis.batches import BatchStore
 from demo.stack import CPU_ENGINE_ARGS, RedisServer, tiny_model_worker

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from in_process import InProcess
-from lessee import chat, client_of
-from real_stack import read_jsonl, text_of, write_jsonl
-from stage import Stage, stage
-from support import producer_command, producer_env
-from triton_stack import TritonServer, triton_worker
+from kit.commands.support import producer_command, producer_env
+from kit.engines.in_process import InProcess
+from kit.protocol.lessee import chat, client_of
+from kit.servers.triton_stack import TritonServer, triton_worker
+from kit.stacks.real_stack import read_jsonl, text_of, write_jsonl
+from kit.stacks.stage import Stage, stage
 
 from contract import naming
 from contract.redis import keys

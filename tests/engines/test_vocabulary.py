@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_lines import Line, ended, small
+from kit.hostile.engine_lines import Line, ended, small
 
 from contract.openai.body import CHAT_URL, COMPLETION_URL
 from demo.stack import MODEL

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from previous import Previous, previous_release
+from kit.stacks.previous import Previous, previous_release
 
 from demo.stack import RedisServer
 

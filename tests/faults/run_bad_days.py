@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parent.parent), str(HERE.parent / "kit")]
+sys.path[:0] = [str(HERE.parent.parent), str(HERE.parent)]
 
 import pytest  # noqa: E402
-from bad_day import TRIES_A_LINE, BadDay  # noqa: E402
+from kit.servers.bad_day import TRIES_A_LINE, BadDay  # noqa: E402
 
 RESULT = HERE / "results" / "bad-days.json"
 

@@ -20,9 +20,9 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "kit")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-from bucket_run import (  # noqa: E402
+from kit.commands.bucket_run import (  # noqa: E402
     MAP,
     BucketRun,
     answers_in,
@@ -31,8 +31,8 @@ from bucket_run import (  # noqa: E402
     write_same_lines,
     write_table,
 )
-from celery_side import simulated  # noqa: E402
-from s3 import credentials, s3_server, there  # noqa: E402
+from kit.servers.s3 import credentials, s3_server, there  # noqa: E402
+from kit.stacks.celery_side import simulated  # noqa: E402
 
 from demo.stack import RedisServer  # noqa: E402
 

@@ -16,13 +16,13 @@ import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parent.parent), str(HERE.parent / "kit")]
+sys.path[:0] = [str(HERE.parent.parent), str(HERE.parent)]
 
-from campaign import Campaign  # noqa: E402
-from campaign_real import RealCampaign, SharedCampaign  # noqa: E402
-from mutations import GUARDS, BrokenPromise, root_with  # noqa: E402
-from stage import Stage, stage  # noqa: E402
-from wrong_clock import steppable_clock  # noqa: E402
+from kit.campaigns.campaign import Campaign  # noqa: E402
+from kit.campaigns.campaign_real import RealCampaign, SharedCampaign  # noqa: E402
+from kit.campaigns.mutations import GUARDS, BrokenPromise, root_with  # noqa: E402
+from kit.redis_servers.wrong_clock import steppable_clock  # noqa: E402
+from kit.stacks.stage import Stage, stage  # noqa: E402
 
 RESULTS = HERE / "results"
 MUTATIONS = RESULTS / "campaign-mutations.json"

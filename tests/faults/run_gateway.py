@@ -14,11 +14,11 @@ import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parent.parent), str(HERE.parent / "kit")]
+sys.path[:0] = [str(HERE.parent.parent), str(HERE.parent)]
 
-from gateway_campaign import GatewayCampaign  # noqa: E402
-from gateway_phases import PHASES  # noqa: E402
-from gateway_verdict import judge  # noqa: E402
+from kit.campaigns.gateway_campaign import GatewayCampaign  # noqa: E402
+from kit.campaigns.gateway_phases import PHASES  # noqa: E402
+from kit.campaigns.gateway_verdict import judge  # noqa: E402
 
 RESULTS = HERE / "results" / "campaign-gateway.json"
 

@@ -16,10 +16,10 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "kit")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-from memory import Sample, Watched, growth  # noqa: E402
-from support import batch_file, run_producer  # noqa: E402
+from kit.commands.support import batch_file, run_producer  # noqa: E402
+from kit.stacks.memory import Sample, Watched, growth  # noqa: E402
 
 from contract.redis.batches import BatchStore  # noqa: E402
 from demo.stack import RedisServer, Worker  # noqa: E402

@@ -3,9 +3,9 @@
     run_scaling.py [--save] [--going random|idlest] [--drain-s S]
 
 A real gateway tells at /warmq/v1/scale what the queue holds. The rule of the chart's own
-ScaledObject (tests/kit/keda_rule.py) decides from it every 15 s of a clock that runs 30 times as
-fast as this machine's, and real worker processes with the simulated engine are started, or get
-SIGTERM, whichever of them it hits. At the end every request has one answer. With --save
+ScaledObject (tests/kit/chart/keda_rule.py) decides from it every 15 s of a clock that runs 30
+times as fast as this machine's, and real worker processes with the simulated engine are started,
+or get SIGTERM, whichever of them it hits. At the end every request has one answer. With --save
 the course is kept in tests/faults/results/scaling.json; docs/kubernetes.md shows it. `--going
 idlest` stops the worker that runs least, as a pod's deletion cost would have it, and `--drain-s`
 gives a stop less time than its requests need: decision 0016 compares them.
@@ -26,14 +26,14 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "kit")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-from celery_side import simulated  # noqa: E402
-from gateway_process import GatewayProcess  # noqa: E402
-from helm_chart import render, values  # noqa: E402
-from keda_rule import EVERY_S, Scaler  # noqa: E402
-from lessee import chat, client_of, submit_batch  # noqa: E402
-from settled import assert_batch_settled, assert_nothing_left  # noqa: E402
+from kit.chart.helm_chart import render, values  # noqa: E402
+from kit.chart.keda_rule import EVERY_S, Scaler  # noqa: E402
+from kit.gateways.gateway_process import GatewayProcess  # noqa: E402
+from kit.protocol.lessee import chat, client_of, submit_batch  # noqa: E402
+from kit.stacks.celery_side import simulated  # noqa: E402
+from kit.verdicts.settled import assert_batch_settled, assert_nothing_left  # noqa: E402
 
 from contract import naming  # noqa: E402
 from contract.redis import keys  # noqa: E402

@@ -23,11 +23,11 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
-sys.path[:0] = [str(ROOT), str(HERE.parent / "kit")]
+sys.path[:0] = [str(ROOT), str(HERE.parent)]
 
-from debian_packages import Packaged  # noqa: E402
-from servers_seen import version_of  # noqa: E402
-from wheel_servers import Wheeled  # noqa: E402
+from kit.redis_servers.debian_packages import Packaged  # noqa: E402
+from kit.redis_servers.servers_seen import version_of  # noqa: E402
+from kit.redis_servers.wheel_servers import Wheeled  # noqa: E402
 
 from demo.stack import RedisServer, bundled_redis  # noqa: E402
 
@@ -110,10 +110,11 @@ def run_on(server: Server) -> dict[str, Any]:
     paths = [str(path.relative_to(ROOT)) for test in tests for path in sorted(ROOT.glob(test))]
     with tempfile.TemporaryDirectory() as folder:
         seen = Path(folder) / "seen.json"
-        words = ["-q", "-m", "not slow", "-p", "servers_seen", "--seen", str(seen), *paths]
+        plugin = "kit.redis_servers.servers_seen"
+        words = ["-q", "-m", "not slow", "-p", plugin, "--seen", str(seen), *paths]
         env = os.environ | {
             "WARMQ_TEST_REDIS_SERVER": program,
-            "PYTHONPATH": f"{ROOT}:{HERE.parent}/kit",
+            "PYTHONPATH": f"{ROOT}:{HERE.parent}",
         }
         began = time.monotonic()
         done = subprocess.run(

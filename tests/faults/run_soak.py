@@ -19,10 +19,10 @@ import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parent.parent), str(HERE.parent / "kit")]
+sys.path[:0] = [str(HERE.parent.parent), str(HERE.parent)]
 
-from attacked import attacked, tiny  # noqa: E402
-from soak import Soak  # noqa: E402
+from kit.hostile.attacked import attacked, tiny  # noqa: E402
+from kit.hostile.soak import Soak  # noqa: E402
 
 RESULT = HERE / "results" / "soak.json"
 

@@ -15,11 +15,11 @@ import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parent.parent), str(HERE.parent / "kit")]
+sys.path[:0] = [str(HERE.parent.parent), str(HERE.parent)]
 
-from previous import WHEEL, previous_release  # noqa: E402
-from stage import stage  # noqa: E402
-from upgrade_drill import UpgradeDrill  # noqa: E402
+from kit.stacks.previous import WHEEL, previous_release  # noqa: E402
+from kit.stacks.stage import stage  # noqa: E402
+from kit.stacks.upgrade_drill import UpgradeDrill  # noqa: E402
 
 from contract.version import PROTOCOL  # noqa: E402
 

@@ -10,10 +10,16 @@ from typing import Any
 
 import pytest
 import redis
-from debian_redis import debian_redis
-from lessee import celery_message, chat
-from outage import celery_inspect, finished, in_flight, simulated, starts
-from support import chat_line, producer_command, producer_env, run_producer, write_lines
+from kit.commands.support import (
+    chat_line,
+    producer_command,
+    producer_env,
+    run_producer,
+    write_lines,
+)
+from kit.protocol.lessee import celery_message, chat
+from kit.redis_servers.debian_redis import debian_redis
+from kit.redis_servers.outage import celery_inspect, finished, in_flight, simulated, starts
 
 from contract import naming
 from contract.redis import keys

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from bucket_run import (
+from kit.commands.bucket_run import (
     MAP,
     BucketRun,
     answers_in,
@@ -15,9 +15,9 @@ from bucket_run import (
     write_same_lines,
     write_table,
 )
-from celery_side import simulated
-from s3 import Gate, credentials, s3_server, there, unfinished
-from support import run_producer
+from kit.commands.support import run_producer
+from kit.servers.s3 import Gate, credentials, s3_server, there, unfinished
+from kit.stacks.celery_side import simulated
 
 from producer.run.delivery import Delivery
 

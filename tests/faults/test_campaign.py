@@ -7,9 +7,9 @@ import secrets
 from pathlib import Path
 
 import pytest
-from campaign import Campaign
-from stage import stage
-from wrong_clock import steppable_clock
+from kit.campaigns.campaign import Campaign
+from kit.redis_servers.wrong_clock import steppable_clock
+from kit.stacks.stage import stage
 
 #: WARMQ_TEST_SEED=N draws the faults of a campaign that failed again.
 SEED = int(os.environ.get("WARMQ_TEST_SEED") or secrets.randbelow(2**31))

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import orjson
 import pytest
-from stage import stage
-from support import run_producer, write_lines
+from kit.commands.support import run_producer, write_lines
+from kit.stacks.stage import stage
 
 from demo.stack import ROOT, eventually
 

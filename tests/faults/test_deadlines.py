@@ -10,8 +10,16 @@ from typing import Any
 import orjson
 import pytest
 import redis
-from lessee import QUEUE, Lessee, bury_alive, celery_message, chat, client_of, stored
-from support import batch_file, chat_line, finish, queued, run_producer, state, write_lines
+from kit.commands.support import (
+    batch_file,
+    chat_line,
+    finish,
+    queued,
+    run_producer,
+    state,
+    write_lines,
+)
+from kit.protocol.lessee import QUEUE, Lessee, bury_alive, celery_message, chat, client_of, stored
 
 from contract import naming
 from contract.errors import RequestFailed

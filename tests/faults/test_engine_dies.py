@@ -7,8 +7,8 @@ import shutil
 import signal
 from pathlib import Path
 
-from lessee import chat, client_of
-from stage import Stage, stage
+from kit.protocol.lessee import chat, client_of
+from kit.stacks.stage import Stage, stage
 
 from contract import naming
 from contract.redis import keys

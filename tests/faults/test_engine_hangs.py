@@ -6,8 +6,8 @@ import os
 import signal
 from pathlib import Path
 
-from lessee import chat, client_of
-from stage import stage
+from kit.protocol.lessee import chat, client_of
+from kit.stacks.stage import stage
 
 from contract.redis import keys
 from demo.stack import eventually

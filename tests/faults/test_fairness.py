@@ -1,4 +1,4 @@
-"""The observer of turns (tests/kit/fairness.py): what it objects to, and what is no turn."""
+"""What the observer of turns (tests/kit/verdicts/fairness.py) objects to, and what is no turn."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fairness import unfair
-from lessee import Lessee, submit_batch
-from observer import WATCHED
-from turn_steps import end
+from kit.protocol.lessee import Lessee, submit_batch
+from kit.protocol.turn_steps import end
+from kit.verdicts.fairness import unfair
+from kit.verdicts.observer import WATCHED
 
 from contract.redis.batches import BatchStore
 from contract.redis.tenants import Tenant

@@ -7,10 +7,10 @@ import signal
 from pathlib import Path
 
 import psutil
-from campaign_real import front_ends, holds_leases
-from celery_side import client_app, in_flight, send, stats
-from lessee import celery_message, chat, client_of, stored
-from stage import LEASE_S, Stage, stage
+from kit.campaigns.campaign_real import front_ends, holds_leases
+from kit.protocol.lessee import celery_message, chat, client_of, stored
+from kit.stacks.celery_side import client_app, in_flight, send, stats
+from kit.stacks.stage import LEASE_S, Stage, stage
 
 from contract import naming
 from contract.redis import keys

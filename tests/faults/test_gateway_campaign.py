@@ -11,9 +11,9 @@ import secrets
 from pathlib import Path
 
 import pytest
-from gateway_campaign import GatewayCampaign
-from gateway_phases import PHASES
-from gateway_verdict import judge
+from kit.campaigns.gateway_campaign import GatewayCampaign
+from kit.campaigns.gateway_phases import PHASES
+from kit.campaigns.gateway_verdict import judge
 
 #: WARMQ_TEST_SEED=N draws the kills of a campaign that failed again.
 SEED = int(os.environ.get("WARMQ_TEST_SEED") or secrets.randbelow(2**31))

@@ -12,10 +12,10 @@ from typing import Any
 
 import openai
 import pytest
-from carrying import ended, request, results, upload
-from celery_side import simulated
-from gateway_process import GatewayProcess
-from settled import assert_nothing_left
+from kit.gateways.carrying import ended, request, results, upload
+from kit.gateways.gateway_process import GatewayProcess
+from kit.stacks.celery_side import simulated
+from kit.verdicts.settled import assert_nothing_left
 
 from contract.redis.batches import BatchStore
 from demo.stack import RedisServer, eventually

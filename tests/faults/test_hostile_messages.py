@@ -14,11 +14,11 @@ from typing import Any
 import orjson
 import pytest
 import redis
-from hostile import TEXTS, envelopes, examples, pickled
-from hostile_request import deep
 from hypothesis import example, given
 from hypothesis import strategies as st
-from lessee import (
+from kit.hostile.hostile import TEXTS, envelopes, examples, pickled
+from kit.hostile.hostile_request import deep
+from kit.protocol.lessee import (
     QUEUE,
     SEED,
     Lessee,

@@ -10,10 +10,10 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from attacked import Attacked, attacked
-from hostile_batches import ends_of, send_as_batches
-from hostile_requests import REQUESTS
-from run_batch_lines import NAME
+from kit.engines.run_batch_lines import NAME
+from kit.hostile.attacked import Attacked, attacked
+from kit.hostile.hostile_batches import ends_of, send_as_batches
+from kit.hostile.hostile_requests import REQUESTS
 
 #: The worst of each kind, but those of `n` of 128: a thousand sequences take all of two cores.
 QUICK = (

@@ -9,9 +9,7 @@ from pathlib import Path
 import orjson
 import pytest
 import redis
-from hostile import pickled
-from lessee import Lessee, bury_alive, celery_message, stored, submit_batch
-from support import (
+from kit.commands.support import (
     batch_file,
     chat_line,
     producer_command,
@@ -21,6 +19,8 @@ from support import (
     state,
     write_lines,
 )
+from kit.hostile.hostile import pickled
+from kit.protocol.lessee import Lessee, bury_alive, celery_message, stored, submit_batch
 
 from contract.redis import keys
 from contract.redis.batches import BatchStore

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import psutil
 import pytest
-from stage import stage
-from started_as import KINDS, command_of, processes_of
+from kit.stacks.stage import stage
+from kit.stacks.started_as import KINDS, command_of, processes_of
 
 from demo.stack import Worker, eventually
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-from campaign_real import front_ends
-from hanging import exit_codes, hung_processes, supervised
-from lessee import chat, client_of
-from stage import Stage, stage
-from started_as import KINDS, processes_of, runs
+from kit.campaigns.campaign_real import front_ends
+from kit.protocol.lessee import chat, client_of
+from kit.stacks.hanging import exit_codes, hung_processes, supervised
+from kit.stacks.stage import Stage, stage
+from kit.stacks.started_as import KINDS, processes_of, runs
 
 from contract.redis import keys
 from demo.stack import Worker, eventually

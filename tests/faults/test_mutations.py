@@ -14,12 +14,21 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-import script_keys
-from fairness import unfair
-from lessee import chat, client_of, now
-from mutations import CHARGE, GRACE, GUARDS, NX, OWNED, BrokenPromise, Mutation, root_with
-from observer import read_writes
-from stage import Stage, stage
+from kit.campaigns.mutations import (
+    CHARGE,
+    GRACE,
+    GUARDS,
+    NX,
+    OWNED,
+    BrokenPromise,
+    Mutation,
+    root_with,
+)
+from kit.protocol import script_keys
+from kit.protocol.lessee import chat, client_of, now
+from kit.stacks.stage import Stage, stage
+from kit.verdicts.fairness import unfair
+from kit.verdicts.observer import read_writes
 
 from demo.stack import ROOT, Worker, eventually
 

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from outage import (
+from kit.commands.support import batch_file, producer_command, producer_env
+from kit.redis_servers.outage import (
     assert_settled,
     finished,
     in_flight,
@@ -21,8 +22,7 @@ from outage import (
     store_of,
     submit_sleepers,
 )
-from proxy import Fault, Proxy
-from support import batch_file, producer_command, producer_env
+from kit.redis_servers.proxy import Fault, Proxy
 
 from contract import naming
 from contract.redis import keys

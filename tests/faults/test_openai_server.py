@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from lessee import chat, client_of
-from stage import Stage, stage
-from stub_server import StubProcess
+from kit.protocol.lessee import chat, client_of
+from kit.servers.stub_server import StubProcess
+from kit.stacks.stage import Stage, stage
 
 from contract.redis import keys
 from demo.stack import Worker, eventually

@@ -14,9 +14,7 @@ import orjson
 import psutil
 import pytest
 import redis
-from lessee import QUEUE, Lessee, celery_message, chat, client_of, stored, submit_batch
-from memory import Watched, growth
-from support import (
+from kit.commands.support import (
     batch_file,
     chat_line,
     producer_command,
@@ -25,6 +23,8 @@ from support import (
     state,
     write_lines,
 )
+from kit.protocol.lessee import QUEUE, Lessee, celery_message, chat, client_of, stored, submit_batch
+from kit.stacks.memory import Watched, growth
 
 from contract.redis import keys
 from contract.redis.batches import BatchStore

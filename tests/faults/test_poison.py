@@ -9,9 +9,9 @@ import signal
 from pathlib import Path
 
 import pytest
-from lessee import chat, client_of
-from stage import Stage, stage
-from support import run_producer
+from kit.commands.support import run_producer
+from kit.protocol.lessee import chat, client_of
+from kit.stacks.stage import Stage, stage
 
 from contract import naming
 from contract.redis import keys

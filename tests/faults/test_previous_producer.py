@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import redis
-from lessee import Lessee, client_of, counts, now, submit_batch
-from previous import Previous
-from protocol_1 import snapshot
-from support import batch_file, finish, run_producer
+from kit.commands.support import batch_file, finish, run_producer
+from kit.protocol.lessee import Lessee, client_of, counts, now, submit_batch
+from kit.stacks.previous import Previous
+from kit.stacks.protocol_1 import snapshot
 
 from contract.errors import RequestFailed
 from contract.redis.batches import BatchStore

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import openai
 import pytest
-from celery_side import simulated
-from gateway_process import GatewayProcess
-from previous import Previous
+from kit.gateways.gateway_process import GatewayProcess
+from kit.stacks.celery_side import simulated
+from kit.stacks.previous import Previous
 
 from contract import naming
 from contract.redis.batches import BatchStore

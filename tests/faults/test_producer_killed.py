@@ -7,9 +7,9 @@ import subprocess
 from functools import partial
 from pathlib import Path
 
-from lessee import chat
-from stage import Stage, stage
-from support import producer_command, producer_env, run_producer, write_lines
+from kit.commands.support import producer_command, producer_env, run_producer, write_lines
+from kit.protocol.lessee import chat
+from kit.stacks.stage import Stage, stage
 
 from contract.redis.batches import BatchStore
 from demo.stack import eventually

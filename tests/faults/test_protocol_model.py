@@ -1,7 +1,7 @@
 """The Lua scripts against a model: any order of steps, replies lost at any of them.
 
 Three workers, three batches, plain clients and hostile ones draw their steps from hypothesis;
-after each, all of Redis is looked at (tests/kit/model_judge.py says what must be true).
+after each, all of Redis is looked at (tests/kit/protocol/model_judge.py says what must be true).
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from model_judge import Judge
-from model_world import ENDINGS, SCRIPTS, World
-from wire import Fate, load
-from wrong_clock import WrongClock, steppable_clock
+from kit.protocol.model_judge import Judge
+from kit.protocol.model_world import ENDINGS, SCRIPTS, World
+from kit.protocol.wire import Fate, load
+from kit.redis_servers.wrong_clock import WrongClock, steppable_clock
 
 from contract import naming
 from contract.redis import keys

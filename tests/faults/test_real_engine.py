@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import psutil
 import pytest
-from lessee import chat, client_of
-from stage import Stage, stage
+from kit.protocol.lessee import chat, client_of
+from kit.stacks.stage import Stage, stage
 
 from contract.redis import keys
 from demo.stack import MODEL, Worker, eventually

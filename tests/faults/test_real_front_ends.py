@@ -10,10 +10,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from campaign_real import completed_by, front_ends, holds_leases
-from lessee import chat
-from stage import stage
-from started_as import command_of, processes_of, runs
+from kit.campaigns.campaign_real import completed_by, front_ends, holds_leases
+from kit.protocol.lessee import chat
+from kit.stacks.stage import stage
+from kit.stacks.started_as import command_of, processes_of, runs
 
 from demo.stack import eventually
 

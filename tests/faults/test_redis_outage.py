@@ -9,7 +9,8 @@ import threading
 from pathlib import Path
 
 import pytest
-from outage import (
+from kit.commands.support import batch_file, producer_command, producer_env
+from kit.redis_servers.outage import (
     assert_settled,
     finished,
     in_flight,
@@ -23,7 +24,6 @@ from outage import (
     store_of,
     submit_sleepers,
 )
-from support import batch_file, producer_command, producer_env
 
 from contract.redis import keys
 from demo.stack import RedisServer, eventually

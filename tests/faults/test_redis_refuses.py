@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import redis
 from celery import Celery
-from lessee import chat, submit_batch
-from outage import (
+from kit.commands.support import batch_file, run_producer
+from kit.protocol.lessee import chat, submit_batch
+from kit.redis_servers.outage import (
     assert_settled,
     finished,
     in_flight,
@@ -23,7 +24,6 @@ from outage import (
     store_of,
     submit_sleepers,
 )
-from support import batch_file, run_producer
 
 from contract import naming
 from contract.redis.reads import Reads

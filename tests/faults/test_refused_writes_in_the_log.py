@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import redis
-from outage import inspect, simulated, stay, store_of, submit_sleepers
+from kit.redis_servers.outage import inspect, simulated, stay, store_of, submit_sleepers
 
 from demo.stack import RedisServer, eventually
 

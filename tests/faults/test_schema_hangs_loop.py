@@ -10,10 +10,10 @@ import os
 from pathlib import Path
 
 import pytest
-from hanging import exit_codes, hung_processes, supervised
-from lessee import chat
-from stage import stage
-from started_as import KINDS
+from kit.protocol.lessee import chat
+from kit.stacks.hanging import exit_codes, hung_processes, supervised
+from kit.stacks.stage import stage
+from kit.stacks.started_as import KINDS
 
 from demo.stack import ROOT
 

@@ -12,9 +12,16 @@ import orjson
 import psutil
 import pytest
 import yaml
-from lessee import celery_message, chat, stored
-from outage import celery_inspect, finished, inspect, simulated, store_of, submit_sleepers
-from support import batch_file, producer_command, producer_env, run_producer
+from kit.commands.support import batch_file, producer_command, producer_env, run_producer
+from kit.protocol.lessee import celery_message, chat, stored
+from kit.redis_servers.outage import (
+    celery_inspect,
+    finished,
+    inspect,
+    simulated,
+    store_of,
+    submit_sleepers,
+)
 
 from contract import naming
 from demo.stack import ROOT, RedisServer, Worker, eventually

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 import redis
-from outage import (
+from kit.commands.support import batch_file, producer_env, run_producer
+from kit.redis_servers.outage import (
     celery_inspect,
     finished,
     in_flight,
@@ -21,7 +22,6 @@ from outage import (
     spread,
     submit_sleepers,
 )
-from support import batch_file, producer_env, run_producer
 
 from contract.redis import keys
 from contract.redis.batches import BatchStore

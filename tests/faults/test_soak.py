@@ -10,8 +10,8 @@ import secrets
 from pathlib import Path
 
 import pytest
-from attacked import attacked
-from soak import Soak
+from kit.hostile.attacked import attacked
+from kit.hostile.soak import Soak
 
 #: Others' time is judged, which other suites beside it spoil: `make faults-full` runs it.
 pytestmark = pytest.mark.slow

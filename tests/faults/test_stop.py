@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-import script_keys
-from lessee import QUEUE, celery_message, chat, client_of
-from stage import Stage, stage
+from kit.protocol import script_keys
+from kit.protocol.lessee import QUEUE, celery_message, chat, client_of
+from kit.stacks.stage import Stage, stage
 
 from contract.redis import keys
 from demo.stack import Worker, eventually

@@ -6,9 +6,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from debian_redis import Authority, TlsRedis
-from outage import assert_settled, celery_inspect, finished, simulated, submit_sleepers
-from support import batch_file, producer_env, run_producer
+from kit.commands.support import batch_file, producer_env, run_producer
+from kit.redis_servers.debian_redis import Authority, TlsRedis
+from kit.redis_servers.outage import (
+    assert_settled,
+    celery_inspect,
+    finished,
+    simulated,
+    submit_sleepers,
+)
 
 from contract.redis.batches import BatchStore
 from demo.stack import eventually

@@ -22,10 +22,10 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from mutations import TURNS, Mutation
-from turns_model import TurnsModel
-from turns_seen import Seen
-from turns_world import BODIES, OUTCOMES, SLOTS, TurnsWorld, estimate, lists_held
+from kit.campaigns.mutations import TURNS, Mutation
+from kit.protocol.turns_model import TurnsModel
+from kit.protocol.turns_seen import Seen
+from kit.protocol.turns_world import BODIES, OUTCOMES, SLOTS, TurnsWorld, estimate, lists_held
 
 from contract.redis.scripts import source
 from demo.stack import RedisServer

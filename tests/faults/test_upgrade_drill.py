@@ -11,13 +11,13 @@ from typing import Any
 
 import orjson
 import pytest
-from lessee import client_of
-from observer import read_writes
-from previous import Previous, worker_keys
-from settled import assert_batch_settled, assert_nothing_left
-from stage import stage
-from support import run_producer
-from upgrade_drill import NEW, OLD, UpgradeDrill
+from kit.commands.support import run_producer
+from kit.protocol.lessee import client_of
+from kit.stacks.previous import Previous, worker_keys
+from kit.stacks.stage import stage
+from kit.stacks.upgrade_drill import NEW, OLD, UpgradeDrill
+from kit.verdicts.observer import read_writes
+from kit.verdicts.settled import assert_batch_settled, assert_nothing_left
 
 from demo.stack import eventually
 

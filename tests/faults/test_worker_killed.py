@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from stage import Stage, stage
+from kit.stacks.stage import Stage, stage
 
 from demo.stack import Worker, eventually
 

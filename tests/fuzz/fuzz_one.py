@@ -8,7 +8,7 @@ from pathlib import Path
 import atheris
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "kit")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 with atheris.instrument_imports(include=["contract", "gateway", "producer", "worker"]):
     from fuzz.targets import TARGETS

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import NoReturn
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parent), str(HERE.parent / "kit")]
+sys.path[:0] = [str(HERE.parent)]
 
 from fuzz import corpus  # noqa: E402
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import orjson
 import zstandard
-from error_codes import error_codes
+from kit.commands.error_codes import error_codes
 
 from contract.errors import RequestRejected
 from contract.message import MessageWriter, read_body, read_delivery

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-import watched_answers
-from gateway_process import GatewayProcess
-from real_gateway import RealGateway, real_gateway
+from kit.gateways import watched_answers
+from kit.gateways.gateway_process import GatewayProcess
+from kit.gateways.real_gateway import RealGateway, real_gateway
 
 from demo.stack import RedisServer
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import redis
-from gateway_process import GatewayProcess
-from support import producer_command, producer_env
+from kit.commands.support import producer_command, producer_env
+from kit.gateways.gateway_process import GatewayProcess
 
 from contract.openai.body import BODY_TYPES
 from contract.redis.batches import BatchStore

@@ -13,11 +13,11 @@ import httpx
 import openai
 import orjson
 import pytest
-from carrying import ended, request, results, upload
-from celery_side import simulated
-from gateway_process import GatewayProcess
-from support import producer_command, producer_env
-from webhook_receiver import Receiver
+from kit.commands.support import producer_command, producer_env
+from kit.gateways.carrying import ended, request, results, upload
+from kit.gateways.gateway_process import GatewayProcess
+from kit.servers.webhook_receiver import Receiver
+from kit.stacks.celery_side import simulated
 
 from demo.stack import ROOT, RedisServer, eventually
 

@@ -16,8 +16,8 @@ import anthropic
 import httpx
 import orjson
 import pytest
-from celery_side import simulated
-from gateway_process import GatewayProcess
+from kit.gateways.gateway_process import GatewayProcess
+from kit.stacks.celery_side import simulated
 from pydantic import SecretStr
 
 from demo.stack import RedisServer, eventually

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 import uvicorn
-from gateway_process import GatewayProcess, free_port
+from kit.gateways.gateway_process import GatewayProcess, free_port
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse

@@ -13,8 +13,8 @@ import openai
 import orjson
 import pytest
 import redis
-from gateway_process import GatewayProcess, free_port
-from support import producer_command, producer_env, run_producer
+from kit.commands.support import producer_command, producer_env, run_producer
+from kit.gateways.gateway_process import GatewayProcess, free_port
 
 from contract.redis.batches import BatchStore
 from demo.stack import eventually

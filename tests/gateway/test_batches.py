@@ -9,9 +9,9 @@ import httpx
 import openai
 import orjson
 import pytest
-from batch_stack import BatchStack
-from older_worker import announce
-from support import chat_line, write_lines
+from kit.commands.support import chat_line, write_lines
+from kit.gateways.batch_stack import BatchStack
+from kit.stacks.older_worker import announce
 
 from contract.redis import keys
 from contract.version import PROTOCOL

@@ -7,9 +7,9 @@ from typing import Any
 
 import orjson
 import pytest
-from batch_stack import BatchStack
-from celery_side import simulated
-from support import chat_line, write_lines
+from kit.commands.support import chat_line, write_lines
+from kit.gateways.batch_stack import BatchStack
+from kit.stacks.celery_side import simulated
 
 from demo.stack import eventually
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import openai
 import pytest
-from batch_stack import BatchStack
+from kit.gateways.batch_stack import BatchStack
 
 from gateway.redis.api_keys import ApiKeys
 

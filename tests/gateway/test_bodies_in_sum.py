@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
-from gateway_process import GatewayProcess
+from kit.gateways.gateway_process import GatewayProcess
 from starlette.types import Message, Scope
 
 from contract.redis.batches import BatchStore

@@ -11,9 +11,9 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from batch_stack import BatchStack
-from bombs import MB, URL, bombs, line, zstd_of
-from hostile_request import deep
+from kit.gateways.batch_stack import BatchStack
+from kit.hostile.bombs import MB, URL, bombs, line, zstd_of
+from kit.hostile.hostile_request import deep
 
 from demo.stack import eventually
 from gateway.redis.api_keys import ApiKeys

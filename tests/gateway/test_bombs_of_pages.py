@@ -13,8 +13,8 @@ from urllib.parse import urlencode
 
 import httpx
 import pytest
-from batch_stack import BatchStack
-from bombs import MB, bombs, line, zstd_of
+from kit.gateways.batch_stack import BatchStack
+from kit.hostile.bombs import MB, bombs, line, zstd_of
 
 from contract.redis.objects import Stored
 from gateway.batches.api.record import decode

@@ -13,9 +13,9 @@ import obstore
 import openai
 import psutil
 import pytest
-from gateway_process import GatewayProcess
+from kit.gateways.gateway_process import GatewayProcess
+from kit.servers.s3 import Gate, credentials, google_credentials, s3_server, there, unfinished
 from obstore.store import from_url
-from s3 import Gate, credentials, google_credentials, s3_server, there, unfinished
 
 from demo.stack import eventually
 from gateway.store import Store, StoreFailed, open_store

@@ -6,7 +6,7 @@ import openai
 import orjson
 import pytest
 import redis
-from gateway_process import GatewayProcess
+from kit.gateways.gateway_process import GatewayProcess
 
 from contract.redis.batches import BatchStore
 from demo.stack import eventually

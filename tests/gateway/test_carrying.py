@@ -10,8 +10,8 @@ from typing import Any
 import openai
 import orjson
 import pytest
-from carrying import ended, lines_of, request, results, upload
-from live_stack import MODEL, QUEUE, Stack
+from kit.gateways.carrying import ended, lines_of, request, results, upload
+from kit.gateways.live_stack import MODEL, QUEUE, Stack
 
 from demo.stack import eventually
 
@@ -197,7 +197,7 @@ def test_a_cancelled_batch_has_what_was_answered_and_what_was_not(alone: Stack) 
 
 
 def test_models_of_one_file_go_to_their_queues_and_keep_one_order(alone: Stack) -> None:
-    from celery_side import simulated
+    from kit.stacks.celery_side import simulated
 
     other = simulated(alone.redis.url, alone.folder / "other.log", served_model_name="org/large")
     alone.worker.start()

@@ -9,13 +9,13 @@ from typing import Any
 
 import orjson
 import pytest
-from other_clients import judge_recorded, program, run_node
-from real_gateway import RealGateway, questions_as_batch
-from real_stack import text_of, write_jsonl
-from run_batch_lines import FAILING, GENERATING, SERVING
-from run_batch_process import RunBatch, comparable
-from support import producer_command, producer_env
-from webhook_receiver import Receiver
+from kit.commands.support import producer_command, producer_env
+from kit.engines.run_batch_lines import FAILING, GENERATING, SERVING
+from kit.engines.run_batch_process import RunBatch, comparable
+from kit.gateways.other_clients import judge_recorded, program, run_node
+from kit.gateways.real_gateway import RealGateway, questions_as_batch
+from kit.servers.webhook_receiver import Receiver
+from kit.stacks.real_stack import text_of, write_jsonl
 
 from demo.stack import MODEL
 

@@ -10,8 +10,8 @@ from typing import Any
 import orjson
 import pytest
 import redis
-from owners import ownerless
-from support import chat_line
+from kit.commands.support import chat_line
+from kit.verdicts.owners import ownerless
 
 from contract.redis.client import Client, _Pipeline
 from gateway.batches.anthropic import batches as message_batches

@@ -10,7 +10,7 @@ import msgspec
 import orjson
 import pytest
 import redis
-from support import chat_line, run_all
+from kit.commands.support import chat_line, run_all
 
 from demo.stack import eventually
 from gateway.batches.api.record import BatchRecord, Part, decode, encode

@@ -12,7 +12,7 @@ import openai
 import psutil
 import pytest
 import redis
-from gateway_process import GatewayProcess
+from kit.gateways.gateway_process import GatewayProcess
 
 from demo.stack import eventually
 from gateway.files.objects import FileRecord, Files

@@ -10,7 +10,7 @@ import msgspec
 import openai
 import pytest
 import redis
-from gateway_process import GatewayProcess
+from kit.gateways.gateway_process import GatewayProcess
 
 from contract.redis.batches import BatchStore
 from demo.stack import eventually

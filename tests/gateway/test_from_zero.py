@@ -10,9 +10,9 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from carrying import ended, lines_of, request, upload
-from celery_side import simulated
-from live_stack import HELLO, MODEL, Stack
+from kit.gateways.carrying import ended, lines_of, request, upload
+from kit.gateways.live_stack import HELLO, MODEL, Stack
+from kit.stacks.celery_side import simulated
 
 from demo.stack import eventually
 from gateway.redis.api_keys import ApiKeys

@@ -10,8 +10,8 @@ import httpx
 import openai
 import orjson
 import pytest
-from gateway_process import GatewayProcess
-from support import chat_line, run_producer
+from kit.commands.support import chat_line, run_producer
+from kit.gateways.gateway_process import GatewayProcess
 
 from contract.redis.batches import BatchStore
 from contract.redis.tenants import Tenants

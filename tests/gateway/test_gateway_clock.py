@@ -7,10 +7,10 @@ from pathlib import Path
 import openai
 import orjson
 import pytest
-from celery_side import simulated
-from gateway_process import GatewayProcess
-from support import chat_line
-from wrong_clock import WrongClock
+from kit.commands.support import chat_line
+from kit.gateways.gateway_process import GatewayProcess
+from kit.redis_servers.wrong_clock import WrongClock
+from kit.stacks.celery_side import simulated
 
 from contract.redis.batches import BatchStore
 from demo.stack import RedisServer, eventually

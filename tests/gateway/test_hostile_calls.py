@@ -13,11 +13,11 @@ from pathlib import Path
 import orjson
 import psutil
 import pytest
-import watched_answers
-from hostile_calls import Drawing, make_calls
-from lessee import client_of
-from live_stack import Stack
-from owners import ownerless
+from kit.gateways import watched_answers
+from kit.gateways.live_stack import Stack
+from kit.hostile.hostile_calls import Drawing, make_calls
+from kit.protocol.lessee import client_of
+from kit.verdicts.owners import ownerless
 
 from demo.stack import eventually
 from gateway.batches.api.record import ENDED

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 import uvicorn
-from gateway_process import GatewayProcess, free_port
+from kit.gateways.gateway_process import GatewayProcess, free_port
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.routing import Route

@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import orjson
 import pytest
-from live_stack import HELLO, MODEL, Stack
-from support import chat_line
+from kit.commands.support import chat_line
+from kit.gateways.live_stack import HELLO, MODEL, Stack
 
 from demo.stack import eventually
 

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 import uvicorn
-from gateway_process import GatewayProcess, free_port
+from kit.gateways.gateway_process import GatewayProcess, free_port
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request

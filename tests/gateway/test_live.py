@@ -14,7 +14,7 @@ import httpx
 import openai
 import orjson
 import pytest
-from live_stack import HELLO, MODEL, Stack
+from kit.gateways.live_stack import HELLO, MODEL, Stack
 
 from demo.stack import eventually
 from gateway.online.charging import tokens_of

@@ -10,8 +10,8 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
-from gateway_process import GatewayProcess
-from live_stack import HELLO, MODEL, Stack
+from kit.gateways.gateway_process import GatewayProcess
+from kit.gateways.live_stack import HELLO, MODEL, Stack
 
 from contract.naming import RESULT_PREFIX
 from demo.stack import eventually

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import httpx
 import pytest
-from celery_side import client_app, send, simulated
-from gateway_process import GatewayProcess
-from lessee import submit_batch
-from metric_pages import documented, series_of
+from kit.chart.metric_pages import documented, series_of
+from kit.gateways.gateway_process import GatewayProcess
+from kit.protocol.lessee import submit_batch
+from kit.stacks.celery_side import client_app, send, simulated
 from prometheus_client.parser import text_string_to_metric_families
 
 from contract.naming import DEFAULT_TENANT, TASK_NAME

@@ -11,9 +11,9 @@ import httpx
 import openai
 import orjson
 import pytest
-from batch_stack import ENDED
-from live_stack import HELLO, QUEUE, Stack
-from support import chat_line
+from kit.commands.support import chat_line
+from kit.gateways.batch_stack import ENDED
+from kit.gateways.live_stack import HELLO, QUEUE, Stack
 
 from contract.openai.body import BODY_TYPES, smallest
 from demo.stack import eventually

@@ -9,9 +9,9 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from carrying import ended, request, upload
-from live_stack import HELLO, MODEL, QUEUE, Stack
-from older_worker import announce
+from kit.gateways.carrying import ended, request, upload
+from kit.gateways.live_stack import HELLO, MODEL, QUEUE, Stack
+from kit.stacks.older_worker import announce
 
 from contract.version import PROTOCOL
 from gateway.redis.api_keys import ApiKeys

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from answer_schemas import EVENTS, JSON, fault_of, faults_in, schema_of, validates
+from kit.gateways.answer_schemas import EVENTS, JSON, fault_of, faults_in, schema_of, validates
 
 BATCH: Any = {
     "id": "batch_1", "object": "batch", "endpoint": "/v1/chat/completions", "errors": None,

@@ -10,8 +10,8 @@ import openai
 import orjson
 import pytest
 import redis
-from gateway_process import GatewayProcess
-from support import run_producer
+from kit.commands.support import run_producer
+from kit.gateways.gateway_process import GatewayProcess
 
 from contract.redis.batches import BatchStore
 from contract.redis.records import MOST_PART, Records

@@ -8,8 +8,8 @@ from typing import Any
 import httpx
 import pytest
 import redis
-from gateway_process import GatewayProcess
-from lessee import QUEUE, Lessee, celery_message, submit_batch
+from kit.gateways.gateway_process import GatewayProcess
+from kit.protocol.lessee import QUEUE, Lessee, celery_message, submit_batch
 
 from contract import naming
 from contract.redis.batches import BatchStore

@@ -7,8 +7,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from live_stack import Stack
-from other_clients import program
+from kit.gateways.live_stack import Stack
+from kit.gateways.other_clients import program
 
 CHECKS = (
     "not_a_server_error,status_code_conformance,content_type_conformance,"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import redis
-from support import producer_command, producer_env
+from kit.commands.support import producer_command, producer_env
 
 from gateway.batches.api.record import BatchRecord, decode, encode
 from gateway.batches.runner.carrier import Carrier

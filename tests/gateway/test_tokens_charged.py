@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from live_stack import HELLO, MODEL, Stack
+from kit.gateways.live_stack import HELLO, MODEL, Stack
 
 from demo.stack import eventually
 from gateway.redis.api_keys import ApiKeys

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import orjson
 import pytest
-from live_stack import HELLO, MODEL, QUEUE, Stack
-from otlp_receiver import Received, Receiver, otlp_receiver
+from kit.gateways.live_stack import HELLO, MODEL, QUEUE, Stack
+from kit.servers.otlp_receiver import Received, Receiver, otlp_receiver
 
 from contract.traces.context import SpanContext, new_context
 from demo.stack import eventually

@@ -16,7 +16,7 @@ import msgspec
 import openai
 import pytest
 import redis
-from gateway_process import GatewayProcess
+from kit.gateways.gateway_process import GatewayProcess
 
 from demo.stack import eventually
 from gateway.files.shared_store import MARK

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gateway_process import GatewayProcess
+from kit.gateways.gateway_process import GatewayProcess
+from kit.servers.webhook_receiver import Receiver
 from pydantic import SecretStr
-from webhook_receiver import Receiver
 
 from demo.stack import RedisServer, eventually
 from gateway.batches.api.record import BatchRecord

@@ -13,11 +13,11 @@ from typing import Any
 import openai
 import orjson
 import pytest
-from celery_side import simulated
-from gateway_process import GatewayProcess
+from kit.commands.support import chat_line, producer_command, producer_env
+from kit.gateways.gateway_process import GatewayProcess
+from kit.servers.webhook_receiver import Receiver
+from kit.stacks.celery_side import simulated
 from pydantic import SecretStr
-from support import chat_line, producer_command, producer_env
-from webhook_receiver import Receiver
 
 from demo.stack import RedisServer, eventually
 from gateway.batches.api.record import BatchRecord, Status

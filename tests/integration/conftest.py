@@ -9,9 +9,9 @@ from typing import Any
 import obstore
 import pytest
 import redis
-from lessee import Lessee
+from kit.protocol.lessee import Lessee
+from kit.servers.s3 import credentials, s3_server, there
 from obstore.store import from_url
-from s3 import credentials, s3_server, there
 
 from contract.redis.batches import BatchStore
 from demo.stack import RedisServer

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import redis
-from draining import draining, soon
-from lessee import QUEUE, celery_message, stored
+from kit.drain.draining import draining, soon
+from kit.protocol.lessee import QUEUE, celery_message, stored
 
 from contract import naming
 from contract.errors import StoreUnavailable

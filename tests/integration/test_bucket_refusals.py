@@ -9,10 +9,10 @@ from typing import Any
 
 import obstore
 import pytest
-from celery_side import simulated
+from kit.commands.support import producer_command, producer_env, run_all, run_producer, write_lines
+from kit.servers.s3 import Gate, credentials, s3_server, there
+from kit.stacks.celery_side import simulated
 from obstore.store import from_url
-from s3 import Gate, credentials, s3_server, there
-from support import producer_command, producer_env, run_all, run_producer, write_lines
 
 from contract.redis.batches import BatchStore
 from producer import Client

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import redis
-from cancelling import Make, cancel_at
+from kit.drain.cancelling import Make, cancel_at
 
 from contract.errors import StoreUnavailable
 from contract.redis.connect import connect_async

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 import redis
 from celery import Celery
-from celery_side import client_app, send, simulated, stats
-from lessee import QUEUE, chat
+from kit.protocol.lessee import QUEUE, chat
+from kit.stacks.celery_side import client_app, send, simulated, stats
 
 from contract import naming
 from demo.stack import RedisServer, eventually

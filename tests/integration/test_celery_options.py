@@ -13,9 +13,9 @@ import orjson
 import pytest
 import redis
 from celery import Celery
-from celery_side import client_app, send, simulated, stats
-from doctor_findings import doctor
-from lessee import QUEUE, celery_message, chat
+from kit.commands.doctor_findings import doctor
+from kit.protocol.lessee import QUEUE, celery_message, chat
+from kit.stacks.celery_side import client_app, send, simulated, stats
 
 from contract import naming
 from contract.redis import keys

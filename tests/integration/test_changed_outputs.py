@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bucket_objects import put, read
-from lessee import submit_batch
-from support import (
+from kit.commands.bucket_objects import put, read
+from kit.commands.support import (
     chat_line,
     producer_command,
     producer_env,
@@ -19,6 +18,7 @@ from support import (
     state,
     write_lines,
 )
+from kit.protocol.lessee import submit_batch
 
 from contract.redis.batches import BatchStore
 from demo.stack import RedisServer, eventually

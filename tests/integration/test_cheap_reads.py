@@ -9,8 +9,8 @@ from contextlib import contextmanager
 import orjson
 import pytest
 import redis
-from lessee import QUEUE, SEED, Lessee
-from support import run_producer
+from kit.commands.support import run_producer
+from kit.protocol.lessee import QUEUE, SEED, Lessee
 
 from contract.redis import keys
 from contract.redis.batches import BatchStore

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lessee import Lessee, client_of
-from lost_writes import ForgetfulStore, Memory
-from support import batch_file, finish, queued, run_all, run_producer, state
+from kit.commands.support import batch_file, finish, queued, run_all, run_producer, state
+from kit.protocol.lessee import Lessee, client_of
+from kit.redis_servers.lost_writes import ForgetfulStore, Memory
 
 import producer
 from contract.errors import BatchConflict, StoreUnavailable

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from celery_side import simulated
-from support import producer_env
+from kit.commands.support import producer_env
+from kit.stacks.celery_side import simulated
 
 PROGRAM = """
 import os

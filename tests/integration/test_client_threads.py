@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from celery_side import simulated
-from lessee import Lessee, client_of
-from support import finish, producer_env
+from kit.commands.support import finish, producer_env
+from kit.protocol.lessee import Lessee, client_of
+from kit.stacks.celery_side import simulated
 
 from contract.redis.batches import BatchStore
 from demo.stack import eventually

@@ -1,4 +1,7 @@
-"""Engines that need no server and no vLLM keep what the drain relies on (tests/kit/conformance)."""
+"""Engines that need no server and no vLLM keep what the drain relies on.
+
+tests/kit/engines/conformance.py has the checks.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from conformance import conform
-from support import producer_env
+from kit.commands.support import producer_env
+from kit.engines.conformance import conform
 
 from demo.stack import MODEL, ROOT
 

@@ -15,8 +15,8 @@ from collections.abc import Callable
 
 import orjson
 import redis
-from draining import draining, soon
-from lessee import chat, now, submit_batch
+from kit.drain.draining import draining, soon
+from kit.protocol.lessee import chat, now, submit_batch
 
 from contract.message import MessageWriter, read_delivery
 from contract.openai.body import CHAT_URL

@@ -12,9 +12,9 @@ from typing import Any
 import orjson
 import pytest
 import redis
-from doctor_findings import announce, doctor, levels
-from lessee import Lessee, client_of
-from support import producer_command, producer_env, run_producer
+from kit.commands.doctor_findings import announce, doctor, levels
+from kit.commands.support import producer_command, producer_env, run_producer
+from kit.protocol.lessee import Lessee, client_of
 
 from contract.naming import DEFAULT_QUEUE
 from contract.redis.batches import BatchStore

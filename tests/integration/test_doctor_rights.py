@@ -6,8 +6,8 @@ import re
 
 import orjson
 import pytest
-from doctor_findings import announce, doctor
-from support import run_producer
+from kit.commands.doctor_findings import announce, doctor
+from kit.commands.support import run_producer
 
 from contract.redis.batches import BatchStore
 from demo.stack import ROOT, RedisServer

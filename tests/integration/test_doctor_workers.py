@@ -6,8 +6,8 @@ import re
 
 import orjson
 import pytest
-from doctor_findings import announce, doctor, levels
-from lessee import Lessee, celery_message, client_of, submit_batch
+from kit.commands.doctor_findings import announce, doctor, levels
+from kit.protocol.lessee import Lessee, celery_message, client_of, submit_batch
 
 from contract.naming import DEFAULT_QUEUE
 from contract.redis import keys

@@ -13,8 +13,8 @@ from typing import Any
 import orjson
 import pytest
 import redis
-from draining import LONG, draining, error_of, leased, send, soon
-from lessee import (
+from kit.drain.draining import LONG, draining, error_of, leased, send, soon
+from kit.protocol.lessee import (
     QUEUE,
     celery_message,
     chat,

@@ -6,8 +6,9 @@ import asyncio
 
 import pytest
 import redis
-from draining import LONG, draining, error_of, leased, soon
-from lessee import (
+from kit.drain.draining import LONG, draining, error_of, leased, soon
+from kit.drain.troubled import scene
+from kit.protocol.lessee import (
     QUEUE,
     celery_message,
     chat,
@@ -16,7 +17,6 @@ from lessee import (
     stored,
     submit_batch,
 )
-from troubled import scene
 
 from contract.errors import EngineDead, RequestRejected
 from contract.redis import keys

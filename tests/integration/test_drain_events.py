@@ -10,8 +10,8 @@ from unittest.mock import Mock
 
 import pytest
 import redis
-from draining import LONG, Draining, draining, send, soon
-from lessee import Lessee, chat, submit_batch
+from kit.drain.draining import LONG, Draining, draining, send, soon
+from kit.protocol.lessee import Lessee, chat, submit_batch
 
 from contract.errors import EngineDead
 from contract.redis import keys

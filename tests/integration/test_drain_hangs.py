@@ -7,8 +7,8 @@ import datetime as dt
 import time
 
 import redis
-from draining import LONG, draining, send, soon
-from lessee import QUEUE, celery_message, chat, now, stored, submit_batch
+from kit.drain.draining import LONG, draining, send, soon
+from kit.protocol.lessee import QUEUE, celery_message, chat, now, stored, submit_batch
 
 from contract.errors import EngineDead
 from contract.redis.batches import BatchStore

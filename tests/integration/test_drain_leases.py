@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import redis
-from draining import LONG, draining, leased, soon
-from lessee import (
+from kit.drain.draining import LONG, draining, leased, soon
+from kit.protocol.lessee import (
     QUEUE,
     Lessee,
     celery_message,

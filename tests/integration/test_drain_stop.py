@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import redis
-from draining import LONG, draining, leased, send, soon
-from lessee import (
+from kit.drain.draining import LONG, draining, leased, send, soon
+from kit.protocol.lessee import (
     chat,
     now,
     queued_ids,

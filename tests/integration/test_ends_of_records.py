@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import redis
-from lessee import client_of
+from kit.protocol.lessee import client_of
 
 from contract.redis.objects import Objects, Stored
 from gateway.batches.api import ending

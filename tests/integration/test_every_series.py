@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import Iterator
 
 import pytest
-from eventful import Run, eventful, everything, totals
-from metric_pages import documented
+from kit.chart.metric_pages import documented
+from kit.stacks.eventful import Run, eventful, everything, totals
 
 from demo.stack import eventually
 

@@ -14,7 +14,7 @@ from demo.stack import ROOT
 
 FAILING = """
 import pytest
-from celery_side import client_app, send
+from kit.stacks.celery_side import client_app, send
 from demo.stack import RedisServer
 
 @pytest.fixture(scope="session")

@@ -6,8 +6,8 @@ import math
 from pathlib import Path
 
 import redis
-from lessee import DATE, QUEUE, Lessee, submit_batch
-from support import run_producer
+from kit.commands.support import run_producer
+from kit.protocol.lessee import DATE, QUEUE, Lessee, submit_batch
 
 from contract.redis.batches import BatchStore
 from contract.redis.tenants import Tenant, Tenants

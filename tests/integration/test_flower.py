@@ -14,8 +14,8 @@ from typing import Any
 
 import orjson
 import pytest
-from celery_side import client_app, send, simulated
-from support import batch_file, run_producer
+from kit.commands.support import batch_file, run_producer
+from kit.stacks.celery_side import client_app, send, simulated
 
 from demo.stack import eventually, free_port
 

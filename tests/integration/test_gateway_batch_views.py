@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import redis
-from lessee import submit_batch
+from kit.protocol.lessee import submit_batch
 
 from contract.batch import Batch
 from contract.redis.batches import BatchStore

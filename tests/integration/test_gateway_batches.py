@@ -8,11 +8,11 @@ from typing import Any
 
 import orjson
 import pytest
-from lessee import Lessee, client_of, submit_batch
-from once import ASKED, ONCE, six_lines
+from kit.commands.once import ASKED, ONCE, six_lines
+from kit.commands.submitting import submit
+from kit.commands.support import finish, run_all
+from kit.protocol.lessee import Lessee, client_of, submit_batch
 from starlette.responses import Response, StreamingResponse
-from submitting import submit
-from support import finish, run_all
 
 from contract.errors import RequestFailed, RequestRejected
 from gateway.batches.api import batches, virtual_files

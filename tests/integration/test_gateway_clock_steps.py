@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import redis
-from wrong_clock import WrongClock, compiler
+from kit.redis_servers.wrong_clock import WrongClock, compiler
 
 from contract.redis.batches import BatchStore
 from contract.redis.connect import connect_async

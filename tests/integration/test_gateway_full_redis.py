@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 import redis
-from lessee import submit_batch
+from kit.protocol.lessee import submit_batch
 
 from contract.errors import StoreFull
 from contract.redis.batches import BatchStore

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from lessee import submit_batch
+from kit.protocol.lessee import submit_batch
 
 from contract.redis.batches import BatchStore
 from gateway.metrics import routes

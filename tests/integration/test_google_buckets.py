@@ -9,8 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from bucket_checks import check_bucket_that_is_not_there, check_command, check_objects, check_store
-from s3 import Gate, google_credentials, s3_server, unfinished
+from kit.commands.bucket_checks import (
+    check_bucket_that_is_not_there,
+    check_command,
+    check_objects,
+    check_store,
+)
+from kit.servers.s3 import Gate, google_credentials, s3_server, unfinished
 
 from contract.redis.batches import BatchStore
 

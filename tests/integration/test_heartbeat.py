@@ -11,9 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from celery_side import simulated
-from draining import draining, soon
-from helm_chart import Resource, pods, probe, render, values
+from kit.chart.helm_chart import Resource, pods, probe, render, values
+from kit.drain.draining import draining, soon
+from kit.stacks.celery_side import simulated
 
 from demo.stack import eventually
 from worker.drain import heartbeat

@@ -12,8 +12,8 @@ import httpx
 import orjson
 import pytest
 import redis
-from celery_side import client_app, send, simulated
-from support import producer_command, producer_env
+from kit.commands.support import producer_command, producer_env
+from kit.stacks.celery_side import client_app, send, simulated
 
 from contract.redis import keys
 from demo.stack import RedisServer, eventually, free_port

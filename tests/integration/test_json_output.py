@@ -13,12 +13,11 @@ import sys
 from pathlib import Path
 
 import click
-import json_output
 import orjson
 import pytest
 from jsonschema import ValidationError
-from lessee import Lessee, celery_message, client_of, submit_batch
-from support import (
+from kit.commands import json_output
+from kit.commands.support import (
     as_json,
     chat_line,
     finish,
@@ -28,6 +27,7 @@ from support import (
     run_producer,
     write_lines,
 )
+from kit.protocol.lessee import Lessee, celery_message, client_of, submit_batch
 
 from contract import streaming
 from contract.errors import RequestFailed

@@ -17,8 +17,8 @@ import orjson
 import pytest
 import redis
 from celery import Celery
-from celery_side import client_app
-from lessee import QUEUE, Lessee, chat, client_of, queued_ids, submit_batch
+from kit.protocol.lessee import QUEUE, Lessee, chat, client_of, queued_ids, submit_batch
+from kit.stacks.celery_side import client_app
 
 from contract import naming
 from contract.message import read_body, read_delivery

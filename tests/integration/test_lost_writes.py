@@ -9,10 +9,8 @@ from pathlib import Path
 
 import orjson
 import pytest
-from lessee import client_of
-from lost_writes import ForgetfulStore, Memory, Snapshot
-from submitting import LIMITS, ONCE, assert_queued_once, submit
-from support import (
+from kit.commands.submitting import LIMITS, ONCE, assert_queued_once, submit
+from kit.commands.support import (
     batch_file,
     producer_command,
     producer_env,
@@ -21,6 +19,8 @@ from support import (
     run_producer,
     state,
 )
+from kit.protocol.lessee import client_of
+from kit.redis_servers.lost_writes import ForgetfulStore, Memory, Snapshot
 
 from contract import naming
 from contract.batch import Batch

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from celery_side import simulated
-from expressions import (
+from kit.chart.expressions import (
     DASHBOARDS,
     Expression,
     grouped_by,
@@ -19,7 +18,8 @@ from expressions import (
     rules,
     selectors,
 )
-from gateway_process import GatewayProcess
+from kit.gateways.gateway_process import GatewayProcess
+from kit.stacks.celery_side import simulated
 from prometheus_client.parser import text_string_to_metric_families
 
 from demo.stack import ROOT, RedisServer, eventually, free_port

@@ -10,9 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 import redis
-from celery_side import client_app, send, stats
-from lessee import chat
-from odd_host import OddHostWorker
+from kit.protocol.lessee import chat
+from kit.stacks.celery_side import client_app, send, stats
+from kit.stacks.odd_host import OddHostWorker
 
 from contract.redis import keys
 from demo.stack import eventually

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bucket_objects import parquet_bytes, put
-from support import run_producer, write_lines
+from kit.commands.bucket_objects import parquet_bytes, put
+from kit.commands.support import run_producer, write_lines
 
 from contract.errors import WarmqError
 from contract.redis.batches import BatchStore

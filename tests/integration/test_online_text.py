@@ -6,9 +6,9 @@ import time
 
 import pytest
 import redis
-from draining import Draining, draining, send, soon
-from lessee import QUEUE, Lessee, celery_message, chat, stored
-from writing import Writer
+from kit.drain.draining import Draining, draining, send, soon
+from kit.drain.writing import Writer
+from kit.protocol.lessee import QUEUE, Lessee, celery_message, chat, stored
 
 from contract import naming
 from contract.message import read_delivery

@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 import pytest
-from scripted_answers import (
+from kit.servers.scripted_answers import (
     HELLO,
     USAGE,
     WHOLE,

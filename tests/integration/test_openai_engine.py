@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 import pytest
-from stub_server import OTHER_ANSWERS, StubServer
+from kit.servers.stub_server import OTHER_ANSWERS, StubServer
 
 from contract.errors import EngineDead, RequestFailed, RequestRejected
 from contract.openai.body import CHAT_URL, COMPLETION_URL, COUNTING, smallest

@@ -1,4 +1,7 @@
-"""The forms of streams that servers are known for (tests/kit/server_forms), and of their errors."""
+"""The forms of streams that servers are known for, and of their errors.
+
+tests/kit/servers/server_forms has the recorded ones.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scripted_answers import Raw, answer, answered_by, stream
+from kit.servers.scripted_answers import Raw, answer, answered_by, stream
 
 from contract.errors import EngineDead, RequestFailed, RequestRejected
 from contract.streaming import texts_of
 from demo.stack import ROOT
 
-FORMS = Path(__file__).parents[1] / "kit" / "server_forms"
+FORMS = Path(__file__).parents[1] / "kit" / "servers" / "server_forms"
 PAGE = ROOT / "docs" / "openai-servers.md"
 Json = dict[str, Any]
 SAID = "Take an umbrella."

@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 import pytest
 from aiohttp import web
-from scripted_answers import (
+from kit.servers.scripted_answers import (
     HELLO,
     WHOLE,
     Raw,

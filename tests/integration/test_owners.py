@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 import redis
-import script_keys
-from lessee import Lessee, celery_message, submit_batch
-from owners import ownerless
-from snapshot import lease_record, letter_record
+from kit.protocol import script_keys
+from kit.protocol.lessee import Lessee, celery_message, submit_batch
+from kit.protocol.snapshot import lease_record, letter_record
+from kit.verdicts.owners import ownerless
 
 from contract.redis import keys
 from contract.redis.batches import BatchStore

@@ -9,8 +9,8 @@ from typing import Any
 import orjson
 import pytest
 import redis
-from draining import Draining, draining, soon
-from support import as_json, batch_file, chat_line, run_all, run_producer, write_lines
+from kit.commands.support import as_json, batch_file, chat_line, run_all, run_producer, write_lines
+from kit.drain.draining import Draining, draining, soon
 
 from contract.redis.batches import BatchStore
 from worker.engine import Completion, EngineRequest

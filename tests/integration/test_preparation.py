@@ -6,8 +6,8 @@ import asyncio
 
 import orjson
 import redis
-from draining import draining, soon
-from lessee import QUEUE, Lease, Lessee, chat, stored
+from kit.drain.draining import draining, soon
+from kit.protocol.lessee import QUEUE, Lease, Lessee, chat, stored
 
 from contract import naming
 from contract.message import write_online

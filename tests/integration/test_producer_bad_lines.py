@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 import pytest
-from support import chat_line, queued, run_all, run_producer, state, write_lines
+from kit.commands.support import chat_line, queued, run_all, run_producer, state, write_lines
 
 from contract.redis.batches import BatchStore
 from producer.cli.show import batch_json

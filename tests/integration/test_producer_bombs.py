@@ -7,8 +7,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from bombs import MB, line, zstd_of
-from support import producer_command, producer_env, run_producer
+from kit.commands.support import producer_command, producer_env, run_producer
+from kit.hostile.bombs import MB, line, zstd_of
 
 from contract.redis.batches import BatchStore
 from demo.stack import eventually

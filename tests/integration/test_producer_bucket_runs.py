@@ -10,13 +10,13 @@ from typing import Any
 import obstore
 import orjson
 import pytest
-from bucket_objects import parquet_bytes, put, read, request_lines, rows
-from celery_side import simulated
-from s3 import there, unfinished
-from support import (
+from kit.commands.bucket_objects import parquet_bytes, put, read, request_lines, rows
+from kit.commands.support import (
     producer_command,
     producer_env,
 )
+from kit.servers.s3 import there, unfinished
+from kit.stacks.celery_side import simulated
 
 from contract.errors import BatchConflict
 from producer.input.places.object_file import ObjectFile

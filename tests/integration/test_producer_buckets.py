@@ -17,9 +17,8 @@ from typing import Any
 import obstore
 import orjson
 import pytest
-from bucket_objects import custom_ids, parquet_bytes, put, read, request_lines, rows
-from s3 import unfinished
-from support import (
+from kit.commands.bucket_objects import custom_ids, parquet_bytes, put, read, request_lines, rows
+from kit.commands.support import (
     producer_command,
     producer_env,
     run_all,
@@ -27,6 +26,7 @@ from support import (
     state,
     write_lines,
 )
+from kit.servers.s3 import unfinished
 
 from contract.errors import ExtraMissing
 from contract.redis.batches import BatchStore

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import orjson
-from lessee import Lessee, celery_message, client_of, submit_batch
-from support import (
+from kit.commands.support import (
     as_json,
     batch_file,
     finish,
@@ -16,6 +15,7 @@ from support import (
     run_producer,
     state,
 )
+from kit.protocol.lessee import Lessee, celery_message, client_of, submit_batch
 
 from contract.errors import RequestFailed
 from contract.index import IndexChunk

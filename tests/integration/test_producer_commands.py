@@ -10,8 +10,7 @@ from pathlib import Path
 
 import orjson
 import pytest
-from lessee import Lessee, client_of, submit_batch
-from support import (
+from kit.commands.support import (
     as_json,
     batch_file,
     finish,
@@ -21,6 +20,7 @@ from support import (
     run_all,
     run_producer,
 )
+from kit.protocol.lessee import Lessee, client_of, submit_batch
 
 from contract import naming
 from contract.errors import RequestFailed

@@ -7,9 +7,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from lessee import Lessee, client_of, submit_batch
-from runs import custom_ids, journal_of, running, served
-from support import (
+from kit.commands.runs import custom_ids, journal_of, running, served
+from kit.commands.support import (
     batch_file,
     chat_line,
     finish,
@@ -20,6 +19,7 @@ from support import (
     state,
     write_lines,
 )
+from kit.protocol.lessee import Lessee, client_of, submit_batch
 
 from contract.errors import RequestFailed
 from contract.redis.batches import BatchStore

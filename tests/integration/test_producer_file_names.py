@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from lessee import Lessee, client_of, submit_batch
-from support import batch_file, finish, run_producer
+from kit.commands.support import batch_file, finish, run_producer
+from kit.protocol.lessee import Lessee, client_of, submit_batch
 
 from contract.redis.batches import BatchStore
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import redis
-from support import as_json, run_producer
+from kit.commands.support import as_json, run_producer
 
 from contract.redis.batches import BatchStore
 from gateway.redis.api_keys import ApiKeys, digest_of

@@ -9,9 +9,7 @@ from typing import Any
 
 import orjson
 import pytest
-from draining import draining, soon
-from lessee import Lessee, client_of
-from once import (
+from kit.commands.once import (
     ASKED,
     ONCE,
     collect,
@@ -22,9 +20,19 @@ from once import (
     six_lines,
     waiting,
 )
-from submitting import ONCE as WITHOUT
-from submitting import submit
-from support import chat_line, finish, queued, run_all, run_producer, state, write_lines
+from kit.commands.submitting import ONCE as WITHOUT
+from kit.commands.submitting import submit
+from kit.commands.support import (
+    chat_line,
+    finish,
+    queued,
+    run_all,
+    run_producer,
+    state,
+    write_lines,
+)
+from kit.drain.draining import draining, soon
+from kit.protocol.lessee import Lessee, client_of
 
 from contract import naming
 from contract.errors import RequestFailed

@@ -13,11 +13,9 @@ from typing import Any
 
 import orjson
 import pytest
-from draining import draining, soon
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from lessee import Lease, Lessee, client_of
-from once import (
+from kit.commands.once import (
     ASKED,
     ONCE,
     collect,
@@ -29,10 +27,12 @@ from once import (
     six_lines,
     waiting,
 )
-from runs import running
-from submitting import ONCE as WITHOUT
-from submitting import submit
-from support import as_json, finish, run_all, run_producer, state, write_lines
+from kit.commands.runs import running
+from kit.commands.submitting import ONCE as WITHOUT
+from kit.commands.submitting import submit
+from kit.commands.support import as_json, finish, run_all, run_producer, state, write_lines
+from kit.drain.draining import draining, soon
+from kit.protocol.lessee import Lease, Lessee, client_of
 
 from contract import naming
 from contract.errors import BatchConflict, RequestFailed

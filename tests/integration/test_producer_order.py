@@ -13,10 +13,10 @@ from typing import Any
 import orjson
 import pytest
 import redis
-from lessee import Lessee, client_of
-from owners import ownerless
-from submitting import LIMITS, submit
-from support import chat_line, queued, run_all, run_producer, state, write_lines
+from kit.commands.submitting import LIMITS, submit
+from kit.commands.support import chat_line, queued, run_all, run_producer, state, write_lines
+from kit.protocol.lessee import Lessee, client_of
+from kit.verdicts.owners import ownerless
 
 from contract.errors import BatchConflict
 from contract.redis.batches import BatchStore, Enqueued

@@ -11,8 +11,15 @@ from typing import Any
 
 import orjson
 import pytest
-from lessee import Lessee, client_of, submit_batch
-from support import batch_file, finish, producer_command, producer_env, run_producer, state
+from kit.commands.support import (
+    batch_file,
+    finish,
+    producer_command,
+    producer_env,
+    run_producer,
+    state,
+)
+from kit.protocol.lessee import Lessee, client_of, submit_batch
 
 from contract import naming
 from contract.errors import RequestFailed

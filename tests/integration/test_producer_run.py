@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import redis
-from lessee import Lessee, client_of
-from runs import custom_ids, done_windows, running, served
-from support import batch_file, chat_line, finish, run_all, run_producer, write_lines
+from kit.commands.runs import custom_ids, done_windows, running, served
+from kit.commands.support import batch_file, chat_line, finish, run_all, run_producer, write_lines
+from kit.protocol.lessee import Lessee, client_of
 
 from contract.redis.batches import BatchStore
 from demo.stack import eventually

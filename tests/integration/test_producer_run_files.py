@@ -9,9 +9,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from lessee import Lessee, client_of
-from runs import custom_ids, done_windows, journal_of, running, served, stopped_after_one_window
-from support import batch_file, chat_line, finish, run_all, run_producer, write_lines
+from kit.commands.runs import (
+    custom_ids,
+    done_windows,
+    journal_of,
+    running,
+    served,
+    stopped_after_one_window,
+)
+from kit.commands.support import batch_file, chat_line, finish, run_all, run_producer, write_lines
+from kit.protocol.lessee import Lessee, client_of
 
 from contract.redis.batches import BatchStore
 from demo.stack import eventually

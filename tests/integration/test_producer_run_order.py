@@ -7,9 +7,9 @@ import signal
 from pathlib import Path
 
 import pytest
-from lessee import Lessee, client_of
-from runs import custom_ids, done_windows, journal_of, running, served
-from support import chat_line, finish, run_producer, write_lines
+from kit.commands.runs import custom_ids, done_windows, journal_of, running, served
+from kit.commands.support import chat_line, finish, run_producer, write_lines
+from kit.protocol.lessee import Lessee, client_of
 
 from contract.redis.batches import BatchStore
 from demo.stack import eventually

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lessee import client_of
-from runs import custom_ids, done_windows, running, served
-from submitting import LIMITS
-from support import TTL_MS, chat_line, run_all, write_lines
+from kit.commands.runs import custom_ids, done_windows, running, served
+from kit.commands.submitting import LIMITS
+from kit.commands.support import TTL_MS, chat_line, run_all, write_lines
+from kit.protocol.lessee import client_of
 
 from contract import naming
 from contract.batch import Batch

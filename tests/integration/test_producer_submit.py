@@ -10,9 +10,8 @@ from typing import Any
 
 import orjson
 import pytest
-from lessee import client_of
-from submitting import assert_queued_once, submit
-from support import (
+from kit.commands.submitting import assert_queued_once, submit
+from kit.commands.support import (
     TTL_MS,
     batch_file,
     chat_line,
@@ -24,6 +23,7 @@ from support import (
     state,
     write_lines,
 )
+from kit.protocol.lessee import client_of
 
 from contract import naming
 from contract.errors import BatchConflict, StoreUnavailable

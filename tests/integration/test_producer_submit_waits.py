@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from lessee import Lessee, client_of
-from submitting import assert_queued_once, submit
-from support import (
+from kit.commands.submitting import assert_queued_once, submit
+from kit.commands.support import (
     TTL_MS,
     batch_file,
     finish,
@@ -20,6 +19,7 @@ from support import (
     run_producer,
     state,
 )
+from kit.protocol.lessee import Lessee, client_of
 
 from contract.redis.batches import BatchStore
 from contract.redis.connect import connect

@@ -10,8 +10,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from celery_side import simulated
-from support import (
+from kit.commands.support import (
     producer_command,
     producer_env,
     queued,
@@ -20,6 +19,7 @@ from support import (
     state,
     write_lines,
 )
+from kit.stacks.celery_side import simulated
 
 from contract.redis.batches import BatchStore
 from demo.stack import eventually

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import orjson
 import pytest
-from lessee import submit_batch
-from runs import custom_ids
-from submitting import assert_queued_once
-from support import (
+from kit.commands.runs import custom_ids
+from kit.commands.submitting import assert_queued_once
+from kit.commands.support import (
     batch_file,
     chat_line,
     producer_command,
@@ -24,6 +23,7 @@ from support import (
     state,
     write_lines,
 )
+from kit.protocol.lessee import submit_batch
 
 from contract.redis.batches import BatchStore
 from demo.stack import eventually

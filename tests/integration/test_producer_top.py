@@ -6,9 +6,9 @@ from pathlib import Path
 
 import orjson
 import pytest
-from celery_side import simulated
-from lessee import QUEUE, submit_batch
-from support import run_producer
+from kit.commands.support import run_producer
+from kit.protocol.lessee import QUEUE, submit_batch
+from kit.stacks.celery_side import simulated
 
 from contract.redis import keys
 from contract.redis.batches import BatchStore

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from support import run_producer
-from web_server import WebServer
+from kit.commands.support import run_producer
+from kit.servers.web_server import WebServer
 
 from contract.redis.batches import BatchStore
 from producer.input.reader import InputUnreadable

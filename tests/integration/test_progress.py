@@ -7,8 +7,8 @@ import re
 
 import pytest
 import redis
-from draining import LONG, Draining, draining, send, soon
-from lessee import chat, submit_batch
+from kit.drain.draining import LONG, Draining, draining, send, soon
+from kit.protocol.lessee import chat, submit_batch
 
 from contract.redis.batches import BatchStore
 from worker.drain import progress

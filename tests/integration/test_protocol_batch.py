@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import orjson
 import redis
-from lessee import (
+from kit.protocol.lessee import (
     LIMITS,
     QUEUE,
     SEED,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import redis
-from lessee import QUEUE, Lessee, celery_message, queued_ids
+from kit.protocol.lessee import QUEUE, Lessee, celery_message, queued_ids
 
 from contract.redis import keys
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import redis
-import script_keys
-from lessee import (
+from kit.protocol import script_keys
+from kit.protocol.lessee import (
     QUEUE,
     Lessee,
     celery_message,

@@ -7,7 +7,7 @@ import asyncio
 import orjson
 import pytest
 import redis
-from lessee import (
+from kit.protocol.lessee import (
     LIMITS,
     QUEUE,
     SEED,
@@ -21,7 +21,7 @@ from lessee import (
     submit_batch,
     writer,
 )
-from script_keys import kept_key
+from kit.protocol.script_keys import kept_key
 
 from contract.errors import StoreUnavailable
 from contract.index import IndexChunk

@@ -10,8 +10,8 @@ import asyncio
 import orjson
 import pytest
 import redis
-from draining import draining, soon
-from lessee import (
+from kit.drain.draining import draining, soon
+from kit.protocol.lessee import (
     QUEUE,
     Lessee,
     celery_message,

@@ -8,8 +8,9 @@ from pathlib import Path
 import orjson
 import pytest
 import redis
-import script_keys
-from lessee import (
+from kit.commands.support import batch_file, run_producer
+from kit.protocol import script_keys
+from kit.protocol.lessee import (
     QUEUE,
     Lessee,
     celery_message,
@@ -19,7 +20,6 @@ from lessee import (
     stored,
     submit_batch,
 )
-from support import batch_file, run_producer
 
 from contract import naming
 from contract.redis import keys

@@ -9,8 +9,8 @@ from typing import Any
 import orjson
 import pytest
 import redis
-import script_keys
-from lessee import (
+from kit.protocol import script_keys
+from kit.protocol.lessee import (
     QUEUE,
     Lessee,
     celery_message,

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import pytest
 import redis
-from lessee import QUEUE, SEED, Lessee, celery_message, counts, now, stored, submit_batch
-from model_world import SCRIPTS
-from owners import ownerless
-from wire import AtOnce, Cut, Fate, Wire, load
+from kit.protocol.lessee import (
+    QUEUE,
+    SEED,
+    Lessee,
+    celery_message,
+    counts,
+    now,
+    stored,
+    submit_batch,
+)
+from kit.protocol.model_world import SCRIPTS
+from kit.protocol.wire import AtOnce, Cut, Fate, Wire, load
+from kit.verdicts.owners import ownerless
 
 from contract import naming
 from contract.errors import RequestFailed

@@ -9,7 +9,7 @@ import pytest
 import redis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from lessee import QUEUE, chat
+from kit.protocol.lessee import QUEUE, chat
 
 from contract.message import MessageWriter
 from contract.openai.body import CHAT_URL

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 import redis
-import script_keys
-from draining import draining, error_of, send, soon
-from lessee import (
+from kit.drain.draining import draining, error_of, send, soon
+from kit.protocol import script_keys
+from kit.protocol.lessee import (
     QUEUE,
     Lessee,
     celery_message,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import redis
-from lessee import (
+from kit.protocol.lessee import (
     QUEUE,
     Lease,
     Lessee,

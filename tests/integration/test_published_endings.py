@@ -9,8 +9,8 @@ from typing import Any
 import orjson
 import pytest
 import redis
-from draining import LONG, draining, soon
-from lessee import QUEUE, Lessee, celery_message, chat, stored
+from kit.drain.draining import LONG, draining, soon
+from kit.protocol.lessee import QUEUE, Lessee, celery_message, chat, stored
 
 from contract.redis import keys
 from demo.stack import eventually

@@ -5,8 +5,8 @@ from __future__ import annotations
 import orjson
 import pytest
 import redis
-from lessee import QUEUE, Lessee, celery_message, submit_batch
-from owners import ownerless
+from kit.protocol.lessee import QUEUE, Lessee, celery_message, submit_batch
+from kit.verdicts.owners import ownerless
 
 from contract import naming
 from contract.message import read_body, read_delivery, write_online

@@ -6,8 +6,8 @@ import subprocess
 
 import orjson
 import pytest
-from lessee import client_of, submit_batch
-from support import producer_command, producer_env, run_producer
+from kit.commands.support import producer_command, producer_env, run_producer
+from kit.protocol.lessee import client_of, submit_batch
 
 from contract.redis import keys
 from contract.redis.batches import BatchStore

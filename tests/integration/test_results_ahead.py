@@ -6,8 +6,8 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from lessee import Lessee, client_of, submit_batch
-from support import finish
+from kit.commands.support import finish
+from kit.protocol.lessee import Lessee, client_of, submit_batch
 
 from contract import naming
 from contract.errors import StoreUnavailable

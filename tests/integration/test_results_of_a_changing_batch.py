@@ -9,10 +9,18 @@ from pathlib import Path
 
 import orjson
 import pytest
-from lessee import Lessee, client_of, now
-from lost_writes import Snapshot
-from submitting import submit
-from support import batch_file, finish, producer_command, producer_env, run_all, run_producer, state
+from kit.commands.submitting import submit
+from kit.commands.support import (
+    batch_file,
+    finish,
+    producer_command,
+    producer_env,
+    run_all,
+    run_producer,
+    state,
+)
+from kit.protocol.lessee import Lessee, client_of, now
+from kit.redis_servers.lost_writes import Snapshot
 
 from contract.batch import Batch
 from contract.errors import RequestFailed, WarmqError

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import redis
-from celery_side import simulated
-from lessee import QUEUE, submit_batch
+from kit.protocol.lessee import QUEUE, submit_batch
+from kit.stacks.celery_side import simulated
 
 from contract.redis.batches import BatchStore
 from contract.redis.reads import Reads

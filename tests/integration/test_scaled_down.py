@@ -7,9 +7,9 @@ import random
 from contextlib import AsyncExitStack
 
 import redis
-from draining import Draining, draining, soon
-from keda_rule import EVERY_S, Scaler
-from lessee import QUEUE, counts, now, stored, submit_batch
+from kit.chart.keda_rule import EVERY_S, Scaler
+from kit.drain.draining import Draining, draining, soon
+from kit.protocol.lessee import QUEUE, counts, now, stored, submit_batch
 
 from contract.redis import keys
 from contract.redis.batches import BatchStore

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import redis
-from lessee import QUEUE, Lessee, submit_batch
+from kit.protocol.lessee import QUEUE, Lessee, submit_batch
 
 from contract.redis.batches import BatchStore
 from contract.redis.objects import Objects

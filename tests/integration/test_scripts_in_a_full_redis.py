@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import redis
-from full_redis_gateway import CASES
-from lessee import Lessee
+from kit.protocol.full_redis_gateway import CASES
+from kit.protocol.lessee import Lessee
 
 from contract.redis.batches import BatchStore
 from contract.redis.scripts import PACKAGES, SHARED, sha

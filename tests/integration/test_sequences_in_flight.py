@@ -5,7 +5,7 @@ from __future__ import annotations
 import orjson
 import pytest
 import redis
-from lessee import QUEUE, Lease, Lessee, celery_message, chat, submit_batch
+from kit.protocol.lessee import QUEUE, Lease, Lessee, celery_message, chat, submit_batch
 
 from contract import naming
 from contract.message import write_online

@@ -13,10 +13,10 @@ from pathlib import Path
 import orjson
 import pytest
 from celery import Celery
-from celery_side import client_app, simulated
-from lessee import chat, client_of
-from settled import assert_batch_settled, leftovers
-from support import batch_file, producer_env, run_producer
+from kit.commands.support import batch_file, producer_env, run_producer
+from kit.protocol.lessee import chat, client_of
+from kit.stacks.celery_side import client_app, simulated
+from kit.verdicts.settled import assert_batch_settled, leftovers
 
 from contract import naming
 from contract.redis import keys

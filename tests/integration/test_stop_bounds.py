@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from draining import LONG, leased, soon
-from troubled import NEVER, Scene, scene
+from kit.drain.draining import LONG, leased, soon
+from kit.drain.troubled import NEVER, Scene, scene
 
 from contract import naming
 from contract.errors import StoreUnavailable

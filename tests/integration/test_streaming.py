@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 import orjson
 import redis
-from draining import LONG, Draining, draining, error_of, send, soon
-from lessee import QUEUE, celery_message, chat, now, stored, submit_batch
-from support import producer_env
-from writing import Writer
+from kit.commands.support import producer_env
+from kit.drain.draining import LONG, Draining, draining, error_of, send, soon
+from kit.drain.writing import Writer
+from kit.protocol.lessee import QUEUE, celery_message, chat, now, stored, submit_batch
 
 from contract import naming, streaming
 from contract.redis import keys

@@ -11,8 +11,8 @@ import orjson
 import pytest
 import redis
 from celery import Celery
-from celery_side import client_app, in_flight, send, simulated
-from event_reader import EventReader
+from kit.stacks.celery_side import client_app, in_flight, send, simulated
+from kit.stacks.event_reader import EventReader
 
 from contract.naming import TASK_NAME
 from demo.stack import Worker, eventually

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import orjson
 import pytest
-from celery_side import client_app, send, simulated
-from lessee import QUEUE
-from otlp_receiver import Receiver, otlp_receiver
+from kit.protocol.lessee import QUEUE
+from kit.servers.otlp_receiver import Receiver, otlp_receiver
+from kit.stacks.celery_side import client_app, send, simulated
 
 from contract.message import Delivery
 from contract.redis.batches import BatchStore

@@ -8,8 +8,8 @@ from typing import Any
 import orjson
 import pytest
 import redis
-from lessee import QUEUE, Lease, Lessee, celery_message, chat, submit_batch
-from support import run_producer
+from kit.commands.support import run_producer
+from kit.protocol.lessee import QUEUE, Lease, Lessee, celery_message, chat, submit_batch
 
 from contract import naming
 from contract.message import read_delivery

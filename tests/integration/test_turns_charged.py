@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 import redis
-from lessee import Lease, Lessee, chat, submit_batch
-from turn_steps import batches_of, by_batch, end, report, score
+from kit.protocol.lessee import Lease, Lessee, chat, submit_batch
+from kit.protocol.turn_steps import batches_of, by_batch, end, report, score
 
 from contract.redis.batches import BatchStore
 

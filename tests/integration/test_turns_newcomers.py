@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 import redis
-from lessee import QUEUE, Lessee, chat, submit_batch
-from turn_steps import batches_of, by_batch, end, report, report_each, score
+from kit.protocol.lessee import QUEUE, Lessee, chat, submit_batch
+from kit.protocol.turn_steps import batches_of, by_batch, end, report, report_each, score
 
 from contract.redis import keys
 from contract.redis.batches import BatchStore

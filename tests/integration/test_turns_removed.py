@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import redis
-from lessee import QUEUE, Lessee, submit_batch
-from turn_steps import batches_of, end
+from kit.protocol.lessee import QUEUE, Lessee, submit_batch
+from kit.protocol.turn_steps import batches_of, end
 
 from contract import naming
 from contract.redis import keys

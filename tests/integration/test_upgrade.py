@@ -1,7 +1,7 @@
 """Upgrades: what protocol 1 left in Redis is served, and what does not fit is refused in words.
 
-The states are those of tests/kit/protocol_1.py: recorded ones, and, where the history is there, as
-the old commit's own code makes them now.
+The states are those of tests/kit/stacks/protocol_1.py: recorded ones, and, where the history is
+there, as the old commit's own code makes them now.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-import protocol_1
 import pytest
 import redis
-from draining import draining, soon
-from lessee import Lessee, celery_message, client_of, counts, now, stored, submit_batch
-from older_worker import announce
-from support import batch_file, run_producer, write_lines
+from kit.commands.support import batch_file, run_producer, write_lines
+from kit.drain.draining import draining, soon
+from kit.protocol.lessee import Lessee, celery_message, client_of, counts, now, stored, submit_batch
+from kit.stacks import protocol_1
+from kit.stacks.older_worker import announce
 
 from contract.errors import ProtocolMismatch
 from contract.redis import keys

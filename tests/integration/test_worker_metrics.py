@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from celery_side import client_app, send, simulated
-from metric_pages import documented, series_of
+from kit.chart.metric_pages import documented, series_of
+from kit.stacks.celery_side import client_app, send, simulated
 from prometheus_client.parser import text_string_to_metric_families
 
 from demo.stack import Worker, eventually, free_port

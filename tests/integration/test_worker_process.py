@@ -15,8 +15,8 @@ import redis
 from celery import Celery
 from celery.exceptions import TaskRevokedError
 from celery.result import AsyncResult
-from celery_side import client_app, in_flight, send, simulated, stats
-from lessee import QUEUE, chat, queued_ids, stored, submit_batch
+from kit.protocol.lessee import QUEUE, chat, queued_ids, stored, submit_batch
+from kit.stacks.celery_side import client_app, in_flight, send, simulated, stats
 
 from contract import naming
 from contract.redis import keys

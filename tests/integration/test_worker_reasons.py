@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from celery_side import client_app, stats
-from draining import draining, soon
-from eventful import totals
-from lessee import chat, submit_batch
-from stub_server import StubProcess
+from kit.drain.draining import draining, soon
+from kit.protocol.lessee import chat, submit_batch
+from kit.servers.stub_server import StubProcess
+from kit.stacks.celery_side import client_app, stats
+from kit.stacks.eventful import totals
 
 from contract.redis.batches import BatchStore
 from demo.stack import Worker, eventually, free_port

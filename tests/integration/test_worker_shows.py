@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 import redis
-from celery_side import client_app
-from lessee import QUEUE, chat, submit_batch
+from kit.protocol.lessee import QUEUE, chat, submit_batch
+from kit.stacks.celery_side import client_app
 
 from contract.redis.batches import BatchStore
 from contract.version import version

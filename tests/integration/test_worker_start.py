@@ -7,9 +7,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from celery_side import client_app, send, simulated, stats
-from lessee import chat
-from setting_bounds import BOUNDS, ENGINE_OF
+from kit.engines.setting_bounds import BOUNDS, ENGINE_OF
+from kit.protocol.lessee import chat
+from kit.stacks.celery_side import client_app, send, simulated, stats
 
 from demo.stack import ROOT, RedisServer, eventually, free_port, procfile_command
 

@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 import yaml
-from eventful import eventful, everything
-from expressions import RULES, Expression, of_dashboards, rules
-from lessee import QUEUE
+from kit.chart.expressions import RULES, Expression, of_dashboards, rules
+from kit.protocol.lessee import QUEUE
+from kit.stacks.eventful import eventful, everything
 
 from demo.stack import ROOT, eventually, free_port
 
@@ -74,7 +74,7 @@ def numbers(url: str, expression: str) -> list[float]:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A Prometheus that has seen a run in which everything happens (tests/kit/eventful.py)."""
+    """A Prometheus that has seen a run where everything happens (tests/kit/stacks/eventful.py)."""
     folder = tmp_path_factory.mktemp("monitoring")
     with eventful(folder) as run:
         targets = [url.removeprefix("http://") for url in (*run.pages, run.gateway.url)]

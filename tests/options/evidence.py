@@ -8,10 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from drafts import settled
-from options.checkpoints import copy_model, make_adapter, merge, quantised
-from options.rows import Row, named
-from real_stack import (
+from kit.engines.drafts import settled
+from kit.stacks.real_stack import (
     ROOT,
     Stack,
     asked,
@@ -21,6 +19,8 @@ from real_stack import (
     text_of,
     write_jsonl,
 )
+from options.checkpoints import copy_model, make_adapter, merge, quantised
+from options.rows import Row, named
 
 from demo.stack import MODEL, Worker, eventually
 from worker.machine.packages import installed

@@ -22,13 +22,13 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parent.parent), str(HERE.parent), str(HERE.parent / "kit")]
+sys.path[:0] = [str(HERE.parent.parent), str(HERE.parent)]
 
 from celery import Celery
+from kit.stacks.real_stack import Stack
 from options.evidence import Evidence
 from options.rows import ROWS
 from options.table import RESULTS, write_docs
-from real_stack import Stack
 
 from contract.redis.batches import BatchStore
 from demo.stack import RedisServer

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from emulated_batch import COUNT
-from emulated_npu import Emulated, emulated_env
-from observer import WATCHED
+from kit.engines.emulated_batch import COUNT
+from kit.engines.emulated_npu import Emulated, emulated_env
+from kit.verdicts.observer import WATCHED
 
 from demo.stack import MODEL, ROOT, RedisServer
 

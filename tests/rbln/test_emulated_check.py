@@ -10,8 +10,8 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from emulated_npu import STAND_IN, emulated_env
-from support import producer_env
+from kit.commands.support import producer_env
+from kit.engines.emulated_npu import STAND_IN, emulated_env
 
 from demo.stack import ROOT, RedisServer
 from worker.engine.rbln.model import CONFIG_NAME

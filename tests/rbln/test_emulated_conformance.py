@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from conformance import conform
-from emulated_npu import STAND_IN, emulated_env
+from kit.engines.conformance import conform
+from kit.engines.emulated_npu import STAND_IN, emulated_env
 
 from demo.stack import ROOT, RedisServer
 

@@ -9,8 +9,8 @@ import subprocess
 from typing import Any
 
 import pytest
-from emulated_batch import assert_settled, lines_of, prompts
-from emulated_npu import Emulated
+from kit.engines.emulated_batch import assert_settled, lines_of, prompts
+from kit.engines.emulated_npu import Emulated
 
 from contract import naming
 from demo.stack import eventually

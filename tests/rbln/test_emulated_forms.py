@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from emulated_batch import assert_settled, lines_of, prompts
-from emulated_npu import Emulated
+from kit.engines.emulated_batch import assert_settled, lines_of, prompts
+from kit.engines.emulated_npu import Emulated
 
 from demo.stack import eventually
 from worker.engine.rbln.model import read_artefact

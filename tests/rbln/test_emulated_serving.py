@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from emulated_batch import assert_settled, lines_of, prompts
-from emulated_npu import Emulated
+from kit.engines.emulated_batch import assert_settled, lines_of, prompts
+from kit.engines.emulated_npu import Emulated
 
 pytestmark = pytest.mark.timeout(300)
 

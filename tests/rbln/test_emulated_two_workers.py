@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from emulated_batch import assert_settled, lines_of, prompts
-from emulated_npu import SLOW_STEP_S, Emulated
-from settled import leftovers
+from kit.engines.emulated_batch import assert_settled, lines_of, prompts
+from kit.engines.emulated_npu import SLOW_STEP_S, Emulated
+from kit.verdicts.settled import leftovers
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from emulated_npu import emulated_env
-from pages import TUTORIALS, Reader
+from kit.commands.pages import TUTORIALS, Reader
+from kit.engines.emulated_npu import emulated_env
 
 from demo.stack import ROOT
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from browser import browser
-from live_stack import Stack
+from kit.gateways.browser import browser
+from kit.gateways.live_stack import Stack
 from playwright.sync_api import Browser
 
 

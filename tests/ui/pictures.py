@@ -21,17 +21,17 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "kit")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import openai
 import orjson
-from browser import Watched, browser, watched
-from celery_side import simulated
-from gateway_process import GatewayProcess
-from lessee import submit_batch
+from kit.engines.run_batch_lines import NAME
+from kit.gateways.browser import Watched, browser, watched
+from kit.gateways.gateway_process import GatewayProcess
+from kit.gateways.real_gateway import RealGateway, questions_as_batch, real_gateway
+from kit.protocol.lessee import submit_batch
+from kit.stacks.celery_side import simulated
 from PIL import Image
-from real_gateway import RealGateway, questions_as_batch, real_gateway
-from run_batch_lines import NAME
 
 from contract.openai.body import CHAT_URL
 from contract.redis.batches import BatchStore

@@ -13,9 +13,9 @@ import httpx
 import openai
 import orjson
 import pytest
-from browser import watched
-from live_stack import MODEL, Stack
-from page_stack import ended, lines, pages, send
+from kit.gateways.browser import watched
+from kit.gateways.live_stack import MODEL, Stack
+from kit.gateways.page_stack import ended, lines, pages, send
 from playwright.sync_api import Browser
 
 from contract.redis import keys

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import orjson
 import pytest
-from browser import watched
-from live_stack import QUEUE, Stack
-from page_stack import ended, lines, send
+from kit.gateways.browser import watched
+from kit.gateways.live_stack import QUEUE, Stack
+from kit.gateways.page_stack import ended, lines, send
 from playwright.sync_api import Browser, expect
 
 from contract import naming

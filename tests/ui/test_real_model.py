@@ -8,10 +8,10 @@ from typing import Any
 
 import orjson
 import pytest
-from browser import watched
+from kit.engines.run_batch_lines import NAME
+from kit.gateways.browser import watched
+from kit.gateways.real_gateway import questions_as_batch, real_gateway
 from playwright.sync_api import Browser, Page, expect
-from real_gateway import questions_as_batch, real_gateway
-from run_batch_lines import NAME
 
 from contract.openai.body import CHAT_URL
 from contract.redis.batches import BatchStore

@@ -12,8 +12,8 @@ import httpx
 import openai
 import orjson
 import pytest
-from live_stack import Stack
-from page_stack import ended, lines, send
+from kit.gateways.live_stack import Stack
+from kit.gateways.page_stack import ended, lines, send
 
 from contract.redis import keys
 from demo.stack import eventually

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from bad_day import TRIES_A_LINE, BadDay
+from kit.servers.bad_day import TRIES_A_LINE, BadDay
 
 
 @pytest.mark.parametrize("seed", [0, 1])

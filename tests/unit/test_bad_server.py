@@ -10,11 +10,11 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-import simulated_drain
-from bad_server import BAD
-from simulated_drain import AT_ONCE, Outcome, SimulatedDrain, line
-from simulated_server import Json, Reply, SimulatedServer, answer, page
-from simulated_time import run_simulated
+from kit.drain import simulated_drain
+from kit.drain.simulated_drain import AT_ONCE, Outcome, SimulatedDrain, line
+from kit.drain.simulated_time import run_simulated
+from kit.servers.bad_server import BAD
+from kit.servers.simulated_server import Json, Reply, SimulatedServer, answer, page
 
 from contract.settings import SettingsError
 from worker.engine.openai.trial import CONTROL_ID

@@ -13,7 +13,7 @@ import orjson
 import pandas as pd
 import pyarrow as pa
 import pytest
-from table_sources import chunks_of, requests_of, text_file
+from kit.commands.table_sources import chunks_of, requests_of, text_file
 
 from producer.input.options import BadOption
 from producer.input.reader import InputUnreadable

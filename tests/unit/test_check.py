@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from compiled_folder import compiled
-from support import producer_env
+from kit.commands.support import producer_env
+from kit.engines.compiled_folder import compiled
 
 from demo.stack import MODEL, ROOT, free_port
 from worker.engine.catalogue import load_settings

@@ -12,7 +12,7 @@ from random import Random
 
 import pytest
 import zstandard
-from bombs import MB, bombs, gzip_of, line, with_nested, zstd_of
+from kit.hostile.bombs import MB, bombs, gzip_of, line, with_nested, zstd_of
 
 from gateway.batches.api.record import Part
 from gateway.batches.runner.looking import look_through, model_of

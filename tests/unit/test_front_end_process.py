@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 import pytest
-from draining import soon
+from kit.drain.draining import soon
 
 from worker.engine.simulated.engine import SimulatedEngine
 from worker.process import front_end_process

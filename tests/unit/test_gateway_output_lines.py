@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import orjson
 import pytest
-from lessee import celery_message
+from kit.protocol.lessee import celery_message
 
 from contract.errors import RequestFailed, RequestRejected, WarmqError
 from contract.message import read_delivery

@@ -5,11 +5,11 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-import helm_chart
 import jsonschema
 import pytest
-from helm_chart import EXAMPLES, Resource, env_of, of_kind, pods, render, values
-from kubernetes_schemas import VERSIONS, problem
+from kit.chart import helm_chart
+from kit.chart.helm_chart import EXAMPLES, Resource, env_of, of_kind, pods, render, values
+from kit.chart.kubernetes_schemas import VERSIONS, problem
 
 from contract.setting_names import OF_GATEWAYS, OF_WORKERS
 from worker.drain.stopping import STOP_S

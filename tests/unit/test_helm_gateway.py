@@ -8,7 +8,7 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
-from helm_chart import EXAMPLES, Resource, env_of, notes, of_kind, pods, render, values
+from kit.chart.helm_chart import EXAMPLES, Resource, env_of, notes, of_kind, pods, render, values
 
 from gateway.batches.runner import process as carrying
 from gateway.online.models import Models

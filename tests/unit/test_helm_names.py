@@ -7,7 +7,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from helm_chart import Resource, of_kind, render, values
+from kit.chart.helm_chart import Resource, of_kind, render, values
 
 LONGEST = "w" * 16
 SCALED = {"device": "cpu", "model": "/m", "autoscaling": {"enabled": True}}

@@ -6,7 +6,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from helm_chart import EXAMPLES, Resource, of_kind, render, values
+from kit.chart.helm_chart import EXAMPLES, Resource, of_kind, render, values
 
 MONITORING = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
 KEDA = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "keda"}}}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from helm_chart import env_of, merged, of_kind, pods, render, values
+from kit.chart.helm_chart import env_of, merged, of_kind, pods, render, values
 
 from demo.stack import ROOT
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helm_chart import EXAMPLES, Resource, pods, probe, render, values
+from kit.chart.helm_chart import EXAMPLES, Resource, pods, probe, render, values
 
 from worker.drain.lifecycle import State
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import copy
 
 import pytest
-from expressions import DASHBOARDS, rules, selectors
-from helm_chart import CHART, Resource, of_kind, render, values
-from metric_pages import documented
+from kit.chart.expressions import DASHBOARDS, rules, selectors
+from kit.chart.helm_chart import CHART, Resource, of_kind, render, values
+from kit.chart.metric_pages import documented
 
 
 def example(name: str) -> list[Resource]:

@@ -7,11 +7,11 @@ import tracemalloc
 
 import orjson
 import pytest
-from error_codes import error_codes
-from hostile import bodies, dump, examples, lines, spoilt
-from hostile_request import deep
 from hypothesis import example, given
 from hypothesis import strategies as st
+from kit.commands.error_codes import error_codes
+from kit.hostile.hostile import bodies, dump, examples, lines, spoilt
+from kit.hostile.hostile_request import deep
 
 from contract.errors import RequestRejected
 from contract.message import MessageWriter, read_body, read_delivery

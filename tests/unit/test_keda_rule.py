@@ -7,8 +7,8 @@ import json
 from typing import Any
 
 import pytest
-from helm_chart import render, values
-from keda_rule import EVERY_S, Scaler
+from kit.chart.helm_chart import render, values
+from kit.chart.keda_rule import EVERY_S, Scaler
 
 from demo.stack import ROOT
 

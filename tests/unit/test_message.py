@@ -9,7 +9,7 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from lessee import celery_message, chat
+from kit.protocol.lessee import celery_message, chat
 
 from contract.errors import RequestRejected
 from contract.message import MessageWriter, read_body, read_delivery, write_online

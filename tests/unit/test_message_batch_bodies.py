@@ -11,10 +11,10 @@ from typing import Any
 
 import orjson
 import pytest
-from hostile import examples
-from hostile_request import deep
 from hypothesis import given
 from hypothesis import strategies as st
+from kit.hostile.hostile import examples
+from kit.hostile.hostile_request import deep
 
 from gateway.batches.anthropic.incoming import Requests
 from gateway.http.errors import ApiError

@@ -8,8 +8,8 @@ import uuid
 from pathlib import Path
 
 import pytest
-import script_keys
-from error_codes import error_codes
+from kit.commands.error_codes import error_codes
+from kit.protocol import script_keys
 
 from contract import naming
 from contract.errors import RequestFailed, RequestRejected

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import yaml
-from helm_chart import CHART, of_kind, render, values
+from kit.chart.helm_chart import CHART, of_kind, render, values
 
 from demo.stack import ROOT, procfile_command
 from worker.drain.stopping import STOP_S

@@ -6,7 +6,7 @@ import re
 import shlex
 
 import yaml
-from vllm_server import MODULE
+from kit.servers.vllm_server import MODULE
 
 from contract.settings import load
 from demo.stack import ROOT

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from drafts import counted
+from kit.engines.drafts import counted
 from options.rows import ROWS
 from options.table import PAGE, RESULTS, filled
 

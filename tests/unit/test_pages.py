@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from pages import DEVICES, OPTIONS, TUTORIALS, Block, blocks, pattern
+from kit.commands.pages import DEVICES, OPTIONS, TUTORIALS, Block, blocks, pattern
 
 from contract.errors import WarmqError
 from demo.stack import ROOT

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import chat_line, write_lines
+from kit.commands.support import chat_line, write_lines
 
 from contract.settings import Settings
 from demo.stack import MODEL

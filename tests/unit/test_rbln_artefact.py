@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from compiled_folder import WRITTEN_BY_0_12, compiled, read
+from kit.engines.compiled_folder import WRITTEN_BY_0_12, compiled, read
 
 from contract.settings import SettingsError
 from worker.engine.rbln.model import CONFIG_NAME, read_artefact

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from compiled_folder import compiled, read
+from kit.engines.compiled_folder import compiled, read
 
 from contract.settings import SettingsError
 from worker.engine.catalogue import make_engine

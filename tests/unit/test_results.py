@@ -6,8 +6,8 @@ import orjson
 import pytest
 from celery import Celery
 from celery.exceptions import TaskRevokedError
-from error_codes import error_codes
-from lessee import celery_message
+from kit.commands.error_codes import error_codes
+from kit.protocol.lessee import celery_message
 
 from contract import results
 from contract.errors import RequestFailed, RequestRejected

@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 import pytest
-from error_codes import error_codes
+from kit.commands.error_codes import error_codes
 
 from contract.errors import RequestRejected
 from contract.openai.body import CHAT_URL, COMPLETION_URL

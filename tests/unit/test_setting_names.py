@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from setting_bounds import NAMES
+from kit.engines.setting_bounds import NAMES
 
 from contract.setting_names import NO_SETTINGS, OF_GATEWAYS, OF_WORKERS
 from contract.settings import Settings, SettingsError, load

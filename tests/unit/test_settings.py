@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from setting_bounds import ENGINE_OF
+from kit.engines.setting_bounds import ENGINE_OF
 
 from contract.settings import Settings, SettingsError, load
 from demo.stack import ROOT

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from setting_bounds import BOUNDS, ENGINE_OF, NAMES
+from kit.engines.setting_bounds import BOUNDS, ENGINE_OF, NAMES
 
 from contract.redis.connect import connect, connect_async
 from contract.settings import Settings, SettingsError, load

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from table_sources import SEED, chunks_of, errors_of, parquet, requests_of, text_file
+from kit.commands.table_sources import SEED, chunks_of, errors_of, parquet, requests_of, text_file
 
 from contract.errors import ExtraMissing
 from contract.openai.lines import parse_line

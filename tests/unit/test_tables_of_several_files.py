@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 import pyarrow as pa
 import pytest
-from table_sources import chunks_of, parquet, requests_of, text_file
+from kit.commands.table_sources import chunks_of, parquet, requests_of, text_file
 
 from producer import Client
 from producer.input.options import BadOption

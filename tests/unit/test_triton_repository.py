@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from compiled_folder import compiled
+from kit.engines.compiled_folder import compiled
 
 from demo.stack import MODEL, ROOT
 from worker.engine.triton.rules import (

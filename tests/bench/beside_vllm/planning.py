@@ -17,8 +17,8 @@ from typing import Any
 from bench.common import report
 from bench.common.load import wait_ready
 from celery import Celery
-from planned_files import SHAPES, mixed_prompts, write_shape
-from real_stack import Stack, write_jsonl
+from kit.commands.planned_files import SHAPES, mixed_prompts, write_shape
+from kit.stacks.real_stack import Stack, write_jsonl
 
 from contract.redis.batches import BatchStore
 from demo.stack import CPU_ENGINE_ARGS, RedisServer, eventually, tiny_model_worker

@@ -11,7 +11,7 @@ from typing import Any
 
 import redis
 from bench.common import report
-from lessee import QUEUE, SEED, Lessee, writer
+from kit.protocol.lessee import QUEUE, SEED, Lessee, writer
 
 from contract import naming
 from contract.batch import Batch

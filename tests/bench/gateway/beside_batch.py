@@ -17,7 +17,7 @@ import httpx
 from bench.common import report
 from bench.common.load import Held, hold, wait_ready
 from bench.common.probe import Probe
-from gateway_process import GatewayProcess
+from kit.gateways.gateway_process import GatewayProcess
 
 from contract.openai.body import CHAT_URL
 from demo.stack import RedisServer

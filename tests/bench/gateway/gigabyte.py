@@ -21,7 +21,7 @@ import psutil
 import redis
 from bench.common import report
 from bench.producer_cost.submission import PRODUCER, peak_kb_of, timed, write_file
-from gateway_process import GatewayProcess
+from kit.gateways.gateway_process import GatewayProcess
 
 from contract.redis.batches import BatchStore
 from demo.stack import RedisServer, Worker, eventually

@@ -23,7 +23,7 @@ import uvloop
 from bench.common import report
 from bench.common.load import cpu_s, redis_cpu_s
 from bench.gateway.clients import Load
-from gateway_process import GatewayProcess
+from kit.gateways.gateway_process import GatewayProcess
 
 from contract.message import write_online
 from contract.naming import queue_name, turn_list

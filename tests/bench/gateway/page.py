@@ -22,13 +22,13 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[3]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "kit")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import httpx
 import orjson
-from celery_side import simulated
-from gateway_process import GatewayProcess
-from support import producer_command, producer_env
+from kit.commands.support import producer_command, producer_env
+from kit.gateways.gateway_process import GatewayProcess
+from kit.stacks.celery_side import simulated
 
 from contract.redis.batches import BatchStore
 from contract.redis.reads import Reads

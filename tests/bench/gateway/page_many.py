@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[3]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "kit"), str(Path(__file__).parent)]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(Path(__file__).parent)]
 
 import httpx
 import orjson
 import redis
-from gateway_process import GatewayProcess
-from lessee import QUEUE, submit_batch
+from kit.gateways.gateway_process import GatewayProcess
+from kit.protocol.lessee import QUEUE, submit_batch
 from page import one_page, view
 
 from contract.redis import keys

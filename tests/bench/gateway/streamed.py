@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.common import report
-from gateway_process import GatewayProcess
-from vllm_server import KEY, VllmServer
+from kit.gateways.gateway_process import GatewayProcess
+from kit.servers.vllm_server import KEY, VllmServer
 
 from contract.openai.body import CHAT_URL
 from contract.redis.batches import BatchStore

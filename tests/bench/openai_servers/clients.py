@@ -18,11 +18,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "kit"))
 
 import orjson
 from bench.common import report
-from stub_server import StubProcess
+from kit.servers.stub_server import StubProcess
 
 from contract.openai.body import CHAT_URL
 from worker.engine import EngineRequest

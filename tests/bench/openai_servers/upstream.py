@@ -21,7 +21,7 @@ import orjson
 import psutil
 from bench.common import report
 from bench.common.load import cpu_s
-from vllm_server import KEY, VllmServer
+from kit.servers.vllm_server import KEY, VllmServer
 
 from contract.openai.body import CHAT_URL
 from demo.stack import CPU_ENGINE_ARGS, MODEL

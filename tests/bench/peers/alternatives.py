@@ -20,7 +20,7 @@ from bench.peers.overlay import CannotRun
 from bench.peers.ways import ENGINE_ARGS, MORE_ARGS, TOKENS, Client, RunBatch, Way
 from bench.peers.ways_foreign import Llmq, RayData
 from bench.peers.ways_queued import StockCelery, Warmq
-from vllm_server import VllmServer
+from kit.servers.vllm_server import VllmServer
 
 #: Requests at once of the HTTP client; the best one counts.
 CONCURRENCY = (32, 64, 128, 256)

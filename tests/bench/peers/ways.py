@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 import aiohttp
 from bench.peers.progress_bar import span_drawn
-from vllm_server import KEY, VllmServer
+from kit.servers.vllm_server import KEY, VllmServer
 
 from contract.openai.body import CHAT_URL
 from demo.stack import CPU_ENGINE_ARGS, MODEL, ROOT
@@ -37,7 +37,7 @@ ENGINE_KEYWORDS: dict[str, Any] = {
 }  # fmt: skip
 ENGINE_ENV = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
 #: Where programs of this folder and of `programs/` find what they import.
-PYTHONPATH = os.pathsep.join(map(str, (ROOT, ROOT / "tests", ROOT / "tests" / "kit")))
+PYTHONPATH = os.pathsep.join(map(str, (ROOT, ROOT / "tests")))
 Found = dict[str, float]
 
 

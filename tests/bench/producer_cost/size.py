@@ -20,7 +20,7 @@ from bench.common.footprint import Footprint
 from bench.common.load import TTL_MS, wait_ready
 from bench.producer_cost.submission import PRODUCER, peak_kb_of, timed, write_file
 from bench.producer_cost.windows import check_order, windowed
-from memory import growth
+from kit.stacks.memory import growth
 
 from contract import naming
 from contract.redis.batches import BatchStore

@@ -11,7 +11,7 @@ import orjson
 import redis
 from bench.common.footprint import Footprint
 from bench.producer_cost.submission import PRODUCER, peak_kb_of
-from support import producer_env
+from kit.commands.support import producer_env
 
 
 def check_order(out: Path, lines: int) -> None:

@@ -14,7 +14,7 @@ import orjson
 import redis
 from bench.common import report
 from bench.redis_cost.redis_times import Watch
-from lessee import LIMITS, SEED, Lease, Lessee, chat, writer
+from kit.protocol.lessee import LIMITS, SEED, Lease, Lessee, chat, writer
 
 from contract import naming
 from contract.index import IndexChunk

@@ -17,10 +17,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "kit")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from bench.redis_cost.redis_times import LOGGED, SLOW_US, scripts  # noqa: E402
-from large_amounts import AMOUNTS, Amount  # noqa: E402
+from kit.protocol.large_amounts import AMOUNTS, Amount  # noqa: E402
 
 from contract.redis.batches import BatchStore  # noqa: E402
 from demo.stack import RedisServer  # noqa: E402

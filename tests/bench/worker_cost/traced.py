@@ -26,7 +26,7 @@ import redis
 from bench.common import report
 from bench.common.load import hold
 from bench.worker_cost.overhead import LATENCY_S, STEP_S, worker_cost
-from draining import draining, soon
+from kit.drain.draining import draining, soon
 
 from contract.traces.tracer import tracing
 from demo.stack import RedisServer, free_port
@@ -44,7 +44,7 @@ EXPECTED = {
 BARS = {"full_sampled": 0.97, "ceiling_sampled": 0.97}
 WAYS = ("off", "sampled", "away", "off_again")
 RECEIVER = (
-    "import json, sys; from otlp_receiver import otlp_receiver\n"
+    "import json, sys; from kit.servers.otlp_receiver import otlp_receiver\n"
     "with otlp_receiver() as it: print(json.dumps(it.environment), flush=True); sys.stdin.read()"
 )
 
