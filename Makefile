@@ -58,10 +58,10 @@ test: test-unit-integration test-e2e ## all tests
 
 .PHONY: test-unit-integration
 test-unit-integration: $(STAMP)
-	$(PYTEST) tests/unit tests/integration
+	$(PYTEST) tests/unit tests/repo tests/chart tests/integration
 
 test-unit: $(STAMP) ## tests without Redis and without an engine
-	$(PYTEST) tests/unit
+	$(PYTEST) tests/unit tests/repo tests/chart
 
 test-integration: $(STAMP) ## tests with a real Redis
 	$(PYTEST) tests/integration
