@@ -1,6 +1,6 @@
 """Shape of a request body: vLLM's chat and completion fields with their ranges.
 
-Field names are those of all supported releases of vLLM (tests/unit/test_drift.py
+Field names are those of all supported releases of vLLM (tests/unit/worker/engine/vllm/test_drift.py
 compares them with the installed one; a worker refuses what its own does not know).
 Values are checked here without vLLM so that a bad line fails in the producer, by
 name. What only the engine can know (model length, tokens, schema compilation) is

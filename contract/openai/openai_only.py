@@ -2,8 +2,9 @@
 
 Most of them concern their storage, caches and tariffs. They mean nothing here, so they are
 accepted and left out, and whoever submits is told which they were. Those that would change the
-answer are refused. A null is as good as no field. tests/unit/test_openai_fields.py compares
-the names with those of OpenAI's own client.
+answer are refused. A null is as good as no field.
+tests/unit/contract/openai/test_openai_fields.py compares the names with those of OpenAI's own
+client.
 """
 
 from typing import Any

@@ -1,7 +1,7 @@
 """What one client sends to a real engine does not stop the others, and is refused as its mistake.
 
-The bodies go past the contract's bounds (tests/unit/test_structured_bounds.py), as from an older
-producer: the engine bounds their time itself.
+The bodies go past the contract's bounds (tests/unit/contract/openai/test_structured_bounds.py), as
+from an older producer: the engine bounds their time itself.
 """
 
 from __future__ import annotations

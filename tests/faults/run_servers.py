@@ -34,9 +34,9 @@ from demo.stack import RedisServer, bundled_redis  # noqa: E402
 RESULT = HERE / "results" / "servers.json"
 #: The protocol, and of the faults those in which Redis has a part; without the `slow` ones.
 TESTS = (
-    "tests/integration/test_protocol_*.py",
-    "tests/integration/test_kombu_layout.py",
-    "tests/integration/test_doctor.py",
+    "tests/integration/contract/lua/test_protocol_*.py",
+    "tests/integration/contract/redis/test_kombu_layout.py",
+    "tests/integration/producer/cli/test_doctor.py",
     *(
         f"tests/faults/test_{name}.py"
         for name in ("worker_killed", "redis_outage", "redis_refuses", "acl", "network", "sentinel")

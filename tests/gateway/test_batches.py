@@ -81,7 +81,7 @@ def test_a_wrong_field_is_named(stack: BatchStack, fields: dict[str, Any], param
 
 
 def test_once_is_refused_while_any_older_worker_lives(stack: BatchStack) -> None:
-    """As `producer submit --once` is (tests/integration/test_upgrade.py)."""
+    """As `producer submit --once` is (tests/integration/contract/lua/test_upgrade.py)."""
     with stack.redis.client() as client:
         announce(client, "celery@a.12.0a", queue="warmq.other")
         announce(client, "celery@b.13.0b", protocol=PROTOCOL)

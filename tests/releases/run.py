@@ -30,8 +30,10 @@ from releases.table import RESULTS, write_docs
 #: What takes names, fields and texts from vLLM and needs no engine; then what starts one.
 GROUPS = {
     "drift": (
-        "tests/unit/test_drift.py", "tests/unit/test_openai_drift.py",
-        "tests/unit/test_vllm_forms.py", "tests/integration/test_media.py",
+        "tests/unit/worker/engine/vllm/test_drift.py",
+        "tests/unit/worker/engine/openai/test_openai_drift.py",
+        "tests/unit/worker/engine/vllm/test_vllm_forms.py",
+        "tests/integration/worker/engine/test_media.py",
     ),
     # Not the pages: their `make setup` would put the locked vLLM into the environment.
     "e2e": ("tests/e2e", "--ignore=tests/e2e/test_tutorials.py"),

@@ -8,7 +8,8 @@ from producer.submit.plan.content import FileContent
 #: text (690 of vLLM's fields, 250 of its envelope and times, 240 of its key, Redis' own and its id
 #: among the finished ones); and of a token of that text, about.
 WAITING, RESULT, TOKEN = 16, 1180, 4
-#: What a list takes more than its messages (tests/integration/test_plan.py holds it to 10 %).
+#: What a list takes more than its messages
+#: (tests/integration/producer/submit/test_plan.py holds it to 10 %).
 LIST = 1.03
 #: A batch's own keys.
 BATCH = 4096

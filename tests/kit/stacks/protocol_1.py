@@ -3,8 +3,9 @@
     python tests/kit/stacks/protocol_1.py      (in a checkout with its history)
 
 The commit is checked out into a temporary git worktree, and its own `producer` and scripts run
-against a private Redis. Everything there is then written to tests/integration/protocol_1.json, so
-that the tests need no history. The states (batch id: what is there):
+against a private Redis. Everything there is then written to
+tests/integration/contract/lua/protocol_1.json, so that the tests need no history.
+The states (batch id: what is there):
 
     complete    2 requests answered
     failed      2 requests failed, their messages kept for `producer retry`
@@ -33,7 +34,7 @@ ROOT = Path(__file__).resolve().parents[3]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 REVISION = "f5e998d"
-RECORDED = ROOT / "tests" / "integration" / "protocol_1.json"
+RECORDED = ROOT / "tests/integration/contract/lua/protocol_1.json"
 
 #: Runs in the old checkout, with its `contract` and `producer`: argv is the URL and a folder.
 DRIVER = """

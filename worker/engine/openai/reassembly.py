@@ -20,7 +20,7 @@ UNSTREAMED = frozenset((
 ))  # fmt: skip
 
 #: Fields of vLLM's answers that are null unless asked for, and are left out of its streams.
-#: tests/unit/test_openai_drift.py compares them with the installed release.
+#: tests/unit/worker/engine/openai/test_openai_drift.py compares them with the installed release.
 CHAT = ("service_tier", "system_fingerprint", "prompt_logprobs", "prompt_token_ids", "prompt_text",
         "kv_transfer_params", "ec_transfer_params", "metrics")  # fmt: skip
 CHAT_CHOICE = ("logprobs", "finish_reason", "stop_reason", "token_ids", "routed_experts")

@@ -21,7 +21,7 @@ from worker.engine.openai.reassembly import Reassembly
 from worker.engine.openai.retries import Condition, Unanswered
 
 Json = dict[str, Any]
-FORMS = Path(__file__).parents[1] / "kit" / "servers" / "server_forms"
+FORMS = Path(__file__).parents[4] / "kit" / "servers" / "server_forms"
 NAMES = sorted(file.stem for file in FORMS.glob("*.sse"))
 #: Beside them one with two choices, tool calls, log probabilities and characters beyond ASCII.
 MIXED: list[Json] = [

@@ -177,7 +177,7 @@ def test_memory_does_not_grow_with_file_or_line(tmp_path: Path, pack: str):
             file.write(b"y" * 1_000_000)  # 60 MB in one line
     done = subprocess.run(
         [sys.executable, "-c", READ_ALL, path], capture_output=True, text=True, check=True,
-        cwd=Path(__file__).parents[2],
+        cwd=Path(__file__).parents[4],
     )  # fmt: skip
     count, kilobytes = map(int, done.stdout.split())
     assert count == 300_001

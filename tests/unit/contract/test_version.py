@@ -8,7 +8,7 @@ import pytest
 
 from contract.version import version
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def test_the_version_is_the_installed_distributions() -> None:

@@ -16,7 +16,7 @@ from contract.errors import EngineDead, RequestFailed, RequestRejected
 from contract.streaming import texts_of
 from demo.stack import ROOT
 
-FORMS = Path(__file__).parents[1] / "kit" / "servers" / "server_forms"
+FORMS = Path(__file__).parents[3] / "kit" / "servers" / "server_forms"
 PAGE = ROOT / "docs" / "openai-servers.md"
 Json = dict[str, Any]
 SAID = "Take an umbrella."
