@@ -6,6 +6,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 
 from contract.errors import StoreFull, StoreUnavailable, StoreUnreachable
 from contract.naming import RESULT_PREFIX, text_channel
@@ -109,9 +110,11 @@ class Waiting:
 
     def _pushed(self, call: asyncio.Task[None]) -> None:
         self._calls.discard(call)
-        if not call.cancelled():
-            call.result()
-        self._push()
+        try:
+            if not call.cancelled():
+                call.result()
+        finally:
+            self._push()
 
     async def _push_now(self, batch: Sequence[Waiter]) -> None:
         for waiter in batch:
@@ -135,7 +138,8 @@ class Waiting:
             if reply.known and waiter.pieces is not None:
                 known.append(waiter.request_id)  # its message names another listener
         if known:
-            await self._announce(known)
+            with suppress(StoreUnavailable):  # text that they miss comes with the rest of it
+                await self._announce(known)
 
     # -- cancelling -------------------------------------------------------------------
 

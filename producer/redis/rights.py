@@ -64,6 +64,7 @@ OF_WORKERS = tuple(
     hrandfield {key} 1
     ltrim {key} 0 0
     xadd {key} * f v
+    sismember {key} m
     srandmember {key} 1
     srem {key} m
     zcard {key}

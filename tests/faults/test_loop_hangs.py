@@ -15,7 +15,7 @@ from kit.campaigns.campaign_real import front_ends
 from kit.protocol.lessee import chat, client_of
 from kit.stacks.hanging import exit_codes, hung_processes, supervised
 from kit.stacks.stage import Stage, stage
-from kit.stacks.started_as import KINDS, processes_of, runs
+from kit.stacks.started_as import KINDS, processes_of, runs, suspend
 
 from contract.redis import keys
 from demo.stack import Worker, eventually
@@ -44,7 +44,7 @@ def only_its_front_end_takes(on: Stage, worker: Worker) -> Iterator[psutil.Proce
     """Suspend all of a ready worker but one front end, and yield that one."""
     eventually(lambda: on.announced(worker).get("slots") == 16, 40, "all front ends are ready")
     (front_end,) = front_ends(worker)
-    os.kill(worker.pid, signal.SIGSTOP)
+    suspend(worker.pid)
     try:
         yield front_end
     finally:

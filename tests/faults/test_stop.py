@@ -12,6 +12,7 @@ import pytest
 from kit.protocol import script_keys
 from kit.protocol.lessee import QUEUE, celery_message, chat, client_of
 from kit.stacks.stage import Stage, stage
+from kit.stacks.started_as import suspend
 
 from contract.redis import keys
 from demo.stack import Worker, eventually
@@ -61,7 +62,7 @@ def test_another_worker_has_the_rest_within_a_second_of_the_exit(
         second = on.worker(lease_s=60, simulated_slots=32)
         first = on.worker(lease_s=60)
         on.ready(first, second)
-        os.kill(second.pid, signal.SIGSTOP)  # it must not take the work that is for the first
+        suspend(second.pid)  # it must not take the work that is for the first
         load(on, 3)
         os.kill(second.pid, signal.SIGCONT)
         assert send(on, first, signals) == code

@@ -68,7 +68,7 @@ end
 -- whether it did.
 local function end_unrun(list, message, r)
   local b = r.batch ~= '' and batch_state(r.batch)
-  if b and not b.life and string.sub(list, -#r.batch - 1) == '\6' .. r.batch then
+  if b and not b.life and string.match(list, '\6[^\6]*\6([^\6]*)$') == r.batch then
     -- The list is of a batch that is gone: all of it goes at once.
     local waiting = redis.call('LLEN', list)
     redis.call('UNLINK', list)
@@ -280,10 +280,10 @@ local function take_all()
   take_turns()
   if leased == 0 and unused_left and not full then
     most_unused, unused_left, passed, passes = EXAMINE, false, {}, 0
+    pass_over(queue, ARGV[14], passed, PASSES)
     take_turns()
   end
 end
-
 local function take_named() for i = 15, #ARGV do take_from(ARGV[i], math.huge) end end
 
 local finished, problem = pcall(#ARGV > 14 and take_named or take_all)

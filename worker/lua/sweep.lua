@@ -85,12 +85,12 @@ local function sweep_worker(worker, most)
   local all, alive = leases_of(worker)
   for i, found in ipairs(all) do
     local record = redis.call('HGET', found.hash, found.id)
+    if found.expired and #back >= most and not died then break end -- nothing is adopted that is not handed back
     if found.older and found.expired then record = adopt_lease(worker, found.id, record) end
     local l = unpack_lease(record)
     l.slots = tonumber(string.match(record, '^%d+')) -- one of protocol 1 that has time left
     l.lease, l.record, l.died = found.id, record, not alive and #all - i < l.slots
     l.hash, l.older = found.hash, found.older
-    if found.expired and #back >= most and not died then break end
     if found.expired then
       back[#back + 1] = l
       died = died or l.died

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import psutil
 
-from demo.stack import Worker
+from demo.stack import Worker, eventually
 
 
 class WarmqWorker(Worker):
@@ -24,6 +25,17 @@ KINDS: dict[str, type[Worker]] = {"celery": Worker, "warmq-worker": WarmqWorker}
 def processes_of(worker: Worker) -> list[psutil.Process]:
     """Return all that runs of a worker, also of one that was killed: its session is its own."""
     return [each for each in psutil.process_iter() if _session(each) == worker.pid and runs(each)]
+
+
+def suspend(pid: int) -> None:
+    """Stop a process, and wait until each of its threads has: until then one may go on."""
+    os.kill(pid, signal.SIGSTOP)
+    eventually(lambda: all(map(_is_stopped, Path(f"/proc/{pid}/task").iterdir())), 10, "it stops")
+
+
+def _is_stopped(task: Path) -> bool:
+    # Its state follows the command, which may itself have blanks and brackets.
+    return (task / "stat").read_text().rpartition(")")[2].split()[0] in "TZ"
 
 
 def _session(process: psutil.Process) -> int:

@@ -5,6 +5,7 @@ Its limit of requests in flight is a set number, or follows the server's own met
 
 import asyncio
 import logging
+import math
 import os
 import time
 from collections import defaultdict
@@ -128,6 +129,10 @@ class Upstream(Server):
         """Note that it gets a request."""
         super().sends()
         self.judge.sends()
+
+    def unsent(self) -> None:
+        """Note that a request is not sent; while the server rests it was the probe."""
+        self.judge.leaves(math.inf)
 
     def lower_limit(self) -> None:
         """If its limit was found here, it is lower after each rest."""

@@ -124,6 +124,7 @@ class Fleet(Generic[S]):
             return await future
         except asyncio.CancelledError:
             if future.done() and not future.cancelled() and not future.exception():
+                future.result().unsent()
                 self.give(future.result())
             raise
 

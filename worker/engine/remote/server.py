@@ -100,6 +100,9 @@ class Server:
         """Note that it gets a request."""
         self.in_flight += 1
 
+    def unsent(self) -> None:
+        """Note that a request which it was to get is not sent; its place is given back, too."""
+
     def progress(self) -> None:
         """Note that it made a step."""
         self.progress_at = time.monotonic()

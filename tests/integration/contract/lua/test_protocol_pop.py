@@ -326,3 +326,13 @@ def test_a_worker_key_that_is_no_hash_loses_nothing(
     with pytest.raises(redis.exceptions.ResponseError, match="WRONGTYPE"):
         worker.pop()
     assert queued_ids(redis_client, QUEUE) == ["t1"]
+
+
+def test_a_message_that_calls_its_list_its_batch_ends_alone(
+    worker: Lessee, redis_client: redis.Redis
+) -> None:
+    """Its batch is unknown, but the list is not that batch's: others' messages are in it."""
+    forged = celery_message("forged", warmq={"batch": "\x163", "v": 2})
+    others = [celery_message(f"other-{n}") for n in range(3)]
+    push(redis_client, forged, *others, list_key=naming.priority_list(QUEUE, 3))
+    assert [lease.request_id for lease in worker.pop()] == [f"other-{n}" for n in range(3)]

@@ -7,11 +7,12 @@ import asyncio
 import orjson
 import redis
 from kit.drain.draining import draining, soon
-from kit.protocol.lessee import QUEUE, Lease, Lessee, chat, stored
+from kit.protocol.lessee import QUEUE, Lease, Lessee, chat, stored, submit_batch
 
 from contract import naming
 from contract.message import write_online
 from contract.openai.body import CHAT_URL
+from contract.redis.batches import BatchStore
 from worker.engine import Completion, EngineRequest
 from worker.engine.preparation import Preparation, Preparing, waiting
 from worker.engine.simulated.engine import SimulatedEngine
@@ -81,6 +82,17 @@ def test_pop_takes_nothing_of_tenants_that_are_passed_over(redis_client: redis.R
     assert worker.head[3] == 0
     assert redis_client.hget(naming.turns_key(QUEUE), "waiting") == b"4"
     assert names(worker.pop()) == ["greedy-4", "greedy-1", "greedy-2", "greedy-3"]
+
+
+def test_tenants_are_passed_over_also_while_messages_without_a_use_are_removed(
+    redis_client: redis.Redis, store: BatchStore
+) -> None:
+    """Then POP looks twice."""
+    worker = Lessee(redis_client)
+    cancelled = submit_batch(store, 500, batch_id="cancelled", tenant="polite")
+    store.cancel(cancelled.batch)
+    ask(worker, "greedy-0", "greedy")
+    assert worker.pop(without=["greedy"]) == []
 
 
 def test_a_request_of_which_two_tasks_wait_is_counted_once() -> None:

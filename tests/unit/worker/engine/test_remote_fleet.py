@@ -27,6 +27,11 @@ class FakeServer(Server):
         self.report = report
         self.asked = 0
         self.closed = False
+        self.unsent_times = 0
+
+    def unsent(self) -> None:
+        """Count it."""
+        self.unsent_times += 1
 
     async def ask(self) -> Report:
         """Return it."""
@@ -85,6 +90,21 @@ async def test_servers_with_limits_are_filled_evenly_and_the_rest_waits_in_turn(
         await second
     fleet.give(large)
     assert large.in_flight == 2, "who no longer waits holds no place"
+    await fleet.close()
+
+
+async def test_who_is_cancelled_with_a_server_in_hand_sends_nothing() -> None:
+    fleet: Fleet[FakeServer] = Fleet(60, None)
+    only = FakeServer("a", 1)
+    await fleet.start([only])
+    held = await fleet.take()
+    waits = asyncio.create_task(fleet.take())
+    await asyncio.sleep(0)
+    fleet.give(held)  # and hands it to the next
+    waits.cancel()
+    with suppress(asyncio.CancelledError):
+        await waits
+    assert (only.in_flight, only.unsent_times) == (0, 1)
     await fleet.close()
 
 
