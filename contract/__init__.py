@@ -1,5 +1,5 @@
-"""What the worker and the producer have agreed on, and nothing else.
+"""What worker, producer and gateway have agreed on, and nothing else.
 
-The two sides never import each other. Schemas, error codes, key names, the
-message envelope, the Lua protocol and the store that runs it live here.
+Worker and producer never import each other. Schemas, error codes, key names, the message
+envelope, the scripts that several of them run and the store that runs those live here.
 """

@@ -1,4 +1,4 @@
-"""The last day of each queue and the last hour of each worker, minute by minute (lua/ring.lua)."""
+"""The last day of each queue, the last hour of each worker, by minutes (worker/lua/ring.lua)."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gateway.http.errors import ApiError
 from gateway.http.refusal import refuse
 
-#: Uploads count what they read against a limit of their own (files/, uploads/, anthropic/).
+#: Uploads count what they read against a limit of their own (gateway/files, batches/anthropic).
 _UPLOADS = re.compile(r"/v1/files|/v1/uploads/[^/]+/parts|/v1/messages/batches|/ui/submit")
 #: A client reads no answer while it is still sending, and loses one if its connection is closed
 #: with bytes of it unread. So much of a body that is too large is taken and dropped before the

@@ -41,7 +41,7 @@ LONGEST_KEY = 255
 LARGEST_ANSWER = 64 * 1024
 #: Retries that come while the first is at it are told to come again after so long.
 AFTER_S = 1.0
-#: Requests for these attach themselves to the first one's, by their ids (live/).
+#: Requests for these attach themselves to the first one's, by their ids (online/).
 ATTACHING = frozenset(BODY_TYPES)
 _KEPT_HEADERS = frozenset((b"content-type", b"location"))
 

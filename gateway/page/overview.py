@@ -16,7 +16,7 @@ from gateway.page.view import View
 
 #: Workers in a page.
 WORKERS = 100
-#: Whose the requests of plain Celery clients are (lua/turns.lua).
+#: Whose the requests of plain Celery clients are (contract/lua/turns.lua).
 CELERY = "celery"
 #: Tenants that are shown.
 MOST_TENANTS = 500

@@ -18,7 +18,7 @@ from starlette.responses import Response
 from gateway.page.view import View
 
 #: Files that this process reads at a time, of one tenant one. Online requests need its CPU, and
-#: other pages the threads that all share (virtual_files.py).
+#: other pages the threads that all share (batches/api/virtual_files.py).
 AT_ONCE = 2
 #: A file is read for so long at most, in seconds.
 LONGEST_S = 60.0

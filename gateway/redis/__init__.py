@@ -1,1 +1,1 @@
-"""What gateways share in Redis: their objects, their unfinished work, online requests, keys."""
+"""What only gateways keep in Redis: keys, limits, tries, sessions, webhooks, online requests."""

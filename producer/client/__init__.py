@@ -1,6 +1,6 @@
 """The library that Python programs use: `from producer import Client`.
 
-What is exported here is kept; the modules below `producer.submit` may change with every version.
+What is exported here is kept; all other modules of `producer` may change with every version.
 """
 
 from producer.client.asynchronous import AsyncBatch, AsyncClient

@@ -26,7 +26,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What a batch of some lines of a longer file shares with the others (windows.py).
+    """What a batch of some lines of a longer file shares with the others (producer/run/windows.py).
 
     `digest` is that of the file before it; custom_ids are remembered in `seen` as requests of
     the batch `name`, whichever part they are in.

@@ -1,5 +1,5 @@
 -- POP: lease up to k messages; it looks at no more than max_bytes of them, but at least at one.
--- Of each priority, the highest first, tenants and their lists have turns (turns.lua). A turn is a
+-- Of each priority, the highest first, tenants and their lists have turns (contract/lua/turns.lua). A turn is a
 -- run of neighbours, as long as an engine's prefix cache wants it and no longer than its slots; it
 -- goes on in the worker's next POP, which names it. A request of many sequences takes as much of a
 -- turn and of its tenant's cap; one that is larger than the cap runs when the tenant runs nothing.

@@ -1,4 +1,4 @@
-"""What a new batch is to be, checked; the lines of its file are looked at later (carrying/)."""
+"""What a new batch is to be, checked; the lines of its file are looked at later (runner/)."""
 
 from __future__ import annotations
 
@@ -100,10 +100,10 @@ def _check_file(services: Services, caller: Caller, file_id: str) -> None:
 
 
 def _check_workers(services: Services, caller: Caller, once: bool) -> None:
-    """Refuse what workers of an older protocol would not take, or not end (older_workers.py).
+    """Refuse what older workers would not take, or not end (producer/submit/older_workers.py).
 
     Which queues the file's lines name is not known yet: with `once` no worker of any queue may be
-    older, else not all of them. When the lines are known they are looked at again (carrying/).
+    older, else not all of them. When the lines are known they are looked at again (runner/).
     """
     announced, settings = services.batches.announcements(), services.settings
     older = older_of([one for one in announced if is_alive(one)])

@@ -61,8 +61,8 @@ class Usage(msgspec.Struct):
 class BatchRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     """One batch. Times are in seconds since 1970; `changed_at` has those at which a status began.
 
-    Whoever changes it reads it, and writes it back with the version that was read (objects.py):
-    only one of two writers wins, the other reads again.
+    Whoever changes it reads it, and writes it back with the version that was read
+    (contract/redis/objects.py): only one of two writers wins, the other reads again.
     """
 
     id: str

@@ -1,4 +1,4 @@
-"""The chunks of a file for a run (windows.py) with its lines in a planned order.
+"""The chunks of a file for a run (producer/run/windows.py) with its lines in a planned order.
 
 The lines lie in a temporary file meanwhile. Each keeps its number in the input, so its request and
 its result are what they would be without an order; a chunk's cursor counts lines in the new order.

@@ -11,8 +11,8 @@ from kit.stacks.eventful import Run, eventful, everything, totals
 
 from demo.stack import eventually
 
-#: The simulated engine has no prefix cache, and no server; tests/engines/test_vllm_metrics.py has
-#: one, test_worker_reasons.py the other.
+#: The simulated engine has no prefix cache, and no server; what waits for a server is in
+#: tests/integration/worker/process/test_worker_reasons.py.
 NO_ENGINE = {"warmq_cached_prompt_tokens_total", "warmq_engine_waits"}
 #: Back at 0 when the run ends: `eventful` has waited until it was more.
 PASSING = {"warmq_lease_overdue_seconds", "warmq_leases"}
