@@ -16,7 +16,17 @@ import pytest
 import redis
 from kit.commands.support import batch_file, run_producer, write_lines
 from kit.drain.draining import draining, soon
-from kit.protocol.lessee import Lessee, celery_message, client_of, counts, now, stored, submit_batch
+from kit.protocol.lessee import (
+    QUEUE,
+    Lessee,
+    celery_message,
+    client_of,
+    counts,
+    now,
+    queued_ids,
+    stored,
+    submit_batch,
+)
 from kit.stacks import protocol_1
 from kit.stacks.older_worker import announce
 
@@ -367,3 +377,20 @@ def test_an_announcements_unknown_fields_harm_no_reader(
         done = run_producer(*command, redis_url=redis_url)
         assert done.returncode in (0, 1), done.stderr
         assert "Traceback" not in done.stderr
+
+
+def test_more_leases_of_a_dead_older_worker_than_a_sweep_hands_back_all_return(
+    redis_client: redis.Redis,
+) -> None:
+    lessee, dead = Lessee(redis_client), "w1@host.7.abc"
+    names = [f"r{n}" for n in range(20)]
+    for number, name in enumerate(names, 1):
+        lease = f"{dead}/{number}"
+        record = b"2\0%s\0%s" % (QUEUE.encode(), celery_message(name))
+        redis_client.hset(keys.older_worker_key(dead), lease, record)
+        redis_client.zadd(keys.OLDER_LEASES, {lease: 1})
+    lessee.allow_sweep()
+    while lessee.sweep(limit=5):
+        pass
+    assert sorted(queued_ids(redis_client, QUEUE)) == sorted(names)
+    assert not redis_client.keys("warmq:leased:*")
