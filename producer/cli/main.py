@@ -67,6 +67,10 @@ REMEDIES: dict[Remedy, str] = {
 }
 
 
+#: The package of our own commands, a file each.
+_OWN = "producer.cli.commands"
+
+
 class Told(NamedTuple):
     """What is known of a command before it is imported: its package, and what `--help` says."""
 
@@ -77,7 +81,7 @@ class Told(NamedTuple):
 @functools.cache
 def commands() -> dict[str, Told]:
     """Return all commands by name: our own, and those of packages that bring some."""
-    found = {name: Told("producer.cli.commands", says) for name, says in COMMANDS.items()}
+    found = {name: Told(_OWN, says) for name, says in COMMANDS.items()}
     for entry in metadata.entry_points(group=ENTRY_POINT):
         found |= {name: Told(entry.module, says) for name, says in entry.load().items()}
     return dict(sorted(found.items()))
@@ -92,13 +96,12 @@ class Commands(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import a command; None if there is none of that name."""
-        package = "producer.cli.commands"
-        if (
-            cmd_name not in COMMANDS
-        ):  # who brings others is looked up for them alone: it takes a while
-            if cmd_name not in commands():
-                return None
-            package = commands()[cmd_name].package
+        if cmd_name in COMMANDS:
+            package = _OWN
+        elif found := commands().get(cmd_name):  # a look at all packages, which takes a while
+            package = found.package
+        else:
+            return None
         command: click.Command = importlib.import_module(f"{package}.{cmd_name}").command
         return command
 
