@@ -14,12 +14,12 @@ SOURCES = [
     for path in sorted((ROOT / room).rglob("*"))
     if path.suffix in (".py", ".lua")
 ]
-MODULE_LINES = 300
-FUNCTION_LINES = 45
+MODULE_LINES = 400
+FUNCTION_LINES = 50
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_no_module_is_longer_than_300_lines_and_no_function_longer_than_45(path: Path) -> None:
+def test_no_module_is_longer_than_400_lines_and_no_function_longer_than_50(path: Path) -> None:
     text = path.read_text()
     assert text.count("\n") <= MODULE_LINES
     if path.suffix == ".py":
