@@ -29,9 +29,9 @@ class Batch:
     def life(self) -> str:
         """A random text that its messages carry too: no other batch of this id has the same.
 
-        A batch of protocol 1 has none; its messages carry its creation time.
+        '' in a batch of 0.1.0, which is read no more.
         """
-        return self.fields.get("life") or self.created
+        return self.fields.get("life", "")
 
     @property
     def protocol(self) -> int:

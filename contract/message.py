@@ -181,8 +181,7 @@ def read_delivery(lease: str, raw: bytes, returns: int = 0, deaths: int = 0) -> 
             task=_text(headers.get("task")) or "",
             batch=_text(ours.get("batch")) or "",
             created=_text(ours.get("created")) or "",
-            # One of protocol 1 has no life: its batch's is the time of its creation.
-            life=_text(ours.get("life" if "life" in ours else "created")) or "",
+            life=_text(ours.get("life")) or "",
             content=hash(message["body"]),
             custom_id=_text(ours.get("custom_id")),
             line=_line(ours.get("line")),

@@ -3,8 +3,8 @@
 from importlib import metadata
 
 #: The form of what Redis holds: batches, messages, leases, lists. Workers announce theirs, batches
-#: carry it as `v`, and lua/common.lua has the same number. What a lower one wrote is served; what
-#: a higher one wrote is refused. 1: commits before there was a number.
+#: carry it as `v`, and lua/common.lua has the same number. What another one wrote is refused in
+#: words, unless a release says that it serves it. 1: what 0.1.0 wrote, before there was a number.
 PROTOCOL = 2
 
 

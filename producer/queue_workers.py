@@ -1,10 +1,13 @@
-"""What the workers of a queue are doing, to show while a batch makes no progress."""
+"""The workers of a queue: whether they take what is queued, and what they are doing."""
 
 import time
+from collections import Counter
 from typing import Any
 
-from contract.redis.announcements import is_alive
+from contract.errors import ProtocolMismatch
+from contract.redis.announcements import is_alive, protocol_of
 from contract.redis.batches import BatchStore
+from contract.version import PROTOCOL
 
 #: Workers announce themselves every second; one that was silent for longer is named.
 _NOTABLE_S = 5.0
@@ -67,3 +70,38 @@ def clock_text(seconds: float) -> str:
     """Return a duration as h:mm:ss."""
     whole = round(seconds)
     return f"{whole // 3600}:{whole % 3600 // 60:02}:{whole % 60:02}"
+
+
+def refuse_older_workers(store: BatchStore, queue: str) -> None:
+    """Refuse to queue for workers of an older protocol: they would not find it, or not end it.
+
+    Raises:
+        ProtocolMismatch: if any living worker of the queue is one (contract/version.py).
+    """
+    if older := older_of(store.workers(queue)):
+        raise ProtocolMismatch(
+            f"nothing was queued: workers of queue {queue} are older than this producer (protocol "
+            f"{PROTOCOL}) and would not take what it queues: {names_of(older)}; upgrade the "
+            "workers, or submit with the version that they run"
+        )
+
+
+def older_of(workers: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the announcements that are of an older protocol than this producer's."""
+    return [worker for worker in workers if protocol_of(worker) < PROTOCOL]
+
+
+def names_of(workers: list[dict[str, Any]]) -> str:
+    """Return them with version and protocol, as a message tells them."""
+    told = ((worker["id"], _version_of(worker), protocol_of(worker)) for worker in workers)
+    return ", ".join(f"{name} ({version}, protocol {protocol})" for name, version, protocol in told)
+
+
+def counts_of(workers: list[dict[str, Any]]) -> str:
+    """Return how many there are of each version: what anybody may know who sees no machines."""
+    found = Counter(f"{_version_of(each)} (protocol {protocol_of(each)})" for each in workers)
+    return ", ".join(f"{count} of {version}" for version, count in sorted(found.items()))
+
+
+def _version_of(worker: dict[str, Any]) -> str:
+    return f"warmq {worker.get('version', 'of an unknown version')}"

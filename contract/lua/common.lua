@@ -3,14 +3,11 @@
 -- Keys are listed in docs/architecture.md. Time is always Redis TIME, in ms.
 
 local RESULT = 'celery-task-meta-'
--- What Redis holds has this form (contract/version.py); 1 is that of commits before it had a number.
+-- What Redis holds has this form (contract/version.py).
 local PROTOCOL = 2
--- Protocol 1 had other records under these names without the number. Its workers may serve the same
--- Redis: they find none of ours, and SWEEP brings what they have left here.
-local LEASES, OLDER_LEASES = 'warmq:leases:2', 'warmq:leases'
-local RETIRING, OLDER_RETIRING = 'warmq:retiring:2', 'warmq:retiring'
+-- A number behind a name is the protocol that gave the key its form.
+local LEASES, RETIRING = 'warmq:leases:2', 'warmq:retiring:2'
 local function worker_key(worker) return 'warmq:worker:2:' .. worker end
-local function older_worker_key(worker) return 'warmq:worker:' .. worker end
 
 local function now_ms()
   local t = redis.call('TIME')
@@ -56,20 +53,17 @@ local function kept_key(batch, id) return batch_key(batch) .. ':kept:' .. id end
 -- Batches this script has met: the state at its start, and what it adds to their counters
 -- and to the list of finished requests (apply_to_batches). `life` is nil for a batch that is
 -- gone or being deleted. It is random, and only CREATE writes it: a message that carries it
--- was queued by ENQUEUE, for this batch and not for a deleted one of the same name. A batch of
--- protocol 1 (`older`) has none: its messages carry the time of its creation, and that is its life.
+-- was queued by ENQUEUE, for this batch and not for a deleted one of the same name.
 local batches = {}
 local function batch_state(id)
   local b = batches[id]
   if not b then
     -- pcall: a forged name may lead to a key of another type.
     local f = redis.pcall('HMGET', batch_key(id), 'life', 'finished_at', 'cancelling', 'deleting',
-                          'completed', 'prompt_tokens', 'completion_tokens', 'list', 'created_at',
-                          'identical')
+                          'completed', 'prompt_tokens', 'completion_tokens', 'list', 'identical')
     b = { added = {}, ended = {} }
     if not f.err and not f[4] then
-      b.life, b.finished, b.cancelling, b.list = f[1] or f[9], f[2], f[3], f[8]
-      b.older, b.once = b.life and not f[1], f[10]
+      b.life, b.finished, b.cancelling, b.list, b.once = f[1], f[2], f[3], f[8], f[9]
       local completed = tonumber(f[5] or 0)
       if completed > 0 and not b.once then -- lines that share an answer are counted, too
         local tokens = tonumber(f[6] or 0) + tonumber(f[7] or 0)
@@ -175,16 +169,13 @@ end
 local FAILURE = '{"status":"FAILURE"'
 local function result_status(id) return redis.call('GETRANGE', RESULT .. id, 0, 18) end
 
--- What a note begins with. The RETRY of protocol 1 takes a note's first field for the list that the
--- message goes to: it finds a key that is no list, and is refused before it has changed anything.
+-- What a note begins with.
 local NOTE = 'warmq:batches\0'
 
 -- Notes how a request ended that RETRY may run again, and where its message (already moved to
 -- its kept key) goes then. home == '' says that the message still waits in the queue.
 local function note_ended(batch, id, outcome, size, home)
   local key = batch_key(batch)
-  -- In a batch of protocol 1 the result says so.
-  if batch_state(batch).older and outcome == 'cancelled' and home == '' then return end
   redis.call('HSET', key .. ':failed', id, NOTE .. outcome .. '\0' .. size .. '\0' .. home)
   local ttl_ms = batch_state(batch).finished and redis.call('HGET', key, 'retiring')
   if ttl_ms then -- RETIRE has been here; the batch's own keys may have their expiry already
@@ -194,53 +185,10 @@ local function note_ended(batch, id, outcome, size, home)
   end
 end
 
--- How a request of a batch of protocol 1 ended; nil if it has not.
-local function older_outcome(id)
-  local status = result_status(id)
-  if status == FAILURE then return 'failed' end
-  if status ~= '{"status":"REVOKED"' then return nil end
-  local meta = redis.call('GET', RESULT .. id)
-  return string.find(meta, '"code":"expired"', 1, true) and 'expired' or 'cancelled'
-end
-
--- Keeps a message for RETRY if its batch is of protocol 1, in that protocol's form: its own workers
--- and producers may serve the batch still. Returns whether it is.
-local function keep_older(batch, id, home, message)
-  if not batch_state(batch).older then return false end
-  local key = batch_key(batch)
-  redis.call('HSET', key .. ':failed', id, home .. '\0' .. message)
-  local left = redis.call('PTTL', key)
-  if left > 0 then redis.call('PEXPIRE', key .. ':failed', left) end
-  return true
-end
-
--- The same as noted_ending for protocol 1: a note is <list> NUL <message>, and a cancelled request
--- whose message still waits has none. To `adopt` it is to move its message to its kept key.
-local function older_ending(batch, id, note, adopt)
-  local outcome = older_outcome(id)
-  if not note then
-    if outcome == 'cancelled' then return outcome, '' end
-    return nil
-  end
-  local list, message = string.match(note, '^(%Z*)%z({.*)$')
-  if not list or not outcome then return nil end
-  local home, kept = string.gsub(list, ':suspects$', ''), kept_key(batch, id)
-  if not adopt then return outcome, home end
-  redis.call('DEL', kept)
-  redis.call('LPUSH', kept, message)
-  redis.call('HSET', batch_key(batch) .. ':failed', id, NOTE .. outcome .. '\0' .. #message .. '\0' .. home)
-  local left = redis.call('PTTL', batch_key(batch))
-  if left > 0 then redis.call('PEXPIRE', kept, left) end
-  return outcome, home
-end
-
 -- How a request ended that RETRY may run again, and the home of its kept message ('' if it
--- still waits in the queue); nil if it is not noted. RETRY is to `adopt` it.
-local function noted_ending(batch, id, adopt)
+-- still waits in the queue); nil if it is not noted.
+local function noted_ending(batch, id)
   local note = redis.call('HGET', batch_key(batch) .. ':failed', id)
-  if batch_state(batch).older and string.sub(note or '', 1, #NOTE) ~= NOTE then
-    return older_ending(batch, id, note, adopt)
-  end
   if not note then return nil end
   return string.match(note, '^(%Z*)%z%d+%z(.*)$', #NOTE + 1)
 end

@@ -10,7 +10,7 @@ end
 local key = batch_key(ARGV[1])
 if redis.call('HEXISTS', key, 'deleting') == 1 then return { -1 } end
 if redis.call('EXISTS', key) == 1 then return { 0 } end
--- A delete of protocol 1 that was cut short has left the index alone.
+-- An index alone is what a delete that was cut short has left.
 if redis.call('EXISTS', key .. ':index') == 1 then return { -1 } end
 local now = now_ms()
 -- A CREATE that comes again after a delete makes another batch.

@@ -36,7 +36,6 @@ end
 
 for i = 1, #ARGV do
   local record = redis.call('HGET', 'warmq:dead', ARGV[i])
-  record = record and adopt_letter(ARGV[i], record)
   local home, id, batch, life = string.match(record or '', '^%d+%z%d+%z(%Z*)%z(%Z*)%z(%Z*)%z(%Z*)%z')
   if id and id ~= '' then
     local failed = result_status(id) == FAILURE and is_own(id, batch)

@@ -9,7 +9,6 @@ local held = key .. ':held'
 if not batch_alive(ARGV[1], ARGV[2]) then return 0 end
 -- Of an unfinished batch nothing expires but results of others under the ids of its requests.
 if not batch_state(ARGV[1]).finished then return 1 end
-redis.call('ZREM', OLDER_RETIRING, ARGV[1])
 redis.call('ZADD', RETIRING, now_ms() + 60000, ARGV[1])
 for _, part in ipairs({ ':index', ':identical', ':finished', ':failed', '' }) do
   redis.call('PERSIST', key .. part)

@@ -35,23 +35,6 @@ local function charge_of(record)
   return string.sub(record, before + 1, after - 1), tonumber(cost), tonumber(size)
 end
 
--- Takes a lease of protocol 1 from where its workers look; returns its record in the form of today.
--- One of theirs, <slots> NUL <list> NUL <message>, gives up its message to the lease's own list; who
--- asks then writes the record or drops the lease.
-local function adopt_lease(worker, lease, record)
-  redis.call('ZREM', OLDER_LEASES, lease)
-  redis.call('HDEL', older_worker_key(worker), lease)
-  local slots, list, message = string.match(record, '^(%d+)%z(%Z*)%z(%Z+)$')
-  local r = slots and read_message(message)
-  if not r then return record end
-  local queue = string.match(list, '^(.*):suspects$')
-  redis.call('DEL', leased_key(lease))
-  redis.call('LPUSH', leased_key(lease), message)
-  return pack_lease({ slots = slots, cost = 0, size = #message, list = list,
-                      home = queue and queue .. r.step or list,
-                      id = r.id, batch = r.batch, life = r.life })
-end
-
 local function lease_number(lease) return tonumber(string.match(lease, '/(%d+)$')) or 0 end
 
 local function suspects_of(list)
@@ -70,23 +53,6 @@ local function dead_letter(from, l, r, reason, now)
   local letter = redis.call('INCR', 'warmq:lease_seq')
   redis.call('LMOVE', from, 'warmq:dead:' .. letter, 'RIGHT', 'LEFT')
   redis.call('HSET', 'warmq:dead', letter, pack_letter(l, r, reason, now))
-end
-
--- The record of a dead letter in the form of today. In protocol 1 it was
--- <reason> NUL <time> NUL <list> NUL <message>, and no reason a number.
-local function adopt_letter(letter, record)
-  if string.find(record, '^%d+%z%d+%z') then return record end
-  local reason, at, list, message = string.match(record, '^(%Z*)%z(%d+)%z(%Z*)%z(.*)$')
-  if not reason then return record end
-  local r = read_message(message)
-  local l = r or { id = '', batch = '', life = '' }
-  local queue = string.match(list, '^(.*):suspects$')
-  l.size, l.home = #message, queue and queue .. (r and r.step or '') or list
-  redis.call('DEL', 'warmq:dead:' .. letter)
-  redis.call('LPUSH', 'warmq:dead:' .. letter, message)
-  local adopted = pack_letter(l, r, reason, at)
-  redis.call('HSET', 'warmq:dead', letter, adopted)
-  return adopted
 end
 
 -- How many sequences a lease is charged for, and by which weight of its tenant its tokens were
@@ -134,9 +100,7 @@ end
 local function give_up(lease, l, reason, now, ending, ttl_ms)
   local from, outcome, home = leased_key(lease), nil, nil
   if l.batch ~= '' and batch_alive(l.batch, l.life) then outcome, home = noted_ending(l.batch, l.id) end
-  if outcome and home == '' and batch_state(l.batch).older then
-    keep_older(l.batch, l.id, l.home, redis.call('LINDEX', from, 0))
-  elseif outcome and home == '' then
+  if outcome and home == '' then
     redis.call('RENAME', from, kept_key(l.batch, l.id))
     note_ended(l.batch, l.id, outcome, l.size, l.home)
   elseif not outcome then
@@ -198,9 +162,7 @@ local function hand_back(worker, leases, max_deaths, now, date, ttl_ms, swept)
   end
   for _, l in ipairs(leases) do
     local target, deaths = l.list, died_suspects[l.list]
-    if not l.older then -- its worker knew no turns
-      end_charge(l.lease, l.home, l.cost, l.died and l.cost or 0) -- who kills an engine pays for it
-    end
+    end_charge(l.lease, l.home, l.cost, l.died and l.cost or 0) -- who kills an engine pays for it
     if l.batch ~= '' and not batch_alive(l.batch, l.life) then
       drop_lease(worker, l.lease) -- its batch was deleted
       if not batch_state(l.batch).life then forget_counts(l.id) end

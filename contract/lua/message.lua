@@ -106,8 +106,8 @@ end
 
 -- What warmq needs of a Celery protocol-2 message; nil and the reason if it is not one.
 -- `step` is the suffix of the priority's list; `tenant` and `keep_ms` only requests without a batch
--- have, which a gateway has pushed. The reason beside a message: it can be read, but a
--- newer warmq wrote it, which may mean more than this one knows. The third value, of one that cannot
+-- have, which a gateway has pushed. The reason beside a message: it can be read, but
+-- 0.1.0 wrote it, or a newer warmq, which may mean more than this one knows. The third value, of one that cannot
 -- be read: at which task id its client waits for an answer.
 local function read_message(message)
   local stop = body_end(message)
@@ -128,11 +128,11 @@ local function read_message(message)
   local w = h['warmq']
   if type(w) == 'table' then
     if type(w['batch']) == 'string' and w['batch'] ~= '' then
-      -- A message that only claims to be of a batch belongs to none that lives. One of protocol 1
-      -- has no life: it belongs to a batch that has none either (batch_state).
-      out.batch = w['batch']
-      local life = w['life'] == nil and w['created'] or w['life']
-      out.life = type(life) == 'string' and life or ''
+      if w['life'] == nil and type(w['created']) == 'string' then
+        return out, 'queued by warmq 0.1.0 (protocol 1), which this worker does not read: submit it again'
+      end
+      -- A message that only claims to be of a batch belongs to none that lives.
+      out.batch, out.life = w['batch'], type(w['life']) == 'string' and w['life'] or ''
     end
     if type(w['custom_id']) == 'string' and is_utf8(w['custom_id']) then out.custom_id = w['custom_id'] end
     if type(w['line']) == 'number' then out.line = w['line'] end

@@ -15,7 +15,7 @@ if redis.call('HEXISTS', key, 'retiring') == 1 then return -2 end
 local count, moved, now = 0, 0, now_ms()
 for i = 3, #ARGV, 2 do
   local id, outcome = ARGV[i], ARGV[i + 1]
-  local noted, home = noted_ending(batch, id, true)
+  local noted, home = noted_ending(batch, id)
   local gone = false
   -- Another retry may have been faster: what it undid is not undone twice.
   if noted == outcome then

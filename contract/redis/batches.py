@@ -21,9 +21,8 @@ from contract.redis.batch_lines import BatchLines
 from contract.redis.connect import connect, masked
 from contract.redis.dead_letters import CHUNK, DeadLetters, groups
 from contract.redis.enqueued import Enqueued
-from contract.redis.notes import read_note
 from contract.redis.reads import Reads
-from contract.results import failure_meta, outcome_of, read_meta
+from contract.results import failure_meta
 
 #: RETRY's answer where RETIRE has given the results their expiry: HOLD has to come first.
 NOT_HELD = -2
@@ -228,22 +227,10 @@ class BatchStore(BatchLines, DeadLetters):
     def _ended(self, batch: Batch) -> Iterator[tuple[str, tuple[str, int]]]:
         """Yield id, outcome and bytes of the message of each request that RETRY may run again."""
         key = keys.batch_key(batch.id, "failed")
-        older: dict[str, int] = {}  # notes of protocol 1: list and message
         for request_id, note in self._client.hscan_iter(key, count=1000):
-            told = read_note(note)
-            if told.message:
-                older[request_id.decode()] = told.size
-            else:
-                yield request_id.decode(), (told.outcome, told.size)
-        if batch.protocol > 1 or "life" in batch.fields:
-            return
-        # There the result says how a request ended, and a cancelled one that waits has no note.
-        for chunk in self.index(batch.id):
-            ids = chunk.request_ids(batch.id)
-            for rid, raw in zip(ids, self.results(ids), strict=True):
-                ending = outcome_of(read_meta(raw)) if raw else ""
-                if ending and (rid in older or ending == "cancelled"):
-                    yield rid, (ending, older.get(rid, 0))
+            # `warmq:batches` NUL outcome NUL bytes NUL home (lua/common.lua writes it)
+            _, outcome, size, _ = note.split(b"\0", 3)
+            yield request_id.decode(), (outcome.decode(), int(size))
 
     def _hold(self, batch_id: str) -> None:
         batch = self.batch(batch_id)

@@ -1,6 +1,5 @@
 """Dead letters: requests and messages that were given up, kept for people to look at."""
 
-import re
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import TypedDict
@@ -13,8 +12,6 @@ from contract.redis.tenants import Tenants
 #: Messages moved by one script, and their bytes: Redis serves nobody else meanwhile.
 CHUNK = 500
 CHUNK_BYTES = 4 * 2**20
-#: How a record begins, with time and size; one of protocol 1 begins with its reason.
-_WRITTEN = re.compile(rb"\d+\0\d+\0")
 
 
 class DeadLetter(TypedDict):
@@ -44,8 +41,6 @@ class DeadLetters(Tenants):
         ids = iter(self._dead_ids(letter_ids))
         while page := list(islice(ids, CHUNK)):
             records = self._client.hmget(keys.DEAD, page)
-            if any(record and not _WRITTEN.match(record) for record in records):
-                records = self._run("dead_adopt", *page)
             yield from (
                 _letter(i, record) for i, record in zip(page, records, strict=True) if record
             )
@@ -58,7 +53,6 @@ class DeadLetters(Tenants):
 
     def dead_message(self, letter_id: str) -> bytes:
         """Return the message of a dead letter; empty if it is gone."""
-        self._run("dead_adopt", letter_id)
         return self._client.lindex(keys.dead_key(letter_id), 0) or b""
 
     def delete_dead(self, letter_ids: Iterable[str] | None = None) -> int:

@@ -9,7 +9,6 @@ LEASE_SEQ = "warmq:lease_seq"
 #: A number behind a name is the protocol that gave it its form (contract/version.py).
 LEASES = "warmq:leases:2"
 SEQUENCES = "warmq:sequences"
-OLDER_LEASES = "warmq:leases"
 WORKERS = "warmq:workers"
 RETURNS = "warmq:returns"
 DEATHS = "warmq:deaths"
@@ -19,7 +18,6 @@ SWEEP = "warmq:sweep"
 TENANTS = "warmq:tenants"
 BATCHES = "warmq:batches"
 RETIRING = "warmq:retiring:2"
-OLDER_RETIRING = "warmq:retiring"
 #: Written and removed within one script, which tries what a user may do.
 SCRATCH = "warmq:scratch"
 CANCEL_CHANNEL = "warmq:cancel"
@@ -34,11 +32,6 @@ def suspects_list(queue: str) -> str:
 def worker_key(worker: str) -> str:
     """Return the hash of the leases that a worker holds."""
     return f"warmq:worker:2:{worker}"
-
-
-def older_worker_key(worker: str) -> str:
-    """Return the same for a worker of protocol 1."""
-    return f"warmq:worker:{worker}"
 
 
 def batch_key(batch_id: str, part: str = "") -> str:

@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Self
 
-import orjson
 import redis
 
 from contract import naming
@@ -60,7 +59,7 @@ class Reads:
         """Return the state of a batch, or None if there is none.
 
         Raises:
-            ProtocolMismatch: for a batch that a newer warmq has queued.
+            ProtocolMismatch: for a batch of a newer warmq, or of 0.1.0.
         """
         raw = self._client.hgetall(keys.batch_key(batch_id))
         batch = Batch(batch_id, _texts(raw.items())) if raw else None
@@ -68,6 +67,11 @@ class Reads:
             raise ProtocolMismatch(
                 f"batch {batch_id} was queued by a newer warmq (protocol {batch.protocol}; this "
                 f"one, {version()}, knows {PROTOCOL}): upgrade this one"
+            )
+        if batch and not batch.life:
+            raise ProtocolMismatch(
+                f"batch {batch_id} was queued by warmq 0.1.0 (protocol 1), which this one, "
+                f"{version()}, does not read: finish, collect or delete it with 0.2.0"
             )
         return batch
 
@@ -108,18 +112,13 @@ class Reads:
     def in_flight(self, batch: Batch) -> int:
         """Return how many requests of a batch workers hold, those of dead workers included."""
         pipe = self._client.pipeline(transaction=False)
-        for name, key_of in (
-            (keys.LEASES, keys.worker_key), (keys.OLDER_LEASES, keys.older_worker_key)
-        ):  # fmt: skip
-            leases = self._client.zrevrange(name, 0, -1, withscores=True)
-            # One with a negative time is on its way back to its queue (lua/leases.lua).
-            for worker in {lease.rpartition(b"/")[0] for lease, ends in leases if ends > 0}:
-                pipe.hgetall(key_of(worker.decode()))
+        leases = self._client.zrevrange(keys.LEASES, 0, -1, withscores=True)
+        # One with a negative time is on its way back to its queue (lua/leases.lua).
+        for worker in {lease.rpartition(b"/")[0] for lease, ends in leases if ends > 0}:
+            pipe.hgetall(keys.worker_key(worker.decode()))
         held = (record.split(b"\0", 7) for leased in pipe.execute() for record in leased.values())
         ours = [batch.id.encode(), batch.life.encode()]
-        older = b'"batch":%s,"created":"%s"' % (orjson.dumps(batch.id), ours[1])
-        # A lease record of protocol 1 ends with the message.
-        return sum(of[6:] == ours or (len(of) == 3 and older in of[2]) for of in held)
+        return sum(of[6:] == ours for of in held)
 
     # -- requests -----------------------------------------------------------------
 

@@ -7,11 +7,11 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 import orjson
+from contract.redis.notes import Note, read_note
 
 from contract import naming
 from contract.batch import Batch
 from contract.redis import keys
-from contract.redis.notes import Note, read_note
 from contract.redis.reads import Reads
 
 #: Bytes of results and messages that are read for one look.

@@ -22,7 +22,7 @@ from producer.input.sources import open_source
 from producer.input.tables.data_sets import is_data_set, unpadded
 from producer.input.tables.frames import frame_source, is_frame
 from producer.input.tables.mapping import RowMapping
-from producer.submit.older_workers import refuse_older_workers
+from producer.queue_workers import refuse_older_workers
 from producer.submit.resuming import Resuming
 
 
@@ -102,7 +102,7 @@ class Client:
                     "once: give a list, or leave it out"
                 )
             submission.check_deadline(self._store)
-            refuse_older_workers(self._store, submission.queue, submission.once)
+            refuse_older_workers(self._store, submission.queue)
             resuming = Resuming(self._store, self._settings, submission, source)
             return Batch(self._store, resuming.submit().batch, self._settings, resuming)
 

@@ -10,7 +10,7 @@ import orjson
 
 from contract import naming
 from contract.batch import Batch
-from contract.errors import BatchConflict, ProtocolMismatch
+from contract.errors import BatchConflict
 from contract.message import MessageWriter
 from contract.redis.batches import BatchStore
 from producer.input.options import BadOption, check_name
@@ -117,7 +117,7 @@ class Submission:
 
         Raises:
             BatchConflict: if the batch has other options.
-            ProtocolMismatch: if a newer warmq has made it, or one of protocol 1.
+            ProtocolMismatch: if a newer warmq has made it, or 0.1.0.
         """
         fields: dict[str, str | int] = {
             "model": self.model,
@@ -135,13 +135,6 @@ class Submission:
         if ends:
             fields["sealed"] = 1
         _, batch = store.create(self.batch_id, self.start, fields, deadline=self.deadline)
-        if "life" not in batch.fields:
-            raise ProtocolMismatch(
-                f"batch {batch.id} was queued by an older warmq, which cut files into other "
-                "chunks, so this file cannot be compared with it. What it has queued is served; "
-                "if its submit was interrupted, finish it with that version, or cancel it",
-                remedy="new_batch_id",
-            )
         theirs = batch.fields.get("options", "")
         if theirs != self.options:
             raise BatchConflict(

@@ -11,10 +11,6 @@ import orjson
 import pytest
 from kit.commands.support import chat_line, write_lines
 from kit.gateways.batch_stack import BatchStack
-from kit.stacks.older_worker import announce
-
-from contract.redis import keys
-from contract.version import PROTOCOL
 
 
 @pytest.fixture(scope="module")
@@ -78,23 +74,6 @@ def test_a_wrong_field_is_named(stack: BatchStack, fields: dict[str, Any], param
     assert caught.value.param is not None
     assert caught.value.param.startswith(param)
     assert caught.value.code
-
-
-def test_once_is_refused_while_any_older_worker_lives(stack: BatchStack) -> None:
-    """As `producer submit --once` is (tests/integration/contract/lua/test_upgrade.py)."""
-    with stack.redis.client() as client:
-        announce(client, "celery@a.12.0a", queue="warmq.other")
-        announce(client, "celery@b.13.0b", protocol=PROTOCOL)
-        try:
-            with refused(openai.ConflictError) as caught:
-                stack.create(extra_body={"once": True})
-            assert stack.create(extra_body={"once": False}).status == "validating"
-        finally:
-            client.hdel(keys.WORKERS, "celery@a.12.0a", "celery@b.13.0b")
-    assert (caught.value.code, caught.value.param) == ("older_workers", "once")
-    assert "celery@a.12.0a (warmq 0.1.0, protocol 1); upgrade them" in caught.value.message
-    assert caught.value.response.headers["x-should-retry"] == "false"
-    assert stack.create(extra_body={"once": True}).status == "validating"
 
 
 def test_a_file_must_be_there_and_for_batches(stack: BatchStack) -> None:

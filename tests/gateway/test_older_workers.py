@@ -81,9 +81,8 @@ def test_an_online_request_is_not_queued_for_older_workers_alone(tmp_path: Path)
         assert httpx.get(f"{stack.url}/models/{MODEL}").status_code == 404
 
 
-@pytest.mark.parametrize("fields", [{}, {"extra_body": {"once": True}}])
 def test_who_is_no_operator_is_told_how_many_older_workers_there_are_and_not_where(
-    stack: Stack, fields: dict[str, Any]
+    stack: Stack,
 ) -> None:
     say(stack, OLD)
     say(stack, "celery@10.1.2.5.12.0a", queue="warmq.other")
@@ -94,6 +93,6 @@ def test_who_is_no_operator_is_told_how_many_older_workers_there_are_and_not_whe
             openai.OpenAI(base_url=stack.url, api_key=key, max_retries=0) as client,
             pytest.raises(openai.ConflictError) as caught,
         ):
-            create(client, **fields)
+            create(client)
         assert ("10.1.2.3" in caught.value.message) is operator
         assert ("2 of warmq 0.1.0 (protocol 1)" in caught.value.message) is not operator

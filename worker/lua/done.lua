@@ -19,10 +19,6 @@ local ends, records = ask_many('ZMSCORE', LEASES, given), ask_many('HMGET', work
 
 local function keep(lease, record, id, batch, outcome)
   local l = unpack_lease(record)
-  if batch_state(batch).older then
-    keep_older(batch, id, l.home, redis.call('LINDEX', leased_key(lease), 0))
-    return
-  end
   redis.call('RENAME', leased_key(lease), kept_key(batch, id))
   note_ended(batch, id, outcome, l.size, l.home)
 end

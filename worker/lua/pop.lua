@@ -54,10 +54,6 @@ local function home_of(list, r)
 end
 
 local function keep(list, message, r, outcome)
-  if keep_older(r.batch, r.id, home_of(list, r), message) then
-    redis.call('LTRIM', list, 0, -2)
-    return
-  end
   local kept = kept_key(r.batch, r.id)
   redis.call('DEL', kept)
   redis.call('LMOVE', list, kept, 'RIGHT', 'LEFT')
@@ -173,7 +169,7 @@ local function take_from(list, most, room)
     -- A request whose result key has another type must not stop the queue.
     if r then usable, ended = pcall(end_unrun, list, message, r) end
     if usable and reason and not ended then
-      -- It has no ending: retried, it goes to a worker that knows what it means.
+      -- It has no ending: one of a newer warmq, retried, goes to a worker that knows what it means.
       dead_letter(list, { size = #message, home = home_of(list, r), id = r.id, batch = r.batch,
                           life = r.life }, r, reason, now)
     elseif waits then

@@ -7,13 +7,13 @@
 unblock()
 local batch, life, ttl_ms = ARGV[1], ARGV[2], ARGV[3]
 local key = batch_key(batch)
-local state = redis.call('HMGET', key, 'finished_at', 'deleting', 'life', 'created_at')
+local state = redis.call('HMGET', key, 'finished_at', 'deleting', 'life')
 if state[2] then return -1 end
-if not state[1] then
+if not state[1] or not state[3] then -- 0.1.0 gave a batch no life
   redis.call('ZREM', RETIRING, batch)
   return 0
 end
-if (state[3] or state[4]) ~= life then return 0 end
+if state[3] ~= life then return 0 end
 -- HOLD puts it off for a minute; more is left of one only when Redis' clock has stepped back.
 local held_ms = tonumber(redis.call('ZSCORE', RETIRING, batch) or 0) - now_ms()
 if held_ms > 0 and held_ms <= 60000 then return 0 end

@@ -24,15 +24,11 @@ for _, batch in ipairs(redis.call('ZRANDMEMBER', 'warmq:batches', 20)) do
 end
 local letters = redis.call('HRANDFIELD', 'warmq:dead', 20, 'WITHVALUES')
 for i = 1, #letters, 2 do
-  local at, batch, life = string.match(adopt_letter(letters[i], letters[i + 1]), '^(%d+)%z%d+%z%Z*%z%Z*%z(%Z*)%z(%Z*)%z')
+  local at, batch, life = string.match(letters[i + 1], '^(%d+)%z%d+%z%Z*%z%Z*%z(%Z*)%z(%Z*)%z')
   local gone = batch and batch ~= '' and not batch_alive(batch, life)
   if gone or batch == '' and now - tonumber(at) > ttl_ms then forget_letter(letters[i]) end
 end
 redis.call('ZREMRANGEBYSCORE', 'warmq:revoked', '-inf', math.floor(now / 1000))
-local retiring = redis.call('ZRANGE', OLDER_RETIRING, 0, 999)
-for _, batch in ipairs(retiring) do redis.call('ZADD', RETIRING, 'NX', now, batch) end
-call_many('ZREM', OLDER_RETIRING, retiring)
-
 end_left_charges()
 for _, capped in ipairs(redis.call('SRANDMEMBER', turns_key(ARGV[8]) .. ':capped', 100)) do
   local tenant = string.match(capped, '^%d\6(.*)$') or ''
@@ -45,33 +41,24 @@ local stepped = last - now > lease_ms / 3
 if stepped then
   -- Redis' clock has stepped back. What the leases had left when it did, they have left now; those
   -- that ended while nobody might sweep have ended. Renewed since are the ones nearer to now.
-  for _, leases in ipairs({ LEASES, OLDER_LEASES }) do
-    for _, lease in ipairs(redis.call('ZRANGEBYSCORE', leases, (now + last) / 2, '+inf')) do
-      redis.call('ZINCRBY', leases, now - last, lease)
-    end
+  for _, lease in ipairs(redis.call('ZRANGEBYSCORE', LEASES, (now + last) / 2, '+inf')) do
+    redis.call('ZINCRBY', LEASES, now - last, lease)
   end
 end
 if now - last > lease_ms / 3 or stepped then hold = now + lease_ms end
 redis.call('HSET', 'warmq:sweep', 'last', now, 'hold', hold)
 if hold > now then return -1 end
 
--- What either protocol calls the hash of a worker's leases, and the times at which they end.
-local HELD = { { worker_key, LEASES }, { older_worker_key, OLDER_LEASES } }
-
 -- The leases a worker holds, expired or not, the newest first; and whether the worker lives.
 local function leases_of(worker)
   local all, alive = {}, false
-  for i, held in ipairs(HELD) do
-    local hash = held[1](worker)
-    local ids = redis.call('HKEYS', hash)
-    local ends = ask_many('ZMSCORE', held[2], ids)
-    for n, id in ipairs(ids) do
-      local expiry = tonumber(ends[n] or 0)
-      if expiry >= 0 then
-        all[#all + 1] = { id = id, seq = lease_number(id), expired = expiry <= now, hash = hash,
-                          older = i == 2 }
-        alive = alive or expiry > now + lease_ms / 2
-      end
+  local ids = redis.call('HKEYS', worker_key(worker))
+  local ends = ask_many('ZMSCORE', LEASES, ids)
+  for n, id in ipairs(ids) do
+    local expiry = tonumber(ends[n] or 0)
+    if expiry >= 0 then
+      all[#all + 1] = { id = id, seq = lease_number(id), expired = expiry <= now }
+      alive = alive or expiry > now + lease_ms / 2
     end
   end
   table.sort(all, function(a, b) return a.seq > b.seq end)
@@ -84,13 +71,10 @@ local function sweep_worker(worker, most)
   local back, left, died = {}, {}, false
   local all, alive = leases_of(worker)
   for i, found in ipairs(all) do
-    local record = redis.call('HGET', found.hash, found.id)
-    if found.expired and #back >= most and not died then break end -- nothing is adopted that is not handed back
-    if found.older and found.expired then record = adopt_lease(worker, found.id, record) end
+    local record = redis.call('HGET', worker_key(worker), found.id)
+    if found.expired and #back >= most and not died then break end
     local l = unpack_lease(record)
-    l.slots = tonumber(string.match(record, '^%d+')) -- one of protocol 1 that has time left
     l.lease, l.record, l.died = found.id, record, not alive and #all - i < l.slots
-    l.hash, l.older = found.hash, found.older
     if found.expired then
       back[#back + 1] = l
       died = died or l.died
@@ -100,21 +84,19 @@ local function sweep_worker(worker, most)
   end
   -- What was not in the engine keeps that mark when the ones before it are gone.
   for _, l in ipairs(died and left or {}) do
-    redis.call('HSET', l.hash, l.lease, (string.gsub(l.record, '^%d+', '0')))
+    redis.call('HSET', worker_key(worker), l.lease, (string.gsub(l.record, '^%d+', '0')))
   end
   hand_back(worker, back, max_deaths, now, date, ttl_ms, true)
   return #back
 end
 
 local workers, count = {}, 0
-for _, held in ipairs(HELD) do
-  for _, id in ipairs(redis.call('ZRANGEBYSCORE', held[2], 0, now, 'LIMIT', 0, limit)) do
-    local worker = string.match(id, '^(.*)/%d+$')
-    if worker and redis.call('HEXISTS', held[1](worker), id) == 1 then
-      workers[worker] = true
-    else
-      redis.call('ZREM', held[2], id)
-    end
+for _, id in ipairs(redis.call('ZRANGEBYSCORE', LEASES, 0, now, 'LIMIT', 0, limit)) do
+  local worker = string.match(id, '^(.*)/%d+$')
+  if worker and redis.call('HEXISTS', worker_key(worker), id) == 1 then
+    workers[worker] = true
+  else
+    redis.call('ZREM', LEASES, id)
   end
 end
 for worker in pairs(workers) do

@@ -17,7 +17,7 @@ from gateway.http.errors import ApiError, invalid
 from gateway.http.http import new_id, read
 from gateway.http.services import Services
 from gateway.served import Served
-from producer.submit.older_workers import counts_of, names_of, older_of
+from producer.queue_workers import counts_of, names_of, older_of
 
 #: The priority of requests for which none is named, as `producer submit` has it.
 DEFAULT_PRIORITY = 6
@@ -60,7 +60,7 @@ def checked(services: Services, caller: Caller, body: bytes, idempotency: str) -
     window = window_s(asked.completion_window)
     priority = _priority(caller, asked.priority)
     _check_file(services, caller, asked.input_file_id)
-    _check_workers(services, caller, bool(asked.once))
+    _check_workers(services, caller)
     now, kept = int(services.clock.now()), asked.output_expires_after
     return BatchRecord(
         id=id_for(caller, idempotency) if idempotency else new_id("batch_"),
@@ -99,11 +99,11 @@ def _check_file(services: Services, caller: Caller, file_id: str) -> None:
         raise invalid(told, "input_file_id")
 
 
-def _check_workers(services: Services, caller: Caller, once: bool) -> None:
-    """Refuse what older workers would not take, or not end (producer/submit/older_workers.py).
+def _check_workers(services: Services, caller: Caller) -> None:
+    """Refuse what only older workers would be there for, who do not take it.
 
-    Which queues the file's lines name is not known yet: with `once` no worker of any queue may be
-    older, else not all of them. When the lines are known they are looked at again (runner/).
+    Which queues the file's lines name is not known yet; when they are, they are looked at again
+    (runner/).
     """
     announced, settings = services.batches.announcements(), services.settings
     older = older_of([one for one in announced if is_alive(one)])
@@ -111,12 +111,6 @@ def _check_workers(services: Services, caller: Caller, once: bool) -> None:
         return
     # Workers' names are those of machines, which a tenant need not know.
     which = names_of(older) if caller.operator else counts_of(older)
-    if once:
-        told = (
-            "once: all workers must speak this gateway's protocol, and these are older: "
-            f"{which}; upgrade them, or leave once out"
-        )
-        raise ApiError(409, told, code="older_workers", param="once", retry=False)
     served = Served.of(announced, settings.queue, settings.gateway_models)
     if served.outdated and not served.names and not served.configured:
         told = (

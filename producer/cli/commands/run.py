@@ -17,10 +17,10 @@ from producer.collect.outputs import beside as beside_of
 from producer.input.files import check_writable
 from producer.input.places.bucket import is_url
 from producer.input.source import Source
+from producer.queue_workers import refuse_older_workers
 from producer.run.delivery import Delivery, cannot_grow
 from producer.run.journal import Journal, RunProgress
 from producer.run.windows import Run
-from producer.submit.older_workers import refuse_older_workers
 from producer.submit.submission import Submission
 
 
@@ -75,7 +75,7 @@ def command(
     source = open_input(file, mapped, submission.overrides)
     done = delivery.done_before(source, submission.seed) if delivered else None
     if done is None:
-        refuse_older_workers(context.store, submission.queue, submission.once, tell)
+        refuse_older_workers(context.store, submission.queue)
         tell_if_unserved(context.store, context.settings.queue, submission.model)
         done = _taken(context, submission, source, output, places, window)
         if delivered:

@@ -20,8 +20,7 @@ from producer.cli.shaping import make_submission, shaping_options
 from producer.cli.values import parse_deadline
 from producer.input.files import OutputUnwritable
 from producer.input.source import Source
-from producer.queue_workers import QueueWorkers
-from producer.submit.older_workers import refuse_older_workers
+from producer.queue_workers import QueueWorkers, refuse_older_workers
 from producer.submit.resuming import Resuming
 from producer.submit.submission import Wish
 from producer.submit.summary import Summary
@@ -136,7 +135,7 @@ def _queued(submitting: "ResumingSubmit") -> Summary:
     """Queue the file, and say what became of it and who will serve it."""
     store, began = submitting.store, time.monotonic()
     name, queue = submitting.submission.batch_id, submitting.submission.queue
-    refuse_older_workers(store, queue, submitting.submission.once, tell)
+    refuse_older_workers(store, queue)
     tell_if_unserved(store, submitting.settings.queue, submitting.submission.model)
     again = f"the same command with --batch-id {name}"
     mended = (

@@ -169,12 +169,6 @@ def _dead_delete(store: BatchStore, worker: Lessee, _: str) -> Act:
     return answers(1, store.delete_dead)
 
 
-@of("dead_adopt")
-def _dead_adopt(store: BatchStore, worker: Lessee, _: str) -> Act:
-    letter = bury_alive(worker.client, celery_message("a"))
-    return answers(celery_message("a"), lambda: store.dead_message(letter))
-
-
 @of("list")
 def _list_batches(store: BatchStore, worker: Lessee, _: str) -> Act:
     submit_batch(store, 1)

@@ -60,7 +60,7 @@ def read_message(raw: bytes) -> Message:
         return Message(
             headers["id"],
             str(ours.get("batch", "")),
-            str(ours.get("life", ours.get("created", ""))),
+            str(ours.get("life", "")),
         )
     except (ValueError, LookupError, TypeError, AttributeError):
         return Message()
@@ -122,8 +122,7 @@ class Snapshot:
         """Return what tells this life of a batch from others; "" if there is no batch, or it is
         being deleted."""
         batch = self.batch(batch_id)
-        life = batch.get("life") or batch.get("created_at", "")  # protocol 1 has no lives
-        return "" if "deleting" in batch else life
+        return "" if "deleting" in batch else batch.get("life", "")
 
     def is_of(self, batch_id: str, message: Message) -> bool:
         """Whether a message belongs to this life of a batch."""
@@ -146,10 +145,9 @@ class Snapshot:
         return {rid: note[1].decode() for rid, note in self._notes(batch_id)}
 
     def _notes(self, batch_id: str) -> Iterator[tuple[str, list[bytes]]]:
-        """Yield the notes of this protocol; one of protocol 1 holds its message itself."""
+        """Yield how requests have ended that may run again, and where their messages go then."""
         for rid, note in self.hash(keys.batch_key(batch_id, "failed")).items():
-            if len(parts := note.split(b"\0", 3)) == 4:
-                yield rid, parts
+            yield rid, note.split(b"\0", 3)
 
     def kept(self, batch_id: str) -> set[str]:
         """Return the requests whose message lies with the batch, as its notes have it."""

@@ -218,8 +218,7 @@ class UpgradeDrill:
         return [rid for rid, raw in zip(ids, self.on.store.results(ids), strict=True) if not raw]
 
     def _retiring(self) -> int:
-        client = client_of(self.on.store)
-        return sum(int(client.zcard(key)) for key in (keys.RETIRING, keys.OLDER_RETIRING))
+        return int(client_of(self.on.store).zcard(keys.RETIRING))
 
     def _counted(self) -> list[bytes]:
         """Return what of the requests of many sequences is counted although none runs."""

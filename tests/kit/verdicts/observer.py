@@ -24,9 +24,8 @@ WATCHED = (
     "--appendonly", "yes", "--aof-use-rdb-preamble", "no", "--auto-aof-rewrite-percentage", "0",
 )  # fmt: skip
 _RESULT = naming.RESULT_PREFIX.encode()
-#: Both of this release and of the one before it.
-_WORKER = keys.older_worker_key("").encode()
-_LEASES = (keys.LEASES.encode(), keys.OLDER_LEASES.encode())
+_WORKER = keys.worker_key("").encode()
+_LEASES = keys.LEASES.encode()
 #: What changes how long a result lives, not what it says.
 _LIFE = (b"EXPIRE", b"PEXPIRE", b"PEXPIREAT", b"EXPIREAT", b"PERSIST")
 _FAILED = b'{"status":"FAILURE"'
@@ -112,7 +111,7 @@ class _Reader:
         # Failures need no lease where Redis itself decides: bad lines and dead letters.
         free = any(key.endswith(b":index") for _, key in named) or (b"HSET", b"warmq:dead") in named
         ended = [lease for words in script
-                 if words[0].upper() == b"ZREM" and words[1] in _LEASES
+                 if words[0].upper() == b"ZREM" and words[1] == _LEASES
                  for lease in words[2:]]  # fmt: skip
         owned = {self._request_of.get(lease) for lease in ended}
         # A negative score says that a lease is on its way back; the message may follow later.
