@@ -27,17 +27,14 @@ from gateway.batches.api import routes as batches
 from gateway.description import routes as description
 from gateway.files import routes as files
 from gateway.files.uploads import routes as uploads
-from gateway.http.audit import Audit
-from gateway.http.bodies import Bodies
+from gateway.http.bodies import Bodies, Reading
 from gateway.http.caller import Caller
-from gateway.http.errors import ApiError, of_warmq
+from gateway.http.errors import ApiError, of_warmq, refuse, response_for, stopping
 from gateway.http.http import reply
 from gateway.http.idempotency import Idempotency
-from gateway.http.reading import Reading
-from gateway.http.refusal import refuse, response_for, stopping
 from gateway.http.services import Services
 from gateway.http.traced import Traced
-from gateway.http.write_rates import WriteRates
+from gateway.http.writes import Audit, WriteRates
 from gateway.metrics import routes as metrics
 from gateway.metrics.requests import Counted, Requests
 from gateway.metrics.scale import routes as scale

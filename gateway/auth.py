@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from contract.errors import WarmqError
 from gateway.http.caller import Caller
-from gateway.http.errors import ApiError, of_warmq
+from gateway.http.errors import ApiError, of_warmq, refuse
 from gateway.http.page_session import (
     LIVE,
     is_asset,
@@ -24,11 +24,9 @@ from gateway.http.page_session import (
     to_login,
     token_in,
 )
-from gateway.http.refusal import refuse
 from gateway.page.view import refuse_page
-from gateway.redis.api_keys import ApiKeys, Found, KeyLookup, digest_of
-from gateway.redis.gathering import Gathering
-from gateway.redis.sessions import Sessions
+from gateway.redis.api_keys import ApiKeys, Found, KeyLookup, Sessions, digest_of
+from gateway.redis.calls import Gathering
 
 log = logging.getLogger(__name__)
 

@@ -25,9 +25,8 @@ from gateway.files.protocol import (
     shown,
 )
 from gateway.http.errors import ApiError, invalid, not_found
-from gateway.http.http import caller, new_id, reply, services
+from gateway.http.http import caller, new_id, page_limit, reply, services
 from gateway.http.idempotency import fingerprint
-from gateway.http.pages import page_limit
 from gateway.store import Writer
 
 

@@ -18,8 +18,7 @@ import httptools
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from gateway.http.errors import ApiError
-from gateway.http.refusal import refuse, response_for
+from gateway.http.errors import ApiError, refuse, response_for
 
 #: A request line and its headers: bytes, and seconds from the first byte (or the connection).
 HEAD_BYTES = 64 * 1024

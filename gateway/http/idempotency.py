@@ -25,11 +25,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from contract.errors import StoreUnavailable
 from contract.openai.body import BODY_TYPES
-from gateway.http.bodies import takes_large
+from gateway.http.bodies import replaying, takes_large, whole_body
 from gateway.http.caller import Caller
-from gateway.http.errors import ApiError, of_warmq
-from gateway.http.receiving import replaying, whole_body
-from gateway.http.refusal import refuse
+from gateway.http.errors import ApiError, of_warmq, refuse
 from gateway.redis.idempotency import LEASE_MS, Answer, Begun, Tries
 
 log = logging.getLogger(__name__)

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from contract.errors import RequestRejected, WarmqError
 from contract.results import body_of, error_of
-from gateway.http.errors import ApiError, of_warmq
-from gateway.http.refusal import stopping
+from gateway.http.errors import ApiError, of_warmq, stopping
 from gateway.online.waiter import Gone, Late, Waiter
 
 

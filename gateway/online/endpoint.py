@@ -14,9 +14,9 @@ from contract.message import write_online
 from contract.naming import turn_list
 from contract.openai.responses import RESPONSES_URL
 from contract.traces.tracer import now
+from gateway.http.bodies import whole_body
 from gateway.http.caller import Caller
 from gateway.http.limits import Allowance, check_model
-from gateway.http.receiving import whole_body
 from gateway.http.services import Services
 from gateway.http.traced import current
 from gateway.online.answer import answer_of, header_pairs

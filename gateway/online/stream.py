@@ -10,8 +10,7 @@ from starlette.types import Send
 
 from contract.errors import WarmqError
 from contract.streaming import texts_of
-from gateway.http.errors import ApiError, of_warmq
-from gateway.http.refusal import stopping
+from gateway.http.errors import ApiError, of_warmq, stopping
 from gateway.online.answer import answer_of, header_pairs
 from gateway.online.asked import Asked
 from gateway.online.events.texts import Texts

@@ -13,8 +13,7 @@ from contract.naming import RESULT_PREFIX, text_channel
 from contract.streaming import announcement, read_published
 from gateway.background import check_cancelled, end
 from gateway.online.waiter import Gone, Waiter, nothing
-from gateway.redis.live import LiveRequests, Push, Queued
-from gateway.redis.subscription import Subscription
+from gateway.redis.live import LiveRequests, Push, Queued, Subscription
 from gateway.settings import GatewaySettings
 
 log = logging.getLogger(__name__)

@@ -12,8 +12,7 @@ from contract.errors import WarmqError
 from gateway.http.errors import ApiError, of_warmq
 from gateway.http.page_session import check_form, new_token, set_cookie, token_in
 from gateway.page.view import View
-from gateway.redis.api_keys import digest_of
-from gateway.redis.sessions import LIFE_S
+from gateway.redis.api_keys import LIFE_S, digest_of
 
 
 def _back(wanted: str) -> str:

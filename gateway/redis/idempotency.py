@@ -8,7 +8,7 @@ import orjson
 
 from contract.redis.client import AsyncClient
 from contract.redis.connect import connect_async
-from gateway.redis.riding_out import ride_out
+from gateway.redis.calls import ride_out
 
 #: A try whose gateway has not said for so long that it goes on has died with it.
 LEASE_MS = 15_000

@@ -13,7 +13,7 @@ from contract.redis.client import AsyncClient
 from contract.redis.connect import connect_async
 from contract.redis.objects import ENDED
 from contract.redis.reads import Reads
-from gateway.redis.riding_out import ride_out
+from gateway.redis.calls import ride_out
 
 #: What a batch or file holds may be older than itself by so long: it is counted, then created.
 GRACE_MS = 60_000

@@ -18,10 +18,9 @@ from starlette.routing import Route
 
 from demo.stack import RedisServer, eventually
 from gateway.app import HANDLERS, EveryAnswer
-from gateway.http import connections, reading
-from gateway.http.bodies import Bodies
+from gateway.http import bodies, connections
+from gateway.http.bodies import Bodies, Reading
 from gateway.http.connections import FRAMING_BYTES, HEAD_BYTES, Connection, Guard
-from gateway.http.reading import Reading
 
 BODY = 2**20
 #: Of the fixture `gateway`.
@@ -138,7 +137,7 @@ def impatient() -> Iterator[uvicorn.Server]:
         for name in ("HEAD_S", "BODY_S"):
             patch.setattr(connections, name, 1.0)
         for name, value in (("BUDGET", 2000), ("SMALL", 1000), ("PIECE_S", 0.5)):
-            patch.setattr(reading, name, value)
+            patch.setattr(bodies, name, value)
         paths = ("/v1/messages", "/v1/messages/batches", "/v1/messages/count_tokens")
         app = Starlette(
             routes=[Route(path, _echo, methods=["POST"]) for path in paths],

@@ -17,11 +17,10 @@ from starlette.types import Message, Scope
 
 from contract.redis.batches import BatchStore
 from demo.stack import RedisServer, eventually
-from gateway.http import reading
+from gateway.http import bodies
+from gateway.http.bodies import Budget, Reading, whole_body
 from gateway.http.caller import Caller
 from gateway.http.errors import ApiError
-from gateway.http.reading import Budget, Reading
-from gateway.http.receiving import whole_body
 from gateway.redis.api_keys import ApiKeys
 
 SIZE = 19 * 10**6
@@ -130,7 +129,7 @@ def scope(key: str = "k", path: str = "/v1/chat/completions") -> Scope:
 
 
 async def test_a_body_that_drips_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "PIECE_S", 0.5)
+    monkeypatch.setattr(bodies, "PIECE_S", 0.5)
     caught: list[ApiError] = []
 
     async def app(_: Scope, receive: Any, send: Any) -> None:
@@ -152,7 +151,7 @@ async def test_a_body_that_drips_is_given_up(monkeypatch: pytest.MonkeyPatch) ->
 
 
 async def test_a_small_body_that_drips_has_an_end_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "WHOLE_S", 0.5)
+    monkeypatch.setattr(bodies, "WHOLE_S", 0.5)
 
     async def app(_: Scope, receive: Any, __: Any) -> None:
         await whole_body(receive)

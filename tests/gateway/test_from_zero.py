@@ -16,7 +16,7 @@ from kit.stacks.celery_side import simulated
 
 from demo.stack import eventually
 from gateway.redis.api_keys import ApiKeys
-from gateway.redis.loads import UNKNOWN_TOKENS
+from gateway.redis.fleet import UNKNOWN_TOKENS
 
 
 @pytest.fixture

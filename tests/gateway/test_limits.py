@@ -17,8 +17,7 @@ from starlette.routing import Route
 from contract.redis.batches import BatchStore
 from gateway.http.caller import Caller
 from gateway.http.errors import ApiError, answer
-from gateway.http.limits import Limits, check_model, estimated_tokens
-from gateway.http.rate_answers import LimitReached, go_duration
+from gateway.http.limits import LimitReached, Limits, check_model, estimated_tokens, go_duration
 from gateway.redis.limits import Budgets, Rates
 
 

@@ -15,7 +15,7 @@ from contract import naming
 from contract.redis.batches import BatchStore
 from demo.stack import RedisServer, eventually
 from gateway.redis.api_keys import ApiKeys
-from gateway.redis.loads import UNKNOWN_TOKENS
+from gateway.redis.fleet import UNKNOWN_TOKENS
 
 
 @pytest.fixture(scope="module")

@@ -17,9 +17,8 @@ from gateway.batches.anthropic.protocol import Deleted
 from gateway.batches.anthropic.results import results
 from gateway.files.objects import FileRecord
 from gateway.files.protocol import MOST_LIFE_S
-from gateway.http.http import caller, reply, services
+from gateway.http.http import caller, page_limit, reply, services
 from gateway.http.idempotency import fingerprint
-from gateway.http.pages import page_limit
 from gateway.store import Writer
 
 _DEFAULT_LIMIT, _MOST = 20, 1000

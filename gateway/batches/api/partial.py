@@ -8,7 +8,7 @@ from contract.batch import Batch
 from contract.index import own_id, read_ending
 from contract.redis.batches import BatchStore
 from contract.results import ResultLine, own_line, result_line
-from gateway.redis.partial_order import Segment
+from gateway.redis.batch_views import Segment
 
 #: Endings read at once.
 AT_ONCE = 100

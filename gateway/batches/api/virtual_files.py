@@ -25,8 +25,7 @@ from gateway.files.protocol import OUTPUT_PURPOSE, File
 from gateway.http.caller import Caller
 from gateway.http.errors import ApiError, not_found
 from gateway.http.services import Services
-from gateway.redis.batch_views import BatchView
-from gateway.redis.partial_order import PartialOrder, Segment
+from gateway.redis.batch_views import BatchView, PartialOrder, Segment
 from producer.collect.collect import Collector
 from producer.same_batch import BatchChanged
 

@@ -10,7 +10,7 @@ from contract.naming import queue_name
 from gateway.http.http import caller, reply, services
 from gateway.http.limits import check_model
 from gateway.metrics.scale.protocol import Scale
-from gateway.redis.loads import Loads
+from gateway.redis.fleet import Loads
 
 
 def _scale(request: Request) -> Response:

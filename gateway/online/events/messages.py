@@ -8,8 +8,7 @@ from typing import Any
 import orjson
 
 from contract.streaming import texts_of
-from gateway.http.errors import ApiError
-from gateway.http.refusal import anthropic_body
+from gateway.http.errors import ApiError, anthropic_body
 from gateway.online.asked import Asked
 
 

@@ -18,12 +18,11 @@ from contract.redis.connect import connect_async
 from contract.redis.due import Due
 from contract.redis.objects import Objects
 from contract.redis.records import Records
-from gateway.redis.batch_views import BatchViews
+from gateway.redis.api_keys import Sessions
+from gateway.redis.batch_views import BatchViews, PartialOrder
 from gateway.redis.idempotency import Answer, Tries
 from gateway.redis.limits import Budgets, Rates, Take
 from gateway.redis.live import LiveRequests, Push, Queued
-from gateway.redis.partial_order import PartialOrder
-from gateway.redis.sessions import Sessions
 from gateway.redis.webhooks import Delivery, Webhooks
 
 __all__ = ["CASES"]

@@ -17,8 +17,7 @@ from kit.protocol.lessee import QUEUE, Lessee, submit_batch
 from contract.redis import keys
 from contract.redis.batches import BatchStore
 from contract.redis.objects import Objects
-from gateway.redis.batch_views import BatchViews
-from gateway.redis.partial_order import PartialOrder
+from gateway.redis.batch_views import BatchViews, PartialOrder
 
 DOCUMENT = b'{"status":"completed"}'
 Ask = Callable[[], object]

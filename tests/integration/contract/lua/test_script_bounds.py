@@ -7,8 +7,7 @@ from kit.protocol.lessee import QUEUE, Lessee, submit_batch
 
 from contract.redis.batches import BatchStore
 from contract.redis.objects import Objects
-from gateway.redis.batch_views import BatchView, BatchViews
-from gateway.redis.partial_order import PartialOrder
+from gateway.redis.batch_views import BatchView, BatchViews, PartialOrder
 
 DOCUMENT = b'{"status":"completed"}'
 

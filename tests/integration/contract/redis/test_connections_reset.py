@@ -15,12 +15,10 @@ from contract.redis.client import AsyncClient
 from contract.redis.connect import connect_async
 from demo.stack import RedisServer
 from gateway.online.waiting import Waiting
-from gateway.redis.api_keys import KeyLookup
+from gateway.redis.api_keys import KeyLookup, Sessions
 from gateway.redis.idempotency import Tries
 from gateway.redis.limits import Rates, Take
-from gateway.redis.live import LiveRequests
-from gateway.redis.sessions import Sessions
-from gateway.redis.subscription import Subscription
+from gateway.redis.live import LiveRequests, Subscription
 from gateway.settings import GatewaySettings
 from worker.drain.arrivals import Arrivals
 

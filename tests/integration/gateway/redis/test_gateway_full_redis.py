@@ -19,10 +19,9 @@ from contract.redis.scripts import PACKAGES, SHARED
 from contract.redis.tenants import Tenant, Tenants
 from demo.stack import ROOT, RedisServer
 from gateway.redis.api_keys import ApiKeys
-from gateway.redis.batch_views import BatchViews
+from gateway.redis.batch_views import BatchViews, PartialOrder
 from gateway.redis.idempotency import Answer, Tries
 from gateway.redis.limits import Rates, Take
-from gateway.redis.partial_order import PartialOrder
 from gateway.redis.webhooks import Delivery, Webhooks
 
 DOCUMENT = b'{"status":"in_progress"}'

@@ -17,7 +17,7 @@ from contract.redis.batches import BatchStore
 from contract.redis.objects import Objects
 from demo.stack import RedisServer, eventually
 from gateway.redis.api_keys import KEYS, ApiKeys, KeyLookup, digest_of
-from gateway.redis.gathering import Gathering
+from gateway.redis.calls import Gathering
 from gateway.redis.limits import GRACE_MS, Budgets, Rates, Take
 
 

@@ -28,8 +28,7 @@ from gateway.online.waiting import Waiting
 from gateway.page.live import Viewer, Watch
 from gateway.redis.api_keys import KeyLookup
 from gateway.redis.idempotency import Tries
-from gateway.redis.live import LiveRequests, Push
-from gateway.redis.subscription import Subscription
+from gateway.redis.live import LiveRequests, Push, Subscription
 from gateway.settings import GatewaySettings
 from worker.drain import sweeper
 from worker.drain.leases import Leases

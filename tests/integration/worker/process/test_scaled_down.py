@@ -13,7 +13,7 @@ from kit.protocol.lessee import QUEUE, counts, now, stored, submit_batch
 
 from contract.redis import keys
 from contract.redis.batches import BatchStore
-from gateway.redis.loads import Loads
+from gateway.redis.fleet import Loads
 
 REQUESTS, TARGET = 600, "100"
 SPEC = {

@@ -15,7 +15,7 @@ from gateway.batches.api.protocol import Batch
 from gateway.batches.api.record import BatchRecord, Counts, Part, Problem, Usage, encode
 from gateway.batches.api.shown import shown
 from gateway.http.errors import ApiError
-from gateway.http.pages import page_limit
+from gateway.http.http import page_limit
 from gateway.redis.batch_views import BatchView
 
 

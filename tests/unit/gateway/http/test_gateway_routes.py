@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from gateway.app import routes
-from gateway.http.audit import _IN_PATH
-from gateway.http.errors import ApiError
+from gateway.http.errors import ApiError, response_for
 from gateway.http.idempotency import ATTACHING
-from gateway.http.refusal import response_for
+from gateway.http.writes import _IN_PATH
 from gateway.online import routes as live
 
 
