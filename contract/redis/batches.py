@@ -228,9 +228,7 @@ class BatchStore(BatchLines, DeadLetters):
         """Yield id, outcome and bytes of the message of each request that RETRY may run again."""
         key = keys.batch_key(batch.id, "failed")
         for request_id, note in self._client.hscan_iter(key, count=1000):
-            # `warmq:batches` NUL outcome NUL bytes NUL home (lua/common.lua writes it)
-            _, outcome, size, _ = note.split(b"\0", 3)
-            yield request_id.decode(), (outcome.decode(), int(size))
+            yield request_id.decode(), read_note(note)
 
     def _hold(self, batch_id: str) -> None:
         batch = self.batch(batch_id)
@@ -271,6 +269,15 @@ class BatchStore(BatchLines, DeadLetters):
             raw = self._client.lindex(index, 0) or b""
             ids = IndexChunk.load(raw).request_ids(batch_id) if raw else ()
             more = self._run("delete_chunk", batch_id, raw, *ids)
+
+
+def read_note(note: bytes) -> tuple[str, int]:
+    """Return how a request ended that RETRY may run again, and how many bytes its message has.
+
+    A note is `warmq:batches` NUL outcome NUL bytes NUL home (lua/common.lua writes it).
+    """
+    _, outcome, size, _ = note.split(b"\0", 3)
+    return outcome.decode(), int(size)
 
 
 def _find(store: Reads, waits_s: Iterable[float]) -> None:

@@ -7,11 +7,11 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 import orjson
-from contract.redis.notes import Note, read_note
 
 from contract import naming
 from contract.batch import Batch
 from contract.redis import keys
+from contract.redis.batches import read_note
 from contract.redis.reads import Reads
 
 #: Bytes of results and messages that are read for one look.
@@ -73,9 +73,9 @@ class Looks(Reads):
         notes = list(islice(self._client.hscan_iter(name, count=most), most))
         asked, room = [], MOST_BYTES
         for request_id, raw in notes:
-            note = read_note(raw)
-            room -= note.size
-            asked.append((request_id.decode(), note, room >= 0))
+            outcome, size = read_note(raw)
+            room -= size
+            asked.append((request_id.decode(), outcome, room >= 0))
         pipe = self._client.pipeline(transaction=False)
         for request_id, _, fits in asked:
             pipe.getrange(keys.result_key(request_id), 0, MOST_BYTES // max(1, most))
@@ -85,11 +85,11 @@ class Looks(Reads):
         return [
             FailedRequest(
                 request_id,
-                note.outcome,
+                outcome,
                 replies[2 * n] or b"",
-                replies[2 * n + 1] or note.message if fits else b"",
+                (replies[2 * n + 1] or b"") if fits else b"",
             )
-            for n, (request_id, note, fits) in enumerate(asked)
+            for n, (request_id, outcome, fits) in enumerate(asked)
         ]
 
     def running(self, batch: Batch, workers: Iterable[str], most: int) -> list[RunningRequest]:
@@ -115,8 +115,7 @@ class Looks(Reads):
         pipe.hmget(keys.DEATHS, request_id)
         pipe.lrange(keys.attempts_key(request_id), 0, -1)
         result, raw, message, (returns,), (deaths,), tried = pipe.execute()
-        note = read_note(raw) if raw else Note("", 0)
-        message = message or note.message
+        outcome, _ = read_note(raw) if raw else ("", 0)
         holder = ""
         for held, lease, worker in self._held(batch, workers) if not result else ():
             if held == request_id:
@@ -125,7 +124,7 @@ class Looks(Reads):
         if not (result or raw or message or returns or tried):
             return None
         return OneRequest(
-            request_id, result or b"", message or b"", note.outcome, int(returns or 0),
+            request_id, result or b"", message or b"", outcome, int(returns or 0),
             int(deaths or 0), holder, tuple(_attempts(tried)),
         )  # fmt: skip
 
