@@ -23,24 +23,46 @@ ENGINE_GROUP = "warmq.engines"
 #: What only workers read: every setting of this repository's engines.
 OF_WORKERS = frozenset(
     """
-    engine model served_model_name default_max_tokens look_ahead max_in_flight
-    max_in_flight_bytes pop_bytes lease_s max_deaths drain_timeout_s stall_timeout_s rebuild_tries
-    heartbeat_file front_ends metrics_port metrics_host task_events_per_s
-    engine_args engine_stats_s kill_grace_s media_private_networks rbln_devices rbln_timeout_s
+    engine model served_model_name default_max_tokens look_ahead
+    lease_s max_deaths stall_timeout_s rebuild_tries heartbeat_file front_ends metrics_port
+    engine_args kill_grace_s media_private_networks rbln_devices rbln_timeout_s
     remote_wait_s openai_base_urls openai_api_key openai_concurrency openai_health_path
-    triton_url triton_model triton_slots
-    simulated_slots simulated_latency_s simulated_step_s simulated_log simulated_build_s
-    simulated_fate simulated_process
+    triton_url triton_model
+    simulated_slots simulated_latency_s simulated_tests
 """.split()
 )
 #: What only gateways read.
 OF_GATEWAYS = frozenset(
     """
-    gateway_host gateway_port gateway_store gateway_max_file_bytes gateway_max_body_bytes
+    gateway_host gateway_port gateway_store gateway_max_file_bytes
     gateway_max_requests gateway_carries gateway_models gateway_online_timeout_s
-    gateway_drain_s gateway_lease_s gateway_connections gateway_private_webhooks
+    gateway_private_webhooks
 """.split()
 )
+#: What workers and gateways read, each with a default of its own.
+OF_BOTH = frozenset({"drain_timeout_s"})
+#: Settings of 0.2.0 that are gone, and what holds in their place.
+_CHOSEN = "nobody could choose it better; remove it"
+_OF_TESTS = "WARMQ_SIMULATED_TESTS has it, in one JSON object"
+GONE = {
+    "pop_bytes": f"a POP takes 2 MiB; {_CHOSEN}",
+    "max_in_flight": "a worker takes max_num_seqs + WARMQ_LOOK_AHEAD; set --max-num-seqs in "
+    "WARMQ_ENGINE_ARGS, or WARMQ_OPENAI_CONCURRENCY",
+    "max_in_flight_bytes": f"a worker holds 256 MiB of messages; {_CHOSEN}",
+    "engine_stats_s": "vLLM's own variable says it: VLLM_LOG_STATS_INTERVAL",
+    "task_events_per_s": f"task events tell of 50 requests a second; {_CHOSEN}",
+    "metrics_host": "write the address into WARMQ_METRICS_PORT, as 127.0.0.1:9100",
+    "triton_slots": "the server's config.pbtxt says it, as WARMQ_MAX_NUM_SEQS in its parameters",
+    "simulated_step_s": _OF_TESTS,
+    "simulated_log": _OF_TESTS,
+    "simulated_build_s": _OF_TESTS,
+    "simulated_fate": _OF_TESTS,
+    "simulated_process": _OF_TESTS,
+    "gateway_max_body_bytes": "a body may have twice WARMQ_MAX_LINE_BYTES; set that",
+    "gateway_drain_s": "WARMQ_DRAIN_TIMEOUT_S says it for gateways, too",
+    "gateway_lease_s": f"a gateway's work is taken over after 6 s; {_CHOSEN}",
+    "gateway_connections": "a gateway takes 20,000 connections, or what `ulimit -n` allows",
+}
 #: Variables of the environment that are no settings: the TOML file's name, what a worker tells the
 #: processes of its engine, and what the files in compose/ are filled in with.
 NO_SETTINGS = frozenset(
@@ -79,7 +101,9 @@ def misspelt_variables(
         if SERVICE_PORT.fullmatch(name) and SERVICE_ADDRESS.match(value):
             continue
         near = unknown(name, known, all_known=all_known)
-        if near is not None:
+        if name in GONE:
+            yield _gone(variable.upper(), name)
+        elif near is not None:
             yield _sentence(variable.upper(), PREFIX + near.upper() if near else "", "unset it")
 
 
@@ -89,7 +113,9 @@ def misspelt_keys(
     """Yield a sentence for each key or section of a TOML file that would be ignored."""
     for key, value in given.items():
         near = unknown(key, known, all_known=all_known or isinstance(value, dict))
-        if near is not None and isinstance(value, dict):
+        if key in GONE:
+            yield _gone(key, key)
+        elif near is not None and isinstance(value, dict):
             yield f"[{key}] is a section, and there are none; write its keys above all sections"
         elif near is not None:
             yield _sentence(key, near, "remove it")
@@ -100,7 +126,7 @@ def unknown(name: str, known: Collection[str], *, all_known: bool) -> str | None
 
     Also None for names of installed engines, and unless `all_known` for what is near no known name.
     """
-    names = OF_WORKERS.union(OF_GATEWAYS, known)
+    names = OF_WORKERS.union(OF_GATEWAYS, OF_BOTH, known)
     if name in names or name.startswith(_engines()):
         return None
     near = nearest(name.lower().removeprefix(PREFIX.lower()), sorted(names), ALIKE)
@@ -112,7 +138,11 @@ def _engines() -> tuple[str, ...]:
     return tuple(re.sub(r"\W", "_", name).lower() + "_" for name in found)
 
 
+def _gone(shown: str, name: str) -> str:
+    return f"{shown} is no setting any more: {GONE[name]}"
+
+
 def _sentence(name: str, near: str, end: str) -> str:
     if near:
         return f"{name} is no setting; did you mean {near}?"
-    return f"{name} is no setting of warmq, whose settings docs/architecture.md lists; {end}"
+    return f"{name} is no setting of warmq, whose settings docs/settings.md lists; {end}"

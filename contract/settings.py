@@ -197,7 +197,8 @@ def load(cls: type[S], **overrides: Any) -> S:
             if not problem["loc"]:  # about several settings at once: the message names them
                 lines.append(told)
                 continue
-            name = str(problem["loc"][0])
+            name, *inside = map(str, problem["loc"])
+            told = ": ".join([*inside, told])  # of a setting that is an object
             hint = _hint(cls.model_fields.get(name))
             lines.append(f"WARMQ_{name.upper()}: {told}{hint}")
         raise SettingsError("\n".join(lines)) from None
@@ -226,5 +227,5 @@ def _hint(field: FieldInfo | None) -> str:
     default = field.default
     if isinstance(default, SecretStr):
         default = default.get_secret_value()  # ours, and no secret
-    shown = "none" if default in (None, "") else default
+    shown = default if isinstance(default, str | int | float) and default != "" else "none"
     return f" ({field.description}; default {shown})"

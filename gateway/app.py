@@ -219,12 +219,10 @@ def build(services: Services) -> Starlette:
     app.add_middleware(WriteRates, limits=services.limits)
     app.add_middleware(Audit)
     settings = services.settings
-    app.add_middleware(
-        Reading, most=settings.gateway_max_body_bytes, longest_line=settings.max_line_bytes
-    )
+    app.add_middleware(Reading, most=settings.max_body_bytes, longest_line=settings.max_line_bytes)
     host, sessions = services.settings.gateway_host, services.sessions
     app.add_middleware(Auth, lookup=services.lookup, sessions=sessions, host=host)
-    app.add_middleware(Bodies, most=services.settings.gateway_max_body_bytes)
+    app.add_middleware(Bodies, most=settings.max_body_bytes)
     if (traces := tracer()) is not None:
         app.add_middleware(Traced, tracer=traces)
     app.add_middleware(Counted, requests=counted)

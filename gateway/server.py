@@ -109,11 +109,11 @@ def _serve(settings: GatewaySettings) -> None:
             host=settings.gateway_host,
             port=settings.gateway_port,
             loop="uvloop",
-            http=protocol_for(most_connections(settings.gateway_connections)),
+            http=protocol_for(most_connections()),
             ws="none",
             proxy_headers=False,  # who calls is said by its key, not by its address
             timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=settings.gateway_drain_s,
+            timeout_graceful_shutdown=round(settings.drain_timeout_s),
             access_log=False,
             server_header=False,
             log_config=None if as_json else LOGGING_CONFIG,

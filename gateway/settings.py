@@ -4,8 +4,11 @@ from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, Field
 
-from contract.settings import Bytes, Count, Line, Seconds, Settings
+from contract.settings import Bytes, Line, Seconds, Settings
 from gateway.served import configured_models
+
+#: After so many seconds without a sign of life another gateway takes work over.
+LEASE_S = 6.0
 
 
 def _models(text: str) -> str:
@@ -29,9 +32,6 @@ class GatewaySettings(Settings):
     gateway_max_file_bytes: Bytes = Field(
         8 * 2**30, description="largest file that is taken, in bytes"
     )
-    gateway_max_body_bytes: Bytes = Field(
-        20 * 2**20, description="largest body of a request that is no upload, in bytes"
-    )
     gateway_max_requests: Annotated[int, Field(ge=0, le=2**40)] = Field(
         0, description="most requests of a batch that comes over HTTP; 0 for no limit"
     )
@@ -46,15 +46,15 @@ class GatewaySettings(Settings):
     gateway_online_timeout_s: Seconds = Field(
         50, gt=0, description="how long an online request may wait for its answer, in seconds"
     )
-    gateway_drain_s: Annotated[int, Field(ge=0, le=3600)] = Field(
-        10, description="how long a gateway that stops waits for open requests, in seconds"
-    )
-    gateway_lease_s: Seconds = Field(
-        6, ge=1, description="after how long without a sign of life another gateway takes work over"
-    )
-    gateway_connections: Count = Field(
-        20_000, ge=1, description="most connections at a time; more are refused with 503"
+    drain_timeout_s: Seconds = Field(
+        10, ge=0, description="how long a gateway that stops waits for open requests, in seconds"
     )
     gateway_private_webhooks: bool = Field(
         False, description="whether webhooks may go to private addresses"
     )
+
+    @property
+    def max_body_bytes(self) -> int:
+        """Most bytes in a body that is no upload: a line, and as much again for how it is written
+        in the fields around it."""
+        return 2 * self.max_line_bytes

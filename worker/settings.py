@@ -6,7 +6,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from contract.naming import queue_name
 from contract.redis.connect import SOCKET_TIMEOUT_S
-from contract.settings import Bytes, Count, Line, Seconds, Settings
+from contract.settings import Count, Line, Seconds, Settings
 
 #: WARMQ_ENGINE: a name that worker/engine/catalogue.py knows.
 ENGINE = Field("vllm", description="which engine adapter runs")
@@ -15,6 +15,15 @@ ENGINE = Field("vllm", description="which engine adapter runs")
 def _name(text: str) -> str:
     if text.startswith("-"):
         raise ValueError("must not begin with -, as an option does")
+    return text
+
+
+def _endpoint(text: str) -> str:
+    host, colon, port = text.rpartition(":")
+    if not (port.isascii() and port.isdecimal() and len(port) < 6 and 1 <= int(port) <= 65535):
+        raise ValueError("must be a port from 1 to 65535, or an address, a colon and a port")
+    if colon and not host.strip("[]"):
+        raise ValueError("must name an address before the colon, or the port alone")
     return text
 
 
@@ -50,13 +59,6 @@ class WorkerSettings(Settings):
         description="requests held above max_num_seqs; default "
         "max(8, max_num_seqs / 4), of a pooling model 2 × max_num_seqs",
     )
-    max_in_flight: Count | None = Field(
-        None, ge=1, description="cap on requests in flight; default max_num_seqs + look_ahead"
-    )
-    max_in_flight_bytes: Bytes = Field(
-        256 * 2**20, description="message bytes in flight above which no more are taken"
-    )
-    pop_bytes: Bytes = Field(2 * 2**20, description="most message bytes taken in one POP")
     front_ends: Count | None = Field(
         None,
         ge=1,
@@ -71,7 +73,9 @@ class WorkerSettings(Settings):
         2, ge=1, description="engine deaths after which a request is run as a suspect"
     )
     drain_timeout_s: Seconds = Field(
-        25, ge=0, description="how long SIGTERM waits for running requests; then hands back"
+        25,
+        ge=0,
+        description="how long SIGTERM waits for running requests; then a worker hands them back",
     )
     stall_timeout_s: Seconds = Field(
         300,
@@ -82,19 +86,11 @@ class WorkerSettings(Settings):
     rebuild_tries: int = Field(
         3, ge=0, le=20, description="engine starts that may fail in a row before the worker exits"
     )
-    metrics_port: int | None = Field(
-        None, ge=1, le=65535, description="port that /metrics is served on; none without it"
-    )
-    metrics_host: str = Field(
-        "0.0.0.0",  # noqa: S104 - a scraper is another machine, and nothing secret is on the page
-        description="address that /metrics is served on",
-    )
-
-    task_events_per_s: float = Field(
-        50.0,
-        ge=0,
-        le=10_000,
-        description="requests a second that Celery's task events tell of, where they are asked for",
+    metrics_port: Annotated[Line, AfterValidator(_endpoint)] | None = Field(
+        None,
+        coerce_numbers_to_str=True,
+        description="port that /metrics is served on, or an address and a port, as 127.0.0.1:9100; "
+        "none without it",
     )
     heartbeat_file: Line | None = Field(
         None, description="file that gets the worker's state every second while its loop turns"
@@ -110,6 +106,15 @@ class WorkerSettings(Settings):
     def queue_to_drain(self) -> str:
         """The queue this worker serves."""
         return queue_name(self.served_model_name, self.queue)
+
+    @property
+    def metrics_address(self) -> tuple[str, int] | None:
+        """Where /metrics is served; None if it is not."""
+        if self.metrics_port is None:
+            return None
+        host, _, port = self.metrics_port.rpartition(":")
+        # A scraper is another machine, and nothing secret is on the page.
+        return host.strip("[]") or "0.0.0.0", int(port)  # noqa: S104
 
     @property
     def redis_timeout_s(self) -> float:

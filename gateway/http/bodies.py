@@ -85,7 +85,7 @@ class Bodies:
         return ApiError(
             413,
             f"the body has more than {self._most} bytes, the most that this gateway takes "
-            "(WARMQ_GATEWAY_MAX_BODY_BYTES); send what is large as a file",
+            "(twice WARMQ_MAX_LINE_BYTES); send what is large as a file",
             code="request_too_large",
         )
 

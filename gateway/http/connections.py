@@ -29,21 +29,23 @@ FRAMING_BYTES = HEAD_BYTES
 BODY_BYTES, BODY_S = 1024, 30.0
 #: A client that is sent something takes some of it within so many seconds.
 DEAF_S = 60.0
+#: Most connections at a time; each takes some 10 KB.
+MOST = 20_000
 #: Connections above the limit are told so, so many; more are closed as they come.
 TOLD = 1000
 #: Descriptors that are not clients' connections: Redis, files, uploads.
-_OTHER_DESCRIPTORS = 256
+OTHER_DESCRIPTORS = 256
 _IDLE, _HEAD, _BODY = range(3)
 
 
-def most_connections(wanted: int) -> int:
+def most_connections(wanted: int = MOST) -> int:
     """Allow this process as many descriptors as it may have; return how many connections fit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    need = wanted + TOLD + _OTHER_DESCRIPTORS
+    need = wanted + TOLD + OTHER_DESCRIPTORS
     if soft != resource.RLIM_INFINITY and soft < need:
         soft = need if hard == resource.RLIM_INFINITY else min(need, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    fit = wanted if soft == resource.RLIM_INFINITY else soft - TOLD - _OTHER_DESCRIPTORS
+    fit = wanted if soft == resource.RLIM_INFINITY else soft - TOLD - OTHER_DESCRIPTORS
     return max(1, min(wanted, fit))
 
 

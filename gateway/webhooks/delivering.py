@@ -15,6 +15,7 @@ from contract.log_lines import working_on
 from contract.redis.due import Claim
 from gateway.http.services import Services
 from gateway.redis.webhooks import TRIED_S, Delivery, Webhooks
+from gateway.settings import LEASE_S
 from gateway.webhooks.posting import NotDelivered, post
 from gateway.webhooks.signing import body_of, headers_of
 from gateway.webhooks.turns import Turns
@@ -91,7 +92,7 @@ class _Round:
     def __init__(self, services: Services) -> None:
         self._services = services
         self._webhooks = Webhooks.beside(services.batches)
-        self._lease_ms = round(services.settings.gateway_lease_s * 1000)
+        self._lease_ms = round(LEASE_S * 1000)
         self._running: dict[Future[bool], tuple[Claim, str]] = {}
         self._turns = Turns()
         self._renewed = time.monotonic()

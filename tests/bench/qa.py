@@ -120,7 +120,7 @@ class Way:
             command = procfile_command()
             env = self._env | {
                 "WARMQ_REDIS_URL": self.redis.url, "WARMQ_MODEL": self._model,
-                "WARMQ_ENGINE_ARGS": self.options, "WARMQ_ENGINE_STATS_S": str(STATS_S),
+                "WARMQ_ENGINE_ARGS": self.options, "VLLM_LOG_STATS_INTERVAL": str(STATS_S),
             }  # fmt: skip
         cache = os.environ.get("VLLM_CACHE_ROOT")
         if cache:  # two that start together must not meet in it

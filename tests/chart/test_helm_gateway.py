@@ -99,7 +99,7 @@ def test_a_name_with_a_comma_is_refused_since_a_gateway_would_take_it_for_two(
     ("wrong", "told"),
     [
         ({"gateway": {"env": {"WARMQ_GATEWAY_MODELS": "a"}}}, "set gateway.models"),
-        ({"gateway": {"env": {"WARMQ_GATEWAY_DRAIN_S": "5"}}}, "set gateway.drainTimeoutS"),
+        ({"gateway": {"env": {"WARMQ_DRAIN_TIMEOUT_S": "5"}}}, "set gateway.drainTimeoutS"),
         ({"gateway": {"env": {"WARMQ_GATEWAY_PORT": "80"}}}, "set gateway.service.port"),
         ({"workers": {"a": served("") | {"env": {"WARMQ_DRAIN_TIMEOUT_S": "5"}}}},
          "set workers.a.drainTimeoutS"),
@@ -120,7 +120,7 @@ def test_a_setting_that_has_a_value_of_the_chart_is_refused_beside_it(
 def test_a_gateway_is_killed_after_all_that_it_waits_for(drain_s: int | None) -> None:
     found = gateway(gateway={} if drain_s is None else {"drainTimeoutS": drain_s})
     drain_s = 50 if drain_s is None else drain_s
-    assert env_of(found)["WARMQ_GATEWAY_DRAIN_S"] == str(drain_s)
+    assert env_of(found)["WARMQ_DRAIN_TIMEOUT_S"] == str(drain_s)
     (box,) = found["containers"]
     sleep, before_s = box["lifecycle"]["preStop"]["exec"]["command"]
     assert sleep == "sleep"

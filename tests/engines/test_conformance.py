@@ -23,5 +23,5 @@ def test_the_triton_engine_conforms(tmp_path: Path) -> None:
         assert server.process is not None
         conform(
             tmp_path, VENV / "bin" / "python", server.process.pid, inside=(False, False),
-            engine="triton", model=MODEL, triton_url=server.url, triton_slots=4,
+            engine="triton", model=MODEL, triton_url=server.url,
         )  # fmt: skip

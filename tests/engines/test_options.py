@@ -22,7 +22,7 @@ from kit.stacks.real_stack import (
     write_jsonl,
 )
 from options.checkpoints import make_adapter
-from options.rows import CACHED, NOBIND
+from options.rows import CACHED, NOBIND, STATS
 from prometheus_client.parser import text_string_to_metric_families
 
 from contract.naming import TASK_NAME
@@ -106,7 +106,7 @@ def adapted(stack: Stack, too_small: Worker, port: int) -> Iterator[Worker]:
     folder = stack.folder
     noisy, silent = make_adapter(folder / "noisy"), make_adapter(folder / "silent", strength=0)
     args = f"--enable-lora --max-lora-rank 8 --lora-modules noisy={noisy} silent={silent} {CACHED}"
-    with ready(stack, "adapted", args, engine_stats_s=1, metrics_port=port) as worker:
+    with ready(stack, "adapted", args, env=STATS, metrics_port=port) as worker:
         yield worker
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import openai
 import pytest
+from kit.campaigns.mutations import Mutation, changed_root
 from kit.gateways.carrying import ended, request, results, upload
 from kit.gateways.gateway_process import GatewayProcess
 from kit.stacks.celery_side import simulated
@@ -23,6 +24,9 @@ from demo.stack import RedisServer, eventually
 pytestmark = pytest.mark.timeout(150)
 
 LINES = 4000
+
+#: So that a carrier that is killed is soon followed by another, which is killed as well.
+SHORT_LEASE: Mutation = ("gateway/settings.py", "LEASE_S = 6.0", "LEASE_S = 1.0")
 
 
 def client_of(gateway: GatewayProcess) -> openai.OpenAI:
@@ -66,7 +70,7 @@ def test_carriers_killed_at_random_moments_lose_and_double_nothing(
     store = BatchStore(server.client(), ttl_ms=600_000)
     with (
         simulated(server.url, tmp_path / "worker.log", served_model_name="small"),
-        GatewayProcess(server.url, tmp_path, gateway_lease_s=1) as gateway,
+        GatewayProcess(server.url, tmp_path, root=changed_root(tmp_path, SHORT_LEASE)) as gateway,
     ):
         eventually(store.announcements, 30, "a worker announces itself")
         client, killed = client_of(gateway), 0
@@ -118,7 +122,8 @@ def test_gateways_killed_at_random_moments_lose_and_double_nothing(
 ) -> None:
     chance = random.Random(seed)
     store = BatchStore(server.client(), ttl_ms=600_000)
-    gateways = [GatewayProcess(server.url, tmp_path, gateway_lease_s=1) for _ in range(2)]
+    root = changed_root(tmp_path, SHORT_LEASE)
+    gateways = [GatewayProcess(server.url, tmp_path, root=root) for _ in range(2)]
     with simulated(server.url, tmp_path / "worker.log", served_model_name="small"):
         eventually(store.announcements, 30, "a worker announces itself")
         try:

@@ -14,6 +14,7 @@ import orjson
 import psutil
 import pytest
 import redis
+from kit.campaigns.mutations import Mutation, changed_root
 from kit.commands.support import (
     batch_file,
     chat_line,
@@ -168,7 +169,9 @@ def test_messages_of_ten_megabytes_do_not_pile_up_in_the_worker(
     redis_client: redis.Redis, redis_url: str, tmp_path: Path
 ):
     message = celery_message("big", chat("x" * (10 * MB), user="simulate:sleep=0.05"))
-    with worker(redis_url, tmp_path, max_in_flight_bytes=25 * MB) as running:
+    bound: Mutation = ("worker/drain/loop.py", "MAX_IN_FLIGHT_BYTES = 256 * 2**20",
+                       f"MAX_IN_FLIGHT_BYTES = {25 * MB}")  # fmt: skip
+    with worker(redis_url, tmp_path, root=changed_root(tmp_path, bound)) as running:
         redis_client.lpush(QUEUE, celery_message("first"))
         eventually(lambda: stored(redis_client, "first"), 40)
         before = rss_mb(running.process)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 import uvicorn
-from kit.gateways.gateway_process import GatewayProcess, free_port
+from kit.gateways.gateway_process import GatewayProcess, few, free_port
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
@@ -24,7 +24,7 @@ from gateway.http.connections import FRAMING_BYTES, HEAD_BYTES, Connection, Guar
 
 BODY = 2**20
 #: Of the fixture `gateway`.
-GATEWAY_SETTINGS = {"gateway_max_body_bytes": BODY}
+GATEWAY_SETTINGS = {"max_line_bytes": BODY // 2}
 #: What a request is for, as raw bytes: each has all of Anthropic's clients' paths in front.
 PATHS = (b"/v1/messages", b"/v1/messages/count_tokens", b"/v1/messages/batches",
          b"/v1/messages/batches/msgbatch_1?limit=1", b"/v1/mess%61ges/batches",
@@ -116,7 +116,7 @@ def test_too_many_connections_are_told_in_anthropics_words(
     redis_server: RedisServer, gateway: GatewayProcess
 ) -> None:
     with (
-        GatewayProcess(redis_server.url, gateway.log_path.parent, gateway_connections=1) as small,
+        GatewayProcess(redis_server.url, gateway.log_path.parent, descriptors=few(1)) as small,
         socket.create_connection(("127.0.0.1", small.port)),
     ):
         told = refusal(small.port, b"POST /v1/messages" + HOST + b"\r\n")

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 import uvicorn
-from kit.gateways.gateway_process import GatewayProcess, free_port
+from kit.gateways.gateway_process import GatewayProcess, few, free_port
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.routing import Route
@@ -28,7 +28,7 @@ from gateway.http.connections import HEAD_BYTES, Connection, Guard
 MIB = 2**20
 BODY = 2 * MIB
 #: Of the fixture `gateway`.
-GATEWAY_SETTINGS = {"gateway_max_body_bytes": BODY}
+GATEWAY_SETTINGS = {"max_line_bytes": BODY // 2}
 
 
 def talk(port: int, sent: bytes, *, until_s: float = 20) -> bytes:
@@ -121,7 +121,7 @@ def test_a_body_that_is_too_large_is_refused_however_it_is_sent(gateway: Gateway
     body = b"a" * (BODY + 1)
     status, told = ask(gateway.port, line, b"Content-Length: %d" % len(body), body=body)
     assert status == 413
-    assert "WARMQ_GATEWAY_MAX_BODY_BYTES" in told["error"]["message"]
+    assert "WARMQ_MAX_LINE_BYTES" in told["error"]["message"]
     assert ask(gateway.port, line, b"Content-Length: 99999999999")[0] == 413
     headers = (b"Transfer-Encoding: chunked", b"Idempotency-Key: k")
     chunks = (b"10000\r\n" + b"a" * 65536 + b"\r\n") * (BODY // 65536 + 1) + b"0\r\n\r\n"
@@ -201,7 +201,7 @@ async def test_above_the_limit_a_connection_is_told_so(
     redis_server: RedisServer, gateway: GatewayProcess
 ) -> None:
     folder = gateway.log_path.parent  # gateways of one Redis share their store
-    with GatewayProcess(redis_server.url, folder, gateway_connections=20) as small:
+    with GatewayProcess(redis_server.url, folder, descriptors=few(20)) as small:
         writers = await hold(small.port, 20)
         raw = await asyncio.to_thread(
             talk, small.port, b"GET /v1/models HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"

@@ -98,7 +98,7 @@ def test_what_is_refused_before_its_body_was_read_resets_nothing(tmp_path: Path)
     good = {"authorization": f"Bearer {key}"}
     try:
         with (
-            GatewayProcess(redis.url, tmp_path, gateway_max_body_bytes=10**6) as running,
+            GatewayProcess(redis.url, tmp_path, max_line_bytes=500_000) as running,
             httpx.Client(base_url=running.url, timeout=20) as client,
         ):
             for path, headers, size, status in (

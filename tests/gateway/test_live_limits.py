@@ -179,7 +179,7 @@ def test_a_gateway_that_is_stopped_frees_the_slots_of_its_requests(stack: Stack)
 def test_a_gateway_that_is_stopped_waits_for_as_long_as_it_is_told(
     stack: Stack, drain_s: int, takes_s: int
 ) -> None:
-    settings = {"gateway_drain_s": drain_s, "gateway_online_timeout_s": 60}
+    settings = {"drain_timeout_s": drain_s, "gateway_online_timeout_s": 60}
     with (
         GatewayProcess(stack.redis.url, stack.folder, **settings) as gateway,
         ThreadPoolExecutor(2) as pool,

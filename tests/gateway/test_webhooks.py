@@ -24,7 +24,7 @@ from gateway.batches.api.record import BatchRecord, Status
 from gateway.batches.runner.announcing import announce
 from gateway.http.services import Services
 from gateway.redis.webhooks import Webhooks
-from gateway.settings import GatewaySettings
+from gateway.settings import LEASE_S, GatewaySettings
 from gateway.webhooks import deliver_due
 
 SDK = openai.OpenAI(api_key="none")
@@ -191,13 +191,13 @@ def test_two_gateways_deliver_once_for_each_try(services: Services, tmp_path: Pa
 def test_a_delivery_outlives_the_gateway_that_was_at_it(services: Services, tmp_path: Path) -> None:
     with Receiver(stays=60) as receiver:
         endpoint(services, receiver.url)
-        dying = gateway(services, tmp_path, gateway_lease_s=2).start()
+        dying = gateway(services, tmp_path).start()
         announce(services, ended())
         receiver.wait()
         dying.kill()
         receiver.release.set()
-        with gateway(services, tmp_path, gateway_lease_s=2):
-            receiver.wait(2, timeout_s=10)
+        with gateway(services, tmp_path):
+            receiver.wait(2, timeout_s=20)
             eventually(lambda: not due(services), 10, "the delivery ends")
         assert len(set(receiver.ids())) == 1
 
@@ -215,10 +215,10 @@ def test_a_batch_announced_while_no_gateway_lives_is_told_by_the_next(
 def test_a_slow_receiver_keeps_its_lease_and_holds_up_nobody(
     services: Services, tmp_path: Path
 ) -> None:
-    with Receiver(stays=5) as slow, Receiver() as fast:
+    with Receiver(stays=LEASE_S + 3) as slow, Receiver() as fast:
         endpoint(services, slow.url)
         endpoint(services, fast.url)
-        with gateway(services, tmp_path, gateway_lease_s=2), gateway(services, tmp_path):
+        with gateway(services, tmp_path), gateway(services, tmp_path):
             announce(services, ended())
             fast.wait(timeout_s=3)
             eventually(lambda: not due(services), 20, "both deliveries end")
@@ -296,7 +296,7 @@ def test_an_ended_batch_is_told_also_if_its_gateway_is_killed_at_the_end(
     worker = simulated(url, tmp_path / "worker.log", served_model_name="small")
     with Receiver(lambda n: 503 if n == 1 else 200) as receiver:
         made = endpoint(services, receiver.url)
-        dying = gateway(services, tmp_path, gateway_lease_s=2).start()
+        dying = gateway(services, tmp_path).start()
         try:
             worker.start()
             sdk = openai.OpenAI(base_url=f"{dying.url}/v1", api_key="none")
@@ -309,7 +309,7 @@ def test_an_ended_batch_is_told_also_if_its_gateway_is_killed_at_the_end(
         finally:
             dying.kill()
             worker.kill()
-        with gateway(services, tmp_path, gateway_lease_s=2):
+        with gateway(services, tmp_path):
             receiver.wait(2, timeout_s=20)
             eventually(lambda: not due(services), 10, "the delivery ends")
         assert len(set(receiver.ids())) == 1

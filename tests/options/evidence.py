@@ -67,7 +67,7 @@ class Evidence:
         log = self.stack.folder / f"{row.name}.log"
         worker = Worker(
             self.stack.url, log, env=row.env, model=self._filled(row.model),
-            engine_args=f"{row.base} {self._filled(row.args)}", **row.settings,
+            engine_args=f"{row.base} {self._filled(row.args)}",
         )  # fmt: skip
         with worker:
             try:
@@ -106,7 +106,7 @@ class Evidence:
             seen += [found] if found else []
             problems += [] if found else [f"the log has no {pattern}"]
         if row.speculates:
-            drafts = settled(log, row.settings["engine_stats_s"])
+            drafts = settled(log, float(row.env["VLLM_LOG_STATS_INTERVAL"]))
             accepted = drafts["accepted_tokens"]
             seen.append(f"{accepted} of {drafts['drafted_tokens']} drafted tokens accepted")
             problems += [] if accepted else ["no drafted token was accepted"]

@@ -26,7 +26,8 @@ STAGED = BASE.replace("--enforce-eager", '--compilation-config \'{"mode": 2, "ba
 UNSIZED = BASE.replace("--kv-cache-memory-bytes 67108864 ", "")
 #: What is said of speculation before anything is loaded; the engine would die of it.
 KILLS = "speculation kills vLLM 0.30 on the CPU .*"
-STATS = {"engine_stats_s": 1}
+#: vLLM logs its statistics every second.
+STATS = {"VLLM_LOG_STATS_INTERVAL": "1"}
 CACHED = "--enable-prefix-caching --enable-prompt-tokens-details --block-size 32"
 #: vLLM gives each process of a CPU engine a NUMA node of its own unless it is told the cores.
 NOBIND = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
@@ -51,7 +52,6 @@ class Row:
     base: str = BASE
     model: str = "{model}"
     env: Mapping[str, str] = field(default_factory=dict)
-    settings: Mapping[str, Any] = field(default_factory=dict)
     shows: tuple[str, ...] = ()
     details: Mapping[str, Any] = field(default_factory=dict)
     #: The row whose answers it must give, and the share that must be equal: below 1 where
@@ -91,7 +91,7 @@ SUFFIX = speculation(method="suffix", num_speculative_tokens=8)
 def speculating(name: str, args: str, needs: str | None = None) -> Row:
     """Return a row of the release that speculates on the CPU."""
     return Row(
-        f"{name}-0.29", args, like="plain-0.29", release=SPECULATES, settings=STATS,
+        f"{name}-0.29", args, like="plain-0.29", release=SPECULATES, env=STATS,
         speculates=True, needs=needs,
     )  # fmt: skip
 
@@ -129,7 +129,7 @@ ROWS = (
         "other-vocabulary", speculation(model="{other-vocabulary}", num_speculative_tokens=4),
         refused="the draft model .* has 999 tokens in its vocabulary, .* has 1024.*",
     ),
-    Row("prefix-caching", CACHED, cached=True, settings=STATS,
+    Row("prefix-caching", CACHED, cached=True, env=STATS,
         shows=(r"Prefix cache hit rate: [1-9][\d.]*%",)),
     Row("lora-and-prefix-caching", f"{LORA} {CACHED}", like="merged", named="noisy", cached=True),
     Row("bfloat16", SIXTEEN_BITS, details={"dtype": "torch.bfloat16"}, least=0.7),

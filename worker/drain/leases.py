@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 WAKE_BLOCK_S = 5
 #: Leases put back in one SWEEP call, so that the script stays short.
 SWEEP_LIMIT = 250
+#: Bytes of messages in one POP, for Redis does nothing else meanwhile; one message at least.
+POP_BYTES = 2 * 2**20
 
 
 @dataclass(slots=True)
@@ -75,7 +77,7 @@ class Leases(Scripts):
         self._open_pops.append(began)
         try:
             reply = await self.run(
-                "pop", self.worker_id, self.queue, k, min(s.pop_bytes, max_bytes), s.lease_ms,
+                "pop", self.worker_id, self.queue, k, min(POP_BYTES, max_bytes), s.lease_ms,
                 slots, s.result_ttl_ms, _date(), self._highest, *self._turn, many, context,
                 "".join(f"{tenant}\6" for tenant in without), *(lists or ()),
             )  # fmt: skip

@@ -24,6 +24,9 @@ from worker.drain.wakeup import REDIS_PAUSE_S
 from worker.engine import Engine
 from worker.settings import WorkerSettings
 
+#: Bytes of messages that a worker holds before it takes no more: 25 of the longest lines.
+MAX_IN_FLIGHT_BYTES = 256 * 2**20
+
 
 class Drain(Serving):
     """Drains one queue into one engine until told to stop."""
@@ -42,6 +45,7 @@ class Drain(Serving):
         """
         super().__init__(settings, leases, make, others or Share(), part_of)
         self.suspects = Suspects(self)
+        self._most_bytes = self.others.of(MAX_IN_FLIGHT_BYTES)
         self.paused = False
         self.idle = asyncio.Event()
         #: Requests that had ended, and were handed back, when the stop began.
@@ -84,7 +88,7 @@ class Drain(Serving):
                 await self.wakeup.wait()
                 continue
             free = self.room.limit - len(self.in_flight) + len(self.preparing)
-            free_bytes = self.settings.max_in_flight_bytes - self.in_flight.size
+            free_bytes = self._most_bytes - self.in_flight.size
             if free < self.room.low_water or free_bytes <= 0:
                 await self.wakeup.wait()
                 continue

@@ -13,6 +13,9 @@ class Others(Protocol):
     def share(self, capacity: Capacity) -> Capacity:
         """Return this drain's part of what the engine can take."""
 
+    def of(self, amount: int) -> int:
+        """Return this drain's part of a whole number."""
+
     def begin(self, engine: Engine) -> None:
         """Let them feed an engine that has started; returns at once."""
 
@@ -56,9 +59,7 @@ class Share:
         """Return the settings with this part of what limits a whole worker."""
         if self.count == 1:
             return settings
-        limits = ("look_ahead", "max_in_flight", "max_in_flight_bytes")
-        given = {name: getattr(settings, name) for name in limits}
-        parts = {name: self.of(whole) for name, whole in given.items() if whole}
+        parts = {"look_ahead": self.of(settings.look_ahead)} if settings.look_ahead else {}
         return settings.model_copy(update=parts)
 
     def begin(self, engine: Engine) -> None:

@@ -26,7 +26,7 @@ class Room:
             # Where all slots are free at once, those of the next step wait already while others
             # are fetched; with a quarter of them every other step would be a quarter full.
             look_ahead = max(8, 2 * slots if capacity.one_step else slots // 4)
-        limit = min(slots + look_ahead, settings.max_in_flight or slots + look_ahead)
+        limit = slots + look_ahead
         # Refilling in groups of half the look-ahead halves the POPs at no loss of occupancy.
         low_water = max(1, min(look_ahead // 2, limit))
         return cls(slots, limit, low_water, capacity.max_model_len)

@@ -78,9 +78,6 @@ class VllmSettings(WorkerSettings):
     engine_args: EngineArgs = Field(
         EngineArgs(), description="vLLM's own command line options, in vLLM's spelling"
     )
-    engine_stats_s: Seconds | None = Field(
-        None, ge=0.1, description="vLLM's own statistics in the log every so often; default never"
-    )
     kill_grace_s: Seconds | None = Field(
         None, ge=0, description="between SIGTERM and SIGKILL of an engine; default 5, RBLN 120"
     )

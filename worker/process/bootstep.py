@@ -180,7 +180,7 @@ class EngineStep(bootsteps.StartStopStep):
         leases = Leases(settings, self.worker_id)
         self.drain = Drain(settings, leases, lambda: make_engine(settings), self.front_ends)
         self.front_ends.subscribe(self.drain.events)
-        self._task_events = TaskEvents(self.drain.events, settings.task_events_per_s)
+        self._task_events = TaskEvents(self.drain.events)
         self._task_events.switch(self._watched)
         self.front_ends.watch(self._watched)
         self.side_tasks = SideTasks(self.drain)

@@ -40,7 +40,7 @@ from worker.process.front_end_process import opened
 from worker.process.loop_watch import LoopWatch
 from worker.process.running import shown
 from worker.telemetry.seen import Seen
-from worker.telemetry.task_events import TaskEvents
+from worker.telemetry.task_events import REQUESTS_PER_S, TaskEvents
 from worker.telemetry.traces import traces
 
 log = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class Part:
         self._side_tasks = SideTasks(self.drain)
         told = settings.metrics_port is not None
         self._seen = Seen(self.drain.events) if told else None
-        self._task_events = TaskEvents(self.drain.events, settings.task_events_per_s / share.count)
+        self._task_events = TaskEvents(self.drain.events, REQUESTS_PER_S / share.count)
         self._task_events.switch(order["watched"])
         self._reader, self._writer = reader, writer
         self._last_resort = LastResort()

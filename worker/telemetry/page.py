@@ -45,8 +45,8 @@ def metrics_page(drain: Drain, parts: Callable[[], Sequence[Told]]) -> Iterator[
     Raises:
         SettingsError: the port cannot be had, or the environment wants values in files.
     """
-    port, host = drain.settings.metrics_port, drain.settings.metrics_host
-    if port is None:
+    address = drain.settings.metrics_address
+    if address is None:
         yield
         return
     for name in FILES:
@@ -55,6 +55,7 @@ def metrics_page(drain: Drain, parts: Callable[[], Sequence[Told]]) -> Iterator[
                 f"{name}: a worker with WARMQ_METRICS_PORT serves all its series from memory, and "
                 "not from this folder; unset it for the worker"
             )
+    host, port = address
     registry = CollectorRegistry()
     registry.register(WorkerMetrics(drain, parts))
     registry.register(VllmSeries())

@@ -20,6 +20,8 @@ Told = dict[str, Any]
 
 #: Events that wait to be sent; the oldest are dropped where nobody sends them.
 MOST_WAITING = 10_000
+#: Of so many requests a second all events are told: more make Flower the busiest reader of Redis.
+REQUESTS_PER_S = 50.0
 #: Seconds of its rate that a drain may tell of at once.
 BURST_S = 10.0
 #: Most characters of an event's text.
@@ -36,7 +38,7 @@ class TaskEvents:
     of, nor one that another worker has now.
     """
 
-    def __init__(self, events: Events, most_per_s: float) -> None:
+    def __init__(self, events: Events, most_per_s: float = REQUESTS_PER_S) -> None:
         self._events = events
         self._rate = most_per_s
         self._allowed, self._refilled = BURST_S * most_per_s, time.monotonic()

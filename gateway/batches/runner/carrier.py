@@ -23,6 +23,7 @@ from gateway.batches.runner.held import GivenUp, Leases
 from gateway.batches.runner.phases import Later, Phases, wait_ms
 from gateway.batches.runner.turns import Turns, Waiting
 from gateway.http.services import Services
+from gateway.settings import LEASE_S
 from producer.input.reader import InputUnreadable
 
 log = logging.getLogger(__name__)
@@ -45,10 +46,9 @@ class Carrier:
     def __init__(self, services: Services, after: list[AfterEnd]) -> None:
         self._services = services
         self._stop = threading.Event()
-        self._lease_s = services.settings.gateway_lease_s
-        self._lease_ms = int(self._lease_s * 1000)
+        self._lease_ms = int(LEASE_S * 1000)
         self._renewing = threading.Event()  # set once nothing is held any more
-        self._leases = Leases(services.due, self._lease_s, self._renewing)
+        self._leases = Leases(services.due, LEASE_S, self._renewing)
         self._turns = Turns(THREADS)
         self._failures = Failures()
         self._phases = Phases(after, self._turns.crowded)
@@ -105,7 +105,7 @@ class Carrier:
         for claim, was, record in found:
             if record.id in runs:
                 due.release(claim, wait_ms(self._services, record.created_at))
-            elif time.monotonic() - taken_at > self._lease_s / 2:
+            elif time.monotonic() - taken_at > LEASE_S / 2:
                 due.release(claim, 0)
             elif self._turns.has_room(record.tenant):
                 self._turns.add(Waiting(record.tenant, self._leases.hold(claim), was))

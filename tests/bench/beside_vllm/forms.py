@@ -135,7 +135,7 @@ async def warm_engine(model: Path, engine_args: str = CPU_ENGINE_ARGS) -> AsyncI
     ):
         settings = load(
             VllmSettings, redis_url=server.url, model=str(model),
-            engine_args=engine_args, look_ahead=None, max_in_flight=None,
+            engine_args=engine_args, look_ahead=None,
         )  # fmt: skip
         leases = Leases(settings, f"bench.{os.getpid()}")
         drain = Drain(settings, leases, lambda: make_engine(settings))

@@ -27,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from bench.common.report import percentile
 
 from contract.settings import load
+from demo.stack import variables
 from worker.drain.endings import Ending
 from worker.drain.leases import Leases, Popped
 from worker.drain.loop import Drain
@@ -44,7 +45,7 @@ class TimedEngine(SimulatedEngine):
 
     def __init__(self, settings: SimulatedSettings, seed: int) -> None:
         slots, latency_s = settings.simulated_slots, settings.simulated_latency_s
-        super().__init__(slots, latency_s, seed, settings.simulated_step_s)
+        super().__init__(slots, latency_s, seed, settings.simulated_tests.step_s)
         self.came: dict[str, float] = {}
         self.finished: dict[str, float] = {}
         self._working = 0
@@ -159,7 +160,7 @@ class Probe:
         self._out = out
         env = {k: v for k, v in os.environ.items() if not k.startswith("WARMQ_")}
         chosen: dict[str, object] = {"redis_url": redis_url, "engine": "simulated"} | settings
-        env |= {f"WARMQ_{name.upper()}": str(value) for name, value in chosen.items()}
+        env |= variables(chosen)
         self.process = subprocess.Popen([sys.executable, __file__, str(out), str(seed)], env=env)
 
     def __enter__(self) -> Self:

@@ -65,7 +65,7 @@ class Steps:
         """Return means per step; `running` is what is left after a step has ended requests."""
         if not self.steps:
             return {"steps": 0}
-        # Without WARMQ_ENGINE_STATS_S the worker's vLLM counts no tokens: then none are told.
+        # Without VLLM_LOG_STATS_INTERVAL the worker's vLLM counts no tokens: then none are told.
         tokens = {"tokens_per_step": self.tokens / self.steps} if self.tokens else {}
         return tokens | {
             "steps": self.steps,

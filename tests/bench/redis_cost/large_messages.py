@@ -24,10 +24,9 @@ from contract.redis.batches import BatchStore
 from demo.stack import RedisServer
 from producer.input.reader import CHUNK_BYTES
 from worker.drain.committer import GROUP
-from worker.settings import WorkerSettings
+from worker.drain.leases import POP_BYTES
 
 WORKERS, SIZE = 4, 1_000_000
-POP_BYTES = WorkerSettings.model_fields["pop_bytes"].default
 EXPECTED = {
     "written": "before the first run",
     "slowest_ms": 30,

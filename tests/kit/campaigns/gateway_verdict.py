@@ -29,7 +29,7 @@ ENDS = {
     "whole": ("completed",), "cancelled": ("cancelled", "completed"),
     "late": ("expired", "completed"), "refused": ("failed",),
 }  # fmt: skip
-#: WARMQ_GATEWAY_LEASE_S, as gateways have it by default.
+#: LEASE_S of gateway/settings.py.
 LEASE_S = 6.0
 
 

@@ -31,12 +31,18 @@ class BrokenPromise(AssertionError):
 def root_with(folder: Path, mutation: Mutation) -> Path:
     """Return a folder with worker and contract, of whose scripts one lacks a guard."""
     name, guard, without = mutation
+    (script,) = ROOT.glob(f"*/lua/{name}")
+    return changed_root(folder, (str(script.relative_to(ROOT)), guard, without))
+
+
+def changed_root(folder: Path, mutation: Mutation) -> Path:
+    """Return a folder with the product, of which one file, by its path, has something else."""
+    path, old, new = mutation
     root = folder / "mutant"
     root.mkdir()
-    for package in ("contract", "worker"):
+    for package in ("contract", "worker", "producer", "gateway"):
         shutil.copytree(ROOT / package, root / package)
-    (script,) = root.glob(f"*/lua/{name}")
-    text = script.read_text()
-    assert text.count(guard) == 1, f"{name} no longer has {guard}"
-    script.write_text(text.replace(guard, without))
+    text = (root / path).read_text()
+    assert text.count(old) == 1, f"{path} no longer has {old}"
+    (root / path).write_text(text.replace(old, new))
     return root

@@ -10,7 +10,8 @@ import time
 import urllib.request
 from pathlib import Path
 
-from demo.stack import ROOT
+from demo.stack import ROOT, variables
+from gateway.http.connections import OTHER_DESCRIPTORS, TOLD
 
 
 def free_port() -> int:
@@ -23,7 +24,16 @@ def free_port() -> int:
 class GatewayProcess:
     """`producer serve`; its log is in `folder/gateway-<port>.log`, its files in `folder/files`."""
 
-    def __init__(self, redis_url: str, folder: Path, **settings: object) -> None:
+    def __init__(
+        self,
+        redis_url: str,
+        folder: Path,
+        root: Path = ROOT,
+        descriptors: int | None = None,
+        **settings: object,
+    ) -> None:
+        """Prepare; `root` has the packages, `descriptors` is the process' limit of open files."""
+        self._root, self._descriptors = root, descriptors
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log_path = folder / f"gateway-{self.port}.log"
@@ -31,9 +41,9 @@ class GatewayProcess:
             "WARMQ_REDIS_URL": redis_url,
             "WARMQ_GATEWAY_STORE": str(folder / "files"),
             "PYTHONPATH": os.pathsep.join(
-                [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+                [str(root), *filter(None, [os.environ.get("PYTHONPATH")])]
             ),
-            **{f"WARMQ_{name.upper()}": str(value) for name, value in settings.items()},
+            **variables(settings),
         }
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -44,9 +54,15 @@ class GatewayProcess:
             RuntimeError: with its log, if it ends or does not answer within 30 s.
         """
         command = [sys.executable, "-m", "producer", "serve", "--port", str(self.port)]
+        if self._descriptors is not None:
+            command = ["prlimit", f"--nofile={self._descriptors}", *command]
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
-                command, env=self._env, stdout=log, stderr=log, cwd=ROOT
+                command,
+                env=self._env,
+                stdout=log,
+                stderr=log,
+                cwd=self._root,
             )
         until = time.monotonic() + 30
         while time.monotonic() < until and self.process.poll() is None:
@@ -81,3 +97,8 @@ class GatewayProcess:
                 self.process.wait(15)
             except subprocess.TimeoutExpired:
                 self.kill()
+
+
+def few(connections: int) -> int:
+    """Return the descriptors of a gateway that has no room for more connections."""
+    return connections + TOLD + OTHER_DESCRIPTORS

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from contract.errors import WarmqError
-from demo.stack import CPU_ENGINE_ARGS, MODEL, ROOT
+from demo.stack import CPU_ENGINE_ARGS, MODEL, ROOT, variables
 from worker.engine import EngineRequest
 from worker.engine.catalogue import load_settings, make_engine
 
@@ -83,7 +83,7 @@ def ended(folder: Path, lines: dict[str, Line], model: Path = MODEL) -> dict[str
     source.write_text(json.dumps(lines))
     clean = {name: value for name, value in os.environ.items() if not name.startswith("WARMQ_")}
     settings = {"engine": "vllm", "model": model, "engine_args": CPU_ENGINE_ARGS}
-    clean |= {f"WARMQ_{name.upper()}": str(value) for name, value in settings.items()}
+    clean |= variables(settings)
     done = subprocess.run(
         [sys.executable, __file__, source, out],
         cwd=ROOT, env=clean, capture_output=True, timeout=280, check=False,

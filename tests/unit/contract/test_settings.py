@@ -17,7 +17,7 @@ from worker.engine.catalogue import load_settings
 BAD = [
     ("redis_url", "http://localhost", "must start with one of redis://"),
     ("redis_url", "http://localhost", "default redis://127.0.0.1:6379/0"),
-    ("simulated_step_s", "-1", "default 0)"),
+    ("simulated_tests", '{"step_s": -1}', "step_s: Input should be greater"),
     ("served_model_name", "-", "default none)"),
     ("redis_url", "redis://host:99999/0", "Write redis://user:password@host:6379/0"),
     ("redis_url", "sentinel://host/0", "not a Redis URL"),
@@ -48,7 +48,8 @@ BAD = [
     ("engine", "gpu", "'triton' or 'simulated'"),
     ("default_max_tokens", "0", "never unlimited"),
     ("look_ahead", "-1", "requests held above max_num_seqs"),
-    ("max_in_flight", "none", "valid integer"),
+    ("metrics_port", "none", "a port from 1 to 65535"),
+    ("metrics_port", ":80", "an address before the colon"),
     ("lease_s", "1", "default 60"),
     ("max_deaths", "0", "engine deaths after which"),
     ("drain_timeout_s", "-5", "how long SIGTERM waits"),

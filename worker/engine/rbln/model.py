@@ -54,10 +54,6 @@ class Artefact:
             f"{self.optimum_version or '?'}, {attention} attention"
         )
 
-    def bucket(self, running: int) -> int:
-        """Return the batch size that a decode step of so many requests costs."""
-        return min((b for b in self.buckets if b >= running), default=self.batch_size)
-
 
 def read_artefact(model: str | Path | None) -> Artefact | None:
     """Return what was compiled into this folder, None if it is not a compiled model's.

@@ -142,13 +142,6 @@ def judge_settings(settings: VllmSettings, artefact: Artefact) -> Iterator[Findi
     """Name every difference between what was asked for and what the artefact dictates."""
     asked = settings.engine_args.options
     yield from judge_options(asked, artefact, lambda name: f"WARMQ_ENGINE_ARGS: --{name}")
-    cap = settings.max_in_flight or artefact.batch_size
-    if cap < artefact.batch_size and (paid := artefact.bucket(cap)) != cap:
-        yield Finding(
-            f"WARMQ_MAX_IN_FLIGHT={cap} is no compiled decode bucket: each step is paid for {paid}",
-            f"Set it to {paid}, or leave it out",
-            fatal=False,
-        )
     if settings.stall_timeout_s <= settings.rbln_timeout_s:
         yield Finding(
             f"WARMQ_STALL_TIMEOUT_S={settings.stall_timeout_s:g} is not longer than the RBLN "

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BaseModel, Field, Json
 
 from contract.settings import Count, Seconds
 from worker.engine.spec import EngineSpec, Preflight
@@ -24,25 +24,34 @@ def _log_file(path: Path) -> Path:
     return path
 
 
+class SimulatedTests(BaseModel, frozen=True, extra="forbid"):
+    """How an engine behaves that a test or a benchmark needs."""
+
+    step_s: Annotated[Seconds, AfterValidator(_step)] = Field(
+        0, ge=0, description="requests end in steps of so long; 0: each by itself"
+    )
+    log: Annotated[Path, AfterValidator(_log_file)] | None = Field(
+        None, description="file that every start and end is appended to"
+    )
+    build_s: Seconds = Field(0, ge=0, description="time to start it")
+    fate: str = Field(
+        "",
+        pattern=r"^(simulate:[a-z-]+(=[0-9]{1,9}(\.[0-9]{1,9})?)?)?$",
+        description="what befalls requests whose `user` says nothing",
+    )
+    process: bool = Field(False, description="with a child process that can be killed or stopped")
+
+
 class SimulatedSettings(WorkerSettings):
     """What the simulated engine can be told."""
 
     simulated_slots: Count = Field(64, ge=1, description="simulated engine: max_num_seqs")
     simulated_latency_s: Seconds = Field(0.2, ge=0, description="simulated engine: mean latency")
-    simulated_step_s: Annotated[Seconds, AfterValidator(_step)] = Field(
-        0, ge=0, description="simulated engine: requests end in steps of so long; 0: each by itself"
-    )
-    simulated_log: Annotated[Path, AfterValidator(_log_file)] | None = Field(
-        None, description="simulated engine: file that every start and end is appended to"
-    )
-    simulated_build_s: Seconds = Field(0, ge=0, description="simulated engine: time to start it")
-    simulated_fate: str = Field(
-        "",
-        pattern=r"^(simulate:[a-z-]+(=[0-9]{1,9}(\.[0-9]{1,9})?)?)?$",
-        description="simulated engine: what befalls requests whose `user` says nothing",
-    )
-    simulated_process: bool = Field(
-        False, description="simulated engine: with a child process that can be killed or stopped"
+    simulated_tests: Json[SimulatedTests] = Field(
+        SimulatedTests(),
+        validate_default=False,
+        description="simulated engine: what tests of the queue need, as JSON; its fields are in "
+        "worker/engine/simulated/__init__.py",
     )
 
 

@@ -274,6 +274,9 @@ def from_seat(settings: SimulatedSettings, _: dict[str, Any]) -> SimulatedEngine
 
 def from_settings(settings: SimulatedSettings) -> SimulatedEngine:
     """Return the engine, not built yet: its arguments are called as the settings are."""
-    prefix = "simulated_"
-    ours = {name.removeprefix(prefix): v for name, v in settings if name.startswith(prefix)}
-    return SimulatedEngine(**ours, front_ends=settings.front_ends or 1)
+    return SimulatedEngine(
+        settings.simulated_slots,
+        settings.simulated_latency_s,
+        front_ends=settings.front_ends or 1,
+        **dict(settings.simulated_tests),
+    )

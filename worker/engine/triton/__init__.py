@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar
 from pydantic import AfterValidator, Field
 
 from contract.redis.url import is_address
-from contract.settings import Count, Line
+from contract.settings import Line
 from worker.engine.remote import RemoteSettings
 from worker.engine.spec import EngineSpec, Preflight
 
@@ -30,20 +30,16 @@ class TritonSettings(RemoteSettings):
         "127.0.0.1:8001", description="triton: gRPC addresses, separated by commas; grpcs:// is TLS"
     )
     triton_model: Line = Field("vllm_model", description="triton: name of the model it serves")
-    triton_slots: Count | None = Field(
-        None, ge=1, description="triton: max_num_seqs of each server; default its config's, or 64"
-    )
 
 
 def check(settings: TritonSettings) -> Preflight:
     """Say which servers are asked."""
-    each = settings.triton_slots or "as many as the servers take"
     return Preflight(
         {
             "platform": "triton servers, nothing runs here",
             "servers": f"{settings.triton_url}, model {settings.triton_model}",
             "model": str(settings.model),
-            "capacity": f"{each} at once at each server",
+            "capacity": "as many as the servers take at once at each server",
         }
     )
 

@@ -102,7 +102,7 @@ class TritonEngine(RemoteEngine["TritonServer"]):
         first = await self._fleet.start(
             [self._connect(address, settings.triton_model) for address in addresses]
         )
-        slots = settings.triton_slots or _number(first.parameters, SLOTS_PARAMETER) or DEFAULT_SLOTS
+        slots = _number(first.parameters, SLOTS_PARAMETER) or DEFAULT_SLOTS
         self._max_model_len = _number(first.parameters, LENGTH_PARAMETER)
         return Capacity(
             max_num_seqs=slots * len(addresses),

@@ -187,7 +187,7 @@ def _judge_config(config: str, arguments: dict[str, Any], name: str) -> Iterator
     if SLOTS not in told:
         yield Finding(
             f"{where} does not tell the workers how many requests run at once",
-            f"Add: {parameter_line(SLOTS, '<max_num_seqs>')}, or set WARMQ_TRITON_SLOTS",
+            f"Add: {parameter_line(SLOTS, '<max_num_seqs>')}",
             fatal=False,
         )
     if _true(told.get(HEALTH)) is False:

@@ -6,6 +6,7 @@ from contract.settings import SettingsError
 from worker.engine.vllm.cpu_memory import fill_in
 from worker.engine.vllm.media import MAX_MEDIA
 from worker.engine.vllm.names import FlexibleArgumentParser, current_platform, make_arg_parser
+from worker.engine.vllm.progress import statistics_every_s
 from worker.engine.vllm.refusals import meant
 from worker.engine.vllm_settings import VllmSettings
 from worker.machine.packages import installed
@@ -24,7 +25,7 @@ def parse_engine_args(settings: VllmSettings) -> Namespace:
         SettingsError: in the words of vLLM's parser.
     """
     words = [*settings.engine_args.words, "--model", str(settings.model)]
-    if not settings.engine_stats_s:
+    if statistics_every_s() is None:
         words.insert(0, "--disable-log-stats")
     if settings.served_model_name:
         words += ["--served-model-name", settings.served_model_name]

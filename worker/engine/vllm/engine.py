@@ -40,7 +40,12 @@ from worker.engine.vllm.names import (
     init_app_state,
 )
 from worker.engine.vllm.other_urls import OTHER_URLS, Aborted, body_for, completion
-from worker.engine.vllm.progress import Progress, keep_no_statistics, log_stats
+from worker.engine.vllm.progress import (
+    Progress,
+    keep_no_statistics,
+    log_stats,
+    statistics_every_s,
+)
 from worker.engine.vllm.quiet import ORDERLY_END, quieten
 from worker.engine.vllm.refusals import refusals
 from worker.engine.vllm.root_cause import RootCause
@@ -141,8 +146,8 @@ class VllmEngine:
             *((folder, name) for name, folder in settings.engine_args.adapters.items()),
         ])  # fmt: skip
         self._fixed_name |= bool(models.lora_requests)  # with adapters the name chooses
-        if settings.engine_stats_s is not None:
-            self._stats = asyncio.create_task(log_stats(engine, settings.engine_stats_s))
+        if (every_s := statistics_every_s()) is not None:
+            self._stats = asyncio.create_task(log_stats(engine, every_s))
         urls, adapters = sorted(self._serving), sorted(models.lora_requests)
         return capacity_of(
             engine.vllm_config, str(self._args.model), sorted(self._names), urls, adapters

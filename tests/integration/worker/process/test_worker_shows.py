@@ -18,7 +18,7 @@ from kit.stacks.celery_side import client_app
 
 from contract.redis.batches import BatchStore
 from contract.version import version
-from demo.stack import ROOT, Worker, eventually
+from demo.stack import ROOT, Worker, eventually, variables
 
 CELERY = str(Path(sys.executable).parent / "celery")
 BARE = [CELERY, "-A", "worker.app", "worker", "--pool=solo"]
@@ -29,7 +29,7 @@ def environment(url: str, **settings: object) -> dict[str, str]:
     """Return an environment for a worker with the simulated engine."""
     env = {k: v for k, v in os.environ.items() if not k.startswith("WARMQ_")}
     settings = {"redis_url": url, "engine": "simulated", "simulated_latency_s": 0} | settings
-    env |= {f"WARMQ_{name.upper()}": str(value) for name, value in settings.items()}
+    env |= variables(settings)
     return env | {"PYTHONPATH": str(ROOT)}
 
 

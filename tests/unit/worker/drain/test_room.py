@@ -25,7 +25,6 @@ def test_two_steps_wait_where_all_slots_are_free_at_once() -> None:
 @pytest.mark.parametrize("one_step", [False, True])
 def test_what_is_set_holds_for_both(one_step: bool) -> None:
     assert room(one_step=one_step, look_ahead=16).limit == 272
-    assert room(one_step=one_step, max_in_flight=100).limit == 100
 
 
 @pytest.mark.parametrize(("slots", "places"), [(1, 1), (2, 1), (4, 3), (32, 30), (256, 240)])

@@ -33,16 +33,14 @@ def test_the_parts_of_a_capacity_are_all_of_it(count: int, slots: int) -> None:
 
 
 def test_each_part_gets_its_share_of_what_limits_a_worker() -> None:
-    settings = WorkerSettings(look_ahead=9, max_in_flight=40, max_in_flight_bytes=1001)
+    settings = WorkerSettings(look_ahead=9)
     parts = [Share(number, 2).settings(settings) for number in range(2)]
     assert [part.look_ahead for part in parts] == [5, 4]
-    assert [part.max_in_flight for part in parts] == [20, 20]
-    assert sum(part.max_in_flight_bytes for part in parts) == 1001
 
 
 def test_limits_that_nobody_set_and_a_look_ahead_of_none_stay() -> None:
     part = Share(1, 4).settings(WorkerSettings(look_ahead=0))
-    assert (part.look_ahead, part.max_in_flight) == (0, None)
+    assert part.look_ahead == 0
 
 
 def test_readers_see_the_parts_of_a_worker_as_one() -> None:

@@ -33,11 +33,6 @@ def test_the_vendors_own_files(
     assert found.model_class == "RBLNLlamaForCausalLMConfig"
 
 
-def test_a_decode_step_costs_the_next_bucket(tmp_path: Path) -> None:
-    found = read(compiled(tmp_path, "b4_buckets"))
-    assert [found.bucket(n) for n in (1, 2, 3, 4)] == [1, 2, 4, 4]
-
-
 def test_compiled_files_that_are_missing_are_named(tmp_path: Path) -> None:
     folder = compiled(tmp_path, "b4_buckets")
     (folder / "decoder_batch_2.rbln").unlink()

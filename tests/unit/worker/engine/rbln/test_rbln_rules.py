@@ -99,15 +99,6 @@ def test_settings_that_agree_are_not_mentioned(tmp_path: Path, args: str) -> Non
     assert found(compiled(tmp_path, "b4_eager"), engine_args=args) == []
 
 
-def test_a_cap_between_two_decode_buckets_is_named(tmp_path: Path) -> None:
-    folder = compiled(tmp_path, "b4_buckets")
-    ((fatal, text),) = found(folder, max_in_flight=3)
-    assert not fatal
-    assert "WARMQ_MAX_IN_FLIGHT=3" in text and "Set it to 4" in text
-    for cap in (1, 2, 4, 5):
-        assert found(folder, max_in_flight=cap) == []
-
-
 def test_the_watchdog_is_longer_than_the_runtimes_own(tmp_path: Path) -> None:
     folder = compiled(tmp_path, "b4_eager")
     ((fatal, text),) = found(folder, stall_timeout_s=60)
