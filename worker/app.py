@@ -12,9 +12,8 @@ from kombu import Queue
 from contract.settings import Settings, SettingsError, load
 from worker.process.bootstep import CONTROL_QUEUE, EngineStep
 from worker.process.broker import celery_settings
-from worker.process.program import Program, log_as_json, set_option_defaults
-from worker.process.streams import open_streams
-from worker.process.task_events import Dispatcher, TaskEventsStep
+from worker.process.consumer import Dispatcher, TaskEventsStep
+from worker.process.program import Program, log_as_json, open_streams, set_option_defaults
 
 open_streams()
 try:

@@ -7,8 +7,7 @@ import threading
 import uuid
 
 from contract.settings import SettingsError
-from contract.traces.context import SpanContext
-from contract.traces.span import Span
+from contract.traces.span import Span, SpanContext
 from contract.version import version
 
 try:
@@ -27,14 +26,6 @@ except ImportError as error:
 #: How long a process that ends waits for a collector that is slow or away.
 CLOSE_S = 2.0
 PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
-
-_KINDS = {
-    "internal": api.SpanKind.INTERNAL,
-    "server": api.SpanKind.SERVER,
-    "client": api.SpanKind.CLIENT,
-    "producer": api.SpanKind.PRODUCER,
-    "consumer": api.SpanKind.CONSUMER,
-}
 
 
 def _exporter() -> SpanExporter:
@@ -109,7 +100,7 @@ class OtlpExport:
                 resource=self._resource,
                 attributes=attributes,
                 links=[api.Link(_theirs(link)) for link in span.links],
-                kind=_KINDS[span.kind],
+                kind=api.SpanKind[span.kind.upper()],
                 status=status,
                 start_time=span.start,
                 end_time=max(span.start, span.end),

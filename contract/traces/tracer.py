@@ -12,8 +12,7 @@ from contextlib import contextmanager
 from typing import Protocol
 from zlib import crc32
 
-from contract.traces.context import SpanContext, new_context
-from contract.traces.span import Span
+from contract.traces.span import Span, SpanContext, new_context
 
 
 class Exporting(Protocol):

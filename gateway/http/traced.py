@@ -7,8 +7,7 @@ from contextvars import ContextVar
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from contract.log_lines import working_on
-from contract.traces.context import SpanContext, read_context
-from contract.traces.span import Span
+from contract.traces.span import Span, SpanContext, read_context
 from contract.traces.tracer import Tracer, now
 
 #: Only these are traced: what probes and scrapers ask for would drown the rest.

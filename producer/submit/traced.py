@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from contract.batch import Batch
-from contract.traces.context import SpanContext, new_context, read_context
-from contract.traces.span import Span, Value
+from contract.traces.span import Span, SpanContext, Value, new_context, read_context
 from contract.traces.tracer import now, tracer
 
 FIELD = "traceparent"

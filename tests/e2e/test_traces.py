@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace import Tracer, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 
 from contract.redis import keys
-from contract.traces.context import new_context
+from contract.traces.span import new_context
 from demo.stack import RedisServer, eventually, tiny_model_worker
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.slow]

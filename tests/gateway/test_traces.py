@@ -9,7 +9,7 @@ import pytest
 from kit.gateways.live_stack import HELLO, MODEL, QUEUE, Stack
 from kit.servers.otlp_receiver import Received, Receiver, otlp_receiver
 
-from contract.traces.context import SpanContext, new_context
+from contract.traces.span import SpanContext, new_context
 from demo.stack import eventually
 
 SERVER, PRODUCER, CONSUMER = 2, 4, 5

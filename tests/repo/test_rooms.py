@@ -18,7 +18,7 @@ STORE = (
     "gateway/redis/",
     "producer/redis/",
     "contract/streaming.py",
-    "worker/process/celery_credentials.py",
+    "worker/process/broker.py",
     "worker/drain/arrivals.py",
     "worker/drain/scripts.py",
     "worker/drain/leases.py",

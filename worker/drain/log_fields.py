@@ -1,7 +1,7 @@
 """What a line of the log that is about one request says of it, beside its text."""
 
 from contract.message import Delivery
-from contract.traces.context import read_context
+from contract.traces.span import read_context
 
 
 def about(delivery: Delivery, action: str) -> dict[str, str]:

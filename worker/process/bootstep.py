@@ -28,7 +28,7 @@ from worker.engine.catalogue import front_ends_of, load_settings, make_engine
 from worker.process.front_ends import FrontEnds
 from worker.process.loop_watch import LoopWatch
 from worker.process.status import describe
-from worker.telemetry.page import metrics_page
+from worker.telemetry.metrics import metrics_page
 from worker.telemetry.task_events import TaskEvents, Told
 from worker.telemetry.traces import traces
 

@@ -2,15 +2,18 @@
 
 Celery and kombu spell TLS, Sentinel and Unix sockets differently from redis-py. And
 what they are given they show: `inspect stats` would print the password of a Sentinel
-URL. So Celery gets the address only, and asks worker.process.celery_credentials for the password.
+URL. So Celery gets the address only, and asks worker.process.broker for the password.
 """
 
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
-from contract.redis.connect import SentinelUrl, credentials_of
+import redis
 
-_PROVIDER = "worker.process.celery_credentials.UrlCredentials"
+from contract.redis.connect import SentinelUrl, credentials_of
+from contract.settings import Settings, load
+
+_PROVIDER = "worker.process.broker.UrlCredentials"
 
 
 def celery_settings(url: str) -> dict[str, Any]:
@@ -54,3 +57,12 @@ def _sentinel(url: SentinelUrl) -> dict[str, Any]:
         "broker_transport_options": {"master_name": url.master},
         "result_backend_transport_options": {"master_name": url.master},
     }
+
+
+class UrlCredentials(redis.CredentialProvider):
+    """Tells Celery's connections the password, so that Celery has none that it could show."""
+
+    def get_credentials(self) -> tuple[str, str] | tuple[str]:
+        """Return what WARMQ_REDIS_URL says now."""
+        user, password = credentials_of(load(Settings).redis_url.get_secret_value())
+        return (user, password) if user else (password,)

@@ -10,7 +10,7 @@ from celery.worker.control import Panel, control_command, inspect_command
 from celery.worker.state import revoked
 
 from worker.process.bootstep import current
-from worker.process.running import shown
+from worker.process.status import as_task
 
 REPLY_S = 5.0
 
@@ -20,7 +20,7 @@ def active(state: Any, **_: Any) -> list[dict[str, Any]]:
     step = current()
     if step.drain is None:
         return []
-    mine = [shown(running, os.getpid()) for running in step.drain.in_flight]
+    mine = [as_task(running, os.getpid()) for running in step.drain.in_flight]
     others = step.run_on_loop(step.front_ends.active(), REPLY_S) or []
     return [{**each, "hostname": state.hostname} for each in (*mine, *others)]
 

@@ -36,9 +36,9 @@ from worker.drain.stopping import STOP_S, LastResort
 from worker.engine.catalogue import attach_engine, load_settings
 from worker.engine.tie import untie
 from worker.process.bootstep import YOUNG_OBJECTS
-from worker.process.front_end_process import opened
+from worker.process.front_ends import opened
 from worker.process.loop_watch import LoopWatch
-from worker.process.running import shown
+from worker.process.status import as_task
 from worker.telemetry.seen import Seen
 from worker.telemetry.task_events import REQUESTS_PER_S, TaskEvents
 from worker.telemetry.traces import traces
@@ -120,7 +120,7 @@ class Part:
                 case "revoke":
                     self._side_tasks.cancels.abort(message["ids"])
                 case "active":
-                    found = [shown(one, os.getpid()) for one in self.drain.in_flight]
+                    found = [as_task(one, os.getpid()) for one in self.drain.in_flight]
                     self._tell(to="active", answer=found)
         self._hurry()  # the worker is no more
 

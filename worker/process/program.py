@@ -6,6 +6,7 @@ Set as the app's `Worker` (worker/app.py); read beside celery/apps/worker.py of 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import os
 import signal
@@ -30,7 +31,6 @@ from contract.log_lines import as_json
 from contract.redis.connect import masked
 from contract.version import version
 from worker.process.bootstep import current
-from worker.process.streams import write_once
 from worker.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
@@ -163,3 +163,46 @@ def banner(settings: WorkerSettings, name: str) -> str:
         "Then it answers what is submitted to its queue, from any machine. To stop it: Ctrl-C.",
     ]
     return "\n".join(lines)
+
+
+def open_streams() -> None:
+    """Open those of stdin, stdout and stderr that are closed.
+
+    A closed stderr goes where stdout goes, so that a start that fails can say why; what has no
+    place goes to /dev/null. Else the next socket would get stderr's number, and what vLLM or
+    faulthandler write there would go to Redis.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is not None:
+            continue
+        if not _is_open(number):
+            place = os.dup(1) if number == 2 else os.open(os.devnull, os.O_RDWR)
+            os.dup2(place, number)
+            os.set_inheritable(number, True)
+            if place != number:
+                os.close(place)
+        mode = "w" if number else "r"
+        stream = open(number, mode, 1, "utf-8", "backslashreplace", closefd=False)  # noqa: SIM115
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+
+
+def write_once(text: str) -> None:
+    """Write a line to stdout; where it cannot be written, as on a full disk, it is lost.
+
+    Nothing is left in a buffer, whose last flush would change the exit status.
+    """
+    stream = sys.__stdout__
+    if stream is None:
+        return
+    line = f"{text}\n".encode(stream.encoding, "backslashreplace")
+    with contextlib.suppress(OSError):
+        os.write(stream.fileno(), line)
+
+
+def _is_open(number: int) -> bool:
+    try:
+        os.fstat(number)
+    except OSError:
+        return False
+    return True

@@ -1,10 +1,12 @@
-"""The truth about this worker, for `celery inspect stats`."""
+"""The truth about this worker, for `celery inspect stats` and `celery inspect active`."""
 
 from typing import Any
 
+from contract.naming import TASK_NAME
 from contract.redis.script_times import script_errors
 from contract.version import version
 from worker.drain.announcement import shown
+from worker.drain.in_flight import Running
 from worker.drain.lifecycle import State
 from worker.drain.loop import Drain
 from worker.process.front_ends import FrontEnds
@@ -40,4 +42,17 @@ def describe(
             for name, count in counts.items()
         },
         "details": capacity.details if capacity else {},
+    }
+
+
+def as_task(running: Running, process: int) -> dict[str, Any]:
+    """Return it as Celery lists tasks; the command adds the worker's name."""
+    delivery = running.delivery
+    return {
+        "id": delivery.request_id,
+        "name": TASK_NAME,
+        "worker_pid": process,
+        "batch": delivery.batch or None,
+        "custom_id": delivery.custom_id,
+        "attempt": delivery.attempt,
     }

@@ -9,28 +9,78 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from worker.drain.events import Events
-from worker.telemetry.durations import Durations
-from worker.telemetry.happenings import Happenings
+from contract.histogram import Histogram
+from worker.drain.events import (
+    Committed,
+    EngineDied,
+    EngineReady,
+    Events,
+    Leased,
+    LeasesLost,
+    RedisLost,
+    Swept,
+)
 
 Told = dict[str, Any]
 
+#: What happens once, however many drains feed one engine from one Redis.
+GREATEST = ("engine_starts", "engine_deaths", "ready_s", "redis_outages")
+
 
 class Seen:
-    """Counts what happens in a drain, by its events."""
+    """Counts what happens in a drain, by its events.
+
+    `durations` has what requests took that reached the engine, in seconds: in its hands, before,
+    and in all. Those of a batch count from its creation; of others only the time in the engine is
+    known. `happenings` has totals; `ready_s` is how long the latest engine took to start.
+    """
 
     def __init__(self, events: Events) -> None:
-        self._durations = Durations(events)
-        self._happenings = Happenings(events)
+        self.durations = {name: Histogram() for name in ("engine", "queued", "whole")}
+        self.happenings: dict[str, float] = dict.fromkeys(
+            ("redelivered", "leases_lost", "swept", *GREATEST), 0
+        )
+        events.subscribe(Committed, self._committed)
+        events.subscribe(Leased, self._leased)
+        events.subscribe(LeasesLost, lambda lost: self._count("leases_lost", len(lost.deliveries)))
+        events.subscribe(Swept, lambda swept: self._count("swept", swept.count))
+        events.subscribe(EngineReady, self._engine_ready)
+        events.subscribe(EngineDied, lambda _: self._count("engine_deaths"))
+        events.subscribe(RedisLost, lambda _: self._count("redis_outages"))
+
+    def _count(self, name: str, more: int = 1) -> None:
+        self.happenings[name] += more
+
+    def _committed(self, event: Committed) -> None:
+        took = self.durations
+        for ending in event.endings:
+            times = ending.times
+            if not times:
+                continue
+            engine_s = times["engine_s"]
+            took["engine"].add(engine_s)
+            if "queued_s" in times:
+                queued_s = times["queued_s"]
+                took["queued"].add(queued_s)
+                took["whole"].add(queued_s + engine_s)
+
+    def _leased(self, event: Leased) -> None:
+        for delivery in event.deliveries:
+            if delivery.returns:
+                self.happenings["redelivered"] += 1
+
+    def _engine_ready(self, event: EngineReady) -> None:
+        self.happenings["engine_starts"] += 1
+        self.happenings["ready_s"] = event.seconds
 
     def as_json(self) -> Told:
         """Return histograms (`counts` by bucket, `total`) by name, and totals by name."""
         return {
             "durations": {
                 name: {"counts": list(of.counts), "total": of.total}
-                for name, of in vars(self._durations).items()
+                for name, of in self.durations.items()
             },
-            "happenings": dict(vars(self._happenings)),
+            "happenings": dict(self.happenings),
         }
 
 
@@ -50,10 +100,6 @@ def together(told: Iterable[Told]) -> Told:
             },
         }
     return first
-
-
-#: What happens once, however many drains feed one engine from one Redis.
-GREATEST = ("engine_starts", "engine_deaths", "ready_s", "redis_outages")
 
 
 def _added(one: Told, other: Told) -> Told:

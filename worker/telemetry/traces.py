@@ -18,8 +18,7 @@ from contract.openai.body import CHAT_URL, COMPLETION_URL
 from contract.openai.messages import MESSAGES_URL
 from contract.openai.pooling import EMBEDDINGS_URL
 from contract.openai.responses import RESPONSES_URL
-from contract.traces.context import SpanContext, new_context, read_context
-from contract.traces.span import Span, Value
+from contract.traces.span import Span, SpanContext, Value, new_context, read_context
 from contract.traces.tracer import Tracer, now, tracing
 from worker.drain.endings import Ending
 from worker.drain.events import Committed, HandedBack, Leased, LeasesLost

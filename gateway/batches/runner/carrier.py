@@ -13,7 +13,7 @@ from contract.errors import StoreUnavailable, WarmqError
 from contract.log_lines import working_on
 from contract.redis.due import Claim
 from contract.redis.objects import Stored
-from contract.traces.context import read_context
+from contract.traces.span import read_context
 from gateway.batches.api.record import BatchRecord, decode
 from gateway.batches.api.starting import forget_batch
 from gateway.batches.runner.after import AfterEnd

@@ -1,6 +1,6 @@
 """Which answers are whole: as many choices as were asked for, each with an end that is one."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import orjson
@@ -9,11 +9,10 @@ from contract.openai.body import CHAT_URL, GENERATING
 from contract.openai.messages import MESSAGES_URL
 from contract.openai.pooling import EMBEDDINGS_URL, POOLING_TYPES
 from contract.openai.responses import RESPONSES_URL
-from worker.engine.openai import loose_json
-from worker.engine.openai.dialect import Dialect
-from worker.engine.openai.error_objects import fault_of, raise_error
 from worker.engine.openai.reassembly import Reassembly
 from worker.engine.openai.retries import Condition, Unanswered
+from worker.engine.openai.sse import loads_loosely, repaired
+from worker.engine.openai.upstream import Dialect
 
 Json = dict[str, Any]
 
@@ -48,7 +47,7 @@ def read_whole(url: str, request: Json, dialect: Dialect, raw: bytes) -> Json:
     except orjson.JSONDecodeError:
         if url in POOLING_TYPES:  # a vector with numbers that are none
             raise
-        answer = loose_json.repaired(loose_json.loads(raw))
+        answer = repaired(loads_loosely(raw))
     fields = FIELDS.get(url, ())
     raise_error(answer, fields, begun=False)
     if fields and answer.keys().isdisjoint(fields):
@@ -172,3 +171,86 @@ def _count(value: Any) -> int | None:
     except (ValueError, TypeError, OverflowError):
         return None
     return count if 0 <= count <= _MOST else None
+
+
+#: A code or a type in words, without case and underscores, and the status that it stands for. The
+#: first that fits counts.
+CODES = (
+    (429, ("ratelimit", "toomanyrequests", "resourceexhausted", "throttl", "quota")),
+    (402, ("insufficientbalance", "insufficientcredit", "insufficientfund", "paymentrequired")),
+    (503, ("overload", "unavailable", "busy", "capacity")),
+    (401, ("apikey", "unauthorized", "unauthenticated", "authentication")),
+    (403, ("permission", "forbidden")),
+    (504, ("timeout", "timedout", "deadline")),
+    (404, ("notfound",)),
+    (400, ("invalid", "badrequest", "contextlength", "unprocessable", "validation", "unsupported",
+           "contentfilter", "contentpolicy")),
+)  # fmt: skip
+#: The same for messages of errors without such a code. They say much: only what is plain counts.
+MESSAGES = (
+    (429, ("ratelimit", "toomanyrequests")),
+    (402, ("insufficientbalance", "insufficientcredit")),
+    (503, ("overloaded", "temporarilyunavailable", "serviceunavailable", "serverbusy")),
+    (404, ("unexpectedendpoint",)),  # LM Studio
+)
+#: Where the status or its word stands.
+_CODES = ("code", "status", "status_code", "type")
+#: What an error has that is not under `error`.
+_TOLD = ("message", "detail", "errors", "msg")
+
+
+def raise_error(found: Json, answer: Collection[str], *, begun: bool = True) -> None:
+    """Raise what this body or chunk says of an error; `answer`: the fields that an answer has.
+
+    `begun`: something of an answer may have come before it.
+
+    Raises:
+        Unanswered: there is an error.
+    """
+    error = found.get("error")
+    if not error:
+        if any(name in found for name in answer) and found.get("object") != "error":
+            return
+        if not any(found.get(name) for name in _TOLD):
+            return
+        error = found
+    raise fault_of(error, found, begun=begun)
+
+
+def fault_of(error: Any, beside: Json | None = None, *, begun: bool = True) -> Unanswered:
+    """Return an error object or text as the fault that an HTTP error of its status would be.
+
+    `beside`: what the error is a field of, where its code may stand.
+    """
+    if not isinstance(error, dict):
+        codes = {name: beside[name] for name in _CODES if name in beside} if beside else {}
+        error = {"message": error, **codes}
+    message = _message(error)
+    return Unanswered(_status(error, message), message, inside=begun, error=error)
+
+
+def _message(error: Json) -> str:
+    told = next((error[name] for name in _TOLD if error.get(name)), error)
+    message = told if isinstance(told, str) else orjson.dumps(told, default=str).decode()
+    metadata = error.get("metadata")
+    raw = metadata.get("raw") if isinstance(metadata, dict) else None
+    # OpenRouter says "Provider returned error", and there what the provider said.
+    return f"{message}: {raw}" if isinstance(raw, str) else message
+
+
+def _status(error: Json, message: str) -> int:
+    codes = [error.get(name) for name in _CODES]
+    for code in codes:
+        if str(code).isdecimal() and 400 <= int(str(code)) <= 599:
+            return int(str(code))
+    words = _squeezed(" ".join(code for code in codes if isinstance(code, str)))
+    found = _first(CODES, words) or _first(MESSAGES, _squeezed(message))
+    return found or 500
+
+
+def _first(table: tuple[tuple[int, tuple[str, ...]], ...], words: str) -> int | None:
+    return next((status for status, parts in table if any(p in words for p in parts)), None)
+
+
+def _squeezed(text: str) -> str:
+    return "".join(filter(str.isalnum, text.lower()))

@@ -21,11 +21,10 @@ from contract.openai.body import CHAT_URL, COUNTING, LIMITS, limits_tokens
 from worker.engine import Capacity, Completion, EngineRequest
 from worker.engine.openai import OpenAISettings
 from worker.engine.openai.exchange import exchange, prompt_tokens
-from worker.engine.openai.limits import CEILING
 from worker.engine.openai.reassembly import Reassembly
 from worker.engine.openai.retries import TOO_LONG, Action, Unanswered
 from worker.engine.openai.trial import Trial, Tries
-from worker.engine.openai.upstream import Upstream
+from worker.engine.openai.upstream import CEILING, Upstream
 from worker.engine.remote import RemoteEngine, ask_once
 from worker.engine.remote.server import Health
 

@@ -10,13 +10,11 @@ import aiohttp
 import orjson
 
 from contract.openai.body import GENERATING
-from worker.engine.openai.answers import check_choices, lost, read_whole, tidied
-from worker.engine.openai.dialect import refused_field
-from worker.engine.openai.error_objects import raise_error
+from worker.engine.openai.answers import check_choices, lost, raise_error, read_whole, tidied
 from worker.engine.openai.reassembly import Reassembly, streamable
 from worker.engine.openai.retries import Condition, Unanswered, unanswered
 from worker.engine.openai.sse import Events, Unreadable
-from worker.engine.openai.upstream import ASK_S, Upstream
+from worker.engine.openai.upstream import ASK_S, Upstream, refused_field
 from worker.engine.remote.server import Interrupted
 
 log = logging.getLogger(__name__)

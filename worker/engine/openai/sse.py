@@ -1,11 +1,12 @@
-"""Server-sent events as servers write them: bytes in any pieces in, one JSON value an event out."""
+"""Server-sent events and JSON as servers write them: bytes in, values out."""
 
+import json
+import math
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import orjson
-
-from worker.engine.openai import loose_json
 
 DONE = b"[DONE]"
 #: Longer data is not that.
@@ -25,7 +26,7 @@ class Events:
 
     An event whose name is `error`, or that has a field of that name, comes as {"error": value or
     text}. `done`: [DONE] came, and nothing after it counts; `odd`: a text may have halves of
-    characters (loose_json).
+    characters (see `loads_loosely`).
     """
 
     def __init__(self) -> None:
@@ -102,7 +103,7 @@ class Events:
         if not data.strip():
             return
         try:
-            value = loose_json.loads(data)
+            value = loads_loosely(data)
         except ValueError:
             self._data.append(data.removeprefix(b" "))  # it may go on in the next line
             self._open = True
@@ -118,7 +119,7 @@ class Events:
             return
         self.odd = True
         try:
-            value = loose_json.loads(data)
+            value = loads_loosely(data)
         except ValueError as error:
             if not is_error:
                 raise Unreadable(data) from error
@@ -126,3 +127,63 @@ class Events:
         if is_error and not (isinstance(value, dict) and value.get("error")):
             value = {"error": value}
         yield value
+
+
+#: OpenAI's own words for the log probability of a token that is very unlikely.
+LOWEST_LOGPROB = -9999.0
+#: Halves of characters, but for those that stand for bytes which are no UTF-8 (surrogateescape).
+_HALVES = re.compile("[\ud800-\udc7f\udd00-\udfff]")
+_OPEN_END = re.compile("[\ud800-\udfff]+$")
+
+
+def loads_loosely(data: bytes) -> Any:
+    """Return what servers write that is not quite JSON: halves of characters, -Infinity, newlines.
+
+    Called only if orjson refuses it: what is paid for is not thrown away for the way it is
+    written. `repaired` joins the halves of characters.
+
+    Raises:
+        ValueError: it cannot be read this way either.
+    """
+    text = data.decode(json.detect_encoding(data), "surrogateescape")
+    try:
+        return json.loads(
+            text, strict=False, parse_int=_int, parse_float=_finite, parse_constant=_finite
+        )
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+
+
+def _finite(text: str) -> float | None:
+    value = float(text)
+    if math.isfinite(value):
+        return value
+    return LOWEST_LOGPROB if value < 0 else None
+
+
+def _int(text: str) -> float | None:
+    return int(text) if len(text) < 19 else _finite(text)
+
+
+def repaired(value: Any) -> Any:
+    """Return the same without halves of characters: two that belong together are one character."""
+    if isinstance(value, str):
+        return value if value.isascii() else _repaired(value)
+    if isinstance(value, list):
+        return [repaired(entry) for entry in value]
+    if isinstance(value, dict):
+        return {
+            repaired(name) if isinstance(name, str) else name: repaired(entry)
+            for name, entry in value.items()
+        }
+    return value
+
+
+def without_open_end(text: str) -> str:
+    """Return a text that goes on later, without the character at its end that is not whole yet."""
+    return repaired(_OPEN_END.sub("", text))  # type: ignore[no-any-return]
+
+
+def _repaired(text: str) -> str:
+    text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
+    return _HALVES.sub("\ufffd", text).encode("utf-8", "surrogateescape").decode(errors="replace")

@@ -1,15 +1,18 @@
 """One server with OpenAI's API: how its health and its models are read.
 
-Its limit of requests in flight is a set number, or follows the server's own metrics (limits.py).
+Its limit of requests in flight is a set number, or follows the server's
+own metrics, so that a few requests wait there and no more: no slot idles, no other client is pushed
+back. What its streams are like no setting says: its answers show it (`Dialect`).
 """
 
 import asyncio
 import logging
 import math
 import os
+import re
 import time
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 from urllib.parse import urlsplit
 
@@ -17,10 +20,8 @@ import aiohttp
 import orjson
 
 from contract.openai.body import CHAT_URL
-from worker.engine.openai.dialect import Dialect
 from worker.engine.openai.judge import Judge
-from worker.engine.openai.limits import next_limit, read_metrics
-from worker.engine.openai.retries import unanswered
+from worker.engine.openai.retries import Unanswered, unanswered
 from worker.engine.remote.server import Health, Report, Server
 
 log = logging.getLogger(__name__)
@@ -260,3 +261,129 @@ def _reason(error: Exception) -> str:
     """Say what is wrong without the address, which stands before it."""
     number = error.errno if isinstance(error, OSError) else None
     return os.strerror(number).lower() if number is not None and number > 0 else str(error)
+
+
+#: Most requests in flight per server where no number is set.
+CEILING = 256
+#: KV cache use above which no more requests are added.
+KV_FULL = 0.95
+#: Share of its limit a server must be filled to before the limit may grow.
+FILLED = 0.9
+
+METRIC = re.compile(
+    rb"^vllm:(num_requests_running|num_requests_waiting|kv_cache_usage_perc|generation_tokens_total"
+    rb"|prompt_tokens_total)(?:\{[^\n]*\})? (\d+(?:\.\d+)?(?:e[+-]?\d+)?)$",
+    re.MULTILINE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """What a vLLM server says of itself, all its clients and replicas together.
+
+    `kv` is the fullest replica's share of its KV cache, `tokens` counts prompt and output
+    tokens since the server's start.
+    """
+
+    running: float
+    waiting: float
+    kv: float
+    tokens: float
+
+
+def read_metrics(page: bytes) -> Metrics | None:
+    """Read a Prometheus page; None if it is not vLLM's."""
+    found: dict[bytes, list[float]] = {}
+    for name, value in METRIC.findall(page):
+        found.setdefault(name, []).append(float(value))
+    if b"num_requests_running" not in found:
+        return None
+    total = {name: sum(values) for name, values in found.items()}
+    return Metrics(
+        total[b"num_requests_running"],
+        total.get(b"num_requests_waiting", 0.0),
+        max(found.get(b"kv_cache_usage_perc", [0.0])),
+        total.get(b"generation_tokens_total", 0.0) + total.get(b"prompt_tokens_total", 0.0),
+    )
+
+
+def next_limit(limit: int, in_flight: int, metrics: Metrics | None, peak: float) -> int:
+    """Return the limit for the next second; `peak` is the most that ran at once of late.
+
+    Requests that began together end together. Others must wait there already, or slots stay empty
+    for a round trip. `peak` stands for the number of slots: just after many ended together, few
+    run and many wait. Without metrics the limit grows slowly, and only a rest lowers it.
+    """
+    if in_flight < FILLED * limit:
+        return limit  # what waits there is not for want of a higher limit
+    if metrics is None:
+        return min(CEILING, limit + 4)
+    excess = int(metrics.running + metrics.waiting - peak - waiting_room(peak))
+    if excess > 0:
+        return max(1, min(limit, in_flight) - excess)
+    if metrics.waiting == 0 and metrics.kv < KV_FULL:
+        return min(CEILING, limit + max(4, limit // 2))
+    return limit
+
+
+def waiting_room(peak: float) -> int:
+    """Return how many requests may wait in a server that runs so many at once."""
+    return min(64, max(8, int(peak) // 2))
+
+
+#: Fields that no line asks for, and how a server names them that refuses one; where it quotes what
+#: it was sent, as FastAPI's do, a colon follows.
+OURS = {
+    "stream_options": re.compile(r"\bstream_options\b(?!['\"]\s*:)"),
+    "stream": re.compile(r"\bstream(ing)?\b(?!['\"]\s*:)", re.IGNORECASE),
+}
+#: A server that ends so many whole streams in a row without [DONE] has left off sending it.
+MISSED = 2
+#: Statuses of a refused field.
+_REFUSED = (400, 422, 501)
+
+
+@dataclass(slots=True)
+class Dialect:
+    """What was seen of one server at one url.
+
+    `sends_done`: its streams end with [DONE]; `missed`: so many whole ones in a row did not;
+    `streamed`: it has answered with a stream; `refused`: which of OURS it does not take;
+    `short`: so many answers in a row were whole and had fewer choices than were asked for.
+    """
+
+    sends_done: bool = False
+    missed: int = 0
+    streamed: bool = False
+    refused: set[str] = field(default_factory=set)
+    short: int = 0
+
+    def lost(self, *, done: bool, used: bool) -> bool:
+        """Note a stream of ended choices; return whether it was cut all the same.
+
+        `done`: it ended with [DONE]; `used`: its usage came. An error may be missing, too.
+        """
+        self.streamed = True
+        if done:
+            self.sends_done, self.missed = True, 0
+            return False
+        lost = self.sends_done and self.missed < MISSED
+        self.missed += lost and used
+        return lost
+
+    def learn(self, left_out: set[str]) -> None:
+        """Note that an answer came after these fields were left out.
+
+        Where streams were answered before, it is this request that cannot be streamed.
+        """
+        self.refused |= left_out - {"stream"} if self.streamed else left_out
+
+
+def refused_field(fault: Unanswered, sent: dict[str, object]) -> str | None:
+    """Return which of our own fields a server refuses, if it names one that was sent."""
+    if fault.what in _REFUSED:
+        words = f"{fault.message} {fault.error}"
+        for name, naming in OURS.items():
+            if name in sent and naming.search(words):
+                return name
+    return None

@@ -17,8 +17,7 @@ from kit.stacks.celery_side import client_app, send, simulated
 
 from contract.message import Delivery
 from contract.redis.batches import BatchStore
-from contract.traces.context import SpanContext, new_context, read_context
-from contract.traces.span import Span
+from contract.traces.span import Span, SpanContext, new_context, read_context
 from contract.traces.tracer import Tracer
 from demo.stack import ROOT, RedisServer, eventually, free_port
 from worker.telemetry.traces import _context

@@ -14,9 +14,8 @@ import pytest
 from kit.drain.draining import soon
 
 from worker.engine.simulated.engine import SimulatedEngine
-from worker.process import front_end_process
-from worker.process.front_end_process import FrontEnd, opened
-from worker.process.front_ends import FrontEnds, _vacated
+from worker.process import front_ends
+from worker.process.front_ends import FrontEnd, FrontEnds, _vacated, opened
 
 
 class OtherEnd:
@@ -131,7 +130,7 @@ async def stopped() -> AsyncIterator[asyncio.subprocess.Process]:
 async def test_one_that_hangs_is_killed_where_others_wait_for_its_pause(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(front_end_process, "PAUSE_S", 0.05)
+    monkeypatch.setattr(front_ends, "PAUSE_S", 0.05)
     async with stopped() as process, connected(process) as (one, other, _):
         other.says(report={"in_flight": 3})
         await soon(lambda: one.report)
@@ -144,7 +143,7 @@ async def test_one_that_hangs_is_killed_where_others_wait_for_its_pause(
 async def test_one_that_still_starts_is_not_waited_for_nor_killed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(front_end_process, "PAUSE_S", 0.05)
+    monkeypatch.setattr(front_ends, "PAUSE_S", 0.05)
     async with stopped() as process, connected(process) as (one, other, _):
         await asyncio.wait_for(one.pause(), 20)
         assert await other.heard() == {"do": "pause"}
@@ -176,8 +175,8 @@ async def test_one_that_works_is_waited_for_as_long_as_it_tells_of_itself(
 async def test_one_that_is_suspended_is_said_to_hang_also_before_its_first_report(
     monkeypatch: pytest.MonkeyPatch, started: bool
 ) -> None:
-    monkeypatch.setattr(front_end_process, "LOOK_S", 0.01)
-    monkeypatch.setattr(front_end_process, "SILENT_S", 0.05)
+    monkeypatch.setattr(front_ends, "LOOK_S", 0.01)
+    monkeypatch.setattr(front_ends, "SILENT_S", 0.05)
     async with stopped() as process, connected(process) as (one, other, _):
         if started:
             other.says(report={"in_flight": 3})

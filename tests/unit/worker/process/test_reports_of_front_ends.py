@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from worker.process.front_end_process import FrontEnd
-from worker.process.front_ends import FrontEnds
+from worker.process.front_ends import FrontEnd, FrontEnds
 
 
 class Process:

@@ -15,7 +15,6 @@ from contract.settings import SettingsError
 from demo.stack import ROOT
 from worker.engine.catalogue import load_settings
 from worker.engine.openai import OpenAISettings
-from worker.engine.openai.limits import Metrics, next_limit, read_metrics, waiting_room
 from worker.engine.openai.reassembly import Reassembly, streamable
 from worker.engine.openai.retries import (
     LONGEST_RETRY_AFTER_S,
@@ -26,6 +25,7 @@ from worker.engine.openai.retries import (
     seconds_of,
     unanswered,
 )
+from worker.engine.openai.upstream import Metrics, next_limit, read_metrics, waiting_room
 from worker.engine.remote.server import Health
 
 PAGE = ROOT / "docs" / "engine-openai.md"
