@@ -41,11 +41,7 @@ def read_announcements(raw: Mapping[bytes, bytes], now_s: float) -> list[dict[st
 
 
 def _whole(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Make one of a worker's parts: several processes of it may feed one engine.
-
-    Each measures its own share of the engine's rates, and has about the same; the worker's own is
-    taken for all.
-    """
+    """Make one of a worker's parts: several processes of it may feed one engine."""
     parts: dict[str, list[dict[str, Any]]] = {}
     for each in found:
         if isinstance(worker := each.get("part_of"), str) and is_alive(each):
@@ -57,8 +53,6 @@ def _whole(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 told = (each.get(name) for each in (worker, *others))
                 worker[name] = sum(number for number in told if isinstance(number, int))
             worker.update(_counted([worker, *others]))
-            if isinstance(rates := worker.get("rates"), dict):
-                worker["rates"] = _times(rates, 1 + len(others))
     return whole
 
 
@@ -73,13 +67,3 @@ def _counted(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         sums.update({name: count for name, count in done.items() if isinstance(count, int)})
     deaths = [count for part in parts if isinstance(count := part.get("deaths"), int)]
     return ({"done": dict(sums)} if told else {}) | ({"deaths": max(deaths)} if deaths else {})
-
-
-def _times(rates: dict[str, Any], count: int) -> dict[str, Any]:
-    """Return the rates of so many equal parts together; costs, and so their spread, are less."""
-    tokens = {k: v * count for k, v in rates.items() if k.endswith("_tokens_s") and v is not None}
-    try:
-        spread = [[each / count**2 for each in row] for row in rates.get("covariance") or ()]
-    except TypeError:  # of a worker of another version
-        spread = []
-    return rates | tokens | {"covariance": spread}

@@ -18,7 +18,7 @@ from gateway.files.objects import Files
 from gateway.http.errors import ApiError, not_found
 from gateway.http.services import Services
 from gateway.page.batches import name_inputs, record_of, row_of
-from gateway.page.cached import cached_share, rings_of
+from gateway.page.cached import by_rings, rings_of
 from gateway.page.requests import workers_of
 from gateway.page.samples import Sample, failures, sample
 from gateway.page.view import View
@@ -36,7 +36,7 @@ def batch(view: View) -> Response:
     if row is None:
         raise not_found("batch", batch_id)
     name_inputs(view, [row])
-    row["cached_share"] = cached_share(row, rings_of(view.services, [row]))
+    row.update(by_rings(row, rings_of(view.services, [row])))
     parts = [part for part in view.services.batches.states(parts_of(found)) if part is not None]
     taken = sample(view.services, parts)
     record = record_of(found)

@@ -12,7 +12,7 @@ from contract.batch import Batch as QueueBatch
 from gateway.batches.api.record import ENDED, decode
 from gateway.batches.api.shown import shown
 from gateway.http.errors import not_found
-from gateway.page.cached import cached_share, rings_of
+from gateway.page.cached import by_rings, rings_of
 from gateway.page.view import View
 from gateway.redis.batch_views import BatchView, BatchViews
 
@@ -22,7 +22,7 @@ PAGE = 25
 def row_of(view: BatchView, now: float) -> dict[str, Any] | None:
     """Return what a line of the list says of a batch; None for one of another API.
 
-    The rate is the mean since the batch began; the remaining time is by it.
+    The rate is the mean since the batch began. What its queues' rings tell is added by `by_rings`.
     """
     batch = shown(view)
     if batch is None:
@@ -37,7 +37,6 @@ def row_of(view: BatchView, now: float) -> dict[str, Any] | None:
     # These are whole seconds: what took less took at most one.
     seconds = max(1.0, (ended_at or now) - began)
     rate = done / seconds if done else None
-    left = (counts.total - done) / rate if rate and not ended and counts.total else None
     return {
         "id": batch.id,
         "status": batch.status,
@@ -55,7 +54,6 @@ def row_of(view: BatchView, now: float) -> dict[str, Any] | None:
         "seconds": seconds,
         "expires_at": batch.expires_at,
         "rate": rate,
-        "left_s": left,
         "tokens_in": batch.usage.input_tokens,
         "tokens_out": batch.usage.output_tokens,
         "cached": batch.usage.input_tokens_details.cached_tokens,
@@ -105,7 +103,7 @@ def batches(view: View) -> Response:
     rows, more = batch_rows(view, view.query.get("after", "")[:200], PAGE)
     rings = rings_of(view.services, rows)
     for row in rows:
-        row["cached_share"] = cached_share(row, rings)
+        row.update(by_rings(row, rings))
     ids = ",".join(row["id"] for row in rows if not row["ended"])
     return view.page("batches.html", rows=rows, more=more, now_watched=ids)
 

@@ -22,7 +22,7 @@ from contract.redis.ring import Minute
 from contract.redis.waiting import WaitingReads
 from gateway.http.services import Services
 from gateway.page.batches import row_of
-from gateway.page.cached import cached_share, rings_of
+from gateway.page.cached import by_rings, rings_of
 from gateway.page.fleet import queues_of, shown_worker
 from gateway.redis.batch_views import BatchViews
 
@@ -154,12 +154,12 @@ class Watch:
             if row is not None:
                 # What follows from the clock alone is no news: a batch of which nothing moves is
                 # sent once.
-                row["cached_share"] = self._cached_share(row)
+                row.update(self._by_rings(row))
                 row["seconds"] = round(row["seconds"]) if row["done"] or row["ended"] else 0
                 found[(tenant, batch_id)] = orjson.dumps(row)
         return found
 
-    def _cached_share(self, row: dict[str, Any]) -> float | None:
+    def _by_rings(self, row: dict[str, Any]) -> dict[str, float | None]:
         """Return a batch's; the rings of its queues are read again when workers have written."""
         now = time.monotonic()
         self._rings = {q: found for q, found in self._rings.items() if now - found[0] < WRITE_S}
@@ -167,8 +167,8 @@ class Watch:
             if queue not in self._rings:
                 read = rings_of(self._services, [row | {"queues": [queue], "created_at": 0}])
                 self._rings[queue] = now, read[queue]
-        share = cached_share(row, {q: minutes for q, (_, minutes) in self._rings.items()})
-        return None if share is None else round(share, 3)
+        found = by_rings(row, {q: minutes for q, (_, minutes) in self._rings.items()})
+        return {name: None if one is None else round(one, 3) for name, one in found.items()}
 
     def _read_fleet(self) -> bytes:
         reads = WaitingReads.beside(self._services.batches)

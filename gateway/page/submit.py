@@ -32,9 +32,10 @@ from gateway.page import whole_files
 from gateway.page.view import View
 from gateway.page.whole_files import Handler, Made, Reading, TooLong
 from producer.input.reader import Input
-from producer.submit.plan.plan import Plan, plan
-from producer.submit.plan.tokens import Estimate
+from producer.submit.plan import Plan, plan
+from producer.submit.prompt_tokens import Estimate
 from producer.submit.submission import Submission
+from producer.time_left import pace_of_queue
 
 #: Bytes of lines, as they are uncompressed, of which a plan is made while somebody waits for the
 #: page; and for how long, in seconds.
@@ -160,7 +161,8 @@ def _plan(services: Services, source: Input, model: str) -> Plan:
     queue = queue if queue in served else services.settings.queue
     workers = [w for w in services.batches.workers(queue) if w.get("state") != "draining"]
     submission = Submission("plan", queue, DEFAULT_PRIORITY)
-    return plan(services.settings, submission, source, Estimate(), workers)
+    pace = pace_of_queue(services.batches, queue, workers)
+    return plan(services.settings, submission, source, Estimate(), workers, pace)
 
 
 async def upload(request: Request) -> Response:

@@ -73,8 +73,8 @@ def batch_json(batch: Batch) -> dict[str, Any]:
     }
 
 
-def batch_table(batch: Batch, workers: str | None = None) -> None:
-    """Print one batch for people, and what its queue's workers do."""
+def batch_table(batch: Batch, workers: str | None = None, left_s: float | None = None) -> None:
+    """Print one batch for people, what its queue's workers do, and how long it still takes."""
     state = batch_json(batch)
     usage = state["usage"]
     rows = {
@@ -83,6 +83,7 @@ def batch_table(batch: Batch, workers: str | None = None) -> None:
         "reason": state["reason"],
         "requests": _counts(state) or "none yet",
         "tokens": f"{usage['prompt_tokens']} prompt, {usage['completion_tokens']} completion",
+        "left": None if left_s is None else f"about {clock_text(left_s)}",
         "took": None if batch.seconds is None else clock_text(batch.seconds),
         "expected": _expected(batch),
         "queue": state["queue"],

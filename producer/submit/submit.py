@@ -27,11 +27,12 @@ from contract.settings import Settings
 from producer.input.reader import CHUNK_BYTES, RawChunk
 from producer.input.seen import SeenIds
 from producer.submit import conflicts, traced
+from producer.submit.expected import expected
 from producer.submit.lines import LinesToMessages, PreparedChunk
-from producer.submit.plan.expected import expected
 from producer.submit.repeatable import Leaders
 from producer.submit.submission import Submission
 from producer.submit.summary import Summary
+from producer.time_left import pace_of_queue
 
 if TYPE_CHECKING:  # it loads numpy, which takes 0.1 s
     from producer.submit.planned import PlannedMessages
@@ -273,7 +274,10 @@ class Submitter:
         requests = batch.number("valid") if batch is not None else 0
         if not requests or self._submission.part is not None:
             return b""
-        return expected(self._summary.size, requests, self._store.workers(self._submission.queue))
+        queue = self._submission.queue
+        workers = self._store.workers(queue)
+        pace = pace_of_queue(self._store, queue, workers)
+        return expected(self._summary.size, requests, workers, pace)
 
     def _why_nothing_runs(self, batch: Batch) -> str:
         total = batch.number("total")

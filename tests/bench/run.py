@@ -44,7 +44,6 @@ PARTS = {
     "short": "beside_vllm.short",
     "pooling_short": "beside_vllm.pooling_short",
     "streaming": "beside_vllm.streaming",
-    "planning": "beside_vllm.planning",
     "gateway_online": "gateway.online",
     "gateway_streamed": "gateway.streamed",
     "gateway_carrying": "gateway.carrying",

@@ -14,8 +14,7 @@ from kit.commands.planned_files import SHAPES, write_shape
 from kit.stacks.real_stack import Stack, write_jsonl
 
 from demo.stack import MODEL
-from producer.submit.plan.prompts import prompt_of
-from producer.submit.plan.tokens import Tokenizer
+from producer.submit.prompt_tokens import Tokenizer, prompt_of
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.usefixtures("worker")]
 
@@ -95,7 +94,7 @@ def test_tokens_of_every_form_of_prompt_are_planned_exactly(stack: Stack, tmp_pa
     assert dict(enumerate(tokenizer.count(prompts))) == dict(enumerate(counted))
 
 
-def test_a_warmed_worker_announces_rates_and_its_cache(stack: Stack, tmp_path: Path) -> None:
+def test_a_warmed_worker_announces_its_answers_and_its_cache(stack: Stack, tmp_path: Path) -> None:
     path = write_shape(tmp_path / "in.jsonl", "all lengths, shared beginnings", share=0.2)
     planned, _ = compared(stack, path)
     (worker,) = stack.store.workers("warmq")

@@ -35,6 +35,7 @@ from PIL import Image
 
 from contract.openai.body import CHAT_URL
 from contract.redis.batches import BatchStore
+from contract.redis.ring import RingReads
 from contract.redis.tenants import Tenant
 from demo.stack import RedisServer, eventually
 
@@ -134,19 +135,21 @@ def main() -> None:
 
 
 def measure(real: RealGateway) -> None:
-    """Run stories until the worker knows its rates, by which a plan has a time."""
+    """Run stories until the worker has written what it did, by which a plan has a time."""
     port = int(real.redis_url.rpartition(":")[2].partition("/")[0])
     with RedisServer(Path("unused"), port=port).client() as client:
         store = BatchStore(client, ttl_ms=600_000)
 
         def knows() -> bool:
-            return any(one.get("rates") for one in store.announcements())
+            return any(
+                minute.completed for minute in RingReads.beside(store).day([f"warmq.{NAME}"])
+            )
 
         lengths = random.Random(2)
         for name in ("rehearsal", "second-rehearsal"):
             lines = [story(f"{name}-{n}", lengths.randrange(100, 900)) for n in range(250)]
             real.ended(send(real, f"{name}.jsonl", lines)[0], 300)
-        eventually(knows, 60, "the worker knows its rates")
+        eventually(knows, 60, "what the worker did is written")
 
 
 def pages(real: RealGateway, paths: dict[str, str], running: str) -> None:

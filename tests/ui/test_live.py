@@ -14,6 +14,7 @@ from playwright.sync_api import Browser, expect
 
 from contract import naming
 from contract.redis import keys
+from contract.redis.ring import RingReads
 from demo.stack import eventually
 
 
@@ -193,11 +194,11 @@ def test_the_stream_says_when_redis_is_away_and_when_it_is_back(
 def test_a_batch_shows_what_was_planned_of_its_time_and_its_share_of_cached_prompts(
     chrome: Browser, stack: Stack
 ) -> None:
-    # Rates are known once requests have ended: then a plan has a time.
+    # By the minutes in which requests have ended a plan has a time.
     ended(stack, send(stack, lines(["simulate:sleep=0.2"] * 60)))
 
     def is_measured() -> bool:
-        return any(one.get("rates") for one in stack.store.announcements())
+        return any(minute.completed for minute in RingReads.beside(stack.store).day([QUEUE]))
 
     eventually(is_measured, 60, "the worker has measured")
     batch_id = send(stack, lines(["simulate:sleep=0.2"] * 40))

@@ -19,7 +19,7 @@ _VERSION = version()
 
 
 def announcement(serving: Serving) -> bytes:
-    """Return it as JSON: state, why (absent where the engine runs), queue, model, load, rates."""
+    """Return it as JSON: state, why (absent where the engine runs), queue, model, load, means."""
     state, why = serving.lifecycle.state, serving.supervisor.why
     if serving.lifecycle.stopping and serving.supervisor.failed:
         state = State.STOPPED
@@ -38,9 +38,7 @@ def announcement(serving: Serving) -> bytes:
         "limit": serving.room.limit,
         "done": _done(serving),
         "deaths": serving.supervisor.deaths,
-        **({"device": device} if (device := _device(serving)) else {}),
-        **({"buckets": buckets} if (buckets := _buckets(serving)) else {}),
-        **serving.rates.as_json(),
+        **_engine(serving),
     })  # fmt: skip
 
 
@@ -57,17 +55,23 @@ def _done(serving: Serving) -> dict[str, int]:
     }
 
 
-def _device(serving: Serving) -> str:
-    """Return on what the engine runs, as its adapter says it; '' where it does not."""
-    capacity = serving.supervisor.capacity
-    told = capacity.details.get("device") if capacity else None
-    return str(told)[:DEVICE_CHARACTERS] if told else ""
-
-
-def _buckets(serving: Serving) -> list[int]:
-    """Return the batch sizes for which an NPU's model was compiled, largest first."""
-    capacity = serving.supervisor.capacity
-    return list(capacity.details.get("buckets", ()))[:BUCKETS] if capacity else []
+def _engine(serving: Serving) -> dict[str, object]:
+    """Return what is known of the engine once it has started, as far as its adapter tells it:
+    on what it runs, and the batch sizes for which an NPU's model was compiled, largest first."""
+    able = serving.supervisor.capacity
+    if able is None:
+        return {}
+    told = {
+        "device": str(able.details.get("device") or "")[:DEVICE_CHARACTERS],
+        "buckets": list(able.details.get("buckets", ()))[:BUCKETS],
+    }
+    known = {"kv_tokens": able.kv_tokens, "prefix_caching": able.prefix_caching}
+    return {
+        **{name: value for name, value in told.items() if value},
+        "slots": able.max_num_seqs,
+        **{name: value for name, value in known.items() if value is not None},
+        **serving.means.as_json(),
+    }
 
 
 def shown(why: str, settings: WorkerSettings) -> str:

@@ -37,8 +37,9 @@ class History:
 
     def look(self, seconds: float) -> None:
         """Count the slots for as long as it is since the last look."""
-        slots = self._drain.room.slots
-        self._busy_s += min(slots, len(self._drain.in_flight)) * seconds
+        slots, running = self._drain.room.slots, len(self._drain.in_flight)
+        self._drain.means.look(running, slots, seconds)
+        self._busy_s += min(slots, running) * seconds
         self._slots_s += slots * seconds
 
     async def write(self) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from contract.errors import EngineDead, RequestFailed
 from worker.drain.committer import Committer
-from worker.drain.counts import Counts
+from worker.drain.counts import Counts, Means
 from worker.drain.endings import Ending
 from worker.drain.event_log import log_events
 from worker.drain.events import Committed, EngineDied, Events, HandedBack, Leased
@@ -18,7 +18,6 @@ from worker.drain.lifecycle import Lifecycle
 from worker.drain.log_fields import about
 from worker.drain.others import Others
 from worker.drain.outage import Outage
-from worker.drain.rates import Rates
 from worker.drain.room import Room
 from worker.drain.scripts import ERRORS
 from worker.drain.sequences import Sequences
@@ -57,7 +56,7 @@ class Serving:
             make, settings.rebuild_tries, settings.max_deaths, self.lifecycle, self.events, others
         )
         self.outage = Outage(self.events)
-        self.rates = Rates(self.events, self.supervisor.cached_prompt_tokens)
+        self.means = Means(self.counts)
         self.in_flight = InFlight()
         self.wakeup = Wakeup(leases)
         self.room = Room()  # none before the engine is ready

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gateway.batches.api.record import Problem
 from gateway.http.services import Services
-from producer.submit.plan.memory import least_bytes
+from producer.submit.expected import least_bytes
 
 
 def no_file(file_id: str) -> Problem:

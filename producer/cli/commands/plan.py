@@ -8,13 +8,14 @@ from contract.errors import StoreUnavailable
 from contract.naming import queue_name
 from producer.cli import options, show
 from producer.cli.context import Context, Exit, open_input, pass_context
-from producer.cli.planned import plan_json, plan_table
-from producer.cli.progress import Meter, tell
+from producer.cli.findings import size_text
+from producer.cli.progress import Meter, counted, tell
 from producer.cli.values import parse_overrides
-from producer.submit.plan.content import FileContent
-from producer.submit.plan.plan import plan
-from producer.submit.plan.tokens import Estimate, at_hand
+from producer.queue_workers import clock_text
+from producer.submit.plan import FileContent, Plan, plan
+from producer.submit.prompt_tokens import Estimate, at_hand
 from producer.submit.submission import Submission
+from producer.time_left import Pace, pace_of_queue
 
 
 @click.command("plan")
@@ -48,8 +49,8 @@ def command(
     """Say what FILE will take before it is submitted: tokens, Redis, time.
 
     Nothing is queued. FILE is read as submit reads it, with the same --model and
-    --set; of Redis only the workers' announcements are asked for, and the time is
-    from the rates that they have measured while they worked.
+    --set; Redis is asked for the workers' announcements, and for their rate in the
+    last minutes in which they worked, by which the time is.
     Ends with 0, with 1 if lines are bad, with 2 if all are.
     """
     if tokenizer and estimate:
@@ -59,7 +60,7 @@ def command(
     submission = Submission("plan", queue, priority, model, parse_overrides(pairs))
     submission.check()
     source = open_input(file, mapped, submission.overrides)
-    workers = _workers(context, queue)
+    workers, pace = _workers(context, queue)
     models = [str(worker["model"]) for worker in workers if worker.get("model")]
     counter = Estimate() if estimate else at_hand(tokenizer, models)
     with Meter(file, source.size) as meter:
@@ -68,18 +69,148 @@ def command(
             if meter.due():
                 meter.update(source.position, f"{content.lines} lines read")
 
-        found = plan(settings, submission, source, counter, workers, report)
+        found = plan(settings, submission, source, counter, workers, pace, report)
     show.put_json(plan_json(file, found)) if as_json else plan_table(file, found)
     if not found.content.requests:
         return Exit.BAD_INPUT
     return Exit.SOME_FAILED if found.content.bad else Exit.ALL_WELL
 
 
-def _workers(context: Context, queue: str) -> list[dict[str, Any]]:
-    """Return the announcements of the queue's workers; none, and a word, where Redis is away."""
+def _workers(context: Context, queue: str) -> tuple[list[dict[str, Any]], Pace | None]:
+    """Return the announcements of the queue's workers and their pace; none, and a word, where Redis
+    is away."""
     try:
-        found = context.store.workers(queue)
+        found = [w for w in context.store.workers(queue) if w.get("state") != "draining"]
+        return found, pace_of_queue(context.store, queue, found)
     except StoreUnavailable as error:
         tell(f"without the workers: {error.message}")
-        return []
-    return [worker for worker in found if worker.get("state") != "draining"]
+        return [], None
+
+
+def plan_json(file: str, found: Plan) -> dict[str, Any]:
+    """Return a plan as `--json` shows it."""
+    content, shared, seconds = found.content, found.content.shared, found.seconds
+    return {
+        "object": "warmq.plan",
+        "input_file": file,
+        "queue": found.queue,
+        "lines_read": content.lines,
+        "request_counts": {
+            "total": content.requests + content.bad,
+            "valid": content.requests,
+            "bad": content.bad,
+            "duplicates": content.duplicates,
+        },
+        "first_errors": content.first_bad,
+        "prompt_tokens": {
+            "total": content.prompt_tokens,
+            "tokenizer": found.tokenizer or None,
+            "estimated_requests": content.estimated,
+        },
+        "completion_tokens": {
+            "limit": content.limits,
+            "without_limit": content.without_limit,
+            "expected": round(content.expected),
+            "mean_answer": found.mean_answer,
+        },
+        "shared_prefixes": {
+            "share": round(shared.share, 4),
+            "distinct_share": round(shared.distinct / shared.whole, 4) if shared.whole else 0.0,
+            "saved_tokens": found.saved_tokens,
+            "saved_as_is": _as_is(found),
+            "kv_tokens": found.kv_tokens,
+            "any_order": found.any_order,
+        },
+        "redis_bytes": {
+            "waiting": found.memory.waiting,
+            "finished": found.memory.finished,
+            "most": found.memory.most,
+        },
+        "workers": found.workers,
+        "duration": None if found.pace is None or seconds is None else {
+            "seconds": round(seconds, 1), "tokens_per_s": round(found.pace.tokens_per_s, 1),
+        },
+    }  # fmt: skip
+
+
+def plan_table(file: str, found: Plan) -> None:
+    """Print a plan for people."""
+    content = found.content
+    show.put_rows({
+        "file": file,
+        "queue": found.queue,
+        "requests": _requests(content),
+        "tokens in": _tokens_in(found),
+        "tokens out": _tokens_out(found),
+        "shared": _shared(found),
+        "redis": f"{size_text(found.memory.most)} at most: {size_text(found.memory.waiting)} while "
+        f"all wait, {size_text(found.memory.finished)} with all results",
+        "time": _time(found),
+    })  # fmt: skip
+    for error in content.first_bad:
+        click.echo(show.harmless(f"bad: {error}"))
+    if content.bad > len(content.first_bad):
+        click.echo(f"bad: {content.bad - len(content.first_bad):,} more")
+
+
+def _requests(content: FileContent) -> str:
+    text = f"{content.requests:,}"
+    if content.duplicates:
+        text += f", {content.duplicates:,} of them identical to an earlier one"
+    return f"{text}; {counted(content.bad, 'bad line')}" if content.bad else text
+
+
+def _tokens_in(found: Plan) -> str:
+    content = found.content
+    text = f"{content.prompt_tokens:,}"
+    if not found.tokenizer:
+        return f"about {text}: estimated, 4 characters a token; --tokenizer DIR counts them"
+    text += f", counted with the tokenizer of {found.tokenizer}"
+    if content.estimated:
+        text += f"; those of {content.estimated:,} requests are estimated"
+    return text
+
+
+def _tokens_out(found: Plan) -> str:
+    content = found.content
+    text = f"at most {content.limits:,}" if content.limits else ""
+    if content.without_limit:
+        text += f"{' and ' if text else ''}{counted(content.without_limit, 'line')} without limit"
+    if content.fixed == content.requests:
+        return f"{content.limits:,}, as the lines ask for"
+    if found.mean_answer is None:
+        return f"{text or 'none'}; no answer of this queue's workers says how long they are"
+    expected = f"{content.expected:,.0f} expected"
+    return f"{text}; {expected}, as the workers' answers have {found.mean_answer:g} on average"
+
+
+def _shared(found: Plan) -> str:
+    shared = found.content.shared
+    if shared.share < 0.005:
+        return "no beginnings"
+    text = f"{shared.share:.0%} of the prompts repeat the beginning of an earlier one"
+    if found.kv_tokens is None:
+        return f"{text}; no worker with a prefix cache is known"
+    text += f": {found.saved_tokens:,} tokens need not be computed"
+    if found.any_order:
+        return f"{text}, in any order"
+    return (
+        f"{text} with --order prefix, {_as_is(found):,} as the lines stand; the KV cache has "
+        f"{found.kv_tokens:,} tokens"
+    )
+
+
+def _as_is(found: Plan) -> int:
+    """Return the prompt tokens that the prefix caches save in the file's own order."""
+    shared = found.content.shared
+    return round(found.saved_tokens * shared.as_is / shared.repeated) if shared.repeated else 0
+
+
+def _time(found: Plan) -> str:
+    if not found.workers:
+        return f"not known: no worker of queue {found.queue} is known"
+    workers = counted(found.workers, "worker")
+    if found.pace is None or found.seconds is None:
+        return f"not known: {workers}, but none has worked in the last day"
+    rate = f"{found.pace.tokens_per_s:,.0f} tokens/s, read and written"
+    return f"{clock_text(found.seconds)} on {workers}, at the {rate}, of their last minutes of work"

@@ -5,6 +5,7 @@ import click
 from producer.cli import options, show
 from producer.cli.context import Context, pass_context
 from producer.queue_workers import QueueWorkers
+from producer.time_left import left_of
 
 
 @click.command("status")
@@ -22,4 +23,5 @@ def command(context: Context, *, batch_id: str, custom_id: str | None, as_json: 
         show.put_json(show.batch_json(batch))
     else:
         workers = QueueWorkers(store, batch.fields.get("queue", "")).text()
-        show.batch_table(batch, None if batch.finished else workers)
+        running = (None, None) if batch.finished else (workers, left_of(store, batch))
+        show.batch_table(batch, *running)

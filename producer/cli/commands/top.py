@@ -14,6 +14,7 @@ from contract.redis.ring import Minute, RingReads
 from contract.redis.waiting import WaitingReads
 from producer.cli.context import Context, pass_context
 from producer.queue_workers import clock_text
+from producer.time_left import left_s, pace_of_queue, tokens_of
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -72,9 +73,27 @@ class Look:
         minutes = self._ring.day(queues, 61)
         rates = self._rates(workers, minutes)
         states = self._store.states(self._store.newest_ids(LOOKED_AT))
-        batches = [one for one in states if one is not None]
+        found = [one for one in states if one is not None]
+        batches = sorted(found, key=lambda one: one.finished)[:BATCHES]
         parts = [_head(rates, workers, waiting, minutes), _workers(workers)]
-        return Group(*parts, _batches(batches, time.time()))
+        return Group(*parts, _batches(batches, self._left(batches, workers), time.time()))
+
+    def _left(self, batches: list[Batch], workers: list[dict[str, Any]]) -> dict[str, float | None]:
+        """Return by its id how long each batch that runs still takes."""
+        running = [one for one in batches if not one.finished]
+        paces = {
+            queue: pace_of_queue(self._store, queue, (w for w in workers if w["queue"] == queue))
+            for queue in {one.fields.get("queue", "") for one in running}
+        }
+        return {
+            one.id: left_s(
+                paces[one.fields.get("queue", "")],
+                one.number("total"),
+                one.terminal,
+                tokens_of(one),
+            )
+            for one in running
+        }
 
     def _rates(self, workers: list[dict[str, Any]], minutes: list[Minute]) -> dict[str, float]:
         """Return what is done a second; the first time, the mean of the last whole minute."""
@@ -140,18 +159,18 @@ def _workers(workers: list[dict[str, Any]]) -> Any:
     return table
 
 
-def _batches(batches: list[Batch], now: float) -> Any:
+def _batches(batches: list[Batch], left: dict[str, float | None], now: float) -> Any:
     from rich.markup import escape  # noqa: PLC0415
 
     table = _table("BATCH", "STATE", ">DONE", ">OF", ">FAILED", ">REQUESTS/S", ">LEFT")
-    active = [one for one in batches if not one.finished]
-    for one in [*active, *(b for b in batches if b.finished)][:BATCHES]:
+    for one in batches:
         done, total = one.terminal, one.number("total")
         seconds = one.seconds or max(0.001, now - int(one.created) / 1000)
         rate = done / seconds
-        left = "" if one.finished or not rate else clock_text((total - done) / rate)
+        seconds_left = left.get(one.id)
+        shown = "" if seconds_left is None else clock_text(seconds_left)
         failed = one.number("failed") + one.number("expired")
-        row = (f"{done:,}", f"{total:,}", f"{failed:,}", f"{rate:,.1f}", left)
+        row = (f"{done:,}", f"{total:,}", f"{failed:,}", f"{rate:,.1f}", shown)
         table.add_row(escape(_plain(one.id)), one.status, *row)
     return table
 

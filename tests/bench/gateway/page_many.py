@@ -51,8 +51,6 @@ def announced(number: int, completed: int) -> bytes:
                  "completion_tokens": completed * 160, "cached_tokens": completed * 40,
                  "handed_back": 2},
         "mean_answer": 160.2, "mean_prompt": 210.9, "slots_full": 0.97,
-        "rates": {"prefill_tokens_s": 51_000.0, "decode_tokens_s": 9_100.0, "measured_s": 3600.0,
-                  "context_tokens_s": None, "covariance": [[1e-14] * 3] * 3},
     })  # fmt: skip
 
 

@@ -44,14 +44,6 @@ def shared_prompts(count: int, dice: random.Random) -> Iterator[Line]:
         yield {"messages": messages, "max_tokens": dice.choice([8, 16, 32, 64, 120])} | TO_THE_LIMIT
 
 
-def mixed_prompts(count: int, dice: random.Random) -> Iterator[Line]:
-    """Yield completions of all lengths, to warm a worker: none is in another file."""
-    for number in range(count):
-        length, answer = dice.choice([5, 20, 60, 150]), dice.choice([4, 16, 64, 128])
-        prompt = f"{dice.random()} {number} {_text(dice, length, length)}"
-        yield {"prompt": prompt, "max_tokens": answer} | TO_THE_LIMIT
-
-
 #: The files of three shapes, and how many lines each has to take about as long as the others.
 SHAPES: dict[str, tuple[Callable[[int, random.Random], Iterator[Line]], int]] = {
     "short prompts, long answers": (short_prompts, 300),

@@ -13,6 +13,7 @@ from kit.commands.support import as_json, batch_file, chat_line, run_all, run_pr
 from kit.drain.draining import Draining, draining, soon
 
 from contract.redis.batches import BatchStore
+from contract.redis.ring import RingReads
 from worker.engine import Completion, EngineRequest
 from worker.engine.simulated.engine import SimulatedEngine, _answer
 
@@ -46,18 +47,20 @@ async def producer(running: Draining, *args: str | Path) -> Any:
     return as_json(await asyncio.to_thread(run_producer, *args, "--json", redis_url=url))
 
 
-async def test_a_plan_tells_time_from_the_rates_that_a_worker_announces(
-    redis_url: str, store: BatchStore, tmp_path: Path
+async def test_a_plan_tells_time_from_what_the_workers_did_in_their_last_minutes(
+    redis_url: str, store: BatchStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     warm = write_lines(tmp_path / "warm.jsonl", lines(300, 400, 40, "s") + lines(300, 4000, 5, "l"))
     file = write_lines(tmp_path / "file.jsonl", lines(400, 2000, 20, "f"))
+    monkeypatch.setattr("worker.drain.history.WRITE_S", 1.0)
     async with draining(redis_url, RatedEngine, simulated_slots=SLOTS) as running:
         before = await producer(running, "plan", file)
         submitted = asyncio.to_thread(run_producer, "submit", warm, redis_url=redis_url)
         assert (await submitted).returncode == 0
-        await soon(lambda: "rates" in store.workers("warmq")[0], 60, "rates are announced")
         await soon(lambda: all(b.finished for b in store.batches()), 60)
-        await soon(lambda: store.workers("warmq")[0]["in_flight"] == 0, 30, "that is announced")
+        ring = RingReads.beside(store)
+        await soon(lambda: sum(m.completed for m in ring.day(["warmq"])) == 600, 30, "is written")
+        await soon(lambda: store.workers("warmq")[0].get("mean_answer"), 30, "that is announced")
         planned = await producer(running, "plan", file)
         done = await asyncio.to_thread(
             run_producer, "submit", file, "--wait", "--json", redis_url=redis_url
@@ -65,9 +68,12 @@ async def test_a_plan_tells_time_from_the_rates_that_a_worker_announces(
     batch = orjson.loads(done.stdout.splitlines()[-1])
     assert (before["workers"], before["duration"]) == (1, None)
     assert planned["completion_tokens"]["expected"] == batch["usage"]["completion_tokens"] == 8000
-    work_s = batch["usage"]["prompt_tokens"] * PROMPT_S + 8000 * TOKEN_S
+    tokens = planned["prompt_tokens"]["total"] + 8000
+    found = planned["duration"]
+    assert found["seconds"] == pytest.approx(tokens / found["tokens_per_s"], rel=0.05)
     # Not beside the clock: what the engine was told to take, which a busy machine only exceeds.
-    assert 0.6 * work_s < planned["duration"]["seconds"]
+    warm_s = (300 * 105 + 300 * 1005) * PROMPT_S + 300 * 45 * TOKEN_S
+    assert found["tokens_per_s"] < 1.5 * (300 * 1110 + 300 * 45) / warm_s
     assert batch["expected"]["seconds"] is not None
     assert batch["expected"]["completion_tokens"] > 0
     assert batch["seconds"] > 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,29 +12,22 @@ from kit.commands.support import chat_line, write_lines
 from contract.settings import Settings
 from demo.stack import MODEL
 from producer.input.reader import Input
-from producer.submit.plan.content import Asked, FileContent
-from producer.submit.plan.duration import duration, kv_tokens, mean_answer, saved_tokens
-from producer.submit.plan.plan import Plan, plan
-from producer.submit.plan.prompts import prompt_of
-from producer.submit.plan.tokens import Estimate, NoTokenizer, Tokenizer, at_hand
+from producer.submit.expected import mean_answer
+from producer.submit.plan import FileContent, Plan, kv_tokens, plan, saved_tokens
+from producer.submit.prompt_tokens import Estimate, NoTokenizer, Tokenizer, at_hand, prompt_of
 from producer.submit.submission import Submission
+from producer.time_left import Pace
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
-#: 1,000 prompt tokens, 100 written tokens or 1,000,000 tokens of context a second.
 WORKER: dict[str, Any] = {
     "id": "w",
     "slots": 4,
     "kv_tokens": 1000,
     "prefix_caching": True,
     "mean_answer": 10.0,
-    "rates": {
-        "prefill_tokens_s": 1000.0,
-        "decode_tokens_s": 100.0,
-        "context_tokens_s": 1e6,
-        "measured_s": 60.0,
-        "covariance": [[0.0] * 3] * 3,
-    },
 }
+#: 100 tokens a second, of a slot 25.
+PACE = Pace(25.0, 4)
 
 
 def planned(
@@ -42,17 +36,7 @@ def planned(
     """Plan a file of these lines, tokens estimated."""
     source = Input(str(write_lines(path / "in.jsonl", lines)))
     submission = Submission("plan", "warmq", 6, "", set_)
-    return plan(Settings(_env_file=None), submission, source, Estimate(), workers or [])
-
-
-def content(**fields: Any) -> FileContent:
-    """Return 100 requests of 100 prompt tokens, answers of 10."""
-    usual = Asked(1000, 1000 * 105)
-    defaults: dict[str, Any] = {
-        "requests": 100, "choices": 100, "fixed": 100, "prompt_tokens": 10_000,
-        "expected": usual, "most": usual,
-    }  # fmt: skip
-    return FileContent(**(defaults | fields))
+    return plan(Settings(_env_file=None), submission, source, Estimate(), workers or [], PACE)
 
 
 # -- what a file holds -----------------------------------------------------------
@@ -84,7 +68,7 @@ def test_limits_count_each_choice_and_lines_without_one_are_told(tmp_path: Path)
         chat_line("b"),
     ]
     found = planned(tmp_path, lines).content
-    assert (found.limits, found.without_limit, found.choices) == (37, 1, 5)
+    assert (found.limits, found.without_limit) == (37, 1)
 
 
 def test_answers_are_expected_as_the_queues_were_unless_a_line_fixes_them(tmp_path: Path) -> None:
@@ -96,8 +80,7 @@ def test_answers_are_expected_as_the_queues_were_unless_a_line_fixes_them(tmp_pa
         {"prompt": "x"},  # 10
     ]
     found = planned(tmp_path, lines, [WORKER]).content
-    assert (found.expected.written, found.fixed) == (104, 2)
-    assert found.most.written == 100 + 4 + 50 + 30 + 10
+    assert (found.expected, found.fixed) == (104, 2)
 
 
 def test_overrides_are_those_of_submit(tmp_path: Path) -> None:
@@ -108,8 +91,8 @@ def test_overrides_are_those_of_submit(tmp_path: Path) -> None:
 def test_pooling_requests_write_nothing(tmp_path: Path) -> None:
     line = {"custom_id": "e", "url": "/v1/embeddings", "body": {"input": "abcd" * 10}}
     found = planned(tmp_path, [line], [WORKER])
-    assert (found.content.prompt_tokens, found.content.choices) == (10, 0)
-    assert found.duration is not None
+    assert (found.content.prompt_tokens, found.content.expected) == (10, 0)
+    assert found.seconds == 10 / 25  # one request has one slot
 
 
 # -- tokens ----------------------------------------------------------------------
@@ -190,66 +173,27 @@ def test_a_tokenizer_that_is_named_and_not_there_is_an_error(tmp_path: Path) -> 
 # -- time ----------------------------------------------------------------------------
 
 
-def test_seconds_are_the_tokens_at_their_rates_and_half_a_round_for_the_end() -> None:
-    found = duration(content(), [WORKER])
-    assert found is not None
-    work = 10_000 / 1000 + 1000 / 100 + 105_000 / 1e6
-    tail = 4 / 100 * (1000 / 100 + 105_000 / 1e6) / 2
-    assert found.seconds == pytest.approx(work + tail)
-    assert (found.low, found.high) == pytest.approx((0.85 * found.seconds, 1.15 * found.seconds))
-    assert found.why == ["rates"]
-
-
-def test_workers_work_side_by_side_and_unmeasured_ones_count_as_the_others() -> None:
-    alone = duration(content(), [WORKER])
-    two = duration(content(), [WORKER, WORKER])
-    new = duration(content(), [WORKER, {"id": "new", "slots": 4}])
-    assert alone is not None
-    assert two is not None
-    assert new is not None
-    assert two.seconds == pytest.approx(alone.seconds / 2, rel=0.05)
-    assert new.seconds == pytest.approx(two.seconds)
-    assert (new.workers, new.measured) == (2, 1)
-
-
-def test_without_measured_rates_no_time_is_told() -> None:
-    assert duration(content(), []) is None
-    assert duration(content(), [{"id": "new", "slots": 4}]) is None
-    assert duration(content(), [WORKER | {"rates": "of another version"}]) is None
-
-
-def test_a_range_is_wider_where_lengths_limits_and_cache_are_open() -> None:
-    open_ = content(fixed=0, without_limit=5, most=Asked(50_000, 50_000 * 350.0))
-    open_.shared.whole, open_.shared.repeated, open_.shared.distinct = 40_000, 20_000, 20_000
-    found = duration(open_, [WORKER])
-    assert found is not None
-    assert found.why == ["rates", "lengths", "limits", "cache"]
-    assert found.low < 0.8 * found.seconds
-    assert found.high > 20 * found.seconds
-
-
-def test_doubtful_rates_widen_the_range() -> None:
-    rows = [[(0.3 / 1000) ** 2, 0, 0], [0, 0, 0], [0, 0, 0]]
-    doubtful = WORKER | {"rates": WORKER["rates"] | {"covariance": rows}}
-    found = duration(content(), [doubtful])
-    assert found is not None
-    assert found.high / found.seconds == pytest.approx(1 + 2 * 0.3 * 10 / 20.105, rel=0.02)
+def test_the_time_is_all_tokens_at_the_rate_of_the_workers(tmp_path: Path) -> None:
+    found = planned(tmp_path, [{"prompt": "abcd" * 40, "max_tokens": 100}] * 8, [WORKER])
+    assert found.content.prompt_tokens == 320
+    assert found.seconds == (320 + 8 * 10) / 100
+    assert replace(found, pace=None).seconds is None
 
 
 def test_a_prefix_cache_saves_what_is_shared_in_any_order_if_it_fits() -> None:
-    sharing = content()
+    sharing = FileContent(requests=100, prompt_tokens=10_000)
     sharing.shared.whole, sharing.shared.repeated, sharing.shared.distinct = 40_000, 30_000, 1_000
-    assert saved_tokens(sharing, [WORKER]) == (7500, True)
+    assert saved_tokens(sharing, 1000) == (7500, True)
     sharing.shared.distinct = 10_000  # 2,500 tokens, and the cache has 1,000
-    assert saved_tokens(sharing, [WORKER]) == (7500, False)
-    assert saved_tokens(sharing, [WORKER | {"prefix_caching": False}]) == (0, True)
-    assert saved_tokens(sharing, []) == (0, True)
+    assert saved_tokens(sharing, 1000) == (7500, False)
+    assert saved_tokens(sharing, None) == (0, True)
 
 
 def test_announcements_of_other_versions_are_taken_as_far_as_they_go() -> None:
     odd: list[dict[str, Any]] = [
         {"id": "old"},
         {"id": "odd", "mean_answer": "x", "kv_tokens": None},
+        {"id": "shares nothing", "kv_tokens": 9, "prefix_caching": False},
     ]
     assert (mean_answer(odd), kv_tokens(odd)) == (None, None)
     assert (mean_answer([*odd, WORKER]), kv_tokens([*odd, WORKER])) == (10.0, 1000)

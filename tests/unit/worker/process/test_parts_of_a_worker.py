@@ -44,20 +44,12 @@ def test_limits_that_nobody_set_and_a_look_ahead_of_none_stay() -> None:
 
 
 def test_readers_see_the_parts_of_a_worker_as_one() -> None:
-    rates = {
-        "decode_tokens_s": 100.0, "prefill_tokens_s": None, "measured_s": 3.0,
-        "covariance": [[4.0, 0.0], [0.0, 8.0]],
-    }  # fmt: skip
     raw = dict([
-        announced("h.1.a", rates=rates), announced("h.2.b", part_of="h.1.a", in_flight=7),
+        announced("h.1.a"), announced("h.2.b", part_of="h.1.a", in_flight=7),
         announced("h.9.c"),
     ])  # fmt: skip
     one, other = sorted(read_announcements(raw, NOW_MS / 1000), key=lambda worker: worker["id"])
     assert (one["id"], one["in_flight"], one["limit"], one["slots"]) == ("h.1.a", 12, 40, 32)
-    assert one["rates"] == {
-        "decode_tokens_s": 200.0, "prefill_tokens_s": None, "measured_s": 3.0,
-        "covariance": [[1.0, 0.0], [0.0, 2.0]],
-    }  # fmt: skip
     assert (other["id"], other["in_flight"]) == ("h.9.c", 5)
 
 
@@ -118,6 +110,6 @@ def test_there_is_a_front_end_for_each_replica_as_far_as_cores_go(
     [{"part_of": ["h.1.a"]}, {"part_of": 5}, {"part_of": "h.1.a", "limit": "many", "slots": None}],
 )
 def test_what_a_stranger_announces_as_a_part_breaks_no_reader(strange: dict[str, Any]) -> None:
-    raw = dict([announced("h.1.a", rates={"covariance": "none"}), announced("x.2.b", **strange)])
+    raw = dict([announced("h.1.a"), announced("x.2.b", **strange)])
     (one,) = (w for w in read_announcements(raw, NOW_MS / 1000) if w["id"] == "h.1.a")
     assert (one["limit"], one["slots"]) == (20, 16)

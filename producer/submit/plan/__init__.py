@@ -1,1 +1,0 @@
-"""What a file will take before anything of it is queued: tokens, shared beginnings, Redis, time."""

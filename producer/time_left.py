@@ -1,0 +1,73 @@
+"""How long tokens take: at the rate of the last minutes in which a queue's workers had work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from contract.batch import Batch
+from contract.redis.batches import BatchStore
+from contract.redis.reads import Reads
+from contract.redis.ring import Minute, RingReads
+
+#: So many minutes with work are counted, the latest of the last day.
+MINUTES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Tokens, read and written, that one slot does in a second, and how many slots there are."""
+
+    of_slot: float
+    slots: float
+
+    @property
+    def tokens_per_s(self) -> float:
+        """What all slots do together."""
+        return self.of_slot * self.slots
+
+    def seconds(self, tokens: float, requests: int) -> float:
+        """Return how long these tokens take. A request has one slot: few requests use few."""
+        return tokens / (self.of_slot * max(1.0, min(self.slots, requests)))
+
+
+def pace_of(minutes: Sequence[Minute], slots: int = 0) -> Pace | None:
+    """Return the pace of these minutes, the oldest first; None where none of them had work.
+
+    `slots` are those that there are now; 0 takes as many as there were.
+    """
+    worked = [m for m in minutes if m.busy_s and m.prompt_tokens + m.completion_tokens][-MINUTES:]
+    if not worked:
+        return None
+    tokens = sum(minute.prompt_tokens + minute.completion_tokens for minute in worked)
+    were = max(minute.slots_s for minute in worked) / 60
+    return Pace(tokens / sum(minute.busy_s for minute in worked), slots or were)
+
+
+def pace_of_queue(reads: Reads, queue: str, workers: Iterable[Mapping[str, Any]]) -> Pace | None:
+    """Return the pace of a queue on these workers; None where none has worked in the last day."""
+    slots = sum(n for one in workers if isinstance(n := one.get("slots"), int))
+    return pace_of(RingReads.beside(reads).day([queue]), slots) if slots else None
+
+
+def left_s(pace: Pace | None, total: int, done: int, tokens: int) -> float | None:
+    """Return how long a batch takes to its end, if nothing else runs; None while nobody knows.
+
+    Its other requests are taken for as long as those that are done, which had so many tokens.
+    """
+    if pace is None or not done or not tokens:
+        return None
+    return pace.seconds((total - done) * tokens / done, total - done)
+
+
+def left_of(store: BatchStore, batch: Batch) -> float | None:
+    """Return how long a batch still takes, by the pace of its queue now."""
+    queue = batch.fields.get("queue", "")
+    pace = pace_of_queue(store, queue, store.workers(queue))
+    return left_s(pace, batch.number("total"), batch.terminal, tokens_of(batch))
+
+
+def tokens_of(batch: Batch) -> int:
+    """Return how many tokens a batch's requests have had, read and written."""
+    return batch.number("prompt_tokens") + batch.number("completion_tokens")
