@@ -55,11 +55,6 @@ def keys_with_work(queue: str) -> list[str]:
     return [*priority_lists(queue), *(turns_key(queue, step) for step in PRIORITY_STEPS)]
 
 
-def stream_key(request_id: str) -> str:
-    """Return the stream that a listened-to request's text is written to."""
-    return f"warmq:stream:{request_id}"
-
-
 def text_channel(listener: str) -> str:
     """Return the channel on which one listener hears the texts of all its requests."""
     return f"warmq:text:{listener}"

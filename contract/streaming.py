@@ -1,56 +1,27 @@
-"""The text of running requests: how a worker writes it for listeners, and how they read it.
+"""The text of running requests: how a worker tells it to listeners, and how they read it.
 
-There are two ways. A process that waits for many requests names itself in their messages
-(`headers.warmq.listener`) and hears all their texts on one channel, `warmq:text:<its name>`: each
-publication is a JSON list of pieces (`Piece`) with their positions. The result is the end: it has
-the whole text, so a publication that was lost costs nothing but time. Whoever was disconnected
-announces itself (`announcement`) and is told the texts from their beginning.
-
-A client that wants a request's text publishes its id (JSON list) on `warmq:listen` and again every
-LISTEN_S / 3; a worker that holds the request then writes entries to `warmq:stream:<id>`, whose
-values are all text:
-
-| event | fields | means |
-|---|---|---|
-| begin | attempt | the text begins; earlier entries no longer count |
-| text | attempt, choice, at, text | goes to position `at` (in characters) of that choice |
-| end | attempt, outcome, whole | the result is stored; whole is 1 if it is what was streamed |
-
-Readers ignore entries of an older attempt than one seen: its worker was taken for dead. The stored
-result decides: a request that ended without a worker (cancelled, expired) has no `end` entry.
+A listener is a process that hears the texts of its requests on one channel, `warmq:text:<name>`.
+Each publication is a JSON list of pieces (`Piece`) with their positions. A gateway, which waits for
+many requests, names itself in their messages (`headers.warmq.listener`). Others announce themselves
+on `warmq:listen` (`announcement`), and are told the texts from their beginning; so does whoever was
+disconnected, or misses a piece. Nothing is kept in Redis: the result has the whole text, and is the
+end; it is published on its own channel, Celery's.
 """
 
+import secrets
+import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import msgspec
 import orjson
 
 from contract import naming
+from contract.results import outcome_of, read_meta
 
-#: How long a worker writes after it heard of a listener, in seconds.
+#: How long a worker remembers a listener of a request that it does not run, in seconds.
 LISTEN_S = 15.0
-#: How long the text stays after its last entry, and how many entries at most.
-STREAM_TTL_MS = 600_000
-STREAM_ENTRIES = 10_000
-
-Entry = dict[str, str]
-
-
-def begin(attempt: int) -> Entry:
-    """Return the entry that begins an attempt's text."""
-    return {"event": "begin", "attempt": str(attempt)}
-
-
-def text(attempt: int, choice: int, at: int, piece: str) -> Entry:
-    """Return the entry with a piece of one choice's text."""
-    return {"event": "text", "attempt": str(attempt), "choice": str(choice), "at": str(at),
-            "text": piece}  # fmt: skip
-
-
-def end(attempt: int, outcome: str, *, whole: bool) -> Entry:
-    """Return the last entry of a request."""
-    return {"event": "end", "attempt": str(attempt), "outcome": outcome, "whole": str(int(whole))}
 
 
 class Piece(NamedTuple):
@@ -87,12 +58,14 @@ _encode = msgspec.json.Encoder().encode
 _decode_pieces = msgspec.json.Decoder(list[Piece]).decode
 
 
-def announcement(listener: str, request_ids: Iterable[str]) -> bytes:
+def announcement(listener: str, request_ids: Iterable[str], *, raw: bool = False) -> bytes:
     """Return what a listener publishes on `warmq:listen` to be told these texts from their start.
 
-    It counts for LISTEN_S, or as long as the worker runs the request.
+    It counts for LISTEN_S, or as long as the worker runs the request. With `raw` it is told also
+    what the model writes of an answer that is more than this text: tool calls, reasoning.
     """
-    return orjson.dumps({"listener": listener, "ids": list(request_ids)})
+    told = {"listener": listener, "ids": list(request_ids)}
+    return orjson.dumps(told | {"raw": True} if raw else told)
 
 
 def texts_of(body: Mapping[str, Any]) -> dict[int, str]:
@@ -120,60 +93,106 @@ def _joined(parts: Iterable[Any]) -> str:
 
 
 class Transcript:
-    """The text of one request as its entries tell it: `texts` by choice; `ended` is the outcome.
+    """The text of one request as its pieces tell it: `texts` by choice.
 
-    `broken` says that a piece is missing, so that only the result has the text.
+    `begun` counts how often the text began anew: with another attempt, or because the engine wrote
+    another one. A choice in `gaps` misses a piece. `ended` is the outcome, '' while it runs.
     """
 
     def __init__(self) -> None:
-        self.attempt = 0
+        self.attempt = self.begun = 0
         self.texts: dict[int, str] = {}
+        self.gaps: set[int] = set()
         self.ended = ""
-        self.broken = False
 
-    def add(self, entry: Mapping[str, str]) -> str:
-        """Take in the next entry; return what it adds to choice 0, '' for an old attempt's."""
-        attempt = int(entry["attempt"])
-        if attempt < self.attempt:
-            return ""
-        if entry["event"] == "begin":
-            self.attempt, self.texts, self.ended, self.broken = attempt, {}, "", False
-        elif entry["event"] == "end":
-            self.ended = entry["outcome"]
-        elif entry["event"] == "text":
-            return self._extend(int(entry["choice"]), int(entry["at"]), entry["text"])
-        return ""
+    def add(self, piece: Piece) -> Piece | None:
+        """Take in the next piece; return what of it is new, None for nothing.
 
-    def _extend(self, choice: int, at: int, piece: str) -> str:
-        have = self.texts.get(choice, "")
+        Pieces of an older attempt count for nothing: its worker was taken for dead.
+        """
+        have = self.texts.get(piece.choice, "")
+        at, text = piece.at, piece.text
+        if piece.attempt < self.attempt:
+            return None
+        if piece.attempt > self.attempt or not (
+            at or text.startswith(have) or have.startswith(text)
+        ):
+            self.attempt, self.texts, self.ended, have = piece.attempt, {}, "", ""
+            self.gaps.clear()
+            self.begun += 1
         if at > len(have):
-            self.broken = True
-        if self.broken:
-            return ""
-        new = piece[len(have) - at :]  # a piece may come twice: a worker lost Redis' answer
-        self.texts[choice] = have + new
-        return new if choice == 0 else ""
+            self.gaps.add(piece.choice)
+            return None
+        self.gaps.discard(piece.choice)
+        new = text[len(have) - at :]  # a piece may come twice: after an announcement
+        self.texts[piece.choice] = have + new
+        if not new:
+            return None
+        return piece if at == len(have) else piece._replace(at=len(have), text=new)
 
 
 class Listener:
-    """Reads one request's stream; raises StoreUnavailable where Redis cannot be used."""
+    """Hears the texts of some requests, for one thread; `close` it.
 
-    def __init__(self, client: Any, request_id: str) -> None:
+    Each call raises StoreUnavailable where Redis cannot be used.
+    """
+
+    def __init__(self, client: Any, request_ids: Iterable[str]) -> None:
+        """Prepare; nothing is connected yet."""
+        self.transcripts = {request_id: Transcript() for request_id in request_ids}
         self._client = client
-        self._request_id = request_id
-        self._last: bytes | str = "0-0"
+        self._name = secrets.token_hex(8)
+        self._pubsub: Any = None
+        self._announce_at = 0.0
 
-    def announce(self) -> None:
-        """Tell all workers that somebody listens; to be repeated every LISTEN_S / 3."""
-        self._client.publish(naming.LISTEN_CHANNEL, orjson.dumps([self._request_id]))
+    def read(self, wait_s: float) -> list[Piece]:
+        """Return what is new, after waiting for it, or for the result."""
+        if self._pubsub is None:
+            self._subscribe()
+        if time.monotonic() >= self._announce_at:
+            told = announcement(self._name, self.transcripts, raw=True)
+            self._client.publish(naming.LISTEN_CHANNEL, told)
+            self._announced()
+        new: list[Piece] = []
+        message = self._pubsub.get_message(timeout=wait_s)
+        while message is not None:
+            if message["type"] == "message":
+                new += self._heard(message["channel"].decode(), message["data"])
+            message = self._pubsub.get_message()
+        return new
 
-    def read(self, wait_s: float) -> Iterable[Entry]:
-        """Return the entries that are new, after waiting for one; those written before count."""
-        key = naming.stream_key(self._request_id)
-        found = self._client.xread({key: self._last}, block=int(wait_s * 1000) or None)
-        if not found:
-            return []
-        # RESP2 gives a list of pairs, RESP3 a dictionary of lists of lists.
-        entries = next(iter(found.values()))[0] if isinstance(found, dict) else found[0][1]
-        self._last = entries[-1][0]
-        return [{k.decode(): v.decode() for k, v in fields.items()} for _, fields in entries]
+    def _announced(self) -> None:
+        self._announce_at = time.monotonic() + LISTEN_S / 3
+
+    def _subscribe(self) -> None:
+        """Subscribe, and return when all that is published from now on will be heard."""
+        self._pubsub = self._client.pubsub()
+        channels = [naming.RESULT_PREFIX + request_id for request_id in self.transcripts]
+        self._pubsub.subscribe(naming.text_channel(self._name), *channels)
+        for _ in range(1 + len(channels)):
+            self._pubsub.get_message(timeout=LISTEN_S)
+
+    def _heard(self, channel: str, data: bytes) -> Iterable[Piece]:
+        if channel.startswith(naming.RESULT_PREFIX):
+            request_id = channel.removeprefix(naming.RESULT_PREFIX)
+            with suppress(ValueError, TypeError, LookupError):  # anybody may publish anything
+                self.transcripts[request_id].ended = outcome_of(read_meta(data))
+            return
+        self._announced()  # whoever is told something needs no announcement
+        try:
+            pieces = read_published(data)
+        except ValueError:
+            return
+        for piece in pieces:
+            if transcript := self.transcripts.get(piece.request_id):
+                had_gaps = bool(transcript.gaps)
+                new = transcript.add(piece)
+                if new is not None:
+                    yield new
+                elif transcript.gaps and not had_gaps:
+                    self._announce_at = 0.0
+
+    def close(self) -> None:
+        """Hear nothing more."""
+        if self._pubsub is not None:
+            self._pubsub.close()

@@ -12,6 +12,7 @@ from redis import exceptions
 from redis.asyncio.client import Pipeline as AsyncPipeline
 from redis.asyncio.client import PubSub
 from redis.client import Pipeline
+from redis.client import PubSub as SyncPubSub
 
 from contract.errors import (
     StoreForbidden,
@@ -96,6 +97,11 @@ class _Pipeline(Pipeline):
     execute = _translates(Pipeline.execute)
 
 
+class _SyncPubSub(SyncPubSub):
+    execute_command = _translates(SyncPubSub.execute_command)
+    parse_response = _translates(SyncPubSub.parse_response)
+
+
 class Client(redis.Redis):
     """A sync client."""
 
@@ -103,6 +109,9 @@ class Client(redis.Redis):
 
     def pipeline(self, transaction: bool = True, shard_hint: str | None = None) -> Pipeline:
         return _Pipeline(self.connection_pool, self.response_callbacks, transaction, shard_hint)
+
+    def pubsub(self, **options: Any) -> SyncPubSub:
+        return _SyncPubSub(self.connection_pool, **options)
 
     def run_script(self, name: str, *args: Any) -> Any:
         """Run a script of contract/lua and return its reply."""

@@ -126,9 +126,9 @@ class Reads:
         """Return how often an unfinished request was handed back to its queue."""
         return int(self._client.hget(keys.RETURNS, request_id) or 0)
 
-    def listener(self, request_id: str) -> Listener:
-        """Return a reader of the text of one request while it is written."""
-        return Listener(self._client, request_id)
+    def listener(self, *request_ids: str) -> Listener:
+        """Return what hears the texts of these requests while they are written."""
+        return Listener(self._client, request_ids)
 
     # -- the server -------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from starlette.responses import Response, StreamingResponse
 
 from contract import naming
 from contract.errors import WarmqError
-from contract.streaming import LISTEN_S, Listener, Transcript
+from contract.streaming import Listener
 from gateway.batches.api import batches as api
 from gateway.batches.api.shown import parts_of
 from gateway.http.caller import Caller
@@ -103,6 +103,8 @@ async def _events(
                     await viewer.news.wait()
     finally:
         watch.leave(viewer)
+        if text is not None:
+            text.close()
 
 
 async def _still_in(services: Services, token: str) -> bool:
@@ -121,8 +123,8 @@ class Text:
     def __init__(self, services: Services, caller: Caller, batch_id: str, custom_id: str) -> None:
         self._services, self._caller = services, caller
         self._batch_id, self._custom_id = batch_id, custom_id
-        self._heard: list[tuple[Listener, Transcript]] = []
-        self._announced = self._found = 0.0
+        self._listener: Listener | None = None
+        self._found = 0.0
         self._sent = (0, "", "")
 
     def find(self) -> None:
@@ -134,7 +136,7 @@ class Text:
         self._found = time.monotonic()
         view = api.view_of(self._services, self._caller, self._batch_id)
         ids = [naming.request_id(part, self._custom_id) for part in parts_of(view)]
-        self._heard = [(self._services.batches.listener(i), Transcript()) for i in ids]
+        self._listener = self._services.batches.listener(*ids) if ids else None
 
     async def news(self) -> list[bytes]:
         """Return an event with the whole text, if it has changed."""
@@ -152,17 +154,16 @@ class Text:
         return [event("text", orjson.dumps({"attempt": attempt, "text": said, "ended": ended}))]
 
     def _read(self) -> tuple[int, str, str]:
-        if not self._heard and time.monotonic() - self._found > CHECK_S:
+        if self._listener is None and time.monotonic() - self._found > CHECK_S:
             self.find()
-        again = time.monotonic() - self._announced > LISTEN_S / 3
-        if again:
-            self._announced = time.monotonic()
-        for listener, transcript in self._heard:
-            if again:
-                listener.announce()
-            for entry in listener.read(0):
-                transcript.add(entry)
-        if not self._heard:
+        if self._listener is None:
             return self._sent
-        whole = max((t for _, t in self._heard), key=lambda t: (t.attempt, len(t.texts.get(0, ""))))
+        self._listener.read(0)
+        found = self._listener.transcripts.values()
+        whole = max(found, key=lambda t: (t.attempt, len(t.texts.get(0, ""))))
         return whole.attempt, whole.texts.get(0, ""), whole.ended
+
+    def close(self) -> None:
+        """Hear nothing more."""
+        if self._listener is not None:
+            self._listener.close()

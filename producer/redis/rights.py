@@ -47,7 +47,6 @@ OF_PRODUCERS = tuple(
     zrem {key} m
     zrevrange {key} 0 0
     zscore {key} m
-    xread STREAMS {key} 0
     publish {key} v
     del {key}
     unlink {key}
@@ -63,7 +62,6 @@ OF_WORKERS = tuple(
     hkeys {key}
     hrandfield {key} 1
     ltrim {key} 0 0
-    xadd {key} * f v
     sismember {key} m
     srandmember {key} 1
     srem {key} m

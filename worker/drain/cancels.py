@@ -11,9 +11,8 @@ from contract import naming
 from contract.redis import keys
 from worker.drain.in_flight import Running
 from worker.drain.loop import Drain
-from worker.drain.online_text import OnlineText
+from worker.drain.running_text import RunningText
 from worker.drain.scripts import ERRORS
-from worker.drain.streaming import Streaming
 
 log = logging.getLogger(__name__)
 
@@ -25,11 +24,10 @@ REVOKE_KEEP_S = 10800.0
 class Cancels:
     """Aborts what is cancelled while it runs here."""
 
-    def __init__(self, drain: Drain, streaming: Streaming, online_text: OnlineText) -> None:
+    def __init__(self, drain: Drain, text: RunningText) -> None:
         self._leases = drain.leases
         self._in_flight = drain.in_flight
-        self._streaming = streaming
-        self._online_text = online_text
+        self._text = text
         self._timeout_s = drain.settings.redis_timeout_s
 
     async def run(self) -> None:
@@ -75,7 +73,7 @@ class Cancels:
     def _act_on(self, channel: str, data: bytes) -> None:
         try:
             if channel == naming.LISTEN_CHANNEL:
-                self._heard(orjson.loads(data))
+                self._text.heard(orjson.loads(data))
             elif channel == keys.BATCH_CANCEL_CHANNEL:
                 batch = data.decode()
                 of_batch = [r for r in self._in_flight if r.delivery.batch == batch]
@@ -88,12 +86,6 @@ class Cancels:
             KeyError,
         ):  # anybody may publish anything; no worker dies of it
             log.warning("ignored what came on %s", channel, extra={"action": "bad_message"})
-
-    def _heard(self, announced: Any) -> None:
-        if isinstance(announced, dict):
-            self._online_text.heard(announced)
-        else:
-            self._streaming.heard(announced)
 
     def _running(self, request_ids: set[str]) -> Iterator[Running]:
         return (r for r in self._in_flight if r.delivery.request_id in request_ids)

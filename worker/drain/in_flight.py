@@ -18,7 +18,8 @@ class Running:
     """One request in flight; `abort` says why its task was cancelled, `died` that the
     engine died with it inside. The engine knows it by `engine_id`; `since` is the
     time.monotonic() at which its task began; `plain` says that somebody wants its text while it
-    runs, and that this is what its answer will say, word for word (plain_text.py)."""
+    runs, and that this is what its answer will say, word for word; `text_seen` that a listener
+    was told of it."""
 
     delivery: Delivery
     engine_id: str
@@ -29,6 +30,7 @@ class Running:
     died: bool = False
     since: float = 0.0
     plain: bool = False
+    text_seen: bool = False
 
 
 class InFlight:

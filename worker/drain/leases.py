@@ -8,7 +8,7 @@ the drain has other things to look at.
 import datetime as dt
 import logging
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,7 @@ from contract import naming
 from contract.errors import RequestRejected, StoreRefused
 from contract.message import Delivery, read_delivery
 from contract.redis import keys
-from contract.streaming import STREAM_ENTRIES, STREAM_TTL_MS, Entry, Piece, published
+from contract.streaming import Piece, published
 from worker.drain.arrivals import Arrivals
 from worker.drain.endings import Ending, arguments, with_error
 from worker.drain.log_fields import about
@@ -260,21 +260,6 @@ class Leases(Scripts):
     def subscribe(self) -> Any:
         """Return a pub/sub connection, not subscribed yet."""
         return self._client.pubsub()
-
-    async def stream(self, writes: Iterable[tuple[str, list[Entry], bool]]) -> None:
-        """Append entries to requests' streams, each (request id, entries, whether to start anew).
-
-        All or nothing, so that a write may be repeated; a key of another type is left out.
-        """
-        pipe = self._client.pipeline(transaction=True)
-        for request_id, entries, anew in writes:
-            key = naming.stream_key(request_id)
-            if anew:
-                pipe.delete(key)
-            for entry in entries:
-                pipe.xadd(key, entry, maxlen=STREAM_ENTRIES)
-            pipe.pexpire(key, STREAM_TTL_MS)
-        await pipe.execute(raise_on_error=False)
 
     async def publish_texts(self, pieces: Mapping[str, Sequence[Piece]]) -> dict[str, int]:
         """Publish to each listener its pieces; return how many connections heard each."""

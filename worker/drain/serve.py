@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from contract.errors import RequestFailed, RequestRejected, WarmqError
 from contract.message import Delivery, inflate, read_body
 from contract.openai.lines import check_body, infer_url
+from contract.openai.plain_text import tells_text
 from contract.openai.sequences import sequences_of
 from contract.results import failure_meta, success_meta
 from worker.drain.endings import Ending
 from worker.drain.events import Events, Started
 from worker.drain.in_flight import Running
-from worker.drain.plain_text import is_plain
 from worker.drain.sequences import Sequences
 from worker.drain.turns import LARGE_BYTES, Turns
 from worker.engine import Engine, EngineRequest
@@ -111,7 +111,7 @@ async def serve(
             await _unpack(delivery, turns, most_bytes, preparation)
         request = read_request(delivery, served)
         if delivery.listener:
-            running.plain = is_plain(request)
+            running.plain = tells_text(request.url, request.body)
         if events.listeners(Started):
             events.publish(Started(delivery))
         if (count := sequences_of(request.body)) == 1:  # it never waits: spared what that costs

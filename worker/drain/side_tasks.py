@@ -8,9 +8,8 @@ from worker.drain.heartbeat import beat
 from worker.drain.history import History
 from worker.drain.lease_keeper import keep_leases
 from worker.drain.loop import Drain
-from worker.drain.online_text import OnlineText
 from worker.drain.progress import Progress
-from worker.drain.streaming import Streaming
+from worker.drain.running_text import RunningText
 from worker.drain.sweeper import sweep
 from worker.drain.watchdog import Watchdog
 
@@ -20,9 +19,8 @@ class SideTasks:
 
     def __init__(self, drain: Drain) -> None:
         self._drain = drain
-        self.streaming = Streaming(drain)
-        self.online_text = OnlineText(drain)
-        self.cancels = Cancels(drain, self.streaming, self.online_text)
+        self.text = RunningText(drain)
+        self.cancels = Cancels(drain, self.text)
 
     def tasks(self) -> list[Coroutine[Any, Any, None]]:
         """Return the coroutines to run."""
@@ -36,6 +34,5 @@ class SideTasks:
             Progress(self._drain).run(),
             History(self._drain).run(),
             self.cancels.run(),
-            self.streaming.run(),
-            self.online_text.run(),
+            self.text.run(),
         ]

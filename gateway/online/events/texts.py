@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from contract.streaming import Piece
+from contract.streaming import Piece, Transcript
 
 
 class Texts:
@@ -16,28 +16,16 @@ class Texts:
 
     def __init__(self) -> None:
         self.sent: dict[int, str] = {}
-        self._attempt = 0
-        self._texts: dict[int, str] = {}
+        self._written = Transcript()
 
     def take(self, pieces: Iterable[Piece]) -> Iterator[tuple[int, str]]:
-        """Yield (choice, text) to be sent now."""
-        changed = dict.fromkeys(piece.choice for piece in pieces if self._add(piece))
+        """Yield (choice, text) to be sent now; where a piece is missing, the result has it."""
+        changed = dict.fromkeys(p.choice for p in pieces if self._written.add(p) is not None)
         for choice in changed:
-            sent, text = self.sent.get(choice, ""), self._texts[choice]
+            sent, text = self.sent.get(choice, ""), self._written.texts.get(choice, "")
             if len(text) > len(sent) and text.startswith(sent):
                 self.sent[choice] = text
                 yield choice, text[len(sent) :]
-
-    def _add(self, piece: Piece) -> bool:
-        if piece.attempt < self._attempt:
-            return False
-        if piece.attempt > self._attempt:
-            self._attempt, self._texts = piece.attempt, {}
-        have = self._texts.get(piece.choice, "")
-        if piece.at > len(have):
-            return False  # a piece is missing: the result has it
-        self._texts[piece.choice] = have[: piece.at] + piece.text
-        return True
 
     def continued_by(self, texts: dict[int, str]) -> bool:
         """Whether an answer's texts begin with what was sent."""

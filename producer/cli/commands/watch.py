@@ -2,7 +2,8 @@
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import closing
 
 import click
 
@@ -11,12 +12,14 @@ from contract.errors import BatchConflict
 from contract.index import leader_of
 from contract.redis.batches import BatchStore
 from contract.results import outcome_of, read_meta
-from contract.streaming import LISTEN_S, Entry, Transcript, texts_of
+from contract.streaming import Piece, Transcript, texts_of
 from producer.cli import options, progress, show
 from producer.cli.context import WATCH_AGAIN, Context, Exit, hint, pass_context
 from producer.cli.progress import tell
 from producer.queue_workers import QueueWorkers
 from producer.same_batch import SameBatch
+
+Entry = dict[str, str]
 
 #: How long to wait for text before looking whether there is a result.
 LOOK_S = 1.0
@@ -36,7 +39,7 @@ def command(
     """Follow a batch to its end: done and failed, rate, tokens/s, time left.
 
     With --request and --stream: print the text of one request as the model writes
-    it, of its first choice; with --json every entry of its stream, all choices.
+    it, of its first choice; with --json every piece of all choices, an entry each.
     """
     if stream != (custom_id is not None):
         raise click.UsageError("--stream and --request go together: a text is one request's")
@@ -56,7 +59,8 @@ def listen(
 ) -> str:
     """Print the text of one request until it has its result; return its outcome.
 
-    With `show`, nothing is printed, and it gets every entry of the request's stream.
+    With `show`, nothing is printed, and it gets what is heard of all choices: when the text begins,
+    each piece, and the end.
 
     Raises:
         BatchConflict: if there is no such request, or its result is gone.
@@ -65,32 +69,25 @@ def listen(
     found, own_id = store.find(batch, custom_id)
     request_id = leader_of(found) or own_id
     same = SameBatch(store, batch, "a request of it was watched", may_reopen=True)
-    listener, transcript = store.listener(request_id), Transcript()
     workers = QueueWorkers(store, batch.fields.get("queue", ""))
-    announce_at = tell_at = 0.0
-    while True:
-        if time.monotonic() >= announce_at:
-            listener.announce()
-            announce_at = time.monotonic() + LISTEN_S / 3
-        # First the result: what was written before it is then in the entries read after it.
-        raw = store.results([request_id])[0]
-        whole = raw is not None and bool(transcript.ended or not transcript.attempt)
-        entries = list(listener.read(0 if whole else LOOK_S))
-        for entry in entries:
-            _take(transcript, entry, show)
-        if raw is not None and not entries:
-            break
-        if raw is None and not entries:
-            _still_there(store, same, request_id)
-        now = time.monotonic()
-        if not entries and now >= tell_at:
-            tell(f"{custom_id} waits; {workers.text()}")
-        if entries or now >= tell_at:
-            tell_at = now + TELL_S
+    text = _Shown() if show is None else _Entries(show)
+    tell_at = 0.0
+    with closing(store.listener(request_id)) as listener:
+        transcript = listener.transcripts[request_id]
+        while (raw := store.results([request_id])[0]) is None:
+            pieces = listener.read(LOOK_S)
+            for piece in pieces:
+                text.add(piece, transcript)
+            if not pieces:
+                _still_there(store, same, request_id)
+            now = time.monotonic()
+            if not pieces and now >= tell_at:
+                tell(f"{custom_id} waits; {workers.text()}")
+            if pieces or now >= tell_at:
+                tell_at = now + TELL_S
     meta = read_meta(raw)
     outcome = outcome_of(meta)
-    if show is None:
-        _finish(transcript, texts_of(meta["result"]).get(0, "") if outcome == "completed" else "")
+    text.end(transcript, outcome, texts_of(meta["result"]) if outcome == "completed" else {})
     return outcome
 
 
@@ -103,27 +100,57 @@ def _still_there(store: BatchStore, same: SameBatch, request_id: str) -> None:
         raise BatchConflict(f"batch {batch.id} has ended, and this result is gone: it expired")
 
 
-def _take(transcript: Transcript, entry: Entry, show: Callable[[Entry], None] | None) -> None:
-    had = transcript.texts.get(0, "")
-    new = transcript.add(entry)
-    if show is not None:
-        show(entry)
-    elif entry["event"] == "begin" and had and not transcript.texts:
-        _write("\n")
-        tell(f"attempt {transcript.attempt}: the text begins anew")
-    else:
-        _write(new)
+class _Shown:
+    """Prints the text of the first choice."""
+
+    def __init__(self) -> None:
+        self._begun = self._written = 0
+
+    def add(self, piece: Piece, transcript: Transcript) -> None:
+        if transcript.begun != self._begun and self._written:
+            _write("\n")
+            tell(f"attempt {transcript.attempt}: the text begins anew")
+            self._written = 0
+        self._begun = transcript.begun
+        if piece.choice == 0:
+            self._written += len(piece.text)
+            _write(piece.text)
+
+    def end(self, transcript: Transcript, outcome: str, texts: Mapping[int, str]) -> None:
+        had, text = transcript.texts.get(0, ""), texts.get(0, "")
+        if text.startswith(had):
+            _write(text[len(had) :] + "\n")
+        else:
+            _write("\n")
+            tell("the result's text is another than what was written meanwhile:")
+            _write(text + "\n")
 
 
-def _finish(transcript: Transcript, text: str) -> None:
-    """Print what of the result's text has not been printed."""
-    had = transcript.texts.get(0, "")
-    if text.startswith(had):
-        _write(text[len(had) :] + "\n")
-    else:
-        _write("\n")
-        tell("the result's text is another than what was written meanwhile:")
-        _write(text + "\n")
+class _Entries:
+    """Shows the text of all choices as entries; the result's rest, and the end, come last."""
+
+    def __init__(self, show: Callable[[Entry], None]) -> None:
+        self._show = show
+        self._begun = 0
+
+    def add(self, piece: Piece, transcript: Transcript) -> None:
+        if transcript.begun != self._begun:
+            self._begun = transcript.begun
+            self._show({"event": "begin", "attempt": str(transcript.attempt)})
+        self._show({
+            "event": "text", "attempt": str(transcript.attempt), "choice": str(piece.choice),
+            "at": str(piece.at), "text": piece.text,
+        })  # fmt: skip
+
+    def end(self, transcript: Transcript, outcome: str, texts: Mapping[int, str]) -> None:
+        had, attempt = dict(transcript.texts), max(1, transcript.attempt)
+        whole = bool(texts) and all(texts.get(n, "").startswith(t) for n, t in had.items())
+        for choice, text in texts.items() if whole else ():
+            at = len(had.get(choice, ""))
+            if piece := transcript.add(Piece("", attempt, choice, at, text[at:])):
+                self.add(piece, transcript)
+        self._show({"event": "end", "attempt": str(attempt), "outcome": outcome,
+                    "whole": str(int(whole))})  # fmt: skip
 
 
 def _write(text: str) -> None:

@@ -29,9 +29,8 @@ from kit.commands.support import (
 )
 from kit.protocol.lessee import Lessee, celery_message, client_of, submit_batch
 
-from contract import streaming
 from contract.errors import RequestFailed
-from contract.naming import DEFAULT_QUEUE, stream_key
+from contract.naming import DEFAULT_QUEUE, LISTEN_CHANNEL
 from contract.redis import keys
 from contract.redis.batches import BatchStore
 from demo.stack import ROOT, eventually
@@ -129,16 +128,14 @@ def test_dead_letters(redis_url: str, store: BatchStore) -> None:
 
 
 def test_the_entries_of_a_stream(redis_url: str, store: BatchStore) -> None:
-    batch = submit_batch(store, 1)
-    request_id = batch.ids[0]
+    submit_batch(store, 1)
     with subprocess.Popen(
         producer_command("watch", "b1", "--request", "c1", "--stream", "--json"),
         env=producer_env(redis_url), stdout=subprocess.PIPE, text=True,
     ) as process:  # fmt: skip
-        client = client_of(store)
-        for entry in (streaming.begin(1), streaming.text(1, 0, 0, "Hello"),
-                      streaming.end(1, "completed", whole=True)):  # fmt: skip
-            client.xadd(stream_key(request_id), entry)
+        with client_of(store).pubsub(ignore_subscribe_messages=True) as announced:
+            announced.subscribe(LISTEN_CHANNEL)
+            eventually(announced.get_message, 30, "it announces itself")
         run_all(store)
         printed, _ = process.communicate(timeout=30)
     lines = [orjson.loads(line) for line in printed.splitlines()]

@@ -12,10 +12,10 @@ from contract.errors import RequestRejected
 from contract.openai.body import BODY_TYPES, LIMITS, limits_tokens, smallest
 from contract.openai.lines import check_body, parse_line
 from contract.openai.messages import COUNT_TOKENS_URL, MESSAGES_URL
+from contract.openai.plain_text import tells_text
 from contract.openai.responses import RESPONSES_URL, TOKENIZE_URL
 from contract.streaming import texts_of
 from producer.submit.repeatable import question
-from worker.drain.plain_text import is_plain
 from worker.engine import EngineRequest
 from worker.engine.simulated.engine import SimulatedEngine
 
@@ -82,10 +82,10 @@ def test_only_greedy_messages_and_responses_are_asked_once() -> None:
 @pytest.mark.parametrize("url", LIMITS)
 def test_a_text_is_told_while_it_is_written_unless_tools_are_offered(url: str) -> None:
     body = smallest(url)
-    assert is_plain(EngineRequest(url, body))
-    assert not is_plain(EngineRequest(url, body | {"tools": [{"name": "f"}]}))
+    assert tells_text(url, body)
+    assert not tells_text(url, body | {"tools": [{"name": "f"}]})
     without = {"tools": [{"name": "f"}], "tool_choice": {"type": "none"}}
-    assert is_plain(EngineRequest(url, body | without))
+    assert tells_text(url, body | without)
 
 
 @pytest.mark.parametrize("url", LIMITS)

@@ -1,15 +1,16 @@
-"""Tells listeners the texts of requests whose messages name them, as soon as the engine has them.
+"""Tells listeners the texts of running requests, as soon as the engine has them.
 
-A listener is one process that waits for many requests (contract/streaming.py): it hears all their
-texts in one publication a tick. A tick follows a step of the engine, so the first text of a
-request is on its way at once; what comes later is collected for PAUSE_S. Nothing is kept in Redis:
-the result, which has the whole text, repairs what was lost.
+A listener is one process (contract/streaming.py): it hears the texts of all its requests in one
+publication a tick. Text is fetched from the engine, not sent by it (docs/decisions/0008), and of
+requests without a listener nothing is asked. A tick follows a step of the engine, so the first text
+of a request is on its way at once; what comes later is collected for PAUSE_S. Nothing is kept in
+Redis: the result, which has the whole text, repairs what was lost.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,13 +42,14 @@ class _Told:
     """What a listener was told of one request's text; attempt 0 is nothing.
 
     `until` is when a listener is forgotten that announced itself for a request which does not run
-    here, in time.monotonic(). `over`: the text was not continued, and only the result is right.
+    here, in time.monotonic(). `raw` listeners are told also what is not the answer word for word:
+    of the others, a part may become tool calls or reasoning, or come with what text does not have.
     """
 
     until: float = 0.0
+    raw: bool = False
     attempt: int = 0
     texts: dict[int, str] = field(default_factory=dict)
-    over: bool = False
 
 
 @dataclass(slots=True)
@@ -61,7 +63,7 @@ class _News:
     after: _Told
 
 
-class OnlineText:
+class RunningText:
     """The texts that one worker tells."""
 
     def __init__(self, drain: Drain) -> None:
@@ -92,17 +94,19 @@ class OnlineText:
             if delivery.listener:
                 self._add((delivery.request_id, delivery.listener), _Told())
 
-    def heard(self, announced: Mapping[str, Any]) -> None:
+    def heard(self, announced: Any) -> None:
         """Take in an announcement: what it names is told from its beginning.
 
         Raises:
             ValueError, KeyError, TypeError: if it is none.
         """
-        listener = announced["listener"]
+        if isinstance(announced, list):  # of a producer before 0.3.0, which waits for a stream
+            return
+        listener, raw = announced["listener"], announced.get("raw") is True
         if not LISTENER.fullmatch(listener):
             raise ValueError(listener)
         for request_id in map(str, announced["ids"]):
-            self._add((request_id, listener), _Told(time.monotonic() + LISTEN_S))
+            self._add((request_id, listener), _Told(time.monotonic() + LISTEN_S, raw))
 
     def _add(self, key: Key, told: _Told) -> None:
         if key in self._told or len(self._told) < MOST:
@@ -160,12 +164,14 @@ class OnlineText:
             if not heard[found.key[1]]:  # nobody: it comes back with an announcement
                 self._forget(found.key)
                 continue
-            if found.key in self._fresh:
-                self._fresh.discard(found.key)
-                self._tell_first(found.running)
+            self._fresh.discard(found.key)
+            self._tell_first(found.running)
             self._told[found.key] = found.after
 
     def _tell_first(self, running: Running) -> None:
+        if running.text_seen:
+            return
+        running.text_seen = True
         after_s = time.monotonic() - running.since
         self._drain.events.publish(FirstText(running.delivery, after_s))
 
@@ -184,7 +190,7 @@ class OnlineText:
                 if running is None:
                     if told.until < now:
                         self._forget(key)
-                elif running.plain and not (told.over or (parsed and _is_chat(running))):
+                elif told.raw or (running.plain and not (parsed and _is_chat(running))):
                     texts = self._drain.supervisor.engine.text_so_far(running.engine_id)
                     yield _news_of(key, told, running, texts)
         except EngineDead:  # between two engines
@@ -196,20 +202,27 @@ def _is_chat(running: Running) -> bool:
 
 
 def _news_of(key: Key, told: _Told, running: Running, texts: Sequence[str]) -> _News:
+    """Return what is new of a text: all of it where it is not the one that was told before.
+
+    A remote engine may run the request again elsewhere, and may write another text then.
+    """
     attempt = running.delivery.attempt
     known = told.texts if told.attempt == attempt else {}
-    after = _Told(told.until, attempt, dict(known))
+    if not all(map(_goes_on, known.values(), (_text_of(texts, n) for n in known))):
+        known = {}
+    after = _Told(told.until, told.raw, attempt, dict(known))
     pieces = []
     for choice, text in enumerate(texts):
-        old = known.get(choice, "")
-        if not text.startswith(old):  # a remote engine runs it again elsewhere: another text
-            return _News(key, told, running, [], _stopped(told))
-        if len(text) > len(old):
-            pieces.append(Piece(key[0], attempt, choice, len(old), text[len(old) :]))
+        at = len(known.get(choice, ""))
+        if len(text) > at:
+            pieces.append(Piece(key[0], attempt, choice, at, text[at:]))
             after.texts[choice] = text
     return _News(key, told, running, pieces, after)
 
 
-def _stopped(told: _Told) -> _Told:
-    told.over = True
-    return told
+def _text_of(texts: Sequence[str], choice: int) -> str:
+    return texts[choice] if choice < len(texts) else ""
+
+
+def _goes_on(known: str, text: str) -> bool:
+    return text.startswith(known) or known.startswith(text)
