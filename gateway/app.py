@@ -38,7 +38,7 @@ from gateway.http.writes import Audit, WriteRates
 from gateway.metrics import routes as metrics
 from gateway.metrics.requests import Counted, Requests
 from gateway.metrics.scale import routes as scale
-from gateway.online import routes as live
+from gateway.online import endpoint as live
 from gateway.online.online import online
 from gateway.page import routes as dashboard
 from gateway.sweeping import sweeping

@@ -21,7 +21,7 @@ from gateway.files.protocol import (
 )
 from gateway.files.uploads.protocol import Upload, UploadComplete, UploadCreate, UploadPart
 from gateway.metrics.scale.protocol import Scale
-from gateway.online.protocol import Model, ModelList
+from gateway.online.models import Model, ModelList
 
 Schema = dict[str, Any]
 JSON, FORM, BYTES, LINES, EVENTS = (

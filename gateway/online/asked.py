@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from contract.errors import RequestRejected
-from contract.openai.body import CHAT_URL, LIMITS
+from contract.openai.body import LIMITS
 from contract.openai.decode import decode, encode
 from contract.openai.lines import check_body
 from contract.openai.numbers import whole
@@ -16,11 +16,17 @@ from contract.openai.plain_text import tells_text
 from contract.openai.sequences import sequences_of
 from gateway.http.errors import ApiError, invalid
 from gateway.http.limits import estimated_tokens
-from gateway.online.protocol import StreamOptions
 
 #: Queue priorities: online requests go before everything, OpenAI's `flex` before batches.
 URGENT, FLEX = 0, 3
 LOWEST = 9
+
+
+class StreamOptions(msgspec.Struct, frozen=True):
+    """`stream_options` of a request; other fields, as OpenAI's, mean nothing here."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +125,3 @@ def _prompts(prompt: Any) -> int:
     """Return how many prompts a completion has: texts or lists of token ids in a list."""
     several = isinstance(prompt, list) and prompt and not isinstance(prompt[0], int)
     return len(prompt) if several else 1
-
-
-def is_chat(url: str) -> bool:
-    """Whether answers are messages, not mere texts."""
-    return url == CHAT_URL

@@ -1,4 +1,4 @@
-"""One online request from its body to its answer: an ASGI application for each URL."""
+"""One online request from its body to its answer: an ASGI application for each URL; its routes."""
 
 from __future__ import annotations
 
@@ -8,24 +8,31 @@ import uuid
 from collections.abc import Callable
 from dataclasses import replace
 
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
+from contract.errors import RequestRejected
 from contract.message import write_online
 from contract.naming import turn_list
+from contract.openai.body import BODY_TYPES
 from contract.openai.responses import RESPONSES_URL
+from contract.results import body_of, error_of, read_meta
 from contract.traces.tracer import now
 from gateway.http.bodies import whole_body
 from gateway.http.caller import Caller
+from gateway.http.http import caller, reply
 from gateway.http.limits import Allowance, check_model
 from gateway.http.services import Services
 from gateway.http.traced import current
-from gateway.online.answer import answer_of, header_pairs
+from gateway.online.answer import Stream, answer_of, header_pairs
 from gateway.online.asked import Asked, naming, read
-from gateway.online.charging import charged
+from gateway.online.events.responses import bytes_with_all_fields
+from gateway.online.models import ModelList
 from gateway.online.online import Online
-from gateway.online.stream import Stream
-from gateway.online.waiter import Gone, Late, Waiter, nothing
-from gateway.online.whole_response import bytes_with_all_fields
+from gateway.online.waiting import Gone, Late, Waiter, nothing
 from gateway.redis.live import Push
 
 #: How long results are kept: for a gateway whose connection was lost, and for whoever asks again
@@ -153,3 +160,89 @@ async def _send_whole(body: bytes, allowance: Allowance, began: float, send: Sen
     ]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send({"type": "http.response.body", "body": body})
+
+
+# -- what it costs --------------------------------------------------------------------
+
+
+class _Usage(msgspec.Struct):
+    total_tokens: int | None = None
+    input_tokens: int | None = None  # Anthropic's have no total
+    output_tokens: int | None = None
+
+
+class _Answer(msgspec.Struct):
+    usage: _Usage | None = None
+    count: int | None = None  # of /tokenize
+    input_tokens: int | None = None  # of /v1/messages/count_tokens
+
+
+_decode = msgspec.json.Decoder(_Answer).decode
+
+
+def tokens_of(body: bytes) -> int | None:
+    """Return how many tokens an answer says it has used; None if it says nothing."""
+    try:
+        answer = _decode(body)
+    except msgspec.DecodeError:
+        return None
+    usage = answer.usage
+    if usage is None:
+        return answer.count if answer.count is not None else answer.input_tokens
+    if usage.total_tokens is not None:
+        return usage.total_tokens
+    return (usage.input_tokens or 0) + (usage.output_tokens or 0)
+
+
+def charged(asked: Asked, waiter: Waiter | None, body: bytes | None, *, goes_on: bool) -> int:
+    """Return the tokens of prompt and answer that a request has used, however it has ended.
+
+    An answer says what it has used. Without one the prompt was read all the same, and text was
+    written: its bytes are the most tokens that it can have, and `max_tokens` is another bound.
+    `body` is its answer, None if there was none; then with `goes_on` it is computed to its end
+    although nobody waits. 0 if it was not run: it was not queued, or refused for what it asks.
+    """
+    meta = waiter.ending.result() if waiter is not None and waiter.has_result() else None
+    if body is None and meta is not None:
+        body = body_of(meta)  # its client went, or it was not the text that was sent
+    if body is not None:
+        used = tokens_of(body)
+        return asked.prompt_tokens if used is None else used
+    if waiter is None or not waiter.pushed or waiter.lost_store():
+        return 0
+    written, most = waiter.text_bytes, asked.tokens - asked.prompt_tokens
+    if meta is not None:
+        if not written and not _was_run(meta):
+            return 0
+    elif most and (goes_on or not asked.tells_text):
+        written = most  # nobody can say how much of it was written
+    return asked.prompt_tokens + (min(written, most) if most else written)
+
+
+def _was_run(meta: bytes) -> bool:
+    """Whether an engine had a request that failed; what it refuses has cost nothing."""
+    timing = (read_meta(meta).get("warmq") or {}).get("timing")
+    return bool(timing) and not isinstance(error_of(meta), RequestRejected)
+
+
+# -- routes ---------------------------------------------------------------------------
+
+
+async def _models(request: Request) -> Response:
+    online: Online = request.app.state.online
+    return reply(ModelList(await online.models.every(caller(request).models)))
+
+
+async def _model(request: Request) -> Response:
+    online: Online = request.app.state.online
+    name = request.path_params["model"]
+    return reply(await online.models.one(name, caller(request).models))
+
+
+def routes() -> list[Route]:
+    """Return the routes: one for each URL whose bodies are known, and those of models."""
+    return [
+        *(Route(url, Endpoint(url), methods=["POST"]) for url in BODY_TYPES),
+        Route("/v1/models", _models),
+        Route("/v1/models/{model:path}", _model),
+    ]

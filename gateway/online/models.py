@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Collection
+from typing import Literal
+
+from msgspec import Struct
 
 from contract.errors import StoreUnavailable
 from contract.nearest import did_you_mean
 from contract.redis.announcements import is_alive
 from gateway.http.errors import ApiError, not_found
-from gateway.online.protocol import Model
 from gateway.redis.live import LiveRequests
 from gateway.served import Served, shown
 
@@ -20,6 +22,22 @@ FRESH_S = 1.0
 STALE_S = 5.0
 #: A model that is not known is looked for again, but not for each request.
 AGAIN_S = 0.2
+
+
+class Model(Struct, frozen=True):
+    """One model that may be asked for; `created` is when this gateway first heard of it, in s."""
+
+    id: str
+    created: int
+    object: Literal["model"] = "model"
+    owned_by: str = "warmq"
+
+
+class ModelList(Struct, frozen=True):
+    """All models that a caller may ask for."""
+
+    data: list[Model]
+    object: Literal["list"] = "list"
 
 
 class Models:

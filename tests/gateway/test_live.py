@@ -17,7 +17,7 @@ import pytest
 from kit.gateways.live_stack import HELLO, MODEL, Stack
 
 from demo.stack import eventually
-from gateway.online.charging import tokens_of
+from gateway.online.endpoint import tokens_of
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ import orjson
 
 from contract.results import ResultLine, one_line
 from gateway.batches.api.record import Usage
-from gateway.online.whole_response import with_all_fields
+from gateway.online.events.responses import with_all_fields
 
 #: What an answer of /v1/responses has; within texts quotes are escaped.
 _RESPONSE = b'"object":"response"'

@@ -8,8 +8,9 @@ from typing import Any
 
 import orjson
 
+from contract.openai.body import CHAT_URL
 from gateway.http.errors import ApiError
-from gateway.online.asked import Asked, is_chat
+from gateway.online.asked import Asked
 
 DONE = b"data: [DONE]\n\n"
 
@@ -18,7 +19,7 @@ class Chunks:
     """Writes the events of one answer: all have one id and time."""
 
     def __init__(self, asked: Asked, request_id: str) -> None:
-        self._chat = is_chat(asked.url)
+        self._chat = asked.url == CHAT_URL
         self._options = asked.stream
         usage = bool(asked.stream and asked.stream.include_usage)
         kind = "chat.completion.chunk" if self._chat else "text_completion"

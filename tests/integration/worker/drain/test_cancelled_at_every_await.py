@@ -22,9 +22,8 @@ from gateway.http.idempotency import Try
 from gateway.http.services import Services
 from gateway.metrics.requests import Requests
 from gateway.metrics.routes import Snapshots
-from gateway.online.revoked import Revocations
-from gateway.online.waiter import Waiter
-from gateway.online.waiting import Waiting
+from gateway.online.online import Revocations
+from gateway.online.waiting import Waiter, Waiting
 from gateway.page.live import Viewer, Watch
 from gateway.redis.api_keys import KeyLookup
 from gateway.redis.idempotency import Tries

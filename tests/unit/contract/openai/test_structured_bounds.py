@@ -20,7 +20,7 @@ from contract.openai.structured import (
     MAX_VALUES,
     repetitions,
 )
-from gateway.online.charging import tokens_of
+from gateway.online.endpoint import tokens_of
 
 TEXT = {"type": "string"}
 

@@ -6,7 +6,7 @@ from gateway.app import routes
 from gateway.http.errors import ApiError, response_for
 from gateway.http.idempotency import ATTACHING
 from gateway.http.writes import _IN_PATH
-from gateway.online import routes as live
+from gateway.online import endpoint as live
 
 
 def test_all_online_requests_attach_to_their_first_try_and_nothing_else_does() -> None:

@@ -13,8 +13,8 @@ from contract.openai.body import CHAT_URL, COMPLETION_URL
 from contract.results import failure_meta
 from contract.streaming import Piece
 from gateway.online.asked import Asked, read
-from gateway.online.charging import charged, tokens_of
-from gateway.online.waiter import Gone, Waiter
+from gateway.online.endpoint import charged, tokens_of
+from gateway.online.waiting import Gone, Waiter
 from gateway.redis.live import Push
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "Hello, you there"}]}

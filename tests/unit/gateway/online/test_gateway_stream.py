@@ -9,11 +9,10 @@ import pytest
 
 from contract.openai.body import CHAT_URL
 from contract.streaming import Piece
-from gateway.online import stream as module
+from gateway.online import answer as module
+from gateway.online.answer import WAITING, Stream
 from gateway.online.asked import read
-from gateway.online.events.writer import WAITING
-from gateway.online.stream import Stream
-from gateway.online.waiter import Gone, Waiter
+from gateway.online.waiting import Gone, Waiter
 from gateway.redis.live import Push
 
 BODY = b'{"model": "m", "stream": true, "messages": [{"role": "user", "content": "x"}]}'

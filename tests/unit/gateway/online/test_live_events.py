@@ -13,11 +13,9 @@ from contract.openai.messages import MESSAGES_URL
 from contract.openai.responses import RESPONSES_URL
 from contract.streaming import Piece, texts_of
 from gateway.http.errors import ApiError
-from gateway.online.asked import Asked, read
+from gateway.online.answer import Events, Texts, events_of
+from gateway.online.asked import Asked, StreamOptions, read
 from gateway.online.events.chunks import DONE
-from gateway.online.events.texts import Texts
-from gateway.online.events.writer import Events, events_of
-from gateway.online.protocol import StreamOptions
 
 USAGE = {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
 
