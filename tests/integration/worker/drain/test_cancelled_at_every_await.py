@@ -183,7 +183,7 @@ def test_background_work_of_a_gateway_ends(services: Services, redis_client: red
     asyncio.run(run())
 
 
-SIDE_TASKS = 11
+SIDE_TASKS = 10
 
 
 @pytest.mark.parametrize("number", range(SIDE_TASKS))
