@@ -19,8 +19,8 @@ from contract.naming import request_id
 from contract.openai.lines import parse_line
 from contract.results import failure_meta, result_line, success_meta
 from gateway.batches.api.record import Part
-from gateway.batches.runner.looking import look_through
-from gateway.batches.runner.routing import Sharing
+from gateway.batches.runner.lines import look_through
+from gateway.batches.runner.queueing import Sharing
 from producer.input.reader import Input, chunks
 from producer.submit.order.keys import text_of
 from worker.drain.serve import failed, read_request

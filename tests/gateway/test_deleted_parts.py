@@ -17,7 +17,7 @@ from gateway.batches.api.record import BatchRecord, Part, decode, encode
 from gateway.batches.api.starting import request_cancel
 from gateway.batches.runner import carrier as carrying
 from gateway.batches.runner.carrier import Carrier
-from gateway.batches.runner.writing import _File, file_id_of
+from gateway.batches.runner.outputs import _File, file_id_of
 from gateway.files.objects import Files
 from gateway.http.services import Services
 from gateway.settings import GatewaySettings

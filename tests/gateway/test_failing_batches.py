@@ -13,8 +13,7 @@ import pytest
 from demo.stack import eventually
 from gateway.batches.api.record import BatchRecord, Part, decode, encode
 from gateway.batches.runner import carrier as carrying
-from gateway.batches.runner.carrier import Carrier
-from gateway.batches.runner.failing import TRIES
+from gateway.batches.runner.carrier import TRIES, Carrier
 from gateway.batches.runner.phases import Phases
 from gateway.http.services import Services
 from gateway.settings import GatewaySettings

@@ -169,7 +169,7 @@ def test_a_batch_of_responses_and_one_of_messages_are_no_way_round(stack: Stack)
 
 
 def test_a_line_is_given_a_name_and_all_else_of_it_stays(tmp_path: Path) -> None:
-    from gateway.batches.runner.routing import naming
+    from gateway.batches.runner.lines import naming
 
     raw = b'{"custom_id":"a","body":{"seed":12345678901234567890123,"x":[1.0,"\\u00e9"]}}'
     assert naming(raw, "l") == raw[:-2] + b',"model":"l"}}'

@@ -14,7 +14,7 @@ from pydantic import SecretStr
 
 from demo.stack import RedisServer, eventually
 from gateway.batches.api.record import BatchRecord
-from gateway.batches.runner.announcing import announce
+from gateway.batches.runner.after import announce
 from gateway.http.services import Services
 from gateway.redis.webhooks import Webhooks
 from gateway.settings import GatewaySettings

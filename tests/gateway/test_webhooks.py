@@ -21,7 +21,7 @@ from pydantic import SecretStr
 
 from demo.stack import RedisServer, eventually
 from gateway.batches.api.record import BatchRecord, Status
-from gateway.batches.runner.announcing import announce
+from gateway.batches.runner.after import announce
 from gateway.http.services import Services
 from gateway.redis.webhooks import Webhooks
 from gateway.settings import LEASE_S, GatewaySettings

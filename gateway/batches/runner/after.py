@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gateway.batches.api.record import BatchRecord
-from gateway.batches.runner.announcing import announce
+from gateway.batches.api.record import ENDED, BatchRecord
 from gateway.http.services import Services
+from gateway.redis.webhooks import Delivery, Webhooks, delivery_id
 
 #: Called with each batch that has ended, once or more often.
 AfterEnd = Callable[[Services, BatchRecord], None]
@@ -20,6 +20,33 @@ def give_back(services: Services, record: BatchRecord) -> None:
 def let_go(services: Services, record: BatchRecord) -> None:
     """End what keeps the content of the batch's file, if the file was deleted."""
     services.objects.forget_reader(record.input_file_id, record.id)
+
+
+def announce(services: Services, record: BatchRecord) -> None:
+    """Note the deliveries of a batch's end, one for each endpoint that wants to hear of it.
+
+    Whoever carries a batch calls it after its end is written and before its work is done: then
+    a crash between the two only makes it called again, which delivers nothing twice.
+
+    Raises:
+        StoreUnavailable: call it again; nothing is noted twice.
+    """
+    if record.status not in ENDED:
+        return
+    event, webhooks = f"batch.{record.status}", Webhooks.beside(services.batches)
+    for endpoint in webhooks.all():
+        if endpoint.tenant != record.tenant or event not in endpoint.events:
+            continue
+        delivery = Delivery(
+            id=delivery_id(record.id, endpoint.id, event),
+            endpoint_id=endpoint.id,
+            batch_id=record.id,
+            event=event,
+            created_at=record.changed_at.get(record.status, record.created_at),
+        )
+        webhooks.note(delivery)
+        # Also if it was known: who noted it may have died before it came so far.
+        services.due.add("webhook", delivery.id)
 
 
 def everything() -> list[AfterEnd]:

@@ -34,7 +34,7 @@ class Changed(Exception):
 
 
 class Carried:
-    """A batch's record as it was read last."""
+    """A batch's record as it was read last, and its file, which is opened once."""
 
     def __init__(
         self, services: Services, held: Held, stored: Stored, stop: threading.Event
@@ -46,6 +46,19 @@ class Carried:
         self.record: BatchRecord = decode(stored.document)
         self._next_look = time.monotonic() + _LOOK_S
         self._next_keep = float("-inf")
+        self._opened = ExitStack()
+        self._path: Path | None = None
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._opened.close()
+
+    def read_again(self) -> bool:
+        """Read the record anew; return False if it is not there any more."""
+        (stored,) = self.services.objects.several("batch", [self.record.id])
+        if stored is not None:
+            self.stored, self.record = stored, decode(stored.document)
+        return stored is not None
 
     @property
     def late(self) -> bool:
@@ -89,21 +102,14 @@ class Carried:
             self._next_keep = time.monotonic() + _KEEP_S
             Files(self.services).keep_content(self.record.input_file_id, self.record.id)
 
-    def go_on(self) -> None:
-        """Return if reading its lines still makes sense.
+    def go_on(self, *, ends_late: bool = True) -> None:
+        """Return if reading its lines still makes sense. What is only looked through is read to its
+        end also if it is late, for the lines of the error file.
 
         Raises:
             Changed: it was cancelled, or its window is over.
             GivenUp: somebody else carries it.
         """
-        self._go_on(ends_late=True)
-
-    def look_on(self) -> None:
-        """Return if looking through its lines still makes sense: as `go_on`, but what is late is
-        looked through to its end, for the lines of the error file."""
-        self._go_on(ends_late=False)
-
-    def _go_on(self, *, ends_late: bool) -> None:
         self.check()
         now = time.monotonic()
         if now < self._next_look:
@@ -115,21 +121,21 @@ class Carried:
         if changed or (ends_late and self.late):
             raise Changed
 
-    def input(self, stack: ExitStack) -> Path | None:
-        """Return the batch's file for as long as `stack` is open; None if it was deleted.
+    def input(self) -> Path | None:
+        """Return the batch's file, for as long as this is not closed; None if it was deleted.
 
         Raises:
             StoreFailed: its content is not here, although nobody has deleted it.
         """
         services, name = self.services, self.record.input_file_id
-        if services.store.size(name) is not None:
-            return stack.enter_context(services.store.local(name))
-        if services.objects.owner_of("file", name) is not None:
+        if self._path is None and services.store.size(name) is not None:
+            self._path = self._opened.enter_context(services.store.local(name))
+        if self._path is None and services.objects.owner_of("file", name) is not None:
             raise StoreFailed(
                 f"file {name} is not in {services.settings.gateway_store}, where this gateway "
                 "keeps files: give all of them one bucket, or a folder that they share"
             )
-        return None
+        return self._path
 
     def caller(self) -> Caller:
         """Return who made the batch; without its key, which may be revoked, no limits hold."""

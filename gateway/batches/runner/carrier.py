@@ -7,18 +7,16 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 
 from contract.errors import StoreUnavailable, WarmqError
 from contract.log_lines import working_on
 from contract.redis.due import Claim
-from contract.redis.objects import Stored
 from contract.traces.span import read_context
-from gateway.batches.api.record import BatchRecord, decode
+from gateway.batches.api.record import ENDED, BatchRecord, Problem, decode
 from gateway.batches.api.starting import forget_batch
 from gateway.batches.runner.after import AfterEnd
 from gateway.batches.runner.carried import Carried, Changed
-from gateway.batches.runner.failing import Failures, end
 from gateway.batches.runner.held import GivenUp, Leases
 from gateway.batches.runner.phases import Later, Phases, wait_ms
 from gateway.batches.runner.turns import Turns, Waiting
@@ -36,6 +34,10 @@ AT_ONCE = 64
 LOOK_S = 0.2
 #: A batch is looked at again after so long if something failed.
 FAILED_MS = 3000
+#: A batch is tried so often, at each stage of its end.
+TRIES = 3
+#: Batches whose failures are remembered.
+_MOST_FAILED = 1000
 #: The record of one that has waited longer for its turn is read again.
 _STALE_S = 1.0
 
@@ -50,7 +52,7 @@ class Carrier:
         self._renewing = threading.Event()  # set once nothing is held any more
         self._leases = Leases(services.due, LEASE_S, self._renewing)
         self._turns = Turns(THREADS)
-        self._failures = Failures()
+        self._tries: dict[str, int] = {}  # how often this process has failed at a batch
         self._phases = Phases(after, self._turns.crowded)
 
     def stop(self) -> None:
@@ -144,74 +146,62 @@ class Carrier:
         working_on(batch_id=claim.id, trace_id=f"{trace.trace_id:032x}" if trace else "")
         try:
             in_ms = self._take_on(work)
-            self._failures.forget(claim.id)
+            self._tries.pop(claim.id, None)
             if in_ms is None:
                 due.finish(claim)
             else:
                 due.release(claim, in_ms)
         except GivenUp:
             self._give_up(claim)
-        except StoreUnavailable as error:
-            log.warning(
-                "batch %s waits: %s",
-                claim.id,
-                error.message,
-                extra={"action": "batch_waits"},
-            )
         except WarmqError as error:
             log.warning(
-                "batch %s waits: %s",
-                claim.id,
-                error.message,
-                extra={"action": "batch_waits"},
+                "batch %s waits: %s", claim.id, error.message, extra={"action": "batch_waits"}
             )
             if isinstance(error, InputUnreadable):
                 self._fail(work, error)
-            else:
+            elif not isinstance(error, StoreUnavailable):  # then its lease ends by itself
                 self._release(claim, FAILED_MS)
         except Exception as error:
             log.exception(
-                "batch %s cannot be carried now",
-                claim.id,
-                extra={"action": "batch_waits"},
+                "batch %s cannot be carried now", claim.id, extra={"action": "batch_waits"}
             )
             self._fail(work, error)
 
     def _take_on(self, work: Waiting) -> int | None:
         """Return in how many ms a batch is to be looked at again; None if it is done with."""
-        held, objects = work.held, self._services.objects
-        stored: Stored | None = work.stored
-        if time.monotonic() - work.since > _STALE_S:
-            (stored,) = objects.several("batch", [held.claim.id])
-        while stored is not None:
-            batch = Carried(self._services, held, stored, self._stop)
-            try:
-                self._phases.carry(batch)
-                return None
-            except Later as later:
-                return later.in_ms
-            except Changed:
-                (stored,) = objects.several("batch", [held.claim.id])
+        with closing(Carried(self._services, work.held, work.stored, self._stop)) as batch:
+            there = time.monotonic() - work.since < _STALE_S or batch.read_again()
+            while there:
+                try:
+                    self._phases.carry(batch)
+                    return None
+                except Later as later:
+                    return later.in_ms
+                except Changed:
+                    there = batch.read_again()
         return None
 
     def _fail(self, work: Waiting, error: Exception) -> None:
         """Have a batch tried again, or end."""
-        claim, tries = work.held.claim, self._failures.add(work.held.claim.id)
-        ended = False
+        claim, ended = work.held.claim, False
+        tries = self._tries.pop(claim.id, 0) + 1
+        while len(self._tries) >= _MOST_FAILED:
+            self._tries.pop(next(iter(self._tries)))
+        self._tries[claim.id] = tries
         try:
-            with suppress(Changed, GivenUp, StoreUnavailable):  # it is tried again
-                (stored,) = self._services.objects.several("batch", [claim.id])
-                if stored is not None:
-                    batch = Carried(self._services, work.held, stored, self._stop)
-                    ended = end(batch, error, tries)
+            with (
+                suppress(Changed, GivenUp, StoreUnavailable),  # it is tried again
+                closing(Carried(self._services, work.held, work.stored, self._stop)) as batch,
+            ):
+                ended = batch.read_again() and _end(batch, error, tries)
         except Exception:
             log.exception("batch %s cannot be ended", claim.id, extra={"action": "batch_waits"})
-        if ended:
-            self._failures.forget(claim.id)
-            with suppress(StoreUnavailable):
-                self._services.due.finish(claim)
-        else:
+        if not ended:
             self._release(claim, FAILED_MS)
+            return
+        self._tries.pop(claim.id, None)
+        with suppress(StoreUnavailable):
+            self._services.due.finish(claim)
 
     def _give_up(self, claim: Claim) -> None:
         # If its lease has ended, a renewal that was under way may have come through all the same:
@@ -227,3 +217,33 @@ class Carrier:
     def _release(self, claim: Claim, in_ms: int) -> None:
         with suppress(StoreUnavailable):  # else its lease ends by itself
             self._services.due.release(claim, in_ms)
+
+
+def _end(batch: Carried, error: BaseException, tries: int) -> bool:
+    """Bring a batch nearer to its end, after so many tries or at its deadline; return whether there
+    is nothing more to do for it.
+
+    One of which nothing is queued fails. What is queued is cancelled first, and its results are
+    written; if that fails, too, the batch fails without them.
+    """
+    record = batch.record
+    if tries < TRIES and not batch.late:
+        return False
+    if record.status in ENDED:  # what is done after its end fails
+        return tries >= 3 * TRIES
+    told = (
+        f"the batch could not be processed: this gateway failed {tries} times "
+        f"({type(error).__name__}), its log says at what; send the batch again, or another file"
+    )
+    problems = record.problems or [Problem("internal_error", told)]
+    if not record.parts:
+        batch.write("cancelled" if record.status == "cancelling" else "failed", problems=problems)
+    elif tries < 2 * TRIES and record.status == "in_progress":
+        batch.write("cancelling", problems=problems)
+    elif tries >= 2 * TRIES:
+        store = batch.services.batches
+        for state in store.states([part.batch_id for part in record.parts]):
+            if state is not None and not state.finished:
+                store.cancel(state)
+        batch.write("failed", problems=problems)
+    return False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from functools import partial
 from itertools import count
 from pathlib import Path
 
@@ -16,12 +16,15 @@ from contract.errors import BatchConflict
 from gateway.batches.api.record import ENDED, BatchRecord, Counts, Part, Problem, Status
 from gateway.batches.runner.after import AfterEnd
 from gateway.batches.runner.carried import Carried
-from gateway.batches.runner.looking import Looked, look_through
-from gateway.batches.runner.problems import no_file, no_room, was_deleted
-from gateway.batches.runner.results import all_lines
-from gateway.batches.runner.routing import outdated, parts_for, waits
-from gateway.batches.runner.submitting import create_part, submit_part
-from gateway.batches.runner.writing import write_files
+from gateway.batches.runner.lines import Looked, look_through
+from gateway.batches.runner.outputs import all_lines, write_files
+from gateway.batches.runner.queueing import (
+    create_part,
+    outdated,
+    parts_for,
+    submit_part,
+    waits,
+)
 from gateway.http.caller import Caller
 from gateway.http.errors import ApiError
 from gateway.http.limits import estimated_tokens
@@ -31,6 +34,7 @@ from producer.collect.collect import note_kept
 from producer.input.reader import InputUnreadable
 from producer.same_batch import BatchChanged
 from producer.submit import traced
+from producer.submit.expected import least_bytes
 from producer.submit.summary import Summary
 
 log = logging.getLogger(__name__)
@@ -84,12 +88,11 @@ class Phases:
     # -- looking through ----------------------------------------------------------------
 
     def _validate(self, batch: Carried) -> None:
-        record, services = batch.record, batch.services
+        record, services, settings = batch.record, batch.services, batch.services.settings
         if record.status == "cancelling":
             batch.write("cancelled")
             return
-        looked = self._looked.get(record.id) or self._look(batch)
-        caller, settings = batch.caller(), services.settings
+        looked, caller = self._looked.pop(record.id, None) or self._look(batch), batch.caller()
         # A worker that was heard within the last minute counts: it may be starting again.
         announced = services.batches.announcements()
         served = Served.of(announced, settings.queue, settings.gateway_models)
@@ -97,41 +100,37 @@ class Phases:
         problems = looked.problems or ([] if batch.late else outdated(*asked))
         if problems:
             batch.write("failed", problems=problems)
-            self._looked.pop(record.id, None)
             return
-        if not batch.late and waits(*asked):
+        if not waits(*asked):
+            parts = parts_for(record.id, *asked)
+        elif batch.late:  # its time is over: all its lines expire
+            parts = [Part(record.id, "", served.base, sorted(looked.bytes_of))]
+        else:
             while len(self._looked) >= _MOST_LOOKED:
                 self._looked.pop(next(iter(self._looked)))
             self._looked[record.id] = looked
             left_ms = int((record.expires_at - services.clock.now()) * 1000) + 1
             raise Later(max(1, min(WAIT_MS, left_ms)))
-        self._start(batch, looked, served, caller)
+        self._start(batch, looked, parts, caller)
 
     def _look(self, batch: Carried) -> Looked:
-        services, record = batch.services, batch.record
-        with ExitStack() as stack:
-            path = batch.input(stack)
-            if path is None:
-                return Looked(problems=[no_file(record.input_file_id)])
-            most, limit = services.settings.gateway_max_requests, services.settings.max_line_bytes
-            looked = look_through(path, record.endpoint, limit, most, batch.look_on)
-            looked.problems = looked.problems or no_room(services, looked.requests)
-            return looked
+        settings, record, path = batch.services.settings, batch.record, batch.input()
+        if path is None:
+            return Looked(problems=[_no_file(record.input_file_id)])
+        most, limit = settings.gateway_max_requests, settings.max_line_bytes
+        on = partial(batch.go_on, ends_late=False)
+        looked = look_through(path, record.endpoint, limit, most, on)
+        looked.problems = looked.problems or _no_room(batch.services, looked.requests)
+        return looked
 
-    def _start(self, batch: Carried, looked: Looked, served: Served, caller: Caller) -> None:
-        record, services, models = batch.record, batch.services, looked.bytes_of
-        if waits(models, served, caller.models):  # its time is over: all its lines expire
-            parts = [Part(record.id, "", served.base, sorted(models))]
-        else:
-            parts = parts_for(record.id, models, served, caller.models)
+    def _start(self, batch: Carried, looked: Looked, parts: list[Part], caller: Caller) -> None:
+        models = looked.bytes_of
         tokens = {model: estimated_tokens(size) for model, size in models.items()}
         try:
-            services.limits.reserve(caller, record.id, tokens)
+            batch.services.limits.reserve(caller, batch.record.id, tokens)
         except ApiError as error:
             batch.write("failed", problems=[Problem("token_limit_exceeded", error.message)])
             return
-        finally:
-            self._looked.pop(record.id, None)
         batch.write(
             "in_progress",
             parts=parts,
@@ -142,18 +141,17 @@ class Phases:
     # -- running ----------------------------------------------------------------------------
 
     def _run(self, batch: Carried) -> None:
-        with ExitStack() as stack:
+        states = self._note_deleted(batch)
+        ending = batch.record.status == "cancelling" or batch.late
+        if not all(state is not None and state.sealed for state in states):
+            self._queue_rest(batch, ending)
             states = self._note_deleted(batch)
-            ending = batch.record.status == "cancelling" or batch.late
-            if not all(state is not None and state.sealed for state in states):
-                self._queue_rest(batch, stack, ending)
-                states = self._note_deleted(batch)
-                ending = ending or bool(batch.record.problems)
-            if not ending and not _ended(states):
-                raise Later(wait_ms(batch.services, batch.record.created_at))
-            if ending:
-                states = self._end_parts(batch, states)
-            self._finish(batch, states, stack)
+            ending = ending or bool(batch.record.problems)
+        if not ending and not _ended(states):
+            raise Later(wait_ms(batch.services, batch.record.created_at))
+        if ending:
+            states = self._end_parts(batch, states)
+        self._finish(batch, states)
 
     def _note_deleted(self, batch: Carried) -> list[Batch | None]:
         """Return the parts' states; of parts that were there and are gone, the batch is told.
@@ -168,15 +166,15 @@ class Phases:
             if part.made and state is None
         ]
         if gone and not record.problems:
-            batch.write("cancelling", problems=[was_deleted(gone)])
+            batch.write("cancelling", problems=[_was_deleted(gone)])
         return states
 
-    def _queue_rest(self, batch: Carried, stack: ExitStack, ending: bool) -> None:
+    def _queue_rest(self, batch: Carried, ending: bool) -> None:
         """Queue what is not queued yet, unless the batch is to end."""
         batch.keep_input()
-        path = batch.input(stack)
+        path = batch.input()
         if path is None and not batch.record.problems:
-            batch.write("cancelling", problems=[no_file(batch.record.input_file_id)])
+            batch.write("cancelling", problems=[_no_file(batch.record.input_file_id)])
         elif path is not None and not ending and not batch.record.problems:
             self._submit(batch, path)
 
@@ -227,7 +225,7 @@ class Phases:
 
     # -- ending -------------------------------------------------------------------------------
 
-    def _finish(self, batch: Carried, there: list[Batch | None], stack: ExitStack) -> None:
+    def _finish(self, batch: Carried, there: list[Batch | None]) -> None:
         record, services = batch.record, batch.services
         states = [state for state in there if state is not None]
         deleted = len(states) < len(there)
@@ -235,8 +233,8 @@ class Phases:
             raise Later(100)  # the last ends are on their way, or a part was just deleted
         if record.status == "in_progress":
             record = batch.write("finalizing")
-        early = batch.late or record.status == "cancelling" or _ended_early(states)
-        path = batch.input(stack) if early else None  # for what was not queued by then
+        queued, most = sum(state.number("total") for state in states), record.counts.total
+        path = None if not deleted and most and queued >= most else batch.input()
         lines_so_far = count(1)
 
         def report() -> None:
@@ -251,7 +249,7 @@ class Phases:
             log.warning("batch %s: %s", record.id, error.message, extra=_CHANGED)
             raise Later(WAIT_MS) from None
         batch.write(
-            _end_of(record, states, written.counts.total),
+            _end_of(record, states, written.counts.total - queued),
             output_file_id=written.output_file_id,
             error_file_id=written.error_file_id,
             counts=written.counts,
@@ -267,25 +265,50 @@ def wait_ms(services: Services, created_at: int) -> int:
     return int(min(2000, 250 + 50 * max(0.0, services.clock.now() - created_at)))
 
 
-def _end_of(record: BatchRecord, states: list[Batch], total: int) -> Status:
+def _end_of(record: BatchRecord, states: list[Batch], not_queued: int) -> Status:
     if record.problems:
         return "failed"
     if record.status == "cancelling" or any("cancelling" in state.fields for state in states):
         return "cancelled"
-    expired = sum(state.number("expired") for state in states)
-    not_queued = total - sum(state.number("total") for state in states)
-    return "expired" if expired or not_queued else "completed"
+    expired = not_queued or any(state.number("expired") for state in states)
+    return "expired" if expired else "completed"
 
 
 def _ended(states: list[Batch | None]) -> bool:
     return all(state is not None and state.finished for state in states)
 
 
-def _ended_early(states: list[Batch]) -> bool:
-    return any("cancelling" in state.fields or state.number("expired") for state in states)
-
-
 def _states(batch: Carried) -> list[Batch | None]:
     """Return the states of the parts, None for one that is not there, or is being deleted."""
     states = batch.services.batches.states([part.batch_id for part in batch.record.parts])
     return [None if state is not None and "deleting" in state.fields else state for state in states]
+
+
+def _no_file(file_id: str) -> Problem:
+    """Return the problem of a batch whose input file was deleted too early."""
+    told = f"file {file_id} was deleted before all its lines were queued; upload it again"
+    return Problem("file_not_found", told, "input_file_id")
+
+
+def _was_deleted(parts: list[str]) -> Problem:
+    """Return the problem of a batch some of whose parts were in the queue and are gone."""
+    told = (
+        f"{', '.join(parts[:5])} {'was' if len(parts) == 1 else 'were'} deleted from the queue, or "
+        "the life of the results has ended (WARMQ_RESULT_TTL_S), before the batch's files were "
+        "written; nothing is computed again: create the batch anew if its results are wanted"
+    )
+    return Problem("batch_deleted", told)
+
+
+def _no_room(services: Services, requests: int) -> list[Problem]:
+    """Return what is wrong with so many requests: their results cannot all be in Redis, where they
+    are until the batch ends, not even if nothing else is there."""
+    most = services.batches.memory_for_batches(services.settings.high_water)
+    if most is None or least_bytes(requests) <= most:
+        return []
+    fit = most // least_bytes(1000) * 1000
+    told = (
+        f"the results of {requests} requests do not fit into Redis, which takes {most} bytes of "
+        f"batches; split the file into batches of at most {fit} lines, or give Redis more memory"
+    )
+    return [Problem("too_many_tasks", told)]

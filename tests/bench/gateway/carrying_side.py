@@ -15,11 +15,9 @@ from contract.settings import load
 from gateway.batches.api.record import BatchRecord, encode
 from gateway.batches.runner.carried import Carried
 from gateway.batches.runner.held import Held
-from gateway.batches.runner.looking import look_through
-from gateway.batches.runner.results import all_lines
-from gateway.batches.runner.routing import parts_for
-from gateway.batches.runner.submitting import submit_part
-from gateway.batches.runner.writing import write_files
+from gateway.batches.runner.lines import look_through
+from gateway.batches.runner.outputs import all_lines, write_files
+from gateway.batches.runner.queueing import parts_for, submit_part
 from gateway.http.services import Services
 from gateway.served import Served
 from gateway.settings import GatewaySettings

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from contract.errors import RequestRejected
 from contract.openai.lines import Request
 from contract.version import PROTOCOL
-from gateway.batches.runner.routing import Sharing, parts_for
+from gateway.batches.runner.queueing import Sharing, parts_for
 from gateway.served import Served, configured_models
 from gateway.settings import GatewaySettings
 

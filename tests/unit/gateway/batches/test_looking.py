@@ -9,7 +9,7 @@ import pytest
 
 from contract.errors import RequestRejected
 from contract.openai.lines import parse_line
-from gateway.batches.runner.looking import look_through
+from gateway.batches.runner.lines import look_through
 
 URL = "/v1/completions"
 
@@ -34,10 +34,11 @@ def test_a_line_that_is_too_long_refuses_the_file_by_its_number(
 
 
 def test_a_custom_id_that_is_too_long_is_shown(tmp_path: Path) -> None:
-    long = line("/data/" + "x" * 600)
+    long = line("/data/" + "x" * 507)
     path = tmp_path / "f.jsonl"
-    path.write_bytes(long)
+    path.write_bytes(line("/data/" + "x" * 506) + b"\n" + long)
     (problem,) = look_through(path, URL, 10_000, 0).problems
-    assert (problem.param, problem.line) == ("custom_id", 1)
-    with pytest.raises(RequestRejected, match=r"'/data/xxx.* has 606 characters"):
+    assert (problem.param, problem.line) == ("custom_id", 2)
+    assert "513 characters; give at most 512" in problem.message
+    with pytest.raises(RequestRejected, match=r"'/data/xxx.* has 513 characters"):
         parse_line(long)

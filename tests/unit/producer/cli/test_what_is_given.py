@@ -14,7 +14,6 @@ from contract import naming
 from contract.results import ResultLine, result_line
 from contract.settings import Settings
 from gateway.batches.api.output_lines import openai_line
-from gateway.batches.runner.looking import _problem_of
 from producer.cli.context import open_input
 from producer.cli.show import put_json, put_json_list
 from producer.cli.values import parse_overrides
@@ -120,15 +119,6 @@ def test_what_has_changed_since_it_was_written_is_not_overwritten(tmp_path: Path
         assert not may_go(str(path), marks)
     path.write_bytes(b"")
     assert may_go(str(path), [])
-
-
-def test_a_custom_id_that_is_too_long_refuses_its_file() -> None:
-    line = {"custom_id": "x" * 513, "url": "/v1/completions", "body": {}}
-    problem = _problem_of(line, "/v1/completions", 3)
-    assert problem is not None
-    assert "513 characters; give at most 512" in problem.message
-    assert problem.line == 3
-    assert _problem_of(line | {"custom_id": "x" * 512}, "/v1/completions", 3) is None
 
 
 def test_a_fault_of_our_own_is_no_traceback_and_not_status_1() -> None:

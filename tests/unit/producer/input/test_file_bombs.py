@@ -15,8 +15,8 @@ import zstandard
 from kit.hostile.bombs import MB, bombs, gzip_of, line, with_nested, zstd_of
 
 from gateway.batches.api.record import Part
-from gateway.batches.runner.looking import look_through, model_of
-from gateway.batches.runner.routing import Sharing
+from gateway.batches.runner.lines import look_through, model_of
+from gateway.batches.runner.queueing import Sharing
 from gateway.page.submit import HEAD_BYTES, named_in
 from producer.input import reader, unpacking
 from producer.input.reader import MOST_BLANKS, Input, InputUnreadable, chunks

@@ -1,4 +1,5 @@
-"""Looks a batch's file through before anything is queued: what is wrong with it, what it asks for.
+"""Reads the lines of a batch's file before they are requests: which model each names, and what is
+wrong with the file, which is looked through before anything is queued.
 
 As at OpenAI, a line that cannot be told apart from others refuses the whole file: one that is no
 JSON, is too long, has no custom_id or another line's, or names another endpoint. What is wrong with
@@ -14,7 +15,6 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -22,7 +22,7 @@ import orjson
 
 from contract.openai.lines import MAX_CUSTOM_ID
 from gateway.batches.api.record import Problem
-from producer.input.reader import Input, InputUnreadable, chunks
+from producer.input.reader import Input, InputUnreadable
 from producer.input.seen import SeenIds
 
 #: Problems that are told; the first ones tell what to do about the others.
@@ -40,25 +40,39 @@ class Looked:
     problems: list[Problem] = field(default_factory=list)
 
 
-class _Body(msgspec.Struct):
+class Body(msgspec.Struct):
+    """Of a request's body what says where it is queued."""
+
     model: str = ""
 
 
 class _Line(msgspec.Struct):
+    """A line as nearly all are."""
+
     custom_id: str
     url: str
-    body: _Body
+    body: Body
     method: str = "POST"
 
 
-_decode = msgspec.json.Decoder(_Line).decode
-
-
 class _BodyAlone(msgspec.Struct):
-    body: _Body
+    body: Body
 
 
+class _IdAlone(msgspec.Struct):
+    custom_id: str
+
+
+class _Refused(Exception):
+    """A line refuses its file: code, text and field of the problem."""
+
+
+_decode = msgspec.json.Decoder(_Line).decode
 _decode_body = msgspec.json.Decoder(_BodyAlone).decode
+_decode_id = msgspec.json.Decoder(_IdAlone).decode
+_decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_encode = msgspec.json.Encoder().encode
+_NULL = msgspec.Raw(b"null")
 #: What msgspec raises for a line that is not as nearly all are. It passes over what is nested, and
 #: runs out of stack some 1,000 levels deep.
 _NOT_PLAIN = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -75,6 +89,33 @@ def model_of(line: bytes) -> str:
     except (orjson.JSONDecodeError, LookupError, TypeError):
         return ""
     return model if isinstance(model, str) else ""
+
+
+def custom_id_of(line: bytes) -> str | None:
+    """Return the custom_id of a line of a file, None if it has none that can be read."""
+    try:
+        return _decode_id(line).custom_id
+    except _NOT_PLAIN:
+        return None
+
+
+def naming(line: bytes, model: str) -> bytes:
+    """Return a line with the name of a model in its body, in place of none; all else is as it was.
+
+    A line that is no request is returned as it is: it gets its error where it is checked.
+    """
+    if model_of(line):
+        return line
+    try:
+        fields = _decode_fields(line)
+        body = _decode_fields(fields["body"])
+        if body.get("model", _NULL) != _NULL:  # no name: refused where it is checked
+            return line
+        body["model"] = msgspec.Raw(_encode(model))
+        fields["body"] = msgspec.Raw(_encode(body))
+        return _encode(fields)
+    except (*_NOT_PLAIN, KeyError):
+        return line
 
 
 def look_through(
@@ -123,109 +164,99 @@ def _looked(
 ) -> Looked:  # fmt: skip
     """Read a file once; `is_new` says of each custom_id whether no line before had it."""
     looked = Looked()
+    problems = looked.problems
     with closing(Input(str(path), watch=report)) as source:
         try:
-            for chunk in chunks(source.lines(), None, max_line_bytes):
+            for chunk in source.chunks(None, max_line_bytes):
                 for number, line in chunk.lines:
-                    if number in chunk.too_long:
-                        size = chunk.too_long[number]
-                        looked.problems.append(_too_long(number, size, max_line_bytes))
-                    else:
-                        _look(looked, is_new, endpoint, number, line)
+                    try:
+                        if number in chunk.too_long:
+                            raise _too_long(chunk.too_long[number], max_line_bytes)
+                        looked.bytes_of[_look(line, endpoint, is_new)] += len(line)
+                    except _Refused as refused:
+                        code, told, param = refused.args
+                        problems.append(Problem(code, told, param, number))
                 looked.requests += len(chunk.lines)
                 if most_requests and looked.requests > most_requests:
-                    looked.problems = [_too_many(most_requests)]
+                    told = f"the file has more than {most_requests} requests; split it into several"
+                    told += " batches"
+                    problems[:] = [Problem("too_many_tasks", told)]
                     break
-                if len(looked.problems) >= MOST_PROBLEMS or len(looked.bytes_of) > MOST_MODELS:
+                if len(problems) >= MOST_PROBLEMS or len(looked.bytes_of) > MOST_MODELS:
                     break
         except InputUnreadable as error:
-            looked.problems.append(Problem("invalid_file", error.message))
-    if not looked.requests and not looked.problems:
+            problems.append(Problem("invalid_file", error.message))
+    if not looked.requests and not problems:
         told = "the file has no requests; write one JSON object on each line"
-        looked.problems.append(Problem("empty_file", told))
+        problems.append(Problem("empty_file", told))
     if len(looked.bytes_of) > MOST_MODELS:
         told = f"the file names more than {MOST_MODELS} models; split it into several batches"
-        looked.problems.insert(0, Problem("too_many_models", told, "body.model"))
-    del looked.problems[MOST_PROBLEMS:]
+        problems.insert(0, Problem("too_many_models", told, "body.model"))
+    del problems[MOST_PROBLEMS:]
     return looked
 
 
-def _too_many(most: int) -> Problem:
-    told = f"the file has more than {most} requests; split it into several batches"
-    return Problem("too_many_tasks", told)
-
-
-def _too_long(number: int, size: int, limit: int) -> Problem:
+def _too_long(size: int, limit: int) -> _Refused:
     told = (
         f"the line has {size} bytes, more than {limit} (WARMQ_MAX_LINE_BYTES); shorten it, or split"
         " it"
     )
-    return Problem("line_too_long", told, None, number)
+    return _Refused("line_too_long", told, None)
 
 
-def _look(
-    looked: Looked, is_new: Callable[[str], bool], endpoint: str, number: int, line: bytes
-) -> None:
+def _look(line: bytes, endpoint: str, is_new: Callable[[str], bool]) -> str:
+    """Return the model that a line names; raise _Refused if it refuses the file."""
     try:
         read = _decode(line)
-        custom_id, url, method, model = read.custom_id, read.url, read.method, read.body.model
+        custom_id, model = read.custom_id, read.body.model
+        good = read.url == endpoint and read.method == "POST"
     except _NOT_PLAIN:
-        problem, custom_id = _slowly(line, endpoint, number)
-        if problem is not None:
-            looked.problems.append(problem)
-            return
-        url, method, model = endpoint, "POST", model_of(line)
-    if url != endpoint or method != "POST" or not 0 < len(custom_id) <= MAX_CUSTOM_ID:
-        found = {"custom_id": custom_id, "url": url, "method": method}
-        problem = _problem_of(found, endpoint, number)
-        if problem is not None:
-            looked.problems.append(problem)
-            return
+        custom_id, model, good = "", model_of(line), False
+    if not good or not 0 < len(custom_id) <= MAX_CUSTOM_ID:
+        custom_id = _checked(line, endpoint)
     if not is_new(custom_id):
         told = f"custom_id {custom_id[:100]!r} was used by an earlier line; make it unique"
-        looked.problems.append(Problem("duplicate_custom_id", told, "custom_id", number))
-        return
-    looked.bytes_of[model] += len(line)
+        raise _Refused("duplicate_custom_id", told, "custom_id")
+    return model
 
 
-def _slowly(line: bytes, endpoint: str, number: int) -> tuple[Problem | None, str]:
-    """Say what is wrong with a line that is not as nearly all are; nothing, if it is its body."""
+def _checked(line: bytes, endpoint: str) -> str:
+    """Return the custom_id of a line that is not as nearly all are, if that is its body alone."""
     try:
         found = orjson.loads(line)
     except orjson.JSONDecodeError as error:
         told = f"not valid JSON: {error}; write one JSON object on each line"
-        return Problem("invalid_json_line", told, None, number), ""
+        raise _Refused("invalid_json_line", told, None) from None
     if not isinstance(found, dict):
         told = "not a JSON object; write {...} on each line"
-        return Problem("invalid_json_line", told, None, number), ""
-    return _problem_of(found, endpoint, number), str(found.get("custom_id"))
+        raise _Refused("invalid_json_line", told, None)
+    custom_id = _usable(found.get("custom_id"))
+    method, url = found.get("method", "POST"), found.get("url")
+    if method != "POST":
+        raise _Refused("invalid_method", f"method is {_shown(method)}; write POST", "method")
+    if url is None:
+        told = f"url is missing; write the batch's endpoint, {endpoint}"
+        raise _Refused("missing_required_parameter", told, "url")
+    if url != endpoint:
+        told = f"url is {_shown(url)}, the batch's endpoint is {endpoint}; they must be the same"
+        raise _Refused("url_mismatch", told, "url")
+    return custom_id
 
 
-def _problem_of(found: dict[str, Any], endpoint: str, number: int) -> Problem | None:
-    custom_id = found.get("custom_id")
+def _usable(custom_id: object) -> str:
     if custom_id is None:
         told = "custom_id is missing; give each line a text of its own"
-        return Problem("missing_required_parameter", told, "custom_id", number)
+        raise _Refused("missing_required_parameter", told, "custom_id")
     if not isinstance(custom_id, str) or not custom_id:
         told = "custom_id is not a text with at least one character; write one in quotes"
-        return Problem("invalid_request", told, "custom_id", number)
+        raise _Refused("invalid_request", told, "custom_id")
     if len(custom_id) > MAX_CUSTOM_ID:
         told = (
             f"custom_id {custom_id[:60]!r}… has {len(custom_id)} characters; give at most "
             f"{MAX_CUSTOM_ID}"
         )
-        return Problem("invalid_request", told, "custom_id", number)
-    method, url = found.get("method", "POST"), found.get("url")
-    if method != "POST":
-        told = f"method is {_shown(method)}; write POST"
-        return Problem("invalid_method", told, "method", number)
-    if url is None:
-        told = f"url is missing; write the batch's endpoint, {endpoint}"
-        return Problem("missing_required_parameter", told, "url", number)
-    if url != endpoint:
-        told = f"url is {_shown(url)}, the batch's endpoint is {endpoint}; they must be the same"
-        return Problem("url_mismatch", told, "url", number)
-    return None
+        raise _Refused("invalid_request", told, "custom_id")
+    return custom_id
 
 
 def _shown(value: object) -> str:

@@ -1,24 +1,108 @@
-"""Writes a batch's output and error files, in OpenAI's form."""
+"""A batch's output and error files, in OpenAI's form: all lines of a batch that has ended, in the
+order of its file, one for each request."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+import heapq
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
-from contract.results import ResultLine
+import orjson
+
+from contract import naming
+from contract.batch import Batch
+from contract.errors import RequestFailed
+from contract.results import ResultLine, failure_meta, result_line
 from gateway.batches.api.output_lines import openai_line, usage_of
-from gateway.batches.api.record import Counts, Usage
+from gateway.batches.api.record import BatchRecord, Counts, Part, Usage
 from gateway.batches.runner.carried import Carried, Changed
+from gateway.batches.runner.lines import custom_id_of
+from gateway.batches.runner.queueing import Sharing
 from gateway.files.objects import FileRecord, Files
+from gateway.http.services import Services
 from gateway.store import Writer
+from producer.collect.collect import Collector
+from producer.input.reader import Input, InputUnreadable
+from producer.input.unpacking import Watch
 
 #: Bytes given to the store at once.
 PIECE = 2**20
 _PURPOSE = "batch_output"
 _Kind = Literal["output", "error"]
+#: What follows a success' answer (contract/results.py); of several the last one is it, for within
+#: texts quotes are escaped.
+_NUMBER = re.compile(rb'"error":null,"warmq":\{"line":(\d+)')
+
+
+def all_lines(
+    services: Services, record: BatchRecord, batches: list[Batch | None], path: Path | None,
+    watch: Watch | None = None,
+) -> Iterator[ResultLine]:  # fmt: skip
+    """Yield the lines of all parts; all of `batches` have ended. `watch` may raise to end it.
+
+    Lines that had not been queued when they ended, and those of a part that was deleted (None),
+    are read from `path`, the batch's file, if it is still there: they have ended like the others.
+
+    Raises:
+        BatchChanged: a part was deleted or retried meanwhile.
+    """
+    streams = [
+        _of_part(services, record, at, batch, path, watch) for at, batch in enumerate(batches)
+    ]
+    if len(streams) == 1:
+        yield from streams[0]
+    else:
+        yield from heapq.merge(*streams, key=line_number)
+
+
+def line_number(line: ResultLine) -> int:
+    """Return where in the file a line's request was, from 1."""
+    if not line.failed:
+        at = line.json.rfind(b'"error":null,"warmq":{"line":')
+        found = _NUMBER.match(line.json, at) if at >= 0 else None
+        return int(found[1]) if found else 0
+    return int(orjson.loads(line.json)["error"].get("line") or 0)
+
+
+def _of_part(
+    services: Services, record: BatchRecord, at: int, batch: Batch | None, path: Path | None,
+    watch: Watch | None,
+) -> Iterator[ResultLine]:  # fmt: skip
+    if batch is not None:
+        yield from Collector(services.batches, batch, follow=False).lines("input")
+    if path is None:
+        return
+    part, sharing = record.parts[at], Sharing(record.parts, at)
+    cursor = batch.number("cursor") if batch is not None else 0
+    code = "cancelled" if record.status == "cancelling" or batch is None else "expired"
+    told = f"it was {code} before it was queued" if batch is not None else "it was deleted"
+    error = RequestFailed(told, code=code)
+    # What comes behind a damaged place has not been queued either.
+    with suppress(InputUnreadable), closing(Input(str(path), watch=watch)) as source:
+        for chunk in source.chunks(None, services.settings.max_line_bytes):
+            if chunk.cursor <= cursor:
+                continue
+            for number, line in chunk.lines:
+                if number > cursor and sharing.takes(line):
+                    yield _ended(part, number, line, error)
+
+
+def _ended(part: Part, number: int, line: bytes, error: RequestFailed) -> ResultLine:
+    custom_id = custom_id_of(line)
+    if custom_id is not None:
+        request_id = naming.request_id(part.batch_id, custom_id)
+    else:
+        custom_id = f"line-{number}"
+        request_id = naming.line_request_id(part.batch_id, number)
+    meta = failure_meta(
+        request_id, error, batch=part.batch_id, custom_id=custom_id, line=number, revoked=True
+    )
+    return result_line(request_id, custom_id, number, meta)
 
 
 @dataclass(slots=True)
@@ -36,7 +120,7 @@ class _File:
 
     def __init__(self, batch: Carried, kind: _Kind) -> None:
         self.id = file_id_of(batch.record.id, kind)
-        self.kind = kind
+        self._kind = kind
         self._batch = batch
         self._services = batch.services
         self._record = batch.record
@@ -78,7 +162,7 @@ class _File:
             tenant=record.tenant,
             bytes=size,
             created_at=now,
-            filename=f"{record.id}_{self.kind}.jsonl",
+            filename=f"{record.id}_{self._kind}.jsonl",
             purpose=_PURPOSE,
             expires_at=None if kept_s is None else now + kept_s,
         )

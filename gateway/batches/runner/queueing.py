@@ -1,27 +1,28 @@
-"""Which lines of a file go to which queue: by model, as workers announce what they serve."""
+"""Which lines of a file go to which queue, as workers announce what they serve, and their way
+there: as `producer submit` queues them."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import closing
+from pathlib import Path
 
 import msgspec
 
-from contract.errors import RequestRejected
+from contract.batch import Batch
+from contract.errors import BatchConflict, RequestRejected
 from contract.openai.lines import Request
-from gateway.batches.api.record import Part, Problem
-from gateway.batches.runner.looking import model_of
+from gateway.batches.api.record import BatchRecord, Part, Problem
+from gateway.batches.runner.lines import Body, model_of, naming
+from gateway.http.services import Services
 from gateway.served import Served
-from producer.input.reader import RawChunk
+from producer.input.reader import Input, RawChunk
+from producer.input.unpacking import Watch
+from producer.submit.submission import Submission
+from producer.submit.submit import Submitter
+from producer.submit.summary import Summary
 
-
-class _Body(msgspec.Struct):
-    model: str = ""
-
-
-_decode = msgspec.json.Decoder(_Body).decode
-_decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
-_encode = msgspec.json.Encoder().encode
-_NULL = msgspec.Raw(b"null")
+_decode = msgspec.json.Decoder(Body).decode
 
 
 def waits(models: Iterable[str], served: Served, allowed: Collection[str] | None) -> bool:
@@ -83,25 +84,6 @@ def parts_for(
     ]  # fmt: skip
 
 
-def naming(line: bytes, model: str) -> bytes:
-    """Return a line with the name of a model in its body, in place of none; all else is as it was.
-
-    A line that is no request is returned as it is: it gets its error where it is checked.
-    """
-    if model_of(line):
-        return line
-    try:
-        fields = _decode_fields(line)
-        body = _decode_fields(fields["body"])
-        if body.get("model", _NULL) != _NULL:  # no name: refused where it is checked
-            return line
-        body["model"] = msgspec.Raw(_encode(model))
-        fields["body"] = msgspec.Raw(_encode(body))
-        return _encode(fields)
-    except (msgspec.DecodeError, UnicodeDecodeError, KeyError, RecursionError):
-        return line
-
-
 class Sharing:
     """Tells the lines of one part of a file; what it does depends on file and parts alone."""
 
@@ -150,3 +132,55 @@ class Sharing:
             raise RequestRejected(told, code="missing_required_parameter", field="model")
         told = f"field body.model: there is no model {model[:200]!r} here; {self._told}"
         raise RequestRejected(told, code="model_not_found", field="model")
+
+
+def submission_of(record: BatchRecord, part: Part) -> Submission:
+    """Return what shapes the messages of a part: the record and nothing else."""
+    return Submission(
+        part.batch_id,
+        part.queue,
+        record.priority,
+        part.model,
+        deadline=str(record.expires_at * 1000),
+        tenant=record.tenant,
+        once=record.once,
+        order=record.order,
+        asked_by=record.traceparent,
+    )
+
+
+def create_part(
+    services: Services, record: BatchRecord, part: Part, *, ends: bool = False
+) -> Batch:
+    """Make a part's batch of the queue, or find it; one that `ends` is made for that alone."""
+    planned = record.order != "input"
+    return submission_of(record, part).create(
+        services.batches, record.input_file_id, planned=planned, ends=ends
+    )
+
+
+def submit_part(
+    services: Services, record: BatchRecord, at: int, path: Path,
+    report: Callable[[Summary], None], watch: Watch | None = None,
+) -> None:  # fmt: skip
+    """Queue what is not queued yet of a part, and seal it; `watch` may raise to end that.
+
+    Raises:
+        BatchConflict: the part was ended or deleted meanwhile.
+        InputUnreadable: the file is damaged.
+        StoreUnavailable: Redis does not answer; it goes on where it was.
+    """
+    part, settings = record.parts[at], services.settings
+    sharing, submission = Sharing(record.parts, at), submission_of(record, part)
+    batch = services.batches.batch(part.batch_id) if part.made else None
+    if part.made and batch is None:
+        raise BatchConflict(f"batch {part.batch_id} was deleted meanwhile")
+    batch = batch or create_part(services, record, part)
+    if batch.sealed:
+        return
+    check = None if part.all_served and not part.named else sharing.check
+    # What has parts was looked through: no custom_id is there twice.
+    submitter = Submitter(services.batches, settings, submission, batch, report, check, unique=True)
+    with closing(Input(str(path), watch=watch)) as source:
+        raw = source.chunks(submission.seed, settings.max_line_bytes)
+        submitter.run(sharing.chunks(raw))
