@@ -22,7 +22,7 @@ from contract.log_lines import working_on
 from contract.traces.tracer import tracer
 from contract.version import version
 from gateway.auth import Auth
-from gateway.batches.anthropic import routes as anthropic
+from gateway.batches.anthropic import batches as anthropic
 from gateway.batches.api import routes as batches
 from gateway.description import routes as description
 from gateway.files import routes as files

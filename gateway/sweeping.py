@@ -12,7 +12,7 @@ from functools import partial
 from contract.errors import WarmqError
 from contract.naming import DEFAULT_TENANT
 from gateway.background import background
-from gateway.batches.api.ending import end_older_records
+from gateway.batches.api.record import end_older_records
 from gateway.files.objects import Files
 from gateway.files.uploads import uploads
 from gateway.http.services import Services

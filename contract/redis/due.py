@@ -7,7 +7,7 @@ from contract.redis.reads import Reads
 
 Work = Literal["batch", "webhook", "file", "upload"]
 #: Nothing of these is to be looked at later than in so long: what is was put there before Redis'
-#: clock stepped back. Batches wait for a minute at most (gateway/batches/api/starting.py),
+#: clock stepped back. Batches wait for a minute at most (gateway/batches/api/record.py),
 #: webhooks for eight hours (gateway/webhooks/delivering.py); files and uploads have ends as far
 #: away as their owners like.
 _LONGEST_MS: dict[Work, int] = {"batch": 120_000, "webhook": 30_000_000}

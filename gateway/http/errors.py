@@ -4,6 +4,7 @@ helps."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import orjson
 from starlette.responses import Response
@@ -74,6 +75,18 @@ class ApiError(Exception):
 _INVALID = "invalid_request_error"
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error",
           429: "rate_limit_exceeded"}  # fmt: skip
+_ANTHROPIC_TYPES = {
+    401: "authentication_error", 403: "permission_error", 404: "not_found_error",
+    409: "conflict_error", 413: "request_too_large", 429: "rate_limit_error",
+    503: "overloaded_error", 504: "timeout_error", 529: "overloaded_error",
+}  # fmt: skip
+
+
+def anthropic_error(status: int, message: str, request_id: str | None) -> dict[str, Any]:
+    """Return an error as Anthropic's clients read it: its type is that of its status."""
+    other = "api_error" if status >= 500 else _INVALID
+    told = {"type": _ANTHROPIC_TYPES.get(status, other), "message": message}
+    return {"type": "error", "error": told, "request_id": request_id}
 
 
 def invalid(message: str, param: str | None = None, code: str = "invalid_value") -> ApiError:
@@ -115,19 +128,9 @@ def answer(error: ApiError, headers: Mapping[str, str] | None = None) -> Respons
     )
 
 
-#: Anthropic's types by status; others are `invalid_request_error`, from 500 on `api_error`.
-_ANTHROPIC_TYPES = {
-    401: "authentication_error", 403: "permission_error", 404: "not_found_error",
-    409: "conflict_error", 413: "request_too_large", 429: "rate_limit_error",
-    503: "overloaded_error", 504: "timeout_error", 529: "overloaded_error",
-}  # fmt: skip
-
-
 def anthropic_body(error: ApiError, request_id: str | None) -> bytes:
     """Return an error as Anthropic's clients read it."""
-    other = "api_error" if error.status >= 500 else "invalid_request_error"
-    told = {"type": _ANTHROPIC_TYPES.get(error.status, other), "message": error.message}
-    return orjson.dumps({"type": "error", "error": told, "request_id": request_id})
+    return orjson.dumps(anthropic_error(error.status, error.message, request_id))
 
 
 def response_for(scope: Scope, error: ApiError) -> Response:

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from contract.batch import Batch as QueueBatch
 from gateway.batches.api import batches as api
 from gateway.batches.api import virtual_files
-from gateway.batches.api.shown import ERRORS, OUTPUT, PARTIAL, parts_of, shown
+from gateway.batches.api.protocol import ERRORS, OUTPUT, PARTIAL, parts_of, shown
 from gateway.files.content import content
 from gateway.files.objects import Files
 from gateway.http.errors import ApiError, not_found

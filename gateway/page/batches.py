@@ -9,8 +9,8 @@ import orjson
 from starlette.responses import Response
 
 from contract.batch import Batch as QueueBatch
+from gateway.batches.api.protocol import shown
 from gateway.batches.api.record import ENDED, decode
-from gateway.batches.api.shown import shown
 from gateway.http.errors import not_found
 from gateway.page.cached import by_rings, rings_of
 from gateway.page.view import View

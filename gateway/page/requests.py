@@ -13,7 +13,7 @@ from contract.batch import Batch
 from contract.redis.announcements import is_alive
 from contract.results import outcome_of, read_meta
 from gateway.batches.api import batches as api
-from gateway.batches.api.shown import parts_of
+from gateway.batches.api.protocol import parts_of
 from gateway.http.errors import not_found
 from gateway.http.services import Services
 from gateway.page.samples import ANOTHER, REMEDIES, prompt_of, text_of

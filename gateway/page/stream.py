@@ -17,7 +17,7 @@ from contract import naming
 from contract.errors import WarmqError
 from contract.streaming import Listener
 from gateway.batches.api import batches as api
-from gateway.batches.api.shown import parts_of
+from gateway.batches.api.protocol import parts_of
 from gateway.http.caller import Caller
 from gateway.http.errors import ApiError, answer
 from gateway.http.page_session import token_in

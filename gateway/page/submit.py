@@ -19,7 +19,7 @@ from contract import naming
 from contract.errors import WarmqError
 from contract.openai.body import BODY_TYPES
 from gateway.batches.api import batches as api
-from gateway.batches.api.create import DEFAULT_PRIORITY
+from gateway.batches.api.batches import DEFAULT_PRIORITY
 from gateway.batches.runner.lines import model_of
 from gateway.files.incoming import receive
 from gateway.files.keeping import keep, record_of

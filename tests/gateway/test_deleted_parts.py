@@ -13,8 +13,7 @@ import redis
 from kit.commands.support import chat_line, run_all
 
 from demo.stack import eventually
-from gateway.batches.api.record import BatchRecord, Part, decode, encode
-from gateway.batches.api.starting import request_cancel
+from gateway.batches.api.record import BatchRecord, Part, decode, encode, request_cancel
 from gateway.batches.runner import carrier as carrying
 from gateway.batches.runner.carrier import Carrier
 from gateway.batches.runner.outputs import _File, file_id_of

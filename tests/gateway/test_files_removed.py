@@ -14,8 +14,7 @@ from kit.gateways.gateway_process import GatewayProcess
 
 from contract.redis.batches import BatchStore
 from demo.stack import eventually
-from gateway.batches.api.record import BatchRecord, decode, encode
-from gateway.batches.api.starting import start_batch
+from gateway.batches.api.record import BatchRecord, decode, encode, start_batch
 from gateway.batches.runner.after import let_go
 from gateway.files.objects import FileRecord, Files
 from gateway.files.shared_store import MARK

@@ -1,4 +1,4 @@
-"""What can be done to message batches: make, find, list, cancel, delete.
+"""What can be done to message batches: make, find, list, cancel, delete; and the routes.
 
 A batch is a BatchRecord like any. Beside it stands an object of the kind `message_batch`: their
 own list, which pages both ways, and once a batch has ended how its failures have.
@@ -6,37 +6,57 @@ own list, which pages both ways, and once a batch has ended how its failures hav
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+from contextlib import AbstractContextManager
+from typing import Any
 
 import msgspec
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
 
 from contract.redis.objects import Kind, Stored
+from gateway.batches.anthropic.incoming import Requests, check_length
 from gateway.batches.anthropic.protocol import (
     ENDPOINT,
     KEPT_S,
     PREFIX,
     WINDOW_S,
+    Deleted,
     MessageBatch,
     MessageBatchList,
     Split,
     shown,
     split_in,
 )
-from gateway.batches.anthropic.results import count
-from gateway.batches.api.create import DEFAULT_PRIORITY
-from gateway.batches.api.record import ENDED, BatchRecord, Counts, decode, end_of_record
-from gateway.batches.api.starting import announce_batch, request_cancel, start_batch
+from gateway.batches.anthropic.results import count, results
+from gateway.batches.api.batches import DEFAULT_PRIORITY
+from gateway.batches.api.record import (
+    ENDED,
+    BatchRecord,
+    Counts,
+    announce_batch,
+    decode,
+    end_of_record,
+    request_cancel,
+    start_batch,
+)
 from gateway.files.keeping import check_same
 from gateway.files.objects import FileRecord, Files
+from gateway.files.protocol import MOST_LIFE_S
 from gateway.http.caller import Caller
 from gateway.http.errors import ApiError, invalid, not_found
-from gateway.http.http import new_id
-from gateway.http.idempotency import conflict
+from gateway.http.http import caller, new_id, page_limit, reply, services
+from gateway.http.idempotency import conflict, fingerprint
 from gateway.http.limits import estimated_tokens
 from gateway.http.services import Services
 from gateway.store import Writer
 
 _KIND: Kind = "message_batch"
+#: Batches in a page: by default, and at most.
+_DEFAULT_LIMIT, _MOST = 20, 1000
 _encode = msgspec.json.Encoder().encode
 
 
@@ -166,3 +186,98 @@ def ended(services: Services, caller: Caller, batch_id: str) -> BatchRecord:
     if files and not any(Files(services).get(caller.tenant, f) for f in files):
         raise ApiError(404, f"the results of batch {batch_id} have expired", code="results_expired")
     return record
+
+
+def _answer(request: Request, value: Any) -> Response:
+    return reply(value, headers={"request-id": request.scope["warmq.request_id"]})
+
+
+def _base_url(request: Request) -> str:
+    """Return where the caller reaches this gateway; only the caller is told."""
+    secure = request.headers.get("x-forwarded-proto", request.url.scheme) == "https"
+    return f"{'https' if secure else 'http'}://{request.url.netloc}"
+
+
+async def _create(request: Request) -> Response:
+    used, mine = services(request), caller(request)
+    keyed = request.scope.get("warmq.idempotency", "")
+    batch_id, file_id = ids(mine, keyed)
+    length = request.headers.get("content-length", "")
+    await asyncio.to_thread(used.limits.check_records, mine)
+    if length.isdecimal():
+        check_length(int(length))
+        await asyncio.to_thread(used.limits.check_bytes, mine, int(length), int(length))
+    context: AbstractContextManager[Writer] = used.store.write(file_id)
+    writer = await asyncio.to_thread(context.__enter__)
+    try:
+        incoming = Requests(writer, used.settings.max_line_bytes)
+        async for piece in request.stream():
+            if piece:
+                await asyncio.to_thread(incoming.feed, piece)
+        await asyncio.to_thread(incoming.end)
+        earlier = await fingerprint(request, incoming.digest)
+        if earlier is not None:
+            return earlier
+        now = int(await asyncio.to_thread(used.clock.now))
+        file = FileRecord(
+            id=file_id, tenant=mine.tenant, bytes=incoming.written, created_at=now,
+            filename=f"{batch_id}.jsonl", purpose="batch", expires_at=now + MOST_LIFE_S,
+            digest=incoming.digest if keyed else "",
+        )  # fmt: skip
+        record = await asyncio.to_thread(create, used, mine, batch_id, writer, file, incoming.count)
+    finally:
+        await asyncio.to_thread(context.__exit__, None, None, None)
+    base_url = _base_url(request)
+    return _answer(request, await run_in_threadpool(view, used, record, base_url))
+
+
+def _retrieve(request: Request) -> Response:
+    used = services(request)
+    record = find(used, caller(request), request.path_params["batch_id"])
+    return _answer(request, view(used, record, _base_url(request)))
+
+
+def _list(request: Request) -> Response:
+    query = request.query_params
+    found = page(
+        services(request), caller(request), _base_url(request),
+        after=query.get("after_id", ""), before=query.get("before_id", ""),
+        limit=page_limit(query.get("limit"), _DEFAULT_LIMIT, _MOST),
+    )  # fmt: skip
+    return _answer(request, found)
+
+
+def _cancel(request: Request) -> Response:
+    used = services(request)
+    record = cancel(used, caller(request), request.path_params["batch_id"])
+    return _answer(request, view(used, record, _base_url(request)))
+
+
+def _delete(request: Request) -> Response:
+    batch_id = request.path_params["batch_id"]
+    delete(services(request), caller(request), batch_id)
+    return _answer(request, Deleted(id=batch_id))
+
+
+def _results(request: Request) -> Response:
+    used = services(request)
+    record = ended(used, caller(request), request.path_params["batch_id"])
+    headers = {
+        "request-id": request.scope["warmq.request_id"],
+        "content-disposition": f'attachment; filename="{record.id}_results.jsonl"',
+        "x-content-type-options": "nosniff",
+    }
+    return StreamingResponse(results(used, record), 200, headers, "application/x-jsonl")
+
+
+def routes() -> list[Route]:
+    """Return the routes."""
+    one = "/v1/messages/batches/{batch_id}"
+    return [
+        Route("/v1/messages/batches", _create, methods=["POST"]),
+        Route("/v1/messages/batches", _list, methods=["GET"]),
+        Route(one, _retrieve, methods=["GET"]),
+        Route(one, _delete, methods=["DELETE"]),
+        Route(f"{one}/cancel", _cancel, methods=["POST"]),
+        Route(f"{one}/results", _results, methods=["GET"]),
+    ]

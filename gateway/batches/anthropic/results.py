@@ -12,13 +12,11 @@ from contract.results import one_line
 from gateway.batches.anthropic.protocol import Split
 from gateway.batches.api.record import BatchRecord
 from gateway.files.objects import Files
+from gateway.http.errors import anthropic_error
 from gateway.http.services import Services
 
 #: Bytes that are sent at once.
 _CHUNK = 128 * 1024
-#: Types of errors by status; others are `invalid_request_error`, from 500 on `api_error`.
-_KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error",
-          429: "rate_limit_error", 503: "overloaded_error", 504: "timeout_error"}  # fmt: skip
 
 
 class _Response(msgspec.Struct):
@@ -103,16 +101,13 @@ def _errored(line: _Line) -> dict[str, Any]:
         status, request_id = line.response.status_code, line.response.request_id
         error = _body(line.response.body).error
     message = (error and (error.message or error.code)) or "the request failed"
-    kind = _KINDS.get(status, "api_error" if status >= 500 else "invalid_request_error")
-    told = {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id}
-    return {"type": "errored", "error": told}
+    return {"type": "errored", "error": anthropic_error(status, message, request_id)}
 
 
 def _refused(services: Services, record: BatchRecord) -> Iterator[bytes]:
     """Yield a result for each request of a batch that was refused as a whole."""
     message = "; ".join(problem.message for problem in record.problems[:3]) or "it was refused"
-    told = {"type": "error", "error": {"type": "invalid_request_error", "message": message}}
-    result = {"type": "errored", "error": told}
+    result = {"type": "errored", "error": anthropic_error(400, message, None)}
     for raw in _lines(services, record.tenant, record.input_file_id):
         yield one_line(orjson.dumps({"custom_id": _line(raw).custom_id, "result": result}))
 

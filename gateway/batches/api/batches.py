@@ -1,19 +1,33 @@
-"""What can be done to batches over HTTP: create, retrieve, list, cancel."""
+"""What can be done to batches over HTTP: create, retrieve, list, cancel. The lines of a new batch's
+file are looked at later (runner/)."""
 
 from __future__ import annotations
 
+import hashlib
+import re
+
 from contract.batch import Batch as QueueBatch
-from gateway.batches.api.create import checked, id_for
-from gateway.batches.api.protocol import Batch, BatchList
-from gateway.batches.api.record import ENDED, BatchRecord
-from gateway.batches.api.shown import shown, view_status
-from gateway.batches.api.starting import announce_batch, request_cancel, start_batch
+from contract.openai.body import BODY_TYPES
+from contract.redis.announcements import is_alive
+from contract.redis.url import LONGEST_S
+from contract.version import PROTOCOL
+from gateway.batches.api.protocol import Batch, BatchCreate, BatchList, shown, view_status
+from gateway.batches.api.record import (
+    ENDED,
+    BatchRecord,
+    announce_batch,
+    request_cancel,
+    start_batch,
+)
 from gateway.files.objects import Files
 from gateway.http.caller import Caller
-from gateway.http.errors import ApiError, not_found
+from gateway.http.errors import ApiError, invalid, not_found
+from gateway.http.http import new_id, read
 from gateway.http.limits import estimated_tokens
 from gateway.http.services import Services
 from gateway.redis.batch_views import BatchView, BatchViews
+from gateway.served import Served
+from producer.queue_workers import counts_of, names_of, older_of
 
 
 def create(services: Services, caller: Caller, body: bytes, idempotency: str) -> Batch:
@@ -99,3 +113,110 @@ def cancel(services: Services, caller: Caller, batch_id: str) -> tuple[Batch, Ba
         else:
             request_cancel(services, caller.tenant, batch_id)
     return retrieve(services, caller, batch_id), view
+
+
+#: The priority of requests for which none is named, as `producer submit` has it.
+DEFAULT_PRIORITY = 6
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_WINDOW = re.compile(r"(?:[0-9]{1,12}(?:\.[0-9]{1,9})?[smhd])+")
+_WINDOW_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)([smhd])")
+
+
+def window_s(text: str) -> int:
+    """Return the seconds of a completion window such as `24h`, `90m`, `7d` or `1h30m`.
+
+    Raises:
+        ApiError: for any other text, less than a second or more than ten years.
+    """
+    field = "completion_window"
+    # The length is bounded for the sake of the sum, which otherwise could be endless.
+    if len(text) > 40 or not _WINDOW.fullmatch(text):
+        raise invalid(f"{field} is {text[:40]!r}; give a duration such as 24h, 90m or 7d", field)
+    seconds = sum(float(number) * _UNITS[unit] for number, unit in _WINDOW_PART.findall(text))
+    if not 1 <= seconds <= LONGEST_S:
+        raise invalid(f"{field} is {text}; give a duration of 1s to ten years", field)
+    return round(seconds)
+
+
+def checked(services: Services, caller: Caller, body: bytes, idempotency: str) -> BatchRecord:
+    """Return the record for the body of a create.
+
+    With `idempotency` the id is derived from it, so that the same create makes the same batch.
+
+    Raises:
+        ApiError: 400 for a wrong field, 403 for what the key does not allow, 404 for a file that is
+            not the caller's, each with the field's name; 409 beside older workers.
+    """
+    asked = read(body, BatchCreate)
+    if asked.endpoint not in BODY_TYPES:
+        told = (
+            f"endpoint {asked.endpoint[:100]!r} is not served; use one of {', '.join(BODY_TYPES)}"
+        )
+        raise invalid(told, "endpoint")
+    window = window_s(asked.completion_window)
+    priority = _priority(caller, asked.priority)
+    _check_file(services, caller, asked.input_file_id)
+    _check_workers(services, caller)
+    now, kept = int(services.clock.now()), asked.output_expires_after
+    return BatchRecord(
+        id=id_for(caller, idempotency) if idempotency else new_id("batch_"),
+        tenant=caller.tenant,
+        key_id=caller.key_id,
+        endpoint=asked.endpoint,
+        input_file_id=asked.input_file_id,
+        completion_window=asked.completion_window,
+        created_at=now,
+        expires_at=now + window,
+        changed_at={"validating": now},
+        metadata=asked.metadata,
+        output_expires_after_s=kept.seconds if kept else None,
+        order=asked.order or "input",
+        once=bool(asked.once),
+        priority=priority,
+    )
+
+
+def _priority(caller: Caller, asked: int | None) -> int:
+    if asked is None:
+        return max(DEFAULT_PRIORITY, caller.highest_priority)
+    if asked < caller.highest_priority:
+        told = f"priority {asked}: this key allows {caller.highest_priority} to 9 (0 is highest)"
+        raise ApiError(403, told, code="priority_not_allowed", param="priority")
+    return asked
+
+
+def _check_file(services: Services, caller: Caller, file_id: str) -> None:
+    found = Files(services).get(caller.tenant, file_id)
+    if found is None:
+        told = f"No such file: {file_id[:200]}; upload it with purpose=batch first"
+        raise ApiError(404, told, code="file_not_found", param="input_file_id")
+    if found.purpose != "batch":
+        told = f"file {file_id} has the purpose {found.purpose!r}; upload it with purpose=batch"
+        raise invalid(told, "input_file_id")
+
+
+def _check_workers(services: Services, caller: Caller) -> None:
+    """Refuse what only older workers would be there for, who do not take it.
+
+    Which queues the file's lines name is not known yet; when they are, they are looked at again
+    (runner/).
+    """
+    announced, settings = services.batches.announcements(), services.settings
+    older = older_of([one for one in announced if is_alive(one)])
+    if not older:
+        return
+    # Workers' names are those of machines, which a tenant need not know.
+    which = names_of(older) if caller.operator else counts_of(older)
+    served = Served.of(announced, settings.queue, settings.gateway_models)
+    if served.outdated and not served.names and not served.configured:
+        told = (
+            f"nothing was queued: all workers are older than this gateway (protocol {PROTOCOL}) "
+            f"and would not take what it queues: {which}; upgrade the workers"
+        )
+        raise ApiError(409, told, code="older_workers", retry=False)
+
+
+def id_for(caller: Caller, idempotency: str) -> str:
+    """Return the id of the batch that a create makes, however often it is sent."""
+    name = f"batch\0{caller.tenant}\0{idempotency}"
+    return "batch_" + hashlib.sha256(name.encode()).hexdigest()[:24]

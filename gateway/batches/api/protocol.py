@@ -1,13 +1,18 @@
-"""Batches as they go over the wire: field names and types of OpenAI's, and what warmq adds."""
+"""Batches as they go over the wire, those of the gateways and those of `producer submit`: field
+names and types of OpenAI's, and what warmq adds."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from contextlib import suppress
 from typing import Annotated, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from gateway.batches.api.record import Status
+from contract.batch import Batch as QueueBatch
+from gateway.batches.api.record import ENDED, BatchRecord, Counts, Status, Usage, decode
+from gateway.redis.batch_views import BatchView
 
 #: Least and most seconds that a file may be kept by `expires_after` and `output_expires_after`.
 SHORTEST_KEPT_S, LONGEST_KEPT_S = 3_600, 2_592_000
@@ -120,3 +125,146 @@ class BatchList(Struct, kw_only=True):
     first_id: str | None
     last_id: str | None
     has_more: bool
+
+
+#: Ids of files that are read from the queue when they are asked for (virtual_files.py).
+OUTPUT, ERRORS, PARTIAL = "file-out-", "file-err-", "file-partial-"
+_INPUT = "file-in-"
+_NO_LINE = "no line of the file is a valid request; the error file says of each what is wrong"
+
+
+def view_status(view: BatchView) -> str:
+    """Return the status alone."""
+    if isinstance(view.source, QueueBatch):
+        return view.source.status
+    return decode(view.source.document).status
+
+
+def shown(view: BatchView, *, partial: bool = False) -> Batch | None:
+    """Return a batch in OpenAI's form; None for one of another API.
+
+    With `partial` a batch that runs shows the id of a file of what has ended so far.
+    """
+    if isinstance(view.source, QueueBatch):
+        return _of_queue(view.source, partial)
+    record = decode(view.source.document)
+    return _of_record(record, view.parts, partial) if record.api == "openai" else None
+
+
+def parts_of(view: BatchView) -> list[str]:
+    """Return the ids of a batch's batches in the queue."""
+    if isinstance(view.source, QueueBatch):
+        return [view.id]
+    return [part.batch_id for part in decode(view.source.document).parts]
+
+
+def _of_record(record: BatchRecord, parts: list[QueueBatch], partial: bool) -> Batch:
+    ended, at = record.status in ENDED, record.changed_at
+    output_id = record.output_file_id
+    if partial and not ended and record.parts:
+        output_id = PARTIAL + record.id
+    problems = [
+        BatchError(code=p.code, message=p.message, param=p.param, line=p.line)
+        for p in record.problems
+    ]
+    return Batch(
+        id=record.id,
+        endpoint=record.endpoint,
+        model=record.model or msgspec.UNSET,
+        errors=BatchErrors(data=problems) if record.status == "failed" else None,
+        input_file_id=record.input_file_id,
+        completion_window=record.completion_window,
+        status=record.status,
+        output_file_id=output_id,
+        error_file_id=record.error_file_id,
+        created_at=record.created_at,
+        in_progress_at=at.get("in_progress"),
+        expires_at=record.expires_at,
+        finalizing_at=at.get("finalizing"),
+        completed_at=at.get("completed"),
+        failed_at=at.get("failed"),
+        expired_at=at.get("expired"),
+        cancelling_at=at.get("cancelling"),
+        cancelled_at=at.get("cancelled"),
+        request_counts=_counts(record.counts, [] if ended else parts),
+        usage=_usage(record.usage or _usage_of(parts)),
+        metadata=record.metadata,
+    )
+
+
+def _counts(counts: Counts, parts: Iterable[QueueBatch]) -> RequestCounts:
+    """Return the requests of a record, and of its parts while they run."""
+    total, completed, failed = 0, 0, 0
+    for part in parts:
+        total += part.number("total")
+        completed += part.number("completed")
+        failed += part.terminal - part.number("completed")
+    return RequestCounts(
+        total=max(counts.total, total),
+        completed=max(counts.completed, completed),
+        failed=max(counts.failed, failed),
+    )
+
+
+def _usage_of(parts: Iterable[QueueBatch]) -> Usage:
+    usage = Usage()
+    for part in parts:
+        usage.input += part.number("prompt_tokens")
+        usage.output += part.number("completion_tokens")
+    return usage
+
+
+def _usage(usage: Usage) -> BatchUsage:
+    return BatchUsage(
+        input_tokens=usage.input,
+        input_tokens_details=InputDetails(cached_tokens=usage.cached),
+        output_tokens=usage.output,
+        output_tokens_details=OutputDetails(reasoning_tokens=usage.reasoning),
+        total_tokens=usage.input + usage.output,
+    )
+
+
+def _of_queue(batch: QueueBatch, partial: bool) -> Batch:
+    """Return a batch of `producer submit`. Its endpoint is '', for lines may name several, and its
+    input file is not one of the gateways'; its metadata has the file's name."""
+    counts = _counts(Counts(), [batch])
+    created, status = int(batch.created) // 1000, batch.status
+    ended_at = batch.number("finished_at") // 1000 or None
+    shown = Batch(
+        id=batch.id,
+        endpoint="",
+        input_file_id=_INPUT + batch.id,
+        completion_window=_window(batch),
+        status=status,  # type: ignore[arg-type]  # one that is `deleting` has no view
+        created_at=created,
+        in_progress_at=created if batch.sealed else None,
+        expires_at=batch.number("deadline") // 1000 or None,
+        request_counts=counts,
+        usage=_usage(_usage_of([batch])),
+        metadata={"submitted_by": "producer submit", "input": batch.fields.get("input", "")[:512]},
+    )
+    if model := batch.fields.get("model"):
+        shown.model = model
+    if status in ENDED:
+        setattr(shown, f"{status}_at", ended_at)
+        shown.output_file_id = OUTPUT + batch.id if counts.completed else None
+        shown.error_file_id = ERRORS + batch.id if counts.failed else None
+        if status == "failed":
+            error = BatchError(code="invalid_request", message=_NO_LINE)
+            shown.errors = BatchErrors(data=[error])
+    elif partial:
+        shown.output_file_id = PARTIAL + batch.id
+    return shown
+
+
+def _window(batch: QueueBatch) -> str:
+    """Return from a batch's creation to its deadline, `none` without one."""
+    left_s = 0
+    with suppress(ValueError):
+        left_s = round((batch.number("deadline") - int(batch.created)) / 1000)
+    if left_s <= 0:
+        return "none"
+    for unit, seconds in (("h", 3600), ("m", 60)):
+        if left_s % seconds == 0:
+            return f"{left_s // seconds}{unit}"
+    return f"{left_s}s"

@@ -1,10 +1,17 @@
-"""What a gateway knows of a batch: kept in Redis as JSON, shown in OpenAI's or Anthropic's form."""
+"""What a gateway knows of a batch, kept in Redis as JSON; how a batch begins and is cancelled, so
+that no crash between two steps loses one; and when its record ends."""
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Literal
 
 import msgspec
+
+from contract.redis.objects import Kind, Stored
+from gateway.files.objects import Files
+from gateway.http.services import Services
+from gateway.http.traced import current_traceparent
 
 Status = Literal[
     "validating", "in_progress", "finalizing", "completed", "failed", "expired", "cancelling",
@@ -101,3 +108,98 @@ def end_of_record(record: BatchRecord) -> int | None:
 
 decode = msgspec.json.Decoder(BatchRecord).decode
 encode = msgspec.json.Encoder().encode
+
+
+#: Whoever carries batches looks for a new one at the latest after so long, also if the gateway that
+#: was to ask for it died just before. It finds nothing if the batch itself was not written either.
+_LOOK_MS = 10_000
+#: And for what a create has noted before it wrote the batch. It is longer than any try of a create
+#: waits for Redis.
+_NOTED_MS = 60_000
+
+
+def announce_batch(services: Services, batch_id: str) -> None:
+    """Say that something is about to be noted for a batch that is not written yet.
+
+    If it never is, whoever carries batches calls `forget_batch`.
+    """
+    services.due.add("batch", batch_id, _NOTED_MS)
+
+
+def forget_batch(services: Services, batch_id: str) -> None:
+    """Remove what was noted for a batch that is not there."""
+    services.limits.give_back(batch_id)
+    owner = services.objects.owner_of("message_batch", batch_id)
+    if owner is not None:
+        services.objects.delete("message_batch", owner, batch_id)
+
+
+def start_batch(services: Services, record: BatchRecord) -> bool:
+    """Write a new batch and ask for it to be carried; return False if there is one of its id."""
+    record = msgspec.structs.replace(record, traceparent=current_traceparent())
+    services.due.add("batch", record.id, _LOOK_MS)
+    Files(services).keep_content(record.input_file_id, record.id)
+    new = services.objects.create(
+        "batch", record.tenant, record.id, record.created_at, encode(record)
+    )
+    services.due.add("batch", record.id)
+    return new
+
+
+def request_cancel(services: Services, tenant: str, batch_id: str) -> BatchRecord | None:
+    """Note that a batch is to be cancelled, and ask for it to be done.
+
+    Returns:
+        It as it is now; None if the tenant has none of that id.
+    """
+    while (read := services.objects.get("batch", tenant, batch_id)) is not None:
+        record = decode(read.document)
+        if record.status in ENDED or record.status == "cancelling":
+            return record
+        at = record.changed_at | {"cancelling": int(services.clock.now())}
+        anew = msgspec.structs.replace(record, status="cancelling", changed_at=at)
+        if services.objects.replace("batch", tenant, read, encode(anew), record.created_at):
+            services.due.add("batch", batch_id)
+            return anew
+    return None
+
+
+#: Records read in one round trip.
+_PAGE = 100
+#: Lists that name batches: those of Anthropic's API are in the second alone.
+_LISTS: tuple[Kind, ...] = ("batch", "message_batch")
+
+
+def end_older_records(services: Services, tenant: str) -> int:
+    """Count a tenant's records that are not counted yet, and end those of ended batches.
+
+    Only records that an earlier version has written are looked at: what this one writes is counted.
+
+    Returns:
+        How many got an end.
+    """
+    known = {record.id for record in services.records.of(tenant) if record.kind == "batch"}
+    lists = (services.records.listed(kind, tenant) for kind in _LISTS)
+    listed = dict.fromkeys(chain.from_iterable(lists))
+    unknown = [name for name in listed if name not in known]
+    count = 0
+    for begin in range(0, len(unknown), _PAGE):
+        ids = unknown[begin : begin + _PAGE]
+        for stored in services.objects.several("batch", ids):
+            if stored is not None:
+                count += _end(services, tenant, stored)
+    return count
+
+
+def _end(services: Services, tenant: str, stored: Stored) -> bool:
+    """Write a record back as it was read, with its end; whoever carries it reads it again."""
+    record: BatchRecord = decode(stored.document)
+    ends_at = end_of_record(record)
+    written = services.objects.replace(
+        "batch", tenant, stored, encode(record), record.created_at, ends_at
+    )
+    if written is None or ends_at is None:
+        return False
+    if record.api == "anthropic":
+        services.records.end("message_batch", record.id, ends_at)
+    return True

@@ -7,7 +7,7 @@ the order in which it ended. Their ids cannot be those of other files, which are
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from functools import cache
 from itertools import chain
 
@@ -15,12 +15,13 @@ from anyio import CapacityLimiter, to_thread
 from starlette.responses import RedirectResponse, Response, StreamingResponse
 
 from contract.batch import Batch as QueueBatch
-from gateway.batches.api import partial
+from contract.index import own_id, read_ending
+from contract.redis.batches import BatchStore
+from contract.results import ResultLine, own_line, result_line
 from gateway.batches.api.batches import view_of
 from gateway.batches.api.output_lines import openai_line
-from gateway.batches.api.protocol import Batch
+from gateway.batches.api.protocol import ERRORS, OUTPUT, PARTIAL, Batch, parts_of, shown
 from gateway.batches.api.record import ENDED
-from gateway.batches.api.shown import ERRORS, OUTPUT, PARTIAL, parts_of, shown
 from gateway.files.protocol import OUTPUT_PURPOSE, File
 from gateway.http.caller import Caller
 from gateway.http.errors import ApiError, not_found
@@ -37,6 +38,8 @@ CHUNK_BYTES, CHUNK_LINES = 128 * 1024, 500
 #: Contents for which lines are read at a time. This process has online requests to answer: with a
 #: thread for each, many downloads would take its CPU, and the threads that others wait for.
 AT_ONCE = 1
+#: Endings read at once.
+ENDINGS = 100
 
 
 def _find(services: Services, caller: Caller, file_id: str) -> tuple[str, BatchView, Batch]:
@@ -115,7 +118,7 @@ def _partial(
         ttl_ms = services.settings.result_ttl_ms
         last, segments = order.segments(batch.id, there, offset, ttl_ms)
     headers["x-last-line"] = str(max(last, offset))
-    return _streamed(map(openai_line, partial.lines(services.batches, segments, offset)), headers)
+    return _streamed(map(openai_line, _endings(services.batches, segments, offset)), headers)
 
 
 def _ended(batch: Batch, offset: int) -> Response:
@@ -164,3 +167,35 @@ def _chunks(lines: Iterator[bytes | None]) -> Iterator[bytes]:
             gathered, size = [], 0
     if gathered:
         yield b"".join(gathered)
+
+
+def _endings(store: BatchStore, segments: Sequence[Segment], position: int) -> Iterator[ResultLine]:
+    """Yield the lines of what has ended from a position on, in the order in which it ended.
+
+    Each position has one; those of followers (`once`) have as many as there are, and one that runs
+    again (`producer retry`) has none until it has ended anew, at a later position.
+    """
+    for segment in segments:
+        done = max(0, position - segment.first)
+        for at in range(done, segment.count, ENDINGS):
+            count = min(ENDINGS, segment.count - at)
+            texts = store.finished_ids(segment.part.id, segment.start + at, count)
+            yield from _of_texts(store, segment.part, texts)
+
+
+def _of_texts(store: BatchStore, part: QueueBatch, texts: list[str]) -> Iterator[ResultLine]:
+    endings = [read_ending(text) for text in texts]
+    ids = list(dict.fromkeys(request_id for request_id, _ in endings))
+    found = dict(zip(ids, store.results(ids), strict=True))
+    entries = store.followers(part.id, endings)
+    for request_id, numbers in endings:
+        raw = found[request_id]
+        if not numbers:
+            line = own_line(request_id, raw) if raw is not None else None
+            if line is not None:
+                yield line
+            continue
+        for _ in numbers:
+            entry = next(entries)
+            if entry is not None and raw is not None:
+                yield result_line(own_id(part.id, entry), entry[1], entry[0], raw, request_id)

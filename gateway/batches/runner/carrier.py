@@ -13,8 +13,7 @@ from contract.errors import StoreUnavailable, WarmqError
 from contract.log_lines import working_on
 from contract.redis.due import Claim
 from contract.traces.span import read_context
-from gateway.batches.api.record import ENDED, BatchRecord, Problem, decode
-from gateway.batches.api.starting import forget_batch
+from gateway.batches.api.record import ENDED, BatchRecord, Problem, decode, forget_batch
 from gateway.batches.runner.after import AfterEnd
 from gateway.batches.runner.carried import Carried, Changed
 from gateway.batches.runner.held import GivenUp, Leases

@@ -11,9 +11,15 @@ import redis
 from kit.protocol.lessee import client_of
 
 from contract.redis.objects import Objects, Stored
-from gateway.batches.api import ending
-from gateway.batches.api.ending import end_older_records
-from gateway.batches.api.record import KEPT_S, BatchRecord, Status, decode, encode
+from gateway.batches.api import record as ending
+from gateway.batches.api.record import (
+    KEPT_S,
+    BatchRecord,
+    Status,
+    decode,
+    encode,
+    end_older_records,
+)
 from gateway.files.objects import FileRecord, Files
 from gateway.files.uploads.record import UploadRecord
 from gateway.files.uploads.record import encode as encode_upload

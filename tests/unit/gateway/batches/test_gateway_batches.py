@@ -10,10 +10,9 @@ from openai.types import Batch as SdkBatch
 
 from contract.batch import Batch as QueueBatch
 from contract.redis.objects import Stored
-from gateway.batches.api.create import window_s
-from gateway.batches.api.protocol import Batch
+from gateway.batches.api.batches import window_s
+from gateway.batches.api.protocol import Batch, shown
 from gateway.batches.api.record import BatchRecord, Counts, Part, Problem, Usage, encode
-from gateway.batches.api.shown import shown
 from gateway.http.errors import ApiError
 from gateway.http.http import page_limit
 from gateway.redis.batch_views import BatchView
