@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from collections.abc import Iterable
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -31,6 +32,7 @@ from gateway.http.services import Services
 from gateway.page import whole_files
 from gateway.page.view import View
 from gateway.page.whole_files import Handler, Made, Reading, TooLong
+from gateway.store import lines_of
 from producer.input.reader import Input
 from producer.submit.plan import Plan, plan
 from producer.submit.prompt_tokens import Estimate
@@ -104,13 +106,14 @@ def submit(view: View, *, reading: Reading) -> Response:
 
 
 def _named(services: Services, record: FileRecord) -> tuple[Counter[str], Counter[str]]:
-    return named_in(b"".join(services.store.read(record.id, 0, min(record.bytes, HEAD_BYTES))))
+    head = services.store.read(record.id, 0, min(record.bytes, HEAD_BYTES))
+    return named_in(lines_of(head))
 
 
-def named_in(text: bytes) -> tuple[Counter[str], Counter[str]]:
+def named_in(lines: Iterable[bytes]) -> tuple[Counter[str], Counter[str]]:
     """Return which endpoints and models the first lines of a file name."""
     urls, models = Counter[str](), Counter[str]()
-    for line in islice(filter(bytes.strip, text.split(b"\n")), HEAD_LINES):
+    for line in islice(lines, HEAD_LINES):
         try:
             url = orjson.loads(line)["url"]
         except (orjson.JSONDecodeError, TypeError, LookupError):

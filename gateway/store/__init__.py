@@ -4,7 +4,7 @@ Names are the gateway's own (`file-<hex>`), never a client's.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
@@ -76,3 +76,13 @@ def open_store(url: str) -> Store:
     from gateway.store.folder import Folder  # noqa: PLC0415 - as the other
 
     return Folder(Path(url))
+
+
+def lines_of(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the lines of a file that is read in pieces, without those that are blank."""
+    rest = b""
+    for piece in pieces:
+        *whole, rest = (rest + piece).split(b"\n")
+        yield from filter(bytes.strip, whole)
+    if rest.strip():
+        yield rest

@@ -36,7 +36,7 @@ from gateway.batches.api.batches import DEFAULT_PRIORITY
 from gateway.batches.api.record import (
     ENDED,
     BatchRecord,
-    Counts,
+    RequestCounts,
     announce_batch,
     decode,
     end_of_record,
@@ -99,7 +99,7 @@ def create(
         id=batch_id, tenant=caller.tenant, key_id=caller.key_id, api="anthropic",
         endpoint=ENDPOINT, input_file_id=file.id, completion_window="24h", created_at=now,
         expires_at=now + WINDOW_S, changed_at={"validating": now}, output_expires_after_s=KEPT_S,
-        priority=max(DEFAULT_PRIORITY, caller.highest_priority), counts=Counts(total=total),
+        priority=max(DEFAULT_PRIORITY, caller.highest_priority), counts=RequestCounts(total=total),
     )  # fmt: skip
     # Into the list first: it must be there as soon as it can be carried.
     services.objects.create(_KIND, caller.tenant, batch_id, now, b"null")

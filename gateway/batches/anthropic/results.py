@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -10,13 +11,12 @@ import orjson
 
 from contract.results import one_line
 from gateway.batches.anthropic.protocol import Split
+from gateway.batches.api.output_lines import in_chunks
 from gateway.batches.api.record import BatchRecord
 from gateway.files.objects import Files
 from gateway.http.errors import anthropic_error
 from gateway.http.services import Services
-
-#: Bytes that are sent at once.
-_CHUNK = 128 * 1024
+from gateway.store import lines_of
 
 
 class _Response(msgspec.Struct):
@@ -48,14 +48,8 @@ _ENDINGS = {"batch_expired": "expired", "batch_cancelled": "canceled"}
 
 def _lines(services: Services, tenant: str, file_id: str | None) -> Iterator[bytes]:
     """Yield the lines of a file; none if there is no such file (any more)."""
-    if file_id is None or Files(services).get(tenant, file_id) is None:
-        return
-    rest = b""
-    for piece in services.store.read(file_id):
-        *whole, rest = (rest + piece).split(b"\n")
-        yield from (line for line in whole if line)
-    if rest:
-        yield rest
+    if file_id is not None and Files(services).get(tenant, file_id) is not None:
+        yield from lines_of(services.store.read(file_id))
 
 
 def kind_of(line: _Line) -> str:
@@ -114,20 +108,8 @@ def _refused(services: Services, record: BatchRecord) -> Iterator[bytes]:
 
 def results(services: Services, record: BatchRecord) -> Iterator[bytes]:
     """Yield the results of a batch that has ended, a line each, in pieces of about 128 KiB."""
-    pending, size = [], 0
-    for line in _all(services, record):
-        pending.append(line)
-        size += len(line)
-        if size >= _CHUNK:
-            yield b"\n".join([*pending, b""])
-            pending, size = [], 0
-    if pending:
-        yield b"\n".join([*pending, b""])
-
-
-def _all(services: Services, record: BatchRecord) -> Iterator[bytes]:
     if record.status == "failed":
-        yield from _refused(services, record)
-        return
-    for file_id in (record.output_file_id, record.error_file_id):
-        yield from map(_result, _lines(services, record.tenant, file_id))
+        return in_chunks(_refused(services, record))
+    files = (record.output_file_id, record.error_file_id)
+    lines = chain.from_iterable(_lines(services, record.tenant, file_id) for file_id in files)
+    return in_chunks(map(_result, lines))

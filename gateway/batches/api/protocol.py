@@ -11,7 +11,15 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from contract.batch import Batch as QueueBatch
-from gateway.batches.api.record import ENDED, BatchRecord, Counts, Status, Usage, decode
+from gateway.batches.api.record import (
+    ENDED,
+    BatchError,
+    BatchRecord,
+    RequestCounts,
+    Status,
+    Usage,
+    decode,
+)
 from gateway.redis.batch_views import BatchView
 
 #: Least and most seconds that a file may be kept by `expires_after` and `output_expires_after`.
@@ -44,28 +52,11 @@ class BatchCreate(Struct, kw_only=True):
     priority: Annotated[int, Meta(ge=0, le=9)] | None = None
 
 
-class BatchError(Struct, kw_only=True):
-    """One reason why a whole file was refused; `line` counts from 1."""
-
-    code: str
-    message: str
-    param: str | None = None
-    line: int | None = None
-
-
 class BatchErrors(Struct, kw_only=True):
     """The list of reasons."""
 
     object: Literal["list"] = "list"
     data: list[BatchError]
-
-
-class RequestCounts(Struct, kw_only=True):
-    """Requests by outcome; never null."""
-
-    total: int = 0
-    completed: int = 0
-    failed: int = 0
 
 
 class InputDetails(Struct, kw_only=True):
@@ -159,40 +150,32 @@ def parts_of(view: BatchView) -> list[str]:
 
 
 def _of_record(record: BatchRecord, parts: list[QueueBatch], partial: bool) -> Batch:
-    ended, at = record.status in ENDED, record.changed_at
+    ended = record.status in ENDED
     output_id = record.output_file_id
     if partial and not ended and record.parts:
         output_id = PARTIAL + record.id
-    problems = [
-        BatchError(code=p.code, message=p.message, param=p.param, line=p.line)
-        for p in record.problems
-    ]
-    return Batch(
+    shown = Batch(
         id=record.id,
         endpoint=record.endpoint,
         model=record.model or msgspec.UNSET,
-        errors=BatchErrors(data=problems) if record.status == "failed" else None,
+        errors=BatchErrors(data=record.problems) if record.status == "failed" else None,
         input_file_id=record.input_file_id,
         completion_window=record.completion_window,
         status=record.status,
         output_file_id=output_id,
         error_file_id=record.error_file_id,
         created_at=record.created_at,
-        in_progress_at=at.get("in_progress"),
         expires_at=record.expires_at,
-        finalizing_at=at.get("finalizing"),
-        completed_at=at.get("completed"),
-        failed_at=at.get("failed"),
-        expired_at=at.get("expired"),
-        cancelling_at=at.get("cancelling"),
-        cancelled_at=at.get("cancelled"),
         request_counts=_counts(record.counts, [] if ended else parts),
         usage=_usage(record.usage or _usage_of(parts)),
         metadata=record.metadata,
     )
+    for status in record.changed_at.keys() - {"validating"}:
+        setattr(shown, f"{status}_at", record.changed_at[status])
+    return shown
 
 
-def _counts(counts: Counts, parts: Iterable[QueueBatch]) -> RequestCounts:
+def _counts(counts: RequestCounts, parts: Iterable[QueueBatch]) -> RequestCounts:
     """Return the requests of a record, and of its parts while they run."""
     total, completed, failed = 0, 0, 0
     for part in parts:
@@ -227,7 +210,7 @@ def _usage(usage: Usage) -> BatchUsage:
 def _of_queue(batch: QueueBatch, partial: bool) -> Batch:
     """Return a batch of `producer submit`. Its endpoint is '', for lines may name several, and its
     input file is not one of the gateways'; its metadata has the file's name."""
-    counts = _counts(Counts(), [batch])
+    counts = _counts(RequestCounts(), [batch])
     created, status = int(batch.created) // 1000, batch.status
     ended_at = batch.number("finished_at") // 1000 or None
     shown = Batch(

@@ -39,7 +39,7 @@ class Part(msgspec.Struct, frozen=True):
     made: bool = False  # whether the queue has had it: if it is not there, it was deleted
 
 
-class Problem(msgspec.Struct, frozen=True):
+class BatchError(msgspec.Struct, frozen=True):
     """Why the whole file was refused; `line` counts from 1."""
 
     code: str
@@ -48,7 +48,7 @@ class Problem(msgspec.Struct, frozen=True):
     line: int | None = None
 
 
-class Counts(msgspec.Struct):
+class RequestCounts(msgspec.Struct):
     """Requests of a batch; `failed` are all that have no answer (expired, cancelled ones too)."""
 
     total: int = 0
@@ -90,9 +90,9 @@ class BatchRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     priority: int = 6
     traceparent: str = ""  # of the request that made it, if that is traced
     model: str = ""  # if all lines name the same
-    problems: list[Problem] = []
+    problems: list[BatchError] = []
     parts: list[Part] = []  # empty until the file was looked through
-    counts: Counts = msgspec.field(default_factory=Counts)  # final once ended
+    counts: RequestCounts = msgspec.field(default_factory=RequestCounts)  # final once ended
     usage: Usage | None = None  # final once ended
     expected_s: float | None = None  # what was planned of its time; noted at its end
     output_file_id: str | None = None

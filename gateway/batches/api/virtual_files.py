@@ -19,7 +19,7 @@ from contract.index import own_id, read_ending
 from contract.redis.batches import BatchStore
 from contract.results import ResultLine, own_line, result_line
 from gateway.batches.api.batches import view_of
-from gateway.batches.api.output_lines import openai_line
+from gateway.batches.api.output_lines import in_chunks, openai_line
 from gateway.batches.api.protocol import ERRORS, OUTPUT, PARTIAL, Batch, parts_of, shown
 from gateway.batches.api.record import ENDED
 from gateway.files.protocol import OUTPUT_PURPOSE, File
@@ -33,8 +33,6 @@ from producer.same_batch import BatchChanged
 #: What their ids look like.
 ID = rf"(?:{OUTPUT}|{ERRORS}|{PARTIAL})[A-Za-z0-9][A-Za-z0-9._-]{{0,127}}"
 _NAMES = {OUTPUT: "output", ERRORS: "errors", PARTIAL: "partial"}
-#: Bytes that are sent at once, and lines that are read for them, one or two ms of CPU.
-CHUNK_BYTES, CHUNK_LINES = 128 * 1024, 500
 #: Contents for which lines are read at a time. This process has online requests to answer: with a
 #: thread for each, many downloads would take its CPU, and the threads that others wait for.
 AT_ONCE = 1
@@ -131,7 +129,7 @@ def _ended(batch: Batch, offset: int) -> Response:
 
 
 def _streamed(lines: Iterator[bytes | None], headers: dict[str, str]) -> Response:
-    chunks = _chunks(lines)
+    chunks = in_chunks(lines)
     try:
         first = next(chunks, b"")
     except BatchChanged as error:
@@ -152,21 +150,6 @@ async def _in_turn(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
 @cache
 def _limiter() -> CapacityLimiter:
     return CapacityLimiter(AT_ONCE)
-
-
-def _chunks(lines: Iterator[bytes | None]) -> Iterator[bytes]:
-    """Yield chunks, empty ones after many lines that are the other file's (None)."""
-    gathered: list[bytes] = []
-    size = 0
-    for number, line in enumerate(lines, 1):
-        if line is not None:
-            gathered += (line, b"\n")
-            size += len(line) + 1
-        if size >= CHUNK_BYTES or number % CHUNK_LINES == 0:
-            yield b"".join(gathered)
-            gathered, size = [], 0
-    if gathered:
-        yield b"".join(gathered)
 
 
 def _endings(store: BatchStore, segments: Sequence[Segment], position: int) -> Iterator[ResultLine]:

@@ -13,7 +13,7 @@ from contract.errors import StoreUnavailable, WarmqError
 from contract.log_lines import working_on
 from contract.redis.due import Claim
 from contract.traces.span import read_context
-from gateway.batches.api.record import ENDED, BatchRecord, Problem, decode, forget_batch
+from gateway.batches.api.record import ENDED, BatchError, BatchRecord, decode, forget_batch
 from gateway.batches.runner.after import AfterEnd
 from gateway.batches.runner.carried import Carried, Changed
 from gateway.batches.runner.held import GivenUp, Leases
@@ -234,7 +234,7 @@ def _end(batch: Carried, error: BaseException, tries: int) -> bool:
         f"the batch could not be processed: this gateway failed {tries} times "
         f"({type(error).__name__}), its log says at what; send the batch again, or another file"
     )
-    problems = record.problems or [Problem("internal_error", told)]
+    problems = record.problems or [BatchError("internal_error", told)]
     if not record.parts:
         batch.write("cancelled" if record.status == "cancelling" else "failed", problems=problems)
     elif tries < 2 * TRIES and record.status == "in_progress":

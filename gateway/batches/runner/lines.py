@@ -21,7 +21,7 @@ import numpy as np
 import orjson
 
 from contract.openai.lines import MAX_CUSTOM_ID
-from gateway.batches.api.record import Problem
+from gateway.batches.api.record import BatchError
 from producer.input.reader import Input, InputUnreadable
 from producer.input.seen import SeenIds
 
@@ -37,7 +37,7 @@ class Looked:
 
     requests: int = 0
     bytes_of: Counter[str] = field(default_factory=Counter)
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[BatchError] = field(default_factory=list)
 
 
 class Body(msgspec.Struct):
@@ -175,23 +175,23 @@ def _looked(
                         looked.bytes_of[_look(line, endpoint, is_new)] += len(line)
                     except _Refused as refused:
                         code, told, param = refused.args
-                        problems.append(Problem(code, told, param, number))
+                        problems.append(BatchError(code, told, param, number))
                 looked.requests += len(chunk.lines)
                 if most_requests and looked.requests > most_requests:
                     told = f"the file has more than {most_requests} requests; split it into several"
                     told += " batches"
-                    problems[:] = [Problem("too_many_tasks", told)]
+                    problems[:] = [BatchError("too_many_tasks", told)]
                     break
                 if len(problems) >= MOST_PROBLEMS or len(looked.bytes_of) > MOST_MODELS:
                     break
         except InputUnreadable as error:
-            problems.append(Problem("invalid_file", error.message))
+            problems.append(BatchError("invalid_file", error.message))
     if not looked.requests and not problems:
         told = "the file has no requests; write one JSON object on each line"
-        problems.append(Problem("empty_file", told))
+        problems.append(BatchError("empty_file", told))
     if len(looked.bytes_of) > MOST_MODELS:
         told = f"the file names more than {MOST_MODELS} models; split it into several batches"
-        problems.insert(0, Problem("too_many_models", told, "body.model"))
+        problems.insert(0, BatchError("too_many_models", told, "body.model"))
     del problems[MOST_PROBLEMS:]
     return looked
 

@@ -19,7 +19,7 @@ from contract.batch import Batch
 from contract.errors import RequestFailed
 from contract.results import ResultLine, failure_meta, result_line
 from gateway.batches.api.output_lines import openai_line, usage_of
-from gateway.batches.api.record import BatchRecord, Counts, Part, Usage
+from gateway.batches.api.record import BatchRecord, Part, RequestCounts, Usage
 from gateway.batches.runner.carried import Carried, Changed
 from gateway.batches.runner.lines import custom_id_of
 from gateway.batches.runner.queueing import Sharing
@@ -111,7 +111,7 @@ class Written:
 
     output_file_id: str | None = None
     error_file_id: str | None = None
-    counts: Counts = field(default_factory=Counts)
+    counts: RequestCounts = field(default_factory=RequestCounts)
     usage: Usage = field(default_factory=Usage)
 
 

@@ -13,7 +13,7 @@ import msgspec
 
 from contract.batch import Batch
 from contract.errors import BatchConflict
-from gateway.batches.api.record import ENDED, BatchRecord, Counts, Part, Problem, Status
+from gateway.batches.api.record import ENDED, BatchError, BatchRecord, Part, RequestCounts, Status
 from gateway.batches.runner.after import AfterEnd
 from gateway.batches.runner.carried import Carried
 from gateway.batches.runner.lines import Looked, look_through
@@ -129,13 +129,13 @@ class Phases:
         try:
             batch.services.limits.reserve(caller, batch.record.id, tokens)
         except ApiError as error:
-            batch.write("failed", problems=[Problem("token_limit_exceeded", error.message)])
+            batch.write("failed", problems=[BatchError("token_limit_exceeded", error.message)])
             return
         batch.write(
             "in_progress",
             parts=parts,
             model=next(iter(models)) if len(models) == 1 else "",
-            counts=Counts(total=looked.requests),
+            counts=RequestCounts(total=looked.requests),
         )
 
     # -- running ----------------------------------------------------------------------------
@@ -199,7 +199,7 @@ class Phases:
             for at in range(len(batch.record.parts)):
                 submit_part(batch.services, batch.record, at, path, report, batch.go_on)
         except InputUnreadable as error:  # it has changed since it was looked through
-            batch.write("cancelling", problems=[Problem("invalid_file", error.message)])
+            batch.write("cancelling", problems=[BatchError("invalid_file", error.message)])
         except (BatchConflict, BatchChanged) as error:
             # Somebody has ended or deleted it in the queue: what is there is what there will be.
             log.warning("batch %s: %s", batch.record.id, error.message, extra=_CHANGED)
@@ -284,23 +284,23 @@ def _states(batch: Carried) -> list[Batch | None]:
     return [None if state is not None and "deleting" in state.fields else state for state in states]
 
 
-def _no_file(file_id: str) -> Problem:
+def _no_file(file_id: str) -> BatchError:
     """Return the problem of a batch whose input file was deleted too early."""
     told = f"file {file_id} was deleted before all its lines were queued; upload it again"
-    return Problem("file_not_found", told, "input_file_id")
+    return BatchError("file_not_found", told, "input_file_id")
 
 
-def _was_deleted(parts: list[str]) -> Problem:
+def _was_deleted(parts: list[str]) -> BatchError:
     """Return the problem of a batch some of whose parts were in the queue and are gone."""
     told = (
         f"{', '.join(parts[:5])} {'was' if len(parts) == 1 else 'were'} deleted from the queue, or "
         "the life of the results has ended (WARMQ_RESULT_TTL_S), before the batch's files were "
         "written; nothing is computed again: create the batch anew if its results are wanted"
     )
-    return Problem("batch_deleted", told)
+    return BatchError("batch_deleted", told)
 
 
-def _no_room(services: Services, requests: int) -> list[Problem]:
+def _no_room(services: Services, requests: int) -> list[BatchError]:
     """Return what is wrong with so many requests: their results cannot all be in Redis, where they
     are until the batch ends, not even if nothing else is there."""
     most = services.batches.memory_for_batches(services.settings.high_water)
@@ -311,4 +311,4 @@ def _no_room(services: Services, requests: int) -> list[Problem]:
         f"the results of {requests} requests do not fit into Redis, which takes {most} bytes of "
         f"batches; split the file into batches of at most {fit} lines, or give Redis more memory"
     )
-    return [Problem("too_many_tasks", told)]
+    return [BatchError("too_many_tasks", told)]

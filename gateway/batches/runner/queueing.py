@@ -12,7 +12,7 @@ import msgspec
 from contract.batch import Batch
 from contract.errors import BatchConflict, RequestRejected
 from contract.openai.lines import Request
-from gateway.batches.api.record import BatchRecord, Part, Problem
+from gateway.batches.api.record import BatchError, BatchRecord, Part
 from gateway.batches.runner.lines import Body, model_of, naming
 from gateway.http.services import Services
 from gateway.served import Served
@@ -39,7 +39,7 @@ def waits(models: Iterable[str], served: Served, allowed: Collection[str] | None
 
 def outdated(
     models: Iterable[str], served: Served, allowed: Collection[str] | None
-) -> list[Problem]:
+) -> list[BatchError]:
     """Return why nothing of a batch is queued: of a model's workers none would see it."""
     found = [repr(model[:200]) for model in models if served.is_outdated(model, allowed)]
     if not found:
@@ -48,7 +48,7 @@ def outdated(
         f"nothing was queued: all workers of model {', '.join(sorted(found)[:20])} are older than "
         "this gateway, and would not take what it queues; upgrade the workers, then send it again"
     )
-    return [Problem("older_workers", told, "body.model")]
+    return [BatchError("older_workers", told, "body.model")]
 
 
 def parts_for(

@@ -9,7 +9,7 @@ from kit.protocol.lessee import submit_batch
 from contract.batch import Batch
 from contract.redis.batches import BatchStore
 from contract.redis.objects import Objects, Stored
-from gateway.batches.api.record import BatchRecord, Counts, Part, encode
+from gateway.batches.api.record import BatchRecord, Part, RequestCounts, encode
 from gateway.redis.batch_views import BatchViews
 
 
@@ -101,7 +101,7 @@ def test_a_running_batch_comes_with_the_counters_of_its_parts(
     store: BatchStore, views: BatchViews, redis_client: redis.Redis
 ) -> None:
     parts = [Part("batch_1", "m", "warmq.m"), Part("batch_1.1", "n", "warmq.n")]
-    put(store, "batch_1", status="in_progress", parts=parts, counts=Counts(total=5))
+    put(store, "batch_1", status="in_progress", parts=parts, counts=RequestCounts(total=5))
     submit_batch(store, batch_id="batch_1")
     redis_client.hset("warmq:batch:batch_1", "completed", 2)
     view = views.get("default", "batch_1")

@@ -16,7 +16,7 @@ from starlette.responses import Response, StreamingResponse
 
 from contract.errors import RequestFailed, RequestRejected
 from gateway.batches.api import batches, virtual_files
-from gateway.batches.api.record import BatchRecord, Counts, Part, Usage, encode
+from gateway.batches.api.record import BatchRecord, Part, RequestCounts, Usage, encode
 from gateway.files.objects import FileRecord, Files
 from gateway.http.caller import Caller
 from gateway.http.errors import ApiError
@@ -92,7 +92,7 @@ def test_counts_and_usage_are_live_while_a_batch_runs_and_final_afterwards(
     services: Services,
 ) -> None:
     parts = [Part("batch_1", "m", "warmq"), Part("batch_1.1", "n", "warmq")]
-    put(services, status="in_progress", parts=parts, counts=Counts(total=5))
+    put(services, status="in_progress", parts=parts, counts=RequestCounts(total=5))
     for part, lines in ((parts[0], 3), (parts[1], 2)):
         submit_batch(services.batches, lines, batch_id=part.batch_id)
     lessee = Lessee(client_of(services.batches))
@@ -104,7 +104,7 @@ def test_counts_and_usage_are_live_while_a_batch_runs_and_final_afterwards(
     assert (counts.total, counts.completed, counts.failed) == (5, 3, 1)
     assert (shown.usage.input_tokens, shown.usage.output_tokens) == (12, 8)
     assert shown.output_file_id is None
-    put(services, status="completed", parts=parts, counts=Counts(5, 4, 1),
+    put(services, status="completed", parts=parts, counts=RequestCounts(5, 4, 1),
         usage=Usage(12, 8, 5, 1), output_file_id="file-9", changed_at={"completed": 7})  # fmt: skip
     shown = batches.retrieve(services, CALLER, "batch_1", partial=True)
     assert (shown.status, shown.completed_at, shown.output_file_id) == ("completed", 7, "file-9")

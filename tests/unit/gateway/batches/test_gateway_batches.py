@@ -12,7 +12,7 @@ from contract.batch import Batch as QueueBatch
 from contract.redis.objects import Stored
 from gateway.batches.api.batches import window_s
 from gateway.batches.api.protocol import Batch, shown
-from gateway.batches.api.record import BatchRecord, Counts, Part, Problem, Usage, encode
+from gateway.batches.api.record import BatchError, BatchRecord, Part, RequestCounts, Usage, encode
 from gateway.http.errors import ApiError
 from gateway.http.http import page_limit
 from gateway.redis.batch_views import BatchView
@@ -88,7 +88,7 @@ def test_times_are_those_at_which_a_status_began() -> None:
 
 
 def test_a_refused_file_has_a_list_of_errors_even_if_it_is_empty() -> None:
-    problems = [Problem("duplicate_custom_id", "twice", "custom_id", 3)]
+    problems = [BatchError("duplicate_custom_id", "twice", "custom_id", 3)]
     batch = seen(stored(status="failed", problems=problems))
     assert batch.errors is not None
     assert msgspec.to_builtins(batch.errors.data) == [
@@ -101,7 +101,7 @@ def test_a_refused_file_has_a_list_of_errors_even_if_it_is_empty() -> None:
 
 def test_the_final_counts_do_not_depend_on_the_queue() -> None:
     late = QueueBatch("batch_1", {"total": "9", "completed": "9"})
-    batch = seen(stored(late, status="completed", counts=Counts(4, 3, 1), usage=Usage(5, 6)))
+    batch = seen(stored(late, status="completed", counts=RequestCounts(4, 3, 1), usage=Usage(5, 6)))
     assert batch.request_counts.total == 4
     assert batch.usage.total_tokens == 11
 

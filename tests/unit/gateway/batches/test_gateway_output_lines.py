@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import orjson
 import pytest
 from kit.protocol.lessee import celery_message
@@ -9,7 +11,7 @@ from kit.protocol.lessee import celery_message
 from contract.errors import RequestFailed, RequestRejected, WarmqError
 from contract.message import read_delivery
 from contract.results import failure_meta, result_line, success_meta
-from gateway.batches.api.output_lines import openai_line, usage_of
+from gateway.batches.api.output_lines import CHUNK_LINES, in_chunks, openai_line, usage_of
 from gateway.batches.api.record import Usage
 
 
@@ -151,3 +153,18 @@ def test_an_answer_of_responses_has_the_fields_that_its_online_twin_has() -> Non
 def test_a_chat_that_has_a_response_within_it_is_passed_on_as_it_was_written() -> None:
     body = b'{"object": "chat.completion",  "inner":{"object":"response"}}'
     assert b'"body":' + body in success(body)
+
+
+def test_a_file_of_few_lines_among_many_is_sought_in_bounded_pieces() -> None:
+    read = 0
+
+    def lines() -> Iterator[bytes | None]:
+        nonlocal read
+        for number in range(2000):
+            read += 1
+            yield b"the one" if number == 1999 else None
+
+    chunks = in_chunks(lines())
+    assert next(chunks) == b""
+    assert read == CHUNK_LINES
+    assert b"".join(chunks) == b"the one\n"

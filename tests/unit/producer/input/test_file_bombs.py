@@ -18,6 +18,7 @@ from gateway.batches.api.record import Part
 from gateway.batches.runner.lines import look_through, model_of
 from gateway.batches.runner.queueing import Sharing
 from gateway.page.submit import HEAD_BYTES, named_in
+from gateway.store import lines_of
 from producer.input import reader, unpacking
 from producer.input.reader import MOST_BLANKS, Input, InputUnreadable, chunks
 
@@ -166,7 +167,7 @@ def test_no_depth_is_an_error_of_ours(tmp_path: Path, depth: int):
 def test_the_page_reads_of_short_lines_only_the_first(short: bytes):
     text = short * (HEAD_BYTES // len(short))
     began = time.process_time()
-    assert named_in(text) == ({}, {})
+    assert named_in(lines_of([text])) == ({}, {})
     assert time.process_time() - began < 0.2
-    urls, models = named_in(b"\n" * 5000 + b" \r\n" + line())
+    urls, models = named_in(lines_of([b"\n" * 5000 + b" \r\n" + line()]))
     assert (urls, models) == ({URL: 1}, {"m": 1})
