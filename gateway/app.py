@@ -41,8 +41,9 @@ from gateway.metrics.scale import routes as scale
 from gateway.online import endpoint as live
 from gateway.online.online import online
 from gateway.page import routes as dashboard
+from gateway.redis.idempotency import Renewals
 from gateway.sweeping import sweeping
-from gateway.webhooks import delivering
+from gateway.webhooks.delivering import delivering
 
 log = logging.getLogger(__name__)
 
@@ -215,7 +216,8 @@ def build(services: Services) -> Starlette:
     app = Starlette(routes=served, lifespan=lifespan, exception_handlers=HANDLERS)
     app.router.redirect_slashes = False  # a path with one more slash is another path
     # The last one added is the first one asked.
-    app.add_middleware(Idempotency, tries=services.tries)
+    renewals = Renewals.beside(services.batches)
+    app.add_middleware(Idempotency, tries=services.tries, renewals=renewals)
     app.add_middleware(WriteRates, limits=services.limits)
     app.add_middleware(Audit)
     settings = services.settings

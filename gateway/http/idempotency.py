@@ -28,7 +28,8 @@ from contract.openai.body import BODY_TYPES
 from gateway.http.bodies import replaying, takes_large, whole_body
 from gateway.http.caller import Caller
 from gateway.http.errors import ApiError, of_warmq, refuse
-from gateway.redis.idempotency import LEASE_MS, Answer, Begun, Tries
+from gateway.redis.idempotency import LEASE_MS, Answer, Begun, Renewals, Tries
+from gateway.redis.leases import Leases
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +54,8 @@ class Try:
         self._token = secrets.token_hex(8)
         self._attaches = attaches
         self.owned = False
+        #: What its lease is renewed by.
+        self.job = name, self._token
 
     async def begin(self, content: str) -> Answer | None:
         """Begin, or tell the content's digest of a try that has begun ('' is not known yet).
@@ -70,19 +73,6 @@ class Try:
         if begun.state == "running" and not self._attaches:
             raise _still_running(begun)
         return begun.answer
-
-    async def keep(self) -> None:
-        """Renew its lease for as long as it is awaited; Redis may be away meanwhile."""
-        while self.owned:
-            await asyncio.sleep(LEASE_MS / 3000)
-            try:
-                self.owned = await self._tries.renew(self._name, self._token)
-            except StoreUnavailable as error:
-                log.warning(
-                    "an Idempotency-Key's lease is not renewed: %s",
-                    error.message,
-                    extra={"action": "idempotency"},
-                )
 
     async def end(self, status: int, answer: Answer | None) -> None:
         """End it with a status (0: no answer was sent) and what is to be stored.
@@ -153,9 +143,10 @@ def name_of(caller: Caller, path: str, key: str) -> str:
 class Idempotency:
     """Looks at the Idempotency-Key of each POST; others pass."""
 
-    def __init__(self, app: ASGIApp, tries: Tries) -> None:
+    def __init__(self, app: ASGIApp, tries: Tries, renewals: Renewals) -> None:
         self._app = app
         self._tries = tries
+        self._leases: Leases[tuple[str, str]] = Leases(renewals.renew, LEASE_MS / 1000)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -204,11 +195,12 @@ class Idempotency:
 
     async def _first(self, mine: Try, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the request and remember how it was answered."""
-        keeping = asyncio.create_task(mine.keep())
+        held = self._leases.hold(mine.job) if mine.owned else None
         try:
             await self._app(scope, receive, _Kept(mine, send))
         finally:
-            keeping.cancel()
+            if held is not None:
+                self._leases.drop(held)
             # It had no whole answer. Shielded: a client that goes cancels its request.
             await asyncio.shield(mine.end(0, None))
 

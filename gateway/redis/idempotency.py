@@ -8,6 +8,7 @@ import orjson
 
 from contract.redis.client import AsyncClient
 from contract.redis.connect import connect_async
+from contract.redis.reads import Reads
 from gateway.redis.calls import ride_out
 
 #: A try whose gateway has not said for so long that it goes on has died with it.
@@ -56,10 +57,6 @@ class Tries:
             return Begun("done", answer=Answer(int(rest[0]), orjson.loads(rest[1]), rest[2]))
         return Begun(state.decode())
 
-    async def renew(self, name: str, token: str) -> bool:
-        """Say that a try goes on; False if another one has its place."""
-        return bool(await self._run("idempotent_end", name, token, "renew", LEASE_MS))
-
     async def forget(self, name: str, token: str) -> None:
         """Let the next try be the first: this one has had no answer, or one that may change."""
         await self._run("idempotent_end", name, token, "forget")
@@ -75,3 +72,11 @@ class Tries:
     async def close(self) -> None:
         """Close the connections."""
         await self._client.aclose()
+
+
+class Renewals(Reads):
+    """Says of tries that they go on; from any thread."""
+
+    def renew(self, job: tuple[str, str]) -> bool:
+        """Hold the name that a try has by its token; False if another one has its place."""
+        return bool(self._run("idempotent_end", *job, "renew", LEASE_MS))

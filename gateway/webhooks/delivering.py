@@ -9,15 +9,16 @@ import time
 from collections.abc import AsyncIterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import asynccontextmanager
+from functools import partial
 
 from contract.errors import StoreUnavailable
 from contract.log_lines import working_on
 from contract.redis.due import Claim
 from gateway.http.services import Services
+from gateway.redis.leases import Held, Leases
 from gateway.redis.webhooks import TRIED_S, Delivery, Webhooks
 from gateway.settings import LEASE_S
-from gateway.webhooks.posting import NotDelivered, post
-from gateway.webhooks.signing import body_of, headers_of
+from gateway.webhooks.posting import NotDelivered, body_of, headers_of, post
 from gateway.webhooks.turns import Turns
 
 log = logging.getLogger(__name__)
@@ -86,16 +87,17 @@ def _again(services: Services, claim: Claim, delivery: Delivery, told: str) -> N
     )  # fmt: skip
 
 
-class _Round:
+class Round:
     """Deliveries that are under way in this process, each under its lease."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
         self._webhooks = Webhooks.beside(services.batches)
         self._lease_ms = round(LEASE_S * 1000)
-        self._running: dict[Future[bool], tuple[Claim, str]] = {}
+        renew = partial(services.due.renew, lease_ms=self._lease_ms)
+        self._leases: Leases[Claim] = Leases(renew, LEASE_S)
+        self._running: dict[Future[bool], tuple[str, Held[Claim]]] = {}
         self._turns = Turns()
-        self._renewed = time.monotonic()
 
     def take(self) -> int:
         """Begin what is due and has its turn; return how many tries that were."""
@@ -111,17 +113,22 @@ class _Round:
             delivery = self._webhooks.delivery(claim.id)
             if delivery is None or delivery.ended:
                 self._services.due.finish(claim)
-            elif later_s := self._turns.take_in(claim, delivery.endpoint_id):
-                self._services.due.release(claim, round(later_s * 1000))
+                continue
+            held = self._leases.hold(claim)
+            if later_s := self._turns.take_in(held, delivery.endpoint_id):
+                self._send_away(held, later_s)
         return bool(claims)
 
-    def _begin(self, turn: tuple[str, Claim]) -> int:
-        endpoint_id, claim = turn
+    def _send_away(self, held: Held[Claim], in_s: float) -> None:
+        self._leases.drop(held)
+        self._services.due.release(held.job, round(in_s * 1000))
+
+    def _begin(self, turn: tuple[str, Held[Claim]]) -> int:
         future: Future[bool] = Future()
-        self._running[future] = claim, endpoint_id
+        self._running[future] = turn
         # A daemon: a receiver that does not answer keeps no gateway from ending.
         threading.Thread(
-            target=self._try, args=(claim, future), name="webhook", daemon=True
+            target=self._try, args=(turn[1].job, future), name="webhook", daemon=True
         ).start()
         return 1
 
@@ -134,54 +141,37 @@ class _Round:
             future.set_result(answered)
 
     def look(self, for_s: float) -> bool:
-        """Wait for one to end, and renew leases; return whether any is under way."""
+        """Wait for one to end; return whether any is under way."""
         if self._running:
             wait(self._running, for_s, FIRST_COMPLETED)
         for done in [future for future in self._running if future.done()]:
-            claim, endpoint_id = self._running.pop(done)
+            endpoint_id, held = self._running.pop(done)
+            self._leases.drop(held)
             error = done.exception()
             if isinstance(error, StoreUnavailable):
                 log.warning(
-                    "webhook %s: %s", claim.id, error.message, extra={"action": "webhook"}
+                    "webhook %s: %s", held.job.id, error.message, extra={"action": "webhook"}
                 )  # its lease brings it back
             elif error is not None:
-                log.error("webhook %s", claim.id, exc_info=error, extra={"action": "webhook"})
+                log.error("webhook %s", held.job.id, exc_info=error, extra={"action": "webhook"})
             answered = error is not None or done.result()
             for waits, in_s in self._turns.ended(endpoint_id, answered=answered):
-                self._services.due.release(waits, round(in_s * 1000))
-        if time.monotonic() - self._renewed > self._lease_ms / 3000:
-            self._renewed = time.monotonic()
-            self._turns.forget_idle()
-            for claim in (*(running for running, _ in self._running.values()), *self._turns.held()):
-                self._services.due.renew(claim, self._lease_ms)
+                self._send_away(waits, in_s)
+        self._turns.forget_idle()
         return bool(self._running)
 
 
-def deliver_due(services: Services) -> int:
-    """Try what is due now, wait for its end, and return how many tries that were.
-
-    Raises:
-        StoreUnavailable: what is under way then comes back when its lease ends.
-    """
-    current, count = _Round(services), 0
-    while (taken := current.take()) or current.look(LOOK_S):
-        count += taken
-    return count
-
-
 def _deliver_until(services: Services, stop: threading.Event) -> None:
-    current = _Round(services)
+    current = Round(services)
     while not stop.is_set():
+        under_way: int | bool = False
         try:
-            taken = current.take()
-            under_way = current.look(LOOK_S)
+            under_way = current.take() or current.look(LOOK_S)
         except StoreUnavailable as error:
             log.warning("webhooks wait for Redis: %s", error.message, extra={"action": "webhook"})
-            taken, under_way = 0, False
         except Exception:  # one bad record must not end the delivery of all others
             log.exception("webhooks", extra={"action": "webhook"})
-            taken, under_way = 0, False
-        if not taken and not under_way:
+        if not under_way:
             stop.wait(LOOK_S)
 
 

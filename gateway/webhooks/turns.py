@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from contract.redis.due import Claim
+from gateway.redis.leases import Held
 
 #: Tries at a time in one gateway, for one endpoint that answered the last time, and for all
 #: endpoints that did not or are new: a receiver that does not answer holds one for 10 s.
@@ -33,7 +34,7 @@ FORGOTTEN_S = 3600.0
 @dataclass(slots=True)
 class _Endpoint:
     running: int = 0
-    held: deque[Claim] = field(default_factory=deque)
+    held: deque[Held[Claim]] = field(default_factory=deque)
     #: Whether it answered the last time.
     proved: bool = False
     #: Tries in a row that were not answered in time, and until when it waits (monotonic).
@@ -60,7 +61,7 @@ class Turns:
         """Whether more can be taken in."""
         return self._running < AT_ONCE and self._held < HELD
 
-    def take_in(self, claim: Claim, endpoint_id: str) -> float:
+    def take_in(self, delivery: Held[Claim], endpoint_id: str) -> float:
         """Hold a delivery until its turn; return 0, or after how many seconds it is to come."""
         now = time.monotonic()
         one = self._endpoints.setdefault(endpoint_id, _Endpoint())
@@ -68,11 +69,11 @@ class Turns:
         if now < one.until or len(one.held) >= HELD_FOR_ONE or self._held >= HELD:
             one.away += 1
             return max(LATER_S, one.until - now) + min(LATEST_S, one.away * STEP_S)
-        one.held.append(claim)
+        one.held.append(delivery)
         self._held += 1
         return 0
 
-    def next(self) -> Iterator[tuple[str, Claim]]:
+    def next(self) -> Iterator[tuple[str, Held[Claim]]]:
         """Yield (endpoint, delivery) to be tried now; each counts as running."""
         found = True
         while found:
@@ -92,7 +93,7 @@ class Turns:
         running = sum(one.running for one in self._endpoints.values() if not one.proved)
         return not asks.proved and running >= FOR_UNPROVED
 
-    def ended(self, endpoint_id: str, *, answered: bool) -> list[tuple[Claim, float]]:
+    def ended(self, endpoint_id: str, *, answered: bool) -> list[tuple[Held[Claim], float]]:
         """Note the end of a try; return what is sent away, and for how many seconds."""
         now = time.monotonic()
         one = self._endpoints[endpoint_id]
@@ -111,12 +112,7 @@ class Turns:
         one.held.clear()
         self._held -= len(sent)
         one.away += len(sent)
-        return [(claim, one.until - now + n * STEP_S) for n, claim in enumerate(sent)]
-
-    def held(self) -> Iterator[Claim]:
-        """Yield what is held here until its turn."""
-        for one in self._endpoints.values():
-            yield from one.held
+        return [(held, one.until - now + n * STEP_S) for n, held in enumerate(sent)]
 
     def forget_idle(self) -> None:
         """Forget endpoints that have had nothing for long."""

@@ -16,9 +16,9 @@ from contract.redis.batches import BatchStore
 from contract.redis.due import Claim, Due
 from demo.stack import ROOT, RedisServer, eventually
 from gateway.batches.runner.carrier import Carrier
-from gateway.batches.runner.held import GivenUp
 from gateway.batches.runner.phases import Phases
 from gateway.http.services import Services
+from gateway.redis.leases import GivenUp
 from gateway.settings import GatewaySettings
 
 

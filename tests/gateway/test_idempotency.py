@@ -17,13 +17,14 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from contract.redis.connect import connect
 from demo.stack import RedisServer
 from gateway.app import EveryAnswer
 from gateway.http.caller import Caller
 from gateway.http.errors import ApiError, answer
 from gateway.http.idempotency import LARGEST_ANSWER, Idempotency, fingerprint
 from gateway.redis import idempotency as stored
-from gateway.redis.idempotency import Tries
+from gateway.redis.idempotency import Renewals, Tries
 
 Handle = Callable[[Request], Awaitable[Response]]
 
@@ -40,7 +41,8 @@ class Gateway:
             routes=[Route("/{path:path}", self._run, methods=["POST", "GET"])],
             exception_handlers={ApiError: lambda _, error: answer(error)},  # type: ignore[dict-item]
         )
-        whole = EveryAnswer(self._as(Idempotency(app, self.tries)))
+        self.renewals = Renewals(connect(url, "test"))
+        whole = EveryAnswer(self._as(Idempotency(app, self.tries, self.renewals)))
         transport = httpx.ASGITransport(whole, raise_app_exceptions=False)
         self.client = httpx.AsyncClient(transport=transport, base_url="http://in")
 
@@ -68,6 +70,7 @@ class Gateway:
     async def close(self) -> None:
         await self.client.aclose()
         await self.tries.close()
+        self.renewals.close()
 
 
 @pytest.fixture
@@ -257,7 +260,7 @@ async def test_a_gateway_that_died_is_followed_by_another_when_its_lease_ends(
     assert 0 < begun.wait_ms <= 300
     await asyncio.sleep(begun.wait_ms / 1000)  # the lease's end is what is waited for
     assert (await other.tries.begin(name, "f", "alive")).state == "new"
-    assert not await gateway.tries.renew(name, "dead")
+    assert not gateway.renewals.renew((name, "dead"))
     await gateway.tries.finish(name, "dead", None)  # too late: it is another one's
     assert (await gateway.tries.begin(name, "f", "third")).state == "running"
     assert (await other.tries.begin(name, "g", "third")).state == "other"

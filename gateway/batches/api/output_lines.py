@@ -1,8 +1,9 @@
 """Lines of output and error files as OpenAI writes them, of the lines that producer/collect reads.
 
 A success already has that form (contract/results.py); its body is not decoded, but for one of
-`/v1/responses`, of which vLLM leaves fields out. A failure gets OpenAI's form: a request that had an answer has it in `response`, with a status of 4xx or 5xx and the
-error in `response.body.error`; only one that never had an answer has a top-level `error`.
+`/v1/responses`, of which vLLM leaves fields out. A failure gets OpenAI's form: a request that had
+an answer has it in `response`, with a status of 4xx or 5xx and the error in `response.body.error`;
+only one that never had an answer has a top-level `error`.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from contract.redis.due import Claim
 from contract.redis.objects import Stored
 from gateway.batches.api.record import (
     BatchRecord,
@@ -18,10 +19,10 @@ from gateway.batches.api.record import (
     encode,
     end_of_record,
 )
-from gateway.batches.runner.held import GivenUp, Held
 from gateway.files.objects import Files
 from gateway.http.caller import Caller
 from gateway.http.services import Services
+from gateway.redis.leases import GivenUp, Held
 from gateway.store import StoreFailed
 
 #: Between two looks at the record while lines are read, in seconds; and between two times that its
@@ -37,7 +38,7 @@ class Carried:
     """A batch's record as it was read last, and its file, which is opened once."""
 
     def __init__(
-        self, services: Services, held: Held, stored: Stored, stop: threading.Event
+        self, services: Services, held: Held[Claim], stored: Stored, stop: threading.Event
     ) -> None:
         self.services = services
         self._held = held

@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
+from functools import partial
 
 from contract.errors import StoreUnavailable, WarmqError
 from contract.log_lines import working_on
@@ -16,10 +17,10 @@ from contract.traces.span import read_context
 from gateway.batches.api.record import ENDED, BatchError, BatchRecord, decode, forget_batch
 from gateway.batches.runner.after import AfterEnd
 from gateway.batches.runner.carried import Carried, Changed
-from gateway.batches.runner.held import GivenUp, Leases
 from gateway.batches.runner.phases import Later, Phases, wait_ms
 from gateway.batches.runner.turns import Turns, Waiting
 from gateway.http.services import Services
+from gateway.redis.leases import GivenUp, Leases
 from gateway.settings import LEASE_S
 from producer.input.reader import InputUnreadable
 
@@ -48,8 +49,8 @@ class Carrier:
         self._services = services
         self._stop = threading.Event()
         self._lease_ms = int(LEASE_S * 1000)
-        self._renewing = threading.Event()  # set once nothing is held any more
-        self._leases = Leases(services.due, LEASE_S, self._renewing)
+        renew = partial(services.due.renew, lease_ms=self._lease_ms)
+        self._leases: Leases[Claim] = Leases(renew, LEASE_S)
         self._turns = Turns(THREADS)
         self._tries: dict[str, int] = {}  # how often this process has failed at a batch
         self._phases = Phases(after, self._turns.crowded)
@@ -60,7 +61,6 @@ class Carrier:
 
     def run(self) -> None:
         """Carry batches until `stop`."""
-        self._leases.start()
         away = False
         with ThreadPoolExecutor(THREADS, "warmq-carry") as pool:
             while not self._stop.is_set():
@@ -78,9 +78,8 @@ class Carrier:
                 if not busy:
                     self._stop.wait(LOOK_S)
             for work in self._turns.close():
-                self._release(work.held.claim, 0)
+                self._release(work.held.job, 0)
                 self._leases.drop(work.held)
-        self._renewing.set()
 
     def _look(self, pool: ThreadPoolExecutor) -> bool:
         """Take up what is due; return whether there may be more."""
@@ -140,7 +139,7 @@ class Carrier:
             work = self._turns.take()
 
     def _carry(self, work: Waiting) -> None:
-        claim, due = work.held.claim, self._services.due
+        claim, due = work.held.job, self._services.due
         trace = read_context(decode(work.stored.document).traceparent)
         working_on(batch_id=claim.id, trace_id=f"{trace.trace_id:032x}" if trace else "")
         try:
@@ -182,7 +181,7 @@ class Carrier:
 
     def _fail(self, work: Waiting, error: Exception) -> None:
         """Have a batch tried again, or end."""
-        claim, ended = work.held.claim, False
+        claim, ended = work.held.job, False
         tries = self._tries.pop(claim.id, 0) + 1
         while len(self._tries) >= _MOST_FAILED:
             self._tries.pop(next(iter(self._tries)))

@@ -7,8 +7,9 @@ import time
 from collections import Counter, deque
 from dataclasses import dataclass, field
 
+from contract.redis.due import Claim
 from contract.redis.objects import Stored
-from gateway.batches.runner.held import Held
+from gateway.redis.leases import Held
 
 #: Batches of one tenant that wait here, leased; others stay where any gateway can take them.
 MOST_WAITING = 16
@@ -22,7 +23,7 @@ class Waiting:
     """A batch that is leased, with its record as it was then."""
 
     tenant: str
-    held: Held
+    held: Held[Claim]
     stored: Stored
     since: float = field(default_factory=time.monotonic)
 

@@ -14,11 +14,11 @@ from contract.redis.due import Claim
 from contract.settings import load
 from gateway.batches.api.record import BatchRecord, encode
 from gateway.batches.runner.carried import Carried
-from gateway.batches.runner.held import Held
 from gateway.batches.runner.lines import look_through
 from gateway.batches.runner.outputs import all_lines, write_files
 from gateway.batches.runner.queueing import parts_for, submit_part
 from gateway.http.services import Services
+from gateway.redis.leases import Held
 from gateway.served import Served
 from gateway.settings import GatewaySettings
 from producer.heap import keep_memory

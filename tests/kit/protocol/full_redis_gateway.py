@@ -20,7 +20,7 @@ from contract.redis.objects import Objects
 from contract.redis.records import Records
 from gateway.redis.api_keys import Sessions
 from gateway.redis.batch_views import BatchViews, PartialOrder
-from gateway.redis.idempotency import Answer, Tries
+from gateway.redis.idempotency import Answer, Renewals, Tries
 from gateway.redis.limits import Budgets, Rates, Take
 from gateway.redis.live import LiveRequests, Push, Queued
 from gateway.redis.webhooks import Delivery, Webhooks
@@ -63,7 +63,7 @@ def _idempotent(store: BatchStore, worker: Lessee, url: str) -> Act:
 
     async def ask(tries: Tries) -> object:
         assert (await tries.begin("a", "f", "first")).state == "new"
-        assert await tries.renew("a", "first")
+        assert Renewals.beside(store).renew(("a", "first"))
         await tries.finish("a", "first", answer)
         return (await tries.begin("a", "f", "second")).answer
 

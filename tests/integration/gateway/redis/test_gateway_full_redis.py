@@ -20,7 +20,7 @@ from contract.redis.tenants import Tenant, Tenants
 from demo.stack import ROOT, RedisServer
 from gateway.redis.api_keys import ApiKeys
 from gateway.redis.batch_views import BatchViews, PartialOrder
-from gateway.redis.idempotency import Answer, Tries
+from gateway.redis.idempotency import Answer, Renewals, Tries
 from gateway.redis.limits import Rates, Take
 from gateway.redis.webhooks import Delivery, Webhooks
 
@@ -111,11 +111,11 @@ def test_nothing_new_begins_in_a_full_redis(own: RedisServer, made: Objects, kin
     assert made.replace("file", "default", Stored("none", DOCUMENT, 3), DOCUMENT, 1) is None
 
 
-def test_posts_and_rates_of_a_full_redis(own: RedisServer) -> None:
+def test_posts_and_rates_of_a_full_redis(own: RedisServer, own_store: BatchStore) -> None:
     async def run() -> None:
         tries = Tries(connect_async(own.url, "test"))
         assert (await tries.begin("a", "f", "first")).state == "new"
-        assert await tries.renew("a", "first")
+        assert Renewals.beside(own_store).renew(("a", "first"))
         await tries.finish("a", "first", Answer(200, {}, b"{}"))
         assert (await tries.begin("a", "f", "second")).answer == Answer(200, {}, b"{}")
         rates = Rates(connect_async(own.url, "test"))

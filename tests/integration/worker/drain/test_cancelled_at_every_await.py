@@ -18,7 +18,6 @@ from contract.redis.connect import connect_async
 from demo.stack import RedisServer
 from gateway import sweeping
 from gateway.background import background
-from gateway.http.idempotency import Try
 from gateway.http.services import Services
 from gateway.metrics.requests import Requests
 from gateway.metrics.routes import Snapshots
@@ -26,7 +25,6 @@ from gateway.online.online import Revocations
 from gateway.online.waiting import Waiter, Waiting
 from gateway.page.live import Viewer, Watch
 from gateway.redis.api_keys import KeyLookup
-from gateway.redis.idempotency import Tries
 from gateway.redis.live import LiveRequests, Push, Subscription
 from gateway.settings import GatewaySettings
 from worker.drain import sweeper
@@ -155,13 +153,11 @@ def test_a_subscription_ends(redis_url: str, redis_client: redis.Redis) -> None:
 def test_background_work_of_a_gateway_ends(services: Services, redis_client: redis.Redis) -> None:
     async def run() -> None:
         url = services.settings.redis_url.get_secret_value()
-        lookup, tries = KeyLookup.open(url, "test"), Tries(connect_async(url, "test"))
+        lookup = KeyLookup.open(url, "test")
         revocations = Revocations(lookup)
         revocations._waiters["d"] = set()
         watch = Watch(services)
         watch._viewers.add(Viewer("t", ()))
-        kept = Try(tries, "n", attaches=False)
-        await kept.begin("c")
 
         async def scraped() -> None:
             snapshots = Snapshots(services, Requests([]))
@@ -169,16 +165,11 @@ def test_background_work_of_a_gateway_ends(services: Services, redis_client: red
             snapshots._wanted.set()
             await snapshots.run()
 
-        def keep() -> Any:
-            kept.owned = True
-            return kept.keep()
-
-        for make in (revocations.run, watch._look, scraped, keep):
+        for make in (revocations.run, watch._look, scraped):
             await at_every_await(make)
             await at_every_await(make, redis_client, "normal")
         await at_every_await(lambda: sweeping._sweep(services))
         await lookup.close()
-        await tries.close()
 
     asyncio.run(run())
 

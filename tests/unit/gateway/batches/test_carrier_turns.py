@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from contract.redis.due import Claim
 from contract.redis.objects import Stored
-from gateway.batches.runner.held import Held
 from gateway.batches.runner.turns import LATEST_MS, MOST_WAITING, SOONEST_MS, Turns, Waiting
+from gateway.redis.leases import Held
 
 
 def waiting(tenant: str, name: str = "batch_1") -> Waiting:
@@ -26,7 +26,7 @@ def test_tenants_take_turns_whoever_has_more_batches() -> None:
     for _ in range(5):
         work = turns.take()
         assert work is not None
-        taken.append(work.held.claim.id)
+        taken.append(work.held.job.id)
         turns.done(work)
     assert taken == ["a0", "b0", "c0", "a1", "a2"]
 
