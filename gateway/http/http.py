@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import secrets
 from typing import Any, TypeVar
@@ -40,6 +41,11 @@ def caller(request: Request) -> Caller:
 def new_id(prefix: str) -> str:
     """Return a fresh id such as `file-…`, of 24 letters and digits after the prefix."""
     return prefix + secrets.token_hex(12)
+
+
+def id_of(prefix: str, name: str) -> str:
+    """Return an id like those of `new_id`, the same one for each time that a name is given."""
+    return prefix + hashlib.sha256(name.encode()).hexdigest()[:24]
 
 
 def reply(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:

@@ -7,7 +7,6 @@ own list, which pages both ways, and once a batch has ended how its failures hav
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -37,20 +36,19 @@ from gateway.batches.api.record import (
     ENDED,
     BatchRecord,
     RequestCounts,
-    announce_batch,
     decode,
     end_of_record,
     request_cancel,
+    reserve,
     start_batch,
 )
-from gateway.files.keeping import check_same
+from gateway.files.keeping import check_same, keep
 from gateway.files.objects import FileRecord, Files
 from gateway.files.protocol import MOST_LIFE_S
 from gateway.http.caller import Caller
 from gateway.http.errors import ApiError, invalid, not_found
-from gateway.http.http import caller, new_id, page_limit, reply, services
+from gateway.http.http import caller, id_of, new_id, page_limit, reply, services
 from gateway.http.idempotency import conflict, fingerprint
-from gateway.http.limits import estimated_tokens
 from gateway.http.services import Services
 from gateway.store import Writer
 
@@ -65,8 +63,7 @@ def ids(caller: Caller, idempotency: str) -> tuple[str, str]:
     if not idempotency:
         return new_id(PREFIX), new_id("file-")
     name = f"{PREFIX}\0{caller.tenant}\0{idempotency}"
-    digest = hashlib.sha256(name.encode()).hexdigest()[:24]
-    return PREFIX + digest, "file-" + digest
+    return id_of(PREFIX, name), id_of("file-", name)
 
 
 def create(
@@ -78,22 +75,15 @@ def create(
     Raises:
         ApiError: 409, another create had its Idempotency-Key; 429 over a quota.
     """
-    files = Files(services)
-    if known := files.get(caller.tenant, file.id):
-        check_same(known, file)
     stored = services.objects.get("batch", caller.tenant, batch_id)
     if stored is not None:
-        record = decode(stored.document)
+        known = Files(services).get(caller.tenant, file.id)
         if known is None:  # its file was deleted: nothing tells what it was
             raise conflict()
-        return record
-    files.announce(file.id)  # first: nothing may lie in the store, or count, that nobody knows of
-    services.limits.check_records(caller)
-    announce_batch(services, batch_id)
-    services.limits.reserve(caller, batch_id, {"": estimated_tokens(file.bytes)})
-    services.limits.note_bytes(caller, file.id, file.bytes)
-    writer.commit()
-    files.create(file)
+        check_same(known, file)
+        return decode(stored.document)
+    reserve(services, caller, batch_id, file.bytes)
+    keep(services, caller, writer, file)
     now = int(services.clock.now())
     record = BatchRecord(
         id=batch_id, tenant=caller.tenant, key_id=caller.key_id, api="anthropic",

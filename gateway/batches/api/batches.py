@@ -3,7 +3,6 @@ file are looked at later (runner/)."""
 
 from __future__ import annotations
 
-import hashlib
 import re
 
 from contract.batch import Batch as QueueBatch
@@ -15,15 +14,14 @@ from gateway.batches.api.protocol import Batch, BatchCreate, BatchList, shown, v
 from gateway.batches.api.record import (
     ENDED,
     BatchRecord,
-    announce_batch,
     request_cancel,
+    reserve,
     start_batch,
 )
-from gateway.files.objects import Files
+from gateway.files.objects import FileRecord, Files
 from gateway.http.caller import Caller
 from gateway.http.errors import ApiError, invalid, not_found
-from gateway.http.http import new_id, read
-from gateway.http.limits import estimated_tokens
+from gateway.http.http import id_of, new_id, read
 from gateway.http.services import Services
 from gateway.redis.batch_views import BatchView, BatchViews
 from gateway.served import Served
@@ -40,21 +38,10 @@ def create(services: Services, caller: Caller, body: bytes, idempotency: str) ->
             return batch
     services.limits.check_records(caller)
     services.limits.check_stored(caller)
-    record = checked(services, caller, body, idempotency)
-    _reserve(services, caller, record)
+    record, size = checked(services, caller, body, idempotency)
+    reserve(services, caller, record.id, size)
     start_batch(services, record)
     return retrieve(services, caller, record.id)
-
-
-def _reserve(services: Services, caller: Caller, record: BatchRecord) -> None:
-    """Hold the batch's tokens of the tenant's budget, about: its models are not known yet.
-
-    A batch that is not created after all, because its gateway dies, holds nothing after a minute.
-    """
-    announce_batch(services, record.id)
-    file = Files(services).get(caller.tenant, record.input_file_id)
-    tokens = estimated_tokens(file.bytes) if file else 0
-    services.limits.reserve(caller, record.id, {"": tokens})
 
 
 def view_of(services: Services, caller: Caller, batch_id: str) -> BatchView:
@@ -138,8 +125,10 @@ def window_s(text: str) -> int:
     return round(seconds)
 
 
-def checked(services: Services, caller: Caller, body: bytes, idempotency: str) -> BatchRecord:
-    """Return the record for the body of a create.
+def checked(
+    services: Services, caller: Caller, body: bytes, idempotency: str
+) -> tuple[BatchRecord, int]:
+    """Return the record for the body of a create, and the bytes of its file.
 
     With `idempotency` the id is derived from it, so that the same create makes the same batch.
 
@@ -155,10 +144,10 @@ def checked(services: Services, caller: Caller, body: bytes, idempotency: str) -
         raise invalid(told, "endpoint")
     window = window_s(asked.completion_window)
     priority = _priority(caller, asked.priority)
-    _check_file(services, caller, asked.input_file_id)
+    file = _file_of(services, caller, asked.input_file_id)
     _check_workers(services, caller)
     now, kept = int(services.clock.now()), asked.output_expires_after
-    return BatchRecord(
+    record = BatchRecord(
         id=id_for(caller, idempotency) if idempotency else new_id("batch_"),
         tenant=caller.tenant,
         key_id=caller.key_id,
@@ -174,6 +163,7 @@ def checked(services: Services, caller: Caller, body: bytes, idempotency: str) -
         once=bool(asked.once),
         priority=priority,
     )
+    return record, file.bytes
 
 
 def _priority(caller: Caller, asked: int | None) -> int:
@@ -185,7 +175,7 @@ def _priority(caller: Caller, asked: int | None) -> int:
     return asked
 
 
-def _check_file(services: Services, caller: Caller, file_id: str) -> None:
+def _file_of(services: Services, caller: Caller, file_id: str) -> FileRecord:
     found = Files(services).get(caller.tenant, file_id)
     if found is None:
         told = f"No such file: {file_id[:200]}; upload it with purpose=batch first"
@@ -193,6 +183,7 @@ def _check_file(services: Services, caller: Caller, file_id: str) -> None:
     if found.purpose != "batch":
         told = f"file {file_id} has the purpose {found.purpose!r}; upload it with purpose=batch"
         raise invalid(told, "input_file_id")
+    return found
 
 
 def _check_workers(services: Services, caller: Caller) -> None:
@@ -218,5 +209,4 @@ def _check_workers(services: Services, caller: Caller) -> None:
 
 def id_for(caller: Caller, idempotency: str) -> str:
     """Return the id of the batch that a create makes, however often it is sent."""
-    name = f"batch\0{caller.tenant}\0{idempotency}"
-    return "batch_" + hashlib.sha256(name.encode()).hexdigest()[:24]
+    return id_of("batch_", f"batch\0{caller.tenant}\0{idempotency}")

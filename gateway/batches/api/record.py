@@ -10,6 +10,8 @@ import msgspec
 
 from contract.redis.objects import Kind, Stored
 from gateway.files.objects import Files
+from gateway.http.caller import Caller
+from gateway.http.limits import estimated_tokens
 from gateway.http.services import Services
 from gateway.http.traced import current_traceparent
 
@@ -118,12 +120,15 @@ _LOOK_MS = 10_000
 _NOTED_MS = 60_000
 
 
-def announce_batch(services: Services, batch_id: str) -> None:
-    """Say that something is about to be noted for a batch that is not written yet.
+def reserve(services: Services, caller: Caller, batch_id: str, size: int) -> None:
+    """Hold the tokens of a new batch with a file of so many bytes, of the tenant's budget; about,
+    for its models are not known yet.
 
-    If it never is, whoever carries batches calls `forget_batch`.
+    If the batch is not written after all, because its gateway dies, `forget_batch` gives them back
+    after a minute.
     """
     services.due.add("batch", batch_id, _NOTED_MS)
+    services.limits.reserve(caller, batch_id, {"": estimated_tokens(size)})
 
 
 def forget_batch(services: Services, batch_id: str) -> None:

@@ -3,7 +3,6 @@ order of its file, one for each request."""
 
 from __future__ import annotations
 
-import hashlib
 import heapq
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -24,6 +23,7 @@ from gateway.batches.runner.carried import Carried, Changed
 from gateway.batches.runner.lines import custom_id_of
 from gateway.batches.runner.queueing import Sharing
 from gateway.files.objects import FileRecord, Files
+from gateway.http.http import id_of
 from gateway.http.services import Services
 from gateway.store import Writer
 from producer.collect.collect import Collector
@@ -178,7 +178,7 @@ class _File:
 
 def file_id_of(batch_id: str, kind: _Kind) -> str:
     """Return the id of a batch's file: the same whoever writes it, and however often."""
-    return "file-" + hashlib.sha256(f"{kind}\0{batch_id}".encode()).hexdigest()[:24]
+    return id_of("file-", f"{kind}\0{batch_id}")
 
 
 def write_files(batch: Carried, lines: Iterable[ResultLine], report: Callable[[], None]) -> Written:
