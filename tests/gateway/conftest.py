@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from kit.gateways import watched_answers
 from kit.gateways.gateway_process import GatewayProcess
+from kit.gateways.own_carrier import opened
 from kit.gateways.real_gateway import RealGateway, real_gateway
 
 from demo.stack import RedisServer
+from gateway.batches.runner import carrier as carrying
+from gateway.http.services import Services
 
 watched_answers.watch()
 
@@ -34,6 +38,14 @@ def gateway(
     folder = tmp_path_factory.mktemp("gateway")
     with GatewayProcess(redis_server.url, folder, **settings) as made:
         yield made
+
+
+@pytest.fixture
+def services(redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Services]:
+    """Return what a gateway works with; a batch that failed is tried again at once."""
+    monkeypatch.setattr(carrying, "FAILED_MS", 1)
+    with opened(redis_url, tmp_path) as found:
+        yield found
 
 
 @pytest.fixture(autouse=True)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import redis
+from kit.gateways.own_carrier import created
 
 from contract.redis.batches import BatchStore
 from contract.redis.due import Claim, Due
@@ -19,7 +20,6 @@ from gateway.batches.runner.carrier import Carrier
 from gateway.batches.runner.phases import Phases
 from gateway.http.services import Services
 from gateway.redis.leases import GivenUp
-from gateway.settings import GatewaySettings
 
 
 @contextmanager
@@ -57,12 +57,9 @@ def test_a_carrier_that_waits_for_redis_ends_when_it_is_told_to(tmp_path: Path) 
 
 
 def test_what_a_carrier_gives_up_is_free_at_once_if_nobody_has_taken_it(
-    redis_url: str, redis_client: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    services: Services, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = GatewaySettings(redis_url=redis_url, gateway_store=str(tmp_path / "files"))
-    services = Services.open(settings)
-    services.objects.create("batch", "t", "batch_1", 1, _DOCUMENT)
-    services.due.add("batch", "batch_1")
+    created(services)
 
     def renewed_late(*_: object) -> None:
         """Redis was away for longer than the lease; the renewal came through all the same."""
@@ -80,10 +77,3 @@ def test_what_a_carrier_gives_up_is_free_at_once_if_nobody_has_taken_it(
     assert services.due.renew(claim, 60_000)
     carrier._give_up(Claim("batch", "batch_1", "another token"))
     assert services.due.claim("batch", 1000) == []
-    services.close()
-
-
-_DOCUMENT = (
-    b'{"id":"batch_1","tenant":"t","endpoint":"/v1/chat/completions","input_file_id":"file-1",'
-    b'"completion_window":"24h","created_at":1,"expires_at":9999999999}'
-)

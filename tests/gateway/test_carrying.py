@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import openai
 import orjson
 import pytest
+from kit.commands.support import producer_command, producer_env, write_lines
 from kit.gateways.carrying import ended, lines_of, request, results, upload
 from kit.gateways.live_stack import MODEL, QUEUE, Stack
 
@@ -45,13 +48,34 @@ def problems(stack: Stack, lines: list[dict[str, Any]] | bytes) -> list[tuple[st
     return [(each.code, each.line) for each in batch.errors.data]
 
 
+def producer(stack: Stack, *args: str | Path) -> str:
+    """Run the producer command; return what it prints."""
+    done = subprocess.run(
+        producer_command(*args), env=producer_env(stack.redis.url), capture_output=True,
+        timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode in (0, 1), done.stderr.decode()
+    return done.stdout.decode()
+
+
+def queued(alone: Stack, lines: int) -> Any:
+    """Return a batch whose lines wait in the queue; no worker runs."""
+    alone.worker.start()
+    eventually(alone.store.announcements, 30, "a worker announces itself")
+    alone.worker.kill()
+    batch = create(alone, [request(f"r{n}") for n in range(lines)])
+    eventually(lambda: alone.waiting() == lines, 20, "all lines wait")
+    return batch
+
+
 def test_a_batch_ends_with_answers_in_the_order_of_its_file(stack: Stack) -> None:
-    batch = ended(stack.client, create(stack, [request(f"r{n}") for n in range(1200)]).id)
-    assert batch.status == "completed"
+    lines = [request(f"r{n}") for n in range(1200)]
+    batch = ended(stack.client, create(stack, lines, metadata={"mine": "1"}).id)
+    assert (batch.status, batch.metadata) == ("completed", {"mine": "1"})
     assert (batch.request_counts.total, batch.request_counts.completed) == (1200, 1200)
     assert batch.error_file_id is None and batch.errors is None
     assert batch.model == MODEL
-    assert batch.in_progress_at and batch.finalizing_at and batch.completed_at
+    assert batch.created_at <= batch.in_progress_at <= batch.finalizing_at <= batch.completed_at
     output = lines_of(stack.client, batch.output_file_id)
     assert [line["custom_id"] for line in output] == [f"r{n}" for n in range(1200)]
     for line in output:
@@ -60,6 +84,26 @@ def test_a_batch_ends_with_answers_in_the_order_of_its_file(stack: Stack) -> Non
     used = [line["response"]["body"]["usage"] for line in output]
     assert batch.usage.input_tokens == sum(u["prompt_tokens"] for u in used)
     assert batch.usage.total_tokens == sum(u["total_tokens"] for u in used)
+    file = stack.client.files.retrieve(batch.output_file_id)
+    assert (file.purpose, file.status) == ("batch_output", "processed")
+    assert file.bytes == len(stack.client.files.content(file.id).read())
+    assert file.id in [listed.id for listed in stack.client.files.list()]
+
+
+def comparable(line: dict[str, Any]) -> dict[str, Any]:
+    """Return a line without ids and times."""
+    body = {n: v for n, v in line["response"]["body"].items() if n not in ("id", "created")}
+    return {"custom_id": line["custom_id"], "error": line["error"], "body": body}
+
+
+def test_the_same_file_by_producer_submit_gives_the_same_lines(stack: Stack) -> None:
+    lines = [request(f"r{n}", seed=1) for n in range(50)]
+    batch = ended(stack.client, create(stack, lines).id)
+    path = write_lines(stack.folder / "same.jsonl", lines)
+    producer(stack, "submit", path, "--model", MODEL, "--wait", "-o", stack.folder / "same.out")
+    theirs = [orjson.loads(line) for line in (stack.folder / "same.out").read_bytes().splitlines()]
+    ours = lines_of(stack.client, batch.output_file_id)
+    assert list(map(comparable, ours)) == list(map(comparable, theirs))
 
 
 def test_wrong_bodies_and_unknown_models_are_error_lines(stack: Stack) -> None:
@@ -122,11 +166,7 @@ def test_at_most_a_hundred_problems_are_told(stack: Stack) -> None:
 
 
 def test_an_input_file_may_go_while_its_batch_waits_in_the_queue(alone: Stack) -> None:
-    alone.worker.start()
-    eventually(alone.store.announcements, 30, "a worker announces itself")
-    alone.worker.kill()
-    batch = create(alone, [request(f"r{n}") for n in range(30)])
-    eventually(lambda: alone.waiting() == 30, 20, "all lines wait")
+    batch = queued(alone, 30)
     alone.client.files.delete(batch.input_file_id)
     alone.worker.start()
     batch = ended(alone.client, batch.id)
@@ -215,6 +255,41 @@ def test_models_of_one_file_go_to_their_queues_and_keep_one_order(alone: Stack) 
         assert errors == [f"r{n}" for n in range(1500) if n % 3 == 2]
     finally:
         other.kill()
+
+
+def test_producer_sees_and_cancels_a_batch_made_over_http(alone: Stack) -> None:
+    batch = queued(alone, 20)
+    listed = orjson.loads(producer(alone, "list", "--json"))
+    assert batch.id in [found["id"] for found in listed]
+    status = orjson.loads(producer(alone, "status", batch.id, "--json"))
+    assert status["request_counts"]["total"] == 20
+    assert [b.id for b in alone.client.batches.list()].count(batch.id) == 1
+    producer(alone, "cancel", batch.id)
+    cancelled = ended(alone.client, batch.id)
+    assert (cancelled.status, cancelled.request_counts.failed) == ("cancelled", 20)
+    failed = lines_of(alone.client, cancelled.error_file_id)
+    assert {line["error"]["code"] for line in failed} == {"batch_cancelled"}
+
+
+def test_partial_results_are_read_to_the_end(alone: Stack) -> None:
+    batch, partial = queued(alone, 2000), {"partial": "true"}
+    early = alone.client.batches.retrieve(batch.id, extra_query=partial).output_file_id
+    assert early is not None
+    assert alone.client.batches.retrieve(batch.id).output_file_id is None
+    alone.worker.start()
+    raw = alone.client.files.with_raw_response
+    found: list[str] = []
+    incomplete, at = "true", 0
+    while incomplete == "true":
+        part = raw.content(early, extra_query={"offset": at})
+        incomplete, at = part.headers["x-incomplete"], int(part.headers["x-last-line"])
+        content = part.http_response.content.splitlines()
+        found += [orjson.loads(line)["custom_id"] for line in content]
+    assert len(found) == len(set(found)) == at == 2000
+    final = alone.client.batches.retrieve(batch.id, extra_query=partial)
+    assert final.status == "completed"
+    output = lines_of(alone.client, final.output_file_id)
+    assert set(found) == {line["custom_id"] for line in output}
 
 
 def test_a_gateway_ends_with_its_carrier_in_order(alone: Stack) -> None:

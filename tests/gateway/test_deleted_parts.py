@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -11,62 +9,26 @@ import orjson
 import pytest
 import redis
 from kit.commands.support import chat_line, run_all
+from kit.gateways.own_carrier import content, created, looked_at, until_ended
 
-from demo.stack import eventually
 from gateway.batches.api.record import BatchRecord, Part, decode, encode, request_cancel
-from gateway.batches.runner import carrier as carrying
-from gateway.batches.runner.carrier import Carrier
 from gateway.batches.runner.outputs import _File, file_id_of
 from gateway.files.objects import Files
 from gateway.http.services import Services
-from gateway.settings import GatewaySettings
 
 LINES = 5
 
 
-@pytest.fixture
-def services(redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Services]:
-    monkeypatch.setattr(carrying, "FAILED_MS", 1)
-    settings = GatewaySettings(redis_url=redis_url, gateway_store=str(tmp_path / "files"))
-    found = Services.open(settings)
-    yield found
-    found.close()
-
-
-def created(services: Services, parts: int = 1) -> None:
+def looked_through(services: Services, parts: int = 1) -> None:
     """Write a batch whose file was looked through, with as many lines for each part."""
     models = [f"m{n}" for n in range(parts)]
-    lines = [chat_line(f"{model}-{n}", model=model) for n in range(LINES) for model in models]
-    with services.store.write("file-1") as writer:
-        writer.write(b"".join(orjson.dumps(line) + b"\n" for line in lines))
-        writer.commit()
-    now = int(services.clock.now())
-    record = BatchRecord(
-        id="batch_1", tenant="t", endpoint="/v1/chat/completions", input_file_id="file-1",
-        completion_window="24h", created_at=now, expires_at=now + 3600, status="in_progress",
-        parts=[Part(f"batch_1.{n}" if n else "batch_1", model, "warmq", [model])
-               for n, model in enumerate(models)],
-    )  # fmt: skip
-    services.objects.create("batch", "t", "batch_1", now, encode(record))
-    services.due.add("batch", "batch_1")
-
-
-def look(services: Services) -> BatchRecord:
-    """Have a carrier look at the batch once; return its record then."""
-    services.due.add("batch", "batch_1")
-    with ThreadPoolExecutor(1) as pool:
-        Carrier(services, [])._look(pool)
-    (stored,) = services.objects.several("batch", ["batch_1"])
-    assert stored is not None
-    return decode(stored.document)
-
-
-def ended(services: Services) -> BatchRecord:
-    def seen() -> BatchRecord | None:
-        record = look(services)
-        return record if record.status in ("completed", "failed", "cancelled") else None
-
-    return eventually(seen, 20, "the batch ends", every_s=0.05)
+    content(services, [
+        chat_line(f"{model}-{n}", model=model) for n in range(LINES) for model in models
+    ])  # fmt: skip
+    created(services, status="in_progress", parts=[
+        Part(f"batch_1.{n}" if n else "batch_1", model, "warmq", [model])
+        for n, model in enumerate(models)
+    ])  # fmt: skip
 
 
 def waiting(client: redis.Redis) -> int:
@@ -77,8 +39,8 @@ def waiting(client: redis.Redis) -> int:
 def test_a_part_that_was_deleted_is_not_queued_again(
     services: Services, redis_client: redis.Redis, how: str
 ) -> None:
-    created(services)
-    assert look(services).parts[0].made
+    looked_through(services)
+    assert looked_at(services).parts[0].made
     assert waiting(redis_client) == LINES
     store = services.batches
     batch = store.batch("batch_1")
@@ -89,7 +51,7 @@ def test_a_part_that_was_deleted_is_not_queued_again(
     else:
         store.cancel(batch)
         assert store.delete("batch_1", force=how == "forced")
-    record = ended(services)
+    record = until_ended(services)
     assert record.status == "failed"
     assert [problem.code for problem in record.problems] == ["batch_deleted"]
     assert "deleted" in record.problems[0].message
@@ -104,15 +66,15 @@ def test_a_part_that_was_deleted_is_not_queued_again(
 def test_the_results_of_the_other_parts_are_kept(
     services: Services, redis_client: redis.Redis
 ) -> None:
-    created(services, parts=2)
-    look(services)
+    looked_through(services, parts=2)
+    looked_at(services)
     store = services.batches
     second = store.batch("batch_1.1")
     assert second is not None
     store.cancel(second)
     assert store.delete("batch_1.1")
     run_all(store)
-    record = ended(services)
+    record = until_ended(services)
     assert record.status == "failed"
     assert "batch_1.1" in record.problems[0].message
     assert record.counts.failed >= LINES
@@ -123,11 +85,11 @@ def test_a_batch_is_cancelled_in_a_full_redis(
     services: Services, redis_client: redis.Redis
 ) -> None:
     """Also one of which nothing was queued yet."""
-    created(services)
+    looked_through(services)
     redis_client.config_set("maxmemory", redis_client.info("memory")["used_memory"] // 2)
     try:
         assert request_cancel(services, "t", "batch_1") is not None
-        record = ended(services)
+        record = until_ended(services)
     finally:
         redis_client.config_set("maxmemory", 0)
     assert record.status == "cancelled"
@@ -140,8 +102,8 @@ def test_a_carrier_that_was_paused_does_not_bring_a_deleted_output_back(
 ) -> None:
     """Paused around the commit of the content: another one ends the batch, its owner has read and
     deleted the output by the time that the first one goes on."""
-    created(services)
-    look(services)
+    looked_through(services)
+    looked_at(services)
     run_all(services.batches)
     ended_by_another: list[BatchRecord] = []
 
@@ -167,7 +129,7 @@ def test_a_carrier_that_was_paused_does_not_bring_a_deleted_output_back(
 
     monkeypatch.setattr(_File, "commit", commits)
     monkeypatch.setattr(services.limits, "count_bytes", counts)
-    record = look(services)
+    record = looked_at(services)
     assert record == ended_by_another[0]
     files = Files(services)
     page = files.page("t", "", 10, oldest_first=False, purpose=None)

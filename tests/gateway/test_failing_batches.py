@@ -2,41 +2,16 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import pytest
+from kit.gateways.own_carrier import created, looked_at
 
 from demo.stack import eventually
-from gateway.batches.api.record import BatchRecord, Part, decode, encode
-from gateway.batches.runner import carrier as carrying
+from gateway.batches.api.record import BatchRecord, Part
 from gateway.batches.runner.carrier import TRIES, Carrier
 from gateway.batches.runner.phases import Phases
 from gateway.http.services import Services
-from gateway.settings import GatewaySettings
-
-
-@pytest.fixture
-def services(redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Services]:
-    """Return what a gateway works with; what fails is tried again at once."""
-    monkeypatch.setattr(carrying, "FAILED_MS", 1)
-    settings = GatewaySettings(redis_url=redis_url, gateway_store=str(tmp_path / "files"))
-    found = Services.open(settings)
-    yield found
-    found.close()
-
-
-def created(services: Services, **fields: Any) -> None:
-    given = {"expires_at": int(time.time()) + 3600} | fields
-    record = BatchRecord(
-        id="batch_1", tenant="t", endpoint="/v1/chat/completions", input_file_id="file-1",
-        completion_window="24h", created_at=int(time.time()), **given,
-    )  # fmt: skip
-    services.objects.create("batch", "t", "batch_1", 1, encode(record))
-    services.due.add("batch", "batch_1")
 
 
 def fails(*_: object) -> NoReturn:
@@ -50,13 +25,9 @@ def looked_until_ended(services: Services) -> tuple[BatchRecord, int]:
     def look() -> BatchRecord | None:
         nonlocal looks
         looks += 1
-        with ThreadPoolExecutor(1) as pool:
-            carrier._look(pool)
-        (stored,) = services.objects.several("batch", ["batch_1"])
-        assert stored is not None
-        record = decode(stored.document)
+        found = looked_at(services, carrier)
         due = services.due.claim("batch", 1)
-        return record if record.status in ("failed", "cancelled") and not due else None
+        return found if found.status in ("failed", "cancelled") and not due else None
 
     return eventually(look, 10, "the batch ends", every_s=0.01), looks
 

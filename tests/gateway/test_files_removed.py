@@ -11,15 +11,14 @@ import openai
 import pytest
 import redis
 from kit.gateways.gateway_process import GatewayProcess
+from kit.gateways.own_carrier import content, record, uploaded
 
-from contract.redis.batches import BatchStore
 from demo.stack import eventually
-from gateway.batches.api.record import BatchRecord, decode, encode, start_batch
+from gateway.batches.api.record import decode, encode, start_batch
 from gateway.batches.runner.after import let_go
 from gateway.files.objects import FileRecord, Files
 from gateway.files.shared_store import MARK
 from gateway.http.services import Services
-from gateway.settings import GatewaySettings
 from gateway.store import open_store
 
 LINE = b'{"custom_id":"a","method":"POST","url":"/v1/completions","body":{"prompt":"x"}}\n'
@@ -44,15 +43,11 @@ def stored(tmp_path: Path) -> list[str]:
 
 
 def test_files_that_have_expired_and_contents_without_a_record_are_removed(
-    redis_url: str, redis_client: redis.Redis, store: BatchStore, tmp_path: Path
+    services: Services, redis_client: redis.Redis, tmp_path: Path
 ) -> None:
-    settings = GatewaySettings(redis_url=redis_url, gateway_store=str(tmp_path / "files"))
-    services = Services.open(settings)
     files = Files(services)
     for name in ("file-a", "file-b"):
-        with services.store.write(name) as writer:
-            writer.write(LINE)
-            writer.commit()
+        content(services, [LINE], name)
         services.due.add("file", name)
     now = int(time.time())
     files.create(
@@ -65,40 +60,31 @@ def test_files_that_have_expired_and_contents_without_a_record_are_removed(
     assert stored(tmp_path) == []
     assert files.get("default", "file-a") is None
     assert redis_client.keys("warmq:gateway:due*") == []
-    services.close()
 
 
-def test_one_sweep_takes_all_that_has_expired(redis_url: str, tmp_path: Path) -> None:
-    settings = GatewaySettings(redis_url=redis_url, gateway_store=str(tmp_path / "files"))
-    services = Services.open(settings)
+def test_one_sweep_takes_all_that_has_expired(services: Services) -> None:
     for number in range(250):
         services.due.add("file", f"file-{number}")
     assert Files(services).sweep() == 250
     assert Files(services).sweep() == 0
-    services.close()
 
 
 def test_a_file_whose_record_redis_still_has_is_swept_again_and_not_forgotten(
-    redis_url: str, tmp_path: Path
+    services: Services, tmp_path: Path
 ) -> None:
-    settings = GatewaySettings(redis_url=redis_url, gateway_store=str(tmp_path / "files"))
-    services = Services.open(settings)
     files, past = Files(services), int(time.time()) - 5
-    with services.store.write("file-a") as writer:
-        writer.write(LINE)
-        writer.commit()
-    record = FileRecord(
+    content(services, [LINE], "file-a")
+    expired = FileRecord(
         id="file-a", tenant="default", bytes=len(LINE), created_at=past, filename="a",
         purpose="batch", expires_at=past,
     )  # fmt: skip
     # As with a Redis whose clock is behind: the record is there, though its time is over.
-    services.objects.create("file", "default", "file-a", past, msgspec.json.encode(record))
+    services.objects.create("file", "default", "file-a", past, msgspec.json.encode(expired))
     services.due.add("file", "file-a")
     assert files.sweep() == 0
     services.objects.delete("file", "default", "file-a")
     eventually(lambda: files.sweep() == 1, 10, "the content is removed")
     assert stored(tmp_path) == []
-    services.close()
 
 
 def test_what_a_writer_that_died_has_left_is_removed_when_it_is_old(tmp_path: Path) -> None:
@@ -113,24 +99,12 @@ def test_what_a_writer_that_died_has_left_is_removed_when_it_is_old(tmp_path: Pa
 
 @pytest.mark.parametrize("ends", ["completed", "deleted"])
 def test_a_content_that_a_batch_reads_stays_until_the_batch_has_ended(
-    redis_url: str, redis_client: redis.Redis, tmp_path: Path, ends: str
+    services: Services, redis_client: redis.Redis, tmp_path: Path, ends: str
 ) -> None:
     """No gateway ran for as long as one likes, and the first thing that it does is to sweep."""
-    settings = GatewaySettings(redis_url=redis_url, gateway_store=str(tmp_path / "files"))
-    services = Services.open(settings)
     files, now = Files(services), int(time.time())
-    with services.store.write("file-a") as writer:
-        writer.write(LINE)
-        writer.commit()
-    files.create(
-        FileRecord(id="file-a", tenant="default", bytes=len(LINE), created_at=now, filename="a",
-                   purpose="batch")
-    )  # fmt: skip
-    record = BatchRecord(
-        id="batch_1", tenant="default", endpoint="/v1/completions", input_file_id="file-a",
-        completion_window="24h", created_at=now, expires_at=now + 86400,
-    )  # fmt: skip
-    start_batch(services, record)
+    uploaded(services, [LINE], "file-a", tenant="default")
+    start_batch(services, record(now, tenant="default", input_file_id="file-a"))
     assert files.delete("default", "file-a")
     for key in redis_client.keys("warmq:gateway:*"):  # hours later
         if redis_client.pttl(key) > 0:
@@ -150,4 +124,3 @@ def test_a_content_that_a_batch_reads_stays_until_the_batch_has_ended(
     assert files.sweep() == 1
     assert stored(tmp_path) == []
     assert redis_client.keys("warmq:gateway:readers*") == []
-    services.close()

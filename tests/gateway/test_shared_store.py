@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import redis
 from kit.commands.support import producer_command, producer_env
+from kit.gateways.own_carrier import created, looked_at, uploaded
 
-from gateway.batches.api.record import BatchRecord, decode, encode
-from gateway.batches.runner.carrier import Carrier
-from gateway.files.objects import FileRecord, Files
 from gateway.files.shared_store import MARK, check_shared
 from gateway.http.services import Services
 from gateway.settings import GatewaySettings
@@ -68,25 +65,7 @@ def test_a_batch_whose_file_is_in_another_store_waits_and_does_not_fail(
     opened: dict[str, Services],
 ) -> None:
     one, other = opened["one"], opened["other"]
-    now = int(one.clock.now())
-    with one.store.write("file-1") as writer:
-        writer.write(b"{}\n")
-        size = writer.commit()
-    Files(one).create(
-        FileRecord(id="file-1", tenant="t", bytes=size, created_at=now, filename="a",
-                   purpose="batch")
-    )  # fmt: skip
-    record = BatchRecord(
-        id="batch_1", tenant="t", endpoint="/v1/chat/completions", input_file_id="file-1",
-        completion_window="24h", created_at=now, expires_at=now + 3600,
-    )  # fmt: skip
-    one.objects.create("batch", "t", "batch_1", now, encode(record))
-    statuses = []
-    for services in (other, one):
-        services.due.add("batch", "batch_1")
-        with ThreadPoolExecutor(1) as pool:
-            Carrier(services, [])._look(pool)
-        (stored,) = services.objects.several("batch", ["batch_1"])
-        assert stored is not None
-        statuses.append(decode(stored.document).status)
+    uploaded(one, [b"{}\n"])
+    created(one)
+    statuses = [looked_at(services).status for services in (other, one)]
     assert statuses == ["validating", "failed"]  # the line has no custom_id

@@ -9,39 +9,29 @@ from typing import Any
 
 import pytest
 from kit.gateways.gateway_process import GatewayProcess
+from kit.gateways.own_carrier import opened, record
 from kit.servers.webhook_receiver import Receiver
-from pydantic import SecretStr
 
 from demo.stack import RedisServer, eventually
-from gateway.batches.api.record import BatchRecord
 from gateway.batches.runner.after import announce
 from gateway.http.services import Services
 from gateway.redis.webhooks import Webhooks
-from gateway.settings import GatewaySettings
 
 
 @pytest.fixture
 def services(tmp_path: Path) -> Iterator[Services]:
     """Return what a gateway works with, on a Redis of its own; private addresses are allowed."""
     server = RedisServer(tmp_path / "redis").start()
-    settings = GatewaySettings(
-        redis_url=SecretStr(server.url), gateway_private_webhooks=True,
-        gateway_store=str(tmp_path / "files"),
-    )  # fmt: skip
-    opened = Services.open(settings)
-    yield opened
-    opened.close()
+    with opened(server.url, tmp_path, gateway_private_webhooks=True) as found:
+        yield found
     server.stop()
 
 
 def end(services: Services, tenant: str, batch_id: str) -> None:
     """Announce the end of a batch."""
     now = int(time.time())
-    announce(services, BatchRecord(
-        id=batch_id, tenant=tenant, endpoint="/v1/chat/completions", input_file_id="file-1",
-        completion_window="24h", created_at=now, expires_at=now + 86400, status="completed",
-        changed_at={"completed": now},
-    ))  # fmt: skip
+    ended = {"status": "completed", "changed_at": {"completed": now}}
+    announce(services, record(now, batch_id, tenant=tenant, **ended))
 
 
 def gateway(services: Services, folder: Path) -> GatewayProcess:

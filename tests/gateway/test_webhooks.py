@@ -15,16 +15,16 @@ import orjson
 import pytest
 from kit.commands.support import chat_line, producer_command, producer_env
 from kit.gateways.gateway_process import GatewayProcess
+from kit.gateways.own_carrier import opened, record
 from kit.servers.webhook_receiver import Receiver
 from kit.stacks.celery_side import simulated
-from pydantic import SecretStr
 
 from demo.stack import RedisServer, eventually
-from gateway.batches.api.record import BatchRecord, Status
+from gateway.batches.api.record import Status
 from gateway.batches.runner.after import announce
 from gateway.http.services import Services
 from gateway.redis.webhooks import Webhooks
-from gateway.settings import LEASE_S, GatewaySettings
+from gateway.settings import LEASE_S
 from gateway.webhooks.delivering import LOOK_S, Round
 
 SDK = openai.OpenAI(api_key="none")
@@ -41,23 +41,14 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServ
 def services(redis_server: RedisServer, tmp_path: Path) -> Iterator[Services]:
     """Return what a gateway works with, on an empty Redis; private addresses are allowed."""
     redis_server.client().flushall()
-    settings = GatewaySettings(
-        redis_url=SecretStr(redis_server.url), gateway_private_webhooks=True,
-        gateway_store=str(tmp_path / "files"),
-    )  # fmt: skip
-    opened = Services.open(settings)
-    yield opened
-    opened.close()
+    with opened(redis_server.url, tmp_path, gateway_private_webhooks=True) as found:
+        yield found
 
 
 def ended(batch_id: str = "batch_1", status: Status = "completed", tenant: str = "default") -> Any:
     """Return the record of a batch that has ended."""
     now = int(time.time())
-    return BatchRecord(
-        id=batch_id, tenant=tenant, endpoint="/v1/chat/completions", input_file_id="file-1",
-        completion_window="24h", created_at=now, expires_at=now + 86400, status=status,
-        changed_at={status: now},
-    )  # fmt: skip
+    return record(now, batch_id, tenant=tenant, status=status, changed_at={status: now})
 
 
 def endpoint(services: Services, url: str, *events: str) -> Any:

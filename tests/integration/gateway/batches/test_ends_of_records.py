@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import redis
+from kit.gateways.own_carrier import opened
 from kit.protocol.lessee import client_of
 
 from contract.redis.objects import Objects, Stored
@@ -25,17 +26,13 @@ from gateway.files.uploads.record import UploadRecord
 from gateway.files.uploads.record import encode as encode_upload
 from gateway.files.uploads.uploads import REMEMBER_S
 from gateway.http.services import Services
-from gateway.settings import GatewaySettings
 from gateway.sweeping import forget_records, sweep_files
 
 
 @pytest.fixture
 def services(redis_url: str, tmp_path: Path) -> Iterator[Services]:
-    found = Services.open(
-        GatewaySettings(_env_file=None, redis_url=redis_url, gateway_store=str(tmp_path / "files"))
-    )
-    yield found
-    found.close()
+    with opened(redis_url, tmp_path) as found:
+        yield found
 
 
 def write_as_before(

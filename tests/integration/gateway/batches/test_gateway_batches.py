@@ -11,17 +11,16 @@ import pytest
 from kit.commands.once import ASKED, ONCE, six_lines
 from kit.commands.submitting import submit
 from kit.commands.support import finish, run_all
+from kit.gateways.own_carrier import opened, uploaded
 from kit.protocol.lessee import Lessee, client_of, submit_batch
 from starlette.responses import Response, StreamingResponse
 
 from contract.errors import RequestFailed, RequestRejected
 from gateway.batches.api import batches, virtual_files
 from gateway.batches.api.record import BatchRecord, Part, RequestCounts, Usage, encode
-from gateway.files.objects import FileRecord, Files
 from gateway.http.caller import Caller
 from gateway.http.errors import ApiError
 from gateway.http.services import Services
-from gateway.settings import GatewaySettings
 
 CALLER = Caller()
 BODY = orjson.dumps({
@@ -32,14 +31,9 @@ BODY = orjson.dumps({
 @pytest.fixture
 def services(redis_url: str, tmp_path: Path) -> Iterator[Services]:
     """Return what handlers work with."""
-    found = Services.open(
-        GatewaySettings(_env_file=None, redis_url=redis_url, gateway_store=str(tmp_path / "files"))
-    )
-    Files(found).create(FileRecord(
-        id="file-1", tenant="default", bytes=0, created_at=1, filename="f", purpose="batch"
-    ))  # fmt: skip
-    yield found
-    found.close()
+    with opened(redis_url, tmp_path) as found:
+        uploaded(found, [], tenant="default")
+        yield found
 
 
 def put(services: Services, batch_id: str = "batch_1", **fields: Any) -> None:

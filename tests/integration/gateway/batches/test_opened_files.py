@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import orjson
 import pytest
 from kit.commands.support import chat_line, run_all
+from kit.gateways import own_carrier
+from kit.gateways.own_carrier import looked_at, until_ended
 
-from demo.stack import eventually
-from gateway.batches.api.record import ENDED, BatchRecord, decode, start_batch
+from gateway.batches.api.record import start_batch
 from gateway.batches.runner.carrier import Carrier
 from gateway.http.services import Services
-from gateway.settings import GatewaySettings
 
 LINES = 1200  # three chunks
 
@@ -46,45 +44,18 @@ class Observed:
 
 @pytest.fixture
 def services(redis_url: str, tmp_path: Path) -> Iterator[Services]:
-    """Return what a gateway works with; any model is configured."""
-    settings = GatewaySettings(
-        redis_url=redis_url, gateway_store=str(tmp_path / "files"), gateway_models="m"
-    )
-    found = Services.open(settings)
-    yield replace(found, store=Observed(found.store))  # type: ignore[arg-type]
-    found.close()
+    """Return what a gateway works with; a model is configured."""
+    with own_carrier.opened(redis_url, tmp_path, gateway_models="m") as found:
+        yield replace(found, store=Observed(found.store))  # type: ignore[arg-type]
 
 
 def started(services: Services, model: str = "m", window_s: int = 3600) -> None:
     """Start a batch of so many lines."""
-    lines = (orjson.dumps(chat_line(f"r{n}", model=model)) + b"\n" for n in range(LINES))
-    with services.store.write("file-1") as writer:
-        writer.write(b"".join(lines))
-        writer.commit()
+    own_carrier.content(services, [chat_line(f"r{n}", model=model) for n in range(LINES)])
     now = int(services.clock.now())
-    start_batch(services, BatchRecord(
-        id="batch_1", tenant="t", endpoint="/v1/chat/completions", input_file_id="file-1",
-        completion_window="1h", created_at=now, expires_at=now + window_s,
-        changed_at={"validating": now},
+    start_batch(services, own_carrier.record(
+        now, expires_at=now + window_s, changed_at={"validating": now}
     ))  # fmt: skip
-
-
-def looked_at(services: Services, carrier: Carrier) -> BatchRecord:
-    """Have a carrier look at the batch once; return its record then."""
-    services.due.add("batch", "batch_1")
-    with ThreadPoolExecutor(1) as pool:
-        carrier._look(pool)
-    (stored,) = services.objects.several("batch", ["batch_1"])
-    assert stored is not None
-    return decode(stored.document)
-
-
-def ended(services: Services, carrier: Carrier) -> BatchRecord:
-    def seen() -> BatchRecord | None:
-        record = looked_at(services, carrier)
-        return record if record.status in ENDED else None
-
-    return eventually(seen, 20, "the batch ends", every_s=0.05)
 
 
 def opened(services: Services) -> int:
@@ -106,7 +77,7 @@ def test_it_is_looked_through_and_queued_in_one_go_and_not_read_for_the_output(
         services.batches.cancel(batch)
     else:
         assert run_all(services.batches, "warmq.m") == LINES
-    record = ended(services, carrier)
+    record = until_ended(services, carrier)
     assert record.counts.total == LINES
     assert (record.counts.completed == LINES) is not cancelled
     assert opened(services) == 1
@@ -115,7 +86,7 @@ def test_it_is_looked_through_and_queued_in_one_go_and_not_read_for_the_output(
 def test_lines_that_were_not_queued_are_read_once_more_for_the_output(services: Services) -> None:
     """No worker has lived until the batch's time is over."""
     started(services, "unknown", window_s=0)
-    record = ended(services, Carrier(services, []))
+    record = until_ended(services, Carrier(services, []))
     assert (record.status, record.counts.failed) == ("expired", LINES)
     assert opened(services) <= 2
 
@@ -132,5 +103,5 @@ def test_one_that_waits_for_a_worker_is_opened_once_more_when_there_is_one(
     carrier._services = replace(services, settings=settings)
     assert looked_at(services, carrier).status == "in_progress"
     assert run_all(services.batches, "warmq.unknown") == LINES
-    assert ended(services, carrier).counts.completed == LINES
+    assert until_ended(services, carrier).counts.completed == LINES
     assert opened(services) == 2
