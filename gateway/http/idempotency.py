@@ -134,12 +134,6 @@ def _response(earlier: Answer) -> Response:
     return Response(earlier.body, earlier.status, headers)
 
 
-def name_of(caller: Caller, path: str, key: str) -> str:
-    """Return the text that is the same for each try: of who calls, what, and its key."""
-    who = caller.key_id or caller.tenant
-    return hashlib.sha256(f"{who}\0{path}\0{key}".encode()).hexdigest()
-
-
 class Idempotency:
     """Looks at the Idempotency-Key of each POST; others pass."""
 
@@ -172,7 +166,9 @@ class Idempotency:
                 code="invalid_value", param="Idempotency-Key",
             )  # fmt: skip
         path: str = scope["path"]
-        name = name_of(scope["warmq.caller"], path, key)
+        caller: Caller = scope["warmq.caller"]
+        who = caller.key_id or caller.tenant
+        name = hashlib.sha256(f"{who}\0{path}\0{key}".encode()).hexdigest()
         mine = Try(self._tries, name, path in ATTACHING)
         scope["warmq.idempotency"], scope["warmq.try"] = name, mine
         content = ""

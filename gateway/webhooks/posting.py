@@ -8,13 +8,12 @@ not followed and proxies of the environment not used: behind one, nobody here se
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import hmac
 import socket
-import time
 from collections.abc import Iterable
-from ssl import SSLContext
 from typing import Any
 
 import httpcore
@@ -62,58 +61,23 @@ def headers_of(delivery: Delivery, body: bytes, secret: str, now: int) -> dict[s
     }
 
 
-class _Bounded(httpcore.NetworkStream):
-    """A connection that ends at `until` (monotonic s), however slowly the other side sends."""
-
-    def __init__(self, stream: httpcore.NetworkStream, until: float) -> None:
-        self._stream = stream
-        self._until = until
-
-    def _left(self, error: type[Exception]) -> float:
-        left = self._until - time.monotonic()
-        if left <= 0:
-            raise error("out of time")
-        return left
-
-    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        return self._stream.read(max_bytes, self._left(httpcore.ReadTimeout))
-
-    def write(self, buffer: bytes, timeout: float | None = None) -> None:
-        self._stream.write(buffer, self._left(httpcore.WriteTimeout))
-
-    def close(self) -> None:
-        self._stream.close()
-
-    def start_tls(
-        self,
-        ssl_context: SSLContext,
-        server_hostname: str | None = None,
-        timeout: float | None = None,
-    ) -> httpcore.NetworkStream:
-        left = self._left(httpcore.ConnectTimeout)
-        return _Bounded(self._stream.start_tls(ssl_context, server_hostname, left), self._until)
-
-    def get_extra_info(self, info: str) -> Any:
-        return self._stream.get_extra_info(info)
-
-
-class _Guarded(httpcore.NetworkBackend):
+class _Guarded(httpcore.AsyncNetworkBackend):
     """Resolves names itself, and connects to addresses that it has checked."""
 
-    def __init__(self, private: bool, until: float) -> None:
+    def __init__(self, private: bool) -> None:
         self._private = private
-        self._until = until
-        self._plain = httpcore.SyncBackend()
+        self._plain = httpcore.AnyIOBackend()
 
-    def connect_tcp(
+    async def connect_tcp(
         self,
         host: str,
         port: int,
-        timeout: float | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109 - so httpcore calls it
         local_address: str | None = None,
         socket_options: Iterable[Any] | None = None,
-    ) -> httpcore.NetworkStream:
+    ) -> httpcore.AsyncNetworkStream:
         try:
+            # In this loop, which has nothing else to do: a thread for it would outlive the timeout.
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError):
             raise httpcore.ConnectError("its name cannot be resolved") from None
@@ -125,15 +89,10 @@ class _Guarded(httpcore.NetworkBackend):
             )
         last: Exception = httpcore.ConnectError("it has no address")
         for address in allowed[:4]:
-            left = min(CONNECT_S, self._until - time.monotonic())
-            if left <= 0:
-                break
             try:
-                stream = self._plain.connect_tcp(address, port, left, None, socket_options)
+                return await self._plain.connect_tcp(address, port, CONNECT_S, None, socket_options)
             except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
                 last = error
-            else:
-                return _Bounded(stream, self._until)
         raise last
 
 
@@ -145,21 +104,25 @@ def post(url: str, body: bytes, headers: dict[str, str], *, private: bool) -> in
     Raises:
         NotDelivered: nothing was answered within 10 s, or nobody may be asked.
     """
-    backend = _Guarded(private, time.monotonic() + WHOLE_S)
     told = {"user-agent": "warmq-webhooks", "accept": "*/*", "connection": "close"} | headers
     try:
-        with (
-            httpcore.ConnectionPool(network_backend=backend) as pool,
-            pool.stream("POST", url, headers=[*told.items()], content=body) as answer,
-        ):
-            size = 0
-            for piece in answer.iter_stream():
-                size += len(piece)
-                if size > _READ_BYTES:
-                    break
-            return int(answer.status)
-    except httpcore.TimeoutException as error:
+        return asyncio.run(_post(url, body, [*told.items()], private))
+    except (httpcore.TimeoutException, TimeoutError) as error:
         raise NotDelivered(f"no answer in time ({type(error).__name__})") from None
     except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.UnsupportedProtocol) as error:
         # What the other side has sent may be in the text: its kind says enough.
         raise NotDelivered(f"no answer ({type(error).__name__})") from None
+
+
+async def _post(url: str, body: bytes, headers: list[tuple[str, str]], private: bool) -> int:
+    async with (
+        asyncio.timeout(WHOLE_S),
+        httpcore.AsyncConnectionPool(network_backend=_Guarded(private)) as pool,
+        pool.stream("POST", url, headers=headers, content=body) as answer,
+    ):
+        size = 0
+        async for piece in answer.aiter_stream():
+            size += len(piece)
+            if size > _READ_BYTES:
+                break
+        return int(answer.status)

@@ -21,32 +21,19 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BatchStack]:
     found.close()
 
 
-def refused(kind: type[openai.APIStatusError], **fields: Any) -> Any:
-    return pytest.raises(kind, **fields)
-
-
 # -- create ------------------------------------------------------------------------------------
 
 
 def test_a_new_batch_is_validating_with_counts_of_zero(stack: BatchStack) -> None:
-    batch = stack.create(metadata={"who": "me"})
+    batch = stack.create(metadata={"who": "me"}, completion_window="1h30m")
     assert batch.id.startswith("batch_")
     assert (batch.object, batch.status, batch.metadata) == ("batch", "validating", {"who": "me"})
     counts = batch.request_counts
     assert (counts.total, counts.completed, counts.failed) == (0, 0, 0)
     assert (batch.output_file_id, batch.error_file_id, batch.errors) == (None, None, None)
-    assert batch.expires_at == batch.created_at + 86_400
+    assert (batch.completion_window, batch.expires_at - batch.created_at) == ("1h30m", 5400)
     assert batch.usage.total_tokens == 0
     assert stack.client.batches.retrieve(batch.id).id == batch.id
-
-
-@pytest.mark.parametrize(
-    ("window", "seconds"), [("90m", 5400), ("7d", 604_800), ("1h30m", 5400), ("1.5h", 5400)]
-)
-def test_any_duration_is_a_window(stack: BatchStack, window: str, seconds: int) -> None:
-    batch = stack.create(completion_window=window)
-    assert batch.expires_at - batch.created_at == seconds
-    assert batch.completion_window == window
 
 
 @pytest.mark.parametrize(
@@ -68,7 +55,7 @@ def test_any_duration_is_a_window(stack: BatchStack, window: str, seconds: int) 
     ],
 )
 def test_a_wrong_field_is_named(stack: BatchStack, fields: dict[str, Any], param: str) -> None:
-    with refused(openai.BadRequestError) as caught:
+    with pytest.raises(openai.BadRequestError) as caught:
         stack.create(**fields)
     assert caught.value.type == "invalid_request_error"
     assert caught.value.param is not None
@@ -77,10 +64,10 @@ def test_a_wrong_field_is_named(stack: BatchStack, fields: dict[str, Any], param
 
 
 def test_a_file_must_be_there_and_for_batches(stack: BatchStack) -> None:
-    with refused(openai.NotFoundError) as caught:
+    with pytest.raises(openai.NotFoundError) as caught:
         stack.create(input_file_id="file-unknown")
     assert caught.value.param == "input_file_id"
-    with refused(openai.BadRequestError) as wrong:
+    with pytest.raises(openai.BadRequestError) as wrong:
         stack.create(input_file_id=stack.uploaded(purpose="vision"))
     assert wrong.value.param == "input_file_id"
 
@@ -140,7 +127,7 @@ def test_an_unknown_batch_is_a_404(stack: BatchStack) -> None:
         lambda: stack.client.batches.cancel("batch_unknown"),
         lambda: stack.client.batches.list(after="batch_unknown"),
     ):
-        with refused(openai.NotFoundError):
+        with pytest.raises(openai.NotFoundError):
             ask()
 
 
@@ -173,18 +160,6 @@ def test_a_submitted_batch_is_seen_cancelled_and_read(stack: BatchStack) -> None
     assert {line["error"]["code"] for line in lines} == {"batch_cancelled"}
 
 
-def test_a_foreign_batch_of_the_queue_is_not_there(stack: BatchStack) -> None:
-    stack.store.create("foreign", "0" * 40, {"tenant": "other", "queue": "warmq"})
-    with refused(openai.NotFoundError):
-        stack.client.batches.retrieve("foreign")
-    with refused(openai.NotFoundError):
-        stack.client.batches.cancel("foreign")
-    for kind in ("out", "err", "partial"):
-        with refused(openai.NotFoundError):
-            stack.client.files.content(f"file-{kind}-foreign")
-    assert "foreign" not in [batch.id for batch in stack.client.batches.list()]
-
-
 @pytest.fixture
 def worker(stack: BatchStack) -> Iterator[None]:
     """A worker serves the queue during the test."""
@@ -211,7 +186,7 @@ def test_the_output_of_a_submitted_batch_is_what_results_writes(stack: BatchStac
     assert orjson.loads(failed)["response"]["status_code"] == 400
     file = stack.client.files.retrieve(ended.output_file_id)
     assert (file.purpose, file.status) == ("batch_output", "processed")
-    with refused(openai.BadRequestError):
+    with pytest.raises(openai.BadRequestError):
         stack.client.files.delete(ended.output_file_id)
 
 
@@ -244,7 +219,7 @@ def test_partial_results_are_read_while_a_batch_runs(stack: BatchStack) -> None:
     assert final.status == "completed"
     assert final.output_file_id != batch.output_file_id
     for wrong in ("x", "-1", "1" * 40):
-        with refused(openai.BadRequestError):
+        with pytest.raises(openai.BadRequestError):
             raw.content(batch.output_file_id, extra_query={"offset": wrong})
 
 
@@ -257,6 +232,6 @@ def test_a_create_that_comes_again_with_its_key_makes_one_batch(stack: BatchStac
     other = stack.create(extra_headers={"Idempotency-Key": "once-2"})
     assert first.id == again.id != other.id
     assert [b.id for b in stack.client.batches.list()].count(first.id) == 1
-    with refused(openai.ConflictError) as caught:
+    with pytest.raises(openai.ConflictError) as caught:
         stack.create(extra_headers=headers, completion_window="48h")
     assert caught.value.response.headers["x-should-retry"] == "false"

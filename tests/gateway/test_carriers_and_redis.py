@@ -68,7 +68,7 @@ def test_what_a_carrier_gives_up_is_free_at_once_if_nobody_has_taken_it(
         raise GivenUp
 
     monkeypatch.setattr(Phases, "carry", renewed_late)
-    carrier = Carrier(services, [])
+    carrier = Carrier(services)
     with ThreadPoolExecutor(1) as pool:
         carrier._look(pool)
     (claim,) = services.due.claim("batch", 1000)

@@ -271,27 +271,6 @@ def test_producer_sees_and_cancels_a_batch_made_over_http(alone: Stack) -> None:
     assert {line["error"]["code"] for line in failed} == {"batch_cancelled"}
 
 
-def test_partial_results_are_read_to_the_end(alone: Stack) -> None:
-    batch, partial = queued(alone, 2000), {"partial": "true"}
-    early = alone.client.batches.retrieve(batch.id, extra_query=partial).output_file_id
-    assert early is not None
-    assert alone.client.batches.retrieve(batch.id).output_file_id is None
-    alone.worker.start()
-    raw = alone.client.files.with_raw_response
-    found: list[str] = []
-    incomplete, at = "true", 0
-    while incomplete == "true":
-        part = raw.content(early, extra_query={"offset": at})
-        incomplete, at = part.headers["x-incomplete"], int(part.headers["x-last-line"])
-        content = part.http_response.content.splitlines()
-        found += [orjson.loads(line)["custom_id"] for line in content]
-    assert len(found) == len(set(found)) == at == 2000
-    final = alone.client.batches.retrieve(batch.id, extra_query=partial)
-    assert final.status == "completed"
-    output = lines_of(alone.client, final.output_file_id)
-    assert set(found) == {line["custom_id"] for line in output}
-
-
 def test_a_gateway_ends_with_its_carrier_in_order(alone: Stack) -> None:
     assert alone.gateway.stop() == 0
     connected = [each.get("name") for each in alone.redis.client().client_list()]

@@ -16,7 +16,6 @@ from kit.verdicts.owners import ownerless
 from contract.redis.client import Client, _Pipeline
 from gateway.batches.anthropic import batches as message_batches
 from gateway.batches.api import batches
-from gateway.batches.runner.after import everything
 from gateway.batches.runner.carrier import Carrier
 from gateway.files.keeping import keep
 from gateway.files.objects import FileRecord, Files
@@ -127,7 +126,7 @@ def live_on(services: Services, redis_client: redis.Redis) -> None:
             redis_client.zadd(key, dict.fromkeys(due, 1), xx=True)
     sweep_files(services)
     with ThreadPoolExecutor(1) as pool:
-        Carrier(services, everything())._look(pool)
+        Carrier(services)._look(pool)
 
 
 def contents_without_owner(redis_client: redis.Redis, folder: Path) -> set[str]:

@@ -20,7 +20,7 @@ def fails(*_: object) -> NoReturn:
 
 def looked_until_ended(services: Services) -> tuple[BatchRecord, int]:
     """Look for what is due until the batch has ended and nothing is due; return how often."""
-    carrier, looks = Carrier(services, []), 0
+    carrier, looks = Carrier(services), 0
 
     def look() -> BatchRecord | None:
         nonlocal looks

@@ -15,7 +15,7 @@ from kit.gateways.own_carrier import content, record, uploaded
 
 from demo.stack import eventually
 from gateway.batches.api.record import decode, encode, start_batch
-from gateway.batches.runner.after import let_go
+from gateway.batches.runner.after import after_end
 from gateway.files.objects import FileRecord, Files
 from gateway.files.shared_store import MARK
 from gateway.http.services import Services
@@ -119,7 +119,7 @@ def test_a_content_that_a_batch_reads_stays_until_the_batch_has_ended(
         assert read is not None
         anew = msgspec.structs.replace(decode(read.document), status="completed")
         services.objects.replace("batch", "default", read, encode(anew), now)
-        let_go(services, anew)
+        after_end(services, anew)
     redis_client.zadd("warmq:gateway:due:file", {"file-a": 0})
     assert files.sweep() == 1
     assert stored(tmp_path) == []

@@ -15,7 +15,6 @@ from contract.errors import StoreUnavailable, WarmqError
 from contract.log_lines import set_up
 from contract.settings import load
 from contract.traces.tracer import tracing
-from gateway.batches.runner.after import everything
 from gateway.batches.runner.carrier import Carrier
 from gateway.http.services import Services
 from gateway.settings import GatewaySettings
@@ -84,7 +83,7 @@ def main() -> int:
         log.error("%s", error.message, extra={"action": "carrier_failed"})
         return 1
     with traces:
-        carrier = Carrier(services, everything())
+        carrier = Carrier(services)
         carrier.run()
     services.close()
     return 0

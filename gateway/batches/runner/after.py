@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from gateway.batches.api.record import ENDED, BatchRecord
 from gateway.http.services import Services
 from gateway.redis.webhooks import Delivery, Webhooks, delivery_id
 
-#: Called with each batch that has ended, once or more often.
-AfterEnd = Callable[[Services, BatchRecord], None]
 
-
-def give_back(services: Services, record: BatchRecord) -> None:
-    """End what the batch holds of its tenant's budget."""
+def after_end(services: Services, record: BatchRecord) -> None:
+    """End what the batch holds of its tenant's budget, and what keeps the content of its file if
+    that was deleted; and have its end told."""
     services.limits.give_back(record.id)
-
-
-def let_go(services: Services, record: BatchRecord) -> None:
-    """End what keeps the content of the batch's file, if the file was deleted."""
     services.objects.forget_reader(record.input_file_id, record.id)
+    announce(services, record)
 
 
 def announce(services: Services, record: BatchRecord) -> None:
@@ -47,8 +40,3 @@ def announce(services: Services, record: BatchRecord) -> None:
         webhooks.note(delivery)
         # Also if it was known: who noted it may have died before it came so far.
         services.due.add("webhook", delivery.id)
-
-
-def everything() -> list[AfterEnd]:
-    """Return all that follows the end of a batch."""
-    return [give_back, let_go, announce]

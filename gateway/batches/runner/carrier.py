@@ -15,7 +15,6 @@ from contract.log_lines import working_on
 from contract.redis.due import Claim
 from contract.traces.span import read_context
 from gateway.batches.api.record import ENDED, BatchError, BatchRecord, decode, forget_batch
-from gateway.batches.runner.after import AfterEnd
 from gateway.batches.runner.carried import Carried, Changed
 from gateway.batches.runner.phases import Later, Phases, wait_ms
 from gateway.batches.runner.turns import Turns, Waiting
@@ -45,7 +44,7 @@ _STALE_S = 1.0
 class Carrier:
     """Carries batches until it is stopped. Any number of processes may do it at a time."""
 
-    def __init__(self, services: Services, after: list[AfterEnd]) -> None:
+    def __init__(self, services: Services) -> None:
         self._services = services
         self._stop = threading.Event()
         self._lease_ms = int(LEASE_S * 1000)
@@ -53,7 +52,7 @@ class Carrier:
         self._leases: Leases[Claim] = Leases(renew, LEASE_S)
         self._turns = Turns(THREADS)
         self._tries: dict[str, int] = {}  # how often this process has failed at a batch
-        self._phases = Phases(after, self._turns.crowded)
+        self._phases = Phases(self._turns.crowded)
 
     def stop(self) -> None:
         """Have `run` return, once the batches at hand were given back; from any thread."""

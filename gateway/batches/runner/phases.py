@@ -14,7 +14,7 @@ import msgspec
 from contract.batch import Batch
 from contract.errors import BatchConflict
 from gateway.batches.api.record import ENDED, BatchError, BatchRecord, Part, RequestCounts, Status
-from gateway.batches.runner.after import AfterEnd
+from gateway.batches.runner.after import after_end
 from gateway.batches.runner.carried import Carried
 from gateway.batches.runner.lines import Looked, look_through
 from gateway.batches.runner.outputs import all_lines, write_files
@@ -61,9 +61,8 @@ class Later(Exception):
 class Phases:
     """Takes batches on; one at a time in each thread."""
 
-    def __init__(self, after: list[AfterEnd], crowded: Callable[[], bool]) -> None:
+    def __init__(self, crowded: Callable[[], bool]) -> None:
         """Prepare; `crowded` says whether other batches wait for this thread."""
-        self._after = after
         self._crowded = crowded
         self._looked: dict[str, Looked] = {}
 
@@ -82,8 +81,7 @@ class Phases:
                 self._validate(batch)
             if batch.record.status not in ENDED:
                 self._run(batch)
-        for each in self._after:
-            each(batch.services, batch.record)
+        after_end(batch.services, batch.record)
 
     # -- looking through ----------------------------------------------------------------
 

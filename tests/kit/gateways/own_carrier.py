@@ -68,7 +68,7 @@ def looked_at(services: Services, carrier: Carrier | None = None) -> BatchRecord
     """Have a carrier look at the batch once; return its record then."""
     services.due.add("batch", BATCH)
     with ThreadPoolExecutor(1) as pool:
-        (carrier or Carrier(services, []))._look(pool)
+        (carrier or Carrier(services))._look(pool)
     (stored,) = services.objects.several("batch", [BATCH])
     assert stored is not None
     return decode(stored.document)
