@@ -27,10 +27,11 @@ from gateway.batches.anthropic.protocol import (
     MessageBatch,
     MessageBatchList,
     Split,
+    count,
+    results,
     shown,
     split_in,
 )
-from gateway.batches.anthropic.results import count, results
 from gateway.batches.api.batches import DEFAULT_PRIORITY
 from gateway.batches.api.record import (
     ENDED,

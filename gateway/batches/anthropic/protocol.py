@@ -1,15 +1,24 @@
-"""Message batches as they go over the wire: Anthropic's field names and types."""
+"""Message batches and their results as they go over the wire: Anthropic's field names and types."""
 
 from __future__ import annotations
 
 import time
-from typing import Literal
+from collections.abc import Iterator
+from itertools import chain
+from typing import Any, Literal
 
 import msgspec
+import orjson
 from msgspec import Struct
 
 from contract.redis.objects import Stored
+from contract.results import one_line
+from gateway.batches.api.output_lines import in_chunks
 from gateway.batches.api.record import ENDED, BatchRecord
+from gateway.files.objects import Files
+from gateway.http.errors import anthropic_error
+from gateway.http.services import Services
+from gateway.store import lines_of
 
 #: A batch's window, and how long its results are kept, in seconds.
 WINDOW_S, KEPT_S = 86_400, 29 * 86_400
@@ -101,3 +110,99 @@ _split: msgspec.json.Decoder[Split | None] = msgspec.json.Decoder(Split | None)
 def split_in(stored: Stored) -> Split | None:
     """Return what was counted before; None if nothing was."""
     return _split.decode(stored.document)
+
+
+class _Response(msgspec.Struct):
+    status_code: int
+    body: msgspec.Raw
+    request_id: str | None = None
+
+
+class _Error(msgspec.Struct):
+    code: str | None = None
+    message: str | None = None
+
+
+class _Line(msgspec.Struct):
+    custom_id: str
+    response: _Response | None = None
+    error: _Error | None = None
+
+
+class _Body(msgspec.Struct):
+    error: _Error | None = None
+
+
+_line = msgspec.json.Decoder(_Line).decode
+_body = msgspec.json.Decoder(_Body).decode
+#: Kinds of endings without an answer, by OpenAI's code for them.
+_ENDINGS = {"batch_expired": "expired", "batch_cancelled": "canceled"}
+
+
+def _lines(services: Services, tenant: str, file_id: str | None) -> Iterator[bytes]:
+    """Yield the lines of a file; none if there is no such file (any more)."""
+    if file_id is not None and Files(services).get(tenant, file_id) is not None:
+        yield from lines_of(services.store.read(file_id))
+
+
+def kind_of(line: _Line) -> str:
+    """Return how a request has ended, as Anthropic calls it."""
+    if line.error is not None:
+        return _ENDINGS.get(line.error.code or "", "errored")
+    if line.response is None or line.response.status_code != 200:
+        return "errored"
+    return "succeeded"
+
+
+def count(services: Services, record: BatchRecord) -> Split:
+    """Count how those requests have ended that have no answer, by reading the error file."""
+    if record.status == "failed":  # the whole file was refused
+        return Split(errored=record.counts.total)
+    if not record.counts.failed:
+        return Split()
+    found = Split()
+    for raw in _lines(services, record.tenant, record.error_file_id):
+        kind = kind_of(_line(raw))
+        setattr(found, kind, getattr(found, kind) + 1)
+    return found
+
+
+def _result(raw: bytes) -> bytes:
+    line = _line(raw)
+    kind = kind_of(line)
+    if kind == "succeeded" and line.response is not None:
+        result: dict[str, Any] = {
+            "type": kind,
+            "message": orjson.Fragment(bytes(line.response.body)),
+        }
+    elif kind == "errored":
+        result = _errored(line)
+    else:
+        result = {"type": kind}
+    return one_line(orjson.dumps({"custom_id": line.custom_id, "result": result}))
+
+
+def _errored(line: _Line) -> dict[str, Any]:
+    status, request_id, error = 500, None, line.error
+    if line.response is not None:
+        status, request_id = line.response.status_code, line.response.request_id
+        error = _body(line.response.body).error
+    message = (error and (error.message or error.code)) or "the request failed"
+    return {"type": "errored", "error": anthropic_error(status, message, request_id)}
+
+
+def _refused(services: Services, record: BatchRecord) -> Iterator[bytes]:
+    """Yield a result for each request of a batch that was refused as a whole."""
+    message = "; ".join(problem.message for problem in record.problems[:3]) or "it was refused"
+    result = {"type": "errored", "error": anthropic_error(400, message, None)}
+    for raw in _lines(services, record.tenant, record.input_file_id):
+        yield one_line(orjson.dumps({"custom_id": _line(raw).custom_id, "result": result}))
+
+
+def results(services: Services, record: BatchRecord) -> Iterator[bytes]:
+    """Yield the results of a batch that has ended, a line each, in pieces of about 128 KiB."""
+    if record.status == "failed":
+        return in_chunks(_refused(services, record))
+    files = (record.output_file_id, record.error_file_id)
+    lines = chain.from_iterable(_lines(services, record.tenant, file_id) for file_id in files)
+    return in_chunks(map(_result, lines))
