@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,6 @@ from gateway.files.uploads import completing, uploads
 from gateway.files.uploads.protocol import UploadComplete, UploadCreate
 from gateway.http.caller import Caller
 from gateway.http.services import Services
-from gateway.settings import GatewaySettings
 from gateway.store.folder import Folder, _Writer
 from gateway.sweeping import sweep_files
 
@@ -40,14 +39,6 @@ STEPS = (
 
 class Died(BaseException):
     """The process is gone; nothing that catches errors runs after it."""
-
-
-@pytest.fixture
-def services(redis_url: str, tmp_path: Path) -> Iterator[Services]:
-    settings = GatewaySettings(redis_url=redis_url, gateway_store=str(tmp_path / "files"))
-    opened = Services.open(settings)
-    yield opened
-    opened.close()
 
 
 def dies_after(patch: pytest.MonkeyPatch, steps: int) -> None:
