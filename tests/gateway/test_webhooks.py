@@ -51,9 +51,9 @@ def ended(batch_id: str = "batch_1", status: Status = "completed", tenant: str =
     return record(now, batch_id, tenant=tenant, status=status, changed_at={status: now})
 
 
-def endpoint(services: Services, url: str, *events: str) -> Any:
-    """Make an endpoint of the tenant `default`."""
-    return Webhooks.beside(services.batches).create("default", url, events or ("batch.completed",))
+def endpoint(services: Services, url: str, *events: str, tenant: str = "default") -> Any:
+    """Make an endpoint of a tenant."""
+    return Webhooks.beside(services.batches).create(tenant, url, events or ("batch.completed",))
 
 
 def gateway(services: Services, folder: Path, **settings: object) -> GatewayProcess:
@@ -315,3 +315,70 @@ def test_an_ended_batch_is_told_also_if_its_gateway_is_killed_at_the_end(
         headers, body = receiver.got[-1]
         event: Any = SDK.webhooks.unwrap(body, headers, secret=made.secret)
         assert (event.type, event.data.id) == ("batch.completed", batch.id)
+
+
+# -- receivers that do not answer hold up nobody but themselves ------------------------------------
+
+
+def test_a_receiver_that_hangs_delays_no_other_tenants_events(
+    services: Services, tmp_path: Path
+) -> None:
+    with Receiver(stays=120) as hanging, Receiver() as prompt:
+        endpoint(services, hanging.url, tenant="w1")
+        endpoint(services, prompt.url, tenant="w2")
+        for n in range(150):
+            announce(services, ended(f"batch_w1_{n}", tenant="w1"))
+        with gateway(services, tmp_path):
+            hanging.wait(2)
+            announce(services, ended("batch_w2", tenant="w2"))
+            prompt.wait(timeout_s=5)
+            assert len(hanging.got) == 2
+            # None was answered in time: from now on all of it waits, and is tried with one.
+            eventually(lambda: len(hanging.got) == 3, 40, "it is tried again")
+            announce(services, ended("batch_w2_again", tenant="w2"))
+            prompt.wait(2, timeout_s=5)
+            assert len(hanging.got) == 3
+
+
+def test_many_receivers_that_hang_leave_room_for_others(services: Services, tmp_path: Path) -> None:
+    with Receiver(stays=120) as hanging, Receiver() as prompt:
+        for n in range(40):
+            endpoint(services, hanging.url, tenant=f"w{n}")
+        for n in range(200):
+            announce(services, ended(f"batch_{n}", tenant=f"w{n % 40}"))
+        endpoint(services, prompt.url, tenant="other")
+        with gateway(services, tmp_path):
+            hanging.wait(16)
+            announce(services, ended("batch_other", tenant="other"))
+            # As a new one it shares places with the 40, which hold each of them for 10 s.
+            prompt.wait(timeout_s=50)
+            # Since it has answered, it waits for none of them: many times, within one time-out.
+            for n in range(4):
+                announce(services, ended(f"batch_again_{n}", tenant="other"))
+                prompt.wait(n + 2, timeout_s=9)
+            assert len(hanging.got) < 200
+
+
+def test_a_receiver_that_answers_again_gets_all_that_has_waited(
+    services: Services, tmp_path: Path
+) -> None:
+    with Receiver(stays=12) as slow:
+        endpoint(services, slow.url, tenant="w1")
+        for n in range(30):
+            announce(services, ended(f"batch_{n}", tenant="w1"))
+        with gateway(services, tmp_path):
+            slow.wait(2)
+            slow.release.set()  # from now on it answers at once
+            eventually(lambda: len(set(slow.ids())) == 30, 60, "all are delivered")
+
+
+def test_a_receiver_that_answers_gets_a_crowd_of_events_soon(
+    services: Services, tmp_path: Path
+) -> None:
+    with Receiver() as prompt:
+        endpoint(services, prompt.url, tenant="w1")
+        for n in range(300):
+            announce(services, ended(f"batch_{n}", tenant="w1"))
+        with gateway(services, tmp_path):
+            eventually(lambda: len(set(prompt.ids())) == 300, 40, "all are delivered")
+        assert len(prompt.got) == 300

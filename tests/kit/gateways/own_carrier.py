@@ -64,9 +64,13 @@ def created(services: Services, **fields: Any) -> None:
     services.due.add("batch", made.id)
 
 
-def looked_at(services: Services, carrier: Carrier | None = None) -> BatchRecord:
-    """Have a carrier look at the batch once; return its record then."""
-    services.due.add("batch", BATCH)
+def looked_at(
+    services: Services, carrier: Carrier | None = None, *, asks: bool = True
+) -> BatchRecord:
+    """Have a carrier look at the batch once, by itself or because that `asks` for it; return its
+    record then."""
+    if asks:
+        services.due.add("batch", BATCH)
     with ThreadPoolExecutor(1) as pool:
         (carrier or Carrier(services))._look(pool)
     (stored,) = services.objects.several("batch", [BATCH])
