@@ -110,25 +110,25 @@ class Transcript:
 
         Pieces of an older attempt count for nothing: its worker was taken for dead.
         """
-        have = self.texts.get(piece.choice, "")
-        at, text = piece.at, piece.text
-        if piece.attempt < self.attempt:
+        _, attempt, choice, at, text = piece
+        have = self.texts.get(choice, "")
+        if attempt == self.attempt and 0 < at == len(have):  # nearly all
+            self.texts[choice] = have + text
+            self.gaps.discard(choice)
+            return piece
+        if attempt < self.attempt:
             return None
-        if piece.attempt > self.attempt or not (
-            at or text.startswith(have) or have.startswith(text)
-        ):
-            self.attempt, self.texts, self.ended, have = piece.attempt, {}, "", ""
+        if attempt > self.attempt or not (at or text.startswith(have) or have.startswith(text)):
+            self.attempt, self.texts, self.ended, have = attempt, {}, "", ""
             self.gaps.clear()
             self.begun += 1
         if at > len(have):
-            self.gaps.add(piece.choice)
+            self.gaps.add(choice)
             return None
-        self.gaps.discard(piece.choice)
+        self.gaps.discard(choice)
         new = text[len(have) - at :]  # a piece may come twice: after an announcement
-        self.texts[piece.choice] = have + new
-        if not new:
-            return None
-        return piece if at == len(have) else piece._replace(at=len(have), text=new)
+        self.texts[choice] = have + new
+        return Piece(piece.request_id, attempt, choice, len(have), new) if new else None
 
 
 class Listener:
