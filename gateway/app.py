@@ -24,7 +24,7 @@ from contract.version import version
 from gateway.auth import Auth
 from gateway.batches.anthropic import batches as anthropic
 from gateway.batches.api import routes as batches
-from gateway.description import routes as description
+from gateway.description import document as description
 from gateway.files import routes as files
 from gateway.files.uploads import routes as uploads
 from gateway.http.bodies import Bodies, Reading
@@ -36,8 +36,8 @@ from gateway.http.services import Services
 from gateway.http.traced import Traced
 from gateway.http.writes import Audit, WriteRates
 from gateway.metrics import routes as metrics
-from gateway.metrics.requests import Counted, Requests
-from gateway.metrics.scale import routes as scale
+from gateway.metrics import scale
+from gateway.metrics.series import Counted, Requests
 from gateway.online import endpoint as live
 from gateway.online.online import online
 from gateway.page import routes as dashboard

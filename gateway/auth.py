@@ -16,15 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from contract.errors import WarmqError
 from gateway.http.caller import Caller
 from gateway.http.errors import ApiError, of_warmq, refuse
-from gateway.http.page_session import (
-    LIVE,
-    is_asset,
-    is_open_page,
-    is_page,
-    to_login,
-    token_in,
-)
-from gateway.page.view import refuse_page
+from gateway.page.view import LIVE, LOGIN, is_asset, is_page, refuse_page, to_login, token_in
 from gateway.redis.api_keys import ApiKeys, Found, KeyLookup, Sessions, digest_of
 from gateway.redis.calls import Gathering
 
@@ -180,7 +172,7 @@ class Auth:
                     self._check_without_keys(scope, headers)
                     caller = Caller(operator=True)
             except (ApiError, WarmqError) as error:
-                if isinstance(error, WrongKey) and is_open_page(scope["path"]):
+                if isinstance(error, WrongKey) and scope["path"] == LOGIN:
                     await self._app(scope, receive, send)
                 elif isinstance(error, WrongKey) and not error.local and is_page(scope["path"]):
                     await to_login(scope, receive, send)

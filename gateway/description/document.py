@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable
 from typing import Any
 
 import msgspec
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from contract.version import version
 from gateway.description import operations
@@ -170,3 +175,17 @@ def _operation_id(route: str) -> str:
 def _error(name: str) -> dict[str, Any]:
     schema = {"$ref": f"#/components/schemas/{name}"}
     return {"description": "What is wrong, and what to do.", "content": {JSON: {"schema": schema}}}
+
+
+@functools.cache
+def _json() -> bytes:
+    return orjson.dumps(document())
+
+
+def _openapi(_: Request) -> Response:
+    return Response(_json(), media_type="application/json")
+
+
+def routes() -> list[Route]:
+    """Return the route."""
+    return [Route("/openapi.json", _openapi)]

@@ -20,7 +20,7 @@ from gateway.files.protocol import (
     FileList,
 )
 from gateway.files.uploads.protocol import Upload, UploadComplete, UploadCreate, UploadPart
-from gateway.metrics.scale.protocol import Scale
+from gateway.metrics.scale import Scale
 from gateway.online.models import Model, ModelList
 
 Schema = dict[str, Any]

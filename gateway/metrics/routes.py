@@ -19,8 +19,7 @@ from starlette.routing import Route
 from contract.errors import WarmqError
 from gateway.background import background
 from gateway.http.services import Services
-from gateway.metrics.requests import Requests
-from gateway.metrics.series import series
+from gateway.metrics.series import Requests, series
 from gateway.redis.fleet import Fleet, FleetReads
 
 log = logging.getLogger(__name__)

@@ -1,11 +1,15 @@
-"""One batch: how far it is, how its requests were served, which failed and what to do."""
+"""One batch: how far it is, how its requests were served, which failed and what to do; its failed
+lines, when it has ended, as a batch of their own."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import closing
 from itertools import islice
 from typing import Any
 
+import orjson
 from starlette.background import BackgroundTask
 from starlette.responses import Response
 
@@ -13,16 +17,20 @@ from contract.batch import Batch as QueueBatch
 from gateway.batches.api import batches as api
 from gateway.batches.api import virtual_files
 from gateway.batches.api.protocol import ERRORS, OUTPUT, PARTIAL, parts_of, shown
+from gateway.batches.api.record import ENDED, BatchRecord, decode
 from gateway.files.content import content
+from gateway.files.incoming import Incoming
+from gateway.files.keeping import keep, record_of
 from gateway.files.objects import Files
 from gateway.http.errors import ApiError, not_found
+from gateway.http.http import new_id
 from gateway.http.services import Services
-from gateway.page.batches import name_inputs, record_of, row_of
-from gateway.page.cached import by_rings, rings_of
-from gateway.page.requests import workers_of
-from gateway.page.samples import Sample, failures, sample
+from gateway.page.batches import by_rings, name_inputs, rings_of, row_of
+from gateway.page.requests import Sample, failures, sample, workers_of
 from gateway.page.view import View
+from gateway.page.whole_files import Reading, TooLong
 from gateway.redis.looking import Looks, RunningRequest
+from producer.input.reader import Input
 
 #: Requests that run now, which are shown.
 RUNNING = 12
@@ -39,14 +47,12 @@ def batch(view: View) -> Response:
     row.update(by_rings(row, rings_of(view.services, [row])))
     parts = [part for part in view.services.batches.states(parts_of(found)) if part is not None]
     taken = sample(view.services, parts)
-    record = record_of(found)
-    error_file = record.error_file_id if record else None
+    of_queue = isinstance(found.source, QueueBatch)
+    error_file = None if of_queue else row["error_file_id"]
     return view.page(
         "batch.html",
         row=row,
         batch=shown(found),
-        record=record,
-        parts=parts,
         sample=taken,
         failed=_by_code(failures(view.services, parts, taken, error_file)),
         figures=_figures(taken),
@@ -102,3 +108,84 @@ def download(view: View) -> Response:
     if record is None or view.services.store.size(file_id) is None:
         raise not_found("file", file_id)
     return content(view.services.store, record, view.request.headers)
+
+
+_TOO_LARGE = "the batch's files are too large for this page: submit its failed lines as a new file"
+_GONE = "the batch's file or its error file is gone: submit its failed lines as a new file"
+
+
+def retry(view: View, *, reading: Reading) -> Response:
+    """Run failed lines again: those of `producer submit` in their batch, others as a new one,
+    for the files of a batch that has ended do not change any more."""
+    batch_id = view.request.path_params["batch_id"]
+    found = api.view_of(view.services, view.caller, batch_id)
+    if isinstance(found.source, QueueBatch):
+        outcomes = ("failed", "expired", "cancelled")
+        count = view.services.batches.retry(found.source, outcomes)
+        return view.to(f"/ui/batches/{batch_id}", told="retried", n=count)
+    record = decode(found.source.document)
+    if record.status not in ENDED:
+        raise ApiError(400, f"batch {batch_id} still runs; its failed lines can be retried then")
+    reading.begin()
+    try:
+        made, count = _again(view, record, reading)
+    except TooLong:
+        raise ApiError(413, _TOO_LARGE, code="file_too_large") from None
+    return view.to(f"/ui/batches/{made}", told="retried", n=count)
+
+
+def _again(view: View, record: BatchRecord, reading: Reading) -> tuple[str, int]:
+    services, caller = view.services, view.caller
+    files = Files(services)
+    source = files.get(caller.tenant, record.input_file_id)
+    errors = files.get(caller.tenant, record.error_file_id or "")
+    if source is None or errors is None or services.store.size(source.id) is None:
+        raise ApiError(404, _GONE, code="file_not_found")
+    numbers = set(_failed_lines(view, errors.id, reading))
+    file_id, incoming, count = new_id("file-"), Incoming(), 0
+    incoming.filename = f"failed-lines-of-{record.id}.jsonl"
+    with services.store.write(file_id) as writer:
+        for number, line in _lines_of(services, source.id, reading):
+            if line and number in numbers:  # not one that was too long
+                written = line.rstrip(b"\r\n") + b"\n"
+                writer.write(written)
+                incoming.size += len(written)
+                count += 1
+        if not count:
+            raise ApiError(400, f"batch {record.id} has no failed line that could run again")
+        kept = keep(
+            services,
+            caller,
+            writer,
+            record_of(file_id, caller, incoming, "batch", None, int(services.clock.now())),
+        )
+    asked: dict[str, object] = {
+        "input_file_id": kept.id, "endpoint": record.endpoint, "order": record.order,
+        "completion_window": record.completion_window, "once": record.once,
+        "priority": max(record.priority, caller.highest_priority),
+        "metadata": {"failed_lines_of": record.id},
+    }  # fmt: skip
+    if record.output_expires_after_s is not None:
+        asked["output_expires_after"] = {
+            "anchor": "created_at", "seconds": record.output_expires_after_s
+        }  # fmt: skip
+    return api.create(services, caller, orjson.dumps(asked), "").id, count
+
+
+def _lines_of(services: Services, file_id: str, reading: Reading) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines of a file with their numbers, as they were read when it was queued."""
+    longest = services.settings.max_line_bytes
+    with services.store.local(file_id) as path, closing(Input(str(path), watch=reading)) as source:
+        for chunk in source.chunks(None, longest):
+            yield from chunk.lines
+
+
+def _failed_lines(view: View, file_id: str, reading: Reading) -> list[int]:
+    """Return the numbers, in the batch's file, of the lines of an error file."""
+    numbers = []
+    for _, line in _lines_of(view.services, file_id, reading):
+        told = orjson.loads(line) if line else {}
+        number = (told.get("warmq") or {}).get("line") or (told.get("error") or {}).get("line")
+        if isinstance(number, int):
+            numbers.append(number)
+    return numbers

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from contract.redis.dead_letters import DeadLetter
 from gateway.http.caller import Caller
 from gateway.http.services import Services
-from gateway.page.samples import prompt_of
+from gateway.page.requests import prompt_of
 from gateway.page.view import View
 
 #: A batch that was made over HTTP has a batch of the queue for each model, which has no page.

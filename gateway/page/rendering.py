@@ -1,4 +1,5 @@
-"""Templates: every text that comes from outside is escaped, and no page has a script inside."""
+"""Templates: every text that comes from outside is escaped, and no page has a script inside. The
+page's words, too: English texts are their own keys, other languages have a file each."""
 
 from __future__ import annotations
 
@@ -8,9 +9,8 @@ from importlib.resources import files
 from typing import Any
 
 import jinja2
+import msgspec
 from markupsafe import Markup
-
-from gateway.page.words import translated
 
 #: Nothing inline, nothing from elsewhere, in nobody's frame.
 CSP = (
@@ -44,6 +44,30 @@ ASSETS = _assets()
 #: In each asset's address: one that changes is fetched anew, and none is asked for twice.
 #: Modules import each other by relative names, so all have the same.
 VERSION = hashlib.sha256(b"".join(c for _, (_, c) in sorted(ASSETS.items()))).hexdigest()[:12]
+
+
+LANGUAGES = {"en": "English", "ko": "한국어"}
+_FOUND: dict[str, dict[str, str]] = {
+    name: msgspec.json.decode(files(__package__).joinpath("words", f"{name}.json").read_bytes())
+    for name in LANGUAGES
+    if name != "en"
+}
+#: States are told by names that programs compare; people read them without underscores.
+_SAID = {"in_progress": "in progress"}
+
+
+def translated(language: str, text: str) -> str:
+    """Return a text in a language; English where nobody has said it otherwise."""
+    return _FOUND.get(language, {}).get(text) or _SAID.get(text, text)
+
+
+def language_of(accepted: str) -> str:
+    """Return the first of the languages of an Accept-Language header that there is."""
+    for part in accepted.split(","):
+        name = part.split(";")[0].strip().lower().partition("-")[0]
+        if name in LANGUAGES:
+            return name
+    return "en"
 
 
 def _number(value: float | None) -> str:

@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import closing, suppress
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 
 import orjson
 from starlette.concurrency import run_in_threadpool
-from starlette.requests import Request
 from starlette.responses import Response
 
 from contract import naming
@@ -25,13 +23,12 @@ from gateway.batches.runner.lines import model_of
 from gateway.files.incoming import receive
 from gateway.files.keeping import keep, record_of
 from gateway.files.objects import FileRecord, Files
-from gateway.http.errors import ApiError, invalid, not_found, of_warmq
+from gateway.http.errors import invalid, not_found
 from gateway.http.http import new_id
-from gateway.http.page_session import check_form, token_in
 from gateway.http.services import Services
 from gateway.page import whole_files
 from gateway.page.view import View
-from gateway.page.whole_files import Handler, Made, Reading, TooLong
+from gateway.page.whole_files import Reading, TooLong
 from gateway.store import lines_of
 from producer.input.reader import Input
 from producer.submit.plan import Plan, plan
@@ -64,12 +61,12 @@ class Planned:
 _kept: dict[tuple[str, str], Planned] = {}
 
 
-async def in_turn(made: Made, handler: Handler, view: View) -> Response:
+async def in_turn(handler: Callable[..., Response], view: View) -> Response:
     """Make the page at once if no file has to be read for it."""
     file_id = view.query.get("file", "")
     if not file_id or _planned_before(view.caller.tenant, file_id):
-        return await run_in_threadpool(made, partial(handler, reading=Reading()), view)
-    return await whole_files.in_turn(made, handler, view)
+        return await run_in_threadpool(handler, view, reading=Reading())
+    return await whole_files.in_turn(handler, view)
 
 
 def submit(view: View, *, reading: Reading) -> Response:
@@ -168,30 +165,22 @@ def _plan(services: Services, source: Input, model: str) -> Plan:
     return plan(services.settings, submission, source, Estimate(), workers, pace)
 
 
-async def upload(request: Request) -> Response:
+async def upload(view: View) -> Response:
     """Take a file, and show its plan; of a form that is not this session's nothing is kept."""
-    view = View(request)
     used, mine, file_id = view.services, view.caller, new_id("file-")
-    headers = request.scope["warmq.headers"]
+    context = used.store.write(file_id)
+    writer = await asyncio.to_thread(context.__enter__)
     try:
-        context = used.store.write(file_id)
-        writer = await asyncio.to_thread(context.__enter__)
-        try:
-            most = used.settings.gateway_max_file_bytes
-            incoming = await receive(request, writer, "file", most)
-            check_form(headers, token_in(headers), incoming.fields.get("csrf", ""))
-            if not incoming.size:
-                raise invalid("the file is empty; choose one with a request in each line", "file")
-            record = record_of(
-                file_id, mine, incoming, "batch", None, int(await asyncio.to_thread(used.clock.now))
-            )
-            await asyncio.to_thread(keep, used, mine, writer, record)
-        finally:
-            await asyncio.to_thread(context.__exit__, None, None, None)
-    except ApiError as error:
-        return await run_in_threadpool(view.failed, error)
-    except WarmqError as error:
-        return await run_in_threadpool(view.failed, of_warmq(error))
+        most = used.settings.gateway_max_file_bytes
+        incoming = await receive(view.request, writer, "file", most)
+        view.check_form(incoming.fields.get("csrf", ""))
+        if not incoming.size:
+            raise invalid("the file is empty; choose one with a request in each line", "file")
+        now = int(await asyncio.to_thread(used.clock.now))
+        record = record_of(file_id, mine, incoming, "batch", None, now)
+        await asyncio.to_thread(keep, used, mine, writer, record)
+    finally:
+        await asyncio.to_thread(context.__exit__, None, None, None)
     return view.to("/ui/submit", file=file_id)
 
 

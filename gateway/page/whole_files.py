@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache, partial
-from typing import Protocol
 from weakref import WeakValueDictionary
 
 from anyio import CapacityLimiter, to_thread
@@ -59,25 +58,16 @@ class Reading:
             raise TooLong
 
 
-class Handler(Protocol):
-    """Makes a page for which a file is read."""
-
-    def __call__(self, view: View, *, reading: Reading) -> Response: ...
-
-
-Made = Callable[[Callable[[View], Response], View], Response]
-
-
-async def in_turn(made: Made, handler: Handler, view: View) -> Response:
-    """Make a page when it is its tenant's turn, and end that when its client goes."""
+async def in_turn(handler: Callable[..., Response], view: View) -> Response:
+    """Make a page for which a file is read: when it is its tenant's turn, until its client goes."""
     reading = Reading()
     watcher = asyncio.create_task(_until_gone(view.request, reading))
     turn = _turns.setdefault(view.caller.tenant, asyncio.Lock())
     try:
         async with turn:
             reading()
-            work = partial(handler, reading=reading)
-            return await to_thread.run_sync(made, work, view, limiter=_limiter())
+            work = partial(handler, view, reading=reading)
+            return await to_thread.run_sync(work, limiter=_limiter())
     except Gone:
         return Response(status_code=499)  # nobody reads it
     finally:

@@ -10,8 +10,8 @@ from kit.protocol.lessee import submit_batch
 
 from contract.redis.batches import BatchStore
 from gateway.metrics import routes
-from gateway.metrics.requests import Requests
 from gateway.metrics.routes import MOST_TENANTS, STALE_S, Snapshots
+from gateway.metrics.series import Requests
 
 
 @pytest.fixture

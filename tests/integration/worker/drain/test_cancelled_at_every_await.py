@@ -19,8 +19,8 @@ from demo.stack import RedisServer
 from gateway import sweeping
 from gateway.background import background
 from gateway.http.services import Services
-from gateway.metrics.requests import Requests
 from gateway.metrics.routes import Snapshots
+from gateway.metrics.series import Requests
 from gateway.online.online import Revocations
 from gateway.online.waiting import Waiter, Waiting
 from gateway.page.live import Viewer, Watch

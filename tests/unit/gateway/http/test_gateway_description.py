@@ -11,7 +11,7 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from gateway.app import routes
 from gateway.description.document import document
-from gateway.http.page_session import is_page
+from gateway.page.view import is_page
 
 
 @pytest.fixture(scope="module")

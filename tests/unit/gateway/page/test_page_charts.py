@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contract.redis.ring import DAY, Minute
-from gateway.page.charts import filled, rates
+from gateway.page.fleet import filled, rates
 
 
 def day(began: int) -> list[Minute]:
@@ -21,5 +21,5 @@ def test_a_line_begins_when_there_were_slots_but_an_hour_ago_at_the_latest():
 
 def test_a_young_ring_is_shown_as_it_is():
     young = [Minute(7, 1, 0, 10, 120, 0, 30, 60)]
-    assert rates(young).last == 2.0
-    assert filled(young).last == 0.5
+    assert rates(young).most == 2.0
+    assert filled(young).most == 0.5

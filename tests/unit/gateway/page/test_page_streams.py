@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from gateway.http.caller import Caller
-from gateway.page import stream
-from gateway.page.live import Viewer, Watch
-from gateway.page.stream import MOST_OF_SESSION, MOST_OF_TENANT, MOST_VIEWERS
+from gateway.page import live
+from gateway.page.live import MOST_OF_SESSION, MOST_OF_TENANT, MOST_VIEWERS, Viewer, Watch
 
 
 def watched(*viewers: tuple[str, str]) -> Watch:
@@ -18,7 +17,7 @@ def watched(*viewers: tuple[str, str]) -> Watch:
 
 
 def refused(watch: Watch, tenant: str, session: str, key_id: str = "key_1") -> str | None:
-    found = stream._too_many(watch, Caller(tenant, key_id), session)
+    found = live._too_many(watch, Caller(tenant, key_id), session)
     if found is None:
         return None
     assert (found.status, found.headers["retry-after"]) == (503, "10")

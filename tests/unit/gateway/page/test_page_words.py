@@ -8,8 +8,8 @@ from importlib.resources import files
 from typing import get_args
 
 from gateway.batches.api.record import Status
-from gateway.page import samples
-from gateway.page.words import LANGUAGES, language_of, translated
+from gateway.page.rendering import LANGUAGES, language_of, translated
+from gateway.page.requests import ANOTHER, REMEDIES
 from worker.drain.lifecycle import State
 
 DASHBOARD = files("gateway.page")
@@ -24,7 +24,7 @@ def said() -> set[str]:
         found |= {one or other for one, other in SAID.findall(entry.read_text())}
     states = {*get_args(Status), *(state.value for state in State), "silent", "running", "waiting"}
     figures = {"Waited in the queue", "Time in the engine", "Tokens of the answers"}
-    return found | states | figures | set(samples.REMEDIES.values()) | {samples.ANOTHER}
+    return found | states | figures | set(REMEDIES.values()) | {ANOTHER}
 
 
 def test_every_text_of_the_page_is_there_in_every_language():

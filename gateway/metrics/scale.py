@@ -1,7 +1,8 @@
-"""`GET /warmq/v1/scale`: one JSON for KEDA's trigger `metrics-api`."""
+"""X."""
 
 from __future__ import annotations
 
+from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -9,8 +10,25 @@ from starlette.routing import Route
 from contract.naming import queue_name
 from gateway.http.http import caller, reply, services
 from gateway.http.limits import check_model
-from gateway.metrics.scale.protocol import Scale
 from gateway.redis.fleet import Loads
+
+
+class Scale(Struct, frozen=True):
+    """What a model's queue holds: requests `waiting` and `in_flight`, both together in `tokens`.
+
+    A request is counted as `mean_tokens`: what those of the queue cost lately, prompt and answer;
+    as one token at least.
+    `workers` serve the queue now, with `slots` requests at once.
+    """
+
+    queue: str
+    waiting: int
+    in_flight: int
+    requests: int
+    mean_tokens: float
+    tokens: int
+    workers: int
+    slots: int
 
 
 def _scale(request: Request) -> Response:
