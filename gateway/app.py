@@ -34,7 +34,7 @@ from gateway.http.http import reply
 from gateway.http.idempotency import Idempotency
 from gateway.http.services import Services
 from gateway.http.traced import Traced
-from gateway.http.writes import Audit, WriteRates
+from gateway.http.writes import Writes
 from gateway.metrics import routes as metrics
 from gateway.metrics import scale
 from gateway.metrics.series import Counted, Requests
@@ -68,15 +68,17 @@ def said_twice(headers: list[tuple[bytes, bytes]]) -> ApiError | None:
 
 
 class EveryAnswer:
-    """Gives each request an id, which each answer carries, and its headers by name."""
+    """Gives each request an id, which each answer carries, its headers by name, and the status of
+    its answer when that begins. What is no request passes by all that is inside of this.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
+        if scope["type"] != "http":  # that the process starts, or ends
+            await scope["app"].router(scope, receive, send)
             return
         request_id = f"req_{secrets.token_hex(16)}"
         scope["warmq.request_id"] = request_id
@@ -84,12 +86,9 @@ class EveryAnswer:
         scope["warmq.caller"] = Caller()
         headers = scope["warmq.headers"] = dict(scope["headers"])
 
-        started = False
-
         async def send_with_id(message: Message) -> None:
-            nonlocal started
             if message["type"] == "http.response.start":
-                started = True
+                scope["warmq.status"] = message["status"]
                 message["headers"] = [
                     *message["headers"],
                     (b"x-request-id", request_id.encode()),
@@ -103,13 +102,13 @@ class EveryAnswer:
         try:
             await self._app(scope, receive, send_with_id)
         except asyncio.CancelledError:  # uvicorn's patience with what runs at a stop is over
-            if started:
+            if "warmq.status" in scope:
                 raise
             await refuse(scope, receive, send_with_id, stopping(), close=True)
         except Exception as error:
             # Starlette answers and raises it again; then uvicorn closes the connection without a
             # word, and the next request of a client that keeps it is reset.
-            if started:  # the answer is cut off: closing is how its client sees it
+            if "warmq.status" in scope:  # the answer is cut off: closing is how its client sees it
                 raise
             response = await _unforeseen(Request(scope), error)
             await response(scope, receive, send_with_id)
@@ -218,8 +217,7 @@ def build(services: Services) -> Starlette:
     # The last one added is the first one asked.
     renewals = Renewals.beside(services.batches)
     app.add_middleware(Idempotency, tries=services.tries, renewals=renewals)
-    app.add_middleware(WriteRates, limits=services.limits)
-    app.add_middleware(Audit)
+    app.add_middleware(Writes, limits=services.limits)
     settings = services.settings
     app.add_middleware(Reading, most=settings.max_body_bytes, longest_line=settings.max_line_bytes)
     host, sessions = services.settings.gateway_host, services.sessions

@@ -140,7 +140,7 @@ class Callers:
         found: Found = await self._lookup.put(digest)
         self._known.pop(digest, None)
         self._no_keys = None if found.any_keys else (began, None)
-        if found.key is None or found.key.revoked_at is not None:
+        if found.key is None:
             if found.any_keys:
                 raise WrongKey(_WRONG if digest else _MISSING)
             return None
@@ -163,7 +163,7 @@ class Auth:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        if scope["type"] == "http" and not _is_open(scope["path"]):
+        if scope["path"] not in OPEN and not is_asset(scope["path"]):
             headers: Headers = scope["warmq.headers"]
             try:
                 digest = await self._digest(scope["path"], headers)
@@ -257,10 +257,6 @@ def _from_another_site(scope: Scope, headers: Headers) -> bool:
 
 def _local_origin(origin: bytes) -> bool:
     return _local_name(urlsplit(origin.decode("latin-1")).hostname or "")
-
-
-def _is_open(path: str) -> bool:
-    return path in OPEN or is_asset(path)
 
 
 def key_in(headers: Headers) -> bytes:

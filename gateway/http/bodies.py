@@ -40,23 +40,22 @@ class Bodies:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        if scope["type"] == "http":
-            if not scope["path"].isprintable():
-                told = ApiError(404, "the path has control characters, as no route has")
-                await refuse(scope, receive, send, told)
+        if not scope["path"].isprintable():
+            told = ApiError(404, "the path has control characters, as no route has")
+            await refuse(scope, receive, send, told)
+            return
+        headers = scope["warmq.headers"]
+        length = headers.get(b"content-length")
+        if length is not None:
+            if int(length) > self._most and not takes_large(scope["path"]):
+                close = int(length) > self._most * DROPPED
+                if not close and b"expect" not in headers:
+                    await _drop(receive, int(length))
+                await refuse(scope, receive, send, self._too_large(), close=close)
                 return
-            headers = scope["warmq.headers"]
-            length = headers.get(b"content-length")
-            if length is not None:
-                if int(length) > self._most and not takes_large(scope["path"]):
-                    close = int(length) > self._most * DROPPED
-                    if not close and b"expect" not in headers:
-                        await _drop(receive, int(length))
-                    await refuse(scope, receive, send, self._too_large(), close=close)
-                    return
-            elif b"transfer-encoding" in headers and not takes_large(scope["path"]):
-                await self._counted(scope, receive, send)
-                return
+        elif b"transfer-encoding" in headers and not takes_large(scope["path"]):
+            await self._counted(scope, receive, send)
+            return
         await self._app(scope, receive, send)
 
     async def _counted(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -244,15 +243,13 @@ class Reading:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        if scope["type"] != "http" or scope["method"] in ("GET", "HEAD"):
-            await self._app(scope, receive, send)
-            return
         connection = scope.get("warmq.connection")
-        if connection is not None and connection.has_come_whole(scope, SMALL):
-            await self._app(scope, receive, send)
-            return
         lines = scope["path"] == _HOLDS_LINES
-        if takes_large(scope["path"]) and not lines:
+        if (
+            scope["method"] in ("GET", "HEAD")
+            or (connection is not None and connection.has_come_whole(scope, SMALL))
+            or (takes_large(scope["path"]) and not lines)
+        ):
             await self._app(scope, receive, send)
             return
         caller: Caller = scope["warmq.caller"]

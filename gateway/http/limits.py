@@ -155,9 +155,7 @@ class Limits:
         limit = caller.file_bytes
         if limit is None:
             return
-        held = self._budgets.stored_bytes(caller.tenant)
-        if held + size > limit and self._budgets.forget_files_that_have_gone(caller.tenant):
-            held = self._budgets.stored_bytes(caller.tenant)
+        held = self._stored(caller.tenant, limit - size)
         if held + size > limit:
             asked = f"the file has {size} bytes"
             if body is not None:
@@ -171,15 +169,18 @@ class Limits:
         is refused until files were deleted.
         """
         limit = caller.file_bytes
-        if limit is None or self._budgets.stored_bytes(caller.tenant) <= limit:
-            return
-        self._budgets.forget_files_that_have_gone(caller.tenant)
-        held = self._budgets.stored_bytes(caller.tenant)
-        if held > limit:
+        if limit is not None and (held := self._stored(caller.tenant, limit)) > limit:
             raise _over_budget(
                 f"File storage limit reached: files have {held} bytes, output files included, and "
                 f"{limit} are allowed; delete files you do not need, or wait until they expire"
             )
+
+    def _stored(self, tenant: str, most: int) -> int:
+        """Return the bytes of a tenant's files; if they are more, without those that have gone."""
+        held = self._budgets.stored_bytes(tenant)
+        if held > most and self._budgets.forget_files_that_have_gone(tenant):
+            held = self._budgets.stored_bytes(tenant)
+        return held
 
     def count_bytes(self, tenant: str, file_id: str, size: int) -> None:
         """Count a file's bytes whether they fit or not: answers are never lost to a limit."""

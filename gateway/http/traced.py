@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextvars import ContextVar
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from contract.log_lines import working_on
 from contract.traces.span import Span, SpanContext, read_context
@@ -34,25 +34,18 @@ class Traced:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        if scope["type"] != "http" or not scope["path"].startswith(_API):
+        if not scope["path"].startswith(_API):
             await self._app(scope, receive, send)
             return
         parent = _parent(scope)
         trace = Trace(self._tracer, parent, scope["warmq.request_id"])
         _CURRENT.set(trace)  # of the task that serves this request
         working_on(trace_id=f"{trace.context.trace_id:032x}")
-        began, status = now(), 0
-
-        async def send_noting(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            await send(message)
-
+        began = now()
         try:
-            await self._app(scope, receive, send_noting)
+            await self._app(scope, receive, send)
         finally:
-            # 0: its caller went before there was an answer.
+            status = scope.get("warmq.status", 0)  # 0: its caller went before there was an answer
             trace.error = str(status) if status >= 500 else ""
             trace.put(_span(scope, trace, parent, began, status))
             trace.end()

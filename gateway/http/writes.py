@@ -35,18 +35,30 @@ def to_stdout() -> None:
     log.propagate = False
 
 
-class Audit:
-    """Writes the line of each request that changes something; online requests change nothing."""
+class Writes:
+    """Takes each call that writes of its key's rate, and writes its line; online requests change
+    nothing, and have rates of their own.
 
-    def __init__(self, app: ASGIApp) -> None:
+    What is refused under an Idempotency-Key is remembered, so a key's refusals have a rate, too.
+    """
+
+    def __init__(self, app: ASGIApp, limits: Limits) -> None:
         self._app = app
+        self._limits = limits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        if scope["type"] != "http" or scope["method"] not in _WRITES or scope["path"] in ATTACHING:
+        if scope["method"] not in _WRITES:
             await self._app(scope, receive, send)
-            return
-        began, status, sent, received, head = time.monotonic(), 0, 0, 0, b""
+        elif scope["path"] not in ATTACHING:
+            await self._told(scope, receive, send)
+        elif b"idempotency-key" in scope["warmq.headers"] and scope["method"] == "POST":
+            await self._rated(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    async def _told(self, scope: Scope, receive: Receive, send: Send) -> None:
+        began, sent, received, head = time.monotonic(), 0, 0, b""
 
         async def count_in() -> Message:
             nonlocal received
@@ -55,23 +67,51 @@ class Audit:
             return message
 
         async def count_out(message: Message) -> None:
-            nonlocal status, sent, head
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            else:
-                body = message.get("body", b"")
-                sent += len(body)
-                head = head or body[:_LOOKED_AT]
+            nonlocal sent, head
+            body = message.get("body", b"")
+            sent += len(body)
+            head = head or body[:_LOOKED_AT]
             await send(message)
 
         try:
-            await self._app(scope, count_in, count_out)
+            await self._rated(scope, count_in, count_out)
         finally:
             seconds = time.monotonic() - began
-            log.info("%s", _line(scope, status, received, sent, head, seconds))
+            log.info("%s", _line(scope, received, sent, head, seconds))
+
+    async def _rated(self, scope: Scope, receive: Receive, send: Send) -> None:
+        caller: Caller = scope["warmq.caller"]
+        keyed = scope["method"] == "POST" and b"idempotency-key" in scope["warmq.headers"]
+        if caller.key_id or not scope["path"].startswith("/ui"):  # else it may be a login
+            try:
+                if scope["path"] not in ATTACHING:
+                    await self._limits.check_write(caller)
+                if keyed:
+                    await self._limits.check_refusals(caller)
+            except ApiError as error:
+                await refuse(scope, receive, send, error)
+                return
+            except StoreUnavailable as error:
+                await refuse(scope, receive, send, of_warmq(error))
+                return
+            send = self._watched(caller, scope, send) if keyed else send
+        await self._app(scope, receive, send)
+
+    def _watched(self, caller: Caller, scope: Scope, send: Send) -> Send:
+        """Return a `send` that counts an answer which is a refusal."""
+
+        async def sent(message: Message) -> None:
+            stored = message["type"] == "http.response.start" and scope.get("warmq.remembered")
+            # 429 and 5xx are not (idempotency.py).
+            if stored and 400 <= message["status"] < 500 and message["status"] != 429:
+                self._limits.note_refusal(caller)
+            await send(message)
+
+        return sent
 
 
-def _line(scope: Scope, status: int, received: int, sent: int, head: bytes, seconds: float) -> str:
+def _line(scope: Scope, received: int, sent: int, head: bytes, seconds: float) -> str:
+    status = scope.get("warmq.status", 0)
     caller: Caller = scope["warmq.caller"]
     route = scope.get("route")
     found = _IN_PATH.match(scope["path"])
@@ -92,57 +132,3 @@ def _line(scope: Scope, status: int, received: int, sent: int, head: bytes, seco
         "ms": round(seconds * 1000),
     }
     return orjson.dumps(line).decode()
-
-
-class WriteRates:
-    """Takes each call that writes of its key's rate; online requests have rates of their own.
-
-    What is refused under an Idempotency-Key is remembered, so a key's refusals have a rate, too.
-    """
-
-    def __init__(self, app: ASGIApp, limits: Limits) -> None:
-        self._app = app
-        self._limits = limits
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
-        if scope["type"] != "http" or scope["method"] not in _WRITES:
-            await self._app(scope, receive, send)
-            return
-        keyed = scope["method"] == "POST" and b"idempotency-key" in scope["warmq.headers"]
-        online = scope["path"] in ATTACHING
-        if online and not keyed:
-            await self._app(scope, receive, send)
-            return
-        caller: Caller = scope["warmq.caller"]
-        if not caller.key_id and scope["path"].startswith("/ui"):  # it may be a login
-            await self._app(scope, receive, send)
-            return
-        try:
-            if not online:
-                await self._limits.check_write(caller)
-            if keyed:
-                await self._limits.check_refusals(caller)
-        except ApiError as error:
-            await refuse(scope, receive, send, error)
-            return
-        except StoreUnavailable as error:
-            await refuse(scope, receive, send, of_warmq(error))
-            return
-        await self._app(scope, receive, self._watched(caller, scope, send) if keyed else send)
-
-    def _watched(self, caller: Caller, scope: Scope, send: Send) -> Send:
-        """Return a `send` that counts an answer which is a refusal."""
-
-        async def sent(message: Message) -> None:
-            stored = message["type"] == "http.response.start" and scope.get("warmq.remembered")
-            if stored and _is_remembered(message["status"]):
-                self._limits.note_refusal(caller)
-            await send(message)
-
-        return sent
-
-
-def _is_remembered(status: int) -> bool:
-    # 429 and 5xx are not (idempotency.py).
-    return 400 <= status < 500 and status != 429

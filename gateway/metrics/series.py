@@ -15,7 +15,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.metrics_core import Metric
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from contract.histogram import Histogram, samples
 from contract.naming import PRIORITY_STEPS
@@ -186,24 +186,15 @@ class Counted:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        began, status = time.monotonic(), GONE
-
-        async def send_noting(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            await send(message)
-
+        began, failed = time.monotonic(), False
         try:
-            await self._app(scope, receive, send_noting)
+            await self._app(scope, receive, send)
         except Exception:
-            status = 500  # Starlette answers outside of all middlewares
+            failed = True  # it is answered outside of this
             raise
         finally:
             seconds = time.monotonic() - began
+            status = 500 if failed else scope.get("warmq.status", GONE)
             found, method = scope.get("route"), scope["method"]
             if isinstance(found, Route) and method in (found.methods or ()):
                 self._requests.note(found.path, method, status, seconds)

@@ -24,7 +24,6 @@ from starlette.responses import Response, StreamingResponse
 from contract import naming
 from contract.errors import WarmqError
 from contract.redis.ring import Minute
-from contract.redis.waiting import WaitingReads
 from contract.streaming import Listener
 from gateway.batches.api import batches as api
 from gateway.batches.api.protocol import parts_of
@@ -32,7 +31,7 @@ from gateway.http.caller import Caller
 from gateway.http.errors import ApiError, answer
 from gateway.http.services import Services
 from gateway.page.batches import by_rings, rings_of, row_of
-from gateway.page.fleet import queues_of, shown_worker
+from gateway.page.fleet import read_fleet
 from gateway.page.rendering import HEADERS
 from gateway.page.view import token_in
 from gateway.redis.batch_views import BatchViews
@@ -188,20 +187,16 @@ class Watch:
         return {name: None if one is None else round(one, 3) for name, one in found.items()}
 
     def _read_fleet(self) -> bytes:
-        reads = WaitingReads.beside(self._services.batches)
-        workers = [shown_worker(one, operator=False) for one in reads.announcements()]
-        queues = queues_of(workers, self._services.settings.queue)
-        waiting = sum(reads.waiting_totals(queues).values())
-        alive = [worker for worker in workers if worker["alive"]]
-        rates = self._rates({worker["id"]: worker["done"] for worker in alive})
+        fleet = read_fleet(self._services, Caller())
+        rates = self._rates({worker["id"]: worker["done"] for worker in fleet.alive})
         shown = ("id", "state", "slots", "in_flight", "running")
         return orjson.dumps({
-            "waiting": waiting,
-            "slots": sum(worker["slots"] for worker in alive),
-            "running": sum(worker["running"] for worker in alive),
-            "workers": len(alive),
+            "waiting": fleet.waiting,
+            "slots": fleet.slots,
+            "running": sum(worker["running"] for worker in fleet.alive),
+            "workers": len(fleet.alive),
             **rates,
-            "each": [{name: w[name] for name in shown} for w in workers[:MOST_WORKERS]],
+            "each": [{name: w[name] for name in shown} for w in fleet.workers[:MOST_WORKERS]],
         })  # fmt: skip
 
     def _rates(self, totals: dict[str, dict[str, int]]) -> dict[str, float | None]:
@@ -312,7 +307,7 @@ async def _still_in(services: Services, token: str) -> bool:
         (found,) = await services.lookup.find([digest])
     except WarmqError:
         return True
-    return found.key is not None and found.key.revoked_at is None
+    return found.key is not None
 
 
 class Text:

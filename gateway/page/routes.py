@@ -30,7 +30,7 @@ async def _login(view: View) -> Response:
     back = _back(view.form.get("next", ""))
     digest = digest_of(view.form.get("key", "").strip())
     (found,) = await services.lookup.find([digest])
-    if found.key is None or found.key.revoked_at is not None:
+    if found.key is None:
         return view.page("login.html", 401, back=back, wrong=True)
     token = new_token()
     await services.sessions.begin(token, digest)

@@ -7,14 +7,12 @@ import hashlib
 import secrets
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import msgspec
 
-from contract.redis.client import AsyncClient
-from contract.redis.connect import connect_async
 from contract.redis.reads import Reads
-from gateway.redis.calls import ride_out
+from gateway.redis.calls import Calls, ride_out
 
 #: digest (SHA-256, hex) -> record (JSON).
 KEYS = "warmq:gateway:keys"
@@ -46,7 +44,8 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Found(NamedTuple):
-    """What a digest stands for: its key, None if it is nobody's; and whether any key exists."""
+    """What a digest stands for: its key, None if it is nobody's or was revoked; and whether any key
+    exists."""
 
     key: ApiKey | None
     any_keys: bool
@@ -106,16 +105,8 @@ class ApiKeys(Reads):
         return None
 
 
-class KeyLookup:
-    """Looks keys up in one event loop. Each call raises StoreUnavailable if Redis is away."""
-
-    def __init__(self, client: AsyncClient) -> None:
-        self._client = client
-
-    @classmethod
-    def open(cls, url: str, name: str) -> Self:
-        """Return lookups in the Redis behind a URL; it is connected to when first asked."""
-        return cls(connect_async(url, name))
+class KeyLookup(Calls):
+    """Looks keys up."""
 
     async def find(self, digests: Sequence[str]) -> list[Found]:
         """Return what each digest stands for: one round trip for all."""
@@ -125,51 +116,35 @@ class KeyLookup:
             return await pipe.hmget(KEYS, digests).exists(KEYS).execute()
 
         records, any_keys = await ride_out(self._client, ask)
-        return [Found(_decode(r) if r else None, bool(any_keys)) for r in records]
-
-    async def close(self) -> None:
-        """Close the connections."""
-        await self._client.aclose()
+        keys = [_decode(record) if record else None for record in records]
+        return [Found(k if k and k.revoked_at is None else None, bool(any_keys)) for k in keys]
 
 
 #: A session ends so long after its login; whoever still looks logs in again.
 LIFE_S = 24 * 3600
 
 
-class Sessions:
-    """Sessions in one Redis, for one event loop. Raises StoreUnavailable if Redis is away.
+class Sessions(Calls):
+    """Sessions at the page.
 
     Neither a session's token nor a key is kept: who reads Redis can use neither.
     """
 
-    def __init__(self, client: AsyncClient) -> None:
-        self._client = client
-
-    @classmethod
-    def open(cls, url: str, name: str) -> Self:
-        """Return the sessions in the Redis behind a URL; it is connected to when first asked."""
-        return cls(connect_async(url, name))
-
     async def begin(self, token: str, key_digest: str) -> None:
         """Remember that a token stands for a key."""
-        args = (_digest(token), key_digest, LIFE_S)
-        await ride_out(self._client, lambda: self._client.run_script("session_put", *args))
+        await self._run("session_put", _digest(token), key_digest, LIFE_S)
 
     async def key_digest(self, token: str) -> str:
         """Return the digest of the key that a token stands for; '' if it has none (any more)."""
-        found: bytes | None = await self._run("get", _name(token))
+        found: bytes | None = await self._command("get", _name(token))
         return found.decode() if found else ""
 
     async def end(self, token: str) -> None:
         """Forget a token."""
-        await self._run("del", _name(token))
+        await self._command("del", _name(token))
 
-    async def _run(self, *command: Any) -> Any:
+    async def _command(self, *command: Any) -> Any:
         return await ride_out(self._client, lambda: self._client.execute_command(*command))
-
-    async def close(self) -> None:
-        """Close the connections."""
-        await self._client.aclose()
 
 
 def _digest(token: str) -> str:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from contract.errors import StoreUnreachable
 from contract.redis.client import AsyncClient
+from contract.redis.connect import connect_async
 
 T = TypeVar("T")
 #: Before each further try, in seconds: the first is for connections that a restart left stale.
@@ -28,6 +29,29 @@ async def ride_out(client: AsyncClient, call: Callable[[], Awaitable[T]]) -> T:
             await client.connection_pool.disconnect(inuse_connections=False)
             await asyncio.sleep(wait_s)
     return await call()
+
+
+class Calls:
+    """Calls of an event loop to one Redis. Each raises StoreUnavailable where it cannot be used."""
+
+    def __init__(self, client: AsyncClient) -> None:
+        self._client = client
+
+    @classmethod
+    def open(cls, url: str, name: str) -> Self:
+        """Return calls to the Redis behind a URL; it is connected to when it is first asked.
+
+        It shows the connections under `name`.
+        """
+        return cls(connect_async(url, name))
+
+    async def _run(self, script: str, *args: Any) -> Any:
+        """Run a script, and return its reply."""
+        return await ride_out(self._client, lambda: self._client.run_script(script, *args))
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._client.aclose()
 
 
 Q = TypeVar("Q")

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple, Self
+from typing import Literal, NamedTuple
 
 import orjson
 
-from contract.redis.client import AsyncClient
-from contract.redis.connect import connect_async
 from contract.redis.reads import Reads
-from gateway.redis.calls import ride_out
+from gateway.redis.calls import Calls
 
 #: A try whose gateway has not said for so long that it goes on has died with it.
 LEASE_MS = 15_000
@@ -35,16 +33,8 @@ class Begun(NamedTuple):
     answer: Answer | None = None
 
 
-class Tries:
-    """Tries in one Redis, for one event loop. Raises StoreUnavailable where it cannot be used."""
-
-    def __init__(self, client: AsyncClient) -> None:
-        self._client = client
-
-    @classmethod
-    def open(cls, url: str, name: str) -> Self:
-        """Return the tries in the Redis behind a URL; it is connected to when first asked."""
-        return cls(connect_async(url, name))
+class Tries(Calls):
+    """Tries, by their names."""
 
     async def begin(self, name: str, fingerprint: str, token: str) -> Begun:
         """Begin a try, or tell the content of one that has begun; '' is not known yet."""
@@ -65,13 +55,6 @@ class Tries:
         """Remember that a try has had its answer, and the answer itself if it may be stored."""
         stored = (answer.status, orjson.dumps(answer.headers), answer.body) if answer else ()
         await self._run("idempotent_end", name, token, "done", REMEMBER_MS, *stored)
-
-    async def _run(self, script: str, *args: Any) -> Any:
-        return await ride_out(self._client, lambda: self._client.run_script(script, *args))
-
-    async def close(self) -> None:
-        """Close the connections."""
-        await self._client.aclose()
 
 
 class Renewals(Reads):

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import orjson
 
-from contract.redis.client import AsyncClient
-from contract.redis.connect import connect_async
 from contract.redis.objects import ENDED
 from contract.redis.reads import Reads
-from gateway.redis.calls import ride_out
+from gateway.redis.calls import Calls, ride_out
 
 #: What a batch or file holds may be older than itself by so long: it is counted, then created.
 GRACE_MS = 60_000
@@ -43,26 +41,14 @@ class Taken(NamedTuple):
     wait_ms: int
 
 
-class Rates:
-    """Rates in one Redis, for one event loop. Raises StoreUnavailable where it cannot be used."""
-
-    def __init__(self, client: AsyncClient) -> None:
-        self._client = client
-
-    @classmethod
-    def open(cls, url: str, name: str) -> Self:
-        """Return the rates in the Redis behind a URL; it is connected to when first asked."""
-        return cls(connect_async(url, name))
+class Rates(Calls):
+    """Rates of keys."""
 
     async def take(self, takes: Sequence[Take]) -> list[Taken]:
         """Take for several requests: one round trip for all, in their order."""
         flat = ["" if part is None else part for part in chain.from_iterable(takes)]
         rows = await ride_out(self._client, lambda: self._client.run_script("rate", *flat))
         return [Taken(bool(row[0]), *row[1:]) for row in rows]
-
-    async def close(self) -> None:
-        """Close the connections."""
-        await self._client.aclose()
 
 
 @dataclass(frozen=True, slots=True)
