@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from contract.openai.body import BODY_TYPES, LIMITS
+from contract.openai.body import LIMITS
 from gateway.batches.anthropic.protocol import Deleted as MessageBatchDeleted
 from gateway.batches.anthropic.protocol import MessageBatch, MessageBatchList
 from gateway.batches.api.protocol import Batch, BatchCreate, BatchList
@@ -20,6 +20,7 @@ from gateway.files.protocol import (
     FileList,
 )
 from gateway.files.uploads.protocol import Upload, UploadComplete, UploadCreate, UploadPart
+from gateway.http.idempotency import ONLINE as ONLINE_BODIES
 from gateway.metrics.scale import Scale
 from gateway.online.models import Model, ModelList
 
@@ -144,7 +145,7 @@ ONLINE = (
             f"POST {url}", "Ask a model, and wait for its answer.", _ENGINES, body=body,
             streams=url in LIMITS,
         )
-        for url, body in BODY_TYPES.items()
+        for url, body in ONLINE_BODIES.items()
     ),
     Operation("GET /v1/models", "List the models that may be asked.", ModelList),
     Operation("GET /v1/models/{model}", "Retrieve a model; its id may have slashes.", Model),

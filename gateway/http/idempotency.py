@@ -40,8 +40,12 @@ LONGEST_KEY = 255
 LARGEST_ANSWER = 64 * 1024
 #: Retries that come while the first is at it are told to come again after so long.
 AFTER_S = 1.0
+#: What is asked online, and the types of its bodies. Lines of a batch may also name vLLM's aliases.
+ONLINE = {
+    url: body for url, body in BODY_TYPES.items() if url not in ("/score", "/rerank", "/v2/rerank")
+}
 #: Requests for these attach themselves to the first one's, by their ids (online/).
-ATTACHING = frozenset(BODY_TYPES)
+ATTACHING = frozenset(ONLINE)
 _KEPT_HEADERS = frozenset((b"content-type", b"location"))
 
 

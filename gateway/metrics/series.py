@@ -19,9 +19,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from contract.histogram import Histogram, samples
 from contract.naming import PRIORITY_STEPS
-from contract.openai.body import BODY_TYPES
 from contract.redis.script_times import script_errors, script_times
 from contract.version import version
+from gateway.http.idempotency import ONLINE
 from gateway.redis.fleet import Fleet
 
 OTHER, CELERY = "other", "celery"
@@ -156,7 +156,7 @@ class Requests:
         self._ended = Counter(
             {(route.path, method, 200): 0 for route in routes for method in route.methods or ()}
         )
-        self._took = {url: Histogram() for url in BODY_TYPES}
+        self._took = {url: Histogram() for url in ONLINE}
 
     def note(self, route: str, method: str, status: int, seconds: float) -> None:
         """Count a request that has its whole answer."""

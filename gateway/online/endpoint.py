@@ -17,13 +17,13 @@ from starlette.types import Message, Receive, Scope, Send
 from contract.errors import RequestRejected
 from contract.message import write_online
 from contract.naming import turn_list
-from contract.openai.body import BODY_TYPES
 from contract.openai.responses import RESPONSES_URL
 from contract.results import body_of, error_of, read_meta
 from contract.traces.tracer import now
 from gateway.http.bodies import whole_body
 from gateway.http.caller import Caller
 from gateway.http.http import caller, reply
+from gateway.http.idempotency import ONLINE
 from gateway.http.limits import Allowance, check_model
 from gateway.http.services import Services
 from gateway.http.traced import current
@@ -242,7 +242,7 @@ async def _model(request: Request) -> Response:
 def routes() -> list[Route]:
     """Return the routes: one for each URL whose bodies are known, and those of models."""
     return [
-        *(Route(url, Endpoint(url), methods=["POST"]) for url in BODY_TYPES),
+        *(Route(url, Endpoint(url), methods=["POST"]) for url in ONLINE),
         Route("/v1/models", _models),
         Route("/v1/models/{model:path}", _model),
     ]

@@ -15,9 +15,9 @@ import redis
 from kit.commands.support import producer_command, producer_env
 from kit.gateways.gateway_process import GatewayProcess
 
-from contract.openai.body import BODY_TYPES
 from contract.redis.batches import BatchStore
 from demo.stack import RedisServer, eventually
+from gateway.http.idempotency import ONLINE
 from gateway.redis.api_keys import ApiKeys
 
 #: Nobody has this path: 404 for whoever may call, 401 for others.
@@ -138,7 +138,7 @@ def test_a_gateway_without_keys_says_at_its_start_who_may_use_it(
 
 
 @pytest.mark.parametrize("whole", [True, False], ids=["one packet", "split"])
-@pytest.mark.parametrize("path", ["/v1/nothing", "/v1/files", "/v1/batches", *BODY_TYPES])
+@pytest.mark.parametrize("path", ["/v1/nothing", "/v1/files", "/v1/batches", *ONLINE])
 def test_a_trailer_is_no_header(
     gateway: GatewayProcess, secret: bytes, path: str, whole: bool
 ) -> None:

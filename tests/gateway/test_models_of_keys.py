@@ -15,8 +15,9 @@ from kit.commands.support import chat_line
 from kit.gateways.batch_stack import ENDED
 from kit.gateways.live_stack import HELLO, QUEUE, Stack
 
-from contract.openai.body import BODY_TYPES, smallest
+from contract.openai.body import smallest
 from demo.stack import eventually
+from gateway.http.idempotency import ONLINE
 from gateway.redis.api_keys import ApiKeys
 
 #: Bodies, as JSON, that name no model; where the field is there twice, the last one counts.
@@ -67,7 +68,7 @@ def test_the_only_model_of_a_key_is_asked_for_where_none_is_named(stack: Stack, 
     assert body["prompt"] == "x"
 
 
-@pytest.mark.parametrize("url", list(BODY_TYPES))
+@pytest.mark.parametrize("url", list(ONLINE))
 def test_it_is_so_at_every_url(stack: Stack, url: str) -> None:
     key = key_for(stack, "lora")
     assert post(stack, key, orjson.dumps(smallest(url)), url).status_code == 503

@@ -12,7 +12,7 @@ from gateway.online import endpoint as live
 def test_all_online_requests_attach_to_their_first_try_and_nothing_else_does() -> None:
     posts = {r.path for r in live.routes() if "POST" in (r.methods or ())}
     assert posts == ATTACHING
-    assert {"/score", "/rerank", "/v2/rerank", "/v1/messages/count_tokens"} <= ATTACHING
+    assert {"/v1/score", "/v1/rerank", "/v1/messages/count_tokens"} <= ATTACHING
 
 
 def test_audit_finds_ids_in_the_paths_of_routes_alone() -> None:
