@@ -16,10 +16,11 @@ from typing import Any, NamedTuple, NoReturn
 
 import click
 
-from contract.errors import Remedy, StoreUnavailable, WarmqError
+from contract.errors import StoreUnavailable, WarmqError
 from contract.nearest import nearest
 from contract.version import version
 from producer.heap import keep_memory
+from producer.remedies import with_remedy
 
 USAGE, UNREACHABLE, INTERRUPTED, TERMINATED = 2, 3, 130, 143
 #: A fault of our own, as sysexits.h has it: no program takes it for requests that failed.
@@ -47,26 +48,6 @@ COMMANDS = {
 #: Packages that bring commands of their own name a table like COMMANDS under this entry point; it
 #: stands in the package that has their modules.
 ENTRY_POINT = "warmq.commands"
-#: What to do about an error, in the words of this command line.
-REMEDIES: dict[Remedy, str] = {
-    "collect_earlier": "submit the file again, and collect earlier or raise WARMQ_RESULT_TTL_S",
-    "follow_results": "`producer results {batch_id} --follow` waits until all have ended",
-    "name_error_file": "give --errors {errors_file}, or {start_anew}",
-    "new_batch_id": "use another --batch-id",
-    "other_tokenizer": "name a model's folder, or a model of the Hugging Face hub, with "
-    "--tokenizer; or give --estimate",
-    "read_new_batch": "what was read is not from one batch: begin again with the new one",
-    "report": "if nothing else removes keys there, please report it; submit the file again "
-    "under another --batch-id",
-    "resume_submit": "the same `producer submit` with --batch-id {batch_id} goes on where it "
-    "stopped",
-    "same_options": "use the same ones, or another --batch-id",
-    "submit_again": "submit the file again if you still want its results",
-    "submit_from_start": "the same command with --batch-id {batch_id} submits it from its "
-    "beginning",
-}
-
-
 #: The package of our own commands, a file each.
 _OWN = "producer.cli.commands"
 
@@ -223,13 +204,6 @@ def _as_fault(error: Exception) -> str:
     where = "".join(f" ({frame.filename}:{frame.lineno})" for frame in at)
     first = str(error).partition("\n")[0]
     return f"a fault of its own: {type(error).__name__}: {first}{where}; please report it"
-
-
-def with_remedy(error: WarmqError) -> str:
-    """Return what is wrong and what to do about it."""
-    if error.remedy is None:
-        return error.message
-    return f"{error.message}; {REMEDIES[error.remedy].format_map(error.facts)}"
 
 
 def _drop_what_cannot_be_printed() -> None:

@@ -13,8 +13,8 @@ from contract.redis.batches import BatchStore
 from contract.settings import Settings
 from producer.client.result import Result
 from producer.client.state import BatchStatus, status_of
-from producer.client.words import worded
 from producer.collect.collect import Collector
+from producer.remedies import worded
 from producer.same_batch import SameBatch
 from producer.submit.resuming import Resuming
 

@@ -14,7 +14,6 @@ from contract.redis.connect import masked
 from contract.settings import Settings, load
 from producer.client.batch import Batch, store_of
 from producer.client.options import SubmitOptions, submission_of
-from producer.client.words import worded
 from producer.input.items import Items
 from producer.input.options import BadOption, check_own_sources
 from producer.input.source import Source
@@ -23,6 +22,7 @@ from producer.input.tables.data_sets import is_data_set, unpadded
 from producer.input.tables.frames import frame_source, is_frame
 from producer.input.tables.mapping import RowMapping
 from producer.queue_workers import refuse_older_workers
+from producer.remedies import worded
 from producer.submit.resuming import Resuming
 
 

@@ -12,7 +12,8 @@ import click
 import pytest
 
 from contract.errors import Remedy
-from producer.cli.main import REMEDIES, cli, commands, with_remedy
+from producer.cli.main import cli, commands
+from producer.remedies import OF_COMMAND, OF_LIBRARY, with_remedy
 from producer.same_batch import WritesLost
 
 ROOT = Path(__file__).parents[2]
@@ -69,8 +70,8 @@ def test_no_text_names_a_flag_or_a_command_of_the_command_line(room: str):
     assert not named, "\n".join(named)
 
 
-def test_the_command_line_words_every_kind_of_remedy():
-    assert set(REMEDIES) == set(typing.get_args(Remedy))
+def test_library_and_command_line_word_every_kind_of_remedy():
+    assert set(OF_LIBRARY) == set(OF_COMMAND) == set(typing.get_args(Remedy))
 
 
 def test_a_remedy_names_the_facts_of_its_error():

@@ -28,8 +28,8 @@ from contract.redis.batches import BatchStore
 from contract.results import ResultLine
 from demo.stack import eventually
 from producer.cli.collect import Collected, write
-from producer.cli.main import with_remedy
 from producer.collect.collect import Collector
+from producer.remedies import with_remedy
 
 #: More than are read from the index at once, which are 4,000.
 REQUESTS = 4600

@@ -28,9 +28,9 @@ from contract.redis import keys
 from contract.redis.batches import BatchStore
 from demo.stack import eventually
 from producer.cli.commands.submit import ResumingSubmit
-from producer.cli.main import with_remedy
 from producer.collect.collect import Collector
 from producer.input.reader import Input
+from producer.remedies import with_remedy
 from producer.run.windows import Run
 from producer.same_batch import WritesLost
 from producer.submit.submission import Submission

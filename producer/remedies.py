@@ -1,0 +1,63 @@
+"""What a user can do about an error, by kind of remedy: in the words of the library, and of the
+command line where those are others.
+
+A finding of `producer doctor` has its remedy beside its text (cli/findings.py), a failed request in
+the page that shows it (gateway/page/requests.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from contract.errors import Remedy, WarmqError
+
+OF_LIBRARY: dict[Remedy, str] = {
+    "collect_earlier": "submit it again, and collect earlier or raise WARMQ_RESULT_TTL_S",
+    "follow_results": "results(follow=True) waits until all have ended",
+    "name_error_file": "give the error file {errors_file}, or {start_anew}",
+    "new_batch_id": "use another batch_id",
+    "other_tokenizer": "name a model's folder, or a model of the Hugging Face hub",
+    "read_new_batch": "what was read is not from one batch: begin again with the new one",
+    "report": "if nothing else removes keys there, please report it; submit it again under another "
+    "batch_id",
+    "resume_submit": "the same submit with batch_id={batch_id!r} goes on where it stopped",
+    "same_options": "use the same ones, or another batch_id",
+    "submit_again": "submit it again if you still want its results",
+    "submit_from_start": "the same submit with batch_id={batch_id!r} submits it from its beginning",
+}
+OF_COMMAND: dict[Remedy, str] = OF_LIBRARY | {
+    "collect_earlier": "submit the file again, and collect earlier or raise WARMQ_RESULT_TTL_S",
+    "follow_results": "`producer results {batch_id} --follow` waits until all have ended",
+    "name_error_file": "give --errors {errors_file}, or {start_anew}",
+    "new_batch_id": "use another --batch-id",
+    "other_tokenizer": "name a model's folder, or a model of the Hugging Face hub, with "
+    "--tokenizer; or give --estimate",
+    "report": "if nothing else removes keys there, please report it; submit the file again under "
+    "another --batch-id",
+    "resume_submit": "the same `producer submit` with --batch-id {batch_id} goes on where it "
+    "stopped",
+    "same_options": "use the same ones, or another --batch-id",
+    "submit_again": "submit the file again if you still want its results",
+    "submit_from_start": "the same command with --batch-id {batch_id} submits it from its "
+    "beginning",
+}
+
+
+def with_remedy(error: WarmqError, phrases: dict[Remedy, str] = OF_COMMAND) -> str:
+    """Return what is wrong and what to do about it, for the command line."""
+    if error.remedy is None:
+        return error.message
+    return f"{error.message}; {phrases[error.remedy].format_map(error.facts)}"
+
+
+@contextmanager
+def worded() -> Iterator[None]:
+    """Add to an error what a program can do about it."""
+    try:
+        yield
+    except WarmqError as error:
+        error.message = with_remedy(error, OF_LIBRARY)
+        error.remedy = None
+        error.args = (error.message,)
+        raise
