@@ -36,7 +36,6 @@ from gateway.http.services import Services
 from gateway.http.traced import Traced
 from gateway.http.writes import Writes
 from gateway.metrics import routes as metrics
-from gateway.metrics import scale
 from gateway.metrics.series import Counted, Requests
 from gateway.online import endpoint as live
 from gateway.online.online import online
@@ -188,7 +187,6 @@ def routes() -> list[Route]:
         *description.routes(),
         *anthropic.routes(),
         *live.routes(),
-        *scale.routes(),
         *batches.routes(),  # before those of files/, which take any id
         *files.routes(),
         *uploads.routes(),

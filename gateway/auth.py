@@ -79,11 +79,7 @@ def check_address(host: str, keys: ApiKeys) -> None:
 
 def is_loopback(host: str) -> bool:
     """Return whether an address or name is of this machine alone."""
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        pass
-    if host == "localhost" or host.endswith(".localhost"):
+    if _local_name(host.strip("[]")):
         return True
     try:
         found = {str(info[4][0]) for info in socket.getaddrinfo(host, None)}

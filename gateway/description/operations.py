@@ -21,8 +21,8 @@ from gateway.files.protocol import (
 )
 from gateway.files.uploads.protocol import Upload, UploadComplete, UploadCreate, UploadPart
 from gateway.http.idempotency import ONLINE as ONLINE_BODIES
-from gateway.metrics.scale import Scale
 from gateway.online.models import Model, ModelList
+from gateway.redis.fleet import Scale
 
 Schema = dict[str, Any]
 JSON, FORM, BYTES, LINES, EVENTS = (

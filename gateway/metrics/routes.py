@@ -1,4 +1,5 @@
-"""Serves /metrics from a snapshot, which is taken while somebody scrapes and never in a scrape."""
+"""Serves /metrics from a snapshot, which is taken while somebody scrapes and never in a scrape; and
+/warmq/v1/scale, what autoscalers ask."""
 
 from __future__ import annotations
 
@@ -11,16 +12,19 @@ from collections.abc import AsyncIterator, Iterable
 
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector, CollectorRegistry
+from prometheus_client.registry import Collector
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from contract.errors import WarmqError
+from contract.naming import queue_name
 from gateway.background import background
+from gateway.http.http import caller, reply, services
+from gateway.http.limits import check_model
 from gateway.http.services import Services
 from gateway.metrics.series import Requests, series
-from gateway.redis.fleet import Fleet, FleetReads
+from gateway.redis.fleet import Fleet, FleetReads, Loads
 
 log = logging.getLogger(__name__)
 
@@ -55,10 +59,6 @@ class Snapshots(Collector):
         self._scraped_at = -WATCHED_S
         self._wanted = asyncio.Event()
         self._taken = asyncio.Event()
-
-    def describe(self) -> list[Metric]:
-        """Return nothing: names are checked when they are read."""
-        return []
 
     def collect(self) -> list[Metric]:
         """Return every series as of the snapshot."""
@@ -142,12 +142,23 @@ async def metrics(services: Services, requests: Requests) -> AsyncIterator[Snaps
 async def _metrics(request: Request) -> Response:
     snapshots: Snapshots = request.app.state.metrics
     await snapshots.watched()
-    registry = CollectorRegistry()
-    registry.register(snapshots)
     encode, content_type = choose_encoder(request.headers.get("accept", ""))
-    return Response(encode(registry), media_type=None, headers={"content-type": content_type})
+    return Response(encode(snapshots), media_type=None, headers={"content-type": content_type})
+
+
+def _scale(request: Request) -> Response:
+    """Answer for `?model=`, or for the default queue: one JSON for KEDA's trigger `metrics-api`.
+
+    The model need not be served now: one that was scaled to zero is asked for just then.
+    """
+    model, used = request.query_params.get("model", ""), services(request)
+    if model or caller(request).models is not None:
+        check_model(caller(request), model)
+    queue = queue_name(model, used.settings.queue)
+    told = Loads.beside(used.batches).load(queue)
+    return reply(told, headers={"Cache-Control": "no-store"})
 
 
 def routes() -> list[Route]:
-    """Return the route of the page."""
-    return [Route("/metrics", _metrics)]
+    """Return the routes of the page, and of what autoscalers ask."""
+    return [Route("/metrics", _metrics), Route("/warmq/v1/scale", _scale)]

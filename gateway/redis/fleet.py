@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec import Struct
+
 from contract import naming
 from contract.redis import keys
 from contract.redis.announcements import is_alive, read_announcements
@@ -53,38 +55,34 @@ class Fleet:
 UNKNOWN_TOKENS = 256.0
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
-    """Requests of one queue: `waiting` in its lists, suspects included, `in_flight` leased.
+class Scale(Struct, frozen=True):
+    """What a queue holds, as autoscalers are told: requests `waiting` in its lists, suspects
+    included, and `in_flight`, leased; both together in `tokens`.
 
-    `mean_tokens` is what a request of the queue cost lately, prompt and answer; `slots` is how many
-    its living workers run at once.
+    A request is counted as `mean_tokens`: what those of the queue cost lately, prompt and answer;
+    as one token at least. The mean is 0 where a server reports no usage, and no queue that has work
+    may be told as 0: its last workers would be stopped.
+    `workers` serve the queue now, with `slots` requests at once.
     """
 
+    queue: str
     waiting: int
     in_flight: int
+    requests: int
     mean_tokens: float
+    tokens: int
     workers: int
     slots: int
-
-    @property
-    def tokens(self) -> int:
-        """What waits and what runs, in tokens; a request is at least one.
-
-        The mean is 0 where a server reports no usage, and no queue that has work may be told as 0:
-        its last workers would be stopped.
-        """
-        return round((self.waiting + self.in_flight) * max(1.0, self.mean_tokens))
 
 
 class Loads(Reads):
     """Loads of one Redis. Each call raises StoreUnavailable where it cannot be used."""
 
-    def load(self, queue: str) -> Load:
+    def load(self, queue: str) -> Scale:
         """Return what a queue holds now, all zeros for one that nobody has used."""
         return self.loads([queue])[queue]
 
-    def loads(self, queues: Iterable[str]) -> dict[str, Load]:
+    def loads(self, queues: Iterable[str]) -> dict[str, Scale]:
         """Return the same of several queues, by their names: one round trip."""
         names = list(queues)
         pipe = self._client.pipeline(transaction=False)
@@ -98,6 +96,7 @@ class Loads(Reads):
         width = 2 + len(naming.PRIORITY_STEPS)
         return {
             queue: _load(
+                queue,
                 replies[n * width],
                 replies[n * width + 1 : (n + 1) * width],
                 [each for each in alive if each["queue"] == queue],
@@ -107,15 +106,23 @@ class Loads(Reads):
 
 
 def _load(
-    counters: Mapping[bytes, bytes], lengths: Iterable[int], workers: Sequence[Mapping[str, Any]]
-) -> Load:
+    queue: str,
+    counters: Mapping[bytes, bytes],
+    lengths: Iterable[int],
+    workers: Sequence[Mapping[str, Any]],
+) -> Scale:
     # Those of a fleet that was killed stay until one of its successors sweeps them: so they call
     # for one.
-    in_flight = sum(int(n) for name, n in counters.items() if name.startswith(b"in_flight:"))
-    return Load(
-        waiting=max(0, int(counters.get(b"waiting", 0))) + sum(lengths),
-        in_flight=max(0, in_flight),
-        mean_tokens=float(counters.get(b"mean", UNKNOWN_TOKENS)),
+    in_flight = max(0, sum(int(n) for k, n in counters.items() if k.startswith(b"in_flight:")))
+    waiting = max(0, int(counters.get(b"waiting", 0))) + sum(lengths)
+    mean_tokens = float(counters.get(b"mean", UNKNOWN_TOKENS))
+    return Scale(
+        queue=queue,
+        waiting=waiting,
+        in_flight=in_flight,
+        requests=waiting + in_flight,
+        mean_tokens=mean_tokens,
+        tokens=round((waiting + in_flight) * max(1.0, mean_tokens)),
         workers=len(workers),
         slots=sum(each.get("limit", 0) for each in workers),
     )
