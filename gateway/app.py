@@ -29,7 +29,7 @@ from gateway.files import routes as files
 from gateway.files.uploads import routes as uploads
 from gateway.http.bodies import Bodies, Reading
 from gateway.http.caller import Caller
-from gateway.http.errors import ApiError, of_warmq, refuse, response_for, stopping
+from gateway.http.errors import ApiError, api_error, refuse, response_for, stopping
 from gateway.http.http import reply
 from gateway.http.idempotency import Idempotency
 from gateway.http.services import Services
@@ -109,7 +109,7 @@ class EveryAnswer:
             # word, and the next request of a client that keeps it is reset.
             if "warmq.status" in scope:  # the answer is cut off: closing is how its client sees it
                 raise
-            response = await _unforeseen(Request(scope), error)
+            response = await _of_error(Request(scope), error)
             await response(scope, receive, send_with_id)
 
 
@@ -143,15 +143,13 @@ def _is_route(request: Request, path: str) -> bool:
     return any(route.matches(scope)[0] is Match.FULL for route in request.app.router.routes)
 
 
-async def _of_api(request: Request, error: ApiError) -> Response:
-    return response_for(request.scope, error)
-
-
-async def _of_warmq(request: Request, error: WarmqError) -> Response:
-    told = of_warmq(error)
-    if told.status >= 500:
-        told_of = (request.method, request.url.path, error.message)
-        log.error("%s %s: %s", *told_of, extra={"action": "request_error"})
+async def _of_error(request: Request, error: Exception) -> Response:
+    told = api_error(error)
+    if told.status >= 500 and told is not error:
+        why = f": {error.message}" if isinstance(error, WarmqError) else ""
+        unforeseen = None if isinstance(error, WarmqError) else error
+        told_of = (request.method, request.url.path, why)
+        log.error("%s %s%s", *told_of, exc_info=unforeseen, extra={"action": "request_error"})
     return response_for(request.scope, told)
 
 
@@ -159,21 +157,14 @@ async def _of_gone(_: Request, __: ClientDisconnect) -> Response:
     return Response(status_code=499)  # nobody reads it
 
 
-async def _unforeseen(request: Request, error: Exception) -> Response:
-    told_of = (request.method, request.url.path)
-    log.error("%s %s", *told_of, exc_info=error, extra={"action": "request_error"})
-    told = ApiError(500, "the gateway failed; its log says why", code="internal_error")
-    return response_for(request.scope, told)
-
-
 #: Starlette runs what is no coroutine in a thread: for that there is no time when a gateway ends,
 #: and none of its threads may be free.
 HANDLERS: dict[Any, Callable[[Request, Any], Awaitable[Response]]] = {
     HTTPException: _of_http,
-    ApiError: _of_api,
-    WarmqError: _of_warmq,
+    ApiError: _of_error,
+    WarmqError: _of_error,
     ClientDisconnect: _of_gone,
-    Exception: _unforeseen,
+    Exception: _of_error,
 }
 
 

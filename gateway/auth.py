@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from contract.errors import WarmqError
 from gateway.http.caller import Caller
-from gateway.http.errors import ApiError, of_warmq, refuse
+from gateway.http.errors import ApiError, api_error, refuse
 from gateway.page.view import LIVE, LOGIN, is_asset, is_page, refuse_page, to_login, token_in
 from gateway.redis.api_keys import ApiKeys, Found, KeyLookup, Sessions, digest_of
 from gateway.redis.calls import Gathering
@@ -173,7 +173,7 @@ class Auth:
                 elif isinstance(error, WrongKey) and not error.local and is_page(scope["path"]):
                     await to_login(scope, receive, send)
                 else:
-                    told = error if isinstance(error, ApiError) else of_warmq(error)
+                    told = api_error(error)
                     page = is_page(scope["path"]) and scope["path"] != LIVE
                     await (refuse_page if page else refuse)(scope, receive, send, told)
                 return

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import click
+from msgspec.structs import asdict
 
 from contract.errors import BatchConflict
 from contract.naming import DEFAULT_TENANT
@@ -121,22 +122,8 @@ def _models(text: str | None) -> tuple[str, ...] | None:
 
 
 def _json(key: ApiKey) -> dict[str, Any]:
-    return {
-        "id": key.id,
-        "object": "warmq.key",
-        "tenant": key.tenant,
-        "name": key.name,
-        "tail": key.tail,
-        "created_at": _time(key.created_at),
-        "revoked_at": _time(key.revoked_at),
-        "requests_per_minute": key.requests_per_minute,
-        "tokens_per_minute": key.tokens_per_minute,
-        "enqueued_tokens": key.enqueued_tokens,
-        "file_bytes": key.file_bytes,
-        "models": None if key.models is None else list(key.models),
-        "highest_priority": key.highest_priority,
-        "operator": key.operator,
-    }
+    times = {"created_at": _time(key.created_at), "revoked_at": _time(key.revoked_at)}
+    return {"id": key.id, "object": "warmq.key", **asdict(key), **times}
 
 
 def _time(seconds: int | None) -> str | None:

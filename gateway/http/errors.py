@@ -16,7 +16,6 @@ from contract.errors import (
     StoreForbidden,
     StoreFull,
     StoreUnavailable,
-    WarmqError,
 )
 from gateway.store import StoreFailed
 
@@ -99,8 +98,10 @@ def not_found(what: str, name: str) -> ApiError:
     return ApiError(404, f"No such {what}: {name[:200]}", code=f"{what}_not_found", param="id")
 
 
-def of_warmq(error: WarmqError) -> ApiError:
-    """Return the answer for an error of the queue."""
+def api_error(error: Exception) -> ApiError:
+    """Return the answer for an error: itself, or what clients are told of another one."""
+    if isinstance(error, ApiError):
+        return error
     if isinstance(error, RequestRejected):
         status = 404 if error.code == "model_not_found" else 400
         return ApiError(status, error.message, code=error.code, param=error.field)

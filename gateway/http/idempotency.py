@@ -27,7 +27,7 @@ from contract.errors import StoreUnavailable
 from contract.openai.body import BODY_TYPES
 from gateway.http.bodies import replaying, takes_large, whole_body
 from gateway.http.caller import Caller
-from gateway.http.errors import ApiError, of_warmq, refuse
+from gateway.http.errors import ApiError, api_error, refuse
 from gateway.redis.idempotency import LEASE_MS, Answer, Begun, Renewals, Tries
 from gateway.redis.leases import Leases
 
@@ -158,10 +158,8 @@ class Idempotency:
             return
         try:
             await self._keyed(key.decode("latin-1"), scope, receive, send)
-        except ApiError as error:
-            await refuse(scope, receive, send, error)
-        except StoreUnavailable as error:
-            await refuse(scope, receive, send, of_warmq(error))
+        except (ApiError, StoreUnavailable) as error:
+            await refuse(scope, receive, send, api_error(error))
 
     async def _keyed(self, key: str, scope: Scope, receive: Receive, send: Send) -> None:
         if len(key) > LONGEST_KEY or not (key.isascii() and key.isprintable()):

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from contract.errors import StoreUnavailable
 from gateway.http.caller import Caller
-from gateway.http.errors import ApiError, of_warmq, refuse
+from gateway.http.errors import ApiError, api_error, refuse
 from gateway.http.idempotency import ATTACHING
 from gateway.http.limits import Limits
 
@@ -88,11 +88,8 @@ class Writes:
                     await self._limits.check_write(caller)
                 if keyed:
                     await self._limits.check_refusals(caller)
-            except ApiError as error:
-                await refuse(scope, receive, send, error)
-                return
-            except StoreUnavailable as error:
-                await refuse(scope, receive, send, of_warmq(error))
+            except (ApiError, StoreUnavailable) as error:
+                await refuse(scope, receive, send, api_error(error))
                 return
             send = self._watched(caller, scope, send) if keyed else send
         await self._app(scope, receive, send)

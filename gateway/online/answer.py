@@ -14,7 +14,7 @@ from contract.openai.messages import MESSAGES_URL
 from contract.openai.responses import RESPONSES_URL
 from contract.results import body_of, error_of
 from contract.streaming import Piece, Transcript, texts_of
-from gateway.http.errors import ApiError, of_warmq, stopping
+from gateway.http.errors import ApiError, api_error, stopping
 from gateway.online.asked import Asked
 from gateway.online.events.chunks import Chunks
 from gateway.online.events.messages import MessageEvents
@@ -67,7 +67,7 @@ def _of_result(error: WarmqError, lasts_s: float) -> ApiError:
         return ApiError(500, error.message, code=error.code, retry=False)
     elif error.code == "cancelled":
         return ApiError(503, "the request was cancelled", code=error.code, retry=False)
-    return of_warmq(error)
+    return api_error(error)
 
 
 class Texts:
@@ -156,7 +156,7 @@ class Stream:
         except (ApiError, WarmqError) as error:
             if not self._started:
                 raise
-            told = error if isinstance(error, ApiError) else of_warmq(error)
+            told = api_error(error)
             await self._write([self._events.broken(told)], more=False)
             return None
         return body

@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from contract.errors import WarmqError
 from gateway.http.caller import Caller
-from gateway.http.errors import ApiError, of_warmq
+from gateway.http.errors import ApiError, api_error
 from gateway.http.services import Services
 from gateway.page.rendering import HEADERS, LANGUAGES, language_of, render
 
@@ -207,10 +207,8 @@ def answers(work: Callable[[View], Awaitable[Response]]) -> Endpoint:
         view = View(request)
         try:
             return await work(view)
-        except ApiError as error:
-            return view.failed(error)
-        except WarmqError as error:
-            return view.failed(of_warmq(error))
+        except (ApiError, WarmqError) as error:
+            return view.failed(api_error(error))
 
     return endpoint
 

@@ -251,8 +251,8 @@ def test_output_files_count_and_are_kept_beyond_the_limit(
 @pytest.mark.parametrize("tells", ["Redis", "bytes", "maxmemory", "WARMQ"])
 def test_a_full_queue_is_told_to_users_in_words_for_users(tells: str) -> None:
     from contract.errors import StoreFull
-    from gateway.http.errors import of_warmq
+    from gateway.http.errors import api_error
 
-    told = of_warmq(StoreFull("Redis uses 90 of 100 bytes (WARMQ_HIGH_WATER); raise maxmemory"))
+    told = api_error(StoreFull("Redis uses 90 of 100 bytes (WARMQ_HIGH_WATER); raise maxmemory"))
     assert tells not in told.message
     assert (told.status, told.code) == (503, "queue_full")
