@@ -32,7 +32,8 @@ def takes_large(path: str) -> bool:
 
 
 class Bodies:
-    """Answers 413 to bodies of more than `most` bytes, 404 to paths with control characters."""
+    """Answers 413 to bodies whose heads tell more than `most` bytes, 404 to paths with control
+    characters."""
 
     def __init__(self, app: ASGIApp, most: int) -> None:
         self._app = app
@@ -45,48 +46,23 @@ class Bodies:
             await refuse(scope, receive, send, told)
             return
         headers = scope["warmq.headers"]
-        length = headers.get(b"content-length")
-        if length is not None:
-            if int(length) > self._most and not takes_large(scope["path"]):
-                close = int(length) > self._most * DROPPED
-                if not close and b"expect" not in headers:
-                    await _drop(receive, int(length))
-                await refuse(scope, receive, send, self._too_large(), close=close)
-                return
-        elif b"transfer-encoding" in headers and not takes_large(scope["path"]):
-            await self._counted(scope, receive, send)
+        length = int(headers.get(b"content-length", 0))
+        if length > self._most and not takes_large(scope["path"]):
+            close = length > self._most * DROPPED
+            if not close and b"expect" not in headers:
+                await _drop(receive, length)
+            await refuse(scope, receive, send, _too_large(self._most), close=close)
             return
         await self._app(scope, receive, send)
 
-    async def _counted(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a request whose length nobody has told."""
-        size, more = 0, True
 
-        async def count() -> Message:
-            nonlocal size, more
-            message = await receive()
-            size += len(message.get("body", b""))
-            more = message.get("more_body", False)
-            if size > self._most:
-                raise self._too_large()  # in whoever reads; it becomes the answer
-            return message
-
-        async def end(message: Message) -> None:
-            if size > self._most and message["type"] == "http.response.start":
-                if more:
-                    await _drop(receive, self._most * DROPPED - size)
-                message["headers"] = [*message["headers"], (b"connection", b"close")]
-            await send(message)
-
-        await self._app(scope, count, end)
-
-    def _too_large(self) -> ApiError:
-        return ApiError(
-            413,
-            f"the body has more than {self._most} bytes, the most that this gateway takes "
-            "(twice WARMQ_MAX_LINE_BYTES); send what is large as a file",
-            code="request_too_large",
-        )
+def _too_large(most: int) -> ApiError:
+    return ApiError(
+        413,
+        f"the body has more than {most} bytes, the most that this gateway takes "
+        "(twice WARMQ_MAX_LINE_BYTES); send what is large as a file",
+        code="request_too_large",
+    )
 
 
 async def _drop(receive: Receive, most: int) -> None:
@@ -193,32 +169,45 @@ def _return_memory() -> None:
 
 
 class Body:
-    """What one body holds; `queued` ends it before its request ends."""
+    """What one body holds; `queued` ends it before its request ends.
 
-    def __init__(self, budget: Budget, key: str, most: int | None) -> None:
-        self._budget, self._key, self._most = budget, key, most
-        self._come = self._held = 0
+    At most `longest_line` of it is held at a time where that is given; else it may have `most`
+    bytes.
+    """
+
+    def __init__(self, budget: Budget, key: str, longest_line: int | None, most: int) -> None:
+        self._budget, self._key, self._longest_line, self._most = budget, key, longest_line, most
+        self.come = self._held = 0
         self._waited = self._piece_waited = 0.0
         self._piece = 0
         self.more = True
 
+    @property
+    def too_large(self) -> bool:
+        """Whether more has come than may."""
+        return self._longest_line is None and self.come > self._most
+
     def patience(self) -> float:
         """Return how many seconds the next bytes may take."""
-        left = PIECE_S - self._piece_waited if self._come > SMALL else WHOLE_S
-        return max(0.0, left if self._most is not None else min(left, WHOLE_S - self._waited))
+        left = PIECE_S - self._piece_waited if self.come > SMALL else WHOLE_S
+        whole = self._longest_line is None
+        return max(0.0, min(left, WHOLE_S - self._waited) if whole else left)
 
     def took(self, message: Message, waited_s: float) -> None:
         """Count a message, which was waited for so long."""
         size = len(message.get("body", b""))
         self.more = bool(message.get("more_body", False))
-        self._come += size
+        self.come += size
+        if self.too_large:  # whoever reads raises it; it becomes the answer
+            raise _too_large(self._most)
         self._piece += size
         self._waited += waited_s
         self._piece_waited += waited_s
         if self._piece >= PIECE_BYTES:
             self._piece, self._piece_waited = 0, 0.0
-        counted = max(0, self._come - SMALL)
-        counted = counted if self._most is None else min(counted, self._most)
+        counted = max(0, self.come - SMALL)
+        if self._longest_line is not None:
+            counted = min(counted, self._longest_line)
         if counted > self._held:
             self._budget.take(self._key, counted - self._held)
             self._held = counted
@@ -238,6 +227,7 @@ class Reading:
 
     def __init__(self, app: ASGIApp, most: int, longest_line: int) -> None:
         self._app = app
+        self._most = most
         self._budget = Budget(max(BUDGET, 2 * most))
         self._longest_line = longest_line
 
@@ -247,14 +237,14 @@ class Reading:
         lines = scope["path"] == _HOLDS_LINES
         if (
             scope["method"] in ("GET", "HEAD")
-            or (connection is not None and connection.has_come_whole(scope, SMALL))
+            or (connection is not None and connection.has_come_whole(scope, min(SMALL, self._most)))
             or (takes_large(scope["path"]) and not lines)
         ):
             await self._app(scope, receive, send)
             return
         caller: Caller = scope["warmq.caller"]
         key = caller.key_id or caller.tenant
-        body = Body(self._budget, key, self._longest_line if lines else None)
+        body = Body(self._budget, key, self._longest_line if lines else None, self._most)
         scope["warmq.body"] = body
         late = False
 
@@ -273,7 +263,9 @@ class Reading:
             return message
 
         async def answering(message: Message) -> None:
-            if late and message["type"] == "http.response.start":
+            if (late or body.too_large) and message["type"] == "http.response.start":
+                if body.too_large and body.more:
+                    await _drop(receive, self._most * DROPPED - body.come)
                 message["headers"] = [*message["headers"], (b"connection", b"close")]
             await send(message)
 

@@ -19,7 +19,7 @@ from starlette.routing import Route
 from demo.stack import RedisServer, eventually
 from gateway.app import HANDLERS, EveryAnswer
 from gateway.http import bodies, connections
-from gateway.http.bodies import Bodies, Reading
+from gateway.http.bodies import Bodies, Budget, Reading
 from gateway.http.connections import FRAMING_BYTES, HEAD_BYTES, Connection, Guard
 
 BODY = 2**20
@@ -136,14 +136,15 @@ def impatient() -> Iterator[uvicorn.Server]:
     with pytest.MonkeyPatch.context() as patch:
         for name in ("HEAD_S", "BODY_S"):
             patch.setattr(connections, name, 1.0)
-        for name, value in (("BUDGET", 2000), ("SMALL", 1000), ("PIECE_S", 0.5)):
+        for name, value in (("SMALL", 1000), ("PIECE_S", 0.5)):
             patch.setattr(bodies, name, value)
+        patch.setattr(bodies, "Budget", lambda _: Budget(2000))
         paths = ("/v1/messages", "/v1/messages/batches", "/v1/messages/count_tokens")
         app = Starlette(
             routes=[Route(path, _echo, methods=["POST"]) for path in paths],
             exception_handlers=HANDLERS,
         )
-        app.add_middleware(Reading, most=1000, longest_line=90_000)
+        app.add_middleware(Reading, most=BODY, longest_line=90_000)
         app.add_middleware(Bodies, most=BODY)
         app.add_middleware(EveryAnswer)
         server = uvicorn.Server(uvicorn.Config(
