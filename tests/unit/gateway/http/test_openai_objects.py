@@ -33,7 +33,7 @@ PAIRS = [
         "UploadPart",
         importlib.import_module("openai.types.uploads").UploadPart,
     ),
-    ("online.protocol", "Model", sdk.Model),
+    ("online.models", "Model", sdk.Model),
 ]
 #: Texts that are one of the SDK's, or newer: `evals` is a purpose that its model does not name.
 ANY_TEXT = {("File", "purpose")}
@@ -114,7 +114,7 @@ def test_each_field_holds_what_the_sdk_expects(
             {"object", "data", "has_more", "first_id", "last_id"},
         ),
         ("files.protocol", "FileList", {"object", "data", "has_more", "first_id", "last_id"}),
-        ("online.protocol", "ModelList", {"object", "data"}),
+        ("online.models", "ModelList", {"object", "data"}),
     ],
 )
 def test_a_page_has_what_the_sdks_page_by(module: str, name: str, required: set[str]) -> None:
