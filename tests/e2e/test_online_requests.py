@@ -25,6 +25,12 @@ MESSAGE = [{"role": "user", "content": SAY}]
 FORMS: dict[str, tuple[str, dict[str, Any], int]] = {
     "chat": (CHAT_URL, {"messages": MESSAGE, "n": 2, **LONG}, 2),
     "completion": (COMPLETION_URL, {"prompt": ["2 + 3 =", "a b"], "n": 2, **LONG}, 4),
+    # Several choices: a slow machine reads one only when all of it is written.
+    "stop text": (
+        COMPLETION_URL,
+        {"prompt": "2 + 3 =", "stop": ["no text has this"], "n": 8, **LONG},
+        8,
+    ),
     "token ids": (COMPLETION_URL, {"prompt": [5, 6, 7], **LONG}, 1),
     "message": (MESSAGES_URL, {"messages": MESSAGE, "max_tokens": 300}, 1),
     "response": (RESPONSES_URL, {"input": SAY, "max_output_tokens": 900, "ignore_eos": True}, 1),

@@ -17,7 +17,6 @@ import pytest
 from kit.gateways.live_stack import HELLO, MODEL, Stack
 
 from demo.stack import eventually
-from gateway.online.endpoint import tokens_of
 
 
 @pytest.fixture(scope="module")
@@ -249,13 +248,6 @@ def test_a_half_sent_body_is_no_request(stack: Stack) -> None:
     stack.client.chat.completions.create(model=MODEL, messages=HELLO)
     assert stack.started() == started + 1
     assert "Traceback" not in Path(stack.gateway.log_path).read_text()
-
-
-def test_an_answer_tells_the_tokens_that_count_for_a_keys_limit() -> None:
-    """Limits have tests of their own; here: what an answer took, not what was estimated."""
-    assert tokens_of(b'{"usage":{"total_tokens":7}}') == 7
-    assert tokens_of(b'{"usage":{"input_tokens":3,"output_tokens":4}}') == 7
-    assert tokens_of(b'{"data":[]}') is None
 
 
 def test_a_message_of_anthropics_is_answered_and_streamed(stack: Stack) -> None:
