@@ -9,18 +9,19 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 
+import orjson
 import redis
 
 from contract.batch import Batch
 from contract.errors import BatchConflict, RequestFailed, StoreUnavailable, StoreUnreachable
-from contract.index import IndexChunk, IndexEntry, leader_of
+from contract.index import IndexChunk, IndexEntry, leader_of, own_id
+from contract.nearest import did_you_mean
 from contract.redis import keys
-from contract.redis.batch_lines import BatchLines
 from contract.redis.connect import connect, masked
 from contract.redis.dead_letters import CHUNK, DeadLetters, groups
-from contract.redis.enqueued import Enqueued
 from contract.redis.reads import Reads
 from contract.results import failure_meta
 
@@ -28,14 +29,44 @@ from contract.results import failure_meta
 NOT_HELD = -2
 #: Before each further try to find Redis, in seconds: the first connection may have been reset.
 _WAITS_S = (0.05, 0.1, 0.4)
+#: After a reply of more bytes of results the next MGET asks for half as many.
+REPLY_BYTES = 16 * 2**20
+#: Among so many of a batch's first custom_ids the nearest to a misspelt one is looked for.
+NEAR_AMONG = 20_000
 
 
-class BatchStore(BatchLines, DeadLetters):
+@dataclass(frozen=True, slots=True)
+class Enqueued:
+    """The answer of ENQUEUE, ENQUEUE_PLANNED or SEAL: ok, gone, sealed, moved, full, at or plan.
+
+    `cursor` and `digest` come with `moved` and `sealed`, `cursor` is the position with `at`; `text`
+    is the reason of `full`, and the batch's plan with `plan`.
+    """
+
+    answer: str
+    cursor: int = 0
+    digest: str = ""
+    text: str = ""
+
+    @classmethod
+    def of(cls, reply: list[bytes]) -> Enqueued:
+        """Return a script's reply as an answer."""
+        answer = reply[0].decode()
+        if answer == "moved" or (answer == "sealed" and len(reply) > 1):
+            return cls(answer, int(reply[1]), reply[2].decode())
+        if answer == "at":
+            return cls(answer, int(reply[1] or 0))
+        return cls(answer, text=reply[1].decode() if len(reply) > 1 else "")
+
+
+class BatchStore(DeadLetters):
     """Batches in one Redis. Raises StoreUnavailable where Redis cannot be used."""
 
     def __init__(self, client: redis.Redis, *, ttl_ms: int) -> None:
         super().__init__(client)
         self._ttl_ms = ttl_ms
+        #: How many results one MGET asks for: it halves where results are large.
+        self._results_at_once = CHUNK
 
     @classmethod
     def open(
@@ -60,6 +91,82 @@ class BatchStore(BatchLines, DeadLetters):
                 f"{masked(url)}: not a Redis URL; in WARMQ_REDIS_URL, percent-encode what is "
                 "special in the password"
             ) from None
+
+    # -- from the first line to the last: index, endings, results -------------------
+
+    def index(self, batch_id: str, start: int = 0) -> Iterator[IndexChunk]:
+        """Yield the batch's chunks in line order, those that exist now."""
+        key = keys.batch_key(batch_id, "index")
+        while True:
+            raws = self._client.lrange(key, start, start + 7)
+            yield from (IndexChunk.load(raw) for raw in raws)
+            if len(raws) < 8:
+                return
+            start += 8
+
+    def finished_ids(self, batch_id: str, start: int, count: int) -> list[str]:
+        """Return request ids in the order they finished; a retried one comes again.
+
+        In a batch that runs the same bodies once, some are texts for `contract.index.read_ending`.
+        """
+        raws = self._client.lrange(keys.batch_key(batch_id, "finished"), start, start + count - 1)
+        return [raw.decode() for raw in raws]
+
+    def followers(
+        self, batch_id: str, of: Iterable[tuple[str, range]]
+    ) -> Iterator[IndexEntry | None]:
+        """Yield the entries of followers, None for one that is gone; `of` has leaders' request ids
+        and the numbers of their followers."""
+        key = keys.batch_key(batch_id, "identical")
+        wanted = ((leader, f"{leader}\0{n}") for leader, numbers in of for n in numbers)
+        while page := list(islice(wanted, CHUNK)):
+            raws = self._client.hmget(key, [field for _, field in page])
+            for (leader, _), raw in zip(page, raws, strict=True):
+                yield (*orjson.loads(raw), leader) if raw else None
+
+    def results(self, request_ids: Sequence[str]) -> list[bytes | None]:
+        """Return the stored results, None where there is none (yet)."""
+        found: list[bytes | None] = []
+        while len(found) < len(request_ids):
+            part = request_ids[len(found) : len(found) + self._results_at_once]
+            raws: list[bytes | None] = self._client.mget([keys.result_key(i) for i in part])
+            found += raws
+            if sum(len(raw) for raw in raws if raw) > REPLY_BYTES:
+                self._results_at_once = max(1, len(part) // 2)
+        return found
+
+    def collected(self, batch: Batch) -> None:
+        """Note that all results of a finished batch are kept elsewhere: no operator is told any
+        more that they are about to expire."""
+        self._run("collected", batch.id, batch.life)
+
+    def written(self, batch: Batch, marks: Sequence[str]) -> None:
+        """Note what is written of a batch's results: a mark tells the content of a file."""
+        self._run("collected", batch.id, batch.life, *marks)
+
+    def find(self, batch: Batch, custom_id: str) -> tuple[IndexEntry, str]:
+        """Return index entry and request id of one request; the first, if a custom_id repeats.
+
+        Raises:
+            BatchConflict: if the batch has no such request.
+        """
+        first_ids: list[str] = []
+        for chunk in self.index(batch.id):
+            for entry in chunk.entries:
+                if entry[1] == custom_id:
+                    return entry, own_id(batch.id, entry)
+            if len(first_ids) < NEAR_AMONG:
+                first_ids += [entry[1] for entry in chunk.entries]
+        hint = did_you_mean(custom_id, first_ids)
+        raise BatchConflict(f"batch {batch.id} has no request {custom_id!r}{hint}")
+
+    def custom_id_of(self, batch: Batch, request_id: str) -> str:
+        """Return the custom_id of a request that the batch has."""
+        for chunk in self.index(batch.id):
+            ids = chunk.request_ids(batch.id)
+            if request_id in ids:
+                return chunk.entries[ids.index(request_id)][1]
+        raise BatchConflict(f"batch {batch.id} has no request {request_id}")
 
     # -- submit ---------------------------------------------------------------
 

@@ -21,8 +21,7 @@ from contract.errors import (
     StoreUnavailable,
     StoreUnreachable,
 )
-from contract.redis.script_times import timed
-from contract.redis.scripts import sha, source
+from contract.redis.scripts import sha, source, timed
 
 _AsyncMethod = Callable[..., Coroutine[Any, Any, Any]]
 _ERRORS = (exceptions.RedisError, OSError)

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from contract.histogram import Histogram, samples
 from contract.naming import PRIORITY_STEPS
-from contract.redis.script_times import script_errors, script_times
+from contract.redis.scripts import script_errors, script_times
 from contract.version import version
 from gateway.http.idempotency import ONLINE
 from gateway.redis.fleet import Fleet

@@ -1,7 +1,7 @@
 """What a submit may find in Redis instead of what it expects."""
 
 from contract.errors import BatchConflict
-from contract.redis.enqueued import Enqueued
+from contract.redis.batches import Enqueued
 from producer.same_batch import BatchChanged, WritesLost
 
 

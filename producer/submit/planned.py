@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 
 from contract.batch import Batch
 from contract.errors import BatchConflict
-from contract.redis.batches import BatchStore
-from contract.redis.enqueued import Enqueued
+from contract.redis.batches import BatchStore, Enqueued
 from contract.settings import Settings
 from producer.input.reader import CHUNK_BYTES, CHUNK_LINES
 from producer.submit import conflicts

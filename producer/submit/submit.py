@@ -21,8 +21,7 @@ import orjson
 from contract.batch import Batch
 from contract.index import IndexChunk
 from contract.openai.lines import Request
-from contract.redis.batches import BatchStore
-from contract.redis.enqueued import Enqueued
+from contract.redis.batches import BatchStore, Enqueued
 from contract.settings import Settings
 from producer.input.reader import CHUNK_BYTES, RawChunk
 from producer.input.seen import SeenIds

@@ -8,7 +8,7 @@ import yaml
 
 from contract.settings import load
 from demo.stack import ROOT
-from worker.drain.stopping import STOP_S
+from worker.drain.lifecycle import STOP_S
 from worker.engine.vllm_settings import VllmSettings
 
 COMPOSE = yaml.safe_load((ROOT / "compose" / "compose.gpu.yaml").read_text())

@@ -12,7 +12,7 @@ from kit.chart.helm_chart import EXAMPLES, Resource, env_of, of_kind, pods, rend
 from kit.chart.kubernetes_schemas import VERSIONS, problem
 
 from contract.setting_names import OF_GATEWAYS, OF_WORKERS
-from worker.drain.stopping import STOP_S
+from worker.drain.lifecycle import STOP_S
 from worker.engine.rbln.start import RBLN_KILL_GRACE_S
 from worker.settings import WorkerSettings
 

@@ -10,7 +10,7 @@ from kit.servers.vllm_server import MODULE
 
 from contract.settings import load
 from demo.stack import ROOT
-from worker.drain.stopping import STOP_S
+from worker.drain.lifecycle import STOP_S
 from worker.engine.openai import OpenAISettings
 
 TEXT = (ROOT / "compose" / "compose.openai.yaml").read_text()

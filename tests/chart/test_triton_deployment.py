@@ -5,7 +5,7 @@ from __future__ import annotations
 import yaml
 
 from demo.stack import ROOT, procfile_command
-from worker.drain.stopping import STOP_S
+from worker.drain.lifecycle import STOP_S
 from worker.engine.triton import TritonSettings
 
 SERVICES = yaml.safe_load((ROOT / "compose" / "compose.triton.yaml").read_text())["services"]

@@ -35,8 +35,9 @@ from contract.message import read_delivery
 from contract.redis import keys
 from contract.redis.batches import BatchStore
 from demo.stack import RedisServer, eventually
+from worker.drain.drain import Drain
 from worker.drain.leases import Leases
-from worker.drain.loop import Drain
+from worker.drain.loop import run_drain
 from worker.drain.side_tasks import SideTasks
 from worker.engine.simulated import SimulatedSettings
 from worker.engine.simulated.engine import SimulatedEngine
@@ -64,7 +65,7 @@ class DrainThread:
         self.drain = Drain(self.settings, leases, lambda: SimulatedEngine(8, 0.0))
         self._begun.set()
         try:
-            await self.drain.run(SideTasks(self.drain).tasks())
+            await run_drain(self.drain, SideTasks(self.drain).tasks())
         finally:
             await leases.close()
 

@@ -19,7 +19,7 @@ from kit.stacks.started_as import KINDS, processes_of, runs, suspend
 
 from contract.redis import keys
 from demo.stack import Worker, eventually
-from worker.drain.stopping import STOP_S
+from worker.drain.lifecycle import STOP_S
 
 CULPRIT = 7
 

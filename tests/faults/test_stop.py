@@ -16,7 +16,7 @@ from kit.stacks.started_as import suspend
 
 from contract.redis import keys
 from demo.stack import Worker, eventually
-from worker.drain.stopping import STOP_S
+from worker.drain.lifecycle import STOP_S
 
 
 def loaded(on: Stage, seconds: float, **settings: object) -> Worker:

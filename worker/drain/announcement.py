@@ -5,8 +5,8 @@ from pydantic import SecretStr
 
 from contract.redis.connect import credentials_of
 from contract.version import PROTOCOL, version
+from worker.drain.drain import Drain
 from worker.drain.lifecycle import State
-from worker.drain.serving import Serving
 from worker.settings import WorkerSettings
 
 #: Most characters of a reason.
@@ -18,7 +18,7 @@ BUCKETS = 32
 _VERSION = version()
 
 
-def announcement(serving: Serving) -> bytes:
+def announcement(serving: Drain) -> bytes:
     """Return it as JSON: state, why (absent where the engine runs), queue, model, load, means."""
     state, why = serving.lifecycle.state, serving.supervisor.why
     if serving.lifecycle.stopping and serving.supervisor.failed:
@@ -29,7 +29,7 @@ def announcement(serving: Serving) -> bytes:
         **reason,
         "version": _VERSION,
         "protocol": PROTOCOL,
-        **({"part_of": serving.part_of} if serving.part_of else {}),
+        **({"part_of": part_of} if (part_of := serving.leases.part_of) else {}),
         "queue": serving.leases.queue,
         "model": serving.settings.model,
         "served": serving.served,
@@ -42,7 +42,7 @@ def announcement(serving: Serving) -> bytes:
     })  # fmt: skip
 
 
-def _done(serving: Serving) -> dict[str, int]:
+def _done(serving: Drain) -> dict[str, int]:
     """Return totals since the worker started: whoever reads two announcements knows the rates."""
     counts = serving.counts
     return {
@@ -55,7 +55,7 @@ def _done(serving: Serving) -> dict[str, int]:
     }
 
 
-def _engine(serving: Serving) -> dict[str, object]:
+def _engine(serving: Drain) -> dict[str, object]:
     """Return what is known of the engine once it has started, as far as its adapter tells it:
     on what it runs, and the batch sizes for which an NPU's model was compiled, largest first."""
     able = serving.supervisor.capacity

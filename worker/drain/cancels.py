@@ -9,8 +9,8 @@ import orjson
 
 from contract import naming
 from contract.redis import keys
+from worker.drain.drain import Drain
 from worker.drain.in_flight import Running
-from worker.drain.loop import Drain
 from worker.drain.running_text import RunningText
 from worker.drain.scripts import ERRORS
 

@@ -4,8 +4,6 @@ from typing import Any
 
 from worker.drain.events import Committed, Events, HandedBack, Leased
 
-#: How a request can end that has a result.
-OUTCOMES = ("completed", "failed", "cancelled", "expired")
 #: Over how many answers their mean length goes.
 ANSWERS = 1000
 #: After so many seconds of work a second counts half in the share of those with full slots.

@@ -1,4 +1,4 @@
-"""The requests of one worker, from lease to ending: admitted, run, committed or handed back."""
+"""One worker's part in a queue: its requests, from lease to ending, and what it is made of."""
 
 import asyncio
 import logging
@@ -9,21 +9,25 @@ from dataclasses import replace
 from contract.errors import EngineDead, RequestFailed
 from worker.drain.committer import Committer
 from worker.drain.counts import Counts, Means
-from worker.drain.endings import Ending
+from worker.drain.endings import Ending, about
 from worker.drain.event_log import log_events
-from worker.drain.events import Committed, EngineDied, Events, HandedBack, Leased
+from worker.drain.events import (
+    Committed,
+    Drained,
+    EngineDied,
+    Events,
+    HandedBack,
+    Leased,
+    Outage,
+    Stopping,
+)
 from worker.drain.in_flight import ABORTS, InFlight, Running
 from worker.drain.leases import Leases, Popped, lease_number
 from worker.drain.lifecycle import Lifecycle
-from worker.drain.log_fields import about
-from worker.drain.others import Others
-from worker.drain.outage import Outage
-from worker.drain.room import Room
+from worker.drain.room import Room, Sequences
 from worker.drain.scripts import ERRORS
-from worker.drain.sequences import Sequences
-from worker.drain.serve import failed, serve
+from worker.drain.serve import Serving, failed
 from worker.drain.supervisor import Supervisor
-from worker.drain.turns import Turns
 from worker.drain.wakeup import REDIS_PAUSE_S, Wakeup
 from worker.engine import Engine
 from worker.engine.preparation import Preparing
@@ -32,28 +36,24 @@ from worker.settings import WorkerSettings
 log = logging.getLogger(__name__)
 
 
-class Serving:
-    """What can be done with requests; worker/drain/loop.py decides when."""
+class Drain:
+    """Takes requests of one queue to one engine; worker/drain/loop.py decides when."""
 
     def __init__(
         self,
         settings: WorkerSettings,
         leases: Leases,
         make: Callable[[], Engine],
-        others: Others,
-        part_of: str | None,
     ) -> None:
+        """Prepare to drain into the engine that `make` returns, not built yet."""
         self.settings = settings
-        self.others = others
-        #: The worker whose engine this is, if it is not this one's.
-        self.part_of = part_of
         self.leases = leases
         self.events = Events()
         self.counts = Counts(self.events)
         log_events(self.events, leases.queue)
-        self.lifecycle = Lifecycle(settings.drain_timeout_s, leases.give_up_in)
+        self.lifecycle = Lifecycle(settings.drain_timeout_s, leases.scripts.give_up_in)
         self.supervisor = Supervisor(
-            make, settings.rebuild_tries, settings.max_deaths, self.lifecycle, self.events, others
+            make, settings.rebuild_tries, settings.max_deaths, self.lifecycle, self.events
         )
         self.outage = Outage(self.events)
         self.means = Means(self.counts)
@@ -61,11 +61,11 @@ class Serving:
         self.wakeup = Wakeup(leases)
         self.room = Room()  # none before the engine is ready
         self._sequences = Sequences(lambda: self.room.slots_of_many, self.wakeup.poke)
-        self._turns = Turns()
         #: Those of the requests in flight that wait for what is done one after the other.
         self.preparing = Preparing(self.wakeup.poke)
-        #: Names of the models and adapters served; empty where any will do.
-        self._served: tuple[str, ...] = ()
+        self._serving = Serving(
+            self.supervisor, self.events, self._sequences, self.preparing, settings.max_line_bytes
+        )
         #: Names of the adapters that the engine has, beside its model.
         self.adapters: tuple[str, ...] = ()
         self._crashed: list[Running] = []
@@ -75,6 +75,10 @@ class Serving:
             leases, self._committed, lambda: min(len(self.in_flight), self.room.low_water)
         )
         self._committing: asyncio.Task[None]
+        self.paused = False
+        self.idle = asyncio.Event()
+        #: Requests that had ended, and were handed back, when the stop began.
+        self._before_stop = (0, 0)
 
     @property
     def served(self) -> str:
@@ -89,7 +93,7 @@ class Serving:
         self.room = Room.of(capacity, self.settings)
         self.adapters = tuple(capacity.adapters)
         if name := self.settings.served_model_name:
-            self._served = (name, *capacity.adapters)
+            self._serving.names = (name, *capacity.adapters)
 
     async def pop(
         self, k: int, lists: Sequence[str] | None = None, max_bytes: float = math.inf
@@ -135,11 +139,7 @@ class Serving:
 
     async def _serve(self, running: Running, popped_at: float) -> None:
         try:
-            engine = self.supervisor.engine
-            ending = await serve(
-                running, engine, self._served, popped_at, self.events, self._sequences,
-                self._turns, self.settings.max_line_bytes, self.preparing,
-            )  # fmt: skip
+            ending = await self._serving.run(running, popped_at)
             self._end(running, ending)
             if ending.outcome == "completed":  # any other may never have been in the engine
                 self.supervisor.survived()
@@ -218,6 +218,11 @@ class Serving:
             await self.lifecycle.until_asked(asyncio.wait(tasks))
         await self.lifecycle.until_asked(self.flush())
 
+    def commit(self, group: asyncio.TaskGroup) -> asyncio.Task[None]:
+        """Write endings from now on, in a task of this group, which is returned."""
+        self._committing = group.create_task(self._committer.run())
+        return self._committing
+
     async def flush(self) -> None:
         """Wait until every ending is in Redis, or cannot get there: the committer died."""
         flushing = asyncio.create_task(self._committer.flush())
@@ -232,3 +237,36 @@ class Serving:
             for delivery in deliveries:
                 self.in_flight.drop(delivery.lease)
             self.events.publish(HandedBack(deliveries, died))
+
+    # -- pausing and stopping -------------------------------------------------------
+
+    def pause(self, paused: bool) -> None:
+        """Take nothing from the queue for a while; `idle` is set when nothing is in flight."""
+        self.paused = paused
+        self.idle.clear()
+        self.wakeup.poke()
+
+    def stop(self) -> None:
+        """Take nothing more; what runs may finish within the drain timeout."""
+        if not self.lifecycle.stopping:
+            self.events.publish(Stopping(len(self.in_flight), self.settings.drain_timeout_s))
+        self.begin_stop()
+
+    def hurry(self) -> None:
+        """Hand everything back at once."""
+        if not self.lifecycle.hurrying:
+            self.events.publish(Stopping(len(self.in_flight), 0))
+        self.begin_stop()
+        self.lifecycle.hurry()
+
+    def begin_stop(self) -> None:
+        """Stop without a word, as at the end of a drain that nobody has told to stop."""
+        if not self.lifecycle.stopping:
+            self._before_stop = self.counts.ended, self.counts.handed_back
+        self.lifecycle.stop()
+        self.wakeup.poke()
+
+    def drained(self) -> Drained:
+        """Return what has become of the requests since the stop began."""
+        ended, handed_back = self._before_stop
+        return Drained(self.counts.ended - ended, self.counts.handed_back - handed_back)

@@ -8,7 +8,7 @@ from typing import Any
 from contract.errors import RequestFailed
 from contract.message import Delivery
 from contract.results import failure_meta
-from worker.drain.log_fields import about
+from contract.traces.span import read_context
 
 log = logging.getLogger(__name__)
 
@@ -59,3 +59,14 @@ def with_error(ending: Ending, text: str, code: str) -> Ending:
     error = RequestFailed(text, code=code)
     meta = failure_meta(d.request_id, error, batch=d.batch, custom_id=d.custom_id, line=d.line)
     return Ending(d, "failed", meta, keep=True)
+
+
+def about(delivery: Delivery, action: str) -> dict[str, str]:
+    """Return `extra` for a line of the log about one request.
+
+    It has a `trace_id` where the message's sender has begun a trace.
+    """
+    found = {"action": action, "request_id": delivery.request_id, "batch_id": delivery.batch}
+    headers = delivery.headers
+    context = read_context(headers.get("traceparent"))
+    return found | ({"trace_id": f"{context.trace_id:032x}"} if context else {})

@@ -11,8 +11,8 @@ import logging
 from pathlib import Path
 
 from contract.settings import SettingsError
+from worker.drain.drain import Drain
 from worker.drain.lifecycle import State
-from worker.drain.serving import Serving
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ def begin(file: str | None) -> None:
             raise SettingsError(f"WARMQ_HEARTBEAT_FILE: {error}") from None
 
 
-async def beat(drain: Serving) -> None:
+async def beat(drain: Drain) -> None:
     """Write the worker's state and a line break to WARMQ_HEARTBEAT_FILE every second, if it is set.
 
     The file takes its place whole, so that nobody reads half of a word. One that cannot be written

@@ -6,7 +6,7 @@ Ten seconds are added up here and written in one call; a write that fails is mad
 import asyncio
 import logging
 
-from worker.drain.loop import Drain
+from worker.drain.drain import Drain
 from worker.drain.scripts import ERRORS
 
 log = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class History:
             return
         told = [*new, round(busy_s), round(slots_s)]
         try:
-            await drain.leases.note_history(told, drain.part_of or drain.leases.worker_id)
+            await drain.leases.note_history(told)
         except ERRORS as error:
             log.debug("the last seconds are not in the ring yet: %s", error)
             return

@@ -16,10 +16,10 @@ from contract import naming
 from contract.errors import RequestRejected, StoreRefused
 from contract.message import Delivery, read_delivery
 from contract.redis import keys
+from contract.redis.connect import connect_async
 from contract.streaming import Piece, published
 from worker.drain.arrivals import Arrivals
-from worker.drain.endings import Ending, arguments, with_error
-from worker.drain.log_fields import about
+from worker.drain.endings import Ending, about, arguments, with_error
 from worker.drain.scripts import ALWAYS_TAKEN_BYTES, Scripts
 from worker.settings import WorkerSettings
 
@@ -48,11 +48,20 @@ def _date() -> str:
     return dt.datetime.now(dt.UTC).isoformat()
 
 
-class Leases(Scripts):
-    """Leases of one worker in one Redis."""
+class Leases:
+    """Leases of one worker in one Redis, on one connection."""
 
-    def __init__(self, settings: WorkerSettings, worker_id: str) -> None:
-        super().__init__(settings, worker_id)
+    def __init__(self, settings: WorkerSettings, worker_id: str, part_of: str = "") -> None:
+        """Prepare to lease as this worker, or as a `part_of` one, which runs suspects for all."""
+        self.worker_id, self.part_of = worker_id, part_of
+        self.queue = settings.queue_to_drain
+        self.settings = settings
+        url = settings.redis_url.get_secret_value()
+        # redis-py types every reply as bytes or str or more; this client never decodes.
+        self._client: Any = connect_async(url, f"warmq-{worker_id}", settings.redis_timeout_s)
+        self.scripts = Scripts(self._client, self.queue)
+        #: Whether this worker is the one that runs suspects of its queue; the lock ends by itself.
+        self.holds_suspects_lock = False
         self._pops = 0
         self._arrivals = Arrivals(self._client, naming.keys_with_work(self.queue))
         #: The highest lease number heard of, and what it was when each open POP was sent.
@@ -76,7 +85,7 @@ class Leases(Scripts):
         began = self._highest
         self._open_pops.append(began)
         try:
-            reply = await self.run(
+            reply = await self.scripts.run(
                 "pop", self.worker_id, self.queue, k, min(POP_BYTES, max_bytes), s.lease_ms,
                 slots, s.result_ttl_ms, _date(), self._highest, *self._turn, many, context,
                 "".join(f"{tenant}\6" for tenant in without), *(lists or ()),
@@ -104,7 +113,7 @@ class Leases(Scripts):
         """Move a leased message that cannot be read to the dead letters."""
         log.warning("dead letter: %s", reason, extra={"action": "dead_letter"})
         ttl_ms = self.settings.result_ttl_ms
-        await self.until_done("bury", self.worker_id, lease, reason, ttl_ms, _date())
+        await self.scripts.until_done("bury", self.worker_id, lease, reason, ttl_ms, _date())
 
     async def done(self, endings: Sequence[Ending]) -> int:
         """Commit endings; returns how many results were written (the rest existed).
@@ -125,11 +134,11 @@ class Leases(Scripts):
 
     async def _done(self, endings: Sequence[Ending]) -> int:
         ttl_ms, args = self.settings.result_ttl_ms, arguments(endings)
-        return int(await self.until_done("done", self.worker_id, ttl_ms, *args))
+        return int(await self.scripts.until_done("done", self.worker_id, ttl_ms, *args))
 
     async def _fitting(self, ending: Ending) -> Ending:
         """Return the ending, or the error that stands for a result larger than Redis takes."""
-        size, limit = len(ending.meta), await self.most_bytes()
+        size, limit = len(ending.meta), await self.scripts.most_bytes()
         if size <= limit:
             return ending
         text = (
@@ -157,9 +166,9 @@ class Leases(Scripts):
         newest_first = sorted(leases, key=lease_number, reverse=True)
         pairs = [part for lease in newest_first for part in (lease, int(lease in died))]
         try:
-            _, left = await self.until_done("release", *common, _date(), *pairs)
+            _, left = await self.scripts.until_done("release", *common, _date(), *pairs)
             while left:  # messages go back a few megabytes at a time
-                _, left = await self.until_done("release", *common, _date())
+                _, left = await self.scripts.until_done("release", *common, _date())
         except StoreRefused as error:
             log.error(
                 "%d requests return when their leases end: %s",
@@ -177,7 +186,9 @@ class Leases(Scripts):
         """
         pops, known = self._pops, min(self._open_pops, default=self._highest)
         quiet = not self._open_pops
-        lost, unnamed = await self.run("renew", self.worker_id, self.settings.lease_ms, *leases)
+        lost, unnamed = await self.scripts.run(
+            "renew", self.worker_id, self.settings.lease_ms, *leases
+        )
         quiet = quiet and pops == self._pops
         names = (raw.decode() for raw in unnamed)
         unknown = [lease for lease in names if quiet or lease_number(lease) <= known]
@@ -196,7 +207,7 @@ class Leases(Scripts):
         `announcement` is what producers are told about this worker, as JSON.
         """
         s = self.settings
-        count = await self.run(
+        count = await self.scripts.run(
             "sweep", s.lease_ms, s.max_deaths, s.result_ttl_ms, _date(), SWEEP_LIMIT,
             self.worker_id, announcement, self.queue,
         )  # fmt: skip
@@ -225,7 +236,7 @@ class Leases(Scripts):
     async def close(self) -> None:
         """Close all connections."""
         await self._arrivals.close()
-        await super().close()
+        await self._client.aclose()
 
     async def ended(self, deliveries: Sequence[Delivery]) -> list[bool]:
         """Return of each request whether it has its terminal result already.
@@ -255,7 +266,7 @@ class Leases(Scripts):
 
     async def revoke(self, request_ids: Sequence[str], keep_s: float) -> None:
         """Remember Celery's revocations, so that POP drops these requests wherever they wait."""
-        await self.run("revoke", int(keep_s), *request_ids)
+        await self.scripts.run("revoke", int(keep_s), *request_ids)
 
     def subscribe(self) -> Any:
         """Return a pub/sub connection, not subscribed yet."""
@@ -272,14 +283,47 @@ class Leases(Scripts):
         return dict(zip(pieces, replies, strict=True))
 
     async def take_suspects_lock(self) -> bool:
-        """Become, or stay, the one worker that runs suspects of this queue."""
-        suspects = keys.suspects_list(self.queue)
-        ttl_ms = self.settings.lease_ms
-        return bool(await self.run("suspects_lock", suspects, self.worker_id, ttl_ms))
+        """Become the one worker that runs suspects of this queue, unless another one is."""
+        if self.part_of:
+            return False
+        self.holds_suspects_lock = await self._lock_suspects(self.settings.lease_ms)
+        return self.holds_suspects_lock
+
+    async def renew_suspects_lock(self) -> None:
+        """Prolong the lock, if this worker holds it."""
+        if self.holds_suspects_lock:
+            await self._lock_suspects(self.settings.lease_ms)
 
     async def drop_suspects_lock(self) -> None:
         """Let another worker run suspects; with none left the next ones are halved anew."""
-        await self.run("suspects_lock", keys.suspects_list(self.queue), self.worker_id, 0)
+        if self.holds_suspects_lock:
+            self.holds_suspects_lock = False
+            await self._lock_suspects(0)
+
+    async def _lock_suspects(self, ttl_ms: int) -> bool:
+        suspects = keys.suspects_list(self.queue)
+        return bool(await self.scripts.run("suspects_lock", suspects, self.worker_id, ttl_ms))
+
+    async def note_history(self, told: Sequence[int]) -> None:
+        """Add to this minute of the queue's last day, and of a worker's last hour: requests
+        answered and ended otherwise, tokens of prompts, written, cached, seconds of slots in use
+        and of all slots."""
+        await self.scripts.run("ring", self.queue, self.part_of or self.worker_id, *told)
+
+    # -- batches that have ended ----------------------------------------------------
+
+    async def batches_to_end(self, count: int) -> list[str]:
+        """Return ids of batches whose results need their expiry, or whose delete was cut short."""
+        return [raw.decode() for raw in await self._client.zrange(keys.RETIRING, 0, count - 1)]
+
+    async def life_of(self, batch_id: str) -> bytes:
+        """Return the random mark of a batch, b'' if it is gone."""
+        return await self._client.hget(keys.batch_key(batch_id), "life") or b""
+
+    async def index_chunks(self, batch_id: str, start: int, count: int) -> list[bytes]:
+        """Return up to `count` chunks of a batch's index as they are stored."""
+        key = keys.batch_key(batch_id, "index")
+        return list(await self._client.lrange(key, start, start + count - 1))
 
 
 def lease_number(lease: str) -> int:

@@ -1,4 +1,4 @@
-"""The drain: leases requests from the queue and keeps every slot of the engine full.
+"""The drain's loop: leases requests from the queue and keeps every slot of the engine full.
 
     refill:  free room? -> POP -> one asyncio task per request
     serve:   check -> engine.generate -> ending
@@ -6,134 +6,195 @@
 
 Slots are refilled one by one; a small look-ahead above them waits inside the
 engine's own scheduler. Nothing is popped before the engine is ready.
+
+At the end what runs is finished, or handed back; nothing stays leased.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
+import logging
+import math
+from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any
 
-from worker.drain.events import Drained, Stopped, Stopping
-from worker.drain.hand_over import hand_over
-from worker.drain.leases import Leases
-from worker.drain.others import Others, Share
+from contract.errors import StoreUnavailable
+from contract.redis import keys
+from worker.drain import lifecycle
+from worker.drain.announcement import announcement
+from worker.drain.drain import Drain
+from worker.drain.events import Stopped
+from worker.drain.in_flight import Running
+from worker.drain.lifecycle import end_tasks
 from worker.drain.scripts import ERRORS
-from worker.drain.serving import Serving
-from worker.drain.stopping import end_tasks
-from worker.drain.suspects import Suspects
 from worker.drain.wakeup import REDIS_PAUSE_S
-from worker.engine import Engine
-from worker.settings import WorkerSettings
+
+log = logging.getLogger(__name__)
 
 #: Bytes of messages that a worker holds before it takes no more: 25 of the longest lines.
 MAX_IN_FLIGHT_BYTES = 256 * 2**20
 
 
-class Drain(Serving):
-    """Drains one queue into one engine until told to stop."""
+async def run_drain(drain: Drain, beside: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Start the engine, drain until stopped, hand back what is left.
 
-    def __init__(
-        self,
-        settings: WorkerSettings,
-        leases: Leases,
-        make: Callable[[], Engine],
-        others: Others | None = None,
-        part_of: str | None = None,
-    ) -> None:
-        """Prepare to drain into the engine that `make` returns, not built yet.
-
-        `others` are drains of the same engine; `part_of` says that this is one of another's.
-        """
-        super().__init__(settings, leases, make, others or Share(), part_of)
-        self.suspects = Suspects(self)
-        self._most_bytes = self.others.of(MAX_IN_FLIGHT_BYTES)
-        self.paused = False
-        self.idle = asyncio.Event()
-        #: Requests that had ended, and were handed back, when the stop began.
-        self._before_stop = (0, 0)
-
-    async def run(self, beside: Iterable[Coroutine[Any, Any, None]]) -> None:
-        """Start the engine, drain until stopped, hand back what is left.
-
-        `beside` runs meanwhile (worker/drain/side_tasks.py); if any of it dies, so does the drain.
-        """
-        async with asyncio.TaskGroup() as group:
-            self._committing = group.create_task(self._committer.run())
-            side = [
-                self._committing,
-                *(group.create_task(c) for c in (*self.wakeup.tasks(), *beside)),
-            ]
-            try:
-                if await self.lifecycle.until_asked(self.supervisor.start()):
-                    self.measure_room()
-                    await self.lifecycle.until_hurried(self._refill())
-            finally:
-                self._begin_stop()
-                try:
-                    await hand_over(self, self.suspects)
-                    self.events.publish(self._drained())
-                finally:  # Redis may be away, or a side task may have died meanwhile
-                    try:
-                        await self.supervisor.stop()
-                    finally:
-                        await end_tasks(side)
-        self.events.publish(Stopped())
-
-    async def _refill(self) -> None:
-        while not self.lifecycle.stopping:
-            self.wakeup.clear()
-            await self.recover()
-            if self.paused:
-                await self.settle()
-                self.idle.set()
-                await self.wakeup.wait()
-                continue
-            free = self.room.limit - len(self.in_flight) + len(self.preparing)
-            free_bytes = self._most_bytes - self.in_flight.size
-            if free < self.room.low_water or free_bytes <= 0:
-                await self.wakeup.wait()
-                continue
-            popped = await self.pop(free, max_bytes=free_bytes)
-            if popped is None:
-                continue
-            self.admit(popped)
-            if popped.suspects and not self.part_of and await self._run_suspects():
-                continue
-            if not popped.deliveries and not popped.more:
-                await self.wakeup.wait(queue_empty=True)
-
-    async def _run_suspects(self) -> bool:
+    `beside` runs meanwhile (worker/drain/side_tasks.py); if any of it dies, so does the drain.
+    """
+    async with asyncio.TaskGroup() as group:
+        side = [
+            drain.commit(group),
+            *(group.create_task(c) for c in (drain.wakeup.run(), *beside)),
+        ]
         try:
-            return await self.suspects.run()
-        except ERRORS as error:
-            self.outage.lost(error)
-            await asyncio.sleep(REDIS_PAUSE_S)
-            return True
+            if await drain.lifecycle.until_asked(drain.supervisor.start()):
+                drain.measure_room()
+                await drain.lifecycle.until_hurried(_refill(drain))
+        finally:
+            drain.begin_stop()
+            try:
+                await _hand_over(drain)
+                drain.events.publish(drain.drained())
+            finally:  # Redis may be away, or a side task may have died meanwhile
+                try:
+                    await drain.supervisor.stop()
+                finally:
+                    await end_tasks(side)
+    drain.events.publish(Stopped())
 
-    def pause(self, paused: bool) -> None:
-        """Take nothing from the queue for a while; `idle` is set when nothing is in flight."""
-        self.paused = paused
-        self.idle.clear()
-        self.wakeup.poke()
 
-    def stop(self) -> None:
-        """Take nothing more; what runs may finish within the drain timeout."""
-        if not self.lifecycle.stopping:
-            self.events.publish(Stopping(len(self.in_flight), self.settings.drain_timeout_s))
-        self._begin_stop()
+async def _refill(drain: Drain) -> None:
+    most_bytes = drain.supervisor.others.of(MAX_IN_FLIGHT_BYTES)
+    while not drain.lifecycle.stopping:
+        drain.wakeup.clear()
+        await drain.recover()
+        if drain.paused:
+            await drain.settle()
+            drain.idle.set()
+            await drain.wakeup.wait()
+            continue
+        free = drain.room.limit - len(drain.in_flight) + len(drain.preparing)
+        free_bytes = most_bytes - drain.in_flight.size
+        if free < drain.room.low_water or free_bytes <= 0:
+            await drain.wakeup.wait()
+            continue
+        popped = await drain.pop(free, max_bytes=free_bytes)
+        if popped is None:
+            continue
+        drain.admit(popped)
+        if popped.suspects and await _ran_suspects(drain):
+            continue
+        if not popped.deliveries and not popped.more:
+            await drain.wakeup.wait(queue_empty=True)
 
-    def hurry(self) -> None:
-        """Hand everything back at once."""
-        if not self.lifecycle.hurrying:
-            self.events.publish(Stopping(len(self.in_flight), 0))
-        self._begin_stop()
-        self.lifecycle.hurry()
 
-    def _begin_stop(self) -> None:
-        if not self.lifecycle.stopping:
-            self._before_stop = self.counts.ended, self.counts.handed_back
-        self.lifecycle.stop()
-        self.wakeup.poke()
+# -- suspects: requests whose engine died before -----------------------------------------------
+#
+# They run apart from the queue, in halves, and one worker at a time does so. The groups' sizes live
+# in Redis, where RELEASE and SWEEP halve them: a group that dies is halved, a half that survives is
+# cleared, a single request that dies twice is the culprit and becomes a dead letter. So one poison
+# among n suspects costs at most log2(n) + 2 further deaths.
 
-    def _drained(self) -> Drained:
-        ended, handed_back = self._before_stop
-        return Drained(self.counts.ended - ended, self.counts.handed_back - handed_back)
+
+async def _ran_suspects(drain: Drain) -> bool:
+    """Run one group of suspects; False if another worker does.
+
+    The queue has its turn before the next group: each may cost a start of the engine.
+
+    A worker that is told to stop keeps the lock until it has handed over: suspects may still
+    run in its engine. If Redis goes away the lock ends by itself.
+    """
+    leases = drain.leases
+    try:
+        if not await leases.take_suspects_lock():
+            return False
+        try:
+            await drain.lifecycle.until_asked(drain.supervisor.others.pause())
+            await _run_group(drain)
+            if not drain.lifecycle.stopping:
+                await leases.drop_suspects_lock()
+        except ERRORS:
+            leases.holds_suspects_lock = False
+            raise
+        finally:
+            drain.supervisor.others.resume()
+    except ERRORS as error:
+        drain.outage.lost(error)
+        await asyncio.sleep(REDIS_PAUSE_S)
+    return True
+
+
+async def _run_group(drain: Drain) -> None:
+    await drain.settle()
+    await drain.recover()  # the queue's own requests may have killed the engine just now
+    popped = await drain.pop(0)  # the first POP may be long ago
+    if not popped or not popped.suspects or drain.lifecycle.stopping:
+        return
+    group = popped.group or math.ceil(popped.suspects / 2)
+    suspects = keys.suspects_list(drain.leases.queue)
+    found = await drain.pop(min(group, drain.room.slots), [suspects])
+    if found and found.deliveries:
+        drain.admit(found)
+        await drain.settle()
+        await drain.recover()
+
+
+# -- the end ------------------------------------------------------------------------------------
+
+
+async def _hand_over(drain: Drain) -> None:
+    """Leave nothing behind: finish until the drain timeout is over, then hand back.
+
+    Raises:
+        StoreUnavailable: Redis does not answer, and something is left.
+    """
+    await drain.lifecycle.until_hurried(_finish(drain))
+    leaving = asyncio.create_task(_leave(drain))
+    # A little longer than its writes are tried, for they say what is wrong with Redis.
+    await asyncio.wait([leaving], timeout=lifecycle.HURRY_S + lifecycle.CANCEL_S)
+    if leaving.done():
+        leaving.result()
+        return
+    await end_tasks([leaving], lifecycle.CANCEL_S)
+    if drain.in_flight:
+        raise StoreUnavailable(
+            f"Redis is away while stopping (no answer for {lifecycle.HURRY_S:g} s); what is leased "
+            "returns to the queue when its lease ends"
+        )
+
+
+async def _finish(drain: Drain) -> None:
+    """Let what is in the engine come to its end."""
+    await _give_up(drain, list(drain.in_flight)[drain.room.slots :])
+    if tasks := drain.in_flight.tasks():
+        await asyncio.wait(tasks)
+    await drain.hand_back_crashed()
+    await drain.flush()
+    await drain.supervisor.others.ended()
+
+
+async def _leave(drain: Drain) -> None:
+    """Hand the rest back, also what a POP has leased whose reply was lost; say goodbye."""
+    await _give_up(drain, list(drain.in_flight))
+    await drain.flush()
+    try:
+        await drain.leases.renew(drain.in_flight.leases())
+        await drain.leases.drop_suspects_lock()
+        if drain.supervisor.failed:  # its reason stays for a while, for those who wait
+            await drain.leases.sweep(announcement(drain))
+        else:
+            await drain.leases.leave()
+    except ERRORS as error:
+        log.debug("could not say goodbye: %s", error)
+
+
+async def _give_up(drain: Drain, which: Sequence[Running]) -> None:
+    """Abort what still runs and hand it back, not counted as a death."""
+    drain.in_flight.abort(which, "released")
+    if tasks := [r.task for r in which if r.task]:
+        _, deaf = await asyncio.wait(tasks, timeout=lifecycle.ABORT_S)
+        if deaf:
+            log.warning(
+                "%d requests have not ended %g s after they were aborted",
+                len(deaf),
+                lifecycle.ABORT_S,
+                extra={"action": "abort_hangs"},
+            )
+    await drain.hand_back([r for r in which if not r.ended], frozenset())

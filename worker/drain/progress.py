@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Self
 
 from worker.drain.counts import Counts
+from worker.drain.drain import Drain
 from worker.drain.events import Committed, Leased
-from worker.drain.loop import Drain
 from worker.drain.scripts import ERRORS
 
 log = logging.getLogger(__name__)

@@ -18,9 +18,9 @@ from contract.errors import EngineDead
 from contract.naming import LISTENER
 from contract.openai.body import COMPLETION_URL
 from contract.streaming import LISTEN_S, Piece
+from worker.drain.drain import Drain
 from worker.drain.events import EngineReady, FirstText, Leased
 from worker.drain.in_flight import Running
-from worker.drain.loop import Drain
 from worker.drain.scripts import ERRORS
 from worker.engine import TellsText
 

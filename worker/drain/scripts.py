@@ -1,4 +1,4 @@
-"""The worker's connection to Redis: scripts, run once or until Redis has taken them."""
+"""The worker's scripts in Redis, run once or until Redis has taken them."""
 
 import asyncio
 import logging
@@ -8,10 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from contract.errors import StoreRefused, StoreUnavailable, StoreUnreachable
-from contract.redis import keys
-from contract.redis.connect import connect_async
 from contract.redis.strangers import types_of, wrong_types
-from worker.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
 
@@ -29,15 +26,10 @@ SCRIPTS = ("done", "pop", "release", "renew", "ring", "sweep")
 
 
 class Scripts:
-    """Runs Lua scripts in one Redis, for one worker."""
+    """Runs Lua scripts in one Redis, for a worker of one queue."""
 
-    def __init__(self, settings: WorkerSettings, worker_id: str) -> None:
-        self.worker_id = worker_id
-        self.queue = settings.queue_to_drain
-        self.settings = settings
-        url = settings.redis_url.get_secret_value()
-        # redis-py types every reply as bytes or str or more; this client never decodes.
-        self._client: Any = connect_async(url, f"warmq-{worker_id}", settings.redis_timeout_s)
+    def __init__(self, client: Any, queue: str) -> None:
+        self._client, self._queue = client, queue
         self._give_up_at = math.inf
 
     def give_up_in(self, seconds: float) -> None:
@@ -55,7 +47,7 @@ class Scripts:
 
     async def _strangers(self) -> str:
         """Name the keys that another program uses, as far as this one may know."""
-        names = [*types_of(self.queue)]
+        names = [*types_of(self._queue)]
         pipe = self._client.pipeline(transaction=False)
         for name in names:
             pipe.type(name)
@@ -63,14 +55,8 @@ class Scripts:
             found = dict(zip(names, await pipe.execute(), strict=True))
         except ERRORS:
             return ""
-        told = wrong_types(self.queue, found).items()
+        told = wrong_types(self._queue, found).items()
         return "".join(f"; the key {key!r} is a {kind} of another program" for key, kind in told)
-
-    async def note_history(self, told: Sequence[int], worker: str) -> None:
-        """Add to this minute of the queue's last day, and of a worker's last hour: requests
-        answered and ended otherwise, tokens of prompts, written, cached, seconds of slots in use
-        and of all slots."""
-        await self.run("ring", self.queue, worker, *told)
 
     async def until_done(self, name: str, *args: Any) -> Any:
         """Run a script, again and again while Redis is away.
@@ -117,24 +103,6 @@ class Scripts:
         except ERRORS:  # users with the rights of docs/security.md may not ask
             return USUALLY_TAKEN_BYTES
         return int(told.get("proto-max-bulk-len", USUALLY_TAKEN_BYTES))
-
-    async def batches_to_end(self, count: int) -> list[str]:
-        """Return ids of batches whose results need their expiry, or whose delete was cut short."""
-        return [raw.decode() for raw in await self._client.zrange(keys.RETIRING, 0, count - 1)]
-
-    async def life_of(self, batch_id: str) -> bytes:
-        """Return the random mark of a batch, b'' if it is gone."""
-        life, created = await self._client.hmget(keys.batch_key(batch_id), "life", "created_at")
-        return life or created or b""  # one of protocol 1 has no life
-
-    async def index_chunks(self, batch_id: str, start: int, count: int) -> list[bytes]:
-        """Return up to `count` chunks of a batch's index as they are stored."""
-        key = keys.batch_key(batch_id, "index")
-        return list(await self._client.lrange(key, start, start + count - 1))
-
-    async def close(self) -> None:
-        """Close all connections."""
-        await self._client.aclose()
 
 
 def _large(args: Sequence[Any]) -> bool:

@@ -13,9 +13,9 @@ from contract.results import failure_meta, success_meta
 from worker.drain.endings import Ending
 from worker.drain.events import Events, Started
 from worker.drain.in_flight import Running
-from worker.drain.sequences import Sequences
-from worker.drain.turns import LARGE_BYTES, Turns
-from worker.engine import Engine, EngineRequest
+from worker.drain.room import LARGE_BYTES, Sequences, Turns
+from worker.drain.supervisor import Supervisor
+from worker.engine import EngineRequest
 from worker.engine.preparation import PREPARATION, Preparation, Preparing
 
 
@@ -73,60 +73,65 @@ def failed(
     return Ending(delivery, outcome, meta, keep, times=timing or {})
 
 
-async def _unpack(
-    delivery: Delivery, turns: Turns, most_bytes: int, preparation: Preparation
-) -> None:
-    """Wait for the turn of a large message; inflate a compressed body in a thread."""
-    with preparation:
-        if delivery.size > LARGE_BYTES:
-            await turns.wait()
-        if delivery.headers.get("compression"):
-            await asyncio.to_thread(inflate, delivery, most_bytes)
-            await turns.wait()
+class Serving:
+    """Runs requests in flight; a compressed body may have `most_bytes` at most."""
 
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        events: Events,
+        sequences: Sequences,
+        preparing: Preparing,
+        most_bytes: int,
+    ) -> None:
+        #: Names of the models and adapters served; empty where any will do.
+        self.names: Sequence[str] = ()
+        self._supervisor, self._events = supervisor, events
+        self._sequences, self._preparing = sequences, preparing
+        self._most_bytes = most_bytes
+        self._turns = Turns()
 
-async def serve(
-    running: Running,
-    engine: Engine,
-    served: Sequence[str],
-    popped_at: float,
-    events: Events,
-    sequences: Sequences,
-    turns: Turns,
-    most_bytes: int,
-    preparing: Preparing,
-) -> Ending:
-    """Run one request in flight to its ending; a compressed body may have so many bytes at most.
+    async def run(self, running: Running, popped_at: float) -> Ending:
+        """Run one request to its ending.
 
-    Raises:
-        EngineDead: the request did not end; it must be handed back.
-        asyncio.CancelledError: the drain aborted it and knows why.
-    """
-    delivery = running.delivery
-    running.since = time.monotonic()
-    preparation = Preparation(preparing, delivery.tenant)
-    PREPARATION.set(preparation)  # of this request's own task
-    try:
-        if delivery.size > LARGE_BYTES or delivery.headers.get("compression"):
-            await _unpack(delivery, turns, most_bytes, preparation)
-        request = read_request(delivery, served)
-        if delivery.listener:
-            running.plain = tells_text(request.url, request.body)
-        if events.listeners(Started):
-            events.publish(Started(delivery))
-        if (count := sequences_of(request.body)) == 1:  # it never waits: spared what that costs
-            completion = await engine.generate(request, running.engine_id)
-        else:
-            async with sequences.entered(count):
+        Raises:
+            EngineDead: the request did not end; it must be handed back.
+            asyncio.CancelledError: the drain aborted it and knows why.
+        """
+        engine, delivery = self._supervisor.engine, running.delivery
+        running.since = time.monotonic()
+        preparation = Preparation(self._preparing, delivery.tenant)
+        PREPARATION.set(preparation)  # of this request's own task
+        try:
+            if delivery.size > LARGE_BYTES or delivery.headers.get("compression"):
+                await self._unpack(delivery, preparation)
+            request = read_request(delivery, self.names)
+            if delivery.listener:
+                running.plain = tells_text(request.url, request.body)
+            if self._events.listeners(Started):
+                self._events.publish(Started(delivery))
+            if (count := sequences_of(request.body)) == 1:  # never waits: spared what that costs
                 completion = await engine.generate(request, running.engine_id)
-    except (RequestRejected, RequestFailed) as error:
-        return failed(delivery, error, timing=times(running, popped_at))
-    timing = times(running, popped_at)
-    return Ending(
-        delivery,
-        "completed",
-        success_meta(delivery, completion.body, timing),
-        prompt_tokens=completion.prompt_tokens,
-        completion_tokens=completion.completion_tokens,
-        times=timing,
-    )
+            else:
+                async with self._sequences.entered(count):
+                    completion = await engine.generate(request, running.engine_id)
+        except (RequestRejected, RequestFailed) as error:
+            return failed(delivery, error, timing=times(running, popped_at))
+        timing = times(running, popped_at)
+        return Ending(
+            delivery,
+            "completed",
+            success_meta(delivery, completion.body, timing),
+            prompt_tokens=completion.prompt_tokens,
+            completion_tokens=completion.completion_tokens,
+            times=timing,
+        )
+
+    async def _unpack(self, delivery: Delivery, preparation: Preparation) -> None:
+        """Wait for the turn of a large message; inflate a compressed body in a thread."""
+        with preparation:
+            if delivery.size > LARGE_BYTES:
+                await self._turns.wait()
+            if delivery.headers.get("compression"):
+                await asyncio.to_thread(inflate, delivery, self._most_bytes)
+                await self._turns.wait()

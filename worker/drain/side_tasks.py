@@ -1,17 +1,21 @@
 """What runs beside the drain's loop; each of these survives Redis being away."""
 
+import asyncio
+import logging
 from collections.abc import Coroutine
 from typing import Any
 
 from worker.drain.cancels import Cancels
+from worker.drain.drain import Drain
+from worker.drain.events import LeasesLost
 from worker.drain.heartbeat import beat
 from worker.drain.history import History
-from worker.drain.lease_keeper import keep_leases
-from worker.drain.loop import Drain
 from worker.drain.progress import Progress
 from worker.drain.running_text import RunningText
+from worker.drain.scripts import ERRORS
 from worker.drain.sweeper import sweep
-from worker.drain.watchdog import Watchdog
+
+log = logging.getLogger(__name__)
 
 
 class SideTasks:
@@ -24,10 +28,8 @@ class SideTasks:
 
     def tasks(self) -> list[Coroutine[Any, Any, None]]:
         """Return the coroutines to run."""
-        # One that is part of a worker must not say that the worker's own loop turns.
-        beating = [] if self._drain.part_of else [beat(self._drain)]
         return [
-            *beating,
+            beat(self._drain),
             keep_leases(self._drain),
             sweep(self._drain),
             Watchdog(self._drain).run(),
@@ -36,3 +38,71 @@ class SideTasks:
             self.cancels.run(),
             self.text.run(),
         ]
+
+
+async def keep_leases(drain: Drain) -> None:
+    """Renew until cancelled, also the suspects' lock."""
+    lease_s = drain.settings.lease_s
+    pause_s = lease_s / 3
+    while True:
+        await asyncio.sleep(pause_s)
+        try:
+            lost = await drain.leases.renew(drain.in_flight.leases())
+            await drain.leases.renew_suspects_lock()
+        except ERRORS as error:
+            drain.outage.lost(error)
+            pause_s = min(1.0, lease_s / 12)  # another third would risk the leases
+            continue
+        drain.outage.over()
+        pause_s = lease_s / 3
+        held = (drain.in_flight.get(lease) for lease in lost)
+        if gone := [r for r in held if r is not None and not r.ended]:
+            drain.events.publish(LeasesLost([r.delivery for r in gone]))
+            drain.in_flight.abort(gone, "lost")
+
+
+class Watchdog:
+    """Kills an engine that makes no step while requests are in it.
+
+    What counts is the time with requests in it and without a step, whichever requests these are:
+    in a hung engine they may expire or be cancelled one after the other. It is counted in looks,
+    not read from a clock: a worker process that was itself stopped has seen no step either.
+    """
+
+    def __init__(self, drain: Drain) -> None:
+        self._drain = drain
+        self._limit_s = drain.settings.stall_timeout_s
+        self._pause_s = min(1.0, self._limit_s / 4)
+        self._latest_step = self._stalled_s = 0.0
+
+    async def run(self) -> None:
+        """Look until cancelled."""
+        while True:
+            await asyncio.sleep(self._pause_s)
+            self._look()
+            if self._stalled_s > self._limit_s:
+                self._stalled_s = 0.0
+                self._kill()
+
+    def _look(self) -> None:
+        supervisor = self._drain.supervisor
+        if not supervisor.running:
+            self._stalled_s = 0.0
+        elif self._drain.in_flight.tasks():
+            step = supervisor.engine.last_progress()
+            stalled = step == self._latest_step
+            self._stalled_s = self._stalled_s + self._pause_s if stalled else 0.0
+            self._latest_step = step
+        elif supervisor.dead():
+            self._drain.wakeup.poke()  # rebuilt now, not when the next request has come
+
+    def _kill(self) -> None:
+        log.error(
+            "the engine made no step for %.0f s with requests in flight: killing it",
+            self._limit_s,
+            extra={"action": "engine_hung"},
+        )
+        supervisor, in_flight = self._drain.supervisor, self._drain.in_flight
+        if supervisor.dead():  # killed before, but its library does not report it
+            in_flight.abort(in_flight, "died")
+        supervisor.kill()

@@ -6,13 +6,14 @@ import math
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from dataclasses import replace
+from typing import Protocol, TypeVar
 
 from contract.errors import EngineDead
 from worker.drain.events import EngineReady, Events
 from worker.drain.lifecycle import Lifecycle
-from worker.drain.others import Others
 from worker.engine import Capacity, Engine, TellsCached, Waits
+from worker.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -24,6 +25,77 @@ IDLE_S = 300.0
 KILL_EVERY_S = 0.5
 #: How long an engine's shutdown may take, beyond the grace of its processes.
 SHUTDOWN_S = 8.0
+
+
+class Others(Protocol):
+    """The other drains of one engine, and this one's part of it."""
+
+    def share(self, capacity: Capacity) -> Capacity:
+        """Return this drain's part of what the engine can take."""
+
+    def of(self, amount: int) -> int:
+        """Return this drain's part of a whole number."""
+
+    def begin(self, engine: Engine) -> None:
+        """Let them feed an engine that has started; returns at once."""
+
+    async def end(self, *, died: bool) -> None:
+        """Let them leave the engine, which is about to be shut down.
+
+        If it died, what they had in it counts a death; else all is handed back. Ends in seconds.
+        """
+
+    async def pause(self) -> None:
+        """Let them take nothing more; return when nothing of theirs is in flight."""
+
+    def resume(self) -> None:
+        """Let them go on."""
+
+    async def ended(self) -> None:
+        """Tell them to stop, if nobody has, and wait until they have ended."""
+
+
+class Share:
+    """One of `count` equal parts: `number` 0 is of the drain that has started the engine.
+
+    Knows no other drains. By itself it is what each of the others has, and of 1 it is all.
+    """
+
+    def __init__(self, number: int = 0, count: int = 1) -> None:
+        self.number = number
+        self.count = count
+
+    def share(self, capacity: Capacity) -> Capacity:
+        """Return this part of what the engine can take; of a KV cache nobody has a part."""
+        slots = self.of(capacity.max_num_seqs)
+        return capacity if self.count == 1 else replace(capacity, max_num_seqs=slots)
+
+    def of(self, amount: int) -> int:
+        """Return this part of a whole number; all together are that number. No part is less than 1,
+        so that none stands still."""
+        return max(1, (amount + self.count - 1 - self.number) // self.count)
+
+    def settings(self, settings: WorkerSettings) -> WorkerSettings:
+        """Return the settings with this part of what limits a whole worker."""
+        if self.count == 1:
+            return settings
+        parts = {"look_ahead": self.of(settings.look_ahead)} if settings.look_ahead else {}
+        return settings.model_copy(update=parts)
+
+    def begin(self, engine: Engine) -> None:
+        """Tell nobody."""
+
+    async def end(self, *, died: bool) -> None:
+        """Tell nobody."""
+
+    async def pause(self) -> None:
+        """Wait for nobody."""
+
+    def resume(self) -> None:
+        """Tell nobody."""
+
+    async def ended(self) -> None:
+        """Wait for nobody."""
 
 
 class Supervisor:
@@ -40,8 +112,9 @@ class Supervisor:
         max_deaths: int,
         lifecycle: Lifecycle,
         events: Events,
-        others: Others,
     ) -> None:
+        #: The other drains of the engine (worker/process/front_ends.py), this one's part of it.
+        self.others: Others = Share()
         self.capacity: Capacity | None = None
         self.deaths = 0
         #: What the latest engine's processes get between being asked to end and being killed.
@@ -51,7 +124,6 @@ class Supervisor:
         self._max_deaths = max_deaths
         self._lifecycle = lifecycle
         self._events = events
-        self._others = others
         self._fruitless = 0
         self._ready_at = 0.0
         self._engine: Engine | None = None
@@ -126,12 +198,12 @@ class Supervisor:
         self._engine, self._building, self._failure = engine, None, ""
         self._cached_before = self.cached_prompt_tokens()  # each engine counts from 0
         self._cached = engine.cached_prompt_tokens if isinstance(engine, TellsCached) else None
-        self.capacity = capacity = self._others.share(capacity)
+        self.capacity = capacity = self.others.share(capacity)
         self._ready_at = time.monotonic()
         self._lifecycle.engine_ready()
         seconds = self._ready_at - began
         self._events.publish(EngineReady(seconds, capacity, rebuilt=self.deaths > 0))
-        self._others.begin(engine)
+        self.others.begin(engine)
         return capacity
 
     async def _started(self) -> tuple[Engine, Capacity]:
@@ -164,7 +236,7 @@ class Supervisor:
         self.deaths += 1
         self._lifecycle.engine_dead()
         engine, self._engine = self._engine, None
-        await self._others.end(died=True)
+        await self.others.end(died=True)
         if engine is not None:
             await self._shut_down(engine)
         if self._stuck:
@@ -216,7 +288,7 @@ class Supervisor:
         """
         building, self._building = self._building, None
         engine, self._engine = building or self._engine, None
-        await self._others.end(died=False)
+        await self.others.end(died=False)
         if not self._stuck:  # also if there is none: a shutdown may still be under way
             await self._shut_down(engine, kill=building is not None)
         self._lifecycle.stopped()

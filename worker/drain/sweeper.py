@@ -3,14 +3,18 @@
 import asyncio
 from contextlib import suppress
 
+from contract.index import IndexChunk
 from worker.drain.announcement import announcement
+from worker.drain.drain import Drain
 from worker.drain.events import EngineReady, Swept
-from worker.drain.leases import SWEEP_LIMIT
-from worker.drain.loop import Drain
-from worker.drain.retiring import retire_some
+from worker.drain.leases import SWEEP_LIMIT, Leases
 from worker.drain.scripts import ERRORS
 
 SWEEP_S = 1.0
+#: Batches and results handled between two sweeps; with thousands of small batches one at a
+#: time would take hours.
+BATCHES = 100
+RESULTS = 10_000
 
 
 async def sweep(drain: Drain) -> None:
@@ -35,3 +39,48 @@ async def sweep(drain: Drain) -> None:
         if count > 0:
             drain.events.publish(Swept(count))
         drain.wakeup.poke()
+
+
+async def retire_some(leases: Leases) -> int:
+    """End batches that wait for it, or for their delete; return how many results were handled.
+
+    Raises:
+        StoreUnavailable: Redis went away; what is left is done the next time.
+    """
+    count = 0
+    for batch_id in await leases.batches_to_end(BATCHES):
+        count += await _retire(leases, batch_id)
+        if count >= RESULTS:
+            break
+    return count
+
+
+async def _retire(leases: Leases, batch_id: str) -> int:
+    """Give one batch's keys their expiry.
+
+    The index goes after the results, so that an interruption repeats work
+    instead of losing the way to a result.
+    """
+    ttl, life = leases.settings.result_ttl_ms, await leases.life_of(batch_id)
+    count = start = 0
+    while raws := await leases.index_chunks(batch_id, start, 2):
+        ids = [rid for raw in raws for rid in IndexChunk.load(raw).request_ids(batch_id)]
+        answer = await leases.scripts.run("retire", batch_id, life, ttl, 0, *ids)
+        if answer < 1:
+            return count + (await _delete(leases, batch_id) if answer < 0 else 0)
+        count += len(ids)
+        start += len(raws)
+    if await leases.scripts.run("retire", batch_id, life, ttl, 1) < 0:
+        count += await _delete(leases, batch_id)
+    return count
+
+
+async def _delete(leases: Leases, batch_id: str) -> int:
+    """Go on with a delete that was begun; return how many results were removed."""
+    count, more = 0, 1
+    while more and count < RESULTS:
+        chunks = await leases.index_chunks(batch_id, 0, 1)
+        ids = [rid for raw in chunks for rid in IndexChunk.load(raw).request_ids(batch_id)]
+        more = await leases.scripts.run("delete_chunk", batch_id, *(chunks or [b""]), *ids)
+        count += len(ids)
+    return count

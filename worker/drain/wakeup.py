@@ -1,8 +1,6 @@
 """Wakes the drain's loop: for what happened here, and for messages in lists that it found empty."""
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any
 
 from worker.drain.leases import Leases
 from worker.drain.scripts import ERRORS
@@ -33,11 +31,8 @@ class Wakeup:
             self.queue_empty.set()
         await self._changed.wait()
 
-    def tasks(self) -> list[Coroutine[Any, Any, None]]:
-        """Return what must run beside: it waits for messages, on one connection."""
-        return [self._wake_on_message()]
-
-    async def _wake_on_message(self) -> None:
+    async def run(self) -> None:
+        """Wait for messages until cancelled, on one connection; it must run beside."""
         while True:
             await self.queue_empty.wait()
             try:

@@ -17,13 +17,14 @@ from celery import bootsteps, signals
 from celery.worker import state as celery_state
 
 from contract.errors import StoreUnavailable
+from contract.results import OUTCOMES
 from contract.settings import SettingsError
 from worker.drain import heartbeat
-from worker.drain.counts import OUTCOMES
+from worker.drain.drain import Drain
 from worker.drain.leases import Leases
-from worker.drain.loop import Drain
+from worker.drain.lifecycle import STOP_S, LastResort
+from worker.drain.loop import run_drain
 from worker.drain.side_tasks import SideTasks
-from worker.drain.stopping import STOP_S, LastResort
 from worker.engine.catalogue import front_ends_of, load_settings, make_engine
 from worker.process.front_ends import FrontEnds
 from worker.process.loop_watch import LoopWatch
@@ -178,7 +179,8 @@ class EngineStep(bootsteps.StartStopStep):
         self._loop = asyncio.get_running_loop()
         settings = self.settings
         leases = Leases(settings, self.worker_id)
-        self.drain = Drain(settings, leases, lambda: make_engine(settings), self.front_ends)
+        self.drain = Drain(settings, leases, lambda: make_engine(settings))
+        self.drain.supervisor.others = self.front_ends
         self.front_ends.subscribe(self.drain.events)
         self._task_events = TaskEvents(self.drain.events)
         self._task_events.switch(self._watched)
@@ -191,7 +193,7 @@ class EngineStep(bootsteps.StartStopStep):
                 traces(self.drain),
                 metrics_page(self.drain, self.front_ends.reports),
             ):
-                await self.drain.run([*self.side_tasks.tasks(), self.front_ends.run()])
+                await run_drain(self.drain, [*self.side_tasks.tasks(), self.front_ends.run()])
         finally:
             self._last_resort.within(LEAVE_S)  # for what hangs may keep the loop from ending
             await leases.close()

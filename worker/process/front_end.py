@@ -25,14 +25,15 @@ import orjson
 
 from contract.errors import EngineDead
 from contract.log_lines import set_up
-from contract.redis.script_times import script_errors, script_times
+from contract.redis.scripts import script_errors, script_times
+from worker.drain.drain import Drain
 from worker.drain.events import EngineReady
 from worker.drain.leases import Leases
-from worker.drain.loop import Drain
-from worker.drain.others import Share
+from worker.drain.lifecycle import STOP_S, LastResort
+from worker.drain.loop import run_drain
 from worker.drain.scripts import SCRIPTS
 from worker.drain.side_tasks import SideTasks
-from worker.drain.stopping import STOP_S, LastResort
+from worker.drain.supervisor import Share
 from worker.engine.catalogue import attach_engine, load_settings
 from worker.engine.tie import untie
 from worker.process.bootstep import YOUNG_OBJECTS
@@ -56,13 +57,13 @@ class Part:
     ) -> None:
         share = Share(order["number"], order["count"])
         # The worker builds the next engine, with front ends of its own.
-        settings = share.settings(load_settings(rebuild_tries=0))
+        # One that is part of a worker must not say that the worker's own loop turns.
+        settings = share.settings(load_settings(rebuild_tries=0, heartbeat_file=None))
         worker = order["worker"]
         worker_id = f"{worker.rsplit('.', 2)[0]}.{os.getpid()}.{uuid.uuid4().hex[:8]}"
-        self._leases = Leases(settings, worker_id)
-        self.drain = Drain(
-            settings, self._leases, lambda: attach_engine(settings, order["seat"]), share, worker
-        )
+        self._leases = Leases(settings, worker_id, part_of=worker)
+        self.drain = Drain(settings, self._leases, lambda: attach_engine(settings, order["seat"]))
+        self.drain.supervisor.others = share
         self.drain.paused = order["paused"]
         self._side_tasks = SideTasks(self.drain)
         told = settings.metrics_port is not None
@@ -81,7 +82,7 @@ class Part:
         beside = [*self._side_tasks.tasks(), self._obey(), self._report()]
         try:
             with LoopWatch(self.drain), traces(self.drain):
-                await self.drain.run(beside)
+                await run_drain(self.drain, beside)
         finally:
             if self._ready.is_set():
                 self._tell_all()

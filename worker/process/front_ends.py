@@ -22,7 +22,7 @@ from typing import Any
 import orjson
 
 from worker.drain.events import Events, Stopping
-from worker.drain.others import Share
+from worker.drain.supervisor import Share
 from worker.engine import Capacity, Engine, Shares
 from worker.engine.tie import first_line
 from worker.telemetry.task_events import MOST_WAITING, taken

@@ -23,9 +23,9 @@ import traceback
 from dataclasses import dataclass
 
 from contract.message import Delivery
+from worker.drain.drain import Drain
 from worker.drain.in_flight import Running
 from worker.drain.leases import Leases
-from worker.drain.loop import Drain
 
 log = logging.getLogger(__name__)
 

@@ -3,12 +3,12 @@
 from typing import Any
 
 from contract.naming import TASK_NAME
-from contract.redis.script_times import script_errors
+from contract.redis.scripts import script_errors
 from contract.version import version
 from worker.drain.announcement import shown
+from worker.drain.drain import Drain
 from worker.drain.in_flight import Running
 from worker.drain.lifecycle import State
-from worker.drain.loop import Drain
 from worker.process.front_ends import FrontEnds
 from worker.settings import WorkerSettings
 

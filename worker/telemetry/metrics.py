@@ -23,12 +23,12 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import REGISTRY, Collector
 
 from contract.histogram import samples
-from contract.redis.script_times import script_errors, script_times
+from contract.redis.scripts import script_errors, script_times
+from contract.results import OUTCOMES
 from contract.settings import SettingsError
 from contract.version import version
-from worker.drain.counts import OUTCOMES
+from worker.drain.drain import Drain
 from worker.drain.lifecycle import State
-from worker.drain.loop import Drain
 from worker.drain.scripts import SCRIPTS
 from worker.telemetry.seen import Seen, Told, together
 

@@ -20,9 +20,9 @@ from contract.openai.pooling import EMBEDDINGS_URL
 from contract.openai.responses import RESPONSES_URL
 from contract.traces.span import Span, SpanContext, Value, new_context, read_context
 from contract.traces.tracer import Tracer, now, tracing
+from worker.drain.drain import Drain
 from worker.drain.endings import Ending
 from worker.drain.events import Committed, HandedBack, Leased, LeasesLost
-from worker.drain.loop import Drain
 
 #: Outcomes by which a request's span is exported whether it is sampled or not.
 FAILURES = ("failed", "expired")

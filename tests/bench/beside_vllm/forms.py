@@ -21,9 +21,10 @@ from bench.common.load import Held, cpu_s, hold
 from contract.openai.body import COMPLETION_URL
 from contract.settings import load
 from demo.stack import CPU_ENGINE_ARGS, RedisServer, eventually
+from worker.drain.drain import Drain
 from worker.drain.leases import Leases
 from worker.drain.lifecycle import State
-from worker.drain.loop import Drain
+from worker.drain.loop import run_drain
 from worker.drain.side_tasks import SideTasks
 from worker.engine import EngineRequest
 from worker.engine.catalogue import make_engine
@@ -139,7 +140,7 @@ async def warm_engine(model: Path, engine_args: str = CPU_ENGINE_ARGS) -> AsyncI
         )  # fmt: skip
         leases = Leases(settings, f"bench.{os.getpid()}")
         drain = Drain(settings, leases, lambda: make_engine(settings))
-        running = asyncio.create_task(drain.run(SideTasks(drain).tasks()))
+        running = asyncio.create_task(run_drain(drain, SideTasks(drain).tasks()))
         lifecycle = drain.lifecycle
         await asyncio.to_thread(
             eventually, lambda: lifecycle.state is State.READY or running.done(), 300, "the engine"

@@ -28,9 +28,10 @@ from bench.common.report import percentile
 
 from contract.settings import load
 from demo.stack import variables
+from worker.drain.drain import Drain
 from worker.drain.endings import Ending
 from worker.drain.leases import Leases, Popped
-from worker.drain.loop import Drain
+from worker.drain.loop import run_drain
 from worker.drain.side_tasks import SideTasks
 from worker.engine import Completion, EngineRequest
 from worker.engine.simulated import SimulatedSettings
@@ -144,7 +145,7 @@ async def main(seed: int) -> dict[str, Any]:
     leases = TimedLeases(settings, f"probe.{os.getpid()}", engine)
     drain = Drain(settings, leases, lambda: engine)
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, drain.stop)
-    await drain.run(SideTasks(drain).tasks())
+    await run_drain(drain, SideTasks(drain).tasks())
     await leases.close()
     return leases.seen()
 

@@ -21,8 +21,9 @@ import orjson
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from contract.settings import load
+from worker.drain.drain import Drain
 from worker.drain.leases import Leases
-from worker.drain.loop import Drain
+from worker.drain.loop import run_drain
 from worker.drain.side_tasks import SideTasks
 from worker.engine import Completion, EngineRequest
 from worker.engine.simulated import SimulatedSettings
@@ -63,7 +64,7 @@ async def main(trace: Path) -> None:
     leases = Leases(settings, f"priced.{os.getpid()}")
     drain = Drain(settings, leases, lambda: PricedEngine(settings, trace))
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, drain.hurry)
-    await drain.run(SideTasks(drain).tasks())
+    await run_drain(drain, SideTasks(drain).tasks())
     await leases.close()
 
 

@@ -19,8 +19,9 @@ from bench.common.load import hold, wait_ready
 from bench.worker_cost.npu_model import Cost, NpuModelEngine, request
 
 from demo.stack import RedisServer
+from worker.drain.drain import Drain
 from worker.drain.leases import Leases
-from worker.drain.loop import Drain
+from worker.drain.loop import run_drain
 from worker.drain.side_tasks import SideTasks
 from worker.engine import EngineRequest
 from worker.engine.simulated import SimulatedSettings
@@ -100,7 +101,7 @@ async def _ours(cost: Cost, folder: Path, requests: list[EngineRequest]) -> dict
         engine = NpuModelEngine(cost)
         leases = Leases(settings, "admission.1.bench")
         drain = Drain(settings, leases, lambda: engine)
-        running = asyncio.create_task(drain.run(SideTasks(drain).tasks()))
+        running = asyncio.create_task(run_drain(drain, SideTasks(drain).tasks()))
         await asyncio.to_thread(wait_ready, client)
         began = held.release()
         ended = await asyncio.to_thread(held.wait)

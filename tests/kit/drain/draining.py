@@ -17,9 +17,10 @@ from kit.protocol.lessee import (
 )
 
 from contract.redis import keys
+from worker.drain.drain import Drain
 from worker.drain.leases import Leases
 from worker.drain.lifecycle import State
-from worker.drain.loop import Drain
+from worker.drain.loop import run_drain
 from worker.drain.side_tasks import SideTasks
 from worker.drain.supervisor import Supervisor
 from worker.engine.simulated import SimulatedSettings
@@ -91,7 +92,7 @@ async def draining(
     drain = Drain(settings, leases, make)
     running = Draining(settings, leases, drain, SideTasks(drain), engines)
     side = running.side_tasks.tasks() if side_tasks else []
-    running.task = asyncio.create_task(drain.run(side))
+    running.task = asyncio.create_task(run_drain(drain, side))
     try:
         yield running
         if not running.task.done():

@@ -21,7 +21,7 @@ from contract.index import IndexChunk
 from contract.openai.body import CHAT_URL
 from contract.redis import keys
 from contract.results import failure_meta
-from worker.drain.retiring import retire_some
+from worker.drain.sweeper import retire_some
 
 SCRIPTS = (
     "create", "enqueue", "seal", "pop", "done", "release", "renew", "sweep", "bury", "cancel",

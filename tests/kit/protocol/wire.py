@@ -13,7 +13,7 @@ from kit.protocol.lessee import Lessee
 
 from contract.redis.batches import BatchStore
 from contract.redis.scripts import source
-from worker.drain.scripts import Scripts
+from worker.drain.leases import Leases
 
 
 class Fate(Enum):
@@ -106,12 +106,13 @@ class WiredWorker(Lessee):
         return self._wire.run(name, *args)
 
 
-class AtOnce(Scripts):
-    """What a worker's side tasks use (worker/drain/scripts.py), with every answer at once."""
+class AtOnce(Leases):
+    """What a worker's side tasks use (worker/drain/leases.py), with every answer at once."""
 
     def __init__(self, wire: Wire, ttl_ms: int) -> None:
         self.settings = SimpleNamespace(result_ttl_ms=ttl_ms)
         self._client = self
+        self.scripts = self
         self._wire = wire
 
     async def run(self, name: str, *args: Any) -> Any:

@@ -15,7 +15,7 @@ import orjson
 from contract.log_lines import FIELDS, JsonLines, working_on
 from contract.message import Delivery
 from demo.stack import ROOT
-from worker.drain.log_fields import about
+from worker.drain.endings import about
 
 LEVELS = ("info", "warning", "error", "exception", "critical")
 

@@ -29,7 +29,7 @@ from contract.openai.body import CHAT_URL
 from contract.redis import keys
 from contract.redis.batches import BatchStore
 from worker.drain.leases import Leases
-from worker.drain.retiring import retire_some
+from worker.drain.sweeper import retire_some
 from worker.settings import WorkerSettings
 
 

@@ -25,7 +25,7 @@ from contract import naming
 from contract.redis import keys
 from contract.redis.batches import BatchStore
 from worker.drain.leases import Leases
-from worker.drain.retiring import retire_some
+from worker.drain.sweeper import retire_some
 from worker.settings import WorkerSettings
 
 SUSPECTS = keys.suspects_list(QUEUE)

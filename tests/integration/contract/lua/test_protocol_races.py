@@ -24,7 +24,7 @@ from contract.index import IndexChunk
 from contract.redis import keys
 from contract.redis.batches import BatchStore
 from contract.results import failure_meta
-from worker.drain.retiring import retire_some
+from worker.drain.sweeper import retire_some
 
 TTL_MS = 60_000
 LIMITS = {"high_water": 0.6, "high_water_requests": 1_000}

@@ -25,7 +25,7 @@ from contract.redis import keys
 from contract.redis.batches import BatchStore
 from contract.redis.scripts import source
 from contract.version import PROTOCOL
-from worker.drain.retiring import retire_some
+from worker.drain.sweeper import retire_some
 
 ANCIENT = "was queued by warmq 0.1.0 (protocol 1), which this one"
 

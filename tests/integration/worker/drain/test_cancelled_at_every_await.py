@@ -28,8 +28,8 @@ from gateway.redis.api_keys import KeyLookup
 from gateway.redis.live import LiveRequests, Push, Subscription
 from gateway.settings import GatewaySettings
 from worker.drain import sweeper
+from worker.drain.drain import Drain
 from worker.drain.leases import Leases
-from worker.drain.loop import Drain
 from worker.drain.side_tasks import SideTasks
 from worker.engine.simulated import SimulatedSettings
 from worker.engine.simulated.engine import SimulatedEngine
@@ -192,7 +192,7 @@ def test_what_runs_beside_a_drain_ends(
         def make() -> Any:
             drain = Drain(settings, leases, lambda: SimulatedEngine(1, 0.0))
             drain.wakeup.queue_empty.set()
-            works = [*SideTasks(drain).tasks(), *drain.wakeup.tasks(), drain._committer.run()]
+            works = [*SideTasks(drain).tasks(), drain.wakeup.run(), drain._committer.run()]
             assert len(works) == SIDE_TASKS
             for other in (*works[:number], *works[number + 1 :]):
                 other.close()

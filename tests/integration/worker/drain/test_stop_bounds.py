@@ -15,7 +15,7 @@ from contract import naming
 from contract.errors import StoreUnavailable
 from contract.redis import keys
 from demo.stack import RedisServer
-from worker.drain import stopping, supervisor
+from worker.drain import lifecycle, supervisor
 from worker.drain.lifecycle import State
 
 DRAIN_TIMEOUT_S = 0.4
@@ -54,7 +54,7 @@ async def waiting_for_its_own_work(on: Scene) -> None:
     on.send(*[LONG] * 10)  # before the suspect: who finds it alone runs it at once
     on.send_suspect()
     await soon(lambda: on.running.engines and on.engine.running >= 4)
-    await soon(lambda: on.running.drain.suspects.holds_lock)
+    await soon(lambda: on.running.leases.holds_suspects_lock)
 
 
 async def recovering(on: Scene) -> None:
@@ -161,15 +161,15 @@ def own_redis(tmp_path: Path) -> Iterator[RedisServer]:
 @pytest.fixture(autouse=True)
 def short_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the constants of a stop short; what they add up to is what is tested."""
-    monkeypatch.setattr(stopping, "ABORT_S", 0.3)
-    monkeypatch.setattr(stopping, "HURRY_S", 1.0)
+    monkeypatch.setattr(lifecycle, "ABORT_S", 0.3)
+    monkeypatch.setattr(lifecycle, "HURRY_S", 1.0)
     monkeypatch.setattr(supervisor, "SHUTDOWN_S", 0.5)
 
 
 async def stop(on: Scene, how: str) -> None:
     """Stop the worker; assert that it ends in time, and that only Redis makes it complain."""
     drain = on.running.drain
-    bound_s = stopping.HURRY_S + stopping.CANCEL_S + supervisor.SHUTDOWN_S + SLACK_S
+    bound_s = lifecycle.HURRY_S + lifecycle.CANCEL_S + supervisor.SHUTDOWN_S + SLACK_S
     bound_s += DRAIN_TIMEOUT_S if how == "stop" else 0
     began = time.monotonic()
     drain.stop() if how == "stop" else drain.hurry()

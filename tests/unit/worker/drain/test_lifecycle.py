@@ -7,8 +7,7 @@ import math
 
 import pytest
 
-from worker.drain.lifecycle import Lifecycle, State
-from worker.drain.stopping import HURRY_S
+from worker.drain.lifecycle import HURRY_S, Lifecycle, State
 
 
 class Writes:

@@ -57,7 +57,7 @@ async def test_a_triton_server_that_hangs_does_not_keep_the_others_open() -> Non
 def test_a_process_whose_stop_hangs_exits_by_itself_and_says_what_hung() -> None:
     # The expression keeps the interpreter's lock: no thread and no handler of Python's can run.
     program = (
-        "import re; from worker.drain.stopping import LastResort; last = LastResort(); "
+        "import re; from worker.drain.lifecycle import LastResort; last = LastResort(); "
         "last.within(0.3); last.within(60); re.match(r'(a+)+$', 'a' * 64 + 'b')"
     )
     ended = subprocess.run(

@@ -9,7 +9,7 @@ import pytest
 
 from contract.redis.announcements import read_announcements
 from contract.settings import SettingsError
-from worker.drain.others import Share
+from worker.drain.supervisor import Share
 from worker.engine import Capacity
 from worker.engine.catalogue import front_ends_of, load_settings
 from worker.engine.vllm.parallel import default_front_ends
