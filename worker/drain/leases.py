@@ -62,6 +62,7 @@ class Leases:
         self.scripts = Scripts(self._client, self.queue)
         #: Whether this worker is the one that runs suspects of its queue; the lock ends by itself.
         self.holds_suspects_lock = False
+        self._left = False
         self._pops = 0
         self._arrivals = Arrivals(self._client, naming.keys_with_work(self.queue))
         #: The highest lease number heard of, and what it was when each open POP was sent.
@@ -206,6 +207,8 @@ class Leases:
 
         `announcement` is what producers are told about this worker, as JSON.
         """
+        if self._left:
+            return 0
         s = self.settings
         count = await self.scripts.run(
             "sweep", s.lease_ms, s.max_deaths, s.result_ttl_ms, _date(), SWEEP_LIMIT,
@@ -222,7 +225,8 @@ class Leases:
         return sum(int(count or 0) for count in await pipe.execute())
 
     async def leave(self) -> None:
-        """Remove this worker's announcement."""
+        """Remove this worker's announcement; sweeps that come later announce it no more."""
+        self._left = True
         await self._client.hdel(keys.WORKERS, self.worker_id)
 
     async def wait_for_message(self) -> bool:

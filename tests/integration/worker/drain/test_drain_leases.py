@@ -248,3 +248,13 @@ async def test_the_suspects_lock_is_never_prolonged_or_dropped_for_its_next_owne
     finally:
         await first.close()
         await second.close()
+
+
+async def test_a_sweep_that_comes_after_the_goodbye_announces_nobody(
+    pair: Leases, redis_client: redis.Redis
+) -> None:
+    await pair.sweep(b"{}")
+    assert redis_client.hlen(keys.WORKERS) == 1
+    await pair.leave()
+    await pair.sweep(b"{}")
+    assert redis_client.hlen(keys.WORKERS) == 0
