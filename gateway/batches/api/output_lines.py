@@ -16,6 +16,7 @@ import orjson
 
 from contract.results import ResultLine, one_line
 from gateway.batches.api.record import Usage
+from gateway.http.errors import ApiError
 from gateway.online.events.responses import with_all_fields
 
 #: Bytes that are sent at once, and lines that are read for them, one or two ms of CPU.
@@ -50,15 +51,15 @@ def openai_line(line: ResultLine) -> bytes:
 
 def _refusal(line_id: str, code: str, error: dict[str, Any], rejected: bool) -> dict[str, Any]:
     """Return the answer that an online request would have had."""
-    status = (404 if code == "model_not_found" else 400) if rejected else 500
-    shown = {
-        "message": error.get("message") or code,
-        "type": "invalid_request_error" if rejected else "server_error",
-        "param": error.get("param"),
-        "code": code,
-    }
+    told = ApiError(
+        (404 if code == "model_not_found" else 400) if rejected else 500,
+        error.get("message") or code,
+        code=code,
+        param=error.get("param"),
+        type="invalid_request_error" if rejected else "server_error",
+    )
     request_id = line_id.removeprefix("batch_req_")
-    return {"status_code": status, "request_id": request_id, "body": {"error": shown}}
+    return {"status_code": told.status, "request_id": request_id, "body": told.body}
 
 
 def _with_all_fields(line: bytes) -> bytes:

@@ -231,8 +231,9 @@ class Phases:
             raise Later(100)  # the last ends are on their way, or a part was just deleted
         if record.status == "in_progress":
             record = batch.write("finalizing")
-        queued, most = sum(state.number("total") for state in states), record.counts.total
-        path = None if not deleted and most and queued >= most else batch.input()
+        queued = sum(state.number("total") for state in states)
+        all_queued = not deleted and 0 < record.counts.total <= queued
+        path = None if all_queued else batch.input()  # there are the lines that were not
         lines_so_far = count(1)
 
         def report() -> None:
