@@ -4,7 +4,7 @@ that no crash between two steps loses one; and when its record ends."""
 from __future__ import annotations
 
 from itertools import chain
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -139,16 +139,35 @@ def forget_batch(services: Services, batch_id: str) -> None:
         services.objects.delete("message_batch", owner, batch_id)
 
 
-def start_batch(services: Services, record: BatchRecord) -> bool:
-    """Write a new batch and ask for it to be carried; return False if there is one of its id."""
+def start_batch(services: Services, record: BatchRecord) -> None:
+    """Write a new batch, if there is none of its id, and ask for it to be carried."""
     record = msgspec.structs.replace(record, traceparent=current_traceparent())
     services.due.add("batch", record.id, _LOOK_MS)
     Files(services).keep_content(record.input_file_id, record.id)
-    new = services.objects.create(
-        "batch", record.tenant, record.id, record.created_at, encode(record)
-    )
+    services.objects.create("batch", record.tenant, record.id, record.created_at, encode(record))
     services.due.add("batch", record.id)
-    return new
+
+
+def changed(
+    services: Services, record: BatchRecord, status: Status | None, **changes: Any
+) -> BatchRecord:
+    """Return a record with changes, and with the time at which it has got another status."""
+    if status is not None and status != record.status:
+        at = record.changed_at | {status: int(services.clock.now())}
+        changes |= {"status": status, "changed_at": at}
+    return msgspec.structs.replace(record, **changes)
+
+
+def write_back(services: Services, read: Stored, record: BatchRecord) -> Stored | None:
+    """Write a record in place of what was read, with its end if its batch has ended; return None
+    if somebody else has written it since."""
+    ends_at = end_of_record(record)
+    if ends_at is not None and record.api == "anthropic":
+        # First: if this process dies, what is beside the batch must have an end as well.
+        services.records.end("message_batch", record.id, ends_at)
+    return services.objects.replace(
+        "batch", record.tenant, read, encode(record), record.created_at, ends_at
+    )
 
 
 def request_cancel(services: Services, tenant: str, batch_id: str) -> BatchRecord | None:
@@ -161,9 +180,8 @@ def request_cancel(services: Services, tenant: str, batch_id: str) -> BatchRecor
         record = decode(read.document)
         if record.status in ENDED or record.status == "cancelling":
             return record
-        at = record.changed_at | {"cancelling": int(services.clock.now())}
-        anew = msgspec.structs.replace(record, status="cancelling", changed_at=at)
-        if services.objects.replace("batch", tenant, read, encode(anew), record.created_at):
+        anew = changed(services, record, "cancelling")
+        if write_back(services, read, anew) is not None:
             services.due.add("batch", batch_id)
             return anew
     return None
@@ -190,21 +208,8 @@ def end_older_records(services: Services, tenant: str) -> int:
     count = 0
     for begin in range(0, len(unknown), _PAGE):
         ids = unknown[begin : begin + _PAGE]
-        for stored in services.objects.several("batch", ids):
-            if stored is not None:
-                count += _end(services, tenant, stored)
+        for stored in filter(None, services.objects.several("batch", ids)):
+            record = decode(stored.document)
+            if write_back(services, stored, record) is not None:
+                count += record.status in ENDED
     return count
-
-
-def _end(services: Services, tenant: str, stored: Stored) -> bool:
-    """Write a record back as it was read, with its end; whoever carries it reads it again."""
-    record: BatchRecord = decode(stored.document)
-    ends_at = end_of_record(record)
-    written = services.objects.replace(
-        "batch", tenant, stored, encode(record), record.created_at, ends_at
-    )
-    if written is None or ends_at is None:
-        return False
-    if record.api == "anthropic":
-        services.records.end("message_batch", record.id, ends_at)
-    return True

@@ -8,17 +8,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from contract.redis.due import Claim
 from contract.redis.objects import Stored
-from gateway.batches.api.record import (
-    BatchRecord,
-    Status,
-    decode,
-    encode,
-    end_of_record,
-)
+from gateway.batches.api.record import BatchRecord, Status, changed, decode, write_back
 from gateway.files.objects import Files
 from gateway.http.caller import Caller
 from gateway.http.services import Services
@@ -80,22 +72,12 @@ class Carried:
             GivenUp: somebody else carries it.
         """
         self.check()
-        record = self.record
-        if status is not None and status != record.status:
-            at = record.changed_at | {status: int(self.services.clock.now())}
-            changes |= {"status": status, "changed_at": at}
-        anew = msgspec.structs.replace(record, **changes)
-        ends_at = end_of_record(anew)
-        if ends_at is not None and record.api == "anthropic":
-            # First: if this process dies, what is beside the batch must have an end as well.
-            self.services.records.end("message_batch", record.id, ends_at)
-        stored = self.services.objects.replace(
-            "batch", record.tenant, self.stored, encode(anew), record.created_at, ends_at
-        )
+        record = changed(self.services, self.record, status, **changes)
+        stored = write_back(self.services, self.stored, record)
         if stored is None:
             raise Changed
-        self.stored, self.record = stored, anew
-        return anew
+        self.stored, self.record = stored, record
+        return record
 
     def keep_input(self) -> None:
         """Have the file that it reads stay, also if its owner deletes it or its life ends."""
@@ -118,8 +100,7 @@ class Carried:
         self._next_look = now + _LOOK_S
         self.keep_input()
         (found,) = self.services.objects.several("batch", [self.record.id])
-        changed = found is None or found.version != self.stored.version
-        if changed or (ends_late and self.late):
+        if found is None or found.version != self.stored.version or (ends_late and self.late):
             raise Changed
 
     def input(self) -> Path | None:
