@@ -131,18 +131,19 @@ class Carrier:
         """Carry a batch, and what has its turn then."""
         while work is not None:
             try:
-                self._carry(work)
+                with closing(Carried(self._services, work.held, work.stored, self._stop)) as batch:
+                    self._carry(batch, work)
             finally:
                 self._leases.drop(work.held)
                 self._turns.done(work)
             work = self._turns.take()
 
-    def _carry(self, work: Waiting) -> None:
+    def _carry(self, batch: Carried, work: Waiting) -> None:
         claim, due = work.held.job, self._services.due
-        trace = read_context(decode(work.stored.document).traceparent)
+        trace = read_context(batch.record.traceparent)
         working_on(batch_id=claim.id, trace_id=f"{trace.trace_id:032x}" if trace else "")
         try:
-            in_ms = self._take_on(work)
+            in_ms = self._take_on(batch, work.since)
             self._tries.pop(claim.id, None)
             if in_ms is None:
                 due.finish(claim)
@@ -155,41 +156,37 @@ class Carrier:
                 "batch %s waits: %s", claim.id, error.message, extra={"action": "batch_waits"}
             )
             if isinstance(error, InputUnreadable):
-                self._fail(work, error)
+                self._fail(batch, claim, error)
             elif not isinstance(error, StoreUnavailable):  # then its lease ends by itself
                 self._release(claim, FAILED_MS)
         except Exception as error:
             log.exception(
                 "batch %s cannot be carried now", claim.id, extra={"action": "batch_waits"}
             )
-            self._fail(work, error)
+            self._fail(batch, claim, error)
 
-    def _take_on(self, work: Waiting) -> int | None:
+    def _take_on(self, batch: Carried, read_at: float) -> int | None:
         """Return in how many ms a batch is to be looked at again; None if it is done with."""
-        with closing(Carried(self._services, work.held, work.stored, self._stop)) as batch:
-            there = time.monotonic() - work.since < _STALE_S or batch.read_again()
-            while there:
-                try:
-                    self._phases.carry(batch)
-                    return None
-                except Later as later:
-                    return later.in_ms
-                except Changed:
-                    there = batch.read_again()
+        there = time.monotonic() - read_at < _STALE_S or batch.read_again()
+        while there:
+            try:
+                self._phases.carry(batch)
+                return None
+            except Later as later:
+                return later.in_ms
+            except Changed:
+                there = batch.read_again()
         return None
 
-    def _fail(self, work: Waiting, error: Exception) -> None:
+    def _fail(self, batch: Carried, claim: Claim, error: Exception) -> None:
         """Have a batch tried again, or end."""
-        claim, ended = work.held.job, False
+        ended = False
         tries = self._tries.pop(claim.id, 0) + 1
         while len(self._tries) >= _MOST_FAILED:
             self._tries.pop(next(iter(self._tries)))
         self._tries[claim.id] = tries
         try:
-            with (
-                suppress(Changed, GivenUp, StoreUnavailable),  # it is tried again
-                closing(Carried(self._services, work.held, work.stored, self._stop)) as batch,
-            ):
+            with suppress(Changed, GivenUp, StoreUnavailable):  # it is tried again
                 ended = batch.read_again() and _end(batch, error, tries)
         except Exception:
             log.exception("batch %s cannot be ended", claim.id, extra={"action": "batch_waits"})
