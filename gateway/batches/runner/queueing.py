@@ -163,7 +163,8 @@ def submit_part(
     services: Services, record: BatchRecord, at: int, path: Path,
     report: Callable[[Summary], None], watch: Watch | None = None,
 ) -> None:  # fmt: skip
-    """Queue what is not queued yet of a part, and seal it; `watch` may raise to end that.
+    """Queue what is not queued yet of a part that was made, and seal it; `watch` may raise to end
+    that.
 
     Raises:
         BatchConflict: the part was ended or deleted meanwhile.
@@ -172,10 +173,9 @@ def submit_part(
     """
     part, settings = record.parts[at], services.settings
     sharing, submission = Sharing(record.parts, at), submission_of(record, part)
-    batch = services.batches.batch(part.batch_id) if part.made else None
-    if part.made and batch is None:
+    batch = services.batches.batch(part.batch_id)
+    if batch is None:
         raise BatchConflict(f"batch {part.batch_id} was deleted meanwhile")
-    batch = batch or create_part(services, record, part)
     if batch.sealed:
         return
     check = None if part.all_served and not part.named else sharing.check

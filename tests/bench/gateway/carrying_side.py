@@ -16,7 +16,7 @@ from gateway.batches.api.record import BatchRecord, encode
 from gateway.batches.runner.carried import Carried
 from gateway.batches.runner.lines import look_through
 from gateway.batches.runner.outputs import all_lines, write_files
-from gateway.batches.runner.queueing import parts_for, submit_part
+from gateway.batches.runner.queueing import create_part, parts_for, submit_part
 from gateway.http.services import Services
 from gateway.redis.leases import Held
 from gateway.served import Served
@@ -39,6 +39,7 @@ def main(what: str, batch_id: str, path: str = "") -> None:
     if what == "look":
         looked = look_through(Path(path), ENDPOINT, services.settings.max_line_bytes, 0)
         assert looked.requests and not looked.problems, looked.problems
+        create_part(services, record, record.parts[0])
         submit_part(services, record, 0, Path(path), lambda summary: None)
     else:
         batch = services.batches.batch(batch_id)
