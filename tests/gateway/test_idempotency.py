@@ -18,8 +18,9 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from contract.redis.connect import connect
-from demo.stack import RedisServer
+from demo.stack import RedisServer, eventually
 from gateway.app import EveryAnswer
+from gateway.http import idempotency as asked
 from gateway.http.caller import Caller
 from gateway.http.errors import ApiError, answer
 from gateway.http.idempotency import LARGEST_ANSWER, Idempotency, fingerprint
@@ -264,6 +265,25 @@ async def test_a_gateway_that_died_is_followed_by_another_when_its_lease_ends(
     await gateway.tries.finish(name, "dead", None)  # too late: it is another one's
     assert (await gateway.tries.begin(name, "f", "third")).state == "running"
     assert (await other.tries.begin(name, "g", "third")).state == "other"
+
+
+async def test_the_key_of_a_post_that_lasts_is_held_for_longer(
+    redis_url: str, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (stored, asked):
+        monkeypatch.setattr(module, "LEASE_MS", 400)
+    gateway = Gateway(redis_url)
+    first, end = await running(gateway)
+    (key,) = redis_client.scan_iter("warmq:gateway:idempotent:*")
+    until = int(redis_client.hget(key, "until"))
+
+    def renewed() -> bool:
+        return int(redis_client.hget(key, "until")) > until + 400
+
+    await asyncio.to_thread(eventually, renewed, 10)
+    end.set()
+    assert (await first).status_code == 200
+    await gateway.close()
 
 
 async def test_one_of_many_at_once_is_the_first(gateway: Gateway, other: Gateway) -> None:
