@@ -301,11 +301,8 @@ class Requests:
 def check_length(length: int) -> None:
     """Raise ApiError (413) for a body that is too large, before any of it is read."""
     if length > MOST_BYTES:
-        error = _too_large(
-            f"the body has {length} bytes, more than {MOST_BYTES}; send several batches"
-        )
-        error.close = True
-        raise error
+        told = f"the body has {length} bytes, more than {MOST_BYTES}; send several batches"
+        raise _too_large(told, close=True)
 
 
 def _check(params: Any, at: str) -> None:
@@ -323,5 +320,5 @@ def _check(params: Any, at: str) -> None:
         raise invalid(f"{at}.stream: answers of a batch are not streamed", f"{at}.stream")
 
 
-def _too_large(message: str) -> ApiError:
-    return ApiError(413, message, code="request_too_large", type="request_too_large")
+def _too_large(message: str, *, close: bool = False) -> ApiError:
+    return ApiError(413, message, code="request_too_large", close=close)

@@ -10,7 +10,7 @@ from contract.openai.body import BODY_TYPES
 from contract.redis.announcements import is_alive
 from contract.redis.url import LONGEST_S
 from contract.version import PROTOCOL
-from gateway.batches.api.protocol import Batch, BatchCreate, BatchList, shown, view_status
+from gateway.batches.api.protocol import Batch, BatchCreate, BatchList, shown
 from gateway.batches.api.record import (
     ENDED,
     BatchRecord,
@@ -56,12 +56,26 @@ def view_of(services: Services, caller: Caller, batch_id: str) -> BatchView:
     return view
 
 
-def retrieve(services: Services, caller: Caller, batch_id: str, *, partial: bool = False) -> Batch:
-    """Return one of the caller's batches: one round trip, however many requests it has."""
-    batch = shown(view_of(services, caller, batch_id), partial=partial)
+def find(
+    services: Services, caller: Caller, batch_id: str, *, partial: bool = False
+) -> tuple[Batch, BatchView]:
+    """Return one of the caller's batches, and its view: one round trip, however many requests it
+    has.
+
+    Raises:
+        ApiError: 404, if the caller has none of that id, or it was made by Anthropic's API, which
+            has routes of its own for it.
+    """
+    view = view_of(services, caller, batch_id)
+    batch = shown(view, partial=partial)
     if batch is None:
         raise not_found("batch", batch_id)
-    return batch
+    return batch, view
+
+
+def retrieve(services: Services, caller: Caller, batch_id: str, *, partial: bool = False) -> Batch:
+    """Return one of the caller's batches."""
+    return find(services, caller, batch_id, partial=partial)[0]
 
 
 def page(services: Services, caller: Caller, after: str, limit: int) -> BatchList:
@@ -87,14 +101,11 @@ def cancel(services: Services, caller: Caller, batch_id: str) -> tuple[Batch, Ba
     Raises:
         ApiError: 404; 400 for a batch that has ended otherwise.
     """
-    view = view_of(services, caller, batch_id)
-    if shown(view) is None:  # made by Anthropic's API, which has a route of its own for it
-        raise not_found("batch", batch_id)
-    status = view_status(view)
-    if status in ENDED and status != "cancelled":
-        told = f"batch {batch_id} is {status}: only one that runs can be cancelled"
+    batch, view = find(services, caller, batch_id)
+    if batch.status in ENDED and batch.status != "cancelled":
+        told = f"batch {batch_id} is {batch.status}: only one that runs can be cancelled"
         raise ApiError(400, told, code="batch_not_cancellable", param="batch_id")
-    if status not in ("cancelled", "cancelling"):
+    if batch.status not in ("cancelled", "cancelling"):
         if isinstance(view.source, QueueBatch):
             services.batches.begin_cancel(view.source)
         else:

@@ -124,13 +124,6 @@ _INPUT = "file-in-"
 _NO_LINE = "no line of the file is a valid request; the error file says of each what is wrong"
 
 
-def view_status(view: BatchView) -> str:
-    """Return the status alone."""
-    if isinstance(view.source, QueueBatch):
-        return view.source.status
-    return decode(view.source.document).status
-
-
 def shown(view: BatchView, *, partial: bool = False) -> Batch | None:
     """Return a batch in OpenAI's form; None for one of another API.
 

@@ -18,9 +18,9 @@ from contract.batch import Batch as QueueBatch
 from contract.index import own_id, read_ending
 from contract.redis.batches import BatchStore
 from contract.results import ResultLine, own_line, result_line
-from gateway.batches.api.batches import view_of
+from gateway.batches.api.batches import find
 from gateway.batches.api.output_lines import in_chunks, openai_line
-from gateway.batches.api.protocol import ERRORS, OUTPUT, PARTIAL, Batch, parts_of, shown
+from gateway.batches.api.protocol import ERRORS, OUTPUT, PARTIAL, Batch, parts_of
 from gateway.batches.api.record import ENDED
 from gateway.files.protocol import OUTPUT_PURPOSE, File
 from gateway.http.caller import Caller
@@ -48,12 +48,9 @@ def _find(services: Services, caller: Caller, file_id: str) -> tuple[str, BatchV
     """
     kind = next(kind for kind in _NAMES if file_id.startswith(kind))
     try:
-        view = view_of(services, caller, file_id.removeprefix(kind))
+        batch, view = find(services, caller, file_id.removeprefix(kind))
     except ApiError:
         raise not_found("file", file_id) from None
-    batch = shown(view)
-    if batch is None:
-        raise not_found("file", file_id)
     if kind != PARTIAL and file_id not in (batch.output_file_id, batch.error_file_id):
         raise not_found("file", file_id)
     return kind, view, batch
