@@ -49,14 +49,10 @@ class Body(msgspec.Struct):
 class _Line(msgspec.Struct):
     """A line as nearly all are."""
 
-    custom_id: str
-    url: str
-    body: Body
+    custom_id: str = ""
+    url: str = ""
+    body: Body = msgspec.field(default_factory=Body)
     method: str = "POST"
-
-
-class _BodyAlone(msgspec.Struct):
-    body: Body
 
 
 class _IdAlone(msgspec.Struct):
@@ -68,7 +64,6 @@ class _Refused(Exception):
 
 
 _decode = msgspec.json.Decoder(_Line).decode
-_decode_body = msgspec.json.Decoder(_BodyAlone).decode
 _decode_id = msgspec.json.Decoder(_IdAlone).decode
 _decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _encode = msgspec.json.Encoder().encode
@@ -81,7 +76,7 @@ _NOT_PLAIN = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 def model_of(line: bytes) -> str:
     """Return the model that a line of a file names, '' if it names none that can be read."""
     try:
-        return _decode_body(line).body.model
+        return _decode(line).body.model
     except _NOT_PLAIN:
         pass
     try:
