@@ -18,47 +18,47 @@ BUCKETS = 32
 _VERSION = version()
 
 
-def announcement(serving: Drain) -> bytes:
+def announcement(drain: Drain) -> bytes:
     """Return it as JSON: state, why (absent where the engine runs), queue, model, load, means."""
-    state, why = serving.lifecycle.state, serving.supervisor.why
-    if serving.lifecycle.stopping and serving.supervisor.failed:
+    state, why = drain.lifecycle.state, drain.supervisor.why
+    if drain.lifecycle.stopping and drain.supervisor.failed:
         state = State.STOPPED
-    reason = {"why": shown(why, serving.settings)} if why else {}
+    reason = {"why": shown(why, drain.settings)} if why else {}
     return orjson.dumps({
         "state": state.value,
         **reason,
         "version": _VERSION,
         "protocol": PROTOCOL,
-        **({"part_of": part_of} if (part_of := serving.leases.part_of) else {}),
-        "queue": serving.leases.queue,
-        "model": serving.settings.model,
-        "served": serving.served,
-        **({"adapters": adapters} if (adapters := serving.adapters) else {}),
-        "in_flight": len(serving.in_flight),
-        "limit": serving.room.limit,
-        "done": _done(serving),
-        "deaths": serving.supervisor.deaths,
-        **_engine(serving),
+        **({"part_of": part_of} if (part_of := drain.leases.part_of) else {}),
+        "queue": drain.leases.queue,
+        "model": drain.settings.model,
+        "served": drain.served,
+        **({"adapters": adapters} if (adapters := drain.adapters) else {}),
+        "in_flight": len(drain.in_flight),
+        "limit": drain.room.limit,
+        "done": _done(drain),
+        "deaths": drain.supervisor.deaths,
+        **_engine(drain),
     })  # fmt: skip
 
 
-def _done(serving: Drain) -> dict[str, int]:
+def _done(drain: Drain) -> dict[str, int]:
     """Return totals since the worker started: whoever reads two announcements knows the rates."""
-    counts = serving.counts
+    counts = drain.counts
     return {
         "completed": counts.completed,
         "other": counts.ended - counts.completed,
         "prompt_tokens": counts.prompt_tokens,
         "completion_tokens": counts.completion_tokens,
-        "cached_tokens": serving.supervisor.cached_prompt_tokens(),
+        "cached_tokens": drain.supervisor.cached_prompt_tokens(),
         "handed_back": counts.handed_back,
     }
 
 
-def _engine(serving: Drain) -> dict[str, object]:
+def _engine(drain: Drain) -> dict[str, object]:
     """Return what is known of the engine once it has started, as far as its adapter tells it:
     on what it runs, and the batch sizes for which an NPU's model was compiled, largest first."""
-    able = serving.supervisor.capacity
+    able = drain.supervisor.capacity
     if able is None:
         return {}
     told = {
@@ -70,7 +70,7 @@ def _engine(serving: Drain) -> dict[str, object]:
         **{name: value for name, value in told.items() if value},
         "slots": able.max_num_seqs,
         **{name: value for name, value in known.items() if value is not None},
-        **serving.means.as_json(),
+        **drain.means.as_json(),
     }
 
 

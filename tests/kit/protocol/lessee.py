@@ -252,6 +252,13 @@ def stored(client: redis.Redis, request_id: str) -> dict[str, Any] | None:
     return orjson.loads(raw) if raw is not None else None
 
 
+def result_of(client: redis.Redis, request_id: str) -> dict[str, Any]:
+    """Return the stored result of a request that has one."""
+    meta = stored(client, request_id)
+    assert meta is not None, request_id
+    return meta
+
+
 def now(store: BatchStore, batch_id: str = "b1") -> Batch:
     """Return the batch as it is now."""
     batch = store.batch(batch_id)

@@ -15,7 +15,9 @@ from kit.protocol.lessee import (
     Lessee,
     celery_message,
     dead_messages,
+    now,
     queued_ids,
+    result_of,
     stored,
     submit_batch,
 )
@@ -23,11 +25,6 @@ from kit.protocol.lessee import (
 from contract import naming
 from contract.redis import keys
 from contract.redis.batches import BatchStore
-
-
-@pytest.fixture
-def worker(redis_client: redis.Redis) -> Lessee:
-    return Lessee(redis_client)
 
 
 def push(client: redis.Redis, *messages: bytes, list_key: str = QUEUE) -> None:
@@ -219,12 +216,10 @@ def test_requests_of_a_cancelled_batch_end_when_pop_meets_them(
     worker.run("cancel", submitted.id, submitted.batch.life, 1, 60_000)
     push(redis_client, b"garbage", list_key=submitted.list_key)
     assert worker.pop() == []
-    batch = store.batch(submitted.id)
-    assert batch is not None
+    batch = now(store, submitted.id)
     assert batch.number("cancelled") == 3
     assert batch.status == "cancelled"
-    meta = stored(redis_client, submitted.ids[0])
-    assert meta is not None
+    meta = result_of(redis_client, submitted.ids[0])
     assert meta["status"] == "REVOKED"
     assert meta["warmq"]["error"]["code"] == "cancelled"
     assert meta["warmq"]["custom_id"] == "c1"
@@ -238,11 +233,9 @@ def test_requests_past_their_deadline_end_as_expired(
     raw = redis_client.lpop(submitted.list_key)
     redis_client.lpush(submitted.list_key, raw.replace(b'"deadline":null', b'"deadline":1.5'))
     assert worker.pop() == []
-    meta = stored(redis_client, submitted.ids[0])
-    assert meta is not None
+    meta = result_of(redis_client, submitted.ids[0])
     assert meta["warmq"]["error"]["code"] == "expired"
-    batch = store.batch(submitted.id)
-    assert batch is not None
+    batch = now(store, submitted.id)
     assert batch.status == "expired"
 
 
@@ -252,8 +245,7 @@ def test_revoked_requests_end_when_pop_meets_them(
     redis_client.zadd(keys.REVOKED, {"a": 2e9})
     push(redis_client, celery_message("a"), celery_message("b"))
     assert [lease.request_id for lease in worker.pop()] == ["b"]
-    meta = stored(redis_client, "a")
-    assert meta is not None
+    meta = result_of(redis_client, "a")
     assert meta["result"]["exc_type"] == "TaskRevokedError"
     assert redis_client.pttl(keys.result_key("a")) > 0
 

@@ -16,12 +16,6 @@ from contract.redis.batches import BatchStore
 from contract.redis.tenants import Tenant
 
 
-@pytest.fixture
-def worker(redis_client: redis.Redis) -> Lessee:
-    """Return one worker's side of the protocol."""
-    return Lessee(redis_client)
-
-
 def ask(worker: Lessee, name: str, tenant: str, n: int = 1, priority: int = 0) -> None:
     """Push an online chat of `n` answers, as a gateway does."""
     message = write_online(

@@ -18,12 +18,6 @@ from contract.redis.tenants import Tenant
 from contract.results import success_meta
 
 
-@pytest.fixture
-def worker(redis_client: redis.Redis) -> Lessee:
-    """Return one worker's side of the protocol."""
-    return Lessee(redis_client)
-
-
 def batches_of(leases: list[Lease]) -> list[str]:
     """Return the batch of each lease, in the order in which they were popped."""
     return [
