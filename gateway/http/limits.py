@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from contract.redis.records import Records
@@ -33,27 +33,27 @@ def estimated_tokens(size: int) -> int:
     return -(-size // BYTES_PER_TOKEN)
 
 
+@dataclass(slots=True)
 class Allowance:
-    """What an online request was allowed. Its `headers` go on the answer."""
+    """What an online request was allowed. Its `headers` go on the answer; `limits` are those that
+    count its `tokens`."""
 
-    def __init__(
-        self, limits: Limits | None = None, caller: Caller | None = None, tokens: int = 0,
-        headers: Mapping[str, str] | None = None,
-    ) -> None:  # fmt: skip
-        self.headers = headers or {}
-        self._limits, self._caller, self._tokens = limits, caller, tokens
+    headers: Mapping[str, str]
+    limits: Limits | None = None
+    caller: Caller | None = None
+    tokens: int = 0
 
     def settle(self, tokens: int) -> None:
         """Say what the request has used, of prompt and answer; 0 if it was not run.
 
         It returns at once; a correction that Redis does not take is lost, which a minute heals.
         """
-        taken, self._tokens = self._tokens, tokens
-        if self._limits is not None and self._caller is not None and tokens != taken:
-            self._limits.correct(self._caller, tokens - taken)
+        taken, self.tokens = self.tokens, tokens
+        if self.limits is not None and self.caller is not None and tokens != taken:
+            self.limits.correct(self.caller, tokens - taken)
 
 
-_FREE = Allowance()
+_FREE = Allowance({})
 
 
 class Limits:
@@ -81,8 +81,7 @@ class Limits:
         )
         headers = rate_headers(caller, taken)
         if taken.allowed:
-            counted = self if tokens_limit else None
-            return Allowance(counted, caller, tokens, headers)
+            return Allowance(headers, self if tokens_limit else None, caller, tokens)
         raise too_fast(caller, tokens, taken, headers)
 
     def correct(self, caller: Caller, tokens: int) -> None:

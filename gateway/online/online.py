@@ -78,7 +78,7 @@ class Online:
 @asynccontextmanager
 async def online(settings: GatewaySettings, lookup: KeyLookup) -> AsyncIterator[Online]:
     """Hear of results as long as the block runs."""
-    redis = LiveRequests(settings.redis_url.get_secret_value(), "warmq-gateway-online")
+    redis = LiveRequests.open(settings.redis_url.get_secret_value(), "warmq-gateway-online")
     waiting = Waiting(redis, settings)
     models = Models(redis, settings.queue, settings.gateway_models)
     revocations = Revocations(lookup)

@@ -14,7 +14,7 @@ from contract import naming
 from contract.redis import keys
 from contract.redis.announcements import read_announcements
 from contract.redis.client import AsyncClient, translated
-from contract.redis.connect import connect_async
+from gateway.redis.calls import Calls
 
 #: How long a cancellation is remembered for requests that still wait in their list, in seconds;
 #: their own deadlines end before.
@@ -39,12 +39,8 @@ class Queued(NamedTuple):
     full: str = ""
 
 
-class LiveRequests:
-    """Online requests in one Redis. Each call raises StoreUnavailable where it cannot be used."""
-
-    def __init__(self, url: str, name: str) -> None:
-        """Prepare; nothing is connected yet. Redis shows the connections under `name`."""
-        self._client: AsyncClient = connect_async(url, name)
+class LiveRequests(Calls):
+    """Online requests. No call is made twice: whoever asks is told that Redis is away."""
 
     async def push(
         self, requests: Sequence[Push], *, high_water: float, high_water_requests: int
@@ -86,10 +82,6 @@ class LiveRequests:
     async def reconnect(self) -> None:
         """Use none of the idle connections again: Redis has been away."""
         await self._client.connection_pool.disconnect(inuse_connections=False)
-
-    async def close(self) -> None:
-        """Close all connections."""
-        await self._client.aclose()
 
 
 def _queued(reply: int | bytes) -> Queued:

@@ -12,7 +12,7 @@ MOMENTS, APART_S = 60, 0.0001
 
 async def test_any_command_raises_the_cancellation_of_its_task(redis_url: str) -> None:
     for moment in range(MOMENTS):
-        redis = LiveRequests(redis_url, "test")
+        redis = LiveRequests.open(redis_url, "test")
 
         async def ask(redis: LiveRequests = redis) -> None:
             while True:

@@ -152,7 +152,7 @@ def test_a_form_without_the_sessions_own_token_is_not_taken_and_keeps_no_file(
     other, _ = key_of(stack, "files")
     with logged_in(stack, mine) as client, logged_in(stack, other) as another:
         foreign = csrf(another.get("/ui").text)
-        for sent in ("", "x", foreign):
+        for sent in ("", "x", "é", foreign):
             for path in WRITES:
                 if path == "/ui/submit":
                     continue

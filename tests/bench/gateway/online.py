@@ -86,7 +86,7 @@ def _listens(port: int) -> bool:
 async def direct(url: str, seconds: float) -> list[float]:
     """Return ms on top of each request's time in the engine, without HTTP."""
     settings = GatewaySettings(redis_url=url)
-    redis = LiveRequests(url, "bench-direct")
+    redis = LiveRequests.open(url, "bench-direct")
     waiting = Waiting(redis, settings)
     hearing = asyncio.create_task(waiting.run())
     drawn = Load("", "", seconds, MEAN_S, MODEL)

@@ -83,7 +83,7 @@ async def _pushed(live: LiveRequests) -> list[Queued]:
 
 def _live(url: str, ask: Callable[[LiveRequests], Awaitable[object]]) -> object:
     async def run() -> object:
-        live = LiveRequests(url, "test")
+        live = LiveRequests.open(url, "test")
         try:
             return await ask(live)
         finally:

@@ -110,7 +110,7 @@ def test_results_are_heard_again_however_often_the_connection_is_lost(own: Redis
     client = own.client()
 
     async def call() -> None:
-        live = LiveRequests(own.url, "reset")
+        live = LiveRequests.open(own.url, "reset")
         waiting = Waiting(live, GatewaySettings(_env_file=None, redis_url=own.url))
         hearing = asyncio.create_task(waiting.run())
         before = None

@@ -98,7 +98,7 @@ async def at_every_await(make: Make, client: redis.Redis | None = None, kind: st
 
 def test_results_are_heard_until_it_is_cancelled(redis_url: str, redis_client: redis.Redis) -> None:
     async def run() -> None:
-        live = LiveRequests(redis_url, "test")
+        live = LiveRequests.open(redis_url, "test")
         settings = GatewaySettings(_env_file=None, redis_url=redis_url)
 
         def make() -> Any:
@@ -120,7 +120,7 @@ def test_a_redis_that_resets_connections_swallows_nothing() -> None:
 
         server = await asyncio.start_server(reset, "127.0.0.1", 0)
         url = f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}/0"
-        live = LiveRequests(url, "test")
+        live = LiveRequests.open(url, "test")
         settings = GatewaySettings(_env_file=None, redis_url=url)
         await at_every_await(lambda: Waiting(live, settings).run())
         await live.close()
