@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
 from http import HTTPStatus
@@ -29,7 +28,7 @@ from gateway.files import routes as files
 from gateway.files.uploads import routes as uploads
 from gateway.http.bodies import Bodies, Reading
 from gateway.http.caller import Caller
-from gateway.http.errors import ApiError, api_error, refuse, response_for, stopping
+from gateway.http.errors import ApiError, api_error, new_request_id, refuse, response_for, stopping
 from gateway.http.http import reply
 from gateway.http.idempotency import Idempotency
 from gateway.http.services import Services
@@ -79,7 +78,7 @@ class EveryAnswer:
         if scope["type"] != "http":  # that the process starts, or ends
             await scope["app"].router(scope, receive, send)
             return
-        request_id = f"req_{secrets.token_hex(16)}"
+        request_id = new_request_id()
         scope["warmq.request_id"] = request_id
         working_on(request_id=request_id)
         scope["warmq.caller"] = Caller()

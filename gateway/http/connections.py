@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import logging
 import resource
-import secrets
 from typing import Any, cast
 from urllib.parse import unquote
 
@@ -18,7 +17,7 @@ import httptools
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from gateway.http.errors import ApiError, refuse, response_for
+from gateway.http.errors import ApiError, new_request_id, refuse, response_for
 
 #: A request line and its headers: bytes, and seconds from the first byte (or the connection).
 HEAD_BYTES = 64 * 1024
@@ -81,7 +80,7 @@ class Guard:
             503, f"this gateway has {self.most} connections, the most that it takes; try again",
             code="too_many_connections", after_s=2,
         )  # fmt: skip
-        scope["warmq.request_id"] = _new_id()
+        scope["warmq.request_id"] = new_request_id()
         await refuse(scope, receive, send, told, close=True)
 
 
@@ -204,7 +203,7 @@ class Connection(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         """Answer what is no request, or no whole one, in the envelope of its path."""
         status, text = self._wrong
-        request_id = _new_id()
+        request_id = new_request_id()
         scope = {"path": _path_of(self.url), "warmq.request_id": request_id}
         told = response_for(scope, ApiError(status, text, code="bad_request"))
         told.headers.update({"connection": "close", "x-request-id": request_id})
@@ -213,10 +212,6 @@ class Connection(HttpToolsProtocol):
         lines = b"".join(b"%s: %s\r\n" % pair for pair in told.raw_headers)
         self.transport.write(head + lines + b"\r\n" + bytes(told.body))
         self.transport.close()
-
-
-def _new_id() -> str:
-    return f"req_{secrets.token_hex(16)}"
 
 
 def _path_of(url: bytes) -> str:

@@ -3,6 +3,7 @@ helps."""
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
 from typing import Any
 
@@ -143,6 +144,11 @@ def response_for(scope: Scope, error: ApiError) -> Response:
     headers = {**error.headers, **({"request-id": request_id} if request_id else {})}
     body = anthropic_body(error, request_id)
     return Response(body, error.status, headers, "application/json")
+
+
+def new_request_id() -> str:
+    """Return the id of a request, which its answer carries."""
+    return f"req_{secrets.token_hex(16)}"
 
 
 def stopping() -> ApiError:

@@ -132,7 +132,7 @@ class Sessions(Calls):
 
     async def begin(self, token: str, key_digest: str) -> None:
         """Remember that a token stands for a key."""
-        await self._run("session_put", _digest(token), key_digest, LIFE_S)
+        await self._run("session_put", digest_of(token), key_digest, LIFE_S)
 
     async def key_digest(self, token: str) -> str:
         """Return the digest of the key that a token stands for; '' if it has none (any more)."""
@@ -147,9 +147,5 @@ class Sessions(Calls):
         return await ride_out(self._client, lambda: self._client.execute_command(*command))
 
 
-def _digest(token: str) -> str:
-    return hashlib.sha256(token.encode()).hexdigest()
-
-
 def _name(token: str) -> str:
-    return f"warmq:gateway:session:{_digest(token)}"
+    return f"warmq:gateway:session:{digest_of(token)}"
