@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from contract.errors import EngineDead
@@ -208,21 +208,13 @@ def _news_of(key: Key, told: _Told, running: Running, texts: Sequence[str]) -> _
     """
     attempt = running.delivery.attempt
     known = told.texts if told.attempt == attempt else {}
-    if not all(map(_goes_on, known.values(), (_text_of(texts, n) for n in known))):
-        known = {}
-    after = _Told(told.until, told.raw, attempt, dict(known))
-    pieces = []
+    news = _News(key, told, running, [], _Told(told.until, told.raw, attempt, dict(known)))
     for choice, text in enumerate(texts):
-        at = len(known.get(choice, ""))
-        if len(text) > at:
-            pieces.append(Piece(key[0], attempt, choice, at, text[at:]))
-            after.texts[choice] = text
-    return _News(key, told, running, pieces, after)
-
-
-def _text_of(texts: Sequence[str], choice: int) -> str:
-    return texts[choice] if choice < len(texts) else ""
-
-
-def _goes_on(known: str, text: str) -> bool:
-    return text.startswith(known) or known.startswith(text)
+        old = known.get(choice, "")
+        if len(text) > len(old) and text.startswith(old):
+            news.pieces.append(Piece(key[0], attempt, choice, len(old), text[len(old) :]))
+            news.after.texts[choice] = text
+        elif not old.startswith(text):
+            anew = _news_of(key, _Told(told.until, told.raw), running, texts)
+            return replace(anew, told=told)
+    return news
