@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from contract.batch import Batch
-from contract.redis.batches import BatchStore
 from contract.redis.reads import Reads
 from contract.redis.ring import Minute, RingReads
 
@@ -61,13 +60,7 @@ def left_s(pace: Pace | None, total: int, done: int, tokens: int) -> float | Non
     return pace.seconds((total - done) * tokens / done, total - done)
 
 
-def left_of(store: BatchStore, batch: Batch) -> float | None:
-    """Return how long a batch still takes, by the pace of its queue now."""
-    queue = batch.fields.get("queue", "")
-    pace = pace_of_queue(store, queue, store.workers(queue))
-    return left_s(pace, batch.number("total"), batch.terminal, tokens_of(batch))
-
-
-def tokens_of(batch: Batch) -> int:
-    """Return how many tokens a batch's requests have had, read and written."""
-    return batch.number("prompt_tokens") + batch.number("completion_tokens")
+def left_of(batch: Batch, pace: Pace | None) -> float | None:
+    """Return how long a batch of `producer submit` still takes at its queue's pace."""
+    tokens = batch.number("prompt_tokens") + batch.number("completion_tokens")
+    return left_s(pace, batch.number("total"), batch.terminal, tokens)

@@ -5,7 +5,7 @@ import click
 from producer.cli import options, show
 from producer.cli.context import Context, pass_context
 from producer.queue_workers import QueueWorkers
-from producer.time_left import left_of
+from producer.time_left import left_of, pace_of_queue
 
 
 @click.command("status")
@@ -22,6 +22,9 @@ def command(context: Context, *, batch_id: str, custom_id: str | None, as_json: 
     elif as_json:
         show.put_json(show.batch_json(batch))
     else:
-        workers = QueueWorkers(store, batch.fields.get("queue", "")).text()
-        running = (None, None) if batch.finished else (workers, left_of(store, batch))
-        show.batch_table(batch, *running)
+        workers = left_s = None
+        if not batch.finished:
+            queue = batch.fields.get("queue", "")
+            workers = QueueWorkers(store, queue).text()
+            left_s = left_of(batch, pace_of_queue(store, queue, store.workers(queue)))
+        show.batch_table(batch, workers, left_s)

@@ -14,7 +14,7 @@ from contract.redis.ring import Minute, RingReads
 from contract.redis.waiting import WaitingReads
 from producer.cli.context import Context, pass_context
 from producer.queue_workers import clock_text
-from producer.time_left import left_s, pace_of_queue, tokens_of
+from producer.time_left import Pace, left_of, pace_of_queue
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -76,23 +76,13 @@ class Look:
         found = [one for one in states if one is not None]
         batches = sorted(found, key=lambda one: one.finished)[:BATCHES]
         parts = [_head(rates, workers, waiting, minutes), _workers(workers)]
-        return Group(*parts, _batches(batches, self._left(batches, workers), time.time()))
+        return Group(*parts, _batches(batches, self._paces(batches, workers), time.time()))
 
-    def _left(self, batches: list[Batch], workers: list[dict[str, Any]]) -> dict[str, float | None]:
-        """Return by its id how long each batch that runs still takes."""
-        running = [one for one in batches if not one.finished]
-        paces = {
-            queue: pace_of_queue(self._store, queue, (w for w in workers if w["queue"] == queue))
-            for queue in {one.fields.get("queue", "") for one in running}
-        }
+    def _paces(self, batches: list[Batch], workers: list[dict[str, Any]]) -> dict[str, Pace | None]:
+        """Return at what pace the queues work of whose batches one runs."""
         return {
-            one.id: left_s(
-                paces[one.fields.get("queue", "")],
-                one.number("total"),
-                one.terminal,
-                tokens_of(one),
-            )
-            for one in running
+            queue: pace_of_queue(self._store, queue, (w for w in workers if w["queue"] == queue))
+            for queue in {one.fields.get("queue", "") for one in batches if not one.finished}
         }
 
     def _rates(self, workers: list[dict[str, Any]], minutes: list[Minute]) -> dict[str, float]:
@@ -159,7 +149,7 @@ def _workers(workers: list[dict[str, Any]]) -> Any:
     return table
 
 
-def _batches(batches: list[Batch], left: dict[str, float | None], now: float) -> Any:
+def _batches(batches: list[Batch], paces: dict[str, Pace | None], now: float) -> Any:
     from rich.markup import escape  # noqa: PLC0415
 
     table = _table("BATCH", "STATE", ">DONE", ">OF", ">FAILED", ">REQUESTS/S", ">LEFT")
@@ -167,7 +157,8 @@ def _batches(batches: list[Batch], left: dict[str, float | None], now: float) ->
         done, total = one.terminal, one.number("total")
         seconds = one.seconds or max(0.001, now - int(one.created) / 1000)
         rate = done / seconds
-        seconds_left = left.get(one.id)
+        pace = None if one.finished else paces[one.fields.get("queue", "")]
+        seconds_left = left_of(one, pace)
         shown = "" if seconds_left is None else clock_text(seconds_left)
         failed = one.number("failed") + one.number("expired")
         row = (f"{done:,}", f"{total:,}", f"{failed:,}", f"{rate:,.1f}", shown)

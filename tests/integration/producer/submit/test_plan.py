@@ -9,11 +9,22 @@ from typing import Any
 import orjson
 import pytest
 import redis
-from kit.commands.support import as_json, batch_file, chat_line, run_all, run_producer, write_lines
+from kit.commands.support import (
+    as_json,
+    batch_file,
+    chat_line,
+    finish,
+    run_all,
+    run_producer,
+    write_lines,
+)
 from kit.drain.draining import Draining, draining, soon
+from kit.protocol.lessee import Lessee, submit_batch
+from kit.stacks.older_worker import announce
 
 from contract.redis.batches import BatchStore
 from contract.redis.ring import RingReads
+from contract.version import PROTOCOL
 from worker.engine import Completion, EngineRequest
 from worker.engine.simulated.engine import SimulatedEngine, _answer
 
@@ -130,6 +141,21 @@ def test_status_shows_what_was_expected_beside_what_came(
     text = run_producer("status", "b1", redis_url=redis_url).stdout
     assert f"about {batch['expected']['prompt_tokens']} prompt" in text
     assert "took" in text
+
+
+@pytest.mark.parametrize("command", [("status", "b1"), ("top", "--once")])
+def test_the_time_left_of_a_running_batch_is_told_by_what_its_queue_did(
+    redis_url: str, redis_client: redis.Redis, store: BatchStore, command: tuple[str, ...]
+) -> None:
+    submit_batch(store, 12)
+    lessee = Lessee(redis_client)
+    finish(lessee, lessee.pop()[:2])  # of 5 tokens each
+    announce(redis_client, "celery@a.1.x", slots=2, protocol=PROTOCOL)
+    minute = store.now_ms() // 60_000 - 1  # two slots, a token a second each
+    redis_client.hset("warmq:ring:warmq", str(minute % 1440), f"{minute} 1 0 60 60 0 120 120")
+    told = run_producer(*command, redis_url=redis_url)
+    assert told.returncode == 0, told.stderr
+    assert "0:00:25" in told.stdout  # 50 tokens, by 2 a second
 
 
 def used(client: redis.Redis) -> int:
