@@ -36,7 +36,7 @@ class Started:
 class FirstText:
     """Text of a request that somebody listens to was seen for the first time in this attempt.
 
-    `after_s` counts from its lease to the look that found the text (streaming.PAUSE_S apart).
+    `after_s` counts from its lease to the look that found the text (running_text.PAUSE_S apart).
     """
 
     delivery: Delivery

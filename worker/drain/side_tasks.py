@@ -9,8 +9,7 @@ from worker.drain.cancels import Cancels
 from worker.drain.drain import Drain
 from worker.drain.events import LeasesLost
 from worker.drain.heartbeat import beat
-from worker.drain.history import History
-from worker.drain.progress import Progress
+from worker.drain.progress import History, Progress
 from worker.drain.running_text import RunningText
 from worker.drain.scripts import ERRORS
 from worker.drain.sweeper import sweep

@@ -63,7 +63,7 @@ async def test_a_plan_tells_time_from_what_the_workers_did_in_their_last_minutes
 ) -> None:
     warm = write_lines(tmp_path / "warm.jsonl", lines(300, 400, 40, "s") + lines(300, 4000, 5, "l"))
     file = write_lines(tmp_path / "file.jsonl", lines(400, 2000, 20, "f"))
-    monkeypatch.setattr("worker.drain.history.WRITE_S", 1.0)
+    monkeypatch.setattr("worker.drain.progress.WRITE_S", 1.0)
     async with draining(redis_url, RatedEngine, simulated_slots=SLOTS) as running:
         before = await producer(running, "plan", file)
         submitted = asyncio.to_thread(run_producer, "submit", warm, redis_url=redis_url)
