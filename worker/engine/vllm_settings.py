@@ -4,15 +4,19 @@ WARMQ_ENGINE_ARGS, the options of `vllm serve`, is parsed here once.
 """
 
 import json
+import math
+import os
 import shlex
 from typing import Any, ClassVar
 
 from pydantic import Field, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
-from contract.settings import Seconds
+from contract.settings import Seconds, SettingsError
 from worker.settings import WorkerSettings
 
+#: vLLM's own variable; for `vllm serve` its default is 10 s.
+STATISTICS = "VLLM_LOG_STATS_INTERVAL"
 #: Short options by their long names.
 SHORT = {
     "tp": "tensor-parallel-size", "pp": "pipeline-parallel-size", "dp": "data-parallel-size",
@@ -92,3 +96,21 @@ class VllmSettings(WorkerSettings):
     rbln_timeout_s: Seconds = Field(
         60, gt=0, description="RBLN: the runtime's own time limit on one step"
     )
+
+
+def statistics_every_s() -> float | None:
+    """Return how often vLLM is to log its statistics; None if its own variable says nothing.
+
+    Raises:
+        SettingsError: it says no number of seconds.
+    """
+    told = os.environ.get(STATISTICS)
+    if not told:
+        return None
+    try:
+        every_s = float(told)
+    except ValueError:
+        every_s = 0.0
+    if not 0.1 <= every_s < math.inf:
+        raise SettingsError(f"{STATISTICS}: give seconds, 0.1 at least, or unset it")
+    return every_s

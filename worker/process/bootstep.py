@@ -19,17 +19,20 @@ from celery.worker import state as celery_state
 from contract.errors import StoreUnavailable
 from contract.results import OUTCOMES
 from contract.settings import SettingsError
+from contract.version import version
 from worker.drain import heartbeat
+from worker.drain.announcement import shown
 from worker.drain.drain import Drain
 from worker.drain.leases import Leases
-from worker.drain.lifecycle import STOP_S, LastResort
+from worker.drain.lifecycle import STOP_S, LastResort, State
 from worker.drain.loop import run_drain
 from worker.drain.side_tasks import SideTasks
 from worker.engine.catalogue import front_ends_of, load_settings, make_engine
 from worker.process.front_ends import FrontEnds
 from worker.process.loop_watch import LoopWatch
-from worker.process.status import describe
+from worker.settings import WorkerSettings
 from worker.telemetry.metrics import metrics_page
+from worker.telemetry.reports import counts_of, report_of, summed
 from worker.telemetry.task_events import TaskEvents, Told
 from worker.telemetry.traces import traces
 
@@ -117,7 +120,7 @@ class EngineStep(bootsteps.StartStopStep):
 
     def info(self, worker: Any) -> dict[str, Any]:
         """Return what `celery inspect stats` shows about us."""
-        return {"warmq": describe(self.settings, self.drain, self.front_ends)}
+        return {"warmq": _stats(self.settings, self.drain, self.front_ends)}
 
     def _on_signal(self, how: str = "", **_: Any) -> None:
         self._call("hurry" if how == "Cold" else "stop")
@@ -131,8 +134,8 @@ class EngineStep(bootsteps.StartStopStep):
 
     def in_flight(self) -> int:
         """Return how many requests all front ends hold."""
-        held: int = len(self.drain.in_flight) if self.drain else 0
-        return held + sum(int(each["in_flight"]) for each in self.front_ends.reports())
+        held = len(self.drain.in_flight) if self.drain else 0
+        return held + summed(self.front_ends.reports(), "in_flight")
 
     def ended(self) -> int:
         """Return how many requests have ended in this worker since it started."""
@@ -219,3 +222,30 @@ def _log_fatal(error: BaseException) -> None:
     # A wrong setting says all in its message; anything else needs its traceback.
     trace = None if isinstance(error, SettingsError | StoreUnavailable) else error
     log.critical("the drain ended: %s", error, exc_info=trace, extra={"action": "fatal"})
+
+
+def _stats(settings: WorkerSettings, drain: Drain | None, front_ends: FrontEnds) -> dict[str, Any]:
+    """Return state, capacity and what is in flight of all front ends; JSON can carry it."""
+    if drain is None:
+        return {"state": State.STARTING.value}
+    capacity = drain.supervisor.capacity
+    reports = [report_of(drain), *front_ends.reports()]
+    return {
+        "state": drain.lifecycle.state.value,
+        "why": shown(drain.supervisor.why, settings),
+        "version": version(),
+        "queue": settings.queue_to_drain,
+        "engine": settings.engine,
+        "model": capacity.model if capacity else settings.model,
+        "served_model_name": settings.served_model_name,
+        "max_num_seqs": front_ends.max_num_seqs,
+        "front_ends": front_ends.count,
+        "max_model_len": capacity.max_model_len if capacity else None,
+        "in_flight": summed(reports, "in_flight"),
+        "in_flight_limit": summed(reports, "limit"),
+        "lease_s": settings.lease_s,
+        "engine_deaths": drain.supervisor.deaths,
+        "redis_errors": summed(reports, "redis_errors"),
+        "counts": counts_of(reports),
+        "details": capacity.details if capacity else {},
+    }

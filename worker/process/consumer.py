@@ -98,6 +98,8 @@ class ControlConsumer(Consumer):
             log.info("control commands are answered again", extra={"action": "control_back"})
 
 
+# -- Celery's events -------------------------------------------------------------------
+
 EVERY_S = 0.5
 #: Most events in one message, of about 300 bytes each.
 IN_GROUP = 200

@@ -10,7 +10,7 @@ from celery.worker.control import Panel, control_command, inspect_command
 from celery.worker.state import revoked
 
 from worker.process.bootstep import current
-from worker.process.status import as_task
+from worker.telemetry.reports import as_task
 
 REPLY_S = 5.0
 

@@ -25,13 +25,11 @@ import orjson
 
 from contract.errors import EngineDead
 from contract.log_lines import set_up
-from contract.redis.scripts import script_errors, script_times
 from worker.drain.drain import Drain
 from worker.drain.events import EngineReady
 from worker.drain.leases import Leases
 from worker.drain.lifecycle import STOP_S, LastResort
 from worker.drain.loop import run_drain
-from worker.drain.scripts import SCRIPTS
 from worker.drain.side_tasks import SideTasks
 from worker.drain.supervisor import Share
 from worker.engine.catalogue import attach_engine, load_settings
@@ -39,8 +37,7 @@ from worker.engine.tie import untie
 from worker.process.bootstep import YOUNG_OBJECTS
 from worker.process.front_ends import opened
 from worker.process.loop_watch import LoopWatch
-from worker.process.status import as_task
-from worker.telemetry.seen import Seen
+from worker.telemetry.reports import Seen, as_task, report_of
 from worker.telemetry.task_events import REQUESTS_PER_S, TaskEvents
 from worker.telemetry.traces import traces
 
@@ -140,20 +137,7 @@ class Part:
             await asyncio.sleep(REPORT_S)
 
     def _tell_all(self) -> None:
-        drain = self.drain
-        report = {
-            "in_flight": len(drain.in_flight),
-            "oldest_s": drain.in_flight.oldest_s(),
-            "limit": drain.room.limit,
-            "slots": drain.room.slots,
-            "redis_errors": script_errors(),
-            "scripts": {name: list(of) for name, of in script_times(SCRIPTS).items()},
-            "cached_tokens": drain.supervisor.cached_prompt_tokens(),
-            "counts": drain.counts.as_json(),
-        }
-        if self._seen is not None:
-            report["seen"] = self._seen.as_json()
-        self._tell(report=report)
+        self._tell(report=report_of(self.drain, self._seen))
         if told := self._task_events.take():
             self._tell(task_events=told)
 

@@ -20,7 +20,6 @@ import signal
 import sys
 import threading
 import traceback
-from dataclasses import dataclass
 
 from contract.message import Delivery
 from worker.drain.drain import Drain
@@ -38,14 +37,6 @@ STOPPING_S = 10.0
 #: How long Redis may take to take everything back; else the leases end.
 RELEASE_S = 5.0
 _STDERR = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Stall:
-    """What was in flight when the loop stood, and which of it ran on the loop."""
-
-    deliveries: list[Delivery]
-    culprits: frozenset[str]
 
 
 class LoopWatch:
@@ -105,8 +96,11 @@ class LoopWatch:
 
     def _end(self, limit_s: float) -> None:
         """Say what the loop does, hand everything back, and exit."""
-        stall = self._stall()
-        names = ", ".join(d.request_id for d in stall.deliveries if d.lease in stall.culprits)
+        running = asyncio.current_task(self._loop)
+        held: list[Running] = list(self._drain.in_flight)
+        deliveries = [one.delivery for one in held]
+        culprits = [one.delivery for one in held if one.task is not None and one.task is running]
+        names = ", ".join(delivery.request_id for delivery in culprits)
         frame = sys._current_frames().get(self._loop_thread)
         log.critical(
             "the drain's loop in process %d has stood for %.0f s, running %s: the process ends "
@@ -123,7 +117,7 @@ class LoopWatch:
         last_resort.daemon = True
         last_resort.start()
         try:
-            asyncio.run(self._release_in_time(stall))
+            asyncio.run(self._release(deliveries, frozenset(one.lease for one in culprits)))
         except Exception as error:  # SWEEP puts it back once the leases have ended
             log.warning(
                 "requests return when their leases end: %s",
@@ -133,24 +127,15 @@ class LoopWatch:
         finally:
             os._exit(EXIT_STALLED)
 
-    async def _release_in_time(self, stall: Stall) -> None:
-        async with asyncio.timeout(RELEASE_S):
-            await self._release(stall)
-
-    def _stall(self) -> Stall:
-        current = asyncio.current_task(self._loop)
-        held: list[Running] = list(self._drain.in_flight)
-        culprits = (one for one in held if one.task is not None and one.task is current)
-        return Stall([one.delivery for one in held], frozenset(c.delivery.lease for c in culprits))
-
-    async def _release(self, stall: Stall) -> None:
-        """Hand back, over a connection of this thread's own.
+    async def _release(self, deliveries: list[Delivery], culprits: frozenset[str]) -> None:
+        """Hand back in time, over a connection of this thread's own.
 
         Nothing is handed back where no request is found to be the cause: SWEEP counts a death for
         all that was inside then, and suspects are run apart.
         """
-        if not stall.culprits:
+        if not culprits:
             return
-        leases = Leases(self._drain.settings, self._drain.leases.worker_id)
-        await leases.release(stall.deliveries, stall.culprits)
-        await leases.leave()
+        async with asyncio.timeout(RELEASE_S):
+            leases = Leases(self._drain.settings, self._drain.leases.worker_id)
+            await leases.release(deliveries, culprits)
+            await leases.leave()

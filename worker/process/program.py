@@ -6,7 +6,6 @@ Set as the app's `Worker` (worker/app.py); read beside celery/apps/worker.py of 
 from __future__ import annotations
 
 import atexit
-import contextlib
 import logging
 import os
 import signal
@@ -165,6 +164,9 @@ def banner(settings: WorkerSettings, name: str) -> str:
     return "\n".join(lines)
 
 
+# -- the standard streams, which whoever starts a worker may have closed ---------------
+
+
 def open_streams() -> None:
     """Open those of stdin, stdout and stderr that are closed.
 
@@ -196,7 +198,7 @@ def write_once(text: str) -> None:
     if stream is None:
         return
     line = f"{text}\n".encode(stream.encoding, "backslashreplace")
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         os.write(stream.fileno(), line)
 
 

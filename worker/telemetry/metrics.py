@@ -23,14 +23,12 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import REGISTRY, Collector
 
 from contract.histogram import samples
-from contract.redis.scripts import script_errors, script_times
 from contract.results import OUTCOMES
 from contract.settings import SettingsError
 from contract.version import version
 from worker.drain.drain import Drain
 from worker.drain.lifecycle import State
-from worker.drain.scripts import SCRIPTS
-from worker.telemetry.seen import Seen, Told, together
+from worker.telemetry.reports import Seen, Told, counts_of, report_of, summed, together
 
 
 class WorkerMetrics(Collector):
@@ -48,18 +46,17 @@ class WorkerMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield every series as it is now."""
-        parts = self._parts()
-        told = [part["seen"] for part in parts if "seen" in part]
-        seen = together([self._seen.as_json(), *told])
+        reports = [report_of(self._drain, self._seen), *self._parts()]
+        seen = together(report["seen"] for report in reports if "seen" in report)
         yield InfoMetricFamily("warmq_build", "Version of warmq", {"version": version()})
         yield self._state()
         waits = bool(self._drain.supervisor.running and self._drain.supervisor.why)
         yield self._gauge("engine_waits", "1 while a server of the engine gets no requests", waits)
-        yield from self._requests(parts)
-        yield from self._slots(parts)
+        yield from self._requests(reports)
+        yield from self._slots(reports)
         yield from self._times(seen["durations"])
-        yield from self._troubles(seen["happenings"], parts)
-        yield from self._scripts(parts)
+        yield from self._troubles(seen["happenings"], reports)
+        yield from self._scripts(reports)
 
     def _labels(self) -> dict[str, str]:
         return {"queue": self._drain.settings.queue_to_drain, "model": self._drain.served}
@@ -88,10 +85,8 @@ class WorkerMetrics(Collector):
             found.add_sample(found.name, {**labels, "state": state.value}, value)
         return found
 
-    def _requests(self, parts: Sequence[Told]) -> Iterator[Metric]:
-        counts, labels = self._drain.counts.as_json(), self._labels()
-        for part in parts:
-            counts = {name: value + part["counts"][name] for name, value in counts.items()}
+    def _requests(self, reports: Sequence[Told]) -> Iterator[Metric]:
+        counts, labels = counts_of(reports), self._labels()
         ended = CounterMetricFamily("warmq_requests", "Requests that have ended, by outcome")
         for outcome in OUTCOMES:
             value = float(counts[outcome])
@@ -106,19 +101,16 @@ class WorkerMetrics(Collector):
         yield self._counter(
             "cached_prompt_tokens",
             "Tokens of prompts that were found in the prefix cache",
-            self._drain.supervisor.cached_prompt_tokens()
-            + sum(part["cached_tokens"] for part in parts),
+            summed(reports, "cached_tokens"),
         )
 
-    def _slots(self, parts: Sequence[Told]) -> Iterator[Metric]:
-        drain = self._drain
-        held = [(drain.room.slots, len(drain.in_flight))]
-        held += [(part["slots"], part["in_flight"]) for part in parts]
-        oldest_s = max(drain.in_flight.oldest_s(), *(part["oldest_s"] for part in parts), 0.0)
+    def _slots(self, reports: Sequence[Told]) -> Iterator[Metric]:
+        used = sum(min(each["slots"], each["in_flight"]) for each in reports)
+        oldest_s = max(each["oldest_s"] for each in reports)
         for name, text, value in (
-            ("slots", "Requests that the engine runs at once", sum(slots for slots, _ in held)),
-            ("slots_in_use", "Slots that have a request", sum(map(min, held))),
-            ("in_flight", "Requests that the worker holds", sum(count for _, count in held)),
+            ("slots", "Requests that the engine runs at once", summed(reports, "slots")),
+            ("slots_in_use", "Slots that have a request", used),
+            ("in_flight", "Requests that the worker holds", summed(reports, "in_flight")),
         ):
             yield self._gauge(name, text, value)
         yield self._gauge(
@@ -133,8 +125,8 @@ class WorkerMetrics(Collector):
         ):
             yield self._histogram(name, text, took[of])
 
-    def _troubles(self, seen: Told, parts: Sequence[Told]) -> Iterator[Metric]:
-        errors = script_errors() + sum(part["redis_errors"] for part in parts)
+    def _troubles(self, seen: Told, reports: Sequence[Told]) -> Iterator[Metric]:
+        errors = summed(reports, "redis_errors")
         for name, text, value in (
             ("redeliveries", "Requests taken that were handed out before", seen["redelivered"]),
             ("leases_lost", "Leases that other workers have now", seen["leases_lost"]),
@@ -149,12 +141,12 @@ class WorkerMetrics(Collector):
             "engine_start_seconds", "How long the latest engine took to start", seen["ready_s"]
         )
 
-    def _scripts(self, parts: Sequence[Told]) -> Iterator[Metric]:
+    def _scripts(self, reports: Sequence[Told]) -> Iterator[Metric]:
         calls = CounterMetricFamily("warmq_script_calls", "Calls of Redis scripts, by script")
         took = CounterMetricFamily("warmq_script_seconds", "Time until they were answered")
         counted, summed = Counter[str](), Counter[str]()
-        for told in (script_times(SCRIPTS), *(part["scripts"] for part in parts)):
-            for script, (number, seconds, _) in told.items():
+        for report in reports:
+            for script, (number, seconds, _) in report["scripts"].items():
                 counted[script] += number
                 summed[script] += seconds
         for script in sorted(counted):

@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from bench.common.report import percentile
 
 from contract.settings import load
-from demo.stack import variables
+from demo.stack import environment_of
 from worker.drain.drain import Drain
 from worker.drain.endings import Ending
 from worker.drain.leases import Leases, Popped
@@ -159,9 +159,8 @@ class Probe:
     def __init__(self, redis_url: str, out: Path, *, seed: int = 7, **settings: object) -> None:
         self.seen: dict[str, Any] = {}
         self._out = out
-        env = {k: v for k, v in os.environ.items() if not k.startswith("WARMQ_")}
         chosen: dict[str, object] = {"redis_url": redis_url, "engine": "simulated"} | settings
-        env |= variables(chosen)
+        env = environment_of(chosen)
         self.process = subprocess.Popen([sys.executable, __file__, str(out), str(seed)], env=env)
 
     def __enter__(self) -> Self:

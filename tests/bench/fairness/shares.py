@@ -6,7 +6,6 @@ here is a model's speed.
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import tempfile
@@ -31,7 +30,7 @@ from contract.openai.body import COMPLETION_URL
 from contract.redis import keys
 from contract.redis.batches import BatchStore
 from contract.redis.tenants import Tenant
-from demo.stack import RedisServer, eventually
+from demo.stack import RedisServer, environment_of, eventually
 
 SLOTS = 64
 #: Seconds a token takes in a slot.
@@ -97,13 +96,8 @@ def queue(client: redis.Redis, tenant: str, count: int, tokens: int) -> None:
 @contextmanager
 def worker(url: str, trace: Path, token_s: float) -> Iterator[None]:
     """Run the drain beside this process."""
-    env = {k: v for k, v in os.environ.items() if not k.startswith("WARMQ_")}
-    env |= {
-        "WARMQ_REDIS_URL": url,
-        "WARMQ_ENGINE": "simulated",
-        "WARMQ_SIMULATED_SLOTS": str(SLOTS),
-        "WARMQ_SIMULATED_LATENCY_S": str(token_s),
-    }
+    settings = {"redis_url": url, "engine": "simulated", "simulated_slots": SLOTS}
+    env = environment_of(settings | {"simulated_latency_s": token_s})
     program = Path(__file__).with_name("priced.py")
     process = subprocess.Popen([sys.executable, program, trace], env=env)
     try:

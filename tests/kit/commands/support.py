@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -19,7 +18,7 @@ from contract.errors import WarmqError
 from contract.message import read_delivery
 from contract.redis.batches import BatchStore
 from contract.results import failure_meta, success_meta
-from demo.stack import ROOT
+from demo.stack import ROOT, environment_of
 
 TTL_MS = 60_000
 
@@ -55,8 +54,7 @@ def producer_command(*args: str | Path) -> list[str]:
 
 def producer_env(redis_url: str, **env: str) -> dict[str, str]:
     """Return the environment of a command; no WARMQ_ setting of the caller's gets in."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("WARMQ_")}
-    return clean | {"WARMQ_REDIS_URL": redis_url, "PYTHONPATH": str(ROOT)} | env
+    return environment_of({"redis_url": redis_url}) | {"PYTHONPATH": str(ROOT)} | env
 
 
 def run_producer(

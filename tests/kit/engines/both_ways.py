@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from kit.engines.conformance import until
 
 from contract.errors import WarmqError
-from demo.stack import CPU_ENGINE_ARGS, MODEL, ROOT, variables
+from demo.stack import CPU_ENGINE_ARGS, MODEL, ROOT, environment_of
 from worker.engine import EngineRequest
 from worker.engine.catalogue import load_settings, make_engine
 
@@ -165,9 +165,8 @@ def answered_both_ways(
     """Return the report of a process of its own; `words` are options of its engine more."""
     source, out = folder / "lines.json", folder / "report.json"
     source.write_text(json.dumps(lines))
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("WARMQ_")}
     settings = {"engine": "vllm", "model": model, "engine_args": f"{CPU_ENGINE_ARGS} {words}"}
-    clean |= variables(settings)
+    clean = environment_of(settings)
     done = subprocess.run(
         [sys.executable, __file__, source, out],
         cwd=ROOT, env=clean, capture_output=True, timeout=560, check=False,

@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from contract.errors import EngineDead, RequestRejected
 from contract.openai.body import COMPLETION_URL
-from demo.stack import ROOT, variables
+from demo.stack import ROOT, environment_of
 from worker.engine import Capacity, Completion, Engine, EngineRequest
 from worker.engine.catalogue import load_settings, make_engine
 
@@ -265,8 +265,7 @@ def conform(
     Raises:
         AssertionError: with the checks that passed and the end of the log.
     """
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("WARMQ_")}
-    clean |= variables(settings)
+    clean = environment_of(settings)
     report, log = folder / "report", folder / "conformance.log"
     with log.open("wb") as output:
         done = subprocess.run(

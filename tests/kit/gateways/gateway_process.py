@@ -10,7 +10,7 @@ import time
 import urllib.request
 from pathlib import Path
 
-from demo.stack import ROOT, variables
+from demo.stack import ROOT, environment_of
 from gateway.http.connections import OTHER_DESCRIPTORS, TOLD
 
 
@@ -37,14 +37,9 @@ class GatewayProcess:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log_path = folder / f"gateway-{self.port}.log"
-        self._env = {k: v for k, v in os.environ.items() if not k.startswith("WARMQ_")} | {
-            "WARMQ_REDIS_URL": redis_url,
-            "WARMQ_GATEWAY_STORE": str(folder / "files"),
-            "PYTHONPATH": os.pathsep.join(
-                [str(root), *filter(None, [os.environ.get("PYTHONPATH")])]
-            ),
-            **variables(settings),
-        }
+        given = {"redis_url": redis_url, "gateway_store": folder / "files"} | settings
+        path = os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])])
+        self._env = environment_of(given) | {"PYTHONPATH": path}
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> GatewayProcess:

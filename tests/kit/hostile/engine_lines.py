@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import resource
 import subprocess
 import sys
@@ -20,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from contract.errors import WarmqError
-from demo.stack import CPU_ENGINE_ARGS, MODEL, ROOT, variables
+from demo.stack import CPU_ENGINE_ARGS, MODEL, ROOT, environment_of
 from worker.engine import EngineRequest
 from worker.engine.catalogue import load_settings, make_engine
 
@@ -81,9 +80,8 @@ def ended(folder: Path, lines: dict[str, Line], model: Path = MODEL) -> dict[str
     """Return the report of a process of its own."""
     source, out = folder / "lines.json", folder / "report.json"
     source.write_text(json.dumps(lines))
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("WARMQ_")}
     settings = {"engine": "vllm", "model": model, "engine_args": CPU_ENGINE_ARGS}
-    clean |= variables(settings)
+    clean = environment_of(settings)
     done = subprocess.run(
         [sys.executable, __file__, source, out],
         cwd=ROOT, env=clean, capture_output=True, timeout=280, check=False,

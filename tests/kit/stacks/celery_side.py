@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import redis
 from celery import Celery
 from celery.result import AsyncResult
 from kit.protocol.lessee import QUEUE
 
 from contract import naming
-from demo.stack import Worker
+from demo.stack import RedisServer, Worker, eventually
 
 
 class ClientApp(Celery):
@@ -35,6 +38,19 @@ def client_app(url: str) -> ClientApp:
 def simulated(url: str, log: Path, **settings: Any) -> Worker:
     """Return a worker with the simulated engine, without latency."""
     return Worker(url, log, **({"engine": "simulated", "simulated_latency_s": 0} | settings))
+
+
+@contextmanager
+def serving(folder: Path, **settings: Any) -> Iterator[tuple[Celery, redis.Redis, str]]:
+    """Run a Redis and a worker that is ready; yield a client's app, Redis and its URL."""
+    with (
+        RedisServer(folder / "redis", "--appendonly", "no") as server,
+        simulated(server.url, folder / "worker.log", **settings),
+        server.client() as client,
+        client_app(server.url) as app,
+    ):
+        eventually(lambda: stats(app).get("state") == "ready", 20, "the worker is ready", 0.1)
+        yield app, client, server.url
 
 
 def stats(app: Celery) -> dict[str, Any]:

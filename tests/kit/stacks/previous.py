@@ -6,7 +6,6 @@ The wheel lies in tests/releases, so that neither the clone's history nor a netw
 
 from __future__ import annotations
 
-import os
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ import redis
 from kit.stacks.installed import environment_with
 
 from contract.redis import keys
-from demo.stack import ROOT, Worker
+from demo.stack import ROOT, Worker, environment_of
 
 #: Built from the commit 643d6d1. Its gateway needs ijson besides, which this environment has not;
 #: its workers and the other commands do not.
@@ -70,8 +69,7 @@ class Previous:
     @staticmethod
     def env(redis_url: str) -> Mapping[str, str]:
         """Return the environment of a command, without a way to the checkout."""
-        clean = {name: value for name, value in os.environ.items() if not name.startswith("WARMQ_")}
-        return clean | {"WARMQ_REDIS_URL": redis_url, "PYTHONPATH": ""}
+        return environment_of({"redis_url": redis_url}) | {"PYTHONPATH": ""}
 
 
 def previous_release(folder: Path) -> Previous:

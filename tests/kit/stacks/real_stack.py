@@ -21,7 +21,7 @@ from celery import Celery
 from contract.batch import Batch
 from contract.redis import keys
 from contract.redis.batches import BatchStore
-from demo.stack import ROOT, Worker, eventually
+from demo.stack import ROOT, Worker, environment_of, eventually
 
 # The generator of the questions that the shipped model was trained for.
 sys.path.append(str(ROOT / "models" / "training"))
@@ -55,8 +55,7 @@ class Stack:
 
     def environment(self) -> dict[str, str]:
         """Return an environment in which WARMQ_REDIS_URL is the only setting."""
-        clean = {k: v for k, v in os.environ.items() if not k.startswith("WARMQ_")}
-        return clean | {"WARMQ_REDIS_URL": self.url}
+        return environment_of({"redis_url": self.url})
 
     def batch(self, batch_id: str) -> Batch:
         """Return the state of a batch."""

@@ -12,7 +12,9 @@ from kit.engines.setting_bounds import ENGINE_OF
 
 from contract.settings import Settings, SettingsError, load
 from demo.stack import ROOT
+from gateway.settings import GatewaySettings
 from worker.engine.catalogue import load_settings
+from worker.engine.vllm_settings import STATISTICS, statistics_every_s
 
 BAD = [
     ("redis_url", "http://localhost", "must start with one of redis://"),
@@ -192,3 +194,42 @@ def installed(folder: Path, entry: str) -> None:
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(f"[warmq.engines]\n{entry}\n")
+
+
+@pytest.mark.parametrize(
+    ("value", "address"),
+    [
+        ("", None),
+        ("9100", ("0.0.0.0", 9100)),
+        ("127.0.0.1:9100", ("127.0.0.1", 9100)),
+        ("[::1]:9100", ("::1", 9100)),
+    ],
+)
+def test_metrics_are_served_on_a_port_or_on_an_address_too(
+    monkeypatch: pytest.MonkeyPatch, value: str, address: tuple[str, int] | None
+) -> None:
+    monkeypatch.setenv("WARMQ_METRICS_PORT", value)
+    assert load_settings().metrics_address == address
+    if value.isdecimal():
+        assert load_settings(metrics_port=int(value)).metrics_address == address
+
+
+def test_a_worker_and_a_gateway_each_have_a_time_to_stop_in_unless_it_is_set(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert (load_settings().drain_timeout_s, load(GatewaySettings).drain_timeout_s) == (25, 10)
+    monkeypatch.setenv("WARMQ_DRAIN_TIMEOUT_S", "7")
+    assert (load_settings().drain_timeout_s, load(GatewaySettings).drain_timeout_s) == (7, 7)
+
+
+def test_vllms_statistics_are_logged_as_its_own_variable_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv(STATISTICS, raising=False)
+    assert statistics_every_s() is None
+    monkeypatch.setenv(STATISTICS, "2.5")
+    assert statistics_every_s() == 2.5
+    for wrong in ("soon", "0", "-1", "inf", "nan"):
+        monkeypatch.setenv(STATISTICS, wrong)
+        with pytest.raises(SettingsError, match=STATISTICS):
+            statistics_every_s()

@@ -7,7 +7,7 @@ from pydantic import AfterValidator, Field, SecretStr, model_validator
 
 from contract.redis.url import is_address
 from contract.settings import Count, Line
-from worker.engine.remote import RemoteSettings
+from worker.engine.remote import RemoteSettings, described
 from worker.engine.spec import EngineSpec, Preflight
 
 #: How a URL ends that is no base.
@@ -84,14 +84,8 @@ def _is_base_url(url: str) -> bool:
 def check(settings: OpenAISettings) -> Preflight:
     """Say which servers are asked; what they serve is known once the worker has started."""
     each = settings.openai_concurrency or "as many as the servers take"
-    return Preflight(
-        {
-            "platform": "openai servers, nothing runs here",
-            "servers": ", ".join(settings.base_urls),
-            "model": str(settings.model or "the first that they list"),
-            "capacity": f"{each} at once at each server",
-        }
-    )
+    model = str(settings.model or "the first that they list")
+    return described("openai", ", ".join(settings.base_urls), model, each)
 
 
 ENGINE = EngineSpec(

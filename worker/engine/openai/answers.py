@@ -173,6 +173,8 @@ def _count(value: Any) -> int | None:
     return count if 0 <= count <= _MOST else None
 
 
+# -- errors in the body of a 200, in the server's own words ----------------------------
+
 #: A code or a type in words, without case and underscores, and the status that it stands for. The
 #: first that fits counts.
 CODES = (

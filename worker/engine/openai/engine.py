@@ -26,7 +26,7 @@ from worker.engine.openai.retries import TOO_LONG, Action, Unanswered
 from worker.engine.openai.trial import Trial, Tries
 from worker.engine.openai.upstream import CEILING, Upstream
 from worker.engine.remote import RemoteEngine, ask_once
-from worker.engine.remote.server import Health
+from worker.engine.remote.fleet import Health
 
 log = logging.getLogger(__name__)
 

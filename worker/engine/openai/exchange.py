@@ -15,7 +15,7 @@ from worker.engine.openai.reassembly import Reassembly, streamable
 from worker.engine.openai.retries import Condition, Unanswered, unanswered
 from worker.engine.openai.sse import Events, Unreadable
 from worker.engine.openai.upstream import ASK_S, Upstream, refused_field
-from worker.engine.remote.server import Interrupted
+from worker.engine.remote.fleet import Interrupted
 
 log = logging.getLogger(__name__)
 

@@ -202,6 +202,8 @@ def _renumber(logprobs: Json | None) -> None:
             offsets[place + 1] = offsets[place] + len(token)
 
 
+# -- joining pieces: however a server cuts its answer, neighbours of a type are one ----
+
 #: Fields of an object in pieces whose text goes on where the piece before ended. Others (ids,
 #: names, signatures) are said anew or not at all.
 TEXTS = frozenset(

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import orjson
 
 from contract.errors import RequestRejected
-from worker.engine.remote.server import Health
+from worker.engine.remote.fleet import Health
 
 #: A server may ask for more, but is asked again after so long.
 LONGEST_RETRY_AFTER_S = 600.0

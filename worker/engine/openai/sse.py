@@ -129,6 +129,8 @@ class Events:
         yield value
 
 
+# -- JSON that is not quite JSON -------------------------------------------------------
+
 #: OpenAI's own words for the log probability of a token that is very unlikely.
 LOWEST_LOGPROB = -9999.0
 #: Halves of characters, but for those that stand for bytes which are no UTF-8 (surrogateescape).

@@ -22,7 +22,7 @@ import orjson
 from contract.openai.body import CHAT_URL
 from worker.engine.openai.judge import Judge
 from worker.engine.openai.retries import Unanswered, unanswered
-from worker.engine.remote.server import Health, Report, Server
+from worker.engine.remote.fleet import Health, Report, Server
 
 log = logging.getLogger(__name__)
 
@@ -263,6 +263,8 @@ def _reason(error: Exception) -> str:
     return os.strerror(number).lower() if number is not None and number > 0 else str(error)
 
 
+# -- how many requests may be in flight: what its metrics say, and what follows --------
+
 #: Most requests in flight per server where no number is set.
 CEILING = 256
 #: KV cache use above which no more requests are added.
@@ -330,6 +332,8 @@ def waiting_room(peak: float) -> int:
     """Return how many requests may wait in a server that runs so many at once."""
     return min(64, max(8, int(peak) // 2))
 
+
+# -- what its streams are like, as far as was seen -------------------------------------
 
 #: Fields that no line asks for, and how a server names them that refuses one; where it quotes what
 #: it was sent, as FastAPI's do, a colon follows.

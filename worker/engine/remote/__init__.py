@@ -77,6 +77,18 @@ class RemoteEngine(Generic[S]):
         await self._fleet.close()
 
 
+def described(kind: str, servers: str, model: str, each: object) -> Preflight:
+    """Return what is known of an engine in front of servers before any was asked."""
+    return Preflight(
+        {
+            "platform": f"{kind} servers, nothing runs here",
+            "servers": servers,
+            "model": model,
+            "capacity": f"{each} at once at each server",
+        }
+    )
+
+
 def ask_once(
     make: Callable[[Any], RemoteEngine[Any]], settings: RemoteSettings, seen: Preflight
 ) -> None:

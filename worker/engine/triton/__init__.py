@@ -6,7 +6,7 @@ from pydantic import AfterValidator, Field
 
 from contract.redis.url import is_address
 from contract.settings import Line
-from worker.engine.remote import RemoteSettings
+from worker.engine.remote import RemoteSettings, described
 from worker.engine.spec import EngineSpec, Preflight
 
 
@@ -34,14 +34,8 @@ class TritonSettings(RemoteSettings):
 
 def check(settings: TritonSettings) -> Preflight:
     """Say which servers are asked."""
-    return Preflight(
-        {
-            "platform": "triton servers, nothing runs here",
-            "servers": f"{settings.triton_url}, model {settings.triton_model}",
-            "model": str(settings.model),
-            "capacity": "as many as the servers take at once at each server",
-        }
-    )
+    servers = f"{settings.triton_url}, model {settings.triton_model}"
+    return described("triton", servers, str(settings.model), "as many as the servers take")
 
 
 ENGINE = EngineSpec(

@@ -14,7 +14,7 @@ from tritonclient.grpc import InferInput
 from tritonclient.grpc.aio import InferenceServerClient
 from tritonclient.utils import InferenceServerException
 
-from worker.engine.remote.server import Health, Interrupted, Report, Server
+from worker.engine.remote.fleet import Health, Interrupted, Report, Server
 from worker.engine.triton.request import Answer, ServerAway, ServerRefused
 
 #: How long a question about health or configuration may take.

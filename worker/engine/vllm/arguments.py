@@ -6,9 +6,8 @@ from contract.settings import SettingsError
 from worker.engine.vllm.cpu_memory import fill_in
 from worker.engine.vllm.media import MAX_MEDIA
 from worker.engine.vllm.names import FlexibleArgumentParser, current_platform, make_arg_parser
-from worker.engine.vllm.progress import statistics_every_s
 from worker.engine.vllm.refusals import meant
-from worker.engine.vllm_settings import VllmSettings
+from worker.engine.vllm_settings import VllmSettings, statistics_every_s
 from worker.machine.packages import installed
 
 

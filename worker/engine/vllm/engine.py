@@ -44,7 +44,6 @@ from worker.engine.vllm.progress import (
     Progress,
     keep_no_statistics,
     log_stats,
-    statistics_every_s,
 )
 from worker.engine.vllm.quiet import ORDERLY_END, quieten
 from worker.engine.vllm.refusals import refusals
@@ -53,7 +52,7 @@ from worker.engine.vllm.seats import Seats
 from worker.engine.vllm.traced import TRACE, trace_requests
 from worker.engine.vllm.vacated import ABORT_CLIENT
 from worker.engine.vllm.ways import LeanWay, lean_way
-from worker.engine.vllm_settings import VllmSettings
+from worker.engine.vllm_settings import VllmSettings, statistics_every_s
 
 log = logging.getLogger(__name__)
 

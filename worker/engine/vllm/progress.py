@@ -1,17 +1,11 @@
 """What vLLM tells of each step of its engine."""
 
 import asyncio
-import math
-import os
 import time
 from collections.abc import Callable
 from typing import Any
 
-from contract.settings import SettingsError
 from worker.engine.vllm.names import StatLoggerBase
-
-#: vLLM's own variable; for `vllm serve` its default is 10 s.
-STATISTICS = "VLLM_LOG_STATS_INTERVAL"
 
 
 def _nobody() -> None:
@@ -56,24 +50,6 @@ def keep_no_statistics(engine: Any, args: Any) -> None:
     told = getattr(args, "enable_per_request_metrics", False)
     if args.disable_log_stats and not traced and not told:
         engine.log_stats = engine.output_processor.log_stats = False
-
-
-def statistics_every_s() -> float | None:
-    """Return how often vLLM is to log its statistics; None if its own variable says nothing.
-
-    Raises:
-        SettingsError: it says no number of seconds.
-    """
-    told = os.environ.get(STATISTICS)
-    if not told:
-        return None
-    try:
-        every_s = float(told)
-    except ValueError:
-        every_s = 0.0
-    if not 0.1 <= every_s < math.inf:
-        raise SettingsError(f"{STATISTICS}: give seconds, 0.1 at least, or unset it")
-    return every_s
 
 
 async def log_stats(engine: Any, every_s: float) -> None:

@@ -1,4 +1,7 @@
-"""What Celery clients may set on their side: each gets an answer, or doctor names what is wrong."""
+"""What Celery clients may set on their side: each gets an answer, or doctor names what is wrong.
+
+Commands that would have a worker's Celery consumer take tasks are refused.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +18,12 @@ import redis
 from celery import Celery
 from kit.commands.doctor_findings import doctor
 from kit.protocol.lessee import QUEUE, celery_message, chat
-from kit.stacks.celery_side import client_app, send, simulated, stats
+from kit.stacks.celery_side import client_app, send, serving, simulated
 
 from contract import naming
 from contract.redis import keys
 from demo.stack import RedisServer, Worker, eventually
+from worker.process.bootstep import CONTROL_QUEUE
 
 MOST = 200_000
 Stack = tuple[Celery, redis.Redis, str]
@@ -28,16 +32,8 @@ Stack = tuple[Celery, redis.Redis, str]
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """Run a Redis and a worker that takes small lines, for the tests of this file."""
-    folder = tmp_path_factory.mktemp("stack")
-    with (
-        RedisServer(folder / "redis", "--appendonly", "no") as server,
-        simulated(server.url, folder / "worker.log", max_line_bytes=MOST),
-        server.client() as client,
-    ):
-        app = client_app(server.url)
-        eventually(lambda: stats(app).get("state") == "ready", 20, "the worker is ready", 0.1)
-        yield app, client, server.url
-        app.close()
+    with serving(tmp_path_factory.mktemp("stack"), max_line_bytes=MOST) as found:
+        yield found
 
 
 # -- compressed bodies -----------------------------------------------------------------
@@ -176,3 +172,54 @@ def served_again(server: RedisServer, worker: Worker) -> None:
     with client_app(server.url) as app:
         assert send(app, chat()).get(timeout=20)["object"] == "chat.completion"
         assert worker.stop() == 0
+
+
+# -- commands --------------------------------------------------------------------------------
+
+
+def told(app: Celery, command: str, **arguments: object) -> str:
+    """Return in what words the one worker refuses a command."""
+    (reply,) = app.control.broadcast(command, arguments=arguments, reply=True, timeout=5, limit=1)
+    (said,) = reply.values()
+    return str(said["error"])
+
+
+def test_commands_that_would_read_a_queue_are_refused_in_words(
+    stack: Stack,
+) -> None:
+    app, _, _ = stack
+    assert "WARMQ_QUEUE" in told(app, "add_consumer", queue=QUEUE)
+    assert "WARMQ_QUEUE" in told(app, "add_consumer", queue="images", routing_key="x")
+    assert "WARMQ_QUEUE" in told(app, "cancel_consumer", queue=CONTROL_QUEUE)
+    assert "task ids" in told(app, "revoke_by_stamped_headers", headers={"a": "b"})
+
+
+def test_requests_sent_after_add_consumer_are_answered(
+    stack: Stack,
+) -> None:
+    app, _, _ = stack
+    app.control.add_consumer(QUEUE)
+    sent = [send(app, chat(f"{n}"), priority=(0, 6)[n % 2]) for n in range(60)]
+    answers = [one.get(timeout=30)["object"] for one in sent]
+    assert answers == ["chat.completion"] * 60
+
+
+def test_tasks_of_another_application_stay_in_their_lists(
+    stack: Stack,
+) -> None:
+    app, client, _ = stack
+    app.control.add_consumer("images")  # to all workers of this Redis, as Celery has it
+    sent = [
+        app.send_task("images.resize", args=[n], queue=queue, priority=priority)
+        for n in range(10)
+        for queue in ("images", CONTROL_QUEUE)
+        for priority in (0, 6)
+    ]
+    app.control.cancel_consumer("images")
+    assert send(app, chat()).get(timeout=30)
+    (pong,) = app.control.inspect(timeout=5, limit=1).ping().values()  # type: ignore[union-attr]
+    assert pong == {"ok": "pong"}
+    for queue in ("images", CONTROL_QUEUE):
+        for priority in (0, 6):
+            assert client.llen(naming.priority_list(queue, priority)) == 10
+    assert {result.state for result in sent} == {"PENDING"}

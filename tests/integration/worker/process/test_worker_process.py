@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import uuid
@@ -16,12 +15,12 @@ from celery import Celery
 from celery.exceptions import TaskRevokedError
 from celery.result import AsyncResult
 from kit.protocol.lessee import QUEUE, chat, queued_ids, stored, submit_batch
-from kit.stacks.celery_side import client_app, in_flight, send, simulated, stats
+from kit.stacks.celery_side import in_flight, send, serving, simulated, stats
 
 from contract import naming
 from contract.redis import keys
 from contract.redis.batches import BatchStore
-from demo.stack import ROOT, RedisServer, Worker, eventually, procfile_command
+from demo.stack import ROOT, Worker, environment_of, eventually, procfile_command
 from worker.engine.simulated.engine import digest
 
 LONG = "simulate:sleep=600"
@@ -31,16 +30,9 @@ LONG = "simulate:sleep=600"
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Celery, redis.Redis]]:
     """Run a Redis and a worker with two slots and no look-ahead for the tests of this file."""
     folder = tmp_path_factory.mktemp("stack")
-    with (
-        RedisServer(folder / "redis", "--appendonly", "no") as server,
-        simulated(server.url, folder / "worker.log", simulated_slots=2, look_ahead=0),
-        server.client() as client,
-    ):
-        app = client_app(server.url)
+    with serving(folder, simulated_slots=2, look_ahead=0) as (app, client, _):
         app.conf.result_backend_thread_safe = True
-        eventually(lambda: stats(app).get("state") == "ready", 20, "the worker is ready", 0.1)
         yield app, client
-        app.close()
 
 
 @pytest.fixture
@@ -59,8 +51,7 @@ def test_ping_is_answered(app: Celery) -> None:
 def test_the_command_line_of_celery_answers_too(stack: tuple[Celery, redis.Redis]) -> None:
     port = stack[1].connection_pool.connection_kwargs["port"]
     command = [procfile_command()[0], "-A", "worker.app", "inspect", "ping", "--timeout=3"]
-    env = {k: v for k, v in os.environ.items() if not k.startswith("WARMQ_")}
-    env["WARMQ_REDIS_URL"] = f"redis://127.0.0.1:{port}/0"
+    env = environment_of({"redis_url": f"redis://127.0.0.1:{port}/0"})
     answer = subprocess.check_output(command, cwd=ROOT, env=env, text=True, timeout=30)
     assert "pong" in answer
 

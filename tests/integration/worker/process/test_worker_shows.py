@@ -18,7 +18,7 @@ from kit.stacks.celery_side import client_app
 
 from contract.redis.batches import BatchStore
 from contract.version import version
-from demo.stack import ROOT, Worker, eventually, variables
+from demo.stack import ROOT, Worker, environment_of, eventually
 
 CELERY = str(Path(sys.executable).parent / "celery")
 BARE = [CELERY, "-A", "worker.app", "worker", "--pool=solo"]
@@ -27,10 +27,8 @@ STARTED = [sys.executable, "-m", "worker"]
 
 def environment(url: str, **settings: object) -> dict[str, str]:
     """Return an environment for a worker with the simulated engine."""
-    env = {k: v for k, v in os.environ.items() if not k.startswith("WARMQ_")}
     settings = {"redis_url": url, "engine": "simulated", "simulated_latency_s": 0} | settings
-    env |= variables(settings)
-    return env | {"PYTHONPATH": str(ROOT)}
+    return environment_of(settings) | {"PYTHONPATH": str(ROOT)}
 
 
 @contextmanager

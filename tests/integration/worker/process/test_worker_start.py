@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from pathlib import Path
 
@@ -11,16 +10,14 @@ from kit.engines.setting_bounds import BOUNDS, ENGINE_OF
 from kit.protocol.lessee import chat
 from kit.stacks.celery_side import client_app, send, simulated, stats
 
-from demo.stack import ROOT, RedisServer, eventually, free_port, procfile_command
+from demo.stack import ROOT, RedisServer, environment_of, eventually, free_port, procfile_command
 
 LONG = "simulate:sleep=600"
 
 
 def run_worker(*words: str, **settings: str) -> subprocess.CompletedProcess[str]:
     """Run the worker's command to its end."""
-    env = {k: v for k, v in os.environ.items() if not k.startswith("WARMQ_")}
-    env |= {"WARMQ_ENGINE": "simulated"}
-    env |= {f"WARMQ_{name.upper()}": value for name, value in settings.items()}
+    env = environment_of({"engine": "simulated"} | settings)
     return subprocess.run(
         [*procfile_command(), *words],
         cwd=ROOT, env=env, text=True, timeout=30, check=False,

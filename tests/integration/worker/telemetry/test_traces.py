@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
@@ -19,7 +18,7 @@ from contract.message import Delivery
 from contract.redis.batches import BatchStore
 from contract.traces.span import Span, SpanContext, new_context, read_context
 from contract.traces.tracer import Tracer
-from demo.stack import ROOT, RedisServer, eventually, free_port
+from demo.stack import ROOT, RedisServer, environment_of, eventually, free_port
 from worker.telemetry.traces import _context
 
 BODY = {"prompt": "Hello", "max_tokens": 4}
@@ -34,9 +33,8 @@ def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
 
 
 def producer(url: str, *words: str, traces: float | None) -> None:
-    env = {k: v for k, v in os.environ.items() if not k.startswith("WARMQ_")}
-    env |= {"WARMQ_REDIS_URL": url, "PYTHONPATH": str(ROOT)}
-    env |= {} if traces is None else {"WARMQ_TRACES": str(traces)}
+    settings = {"redis_url": url} | ({} if traces is None else {"traces": traces})
+    env = environment_of(settings) | {"PYTHONPATH": str(ROOT)}
     subprocess.run([sys.executable, "-m", "producer", *words], env=env, check=True, timeout=60)
 
 

@@ -12,8 +12,7 @@ import pytest
 from contract.errors import EngineDead
 from contract.settings import SettingsError
 from worker.engine.remote import fleet as fleet_module
-from worker.engine.remote.fleet import MISSES, Fleet
-from worker.engine.remote.server import Health, Interrupted, Report, Server
+from worker.engine.remote.fleet import MISSES, Fleet, Health, Interrupted, Report, Server
 
 WELL, ILL = Report(Health.WELL), Report(Health.ILL, "went away")
 SILENT, UNUSABLE = Report(Health.SILENT, "is late"), Report(Health.UNUSABLE, "refuses the key")

@@ -26,7 +26,7 @@ from worker.engine.openai.retries import (
     unanswered,
 )
 from worker.engine.openai.upstream import Metrics, next_limit, read_metrics, waiting_room
-from worker.engine.remote.server import Health
+from worker.engine.remote.fleet import Health
 
 PAGE = ROOT / "docs" / "engine-openai.md"
 

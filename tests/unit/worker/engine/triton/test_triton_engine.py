@@ -15,7 +15,7 @@ from contract.openai.body import CHAT_URL
 from contract.settings import SettingsError
 from demo.stack import MODEL
 from worker.engine import EngineRequest
-from worker.engine.remote.server import Health, Report, Server
+from worker.engine.remote.fleet import Health, Report, Server
 from worker.engine.spec import Preflight
 from worker.engine.triton import TritonSettings
 from worker.engine.triton.engine import MOST_SERVERS, TritonEngine, rehearse

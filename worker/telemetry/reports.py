@@ -1,15 +1,18 @@
-"""What one drain has seen since its worker started, and that of several drains together.
+"""What one drain tells of itself and has seen, and that of several drains together.
 
-A worker with several front ends tells of all of them: the others send what they have seen with
-their reports (worker/process/front_end.py), as the JSON that is made here.
+A worker with several front ends tells of all of them as of one: the others send their reports
+(worker/process/front_end.py), as the JSON that is made here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from contract.histogram import Histogram
+from contract.naming import TASK_NAME
+from contract.redis.scripts import script_errors, script_times
+from worker.drain.drain import Drain
 from worker.drain.events import (
     Committed,
     EngineDied,
@@ -20,6 +23,8 @@ from worker.drain.events import (
     RedisLost,
     Swept,
 )
+from worker.drain.in_flight import Running
+from worker.drain.scripts import SCRIPTS
 
 Told = dict[str, Any]
 
@@ -82,6 +87,45 @@ class Seen:
             },
             "happenings": dict(self.happenings),
         }
+
+
+def report_of(drain: Drain, seen: Seen | None = None) -> Told:
+    """Return what a drain tells of itself; JSON can carry it."""
+    report = {
+        "in_flight": len(drain.in_flight),
+        "oldest_s": drain.in_flight.oldest_s(),
+        "limit": drain.room.limit,
+        "slots": drain.room.slots,
+        "redis_errors": script_errors(),
+        "scripts": {name: list(of) for name, of in script_times(SCRIPTS).items()},
+        "cached_tokens": drain.supervisor.cached_prompt_tokens(),
+        "counts": drain.counts.as_json(),
+    }
+    return report if seen is None else report | {"seen": seen.as_json()}
+
+
+def as_task(running: Running, process: int) -> dict[str, Any]:
+    """Return it as Celery lists tasks; the command adds the worker's name."""
+    delivery = running.delivery
+    return {
+        "id": delivery.request_id,
+        "name": TASK_NAME,
+        "worker_pid": process,
+        "batch": delivery.batch or None,
+        "custom_id": delivery.custom_id,
+        "attempt": delivery.attempt,
+    }
+
+
+def summed(reports: Iterable[Told], name: str) -> int:
+    """Return the sum of what each report has under a name."""
+    return sum(int(each[name]) for each in reports)
+
+
+def counts_of(reports: Sequence[Told]) -> dict[str, int]:
+    """Return the counts of all reports, of which there is one at least."""
+    names = reports[0]["counts"]
+    return {name: summed((each["counts"] for each in reports), name) for name in names}
 
 
 def together(told: Iterable[Told]) -> Told:
