@@ -26,6 +26,7 @@ from gateway.batches.api import routes as batches
 from gateway.description import document as description
 from gateway.files import routes as files
 from gateway.files.uploads import routes as uploads
+from gateway.http.audit import Writes
 from gateway.http.bodies import Bodies, Reading
 from gateway.http.caller import Caller
 from gateway.http.errors import ApiError, api_error, new_request_id, refuse, response_for, stopping
@@ -33,7 +34,6 @@ from gateway.http.http import reply
 from gateway.http.idempotency import Idempotency
 from gateway.http.services import Services
 from gateway.http.traced import Traced
-from gateway.http.writes import Writes
 from gateway.metrics import routes as metrics
 from gateway.metrics.series import Counted, Requests
 from gateway.online import endpoint as live

@@ -18,7 +18,7 @@ from gateway.app import build
 from gateway.auth import check_address
 from gateway.batches.runner.process import CarrierProcess
 from gateway.files.shared_store import check_shared
-from gateway.http import writes
+from gateway.http import audit
 from gateway.http.connections import most_connections, protocol_for, quiet_about_clients
 from gateway.http.services import Services
 from gateway.settings import GatewaySettings
@@ -97,7 +97,7 @@ def _serve(settings: GatewaySettings) -> None:
             set_up("json", "")
         check_address(settings.gateway_host, services.keys)
         check_shared(services)
-        writes.to_stdout()
+        audit.to_stdout()
         quiet_about_clients()
         if settings.gateway_carries:
             carrier.start()

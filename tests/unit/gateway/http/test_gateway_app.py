@@ -15,9 +15,9 @@ from starlette.requests import Request
 from starlette.routing import Route
 
 from gateway.app import HANDLERS, EveryAnswer, _of_http, routes
+from gateway.http.audit import _IN_PATH
 from gateway.http.errors import ApiError, response_for
 from gateway.http.idempotency import ATTACHING
-from gateway.http.writes import _IN_PATH
 from gateway.online import endpoint as live
 
 
