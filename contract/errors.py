@@ -48,6 +48,11 @@ class RequestRejected(WarmqError):
         self.custom_id = custom_id
 
 
+def bad_field(field: str, problem: str, code: str | None = None) -> RequestRejected:
+    """Return the error for a field of a request, whose name may be preceded by `body.`."""
+    return RequestRejected(f"field {field}: {problem}", code=code, field=field)
+
+
 class RequestFailed(WarmqError):
     """This attempt failed while the engine lives: a retry may help."""
 

@@ -93,7 +93,7 @@ def write_online(
 
     `body` is the request body's JSON, `deadline` in seconds since the epoch. The result is kept for
     `keep_ms`. `listener` is who hears of the text while it runs (contract/streaming.py).
-    `sequences` are how many the engine runs for it (contract/openai/sequences.py).
+    `sequences` are how many the engine runs for it (contract/openai/amounts.py).
     `trace` are the headers by which its trace goes on in the worker.
     """
     text = orjson.dumps((b"[[" + body + b"]" + _EMBED).decode())

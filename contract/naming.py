@@ -1,7 +1,9 @@
-"""Names that every client sees: task, queues, priority lists, task ids, results, text streams."""
+"""Names that every client sees: task, queues, lists, ids, results; and which one was meant."""
 
 import hashlib
 import re
+from collections.abc import Iterable
+from difflib import get_close_matches
 
 TASK_NAME = "warmq.generate"
 DEFAULT_QUEUE = "warmq"
@@ -78,3 +80,19 @@ def request_id(batch_id: str, custom_id: str) -> str:
 def line_request_id(batch_id: str, line: int) -> str:
     """Return the request id of a line that has no usable or unique custom_id."""
     return _uuid5(f"{batch_id}\0line\0{line}")
+
+
+def nearest(name: str, known: Iterable[str], alike: float = 0.6) -> str:
+    """Return the closest known name that is at least so `alike` (difflib's ratio), '' if none is.
+
+    Upper and lower case count as the same.
+    """
+    folded = {each.casefold(): each for each in known}
+    near = get_close_matches(name.casefold(), folded, 1, alike)
+    return folded[near[0]] if near else ""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return `; did you mean X?` with the closest known name, '' if none is close."""
+    near = nearest(name, known)
+    return f"; did you mean {near}?" if near else ""

@@ -14,7 +14,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from importlib.metadata import entry_points
 
-from contract.nearest import nearest
+from contract.naming import nearest
 
 PREFIX = "WARMQ_"
 #: Other distributions name their engines in this group of entry points.

@@ -1,10 +1,16 @@
-"""Looks at one batch again and again, and notices if it is deleted, replaced or set back."""
+"""Looks at one batch again and again, and notices if it is deleted, replaced or set back.
+
+Also what a submit may find in Redis instead of what it expects.
+"""
 
 import time
 
 from contract.batch import Batch
-from contract.errors import Remedy, WarmqError
-from contract.redis.batches import BatchStore
+from contract.errors import BatchConflict, Remedy, WarmqError
+from contract.naming import did_you_mean
+from contract.redis.batches import BatchStore, Enqueued
+from contract.redis.connect import masked
+from contract.settings import Settings
 
 #: Redis removes a batch's expired keys one after the other, within so many seconds.
 _EXPIRY_TAKES_S = 1.0
@@ -93,3 +99,48 @@ class SameBatch:
     def _changed(self, what: str, remedy: Remedy) -> BatchChanged:
         batch_id = self.first.id
         return BatchChanged(f"batch {batch_id} {what}", remedy=remedy, batch_id=batch_id)
+
+
+def batch_of(store: BatchStore, settings: Settings, batch_id: str, otherwise: str = "") -> Batch:
+    """Return a batch.
+
+    Raises:
+        BatchConflict: there is none of that id; `otherwise` is said where none has one like it.
+    """
+    batch = store.batch(batch_id)
+    if batch is None:
+        where = masked(settings.redis_url.get_secret_value())
+        near = did_you_mean(batch_id, store.newest_ids()) or otherwise
+        raise BatchConflict(f"there is no batch {batch_id} (any more) in {where}{near}")
+    return batch
+
+
+def differs(batch_id: str, where: str) -> BatchConflict:
+    """Return the error for a batch that another file has made."""
+    return BatchConflict(
+        f"batch {batch_id} was submitted from a different file: {where}", remedy="new_batch_id"
+    )
+
+
+def closed(batch_id: str, before: str) -> BatchConflict:
+    """Return the error for a batch that takes no more lines."""
+    return BatchConflict(
+        f"batch {batch_id} was closed before {before} (cancelled, or submitted from a shorter "
+        "file)",
+        remedy="new_batch_id",
+    )
+
+
+def deleted(batch_id: str) -> BatchChanged:
+    """Return the error for a batch that is gone."""
+    return BatchChanged(
+        f"batch {batch_id} was deleted while it was submitted, or Redis has lost it",
+        remedy="submit_from_start",
+        batch_id=batch_id,
+    )
+
+
+def lost(batch_id: str, answer: Enqueued) -> WritesLost:
+    """Return the error for a batch of which Redis has less than it had confirmed."""
+    kept = "the lines up to" if answer.answer == "moved" else "so many requests queued:"
+    return WritesLost(batch_id, f"of batch {batch_id} it has {kept} {answer.cursor} only")

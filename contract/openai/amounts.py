@@ -1,4 +1,4 @@
-"""Bounds of how many parts a request is made of: prompts, messages, objects in them, options.
+"""How many sequences an engine runs for a request, and bounds of how many parts it is made of.
 
 An engine's front end reads a conversation part by part, 40 µs each, on the loop that also renews
 leases and brings others' answers: 100,000 parts stop it for 4 s. So what is made of more parts than
@@ -11,13 +11,12 @@ by the model's context (worker/engine/vllm/large_inputs.py).
 - Each of 2,048 messages may have two parts, or a call of a tool, and be within MAX_OBJECTS.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import orjson
 
-from contract.errors import RequestRejected
-from contract.openai.sequences import PROMPTS, prompts_of, sequences_of
+from contract.errors import bad_field
 
 #: Most messages, or other entries of a conversation, in one list.
 MAX_MESSAGES = 2048
@@ -71,7 +70,7 @@ def refuse_many(body: Mapping[str, Any], where: str) -> None:
             several = True
     if several and (count := sequences_of(body)) > MAX_PROMPTS:
         told = f"times the prompts is {count} answers; ask for at most {MAX_PROMPTS} in one request"
-        raise _too_many(where + "n", told)
+        raise bad_field(where + "n", told)
 
 
 def _is_short(messages: Any) -> bool:
@@ -89,7 +88,7 @@ def _is_short(messages: Any) -> bool:
 
 def _refuse_one(name: str, value: Any, where: str) -> None:
     if name in PROMPTS and (count := prompts_of(value)) > MAX_PROMPTS:
-        raise _too_many(where + name, f"has {count} prompts; give at most {MAX_PROMPTS}")
+        raise bad_field(where + name, f"has {count} prompts; give at most {MAX_PROMPTS}")
     if name in _CONVERSATIONS:
         _refuse_parts(where + name, value)
     elif name in _OPTIONS:
@@ -110,9 +109,9 @@ def _refuse_parts(field: str, value: Any) -> None:
         values += len(inside)
         if objects > MAX_OBJECTS:
             told = f"has more than {MAX_OBJECTS} objects (messages, parts, calls of tools)"
-            raise _too_many(field, f"{told}; give at most so many")
+            raise bad_field(field, f"{told}; give at most so many")
         if values > MAX_VALUES:
-            raise _too_many(field, f"has more than {MAX_VALUES} values; give at most so many")
+            raise bad_field(field, f"has more than {MAX_VALUES} values; give at most so many")
         left += (one for one in inside if isinstance(one, dict | list))
 
 
@@ -122,8 +121,58 @@ def _refuse_option(field: str, value: Any, most: int) -> None:
     except TypeError:  # nested too deep for it; whoever encodes the body says so
         return
     if length > most:
-        raise _too_many(field, f"has {length} characters; give at most {most}")
+        raise bad_field(field, f"has {length} characters; give at most {most}")
 
 
-def _too_many(field: str, told: str) -> RequestRejected:
-    return RequestRejected(f"field {field}: {told}", field=field)
+#: Fields that hold what is run: a list of texts, of lists of token ids, or of objects is so many
+#: prompts; a text, or a list of token ids, is one. Those of rerank and score are each one's
+#: counterpart of the query.
+PROMPTS = frozenset(
+    ("prompt", "prompt_embeds", "input", "documents", "items", "text_2", "data_2")
+)  # fmt: skip
+#: What makes a body with one text as its prompt more than one sequence.
+_BESIDE_A_TEXT = PROMPTS - {"prompt"} | {"n", "messages"}
+
+
+def sequences_of(body: Mapping[str, Any]) -> int:
+    """Return `n` × prompts of a body that was checked; at least 1.
+
+    `input` of /v1/responses is a conversation, which is one prompt; `messages` are one, too,
+    whatever `documents` they are about.
+    """
+    if type(body.get("prompt")) is str and body.keys().isdisjoint(_BESIDE_A_TEXT):
+        return 1  # as in most completions
+    n = body.get("n")
+    count = n if isinstance(n, int) and n > 1 else 1
+    messages = body.get("messages")
+    if messages is not None:  # /v1/embeddings takes several conversations
+        several = isinstance(messages, list) and messages and isinstance(messages[0], list)
+        return count * (len(messages) if several else 1)
+    prompts = 0
+    for field in PROMPTS.intersection(body):
+        prompts += prompts_of(body[field])
+    return count * (prompts or 1)
+
+
+def fields_of_sequences(names: Iterable[str]) -> tuple[str, ...]:
+    """Return which of a body's fields say how many sequences it is."""
+    known = set(names)
+    counted: tuple[str, ...]
+    counted = ("messages", *sorted(PROMPTS))
+    if "messages" in known and "input" not in known:
+        counted = ()  # one conversation
+    return tuple(name for name in ("n", *counted) if name in known)
+
+
+def prompts_of(found: Any) -> int:
+    """Return how many prompts a field holds."""
+    if isinstance(found, str):
+        return 1
+    if isinstance(found, dict):  # a score's texts and pictures
+        found = found.get("content")
+    if not isinstance(found, list) or not found:
+        return 0 if found is None else 1
+    first = found[0]
+    if isinstance(first, int) or (isinstance(first, dict) and ("role" in first or "type" in first)):
+        return 1  # token ids, or Responses' conversation, whose items have a role or a type
+    return len(found)

@@ -1,12 +1,15 @@
-"""Shape of a request body: vLLM's chat and completion fields with their ranges.
+"""Shapes of the request bodies of generating endpoints: vLLM's fields with their ranges.
 
+Chats, completions, Anthropic's Messages and OpenAI's Responses; and what counts tokens.
 Field names are those of all supported releases of vLLM (tests/unit/worker/engine/vllm/test_drift.py
 compares them with the installed one; a worker refuses what its own does not know).
 Values are checked here without vLLM so that a bad line fails in the producer, by
 name. What only the engine can know (model length, tokens, schema compilation) is
-checked by vLLM's own classes in the worker.
-Left out on purpose: `stream*`, because a batch has no open connection, and
-`request_id`, which warmq derives.
+checked by vLLM's own classes in the worker. What is in a message, a tool or a system text is vLLM's
+to judge, too.
+Left out on purpose: `stream*`, because a batch has no open connection, `request_id`, which warmq
+derives, and of Responses all that needs a server which remembers: `background`, `store`,
+`previous_response_id`.
 """
 
 from collections.abc import Mapping
@@ -16,7 +19,6 @@ import msgspec
 from msgspec import Meta, Struct
 
 from contract.openai.amounts import MAX_MESSAGES, MAX_PROMPTS
-from contract.openai.messages import COUNT_TOKENS_URL, MESSAGES_URL, CountTokensBody, MessagesBody
 from contract.openai.pooling import (
     FORMS,
     POOLING_TYPES,
@@ -35,15 +37,11 @@ from contract.openai.pooling import (
     Text,
     Tools,
 )
-from contract.openai.responses import (
-    RESPONSES_URL,
-    TOKENIZE_URL,
-    Penalty,
-    ResponsesBody,
-    TokenizeBody,
-)
 
 Tokens = list[NonNegative]
+#: Messages and other entries of a conversation.
+Entries = Annotated[list[JsonObject], Meta(min_length=1, max_length=MAX_MESSAGES)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
 
 
 class Sampling(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -136,8 +134,118 @@ class CompletionBody(Sampling, forbid_unknown_fields=True, kw_only=True):
     prompt_embeds: str | Annotated[list[str], Meta(max_length=MAX_PROMPTS)] | None = None
 
 
+class AnyMessage(Struct, kw_only=True):
+    """One message of Anthropic's: its content is a text or a list of blocks."""
+
+    role: Literal["user", "assistant", "system"]
+    content: str | list[JsonObject]
+
+
+class CountTokensBody(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Body of `/v1/messages/count_tokens`: what the tokens of a prompt are counted of."""
+
+    messages: Annotated[list[AnyMessage], Meta(min_length=1, max_length=MAX_MESSAGES)]
+    model: Text | None = None
+    system: str | list[JsonObject] | None = None
+    tools: Tools | None = None
+    tool_choice: JsonObject | None = None
+    chat_template_kwargs: JsonObject | None = None
+
+
+class MessagesBody(CountTokensBody, forbid_unknown_fields=True, kw_only=True):
+    """Body of `/v1/messages`."""
+
+    max_tokens: Count
+    temperature: Annotated[float, Meta(ge=0, le=1)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: NonNegative | None = None
+    stop_sequences: StopTexts | None = None
+    metadata: JsonObject | None = None
+    output_config: JsonObject | None = None
+    cache_salt: CacheSalt | None = None
+    kv_transfer_params: JsonObject | None = None
+    ec_transfer_params: JsonObject | None = None
+    vllm_xargs: JsonObject | None = None
+
+
+class ResponsesBody(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Body of `/v1/responses`; `input` is a text, or messages and other items of a conversation."""
+
+    input: Text | Entries
+    model: Text | None = None
+    instructions: str | None = None
+    max_output_tokens: Count | None = None
+    max_tool_calls: NonNegative | None = None
+    metadata: dict[str, str] | None = None
+    include: Annotated[list[str], Meta(max_length=64)] | None = None
+    reasoning: JsonObject | None = None
+    include_reasoning: bool | None = None
+    text: JsonObject | None = None
+    tools: Tools | None = None
+    tool_choice: str | JsonObject | None = None
+    parallel_tool_calls: bool | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = None
+    prompt_cache_key: str | None = None
+    user: str | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1)] | None = None
+    top_logprobs: NonNegative | None = None
+    logit_bias: LogitBias | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0)] | None = None
+    seed: Int64 | None = None
+    stop: StopText | StopTexts | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    watermarking: bool | None = None
+    priority: Int64 | None = None
+    session_id: str | None = None
+    cache_salt: CacheSalt | None = None
+    structured_outputs: JsonObject | None = None
+    enable_response_messages: bool | None = None
+    previous_input_messages: Entries | None = None
+    media_io_kwargs: JsonObject | None = None
+    mm_processor_kwargs: JsonObject | None = None
+    chat_template_kwargs: JsonObject | None = None
+    kv_transfer_params: JsonObject | None = None
+    ec_transfer_params: JsonObject | None = None
+    vllm_xargs: JsonObject | None = None
+
+
+class TokenizeBody(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Body of `/tokenize`: a text, or a chat as the model reads it."""
+
+    model: Text | None = None
+    prompt: str | None = None
+    messages: Entries | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: JsonObject | None = None
+    media_io_kwargs: JsonObject | None = None
+    mm_processor_kwargs: JsonObject | None = None
+    tools: Tools | None = None
+
+    def __post_init__(self) -> None:
+        """Require a text or a chat, and not both."""
+        if self.prompt is None and self.messages is None:
+            raise ValueError("Object missing required field `prompt`")  # msgspec's words
+        if self.prompt is not None and self.messages is not None:
+            raise ValueError("give `prompt` or `messages`, not both")
+
+
 CHAT_URL = "/v1/chat/completions"
 COMPLETION_URL = "/v1/completions"
+MESSAGES_URL = "/v1/messages"
+COUNT_TOKENS_URL = "/v1/messages/count_tokens"
+RESPONSES_URL = "/v1/responses"
+TOKENIZE_URL = "/tokenize"
 GENERATING = (CHAT_URL, COMPLETION_URL)
 #: Of the urls whose answers are generated, the fields that limit how many tokens are.
 LIMITS = {
@@ -182,3 +290,24 @@ def limits_tokens(url: str, body: Mapping[str, Any]) -> bool:
 def field_names(url: str) -> set[str]:
     """Return the field names a body for `url` may have."""
     return {field.name for field in msgspec.structs.fields(BODY_TYPES[url])}
+
+
+#: Fields of which any value but null, false and an empty list asks for more than the text;
+#: 0 logprobs are those of the chosen tokens.
+MORE = frozenset((
+    "logprobs", "echo", "use_beam_search", "return_token_ids", "return_tokens_as_token_ids",
+    "return_token_offsets", "suffix", "top_logprobs",
+))  # fmt: skip
+
+
+def tells_text(url: str, body: Mapping[str, Any]) -> bool:
+    """Say whether the text that the model writes is the answer's, word for word.
+
+    A reasoning parser is the engine's, and not asked here.
+    """
+    if url not in LIMITS:
+        return False
+    if body.get("tools") and body.get("tool_choice") not in ("none", {"type": "none"}):
+        return False
+    asked = MORE.intersection(body)
+    return all(body[name] is None or body[name] is False or body[name] == [] for name in asked)

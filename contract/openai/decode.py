@@ -5,7 +5,11 @@ A line of nothing but brackets grows to 30 times its size when decoded (10 MB to
 half a megabyte and 1 ms per MB above that.
 """
 
+from __future__ import annotations
+
 import re
+from collections.abc import Sequence
+from operator import is_
 from typing import Any
 
 import orjson
@@ -74,3 +78,43 @@ def shown(text: str, limit: int = 80) -> str:
     """Return untrusted text for a message: short, and without control characters."""
     short = text if len(text) <= limit else text[:limit] + "…"
     return short if short.isprintable() else repr(short)[1:-1]
+
+
+#: What a JSON schema bounds by whole numbers. xgrammar takes no 16.0 there, and JSON Schema does.
+_BOUNDS = frozenset(
+    ("minLength", "maxLength", "minItems", "maxItems", "minContains", "maxContains",
+     "minProperties", "maxProperties")
+)  # fmt: skip
+
+
+def whole(value: Any) -> Any:
+    """Return a value with ints for floats without a fraction; itself, where it has none of them."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, list):
+        found = [whole(one) for one in value]
+        return value if all(map(is_, found, value)) else found
+    return value
+
+
+def whole_at(value: Any, path: Sequence[str]) -> Any:
+    """Return a value with whole numbers at a path of keys; a key may stand for an index."""
+    if isinstance(value, dict) and path and path[0] in value:
+        return value | {path[0]: whole_at(value[path[0]], path[1:])}
+    if isinstance(value, dict) and path:  # an entry, whose key msgspec does not tell
+        return {key: whole_at(one, path[1:]) for key, one in value.items()}
+    if isinstance(value, list) and path:
+        return [whole_at(one, path[1:]) for one in value]
+    return whole(value)
+
+
+def whole_bounds(value: Any) -> Any:
+    """Return schemas with whole numbers as bounds; the value itself, where it has them. Its nesting
+    must be bounded."""
+    if isinstance(value, list):
+        entries = [whole_bounds(one) for one in value]
+        return value if all(map(is_, entries, value)) else entries
+    if isinstance(value, dict):
+        fields = {k: whole(one) if k in _BOUNDS else whole_bounds(one) for k, one in value.items()}
+        return value if all(map(is_, fields.values(), value.values())) else fields
+    return value

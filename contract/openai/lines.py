@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 import orjson
 
-from contract.errors import RequestRejected
-from contract.openai.amounts import MAX_PROMPTS, refuse_many
+from contract.errors import RequestRejected, bad_field
+from contract.openai.amounts import MAX_PROMPTS, fields_of_sequences, refuse_many, sequences_of
 from contract.openai.body import (
     BODY_TYPES,
     CHAT_URL,
@@ -23,12 +23,9 @@ from contract.openai.body import (
     limits_tokens,
     smallest,
 )
-from contract.openai.decode import MAX_DEPTH, decode, encode, shown
-from contract.openai.numbers import whole, whole_bounds
-from contract.openai.openai_only import without
+from contract.openai.decode import MAX_DEPTH, decode, encode, shown, whole, whole_bounds
+from contract.openai.fields import explain, without
 from contract.openai.pooling import FORMS
-from contract.openai.problems import bad_field, explain
-from contract.openai.sequences import fields_of_sequences, sequences_of
 from contract.openai.structured import FIELDS, refuse_large
 
 MAX_CUSTOM_ID = 512

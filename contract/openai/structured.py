@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from contract.errors import RequestRejected
+from contract.errors import bad_field
 
 #: Fields of bodies, of all urls, that have constraints in them.
 FIELDS = ("response_format", "structured_outputs", "tools", "text", "output_config")
@@ -63,8 +63,7 @@ def refuse_large(name: str, value: Any, where: str) -> None:
         for tool in value:
             _refuse_one(tool, MAX_CHARACTERS)
     except _TooLarge as problem:
-        field = where + name
-        raise RequestRejected(f"field {field}: {problem}", field=field) from None
+        raise bad_field(where + name, str(problem)) from None
 
 
 class _TooLarge(Exception):

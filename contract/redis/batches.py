@@ -18,7 +18,7 @@ import redis
 from contract.batch import Batch
 from contract.errors import BatchConflict, RequestFailed, StoreUnavailable, StoreUnreachable
 from contract.index import IndexChunk, IndexEntry, leader_of, own_id
-from contract.nearest import did_you_mean
+from contract.naming import did_you_mean
 from contract.redis import keys
 from contract.redis.connect import connect, masked
 from contract.redis.dead_letters import CHUNK, DeadLetters, groups

@@ -11,7 +11,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from contract.openai.numbers import whole_at
+from contract.openai.decode import whole_at
 from gateway.http.caller import Caller
 from gateway.http.errors import ApiError, invalid
 from gateway.http.services import Services

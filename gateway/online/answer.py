@@ -10,8 +10,7 @@ import orjson
 from starlette.types import Send
 
 from contract.errors import RequestRejected, WarmqError
-from contract.openai.messages import MESSAGES_URL
-from contract.openai.responses import RESPONSES_URL
+from contract.openai.body import MESSAGES_URL, RESPONSES_URL
 from contract.results import body_of, error_of
 from contract.streaming import Piece, Transcript, texts_of
 from gateway.http.errors import ApiError, api_error, stopping

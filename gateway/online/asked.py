@@ -8,12 +8,10 @@ from typing import Any
 import msgspec
 
 from contract.errors import RequestRejected
-from contract.openai.body import LIMITS
-from contract.openai.decode import decode, encode
+from contract.openai.amounts import sequences_of
+from contract.openai.body import LIMITS, tells_text
+from contract.openai.decode import decode, encode, whole
 from contract.openai.lines import check_body
-from contract.openai.numbers import whole
-from contract.openai.plain_text import tells_text
-from contract.openai.sequences import sequences_of
 from gateway.http.errors import ApiError, invalid
 from gateway.http.limits import estimated_tokens
 

@@ -17,7 +17,7 @@ from starlette.types import Message, Receive, Scope, Send
 from contract.errors import RequestRejected
 from contract.message import write_online
 from contract.naming import turn_list
-from contract.openai.responses import RESPONSES_URL
+from contract.openai.body import RESPONSES_URL
 from contract.results import body_of, error_of, read_meta
 from contract.traces.tracer import now
 from gateway.http.bodies import whole_body

@@ -10,7 +10,7 @@ from typing import Literal
 from msgspec import Struct
 
 from contract.errors import StoreUnavailable
-from contract.nearest import did_you_mean
+from contract.naming import did_you_mean
 from contract.redis.announcements import is_alive
 from gateway.http.errors import ApiError, not_found
 from gateway.redis.live import LiveRequests

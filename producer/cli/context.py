@@ -11,20 +11,18 @@ from typing import Any
 import click
 
 from contract.batch import Batch
-from contract.errors import BatchConflict, StoreUnavailable
-from contract.nearest import did_you_mean
+from contract.errors import StoreUnavailable
 from contract.redis.batches import BatchStore
-from contract.redis.connect import masked
 from contract.settings import Settings, load
 from contract.traces.tracer import tracing
+from producer.cli.options import parse_map
 from producer.cli.progress import tell
-from producer.cli.values import parse_map
 from producer.input.files import WriteFailed
 from producer.input.options import BadOption, check_own_sources, check_sources
 from producer.input.reader import Input, InputUnreadable
 from producer.input.source import Source
 from producer.input.sources import open_source
-from producer.same_batch import BatchChanged
+from producer.same_batch import BatchChanged, batch_of
 
 WATCH_AGAIN = "the batch goes on; `producer watch {}` follows it again"
 
@@ -60,12 +58,7 @@ class Context:
         Raises:
             BatchConflict: there is none of that name.
         """
-        batch = self.store.batch(batch_id)
-        if batch is None:
-            where = masked(self.settings.redis_url.get_secret_value())
-            near = did_you_mean(batch_id, self.store.newest_ids()) or "; see `producer list`"
-            raise BatchConflict(f"there is no batch {batch_id} (any more) in {where}{near}")
-        return batch
+        return batch_of(self.store, self.settings, batch_id, "; see `producer list`")
 
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -85,7 +78,7 @@ def open_input(
         # Unbuffered: a buffer over a buffer would wait for a full one.
         stdin = sys.stdin.buffer
         return Input(name, getattr(stdin, "raw", stdin))
-    pairs = _mapped(mapped)
+    pairs = parse_map(mapped)
     check_sources(given, pairs, ("--set", "--map"))
     try:
         source = open_source(name, pairs)
@@ -94,14 +87,6 @@ def open_input(
         raise
     check_own_sources(given, source, "--set")
     return source
-
-
-def _mapped(mapped: tuple[str, ...]) -> dict[str, str]:
-    try:
-        return parse_map(mapped)
-    except BadOption as error:
-        error.message = f"--map: {error.message}"
-        raise
 
 
 pass_context = click.make_pass_decorator(Context, ensure=True)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, NoReturn
 import click
 
 from contract.errors import StoreUnavailable, WarmqError
-from contract.nearest import nearest
+from contract.naming import nearest
 from contract.version import version
 from producer.heap import keep_memory
 from producer.remedies import with_remedy

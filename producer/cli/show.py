@@ -191,6 +191,16 @@ def harmless(value: object) -> str:
     return text if text.isprintable() else repr(text)[1:-1]
 
 
+def size_text(size: int) -> str:
+    """Return bytes in a unit that suits them."""
+    number = float(size)
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if number < 1024:
+            return f"{number:.3g} {unit}"
+        number /= 1024
+    return f"{number:.3g} TiB"
+
+
 def columns(rows: Iterable[Sequence[str]]) -> None:
     """Print a table, its columns aligned; the first row is the heading."""
     rows = [[harmless(cell) for cell in row] for row in rows]

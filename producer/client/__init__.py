@@ -4,11 +4,8 @@ What is exported here is kept; all other modules of `producer` may change with e
 """
 
 from producer.client.asynchronous import AsyncBatch, AsyncClient
-from producer.client.batch import Batch
-from producer.client.client import Client
-from producer.client.options import SubmitOptions
-from producer.client.result import Result, ResultError
-from producer.client.state import BatchStatus
+from producer.client.batch import Batch, BatchStatus, Result, ResultError
+from producer.client.client import Client, SubmitOptions
 
 __all__ = [
     "AsyncBatch",

@@ -14,11 +14,8 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, I
 from concurrent.futures import Future
 from typing import Any, Self, TypeVar, Unpack
 
-from producer.client.batch import Batch, Order, Retried
-from producer.client.client import Client, Request, Requests
-from producer.client.options import SubmitOptions
-from producer.client.result import Result
-from producer.client.state import BatchStatus
+from producer.client.batch import Batch, BatchStatus, Order, Result, Retried
+from producer.client.client import Client, Request, Requests, SubmitOptions
 
 T = TypeVar("T")
 #: Results that are handed to the loop at once, and requests that are asked of it at once.
@@ -149,16 +146,18 @@ class AsyncBatch:
             thread.sleep(seconds)
 
         def read() -> None:
-            for result in self._batch._results(order, follow, partial, sleep):
-                ready.append(result)
-                if len(ready) == _PIECE:
-                    hand_over()
-            hand_over()
-            thread.ask(pieces.put([]))
+            try:
+                for result in self._batch._results(order, follow, partial, sleep):
+                    ready.append(result)
+                    if len(ready) == _PIECE:
+                        hand_over()
+                hand_over()
+            finally:  # also where it has failed: `reading` says so
+                thread.ask(pieces.put([]))
 
         reading = thread.start(read)
         try:
-            while piece := await _first(pieces, reading):
+            while piece := await pieces.get():
                 for result in piece:
                     yield result
             await reading
@@ -181,23 +180,6 @@ class AsyncBatch:
     async def delete(self, *, force: bool = False) -> None:
         """Delete a batch that has ended, and its results; with `force`, cancel it first."""
         await asyncio.to_thread(self._batch.delete, force=force)
-
-
-async def _first(
-    pieces: asyncio.Queue[list[Result]], reading: asyncio.Future[None]
-) -> list[Result]:
-    """Return the next piece; [] where what reads has failed."""
-    if not pieces.empty():
-        return pieces.get_nowait()
-    getting = asyncio.ensure_future(pieces.get())
-    try:
-        either: list[asyncio.Future[Any]] = [getting, reading]
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        if getting.done():
-            return getting.result()
-        return [] if pieces.empty() else pieces.get_nowait()
-    finally:
-        getting.cancel()
 
 
 class AsyncClient:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
+
+import orjson
 
 from contract import batch as contract_batch
 from contract.errors import BatchConflict
 from contract.redis.batches import BatchStore
+from contract.results import ResultLine
 from contract.settings import Settings
-from producer.client.result import Result
-from producer.client.state import BatchStatus, status_of
 from producer.collect.collect import Collector
+from producer.collect.parquet import text_of
 from producer.remedies import worded
 from producer.same_batch import SameBatch
 from producer.submit.resuming import Resuming
@@ -32,6 +36,126 @@ def store_of(settings: Settings) -> BatchStore:
     """
     url = settings.redis_url.get_secret_value()
     return BatchStore.open(url, "warmq-client", ttl_ms=settings.result_ttl_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class ResultError:
+    """Why a request has no response. docs/architecture.md lists the codes."""
+
+    code: str
+    message: str
+    param: str | None = None
+
+
+class Result:
+    """One request of a batch and what became of it. It is decoded when it is looked at."""
+
+    def __init__(self, line: ResultLine) -> None:
+        self._line = line
+
+    @property
+    def json(self) -> bytes:
+        """OpenAI's batch output line, without a line end."""
+        return self._line.json
+
+    @property
+    def ok(self) -> bool:
+        """Whether there is a response."""
+        return not self._line.failed
+
+    @cached_property
+    def _decoded(self) -> dict[str, Any]:
+        decoded: dict[str, Any] = orjson.loads(self._line.json)
+        return decoded
+
+    @property
+    def custom_id(self) -> str:
+        """The request's own custom_id, or `line-7` for the seventh if it has none."""
+        return str(self._decoded["custom_id"])
+
+    @property
+    def line(self) -> int:
+        """Which line, row or request of the input it was, from 1."""
+        told = self._decoded["error"] or self._decoded["warmq"]
+        return int(told["line"])
+
+    @property
+    def body(self) -> dict[str, Any] | None:
+        """The engine's response, as OpenAI's API would give it; None for a failed request."""
+        response = self._decoded["response"]
+        return response["body"] if response else None
+
+    @property
+    def error(self) -> ResultError | None:
+        """What went wrong; None for a response."""
+        told = self._decoded["error"]
+        if not told:
+            return None
+        return ResultError(told["code"], told["message"], told.get("param"))
+
+    @property
+    def text(self) -> str | None:
+        """The text of the first choice, of a response or message; None if there is none, as for
+        embeddings and failed requests."""
+        return text_of(self.body or {})
+
+    def __repr__(self) -> str:
+        what = f"text={self.text!r}" if self.ok else f"error={self.error!r}"
+        return f"Result(custom_id={self.custom_id!r}, {what})"
+
+
+@dataclass(frozen=True, slots=True)
+class BatchStatus:
+    """A batch at one moment. Counts are requests; times are Redis'.
+
+    `status` is OpenAI's word: validating (still submitted), in_progress, completed, failed (no
+    valid request; `reason` says why), expired, cancelling, cancelled.
+    """
+
+    id: str
+    status: str
+    total: int
+    completed: int
+    failed: int
+    cancelled: int
+    expired: int
+    prompt_tokens: int
+    completion_tokens: int
+    created_at: dt.datetime
+    finished_at: dt.datetime | None
+    reason: str
+
+    @property
+    def finished(self) -> bool:
+        """Whether every request has its result."""
+        return self.finished_at is not None
+
+    @property
+    def pending(self) -> int:
+        """Requests that wait or run."""
+        return self.total - self.completed - self.failed - self.cancelled - self.expired
+
+
+def status_of(batch: contract_batch.Batch) -> BatchStatus:
+    """Return a snapshot as programs see it."""
+    return BatchStatus(
+        batch.id,
+        batch.status,
+        total=batch.number("total"),
+        completed=batch.number("completed"),
+        failed=batch.number("failed"),
+        cancelled=batch.number("cancelled"),
+        expired=batch.number("expired"),
+        prompt_tokens=batch.number("prompt_tokens"),
+        completion_tokens=batch.number("completion_tokens"),
+        created_at=_moment(batch.created),
+        finished_at=_moment(batch.fields["finished_at"]) if batch.finished else None,
+        reason=batch.fields.get("reason", ""),
+    )
+
+
+def _moment(ms: str) -> dt.datetime:
+    return dt.datetime.fromtimestamp(int(ms) / 1000, dt.UTC)
 
 
 class Batch:

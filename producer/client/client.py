@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import os
 from collections.abc import Iterable, Mapping
 from functools import cached_property
-from typing import Any, Protocol, Self, Unpack
+from typing import Any, Literal, Protocol, Self, TypedDict, Unpack
 
-from contract.errors import BatchConflict
-from contract.nearest import did_you_mean
+from contract.naming import DEFAULT_TENANT, queue_name
 from contract.redis.batches import BatchStore
-from contract.redis.connect import masked
 from contract.settings import Settings, load
 from producer.client.batch import Batch, store_of
-from producer.client.options import SubmitOptions, submission_of
 from producer.input.items import Items
-from producer.input.options import BadOption, check_own_sources
+from producer.input.options import BadOption, check_own_sources, check_sources
 from producer.input.source import Source
 from producer.input.sources import open_source
 from producer.input.tables.data_sets import is_data_set, unpadded
@@ -23,7 +21,9 @@ from producer.input.tables.frames import frame_source, is_frame
 from producer.input.tables.mapping import RowMapping
 from producer.queue_workers import refuse_older_workers
 from producer.remedies import worded
+from producer.same_batch import batch_of
 from producer.submit.resuming import Resuming
+from producer.submit.submission import Submission, Wish, new_batch_id
 
 
 class SupportsArrow(Protocol):
@@ -36,6 +36,84 @@ class SupportsArrow(Protocol):
 #: A request as a line of a file has it, `{"prompt": ...}`, `{"messages": ...}` or OpenAI's form.
 Request = Mapping[str, Any]
 Requests = Iterable[Request] | SupportsArrow | str | os.PathLike[str]
+Deadline = dt.timedelta | dt.datetime
+
+
+class SubmitOptions(TypedDict, total=False):
+    """Options of `submit`; all may be left out.
+
+    columns: of rows that are no requests as they stand: the column, or the template over columns,
+        that each field gets, as `{"prompt": "text"}` or `{"messages.user": "Translate: {text}"}`.
+    batch_id: name of the batch; the same one resumes it. By default a new one.
+    model: served model to send the requests to; '' for workers without a name.
+    fields: body fields that every request gets, as `{"max_tokens": 256}`.
+    priority: 0 (most urgent) to 9, in steps of 3; 6 by default.
+    tenant: whose requests these are.
+    turn: `fair` shares with the tenant's other batches, `fifo` waits for them.
+    deadline: when unfinished requests expire: after the batch's creation, or at a time.
+    once: run requests with the same body once, where temperature is 0.
+    order: `prefix` queues requests with a common beginning together, `auto` where that saves
+        something; neither is possible for what can be iterated only once.
+    """
+
+    columns: Mapping[str, str]
+    batch_id: str | None
+    model: str
+    fields: Mapping[str, Any]
+    priority: int
+    tenant: str
+    turn: Literal["fair", "fifo"]
+    deadline: Deadline | None
+    once: bool
+    order: Wish
+
+
+def submission_of(options: SubmitOptions, settings: Settings) -> Submission:
+    """Return what the options ask for.
+
+    Raises:
+        BadOption: naming the one that is wrong.
+    """
+    if unknown := sorted(options.keys() - SubmitOptions.__annotations__.keys()):
+        known = ", ".join(SubmitOptions.__annotations__)
+        raise BadOption(f"{unknown[0]} is no option of submit; there are {known}")
+    model, turn = options.get("model", ""), options.get("turn", "fair")
+    order: Wish = options.get("order", "input")
+    for name, value, among in (
+        ("turn", turn, ("fair", "fifo")),
+        ("order", order, ("input", "prefix", "auto")),
+        ("priority", options.get("priority", 6), range(10)),
+    ):
+        if value not in among:
+            raise BadOption(f"{name} {value!r}: give one of {', '.join(map(str, among))}")
+    check_sources(options.get("fields", {}), options.get("columns", {}), ("fields", "columns"))
+    submission = Submission(
+        options.get("batch_id") or new_batch_id(),
+        queue_name(model or None, settings.queue),
+        options.get("priority", 6),
+        model,
+        dict(options.get("fields", {})),
+        _deadline(options.get("deadline")),
+        tenant=options.get("tenant", DEFAULT_TENANT),
+        in_order=turn == "fifo",
+        once=options.get("once", False),
+        order=order,
+    )
+    submission.check()
+    return submission
+
+
+def _deadline(deadline: Deadline | None) -> str:
+    """Return a deadline as CREATE takes it."""
+    if deadline is None:
+        return ""
+    if isinstance(deadline, dt.timedelta):
+        if deadline <= dt.timedelta():
+            raise BadOption(f"deadline {deadline}: give a duration above 0")
+        return f"+{round(deadline.total_seconds() * 1000)}"
+    if deadline.tzinfo is None:
+        raise BadOption(f"deadline {deadline}: the time zone is missing; give one, as dt.UTC")
+    return str(round(deadline.timestamp() * 1000))
 
 
 class Client:
@@ -112,11 +190,7 @@ class Client:
         Raises:
             BatchConflict: there is none of that id.
         """
-        found = self._store.batch(batch_id)
-        if found is None:
-            where = masked(self._settings.redis_url.get_secret_value())
-            near = did_you_mean(batch_id, self._store.newest_ids())
-            raise BatchConflict(f"there is no batch {batch_id} (any more) in {where}{near}")
+        found = batch_of(self._store, self._settings, batch_id)
         return Batch(self._store, found, self._settings)
 
     def batches(self) -> list[Batch]:

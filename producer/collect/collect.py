@@ -12,7 +12,7 @@ from contract.index import IndexChunk, IndexEntry, leader_of, own_id, read_endin
 from contract.redis.batches import BatchStore
 from contract.results import ResultLine, own_line, result_line
 from producer.input.seen import SeenIds
-from producer.redis.ahead import ResultsAhead
+from producer.redis import ResultsAhead
 from producer.same_batch import SameBatch
 
 #: Results fetched at once: the first time, and at most where they turn out to be small.

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Collection
 from contextlib import ExitStack
 from pathlib import Path
-from typing import BinaryIO, Protocol, Self
+from typing import BinaryIO, Self
 
 from contract.results import ResultLine
 from producer.collect.parquet import ParquetLines
@@ -21,20 +21,6 @@ from producer.input.tables.source import kind_of
 _PARQUET = (".parquet", ".pq")
 #: Lines wait until so many bytes are written at once.
 _WRITE_BYTES = 65_536
-
-
-class Target(Protocol):
-    """Bytes that appear in their place when they are complete, or not at all."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None: ...
-
-    def write(self, data: bytes) -> None:
-        """Append."""
-
-    def sync(self) -> None:
-        """Bring what was written to disk, where that may fail."""
 
 
 def is_parquet(name: str) -> bool:
@@ -148,12 +134,12 @@ class ResultFile:
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            target: Target = (
-                ObjectFile(self._name, self._expected, owner=self._owner)
-                if is_url(self._name)
-                else AtomicFile(self._name, new=bool(self._owner))
-            )
-            self._target = stack.enter_context(target)
+            self._target: ObjectFile | AtomicFile
+            if is_url(self._name):
+                self._target = ObjectFile(self._name, self._expected, owner=self._owner)
+            else:
+                self._target = AtomicFile(self._name, new=bool(self._owner))
+            stack.enter_context(self._target)
             self._table = None
             if is_parquet(self._name):
                 self._table = stack.enter_context(ParquetLines(self._write))

@@ -1,14 +1,17 @@
-"""Results as a parquet table: a row for each request, with its answer's text in a column."""
+"""Results as a parquet table: a row for each request, with its answer's text in a column.
+
+And what an answer says, whichever endpoint gave it: its text, why it ended, its tokens.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import io
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Self
 
 import orjson
 
 from contract.results import ResultLine
-from producer.collect.answers import finish_reason_of, text_of, tokens_of
 from producer.input.tables.arrow import pyarrow
 
 #: A row group ends after so many rows or bytes of Arrow's memory, where it is until then.
@@ -53,10 +56,8 @@ def _answer(body: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-class _Sink:
-    """What pyarrow writes to."""
-
-    closed = False
+class _Sink(io.RawIOBase):
+    """What pyarrow writes to. What takes the bytes is closed by whoever has opened it."""
 
     def __init__(self, write: Callable[[bytes], None]) -> None:
         self._write = write
@@ -65,6 +66,10 @@ class _Sink:
     def drop(self) -> None:
         """Pass nothing on any more: pyarrow writes an end even to what is given up."""
         self._write = lambda data: None
+
+    def writable(self) -> bool:
+        """Say so to pyarrow."""
+        return True
 
     def write(self, data: Any) -> int:
         """Pass bytes on; return how many."""
@@ -75,12 +80,6 @@ class _Sink:
     def tell(self) -> int:
         """Return how many bytes were written."""
         return self._at
-
-    def flush(self) -> None:
-        """Do nothing: the target does."""
-
-    def close(self) -> None:
-        """Do nothing: the target is closed by whoever has opened it."""
 
 
 class ParquetLines:
@@ -146,3 +145,52 @@ class ParquetLines:
             self._put()
             self._open = False
             self._writer.close()
+
+
+Body = Mapping[str, Any]
+
+
+def text_of(body: Body) -> str | None:
+    """Return the text of an answer's first choice, of a response or of a message; None if it has
+    none, as embeddings have."""
+    if body.get("object") == "response":
+        said = [part for item in _objects(body, "output") for part in _objects(item, "content")]
+        return _joined(said, "output_text")
+    if body.get("type") == "message":
+        return _joined(_objects(body, "content"), "text")
+    choice = _choice(body)
+    found = (choice.get("message") or {}).get("content", choice.get("text"))
+    return found if isinstance(found, str) else None
+
+
+def finish_reason_of(body: Body) -> str | None:
+    """Return why an answer ended, in its endpoint's own words."""
+    if body.get("object") == "response":
+        cut = body.get("incomplete_details")
+        found = cut.get("reason") if isinstance(cut, Mapping) else None
+        return found or body.get("status")
+    return _choice(body).get("finish_reason") or body.get("stop_reason")
+
+
+def tokens_of(body: Body) -> tuple[int | None, int | None]:
+    """Return the tokens of prompt and answer. Anthropic counts those of the cache apart."""
+    usage = body.get("usage") or {}
+    asked, written = usage.get("prompt_tokens"), usage.get("completion_tokens")
+    if asked is None and usage.get("input_tokens") is not None:
+        cached = ("cache_read_input_tokens", "cache_creation_input_tokens")
+        asked = sum(usage.get(name) or 0 for name in ("input_tokens", *cached))
+    return asked, usage.get("output_tokens") if written is None else written
+
+
+def _choice(body: Body) -> Body:
+    return next(iter(body.get("choices") or []), None) or {}
+
+
+def _objects(of: Body, name: str) -> list[Body]:
+    found = of.get(name)
+    return [one for one in found if isinstance(one, Mapping)] if isinstance(found, list) else []
+
+
+def _joined(parts: Iterable[Body], kind: str) -> str | None:
+    texts = [part["text"] for part in parts if part.get("type") == kind and part.get("text")]
+    return "".join(texts) if texts else None

@@ -9,11 +9,11 @@ from typing import Self
 import msgspec
 import orjson
 
+from contract import naming
 from contract.errors import BatchConflict
 from contract.results import ResultLine
 from producer.input.files import AtomicFile, unwritable
-from producer.run.growing import GrowingFile, check_regular
-from producer.run.own_results import is_result_of
+from producer.run.growing import GrowingFile, check_regular, sort_by_line
 
 #: Of the journal. One of another format is refused.
 FORMAT = 2
@@ -219,8 +219,6 @@ class RunFiles:
         Lines that were taken in another order are put back into the input's.
         """
         if self.done.plan and not self.done.complete:
-            from producer.submit.order.by_line import sort_by_line  # noqa: PLC0415 - loads numpy
-
             # Stopped in between, it is done once more: the sizes stay what the journal says.
             for path in (self._output, self._errors):
                 sort_by_line(path)
@@ -238,3 +236,22 @@ def _check_none(path: Path, kind: str, *, may_be_empty: bool) -> None:
 
 def _text(name: str) -> str:
     return os.fsencode(name).decode(errors="backslashreplace")
+
+
+_BEGINS = b'{"id":"batch_req_'
+
+
+def is_result_of(line: bytes, batch_id: str) -> bool:
+    """Whether a line of a file is a result of the batch, or the beginning of any result."""
+    if not line.endswith(b"\n"):
+        return line[: len(_BEGINS)] == _BEGINS[: len(line)]
+    try:
+        result = orjson.loads(line)
+        number = (result["error"] or result["warmq"])["line"]
+        custom_id, own_id = str(result["custom_id"]), result["id"].removeprefix("batch_req_")
+    except (orjson.JSONDecodeError, LookupError, TypeError, AttributeError):
+        return False
+    return own_id in (
+        naming.request_id(batch_id, custom_id),
+        naming.line_request_id(batch_id, number),
+    )

@@ -34,7 +34,7 @@ from producer.submit.submission import Part, Submission
 from producer.submit.submit import UNDER_WAY, Submitter
 
 if TYPE_CHECKING:
-    from producer.submit.order.choice import Choice
+    from producer.submit.order.plan import Choice
 
 #: Windows in Redis at a time.
 WINDOWS_IN_REDIS = 2
@@ -131,8 +131,8 @@ class Run:
         if wish == "input":
             yield from read
             return
-        from producer.submit.order.choice import cache_tokens  # noqa: PLC0415 - loads numpy
-        from producer.submit.order.lines import PlannedLines  # noqa: PLC0415
+        from producer.submit.order.plan import cache_tokens  # noqa: PLC0415 - loads numpy
+        from producer.submit.planned import PlannedLines  # noqa: PLC0415
 
         lines = PlannedLines(read, self.submission.seed, self.submission.overrides)
         with closing(lines):

@@ -15,8 +15,7 @@ from contract.settings import Settings
 from producer.input.source import Source
 from producer.same_batch import WritesLost
 from producer.submit.submission import Submission
-from producer.submit.submit import Submitter
-from producer.submit.summary import Summary
+from producer.submit.submit import Submitter, Summary
 
 #: Times a source is read anew before the user is asked to.
 _TIMES = 5

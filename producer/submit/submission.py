@@ -1,8 +1,11 @@
 """What a submit takes besides the file, checked before anything is read."""
 
+from __future__ import annotations
+
 import datetime as dt
 import hashlib
 import re
+import secrets
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -22,6 +25,11 @@ _FORMAT = 2
 #: In which order the lines are queued; `auto` is one of the others (producer/submit/order).
 Wish = Literal["input", "prefix", "auto"]
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+
+
+def new_batch_id() -> str:
+    """Return an id for a batch that its submitter does not name."""
+    return f"batch_{dt.datetime.now(dt.UTC):%Y%m%d%H%M%S}_{secrets.token_hex(8)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,11 +157,6 @@ class Submission:
         name = self.part.name if self.part else self.batch_id
         batch = "" if self.in_order else name
         return naming.turn_list(self.queue, self.priority, self.tenant, batch)
-
-    def list_of(self, batch: Batch) -> str:
-        """Return the list that the batch's messages wait in: kombu's for one of a version before
-        tenants had turns."""
-        return batch.fields.get("list") or naming.priority_list(self.queue, self.priority)
 
     def writer(self, batch: Batch) -> MessageWriter:
         """Return what writes the batch's messages."""

@@ -8,11 +8,11 @@ submits of the same file queue every request once, and another file is refused.
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
@@ -25,15 +25,15 @@ from contract.redis.batches import BatchStore, Enqueued
 from contract.settings import Settings
 from producer.input.reader import CHUNK_BYTES, RawChunk
 from producer.input.seen import SeenIds
-from producer.submit import conflicts, traced
+from producer.same_batch import closed, deleted, differs, lost
+from producer.submit import traced
 from producer.submit.expected import expected
-from producer.submit.lines import LinesToMessages, PreparedChunk
-from producer.submit.repeatable import Leaders
+from producer.submit.lines import Leaders, LinesToMessages, PreparedChunk
 from producer.submit.submission import Submission
-from producer.submit.summary import Summary
 from producer.time_left import pace_of_queue
 
 if TYPE_CHECKING:  # it loads numpy, which takes 0.1 s
+    from producer.submit.order.plan import Choice
     from producer.submit.planned import PlannedMessages
 
 #: Waits between looks at a Redis that is full, in seconds.
@@ -41,6 +41,28 @@ _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 2.0
 _WAKE_S = 0.1
 #: Chunks on their way at once: with one, Redis would wait for each until the next is parsed.
 UNDER_WAY = 2
+
+
+@dataclass(slots=True)
+class Summary:
+    """What one submit did. `found` requests were there before it, `queued` were not;
+    `without_limit` of those have no max_tokens; `ignored` counts those with each field that means
+    nothing here. `lines` of the file were read, with requests of `size` bytes; `waiting` says what
+    for, while Redis is full. Of a planned batch `pushed` messages are in the queue, in the order
+    `choice`."""
+
+    batch: Batch
+    lines: int = 0
+    size: int = 0
+    found: int = 0
+    queued: int = 0
+    rejected: int = 0
+    without_limit: int = 0
+    ignored: Counter[str] = field(default_factory=Counter)
+    first_error: str = ""
+    waiting: str = ""
+    pushed: int = 0
+    choice: Choice | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +100,7 @@ class Submitter:
         self._check = check
         self._unique = unique
         self._writer = submission.writer(batch)
-        self._list_key = submission.list_of(batch)
+        self._list_key = batch.fields["list"]
         self._summary = Summary(batch)
         self._end = (0, submission.start)
         self._sending: deque[tuple[Future[_Sent], SimpleQueue[str]]] = deque()
@@ -193,9 +215,7 @@ class Submitter:
     def _skip(self, lines: LinesToMessages, raw: RawChunk, kept: IndexChunk) -> None:
         """Take a chunk as submitted before, if it is the same."""
         if (raw.cursor, raw.digest) != (kept.cursor, kept.digest):
-            raise conflicts.differs(
-                self._id, f"it differs within lines {raw.first} to {raw.cursor}"
-            )
+            raise differs(self._id, f"it differs within lines {raw.first} to {raw.cursor}")
         self._summary.found += len(kept.entries)
         if self._planned:
             self._planned.keep(lines.prepare(raw, self._end))
@@ -230,14 +250,14 @@ class Submitter:
         """Return how many requests of a chunk another submit has stored, or the first try of a
         script whose reply was lost."""
         if answer.answer == "gone":
-            raise conflicts.deleted(self._id)
+            raise deleted(self._id)
         kept = next(self._store.index(self._id, chunk.ordinal), None)
         if kept is None and answer.answer == "moved" and answer.cursor < chunk.before[0]:
-            raise conflicts.lost(self._id, answer)
+            raise lost(self._id, answer)
         if kept is None:
-            raise conflicts.closed(self._id, f"line {chunk.first}")
+            raise closed(self._id, f"line {chunk.first}")
         if (kept.cursor, kept.digest) != (chunk.index.cursor, chunk.index.digest):
-            raise conflicts.differs(
+            raise differs(
                 self._id, f"it differs within lines {chunk.first} to {chunk.index.cursor}"
             )
         return len(kept.entries)
@@ -256,14 +276,14 @@ class Submitter:
             reason = self._why_nothing_runs(batch)
         answer = self._store.seal(summary.batch, self._end, reason, self._expected(batch))
         if answer.answer == "at" or (answer.answer == "moved" and answer.cursor < self._end[0]):
-            raise conflicts.lost(self._id, answer)
+            raise lost(self._id, answer)
         if answer.answer in ("moved", "sealed") and (answer.cursor, answer.digest) != self._end:
-            raise conflicts.differs(
+            raise differs(
                 self._id, f"this one ends at line {self._end[0]}, the batch has {answer.cursor}"
             )
         after = self._store.batch(self._id)
         if answer.answer == "gone" or after is None or after.created != summary.batch.created:
-            raise conflicts.deleted(self._id)
+            raise deleted(self._id)
         summary.batch = after
         return summary
 

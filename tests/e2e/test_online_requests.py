@@ -11,9 +11,14 @@ from kit.protocol.lessee import celery_message, stored
 from kit.stacks.real_stack import Stack, asked, listed_questions, read_jsonl, text_of, write_jsonl
 
 from contract import naming
-from contract.openai.body import CHAT_URL, COMPLETION_URL
-from contract.openai.messages import COUNT_TOKENS_URL, MESSAGES_URL
-from contract.openai.responses import RESPONSES_URL, TOKENIZE_URL
+from contract.openai.body import (
+    CHAT_URL,
+    COMPLETION_URL,
+    COUNT_TOKENS_URL,
+    MESSAGES_URL,
+    RESPONSES_URL,
+    TOKENIZE_URL,
+)
 from contract.streaming import Piece, read_published, texts_of
 from demo.stack import Worker, eventually
 

@@ -15,9 +15,7 @@ import pytest
 from kit.hostile.engine_lines import Line, ended, small
 from options.vision import make_vision_model
 
-from contract.openai.body import CHAT_URL, COMPLETION_URL
-from contract.openai.messages import COUNT_TOKENS_URL
-from contract.openai.responses import TOKENIZE_URL
+from contract.openai.body import CHAT_URL, COMPLETION_URL, COUNT_TOKENS_URL, TOKENIZE_URL
 from demo.stack import MODEL
 
 pytestmark = pytest.mark.timeout(300)

@@ -16,7 +16,7 @@ from demo.stack import ROOT
 STORE = (
     "contract/redis/",
     "gateway/redis/",
-    "producer/redis/",
+    "producer/redis.py",
     "contract/streaming.py",
     "worker/process/broker.py",
     "worker/drain/arrivals.py",

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from contract.errors import RequestFailed, RequestRejected, WarmqError
 from contract.message import Delivery, inflate, read_body
+from contract.openai.amounts import sequences_of
+from contract.openai.body import tells_text
 from contract.openai.lines import check_body, infer_url
-from contract.openai.plain_text import tells_text
-from contract.openai.sequences import sequences_of
 from contract.results import failure_meta, success_meta
 from worker.drain.endings import Ending
 from worker.drain.events import Events, Started

@@ -14,10 +14,8 @@ from typing import Any
 import orjson
 
 from contract.message import Delivery
-from contract.openai.body import CHAT_URL, COMPLETION_URL
-from contract.openai.messages import MESSAGES_URL
+from contract.openai.body import CHAT_URL, COMPLETION_URL, MESSAGES_URL, RESPONSES_URL
 from contract.openai.pooling import EMBEDDINGS_URL
-from contract.openai.responses import RESPONSES_URL
 from contract.traces.span import Span, SpanContext, Value, new_context, read_context
 from contract.traces.tracer import Tracer, now, tracing
 from worker.drain.drain import Drain

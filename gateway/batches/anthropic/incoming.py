@@ -13,8 +13,7 @@ from typing import Any
 import orjson
 
 from contract.errors import RequestRejected
-from contract.openai.decode import MAX_VALUES, decode
-from contract.openai.numbers import whole
+from contract.openai.decode import MAX_VALUES, decode, whole
 from gateway.batches.anthropic.protocol import ENDPOINT
 from gateway.http.errors import ApiError, invalid
 from gateway.store import Writer

@@ -3,9 +3,8 @@ file are looked at later (runner/)."""
 
 from __future__ import annotations
 
-import re
-
 from contract.batch import Batch as QueueBatch
+from contract.durations import duration_s
 from contract.openai.body import BODY_TYPES
 from contract.redis.announcements import is_alive
 from contract.redis.url import LONGEST_S
@@ -115,9 +114,6 @@ def cancel(services: Services, caller: Caller, batch_id: str) -> tuple[Batch, Ba
 
 #: The priority of requests for which none is named, as `producer submit` has it.
 DEFAULT_PRIORITY = 6
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-_WINDOW = re.compile(r"(?:[0-9]{1,12}(?:\.[0-9]{1,9})?[smhd])+")
-_WINDOW_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)([smhd])")
 
 
 def window_s(text: str) -> int:
@@ -128,9 +124,9 @@ def window_s(text: str) -> int:
     """
     field = "completion_window"
     # The length is bounded for the sake of the sum, which otherwise could be endless.
-    if len(text) > 40 or not _WINDOW.fullmatch(text):
+    seconds = duration_s(text) if len(text) <= 40 else None
+    if seconds is None:
         raise invalid(f"{field} is {text[:40]!r}; give a duration such as 24h, 90m or 7d", field)
-    seconds = sum(float(number) * _UNITS[unit] for number, unit in _WINDOW_PART.findall(text))
     if not 1 <= seconds <= LONGEST_S:
         raise invalid(f"{field} is {text}; give a duration of 1s to ten years", field)
     return round(seconds)

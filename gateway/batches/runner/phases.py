@@ -35,7 +35,7 @@ from producer.input.reader import InputUnreadable
 from producer.same_batch import BatchChanged
 from producer.submit import traced
 from producer.submit.expected import least_bytes
-from producer.submit.summary import Summary
+from producer.submit.submit import Summary
 
 log = logging.getLogger(__name__)
 _CHANGED = {"action": "batch_changed"}

@@ -19,8 +19,7 @@ from gateway.served import Served
 from producer.input.reader import Input, RawChunk
 from producer.input.unpacking import Watch
 from producer.submit.submission import Submission
-from producer.submit.submit import Submitter
-from producer.submit.summary import Summary
+from producer.submit.submit import Submitter, Summary
 
 _decode = msgspec.json.Decoder(Body).decode
 

@@ -5,8 +5,8 @@ import click
 from contract.errors import BatchConflict
 from producer.cli import options, show
 from producer.cli.context import Context, pass_context
-from producer.cli.gateway_records import delete_record
 from producer.cli.progress import tell
+from producer.redis import delete_record
 
 
 @click.command("delete")

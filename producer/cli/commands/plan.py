@@ -8,9 +8,9 @@ from contract.errors import StoreUnavailable
 from contract.naming import queue_name
 from producer.cli import options, show
 from producer.cli.context import Context, Exit, open_input, pass_context
-from producer.cli.findings import size_text
+from producer.cli.options import parse_overrides
 from producer.cli.progress import Meter, counted, tell
-from producer.cli.values import parse_overrides
+from producer.cli.show import size_text
 from producer.queue_workers import clock_text
 from producer.submit.plan import FileContent, Plan, plan
 from producer.submit.prompt_tokens import Estimate, at_hand

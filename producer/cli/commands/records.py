@@ -4,9 +4,8 @@ import click
 
 from producer.cli import options
 from producer.cli.context import Context, pass_context
-from producer.cli.findings import size_text
-from producer.cli.gateway_records import held_by_tenants, records_of
-from producer.cli.show import columns, put_json_list
+from producer.cli.show import columns, put_json_list, size_text
+from producer.redis import held_by_tenants, records_of
 
 
 @click.command("records")

@@ -4,9 +4,8 @@ import click
 
 from contract.errors import BatchConflict
 from producer.cli import options
-from producer.cli.collect import collect
+from producer.cli.collect import check_outputs, check_replaced, collect
 from producer.cli.context import Context, Exit, hint, pass_context
-from producer.cli.outputs import check_outputs, check_replaced
 from producer.cli.show import put_json, written_json
 
 

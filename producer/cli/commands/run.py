@@ -6,13 +6,17 @@ from typing import Any
 import click
 
 from producer.cli import options
+from producer.cli.collect import check_outputs
 from producer.cli.context import Context, Exit, hint, open_input, pass_context
-from producer.cli.outputs import check_outputs
 from producer.cli.progress import Meter, counted, tell
-from producer.cli.served import tell_if_unserved
-from producer.cli.shaping import make_submission, shaping_options
 from producer.cli.show import put_json, written_json
-from producer.cli.told import ignored_fields, order
+from producer.cli.submitting import (
+    ignored_fields,
+    make_submission,
+    order,
+    shaping_options,
+    tell_if_unserved,
+)
 from producer.collect.outputs import beside as beside_of
 from producer.input.files import check_writable
 from producer.input.places.bucket import is_url

@@ -1,7 +1,5 @@
 """`producer submit`."""
 
-import datetime as dt
-import secrets
 import shlex
 import sys
 import time
@@ -10,20 +8,18 @@ from typing import Any
 import click
 
 from contract.batch import Batch
-from producer.cli import options, progress, show, told
-from producer.cli.collect import collect
+from producer.cli import options, progress, show
+from producer.cli.collect import check_outputs, check_replaced, collect
 from producer.cli.context import WATCH_AGAIN, Context, Exit, hint, open_input, pass_context
-from producer.cli.outputs import check_outputs, check_replaced
+from producer.cli.options import parse_deadline
 from producer.cli.progress import Meter, tell
-from producer.cli.served import tell_if_unserved
-from producer.cli.shaping import make_submission, shaping_options
-from producer.cli.values import parse_deadline
+from producer.cli.submitting import make_submission, queued, shaping_options, tell_if_unserved
 from producer.input.files import OutputUnwritable
 from producer.input.source import Source
 from producer.queue_workers import QueueWorkers, refuse_older_workers
 from producer.submit.resuming import Resuming
-from producer.submit.submission import Wish
-from producer.submit.summary import Summary
+from producer.submit.submission import Wish, new_batch_id
+from producer.submit.submit import Summary
 
 
 @click.command("submit")
@@ -71,7 +67,7 @@ def command(
 
     With --json: {"id"} at once, and the batch's state at the end.
     """
-    name = batch_id or f"batch_{dt.datetime.now(dt.UTC):%Y%m%d%H%M%S}_{secrets.token_hex(8)}"
+    name = batch_id or new_batch_id()
     until = parse_deadline(deadline)
     submission = make_submission(context.settings, name, shaping, until)
     if output or errors:
@@ -144,7 +140,7 @@ def _queued(submitting: "ResumingSubmit") -> Summary:
     )
     with hint(f"{again} goes on where it stopped", mended=mended):
         summary = submitting.submit()
-    tell(told.queued(summary, time.monotonic() - began))
+    tell(queued(summary, time.monotonic() - began))
     if not (summary.batch.finished or store.workers(queue)):
         tell(f"{name}: {QueueWorkers(store, queue).text()}; the requests wait there")
     return summary

@@ -9,10 +9,10 @@ from typing import Any
 import orjson
 
 from contract.errors import RequestRejected
-from contract.nearest import did_you_mean
+from contract.naming import did_you_mean
 from contract.openai.body import BODY_TYPES, smallest
+from contract.openai.fields import known_names
 from contract.openai.lines import check_body
-from contract.openai.openai_only import known_names
 from contract.openai.pooling import EMBEDDINGS_URL
 from producer.input.options import WHOLE_REQUESTS, BadOption
 from producer.input.rows import bad_row

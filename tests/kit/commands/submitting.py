@@ -14,8 +14,7 @@ from contract.redis.batches import BatchStore
 from contract.settings import Settings
 from producer.input.reader import Input, RawChunk, chunks
 from producer.submit.submission import Submission
-from producer.submit.submit import Submitter
-from producer.submit.summary import Summary
+from producer.submit.submit import Submitter, Summary
 
 LIMITS = Settings(_env_file=None)
 ONCE = Submission("b1", "warmq", 6)

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from kit.hostile.hostile_request import ANSWERED, Body, Hostile, chat, completion, shaped
 
-from contract.openai.body import CHAT_URL, COMPLETION_URL
-from contract.openai.messages import COUNT_TOKENS_URL
-from contract.openai.responses import TOKENIZE_URL
+from contract.openai.body import CHAT_URL, COMPLETION_URL, COUNT_TOKENS_URL, TOKENIZE_URL
 
 TEXT = "The quick brown fox jumps over the lazy dog. "
 STRING = {"type": "string", "maxLength": 20}

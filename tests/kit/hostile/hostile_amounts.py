@@ -5,10 +5,15 @@ from __future__ import annotations
 from kit.hostile.hostile_request import EITHER, Body, Hostile, chat, completion
 
 from contract.openai.amounts import MAX_MESSAGES, MAX_OBJECTS, MAX_PROMPTS, MAX_TOOLS
-from contract.openai.body import CHAT_URL, COMPLETION_URL
-from contract.openai.messages import COUNT_TOKENS_URL, MESSAGES_URL
+from contract.openai.body import (
+    CHAT_URL,
+    COMPLETION_URL,
+    COUNT_TOKENS_URL,
+    MESSAGES_URL,
+    RESPONSES_URL,
+    TOKENIZE_URL,
+)
 from contract.openai.pooling import EMBEDDINGS_URL, RERANK_URLS, SCORE_URLS
-from contract.openai.responses import RESPONSES_URL, TOKENIZE_URL
 
 MESSAGE = {"role": "user", "content": "x"}
 PART = {"type": "text", "text": "x"}

@@ -24,9 +24,14 @@ from kit.hostile.hostile_request import (
 )
 from kit.hostile.hostile_schemas import GRAMMARS, SCHEMAS
 
-from contract.openai.body import CHAT_URL, COMPLETION_URL
-from contract.openai.messages import COUNT_TOKENS_URL, MESSAGES_URL
-from contract.openai.responses import RESPONSES_URL, TOKENIZE_URL
+from contract.openai.body import (
+    CHAT_URL,
+    COMPLETION_URL,
+    COUNT_TOKENS_URL,
+    MESSAGES_URL,
+    RESPONSES_URL,
+    TOKENIZE_URL,
+)
 
 LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}x{% endfor %}{% endfor %}"
 

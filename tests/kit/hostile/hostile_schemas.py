@@ -19,9 +19,7 @@ from kit.hostile.hostile_request import (
     tree,
 )
 
-from contract.openai.body import CHAT_URL, COMPLETION_URL
-from contract.openai.messages import MESSAGES_URL
-from contract.openai.responses import RESPONSES_URL
+from contract.openai.body import CHAT_URL, COMPLETION_URL, MESSAGES_URL, RESPONSES_URL
 
 #: xgrammar takes about n^2.5 for it: minutes.
 WIDE = "^[a-z]{0,50000}$"

@@ -14,8 +14,8 @@ from contract.batch import Batch
 from contract.errors import RequestFailed
 from contract.index import IndexChunk
 from contract.message import Delivery, MessageWriter, read_delivery
+from contract.openai.amounts import sequences_of
 from contract.openai.body import CHAT_URL
-from contract.openai.sequences import sequences_of
 from contract.redis import keys
 from contract.redis.batches import BatchStore
 from contract.redis.scripts import source

@@ -20,8 +20,8 @@ from kit.protocol.wire import Wire, WiredStore, WiredWorker
 
 from contract import naming
 from contract.index import IndexChunk
+from contract.openai.amounts import sequences_of
 from contract.openai.body import CHAT_URL
-from contract.openai.sequences import sequences_of
 from contract.redis.tenants import Tenant
 
 #: Slots of an engine, and so the requests of a turn.

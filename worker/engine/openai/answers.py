@@ -5,10 +5,8 @@ from typing import Any
 
 import orjson
 
-from contract.openai.body import CHAT_URL, GENERATING
-from contract.openai.messages import MESSAGES_URL
+from contract.openai.body import CHAT_URL, GENERATING, MESSAGES_URL, RESPONSES_URL
 from contract.openai.pooling import EMBEDDINGS_URL, POOLING_TYPES
-from contract.openai.responses import RESPONSES_URL
 from worker.engine.openai.reassembly import Reassembly
 from worker.engine.openai.retries import Condition, Unanswered
 from worker.engine.openai.sse import loads_loosely, repaired

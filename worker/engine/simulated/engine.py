@@ -27,9 +27,7 @@ from typing import Any, ClassVar
 import orjson
 
 from contract.errors import EngineDead, RequestFailed, RequestRejected
-from contract.openai.body import CHAT_URL, LIMITS
-from contract.openai.messages import MESSAGES_URL
-from contract.openai.responses import RESPONSES_URL
+from contract.openai.body import CHAT_URL, LIMITS, MESSAGES_URL, RESPONSES_URL
 from worker.engine import Capacity, Completion, EngineRequest
 from worker.engine.simulated import SimulatedSettings
 from worker.engine.simulated.stand_in import StandIn

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
 
-from contract.openai.sequences import sequences_of
+from contract.openai.amounts import sequences_of
 from worker.engine import places_of_many
 from worker.engine.vllm.names import EngineDeadError
 from worker.engine.vllm.progress import Progress

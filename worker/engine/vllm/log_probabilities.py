@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from functools import wraps
 from typing import Any
 
-from contract.openai.sequences import sequences_of
+from contract.openai.amounts import sequences_of
 from worker.engine.vllm.names import VLLMValidationError
 from worker.engine.vllm.token_texts import remember_texts
 

@@ -2,16 +2,20 @@
 responses, and the counting of tokens. vLLM's own classes answer them, too.
 
 Nothing is kept between requests: a response that refers to another one is refused before it gets
-here (contract/openai/openai_only.py).
+here (contract/openai/fields.py).
 """
 
 from typing import Any
 
 from starlette.datastructures import State
 
-from contract.openai.body import COUNTING
-from contract.openai.messages import COUNT_TOKENS_URL, MESSAGES_URL
-from contract.openai.responses import RESPONSES_URL, TOKENIZE_URL
+from contract.openai.body import (
+    COUNT_TOKENS_URL,
+    COUNTING,
+    MESSAGES_URL,
+    RESPONSES_URL,
+    TOKENIZE_URL,
+)
 from worker.engine import Completion
 from worker.engine.vllm.names import (
     AnthropicCountTokensRequest,

@@ -14,7 +14,7 @@ from contract.errors import StoreUnavailable
 from contract.redis.batches import BatchStore
 from contract.redis.connect import connect
 from demo.stack import RedisServer
-from producer.redis.ahead import ResultsAhead
+from producer.redis import ResultsAhead
 
 
 def finished(store: BatchStore) -> list[str]:

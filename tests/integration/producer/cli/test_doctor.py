@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import typing
 from pathlib import Path
@@ -14,15 +15,16 @@ import pytest
 import redis
 from kit.commands.doctor_findings import announce, doctor, levels
 from kit.commands.support import producer_command, producer_env, run_producer
-from kit.protocol.lessee import Lessee, client_of
+from kit.protocol.lessee import Lessee, celery_message, client_of, submit_batch
 
 from contract.naming import DEFAULT_QUEUE
+from contract.redis import keys
 from contract.redis.batches import BatchStore
 from contract.version import version
 from demo.stack import RedisServer, eventually, free_port, redis_binary
-from producer.cli.doctor import here, server, workers
-from producer.cli.doctor.finding import Code, Finding
-from producer.cli.findings import WORDS, text_and_remedy
+from producer.cli.commands.doctor import WORDS, text_and_remedy
+from producer.cli.doctor import examine, judge
+from producer.cli.doctor.judge import Code, Finding
 
 GIB = 2**30
 #: INFO of a Redis that is as it should be, as far as it is judged.
@@ -179,14 +181,14 @@ def test_a_wrong_setting_is_a_problem_and_a_password_is_not_shown() -> None:
 def test_free_space_is_judged(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, free: int, code: str, level: str
 ) -> None:
-    monkeypatch.setattr(here.shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
-    (finding,) = here.judge_disk(tmp_path)
+    monkeypatch.setattr(examine.shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+    (finding,) = examine.judge_disk(tmp_path)
     assert (finding.code, finding.level, finding.facts["free_bytes"]) == (code, level, free)
 
 
 def test_a_folder_that_takes_no_files_is_a_remark(tmp_path: Path) -> None:
     gone = tmp_path / "gone"
-    (finding,) = here.judge_disk(gone)
+    (finding,) = examine.judge_disk(gone)
     assert (finding.code, finding.level) == ("folder_unwritable", "remark")
     assert not os.access(gone, os.W_OK)
 
@@ -220,15 +222,15 @@ def test_a_folder_that_was_deleted_is_a_remark(
     ],
 )
 def test_a_server_that_is_too_old_is_a_problem(told: dict[str, str], code: str) -> None:
-    finding = server.version(told, "redis://host")
+    finding = judge.server_version(told, "redis://host")
     assert finding.code == code
     assert finding.facts["version"] == told.get("valkey_version", told["redis_version"])
 
 
 @pytest.mark.parametrize("field", ["aof_last_write_status", "rdb_last_bgsave_status"])
 def test_a_write_of_redis_that_failed_is_a_problem(field: str) -> None:
-    assert not list(server.last_writes(GOOD))
-    (finding,) = server.last_writes(GOOD | {field: "err"})
+    assert not list(judge.last_writes(GOOD))
+    (finding,) = judge.last_writes(GOOD | {field: "err"})
     assert (finding.code, finding.level) == ("redis_writes_fail", "problem")
 
 
@@ -246,23 +248,23 @@ def test_a_write_of_redis_that_failed_is_a_problem(field: str) -> None:
 def test_clocks_are_compared_as_far_as_the_round_trip_lets_them(
     before: float, redis_s: float, after: float, code: str
 ) -> None:
-    finding = server.clocks(before, redis_s, after)
+    finding = judge.clocks(before, redis_s, after)
     assert finding.code == code
     assert finding.level == ("ok" if code == "clock" else "remark")
 
 
 def test_a_clock_that_is_off_says_in_which_direction() -> None:
-    assert server.clocks(100, 160, 100).facts == {"apart_s": 60, "direction": "ahead of"}
-    assert server.clocks(100, 40, 100).facts == {"apart_s": 60, "direction": "behind"}
+    assert judge.clocks(100, 160, 100).facts == {"apart_s": 60, "direction": "ahead of"}
+    assert judge.clocks(100, 40, 100).facts == {"apart_s": 60, "direction": "behind"}
 
 
 def test_dead_letters_are_counted_to_a_bound(
     store: BatchStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workers, "DEAD_COUNTED", 2)
+    monkeypatch.setattr(judge, "DEAD_COUNTED", 2)
     client_of(store).lpush(DEFAULT_QUEUE, b"junk", b"junk 2", b"junk 3")
     Lessee(client_of(store)).pop()
-    finding = workers.judge_letters(store)
+    finding = judge.judge_letters(store)
     assert finding.facts == {"count": 2, "more": True}
 
 
@@ -274,3 +276,94 @@ def test_one_waiting_request_is_told_as_one() -> None:
 
 def test_every_code_has_words() -> None:
     assert set(WORDS) == set(typing.get_args(Code))
+
+
+def test_without_a_worker_nothing_runs(own: RedisServer) -> None:
+    assert levels(doctor(own.url, 1), "problem") == {"no_worker"}
+
+
+def test_workers_that_do_not_run_requests_are_told(own: RedisServer, own_store: BatchStore) -> None:
+    announce(own_store, "celery@a.1.0", state="starting", why="waits for http://10.0.0.9/v1")
+    announce(own_store, "celery@b.2.0", state="degraded")
+    announce(own_store, "celery@c.3.0", state="draining")
+    announce(own_store, "celery@d.4.0", silent_s=40)
+    announce(own_store, "celery@e.5.0", version="0.0.9")
+    announce(own_store, "celery@f.6.0", state="stopped", why="no such folder")
+    announce(own_store, "celery@g.7.0", state="ready", why="waits for a:1: 502 Bad Gateway")
+    found = doctor(own.url, 0)
+    assert levels(found, "remark") >= {
+        "worker_starting", "worker_degraded", "worker_draining", "worker_silent",
+        "worker_other_version", "worker_stopped", "worker_waits",
+    }  # fmt: skip
+    assert "ready (waits for a:1: 502 Bad Gateway)" in found["worker_waits"]["text"]
+    assert "starting (waits for http://10.0.0.9/v1)" in found["worker_starting"]["text"]
+    assert re.match(r"celery@d.4.0 was last heard 0:00:[45]\d ago", found["worker_silent"]["text"])
+    assert "has failed and stopped (no such folder)" in found["worker_stopped"]["text"]
+    said = f"celery@e.5.0 runs warmq 0.0.9, this producer {version()}"
+    assert found["worker_other_version"]["text"] == said
+
+
+def test_a_worker_that_announces_less_is_told_all_the_same(
+    own: RedisServer, own_store: BatchStore
+) -> None:
+    seconds, _ = client_of(own_store).time()
+    said = orjson.dumps({"state": "ready", "queue": DEFAULT_QUEUE})
+    client_of(own_store).hset(keys.WORKERS, "celery@a.1.0", b"%d\0" % (seconds * 1000) + said)
+    found = doctor(own.url, 1)
+    assert found["worker"]["text"] == "celery@a.1.0: ready, 0 in flight, queue warmq"
+    assert found["worker_older"]["text"].startswith("celery@a.1.0 speaks protocol 1, ")
+
+
+@pytest.mark.parametrize(
+    "junk", [b"x", b"\0{}", b"1\0", b"1\0[]", b"1\0{}", b'1\0{"queue":[]}'], ids=repr
+)
+def test_an_announcement_that_cannot_be_read_is_passed_over(
+    own: RedisServer, own_store: BatchStore, junk: bytes
+) -> None:
+    announce(own_store)
+    client_of(own_store).hset(keys.WORKERS, "junk", junk)
+    found = doctor(own.url, 0)
+    assert "junk" not in str(found)
+    assert found["worker"]["facts"]["id"] == "celery@a.12.0a1b2c3d"
+
+
+def test_requests_in_a_queue_without_a_worker_are_a_problem(
+    own: RedisServer, own_store: BatchStore
+) -> None:
+    announce(own_store)
+    submit_batch(own_store, 3, queue="warmq.tinny")
+    found = doctor(own.url, 1)
+    assert levels(found, "problem") == {"queue_unserved"}
+    assert found["queue_unserved"]["facts"]["waiting"] == 3
+    assert "no worker serves it; served are: warmq" in found["queue_unserved"]["text"]
+
+
+def test_the_own_queue_without_a_worker_and_a_request_is_a_remark(
+    own: RedisServer, own_store: BatchStore
+) -> None:
+    announce(own_store, queue="warmq.tiny")
+    found = doctor(own.url, 0)
+    assert found["queue_unused"]["level"] == "remark"
+    assert "served are: warmq.tiny" in found["queue_unused"]["text"]
+
+
+def test_open_batches_suspects_and_dead_letters_are_counted(
+    own: RedisServer, own_store: BatchStore
+) -> None:
+    announce(own_store)
+    client = client_of(own_store)
+    submit_batch(own_store, 2, batch_id="first")
+    client.zincrby(keys.BATCHES, -5000, "first")
+    submit_batch(own_store, 1, batch_id="second")
+    client.lpush(DEFAULT_QUEUE, b"junk")
+    Lessee(client).pop(1)  # the junk becomes a dead letter
+    client.lpush(keys.suspects_list(DEFAULT_QUEUE), celery_message("t1"))
+    found = doctor(own.url, 0)
+    assert found["open_batch"]["facts"]["id"] == "first"
+    assert found["open_batch"]["facts"]["unfinished"] == 2
+    assert found["suspects"]["facts"] == {"queue": DEFAULT_QUEUE, "count": 1}
+    assert found["dead_letters"]["facts"]["count"] == 1
+    # One is told as one
+    assert found["dead_letters"]["text"] == "1 dead letter"
+    assert found["suspects"]["text"].startswith("queue warmq has 1 request suspected of")
+    assert found["open_batch"]["text"].startswith("unfinished batches: 2; the oldest is first")

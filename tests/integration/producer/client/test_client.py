@@ -13,9 +13,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kit.commands.support import batch_file, finish, queued, run_all, run_producer, state
+from kit.commands.support import (
+    batch_file,
+    finish,
+    producer_env,
+    queued,
+    run_all,
+    run_producer,
+    state,
+)
 from kit.protocol.lessee import Lessee, client_of
 from kit.redis_servers.lost_writes import ForgetfulStore, Memory
+from kit.stacks.celery_side import simulated
 
 import producer
 from contract.errors import BatchConflict, StoreUnavailable
@@ -323,3 +332,37 @@ async def test_errors_come_through_as_they_are(redis_url: str):
             _ = [result async for result in batch.results(follow=False)]
         with pytest.raises(TimeoutError, match="has not ended"):
             await batch.wait(0.05)
+
+
+PROGRAM = """
+import os
+
+from producer import Client
+
+client = Client()
+parent = client.submit([{"prompt": f"question {n}"} for n in range(300)])
+results = iter(parent.results())
+first = next(results)
+children = []
+for _ in range(3):
+    child = os.fork()
+    if not child:
+        own = client.submit([{"prompt": f"question {n}"} for n in range(200)])
+        lines = sorted(result.line for result in own.results())
+        theirs = sorted(result.line for result in parent.results())
+        right = lines == [*range(1, 201)] and theirs == [*range(1, 301)]
+        os._exit(0 if right else 1)
+    children.append(child)
+lines = sorted([first.line, *(result.line for result in results)])
+print(lines == [*range(1, 301)], [os.waitpid(child, 0)[1] for child in children])
+"""
+
+
+@pytest.mark.timeout(120)
+def test_each_process_gets_its_own_answers_and_all_of_them(redis_url: str, tmp_path: Path) -> None:
+    with simulated(redis_url, tmp_path / "worker.log"):
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM], env=producer_env(redis_url), cwd=tmp_path,
+            capture_output=True, text=True, timeout=90, check=False,
+        )  # fmt: skip
+    assert done.stdout == "True [0, 0, 0]\n", done.stderr

@@ -22,10 +22,8 @@ from kit.servers.scripted_answers import (
 )
 
 from contract.errors import EngineDead, RequestFailed, RequestRejected
-from contract.openai.body import COMPLETION_URL
-from contract.openai.messages import MESSAGES_URL
+from contract.openai.body import COMPLETION_URL, MESSAGES_URL, RESPONSES_URL
 from contract.openai.pooling import EMBEDDINGS_URL
-from contract.openai.responses import RESPONSES_URL
 from worker.engine import EngineRequest
 
 Json = dict[str, Any]

@@ -12,8 +12,7 @@ import pytest
 from kit.servers.stub_server import OTHER_ANSWERS, StubServer
 
 from contract.errors import EngineDead, RequestFailed, RequestRejected
-from contract.openai.body import CHAT_URL, COMPLETION_URL, COUNTING, smallest
-from contract.openai.responses import RESPONSES_URL
+from contract.openai.body import CHAT_URL, COMPLETION_URL, COUNTING, RESPONSES_URL, smallest
 from contract.settings import SettingsError
 from worker.engine import Completion, EngineRequest
 from worker.engine.openai import OpenAISettings

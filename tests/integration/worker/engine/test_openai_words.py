@@ -24,7 +24,7 @@ from kit.servers.scripted_answers import (
 )
 
 from contract.errors import EngineDead, RequestFailed, RequestRejected
-from contract.openai.responses import RESPONSES_URL
+from contract.openai.body import RESPONSES_URL
 from worker.engine import EngineRequest
 
 Json = dict[str, Any]

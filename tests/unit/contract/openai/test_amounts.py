@@ -16,11 +16,17 @@ from contract.openai.amounts import (
     MAX_TOOLS,
     MAX_VALUES,
 )
-from contract.openai.body import CHAT_URL, COMPLETION_URL, smallest
+from contract.openai.body import (
+    CHAT_URL,
+    COMPLETION_URL,
+    COUNT_TOKENS_URL,
+    MESSAGES_URL,
+    RESPONSES_URL,
+    TOKENIZE_URL,
+    smallest,
+)
 from contract.openai.lines import check_body, parse_line
-from contract.openai.messages import COUNT_TOKENS_URL, MESSAGES_URL
 from contract.openai.pooling import EMBEDDINGS_URL, RERANK_URLS, SCORE_URLS
-from contract.openai.responses import RESPONSES_URL, TOKENIZE_URL
 
 Body = dict[str, Any]
 PART = {"type": "text", "text": "x"}

@@ -16,8 +16,8 @@ import pytest
 from contract.errors import RequestRejected
 from contract.message import Delivery, MessageWriter, read_delivery
 from contract.openai.body import BODY_TYPES, CHAT_URL, COMPLETION_URL, field_names, smallest
+from contract.openai.fields import IGNORED, REFUSED, known_names
 from contract.openai.lines import check_body, parse_line
-from contract.openai.openai_only import IGNORED, REFUSED, known_names
 from worker.drain.serve import read_request
 
 THEIRS: dict[str, Any] = orjson.loads(

@@ -9,13 +9,20 @@ import orjson
 import pytest
 
 from contract.errors import RequestRejected
-from contract.openai.body import BODY_TYPES, LIMITS, limits_tokens, smallest
+from contract.openai.body import (
+    BODY_TYPES,
+    COUNT_TOKENS_URL,
+    LIMITS,
+    MESSAGES_URL,
+    RESPONSES_URL,
+    TOKENIZE_URL,
+    limits_tokens,
+    smallest,
+    tells_text,
+)
 from contract.openai.lines import check_body, parse_line
-from contract.openai.messages import COUNT_TOKENS_URL, MESSAGES_URL
-from contract.openai.plain_text import tells_text
-from contract.openai.responses import RESPONSES_URL, TOKENIZE_URL
 from contract.streaming import texts_of
-from producer.submit.repeatable import question
+from producer.submit.lines import question
 from worker.engine import EngineRequest
 from worker.engine.simulated.engine import SimulatedEngine
 

@@ -8,10 +8,8 @@ import orjson
 import pytest
 
 from contract.errors import RequestRejected
-from contract.openai.body import CHAT_URL, COMPLETION_URL, smallest
+from contract.openai.body import CHAT_URL, COMPLETION_URL, MESSAGES_URL, RESPONSES_URL, smallest
 from contract.openai.lines import check_body, parse_line
-from contract.openai.messages import MESSAGES_URL
-from contract.openai.responses import RESPONSES_URL
 from contract.openai.structured import (
     MAX_ALL_REPETITIONS,
     MAX_BRANCHES,

@@ -9,9 +9,8 @@ import pytest
 from msgspec import Struct
 
 from contract.errors import RequestRejected
-from contract.openai.body import CHAT_URL, COMPLETION_URL
+from contract.openai.body import CHAT_URL, COMPLETION_URL, MESSAGES_URL
 from contract.openai.lines import check_body, parse_line
-from contract.openai.messages import MESSAGES_URL
 from gateway.batches.anthropic.incoming import Requests
 from gateway.batches.api.protocol import BatchCreate
 from gateway.http.errors import ApiError

@@ -8,9 +8,7 @@ import orjson
 import pytest
 
 from contract.errors import RequestRejected
-from contract.openai.body import CHAT_URL, COMPLETION_URL
-from contract.openai.messages import MESSAGES_URL
-from contract.openai.responses import RESPONSES_URL
+from contract.openai.body import CHAT_URL, COMPLETION_URL, MESSAGES_URL, RESPONSES_URL
 from contract.streaming import Piece, texts_of
 from gateway.http.errors import ApiError
 from gateway.online.answer import Events, Texts, events_of

@@ -15,9 +15,9 @@ from contract.results import ResultLine, result_line
 from contract.settings import Settings
 from gateway.batches.api.output_lines import openai_line
 from producer.cli.context import open_input
+from producer.cli.options import parse_overrides
 from producer.cli.show import put_json, put_json_list
-from producer.cli.values import parse_overrides
-from producer.client.options import submission_of
+from producer.client.client import submission_of
 from producer.collect.outputs import ResultFile, may_go
 from producer.input.options import BadOption
 from producer.input.places.bucket import BadPlace, split

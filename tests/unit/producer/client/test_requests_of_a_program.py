@@ -20,7 +20,7 @@ from contract.settings import Settings
 from producer.cli.context import open_input
 from producer.client.batch import Batch
 from producer.client.client import Client, _source
-from producer.collect.answers import finish_reason_of, text_of, tokens_of
+from producer.collect.parquet import finish_reason_of, text_of, tokens_of
 from producer.input.options import BadOption, check_own_sources
 from producer.input.reader import Input, InputUnreadable
 from producer.input.source import Source

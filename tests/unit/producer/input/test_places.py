@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from contract.errors import ExtraMissing, WarmqError
-from producer.cli.outputs import check_outputs
+from producer.cli.collect import check_outputs
 from producer.collect.outputs import check_output
 from producer.input.places.bucket import shown
 from producer.input.places.object_file import part_bytes

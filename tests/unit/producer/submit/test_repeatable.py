@@ -14,7 +14,7 @@ from contract.naming import request_id
 from contract.openai.body import CHAT_URL, COMPLETION_URL
 from contract.openai.lines import Request
 from contract.openai.pooling import EMBEDDINGS_URL
-from producer.submit.repeatable import Leaders, question
+from producer.submit.lines import Leaders, question
 
 GREEDY: dict[str, Any] = {"prompt": "Hi", "temperature": 0}
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from contract.openai.sequences import sequences_of
+from contract.openai.amounts import sequences_of
 from worker.drain.room import Room, Sequences, Turns
 from worker.engine import Capacity, places_of_many
 from worker.settings import WorkerSettings

@@ -10,11 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from contract.openai.body import CHAT_URL, COMPLETION_URL, field_names
-from contract.openai.messages import COUNT_TOKENS_URL, MESSAGES_URL
-from contract.openai.openai_only import REFUSED
+from contract.openai.body import (
+    CHAT_URL,
+    COMPLETION_URL,
+    COUNT_TOKENS_URL,
+    MESSAGES_URL,
+    RESPONSES_URL,
+    TOKENIZE_URL,
+    field_names,
+)
+from contract.openai.fields import REFUSED
 from contract.openai.pooling import EMBEDDINGS_URL, RERANK_URLS, SCORE_URLS
-from contract.openai.responses import RESPONSES_URL, TOKENIZE_URL
 from contract.settings import SettingsError
 from demo.stack import ROOT
 from worker.engine.vllm.options import REMOVED, SPECULATION, is_back

@@ -8,10 +8,15 @@ from typing import Any
 import pytest
 
 from contract.errors import RequestFailed, RequestRejected
-from contract.openai.body import CHAT_URL, COMPLETION_URL
-from contract.openai.messages import COUNT_TOKENS_URL, MESSAGES_URL
+from contract.openai.body import (
+    CHAT_URL,
+    COMPLETION_URL,
+    COUNT_TOKENS_URL,
+    MESSAGES_URL,
+    RESPONSES_URL,
+    TOKENIZE_URL,
+)
 from contract.openai.pooling import EMBEDDINGS_URL, RERANK_URLS, SCORE_URLS
-from contract.openai.responses import RESPONSES_URL, TOKENIZE_URL
 from worker.engine.vllm.large_inputs import (
     LEAST,
     MOST_TOGETHER,

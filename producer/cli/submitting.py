@@ -1,16 +1,71 @@
-"""What a submit tells when a file is queued."""
+"""The options that shape a batch besides its file, which `submit` and `run` take alike."""
 
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from functools import wraps
+from typing import TYPE_CHECKING, Any
 
-from producer.cli.progress import counted
+from contract.naming import did_you_mean, queue_name
+from contract.redis.batches import BatchStore
+from contract.settings import Settings
+from producer.cli import options
+from producer.cli.options import parse_overrides
+from producer.cli.progress import counted, tell
 from producer.cli.show import iso_time
-from producer.submit.summary import Summary
+from producer.submit.submission import Submission
+from producer.submit.submit import Summary
 
 if TYPE_CHECKING:  # it loads numpy, which takes 0.1 s
-    from producer.submit.order.choice import Choice
+    from producer.submit.order.plan import Choice
+
+#: In the order of `--help`.
+_OPTIONS = {
+    "model": options.model,
+    "priority": options.priority,
+    "tenant": options.tenant,
+    "turn": options.turn,
+    "pairs": options.pairs,
+    "once": options.once,
+    "order": options.order,
+}
+
+
+def shaping_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command these options; it takes their values as `shaping`, by name."""
+
+    @wraps(command)
+    def collected(*args: Any, **values: Any) -> Any:
+        return command(*args, shaping={name: values.pop(name) for name in _OPTIONS}, **values)
+
+    for option in reversed(_OPTIONS.values()):
+        collected = option(collected)
+    return collected
+
+
+def make_submission(
+    settings: Settings, batch_id: str, shaped: dict[str, Any], deadline: str = ""
+) -> Submission:
+    """Return what `shaped` asks for; `deadline` as CREATE takes it.
+
+    Raises:
+        BadOption: naming the option that is wrong.
+    """
+    found = Submission(
+        batch_id,
+        queue_name(shaped["model"] or None, settings.queue),
+        shaped["priority"],
+        shaped["model"],
+        parse_overrides(shaped["pairs"]),
+        deadline,
+        tenant=shaped["tenant"],
+        in_order=shaped["turn"] == "fifo",
+        once=shaped["once"],
+        order=shaped["order"],
+    )
+    found.check()
+    return found
 
 
 def queued(summary: Summary, took_s: float) -> str:
@@ -69,3 +124,21 @@ def ignored_fields(lines: Counter[str]) -> str:
     """Name the fields that were left out, and on how many lines each was."""
     names = (f"{name} (on {counted(count, 'line')})" for name, count in sorted(lines.items()))
     return f"ignored, because they concern OpenAI's service and not the answer: {', '.join(names)}"
+
+
+def tell_if_unserved(store: BatchStore, base: str, model: str) -> None:
+    """Say which models are served if `model` is not, and any other is; '' is the default queue."""
+    queue, served = queue_name(model or None, base), store.served_queues()
+    if queue in served or not served:
+        return
+    prefix = f"{base}."
+    models = sorted(name.removeprefix(prefix) for name in served if name.startswith(prefix))
+    unserved = f"no worker serves queue {queue}"
+    options = [f"--model {name}" for name in models]
+    if not options and base in served:
+        tell(f"{unserved}; a worker serves requests without --model")
+        return
+    if base in served:
+        options.append("and requests without --model")
+    if options:
+        tell(f"{unserved}; served are: {', '.join(options)}{did_you_mean(model, models)}")

@@ -1,1 +1,0 @@
-"""What only producers do in Redis."""
