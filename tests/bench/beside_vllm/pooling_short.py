@@ -210,7 +210,7 @@ async def measure(quick: bool, model: Path) -> dict[str, Any]:
     return {
         "quick": quick, "model": model.name, "requests": count, "letters": LETTERS,
         "engine_args": words, "expected": EXPECTED, "bars": BARS, "load_average": loads,
-        "reached": reached(runs), "cpu_us_by_layer": places, "runs": runs,
+        "reached": reached(runs), "cpu_us_by_layer": places,
     }  # fmt: skip
 
 

@@ -191,7 +191,7 @@ async def measure(quick: bool, model: Path) -> dict[str, Any]:
     return {
         "quick": quick, "model": model.name, "requests": count, "engine_args": ENGINE_ARGS,
         "expected": EXPECTED, "bars": BARS, "load_average": loads, "reached": reached(runs),
-        "cpu_us_by_layer": places, "runs": runs,
+        "cpu_us_by_layer": places,
     }  # fmt: skip
 
 

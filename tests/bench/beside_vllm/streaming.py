@@ -104,6 +104,8 @@ async def measure(quick: bool, model: Path) -> dict[str, Any]:
             order = LISTENERS[turn:] + LISTENERS[:turn]
             runs.append([await timed(forms, count, readers) for readers in order])
             loads.append(report.load_now())
+    texts = [run["requests_with_text"] for turn in runs for run in turn]
+    print(f"requests whose text was read, by run: {texts}")
     by_readers = [{run["listeners"]: run["tokens_per_s"] for run in turn} for turn in runs]
     return {
         "quick": quick, "model": model.name, "requests": count, "tokens_each": TOKENS,
@@ -112,7 +114,6 @@ async def measure(quick: bool, model: Path) -> dict[str, Any]:
             f"{n}_to_0": report.spread([turn[n] / turn[0] for turn in by_readers])
             for n in LISTENERS[1:]
         },
-        "runs": runs,
     }  # fmt: skip
 
 
@@ -126,8 +127,6 @@ def run(quick: bool, model: Path) -> None:
         f"tokens/s with listeners over tokens/s without, {data['requests']} requests",
         data,
     )
-    texts = [run["requests_with_text"] for turn in data["runs"] for run in turn]
-    print(f"requests whose text was read, by run: {texts}")
 
 
 if __name__ == "__main__":

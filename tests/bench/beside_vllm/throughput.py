@@ -60,8 +60,6 @@ async def measure(quick: bool, model: Path) -> dict[str, Any]:
         "bars": BARS,
         "load_average": loads,
         "reached": _reached(runs) | _swept(swept),
-        "runs": runs,
-        "sweep": swept,
     }
 
 

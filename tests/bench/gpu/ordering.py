@@ -180,7 +180,7 @@ def main() -> None:
             "shape": chosen.shape, "engine": pairs.engine_of(chosen),
             "documents": chosen.documents, "questions": chosen.questions,
             "expected": EXPECTED, "bars": BARS,
-            "ready_s": round(time.monotonic() - begin, 1), "rounds": rounds,
+            "ready_s": round(time.monotonic() - begin, 1),
         }  # fmt: skip
         print("ready after", data["ready_s"], "s", flush=True)
         for form in ("shuffled_prefix", "offline"):

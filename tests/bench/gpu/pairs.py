@@ -50,6 +50,11 @@ ENGINE: dict[str, Any] = {
     "load_format": "dummy", "max_num_batched_tokens": 8192, "max_model_len": 1024,
     "enable_prefix_caching": False, "gpu_memory_utilization": 0.35, "seed": 0,
 }  # fmt: skip
+#: What a run tells beside its rates.
+FIGURES = (
+    "seconds", "cpu_s", "running_per_step", "tokens_per_step", "steps_until_full",
+    "steps_without_waiting",
+)  # fmt: skip
 START_S = 420.0
 RUN_S = 200.0
 
@@ -197,10 +202,10 @@ def reached(rounds: Sequence[dict[str, dict[str, Any]]], forms: Sequence[str]) -
         if mine:
             for rate in ("tokens_per_s", "requests_per_s"):
                 found[f"{form}_{rate}"] = report.spread([r[rate] for r in mine], 0)
-        for figure in ("running_per_step", "tokens_per_step", "cpu_s"):
+        for figure in FIGURES:
             values = [run[figure] for run in mine if figure in run]
             if values:
-                found[f"{form}_{figure}"] = report.spread(values, 2)
+                found[f"{form}_{figure}"] = report.spread(values, 3)
     for over in ("queue", "classes", "full"):
         for base in ("offline", "all", "bare"):
             ratios = [
@@ -326,10 +331,10 @@ def main() -> None:
             "prompt_tokens": chosen.prompt_tokens, "tokens": bench.tokens,
             "ready_s": round(time.monotonic() - begin, 1),
             "limit": bench.peers["worker"].ask(do="size", look_ahead=None),
-            "rounds": rounds, "sweeps": sweeps,
         }  # fmt: skip
         print("ready after", data["ready_s"], "s;", data["limit"], flush=True)
-        data["warm_up"] = [bench.time(form) for form in forms]
+        for form in forms:
+            bench.time(form)  # warms it up, and is not counted
         for number in range(chosen.rounds):
             if late():
                 break

@@ -200,7 +200,7 @@ def main() -> None:
             "shape": chosen.shape, "gpus": chosen.gpus, "requests": count,
             "output_tokens": chosen.output_tokens, "prompt_tokens": chosen.prompt_tokens,
             "max_num_seqs": chosen.max_num_seqs, "engine": json.loads(chosen.engine),
-            "ready_s": round(time.monotonic() - begin, 1), "rounds": rounds,
+            "ready_s": round(time.monotonic() - begin, 1),
         }  # fmt: skip
         print("ready after", data["ready_s"], "s", flush=True)
         for number in range(-1, chosen.rounds):

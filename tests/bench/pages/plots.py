@@ -171,12 +171,15 @@ def gpu(parts: Results) -> Figure:
     """Every pair of runs on the H200, a colour a machine: warmq over the engine alone."""
     (axes,) = _axes()
     for column, (_, other, names) in enumerate(PAIRS):
-        turns = [(turn, colour) for name, colour in zip(names, (BLUE, GREEN), strict=False)
-                 for turn in parts[name]["rounds"]]  # fmt: skip
-        ratios = [turn["queue"]["tokens_per_s"] / turn[other]["tokens_per_s"] for turn, _ in turns]
+        pairs = [
+            (ratio, colour)
+            for name, colour in zip(names, (BLUE, GREEN), strict=False)
+            for ratio in parts[name]["reached"][f"queue_to_{other}"]["values"]
+        ]
+        ratios = [ratio for ratio, _ in pairs]
         middle = (len(ratios) - 1) / 2
         places = [column + 0.25 * (n - middle) / max(1, middle) for n in range(len(ratios))]
-        axes.scatter(places, ratios, color=[colour for _, colour in turns], s=14)
+        axes.scatter(places, ratios, color=[colour for _, colour in pairs], s=14)
         median = statistics.median(ratios)
         axes.hlines(median, column - 0.32, column + 0.32, color=ORANGE)
         axes.annotate(f"median {median:.4f}", (column, 1), xycoords=("data", "axes fraction"),

@@ -60,7 +60,7 @@ def measure(quick: bool) -> dict[str, Any]:
     """Run both orders in turns; return the part's figures."""
     lines, rounds = (50_000, 1) if quick else (1_000_000, 2)
     figures: dict[str, list[float]] = {}
-    loads, runs = [report.load_now()], []
+    loads = [report.load_now()]
     with tempfile.TemporaryDirectory(prefix="warmq-bench-") as name:
         folder = Path(name)
         write_file(folder / "in.jsonl", lines)
@@ -75,7 +75,6 @@ def measure(quick: bool) -> dict[str, Any]:
             for figure, what in (("added_time", "wall_s"), ("added_cpu", "cpu_s")):
                 ratio = pair["prefix"][what] / pair["input"][what]
                 figures.setdefault(figure, []).append(ratio - 1)
-            runs.append(pair)
     return {
         "quick": quick,
         "lines": lines,
@@ -83,7 +82,6 @@ def measure(quick: bool) -> dict[str, Any]:
         "bars": BARS,
         "load_average": loads,
         "reached": {name: report.spread(values, 3) for name, values in figures.items()},
-        "runs": runs,
     }
 
 

@@ -121,11 +121,9 @@ def measure(quick: bool) -> dict[str, Any]:
     """Run all repeats, interleaved; return the part's figures."""
     repeats, small, large = (2, 20_000, 0) if quick else (5, 100_000, 1_000_000)
     figures: dict[str, list[float]] = {}
-    runs = []
     loads = [report.load_now()]
 
     def keep(found: dict[str, Any], label: str) -> None:
-        runs.append(found)
         for name in ("lines_per_s", "peak_mb", "cpu_us_per_line", "redis_us_per_line"):
             figures.setdefault(f"{name}_{label}", []).append(found[name])
 
@@ -135,10 +133,11 @@ def measure(quick: bool) -> dict[str, Any]:
         write_file(path, small)
         write_file(one, 1)
         for repeat in range(repeats):
-            keep(submit(path, small, folder / f"r{repeat}"), "100k")
+            whole = submit(path, small, folder / f"r{repeat}")
+            keep(whole, "100k")
             start = submit(one, 1, folder / f"o{repeat}")["wall_s"]
             figures.setdefault("start_s", []).append(start)
-            steady = small / (runs[-1]["wall_s"] - start)
+            steady = small / (whole["wall_s"] - start)
             figures.setdefault("lines_per_s_100k_after_start", []).append(steady)
             figures.setdefault("parse_line_us", []).append(parse_line_us(path, 20_000))
             loads.append(report.load_now())
@@ -155,7 +154,6 @@ def measure(quick: bool) -> dict[str, Any]:
         "bars": BARS,
         "load_average": loads,
         "reached": {name: report.spread(values, 2) for name, values in figures.items()},
-        "runs": runs,
     }
 
 

@@ -133,7 +133,7 @@ def measure(quick: bool) -> dict[str, Any]:
         for policy in ("ours", *OTHERS):
             used = [run["rows_used"] for run in found[policy]]
             reached[f"rows used, {policy}, {shape}"] = report.spread(used)
-    return {"quick": quick, "expected": EXPECTED, "bars": BARS, "reached": reached, "runs": runs}
+    return {"quick": quick, "expected": EXPECTED, "bars": BARS, "reached": reached}
 
 
 def run(quick: bool = False) -> None:

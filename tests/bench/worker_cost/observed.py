@@ -138,7 +138,7 @@ def _in_turn(rounds: int) -> Iterator[tuple[int, str]]:
 def figures(
     quick: bool, loads: list[Any], runs: dict[str, dict[str, list[float]]]
 ) -> dict[str, Any]:
-    """Return the ratios of pairs that ran next to each other, beside what they were made of."""
+    """Return the ratios of pairs that ran next to each other."""
     reached = {}
     for way in WAYS[1:]:
         name = way.replace(" ", "_")
@@ -147,7 +147,7 @@ def figures(
         reached[f"{name}_cpu"] = _ratio(runs, way, "us")
     return {
         "quick": quick, "expected": EXPECTED, "bars": BARS, "load_average": loads,
-        "reached": reached, "runs": runs,
+        "reached": reached,
     }  # fmt: skip
 
 

@@ -191,7 +191,6 @@ def measure(quick: bool) -> dict[str, Any]:
             f"{n}worker_to_floor": _over_floor(runs[k], us)
             for k, (n, us) in zip(("cost", "stepped"), floor.items(), strict=True)
         },
-        "runs": runs,
     }
 
 

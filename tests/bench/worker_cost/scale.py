@@ -44,6 +44,11 @@ EXPECTED = {
     "(16 at 200 ms: 0.406 when each request ended by itself; with steps 0.6 is expected)",
 }  # fmt: skip
 BARS = {"share_16_at_2_s": 0.95, "share_16_at_4_s": 0.95}
+#: What the plot and the page need of each run.
+SHOWN = (
+    "workers", "latency_s", "ideal_per_s", "per_s", "machine_share", "redis_share",
+    "scripts_per_request",
+)  # fmt: skip
 
 
 def fleet(folder: Path, workers: int, latency_s: float, seconds: float) -> dict[str, Any]:
@@ -134,8 +139,7 @@ def measure(quick: bool) -> dict[str, Any]:
         "bars": BARS,
         "load_average": loads,
         "reached": _of_fleets(fleets) | _of_lean(leans, repeats),
-        "fleets": fleets,
-        "lean": leans,
+        "fleets": [{name: found[name] for name in SHOWN} for found in fleets],
     }
 
 
