@@ -88,6 +88,9 @@ def batch_rows(view: View, after: str, limit: int) -> tuple[list[dict[str, Any]]
     now = time.time()
     rows = [row for one in found.batches if (row := row_of(one, now)) is not None]
     name_inputs(view, rows)
+    rings = rings_of(view.services, rows)
+    for row in rows:
+        row.update(by_rings(row, rings))
     return rows, found.has_more
 
 
@@ -102,9 +105,6 @@ def name_inputs(view: View, rows: list[dict[str, Any]]) -> None:
 def batches(view: View) -> Response:
     """Show a page of the caller's batches."""
     rows, more = batch_rows(view, view.query.get("after", "")[:200], PAGE)
-    rings = rings_of(view.services, rows)
-    for row in rows:
-        row.update(by_rings(row, rings))
     return view.page("batches.html", rows=rows, more=more, now_watched=watched(rows))
 
 
