@@ -18,7 +18,7 @@ from producer.collect.collect import Collector
 from producer.collect.outputs import ResultFile, check_output, exists, may_go
 from producer.collect.outputs import beside as beside_of
 from producer.input.files import OutputUnwritable, check_writable, write_failed
-from producer.input.places.bucket import is_url, shown
+from producer.input.bucket import is_url, shown
 from producer.queue_workers import QueueWorkers
 
 

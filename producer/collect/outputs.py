@@ -10,12 +10,16 @@ from typing import BinaryIO, Self
 
 from contract.results import ResultLine
 from producer.collect.parquet import ParquetLines
-from producer.input.files import BUFFER_BYTES, AtomicFile, OutputUnwritable, check_writable
-from producer.input.places.bucket import is_url, shown
-from producer.input.places.object_file import ObjectFile, check_object
-from producer.input.places.object_place import ObjectPlace
-from producer.input.places.place import FilePlace, NotThere
-from producer.input.reader import InputUnreadable
+from producer.input.bucket import NotThere, ObjectPlace, is_url, shown
+from producer.input.files import (
+    BUFFER_BYTES,
+    AtomicFile,
+    ObjectFile,
+    OutputUnwritable,
+    check_object,
+    check_writable,
+)
+from producer.input.reader import FilePlace, InputUnreadable
 from producer.input.tables.source import kind_of
 
 _PARQUET = (".parquet", ".pq")

@@ -1,21 +1,48 @@
-"""Output files that appear when they are complete, or not at all."""
+"""Files and objects that are written: they appear when they are complete, or not at all.
+
+The parts of an object go up while it is written. Killed half-way it leaves nothing that anybody
+sees; the parts that are left over are removed by the bucket's own rule for unfinished uploads.
+"""
+
+from __future__ import annotations
 
 import errno
 import filecmp
+import hashlib
 import os
 import secrets
 import stat
+from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO, Self
+from typing import Any, BinaryIO, Self
 
 from contract.errors import BatchConflict, WarmqError
+from producer.input.bucket import (
+    credentials,
+    errors_of_bucket,
+    is_web,
+    obstore,
+    odd_name,
+    open_bucket,
+    shown,
+    told,
+)
 
 #: Written at once to a file that nobody reads before it is whole.
 BUFFER_BYTES = 2**20
+#: What a file's name ends with until it is complete.
+UNFINISHED = ".part"
+#: Bytes of a part of an object's upload at the least: S3 takes 5 MiB. So many are under way at
+#: once, each held in memory.
+_PART, _AT_ONCE = 8 * 2**20, 2
+#: S3 takes 10,000 parts. Half of them are enough for what is expected: a table of results, which
+#: has the texts twice, may be larger than the lines that it is made of.
+_PARTS, _MIB = 5_000, 2**20
 
 
 class OutputUnwritable(WarmqError):
-    """A result file cannot be written: its owner must name another or give rights."""
+    """A result file cannot be written: its owner must name another or give rights. The fact
+    `why` is what the disk or the bucket says."""
 
     code = "output_unwritable"
 
@@ -26,12 +53,14 @@ class WriteFailed(OutputUnwritable):
 
 def unwritable(path: str | Path, error: OSError) -> OutputUnwritable:
     """Return the error for a file that cannot be opened."""
-    return OutputUnwritable(f"cannot write {path}: {error.strerror}")
+    why = error.strerror or str(error)
+    return OutputUnwritable(f"cannot write {path}: {why}", why=why)
 
 
 def write_failed(path: str | Path, error: OSError) -> WriteFailed:
     """Return the error for a file that could be opened, and cannot be written to its end."""
-    return WriteFailed(f"cannot write {path}: {error.strerror}; make room there, or name another")
+    why = error.strerror or str(error)
+    return WriteFailed(f"cannot write {path}: {why}; make room there, or name another", why=why)
 
 
 def check_writable(path: Path) -> None:
@@ -54,7 +83,7 @@ def check_writable(path: Path) -> None:
 
 def _beside(path: Path) -> Path:
     """Return a name for a file until it is complete."""
-    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}{UNFINISHED}")
 
 
 def _linked(complete: Path, path: Path) -> bool:
@@ -75,16 +104,18 @@ def _linked(complete: Path, path: Path) -> bool:
 
 
 class AtomicFile:
-    """Written beside its place and renamed at the end; a failure leaves the place as it was.
+    """Written beside its place and renamed by `commit`, or at the end of `with`; a failure leaves
+    the place as it was.
 
     What is no regular file (a pipe, /dev/stdout) is written to directly. A `new` one replaces no
     file: its folder decides which of two writers is the first, where locks do not reach, too. Then
-    leaving raises BatchConflict, unless what is there has the same content.
+    `commit` raises BatchConflict, unless what is there has the same content. Of a `durable` one the
+    name is on disk, too, when it returns.
     """
 
-    def __init__(self, name: str | Path, *, new: bool = False) -> None:
+    def __init__(self, name: str | Path, *, new: bool = False, durable: bool = False) -> None:
         self.path = Path(os.path.realpath(name))  # a link stays, its target is replaced
-        self._new = new
+        self._new, self._durable = new, durable
         self._temporary: Path | None = None
         self._file: BinaryIO
         try:
@@ -110,12 +141,20 @@ class AtomicFile:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.commit()
+        else:
+            self.discard()
+
+    def commit(self) -> None:
+        """Bring it to its place."""
         try:
-            if kind is None:
-                self.sync()  # on disk before it is visible in its place
-                self._file.close()
-                if self._temporary is not None:
-                    self._appear(self._temporary)
+            self.sync()  # on disk before it is visible in its place
+            self._file.close()
+            if self._temporary is not None:
+                self._appear(self._temporary)
+            if self._durable:
+                _sync_folder(self.path.parent)
         except OSError as error:
             raise write_failed(self.path, error) from None
         finally:
@@ -160,3 +199,191 @@ class AtomicFile:
             self._file.close()
         except OSError:
             return  # what could not be flushed was to be thrown away
+
+
+def _sync_folder(folder: Path) -> None:
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
+
+
+def part_bytes(expected: int) -> int:
+    """Return the size of the parts of an object of about so many bytes."""
+    return max(_PART, -(-expected // (_PARTS * _MIB)) * _MIB)
+
+
+def check_object(url: str) -> None:
+    """Ask the bucket for an object of that name, which need not be there.
+
+    Raises:
+        OutputUnwritable: the bucket is not there or refuses, or the URL can only be read.
+        BadPlace, ExtraMissing: as `open_bucket` does.
+    """
+    if is_web(url):
+        raise OutputUnwritable(f"cannot write {shown(url)}: give s3://, gs:// or az://, or a file")
+    store, key = open_bucket(url)
+    if not key or key.endswith("/"):
+        raise OutputUnwritable(f"cannot write {url}: it names no object; add its name")
+    try:
+        list(obstore(url).list(store, prefix=key, chunk_size=1))
+    except errors_of_bucket() as error:
+        if odd_name(error):
+            return  # of another object, which is nothing to this one: the bucket answers
+        raise OutputUnwritable(f"cannot write {url}: {told(error)}; {credentials(url)}") from None
+
+
+class ObjectFile:
+    """Written part by part and completed at the end; a failure leaves the place as it was.
+
+    `expected` says of what may have more than 40 GB how many bytes those are: the parts of an
+    upload are all of one size (obstore), and S3 takes so many of them. One with an `owner`, the
+    name of a run, must not replace an object that has other content. `opened` is what `open_bucket`
+    returns, where it is known.
+    """
+
+    def __init__(
+        self, url: str, expected: int = 0, *, owner: str = "",
+        opened: tuple[Any, str] | None = None, at_once: int = _AT_ONCE,
+    ) -> None:  # fmt: skip
+        self._name, self._at_once = url, at_once
+        self._store, self._key = opened or open_bucket(url)
+        self._expected, self._owner = expected, owner
+        self._errors = errors_of_bucket()
+        self._held, self._size, self._digest = bytearray(), 0, hashlib.sha256()
+        self._file: Any = None if owner else self._opened()
+        #: Of one with an owner that is complete: what ObjectPlace.fingerprint says of it.
+        self.fingerprint = ""
+
+    def _opened(self) -> Any:
+        return obstore(self._name).open_writer(
+            self._store,
+            self._key,
+            buffer_size=part_bytes(self._expected),
+            max_concurrency=self._at_once,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.commit()
+        else:
+            self.discard()
+
+    def commit(self) -> None:
+        """Complete it.
+
+        Raises:
+            WriteFailed: nothing has appeared.
+            BatchConflict: of one with an owner, there is another object, or another is written.
+        """
+        try:
+            if not self._owner:
+                self._file.close()
+            elif self._file is None:
+                self._create()
+            else:
+                self._complete()
+        except BatchConflict:
+            self.discard()
+            raise
+        except self._errors as error:
+            raise self._failed(error) from None
+        self._file = None
+
+    def write(self, data: bytes) -> None:
+        """Append to the object."""
+        try:
+            if self._owner:
+                self._size += len(data)
+                self._digest.update(data)
+            if self._file is None:
+                self._held += data
+                if len(self._held) <= _PART:
+                    return
+                self._file, data, self._held = self._opened(), bytes(self._held), bytearray()
+            self._file.write(data)
+        except self._errors as error:
+            raise self._failed(error) from None
+
+    def _create(self) -> None:
+        """Write what one request takes under the condition that nothing is there, which the bucket
+        decides. There may be what the same delivery wrote, killed before it said so.
+
+        Raises:
+            BatchConflict: there is another object.
+        """
+        obs, exists = obstore(self._name), obstore(self._name, "exceptions").AlreadyExistsError
+        content = bytes(self._held)
+        try:
+            made = obs.put(self._store, self._key, content, mode="create", use_multipart=False)
+        except exists:
+            made = self._own()
+        self.fingerprint = f"{self._size}-{made['e_tag']}"
+
+    def _complete(self) -> None:
+        """Complete an upload in parts. Buckets do that without a condition, so whoever does it has
+        made an object beside it first, which only one can; who was killed finds its own name there.
+
+        Raises:
+            BatchConflict: there is another object, or somebody else is writing it.
+        """
+        obs, claim = obstore(self._name), f"{self._key}.writing"
+        exists = obstore(self._name, "exceptions").AlreadyExistsError
+        name = self._owner.encode()
+        try:
+            obs.put(self._store, claim, name, mode="create", use_multipart=False)
+        except exists:
+            if bytes(obs.get(self._store, claim).bytes()) != name:
+                raise BatchConflict(
+                    f"another run is writing {self._name}: there is {self._name}.writing; wait for "
+                    "it, or remove that object if it was killed; then the same command goes on"
+                ) from None
+        try:
+            with suppress(FileNotFoundError):
+                self._own()
+            self._file.close()
+            self.fingerprint = f"{self._size}-{obs.head(self._store, self._key)['e_tag']}"
+        finally:
+            with suppress(*self._errors):  # without the right to delete it stays, and says whose
+                obs.delete(self._store, claim)
+
+    def _own(self) -> Any:
+        """Return the metadata of what is there if it has this content.
+
+        Raises:
+            BatchConflict: it has another one.
+        """
+        obs = obstore(self._name)
+        found, digest = obs.get(self._store, self._key), hashlib.sha256()
+        if found.meta["size"] == self._size:
+            for piece in found.stream():
+                digest.update(piece)
+        if digest.digest() != self._digest.digest():
+            raise BatchConflict(
+                f"{self._name} was written by somebody else meanwhile, and is left as it is; move "
+                "it away, and the same command brings its results there"
+            )
+        return found.meta
+
+    def sync(self) -> None:
+        """Do nothing: nothing is there before its end."""
+
+    def discard(self) -> str:
+        """Leave the place as it was; the bucket forgets the parts. Return why it does not: it is
+        away, and its own rule removes them."""
+        if self._file is None:
+            return ""
+        gone = WriteFailed("discarded")
+        try:
+            self._file.__exit__(WriteFailed, gone, None)  # with an error it ends, and keeps nothing
+        except self._errors as error:
+            return told(error)
+        return ""
+
+    def _failed(self, error: Exception) -> WriteFailed:
+        why = told(error)
+        return WriteFailed(f"cannot write {self._name}: {why}; {credentials(self._name)}", why=why)

@@ -1,4 +1,4 @@
-"""Reads the input file: physical lines in chunks with fixed boundaries and a rolling digest.
+"""Reads what is at a place: physical lines in chunks with fixed boundaries and a rolling digest.
 
 Nothing here grows with the file. Boundaries depend on the content alone, so
 that the same file gives the same chunks whoever reads it, and when.
@@ -25,9 +25,9 @@ from producer.input.unpacking import OverLimit, Unpacked, Watch, WatchedFile, ot
 CHUNK_LINES = 500
 CHUNK_BYTES = 2**20
 
-#: Bytes at the end of a file that its fingerprint covers.
+#: Bytes at the end of a file that its fingerprint covers: all of it may be more than one wants to
+#: read twice.
 _TAIL_BYTES = 2**20
-
 _BOM = b"\xef\xbb\xbf"
 _BUFFER = 256 * 1024
 #: Blank lines of a file: so many, and so many more for each request; their bytes likewise.
@@ -75,30 +75,96 @@ class Lines(Protocol):
         """Return the next line, or as much of it as `limit`; b'' at the end."""
 
 
+class Place(Protocol):
+    """What can be opened again and again: a file here, or an object in a bucket."""
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+
+    def anew(self) -> Place:
+        """Return the same, as it is now."""
+
+    def open(self, *, in_order: bool) -> Any:
+        """Return an unbuffered binary stream that can be sought in; `in_order`, from its start to
+        its end.
+
+        Raises:
+            InputUnreadable: it is not there, or may not be read.
+        """
+
+    def size(self) -> int:
+        """Return its size in bytes; raises as `open` does."""
+
+    def fingerprint(self) -> str:
+        """Return what another content hardly has; raises as `open` does."""
+
+
+class FilePlace:
+    """A file of this machine."""
+
+    def __init__(self, name: str | Path) -> None:
+        self.name = str(name)
+
+    def anew(self) -> FilePlace:
+        """Return itself: nothing is kept of the file."""
+        return self
+
+    def open(self, *, in_order: bool) -> Any:
+        """Return the opened file."""
+        try:
+            return Path(self.name).open("rb", buffering=0)
+        except OSError as error:
+            raise _unreadable(self.name, error) from None
+
+    def size(self) -> int:
+        """Return its size."""
+        try:
+            return Path(self.name).stat().st_size
+        except OSError as error:
+            raise _unreadable(self.name, error) from None
+
+    def fingerprint(self) -> str:
+        """Return size and digest of the end."""
+        with self.open(in_order=False) as file:
+            return _fingerprint(self.name, file, self.size())
+
+
+def _unreadable(name: str, error: OSError) -> InputUnreadable:
+    return InputUnreadable(f"cannot read {name}: {error.strerror}")
+
+
+def _fingerprint(name: str, file: Any, size: int) -> str:
+    try:
+        tail = os.pread(file.fileno(), _TAIL_BYTES, max(0, size - _TAIL_BYTES))
+    except OSError as error:
+        raise _unreadable(name, error) from None
+    return f"{size}-{hashlib.sha256(tail).hexdigest()}"
+
+
 class Input:
-    """The file to submit, or an open unbuffered stream, which stays open unless it is `owned`.
-    Opening it reads nothing yet. `watch` is called while it is read, and may raise to end that."""
+    """The lines of a file or another place, or of an open unbuffered stream, which stays open.
+    Opening it reads nothing yet. `watch` is called while it is read, and may raise to end that.
+
+    Raises:
+        InputUnreadable: it is not there, or may not be read.
+    """
 
     def __init__(
-        self, name: str, stream: Any = None, *, owned: bool = False, watch: Watch | None = None
+        self, place: str | Place, stream: Any = None, *, watch: Watch | None = None
     ) -> None:
-        self.name = name
-        self._owned = owned or stream is None
+        self._place = FilePlace(place) if isinstance(place, str) else place
+        self.name = self._place.name
+        self._owned = stream is None
         self._watch = watch
         self._counted: WatchedFile | Unpacked | None = None
-        try:
-            raw = stream or Path(name).open("rb", buffering=0)  # noqa: SIM115 - close() does
-            if watch is not None:
-                raw = self._counted = WatchedFile(raw, watch)
-            self._file = io.BufferedReader(raw, _BUFFER)
-            self._lines = self._file
-            #: Size on disk in bytes, None where it is not known in advance.
-            known = stream is None and raw.seekable()
-            self.size = Path(name).stat().st_size if known else None
-            if stream is None and Path(name).is_dir():
-                raise IsADirectoryError(0, "it is a directory")
-        except OSError as error:
-            raise InputUnreadable(f"cannot read {name}: {error.strerror}") from None
+        raw = self._place.open(in_order=True) if stream is None else stream
+        if watch is not None:
+            raw = self._counted = WatchedFile(raw, watch)
+        self._file = io.BufferedReader(raw, _BUFFER)
+        self._lines = self._file
+        #: Size in bytes, None where it is not known in advance.
+        self.size = self._place.size() if self._owned and raw.seekable() else None
 
     @property
     def position(self) -> int:
@@ -116,28 +182,24 @@ class Input:
         return self.size is not None
 
     def again(self) -> Input:
-        """Open the file anew, from its start."""
-        return Input(self.name)
+        """Open it anew, from its start."""
+        return Input(self._place.anew())
 
     def chunks(self, seed: str | None, max_line_bytes: int) -> Iterator[RawChunk]:
         """Yield its lines, as the function of that name does."""
         return chunks(self.lines(), seed, max_line_bytes)
 
     def fingerprint(self) -> str:
-        """Return what another file hardly has: size and digest of the end; '' for a pipe.
-
-        Of the end only, for a file may be larger than one wants to read twice.
+        """Return that of its place, of a file as it was when it was opened; '' for a pipe.
 
         Raises:
-            InputUnreadable: the file cannot be read.
+            InputUnreadable: it cannot be read.
         """
         if self.size is None:
             return ""
-        try:
-            tail = os.pread(self._file.fileno(), _TAIL_BYTES, max(0, self.size - _TAIL_BYTES))
-        except OSError as error:
-            raise InputUnreadable(f"cannot read {self.name}: {error.strerror}") from None
-        return f"{self.size}-{hashlib.sha256(tail).hexdigest()}"
+        if isinstance(self._place, FilePlace):
+            return _fingerprint(self.name, self._file, self.size)
+        return self._place.fingerprint()
 
     def lines(self) -> io.BufferedReader:
         """Return the decompressed stream.
@@ -150,7 +212,7 @@ class Input:
             if source is None and (other := other_form(self._file.peek(8)[:8])):
                 raise InputUnreadable(f"{self.name}: {other}")
         except OSError as error:
-            raise InputUnreadable(f"cannot read {self.name}: {error.strerror}") from None
+            raise _unreadable(self.name, error) from None
         if source is not None:
             self._counted = source
             self._lines = io.BufferedReader(source, _BUFFER)

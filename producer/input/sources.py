@@ -7,10 +7,8 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath, PurePosixPath
 
+from producer.input.bucket import is_url, is_web, keys_under, place_of, shown
 from producer.input.options import BadOption
-from producer.input.places.bucket import is_url, is_web, keys_under, shown
-from producer.input.places.object_place import ObjectPlace
-from producer.input.places.place import FilePlace, Place, PlaceInput
 from producer.input.reader import Input, InputUnreadable
 from producer.input.source import Source
 from producer.input.tables.source import TableSource, kind_of
@@ -42,18 +40,13 @@ def open_source(name: str, pairs: Mapping[str, str] | None = None) -> Source:
     """
     files = _files_of_url(name) if is_url(name) else _files(name)
     if files:
-        places = [_place(file) for file in files]
-        return TableSource(shown(name), places, pairs or {})
+        return TableSource(shown(name), [place_of(file) for file in files], pairs or {})
     if pairs:
         raise BadOption(
             f"{shown(name)} has lines of JSON, and columns are mapped in tables: parquet, Arrow "
             "or CSV"
         )
-    return PlaceInput(ObjectPlace(name)) if is_url(name) else Input(name)
-
-
-def _place(name: str) -> Place:
-    return ObjectPlace(name) if is_url(name) else FilePlace(name)
+    return Input(place_of(name))
 
 
 def _files(name: str) -> Sequence[str]:

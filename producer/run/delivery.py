@@ -16,10 +16,9 @@ from pathlib import Path
 from contract.errors import BatchConflict
 from contract.results import ResultLine
 from producer.collect.outputs import ResultFile, exists, is_parquet
+from producer.input.bucket import ObjectPlace, is_url
 from producer.input.files import unwritable
-from producer.input.places.bucket import is_url
-from producer.input.places.object_place import ObjectPlace
-from producer.input.places.place import FilePlace, Place
+from producer.input.reader import FilePlace, Place
 from producer.input.source import Source
 from producer.run.journal import Journal, RunProgress
 

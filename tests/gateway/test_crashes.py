@@ -23,7 +23,7 @@ from gateway.files.uploads import completing, uploads
 from gateway.files.uploads.protocol import UploadComplete, UploadCreate
 from gateway.http.caller import Caller
 from gateway.http.services import Services
-from gateway.store.folder import Folder, _Writer
+from gateway.store import Folder, Writer
 from gateway.sweeping import sweep_files
 
 CALLER = Caller(tenant="t")
@@ -32,7 +32,7 @@ LINE = orjson.dumps(chat_line("a", model="small")) + b"\n"
 STEPS = (
     (Client, "execute_command"),
     (_Pipeline, "execute"),
-    (_Writer, "commit"),
+    (Writer, "commit"),
     (Folder, "delete"),
 )
 

@@ -18,8 +18,8 @@ from producer.cli.submitting import (
     tell_if_unserved,
 )
 from producer.collect.outputs import beside as beside_of
+from producer.input.bucket import is_url
 from producer.input.files import check_writable
-from producer.input.places.bucket import is_url
 from producer.input.source import Source
 from producer.queue_workers import refuse_older_workers
 from producer.run.delivery import Delivery, cannot_grow

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
-from producer.input.places.place import FilePlace, Place
-from producer.input.reader import CHUNK_LINES, InputUnreadable
+from producer.input.reader import CHUNK_LINES, FilePlace, InputUnreadable, Place
 from producer.input.tables.arrow import pyarrow
 from producer.input.tables.arrow_rows import rows_of
 from producer.input.tables.table import Row

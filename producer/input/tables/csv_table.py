@@ -7,8 +7,7 @@ import io
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from producer.input.places.place import Place
-from producer.input.reader import Input, InputUnreadable
+from producer.input.reader import Input, InputUnreadable, Place
 from producer.input.rows import bad_row
 from producer.input.tables.table import Row
 
@@ -51,7 +50,7 @@ class CsvTable:
             raise InputUnreadable(f"{name} has two columns of the name {twice[0]!r}; rename one")
 
     def _lines(self) -> Iterator[list[str]]:
-        source = Input(self._place.name, self._place.open(in_order=True), owned=True)
+        source = Input(self._place)
         self._opened.append(source)
         text = io.TextIOWrapper(source.lines(), "utf-8-sig", errors="surrogateescape", newline="")
         self._opened.append(text)

@@ -7,11 +7,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import orjson
 
+from producer.input.bucket import is_web
 from producer.input.items import LineStream
 from producer.input.options import BadOption
-from producer.input.places.bucket import is_web
-from producer.input.places.place import Place
-from producer.input.reader import RawChunk, chunks
+from producer.input.reader import Place, RawChunk, chunks
 from producer.input.rows import told_by_row
 from producer.input.tables.arrow_table import ArrowTable, ParquetTable
 from producer.input.tables.csv_table import CsvTable

@@ -16,10 +16,8 @@ from obstore.store import from_url
 
 from contract.redis.batches import BatchStore
 from gateway.store import StoreFailed, open_store
-from producer.input.files import OutputUnwritable
-from producer.input.places.bucket import keys_under
-from producer.input.places.object_file import ObjectFile, check_object
-from producer.input.places.object_place import ObjectPlace
+from producer.input.bucket import ObjectPlace, keys_under
+from producer.input.files import ObjectFile, OutputUnwritable, check_object
 from producer.input.reader import InputUnreadable
 
 MIB = 2**20

@@ -15,8 +15,8 @@ from kit.commands.support import run_producer, write_lines
 from contract.errors import WarmqError
 from contract.redis.batches import BatchStore
 from producer import Client
-from producer.input.places.bucket import BadPlace
-from producer.input.places.object_file import ObjectFile, check_object
+from producer.input.bucket import BadPlace
+from producer.input.files import ObjectFile, check_object
 from producer.input.sources import open_source
 
 pytestmark = pytest.mark.usefixtures("bucket_environment")

@@ -19,8 +19,8 @@ from kit.servers.s3 import there, unfinished
 from kit.stacks.celery_side import simulated
 
 from contract.errors import BatchConflict
-from producer.input.places.object_file import ObjectFile
-from producer.input.places.object_place import ObjectPlace
+from producer.input.bucket import ObjectPlace
+from producer.input.files import ObjectFile
 from producer.input.reader import Input
 from producer.run.delivery import Delivery
 from producer.run.journal import RunProgress

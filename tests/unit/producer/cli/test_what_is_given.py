@@ -19,8 +19,8 @@ from producer.cli.options import parse_overrides
 from producer.cli.show import put_json, put_json_list
 from producer.client.client import submission_of
 from producer.collect.outputs import ResultFile, may_go
+from producer.input.bucket import BadPlace, split
 from producer.input.options import BadOption
-from producer.input.places.bucket import BadPlace, split
 
 LETTERS = "a\u2028b\u2029c\u0085d한"
 

@@ -82,7 +82,7 @@ def test_keys_of_a_bucket(monkeypatch: pytest.MonkeyPatch, folder: str) -> None:
     keys = [f"s3://b/{folder}/{DASK.format(number)}" for number in sorted(map(str, range(12)))]
     monkeypatch.setattr(sources, "keys_under", lambda _: iter(keys))
     opened: list[list[Any]] = []
-    monkeypatch.setattr(sources, "ObjectPlace", lambda name: name)
+    monkeypatch.setattr(sources, "place_of", lambda name: name)
     monkeypatch.setattr(sources, "TableSource", lambda _, places, __: opened.append(places))
     open_source(f"s3://b/{folder}/part.*.parquet")
     assert opened == [[f"s3://b/{folder}/{DASK.format(number)}" for number in range(12)]]

@@ -11,8 +11,8 @@ import pytest
 from contract.errors import ExtraMissing, WarmqError
 from producer.cli.collect import check_outputs
 from producer.collect.outputs import check_output
-from producer.input.places.bucket import shown
-from producer.input.places.object_file import part_bytes
+from producer.input.bucket import shown
+from producer.input.files import part_bytes
 from producer.input.sources import open_source
 
 SIGNED = "https://user:secret@host/a.jsonl?X-Amz-Signature=secret"
