@@ -17,8 +17,8 @@ from producer.cli.progress import Meter, SubmitPause, counted, tell, unsealed
 from producer.collect.collect import Collector
 from producer.collect.outputs import ResultFile, check_output, exists, may_go
 from producer.collect.outputs import beside as beside_of
-from producer.input.files import OutputUnwritable, check_writable, write_failed
 from producer.input.bucket import is_url, shown
+from producer.input.files import OutputUnwritable, check_writable, write_failed
 from producer.queue_workers import QueueWorkers
 
 

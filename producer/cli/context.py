@@ -20,8 +20,7 @@ from producer.cli.progress import tell
 from producer.input.files import WriteFailed
 from producer.input.options import BadOption, check_own_sources, check_sources
 from producer.input.reader import Input, InputUnreadable
-from producer.input.source import Source
-from producer.input.sources import open_source
+from producer.input.source import Source, open_source
 from producer.same_batch import BatchChanged, batch_of
 
 WATCH_AGAIN = "the batch goes on; `producer watch {}` follows it again"

@@ -14,10 +14,8 @@ from contract.settings import Settings, load
 from producer.client.batch import Batch, store_of
 from producer.input.items import Items
 from producer.input.options import BadOption, check_own_sources, check_sources
-from producer.input.source import Source
-from producer.input.sources import open_source
-from producer.input.tables.data_sets import is_data_set, unpadded
-from producer.input.tables.frames import frame_source, is_frame
+from producer.input.source import Source, open_source
+from producer.input.tables.frames import frame_source, is_data_set, is_frame, unpadded
 from producer.input.tables.mapping import RowMapping
 from producer.queue_workers import refuse_older_workers
 from producer.remedies import worded

@@ -1,11 +1,33 @@
-"""pyarrow, which only those need who have tables."""
+"""Reads parquet and Arrow files a few hundred rows at a time, whatever their size; needs pyarrow,
+which only those have who have tables.
+
+Each cell is read as a person would write it by hand as JSON. Arrow gives every struct all keys of
+its column, maps as lists of pairs, float32 as the double next to it, and one cell that Python
+cannot hold ends a whole batch. Here keys without a value are left out, maps are objects, numbers
+have their shortest form, and such a cell is a BadCell in its row.
+"""
 
 from __future__ import annotations
 
+import datetime as dt
 import importlib
+import math
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from contract.errors import ExtraMissing
+from producer.input.reader import CHUNK_LINES, FilePlace, InputUnreadable, Place
+from producer.input.tables.cells import BadCell, Duration, json_of, key_of
+
+#: Bytes that are read of a column at a time: without it, a row group's columns come whole.
+_BUFFER = 2**20
+_ARROW_FILE = b"ARROW1"
+
+#: Columns, number of rows where it is known, and what yields batches of the columns wanted.
+_Opened = tuple[Sequence[str], int | None, Callable[[Sequence[str]], Iterator[Any]]]
 
 
 def pyarrow(what: str, module: str = "") -> Any:
@@ -20,3 +42,273 @@ def pyarrow(what: str, module: str = "") -> Any:
         raise ExtraMissing(
             f"{what}: needs pyarrow ({error}): pip install 'warmq[tables]'"
         ) from None
+
+
+def pieces(batch: Any, wanted: Sequence[str]) -> Iterator[Any]:
+    """Yield the columns that are wanted of a batch of rows, a few hundred at a time."""
+    kept = batch.select(list(wanted))
+    for start in range(0, kept.num_rows, CHUNK_LINES):
+        yield kept.slice(start, CHUNK_LINES)
+
+
+class ArrowTable:
+    """One parquet file, or one Arrow file of either form."""
+
+    def __init__(self, place: Place, *, parquet: bool) -> None:
+        self.name = place.name
+        self._errors = (pyarrow(place.name).ArrowException, OSError, ValueError)
+        self._file = _opened(place, "OSFile" if parquet else "memory_map")
+        try:
+            opened = (_parquet if parquet else _arrow)(self._file)
+        except self._errors as error:
+            self._file.close()
+            raise self._damaged(error) from None
+        self.columns, self.rows, self._batches = opened
+
+    def read(self, wanted: Sequence[str]) -> Iterator[dict[str, Any]]:
+        """Yield the rows."""
+        row = 0
+        try:
+            for batch in self._batches(wanted):
+                for found in rows_of(batch):
+                    row += 1
+                    yield found
+        except self._errors as error:
+            raise self._damaged(error, row) from None
+
+    def _damaged(self, error: Exception, row: int = 0) -> InputUnreadable:
+        told = str(error).partition("\n")[0]
+        where = f"after row {row}: " if row else ""
+        return InputUnreadable(f"cannot read {self.name}: {where}{told}")
+
+    def close(self) -> None:
+        """Close the file."""
+        with suppress(*self._errors):
+            self._file.close()
+
+
+def _opened(place: Place, how: str) -> Any:
+    """Return a place as pyarrow reads it; `how` names what opens a file of this machine."""
+    arrow, stream = pyarrow(place.name), place.open(in_order=False)  # our words where it cannot be
+    if not (isinstance(place, FilePlace) and place.size()):
+        return arrow.PythonFile(stream, mode="r")
+    stream.close()
+    return getattr(arrow, how)(place.name)
+
+
+def _parquet(file: Any) -> _Opened:
+    """Open a parquet file; the unwanted columns' bytes are not read."""
+    table = pyarrow("a table", "parquet").ParquetFile(
+        file,
+        buffer_size=_BUFFER,
+        pre_buffer=False,
+        coerce_int96_timestamp_unit="us",  # of nanoseconds, 64 bits end in 2262
+    )
+
+    def batches(wanted: Sequence[str]) -> Iterator[Any]:
+        return iter(table.iter_batches(CHUNK_LINES, columns=wanted, use_threads=False))
+
+    return table.schema_arrow.names, table.metadata.num_rows, batches
+
+
+def _arrow(file: Any) -> _Opened:
+    """Open an Arrow file: `.arrow` of a dataset's folder is a stream.
+
+    A batch of its rows is in memory at a time, as large as the file's writer has made it; of a file
+    here it is mapped.
+    """
+    ipc = pyarrow("a table", "ipc")
+    head = file.read(len(_ARROW_FILE))
+    file.seek(0)
+    is_file = head == _ARROW_FILE
+    table = (ipc.open_file if is_file else ipc.open_stream)(file)
+
+    def batches(wanted: Sequence[str]) -> Iterator[Any]:
+        whole = map(table.get_batch, range(table.num_record_batches)) if is_file else table
+        for batch in whole:
+            yield from pieces(batch, wanted)
+
+    return table.schema.names, None, batches
+
+
+#: How many digits tell two numbers apart (those next to 0 need the fewest), and how struct names
+#: the number.
+_SHORT_FLOATS = {16: ("e", range(1, 6)), 32: ("f", range(1, 10))}
+_JSON = "arrow.json"
+#: Extension types of which Arrow itself makes values; any other is what it stores.
+_KNOWN = ("arrow.uuid", "arrow.bool8")
+_PERIOD = "pandas.period"
+
+_Read = Callable[[Any], Any]
+
+
+def rows_of(batch: Any) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a record batch as dicts; a cell that cannot be read is a BadCell."""
+    names = batch.schema.names
+    columns = [_cells(batch.schema.field(n), batch.column(n)) for n in range(len(names))]
+    if not columns:
+        yield from ({} for _ in range(batch.num_rows))
+    for cells in zip(*columns, strict=True):
+        yield dict(zip(names, cells, strict=True))
+
+
+def _cells(field: Any, column: Any) -> list[Any]:
+    name, read = field.name, _reader(column.type)
+    # Without pandas Arrow does not know the type, and leaves its name.
+    if (field.metadata or {}).get(b"ARROW:extension:name") == _PERIOD.encode():
+        read = _period()
+    if read is None:
+        try:
+            return list(column.to_pylist())
+        except Exception:
+            read = _as_python
+    return [_cell(name, scalar, read) for scalar in column]
+
+
+def _cell(name: str, scalar: Any, read: _Read) -> Any:
+    try:
+        return read(scalar) if scalar.is_valid else None
+    except UnicodeDecodeError:
+        return BadCell(name, "is not UTF-8; convert it to UTF-8")
+    except Exception as error:
+        return BadCell(name, f"cannot be read: {_words(error)}; make the column a text")
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, KeyError):  # of an unknown time zone: the name alone
+        return f"this machine does not know {error}"
+    return str(error).partition("\n")[0] or type(error).__name__
+
+
+def _as_python(scalar: Any) -> Any:
+    return scalar.as_py()
+
+
+def _inner(kind: Any) -> _Read:
+    """Return what reads a value inside a list, map or struct; a null is None."""
+    read = _reader(kind) or _as_python
+
+    def inner(scalar: Any) -> Any:
+        return read(scalar) if scalar.is_valid else None
+
+    return inner
+
+
+def _reader(kind: Any) -> _Read | None:
+    """Return what reads a value of an Arrow type, None where `to_pylist` does."""
+    types = pyarrow("a table", "types")
+    if isinstance(kind, pyarrow("a table").BaseExtensionType):
+        return _extension_reader(kind)
+    if types.is_dictionary(kind) or types.is_run_end_encoded(kind):
+        inner = _inner(kind.value_type)
+        return lambda scalar: inner(scalar.value)
+    if types.is_floating(kind):
+        return partial(_float, kind.bit_width)
+    if types.is_temporal(kind):
+        return _time_reader(types, kind)
+    return _nested_reader(types, kind)
+
+
+def _extension_reader(kind: Any) -> _Read | None:
+    name = kind.extension_name
+    if name in _KNOWN:
+        return None
+    if name == _JSON:
+        return _json_text
+    if name == _PERIOD:
+        return _period()
+    inner = _inner(kind.storage_type)
+    return lambda scalar: inner(scalar.value)
+
+
+def _period() -> _Read:
+    told = "a period of pandas is a bare number in Arrow (astype(str) makes it a text)"
+    return partial(_refuse, told)
+
+
+def _refuse(told: str, _: Any) -> Any:
+    raise ValueError(told)
+
+
+def _nested_reader(types: Any, kind: Any) -> _Read | None:
+    if types.is_map(kind):
+        return partial(_object, _inner(kind.key_type), _inner(kind.item_type))
+    if types.is_struct(kind):
+        if len({kind.field(n).name for n in range(len(kind))}) < len(kind):
+            return partial(_refuse, "a key stands twice in its objects")
+        fields = [(kind.field(n).name, n, _inner(kind.field(n).type)) for n in range(len(kind))]
+        return lambda scalar: {
+            name: value for name, n, read in fields if (value := read(scalar[n])) is not None
+        }
+    if types.is_nested(kind) and hasattr(kind, "value_type"):
+        element = _inner(kind.value_type)
+        return lambda scalar: [element(one) for one in scalar.values]
+    if types.is_union(kind):
+        return lambda scalar: None if (of := scalar.value) is None else _inner(of.type)(of)
+    return None
+
+
+def _object(key: _Read, value: _Read, scalar: Any) -> dict[str, Any]:
+    """Return a map as an object."""
+    found: dict[str, Any] = {}
+    for pair in scalar.values:
+        name = key_of(key(pair[0]))
+        if name in found:
+            raise ValueError(f"the key {name[:140]!r} stands twice in a map")
+        found[name] = value(pair[1])
+    return found
+
+
+def _json_text(scalar: Any) -> Any:
+    return json_of(scalar.value.as_py())
+
+
+def _float(width: int, scalar: Any) -> Any:
+    """Return the shortest number that a float of so many bits is; a whole one is an int."""
+    value = float(scalar.as_py())
+    if math.isnan(value):
+        return None
+    if math.isinf(value):
+        raise ValueError("it is infinite, and JSON has no such number")
+    if value.is_integer() and abs(value) < 2**53:
+        return int(value)
+    code, digits = _SHORT_FLOATS.get(width, ("d", range(0)))
+    for count in digits:
+        short = float(f"{value:.{count}g}")
+        try:
+            if struct.unpack(code, struct.pack(code, short))[0] == value:
+                return short
+        except OverflowError:  # rounded up beyond the largest
+            continue
+    return value
+
+
+def _time_reader(types: Any, kind: Any) -> _Read | None:
+    """Return what reads nanoseconds, for which Python has no type of its own."""
+    if getattr(kind, "unit", "") != "ns":
+        return None
+    arrow = pyarrow("a table")
+    if types.is_timestamp(kind):
+        micro = arrow.timestamp("us", kind.tz)
+    elif types.is_time(kind):
+        micro = arrow.time64("us")
+    else:
+        return _duration
+    return partial(_nanoseconds, arrow, micro)
+
+
+def _nanoseconds(arrow: Any, micro: Any, scalar: Any) -> dt.datetime | dt.time | str:
+    """Return a moment; as a text where it has more than Python's microseconds."""
+    whole, rest = divmod(scalar.value, 1000)
+    moment: dt.datetime | dt.time = arrow.scalar(whole, micro).as_py()
+    if not rest:
+        return moment
+    text = moment.isoformat(timespec="microseconds")
+    at = text.index(".") + 7
+    return f"{text[:at]}{rest:03}{text[at:]}"
+
+
+def _duration(scalar: Any) -> dt.timedelta | Duration:
+    """Return a duration, as Python's own where that has no less."""
+    whole, rest = divmod(scalar.value, 1000)
+    return Duration(scalar.value) if rest else dt.timedelta(microseconds=whole)

@@ -1,15 +1,19 @@
-"""Data frames and tables of a Python program: whatever gives its columns as Arrow does."""
+"""What a Python program has instead of a file: data frames and tables, which give their columns as
+Arrow does, and data sets of Hugging Face's datasets.
+
+A struct of a data set has the keys of all rows, with nulls, also within a row of Python's dicts.
+What is JSON in a column of that type has its own keys, and keeps them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from producer.input.items import Items
 from producer.input.options import BadOption
-from producer.input.reader import CHUNK_LINES, InputUnreadable
-from producer.input.tables.arrow import pyarrow
-from producer.input.tables.arrow_rows import rows_of
+from producer.input.reader import InputUnreadable
+from producer.input.tables.arrow import pieces, pyarrow, rows_of
 from producer.input.tables.mapping import RowMapping
 
 #: pandas keeps an index that is no plain numbering in columns of such names.
@@ -48,13 +52,10 @@ class _Rows:
         self.columns = [n for n in self._first.schema.names if not n.startswith(_INDEX)]
         self.wanted: list[str] = self.columns
 
-    def _stream(self) -> Any:
-        return self._arrow.RecordBatchReader.from_stream(self._frame)
-
     def _opened(self) -> Any:
         kind = type(self._frame).__name__
         try:
-            return self._stream()
+            return self._arrow.RecordBatchReader.from_stream(self._frame)
         except self._errors as error:
             told = str(error).partition("\n")[0]
             raise BadOption(
@@ -69,10 +70,9 @@ class _Rows:
         stream, self._first = self._first, None
         stream, row = self._opened() if stream is None else stream, 0
         while (batch := self._next(stream, row)) is not None:
-            kept = batch.select(self.wanted)
-            for start in range(0, kept.num_rows, CHUNK_LINES):
-                yield from rows_of(kept.slice(start, CHUNK_LINES))
-            row += kept.num_rows
+            for piece in pieces(batch, self.wanted):
+                yield from rows_of(piece)
+            row += batch.num_rows
 
     def _next(self, stream: Any, row: int) -> Any:
         """Return the next batch of rows, None at the end; `row` is the last that was read."""
@@ -82,3 +82,44 @@ class _Rows:
             told = str(error).partition("\n")[0]
             kind = type(self._frame).__name__
             raise InputUnreadable(f"a {kind}, after row {row}: {told}; mend its rows") from None
+
+
+def is_data_set(given: object) -> bool:
+    """Whether it is such a data set, in memory or streamed."""
+    return hasattr(given, "features") and hasattr(given, "column_names")
+
+
+class Unpadded:
+    """The rows of a data set, in each of which keys without a value are left out at any depth."""
+
+    def __init__(self, data_set: Any) -> None:
+        self._data_set = data_set
+
+    def __iter__(self) -> Iterator[Any]:
+        features = self._data_set.features
+        for row in self._data_set:
+            yield _without(row, features) if isinstance(row, dict) else row
+
+
+class SizedUnpadded(Unpadded):
+    """The same of a data set that knows how many rows it has."""
+
+    def __len__(self) -> int:
+        return len(self._data_set)
+
+
+def unpadded(data_set: Any) -> Iterable[Any]:
+    """Return the rows of a data set without padding."""
+    return (SizedUnpadded if hasattr(data_set, "__len__") else Unpadded)(data_set)
+
+
+def _without(value: Any, feature: Any) -> Any:
+    """Return a value without padding; where no features are known, all nulls of objects are."""
+    if isinstance(value, dict) and (feature is None or isinstance(feature, Mapping)):
+        inner = feature or {}
+        return {k: _without(v, inner.get(k)) for k, v in value.items() if v is not None}
+    if isinstance(value, list):
+        kind = feature[0] if isinstance(feature, list) else getattr(feature, "feature", None)
+        if feature is None or kind is not None:
+            return [_without(one, kind) for one in value]
+    return value

@@ -2,27 +2,135 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
+import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Protocol
 
 import orjson
 
 from producer.input.bucket import is_web
-from producer.input.items import LineStream
+from producer.input.items import LineStream, bad_row, told_by_row
 from producer.input.options import BadOption
-from producer.input.reader import Place, RawChunk, chunks
-from producer.input.rows import told_by_row
-from producer.input.tables.arrow_table import ArrowTable, ParquetTable
-from producer.input.tables.csv_table import CsvTable
-from producer.input.tables.mapping import RowMapping
-from producer.input.tables.table import Table
+from producer.input.reader import Input, InputUnreadable, Place, RawChunk, chunks
+from producer.input.tables.arrow import ArrowTable
+from producer.input.tables.mapping import Row, RowMapping
+
+#: Longest cell of CSV, in characters: as long as a line may be by default. Python's own limit is
+#: 128 KB.
+_CELL = 10 * 2**20
+
+
+class Table(Protocol):
+    """One file of a table. Opening it reads its columns."""
+
+    @property
+    def columns(self) -> Sequence[str]:
+        """The names of its columns."""
+
+    @property
+    def rows(self) -> int | None:
+        """How many rows it has, None where it does not say so in advance."""
+
+    def read(self, wanted: Sequence[str]) -> Iterator[Row | bytes]:
+        """Yield its rows, with the columns that are wanted; for one that is damaged, the line that
+        tells its error (items.bad_row).
+
+        Raises:
+            InputUnreadable: it is damaged.
+        """
+
+    def close(self) -> None:
+        """Give back what it holds."""
+
+
+class CsvTable:
+    """One CSV file, also compressed, whose cells are texts. `delimiter` is `,` or a tab.
+
+    Raises:
+        InputUnreadable: it has no header, one that is not UTF-8, or two columns of one name.
+    """
+
+    rows: int | None = None
+
+    def __init__(self, place: Place, delimiter: str) -> None:
+        self._place, self._delimiter = place, delimiter
+        self._opened: list[Any] = []
+        csv.field_size_limit(max(csv.field_size_limit(), _CELL))
+        try:
+            self.columns: Sequence[str] = next(self._lines(), [])
+        finally:
+            self.close()
+        name = place.name
+        if not any(self.columns):
+            raise InputUnreadable(f"{name} has no header; its first row must name the columns")
+        if any("\0" in column for column in self.columns):
+            raise InputUnreadable(
+                f"{name} has NUL characters in its header, as UTF-16 has; convert the file to "
+                "UTF-8, for example with iconv -f UTF-16LE -t UTF-8"
+            )
+        if any(_is_other(column) for column in self.columns):
+            raise InputUnreadable(
+                f"{name} has a header that is not UTF-8; convert the file to UTF-8, for example "
+                "with iconv -f CP949 -t UTF-8"
+            )
+        twice = [column for column in self.columns if self.columns.count(column) > 1]
+        if twice:
+            raise InputUnreadable(f"{name} has two columns of the name {twice[0]!r}; rename one")
+
+    def _lines(self) -> Iterator[list[str]]:
+        source = Input(self._place)
+        self._opened.append(source)
+        text = io.TextIOWrapper(source.lines(), "utf-8-sig", errors="surrogateescape", newline="")
+        self._opened.append(text)
+        lines, number = csv.reader(text, delimiter=self._delimiter, strict=True), -1
+        try:
+            for cells in filter(None, lines):  # a blank line is no row
+                number += 1
+                yield cells
+        except csv.Error as error:
+            raise InputUnreadable(
+                f"{self._place.name}: after row {max(0, number)}, line {lines.line_num}: {error}; "
+                'write a quote inside a quoted cell twice, ""'
+            ) from None
+        except (OSError, EOFError) as error:
+            raise InputUnreadable(f"{self._place.name}: after row {number}: {error}") from None
+
+    def read(self, wanted: Sequence[str]) -> Iterator[Row | bytes]:
+        """Yield the rows; a cell without a character is empty."""
+        columns, width = self.columns, len(self.columns)
+        lines = self._lines()
+        if next(lines, None) is None:
+            return
+        for cells in lines:
+            if len(cells) == width:
+                yield {column: cell or None for column, cell in zip(columns, cells, strict=True)}
+            else:
+                yield bad_row(
+                    f"has {len(cells)} cells, and the header names {width} columns; quote cells "
+                    "that hold the delimiter"
+                )
+
+    def close(self) -> None:
+        """Close the file."""
+        while self._opened:
+            self._opened.pop().close()
+
+
+def _is_other(text: str) -> bool:
+    """Whether a text has bytes that are not UTF-8."""
+    return not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text)
+
 
 #: What tables end with, and how they are opened.
 _KINDS: dict[str, Callable[[Place], Table]] = {
-    ".parquet": ParquetTable, ".pq": ParquetTable,
-    ".arrow": ArrowTable, ".feather": ArrowTable, ".ipc": ArrowTable,
-    ".csv": lambda place: CsvTable(place, ","), ".tsv": lambda place: CsvTable(place, "\t"),
-}  # fmt: skip
+    **dict.fromkeys((".parquet", ".pq"), partial(ArrowTable, parquet=True)),
+    **dict.fromkeys((".arrow", ".feather", ".ipc"), partial(ArrowTable, parquet=False)),
+    ".csv": partial(CsvTable, delimiter=","),
+    ".tsv": partial(CsvTable, delimiter="\t"),
+}
 _COMPRESSED = (".gz", ".zst")
 
 

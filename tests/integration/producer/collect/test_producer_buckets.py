@@ -35,7 +35,7 @@ from demo.stack import eventually
 from producer import Client
 from producer.collect.outputs import ResultFile, check_output
 from producer.input.reader import InputUnreadable
-from producer.input.sources import open_source
+from producer.input.source import open_source
 
 pytestmark = pytest.mark.usefixtures("bucket_environment")
 MAP = ("--map", "prompt={text}", "--map", "custom_id=id")

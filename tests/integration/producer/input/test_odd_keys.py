@@ -17,7 +17,7 @@ from contract.redis.batches import BatchStore
 from producer import Client
 from producer.input.bucket import BadPlace
 from producer.input.files import ObjectFile, check_object
-from producer.input.sources import open_source
+from producer.input.source import open_source
 
 pytestmark = pytest.mark.usefixtures("bucket_environment")
 ODD = ["s3://warmq/a/../c", "s3://warmq/a//c", "s3://warmq//c", "s3://warmq/./c"]

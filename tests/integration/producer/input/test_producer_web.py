@@ -8,7 +8,7 @@ from kit.servers.web_server import WebServer
 
 from contract.redis.batches import BatchStore
 from producer.input.reader import InputUnreadable
-from producer.input.sources import open_source
+from producer.input.source import open_source
 
 LINE = b'{"prompt": "%06d ' + b"x" * 900 + b'"}\n'
 #: Three ranges of 8 MiB.

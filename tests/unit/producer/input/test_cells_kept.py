@@ -17,8 +17,7 @@ from kit.commands.table_sources import chunks_of, requests_of, text_file
 
 from producer.input.options import BadOption
 from producer.input.reader import InputUnreadable
-from producer.input.source import Source
-from producer.input.sources import open_source
+from producer.input.source import Source, open_source
 from producer.input.tables.frames import frame_source
 from producer.input.tables.mapping import RowMapping
 

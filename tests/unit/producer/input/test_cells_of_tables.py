@@ -17,8 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contract.openai.lines import check_body, parse_line
-from producer.input.source import Source
-from producer.input.sources import open_source
+from producer.input.source import Source, open_source
 from producer.input.tables.frames import frame_source
 
 SEED = "00" * 32

@@ -9,10 +9,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from producer.input import sources
+from producer.input import source as sources
 from producer.input.options import BadOption
 from producer.input.reader import InputUnreadable
-from producer.input.sources import open_source
+from producer.input.source import open_source
 
 SPARK = "part-{:05}-7f0c2c1a-52f0-4a5d-9f43-2f1f0b7f9d11-c000.snappy.parquet"
 DASK = "part.{}.parquet"

@@ -13,7 +13,7 @@ from producer.cli.collect import check_outputs
 from producer.collect.outputs import check_output
 from producer.input.bucket import shown
 from producer.input.files import part_bytes
-from producer.input.sources import open_source
+from producer.input.source import open_source
 
 SIGNED = "https://user:secret@host/a.jsonl?X-Amz-Signature=secret"
 

@@ -20,8 +20,8 @@ from contract.errors import ExtraMissing
 from contract.openai.lines import parse_line
 from producer.input.options import BadOption
 from producer.input.reader import CHUNK_LINES, InputUnreadable
-from producer.input.sources import open_source
-from producer.input.tables.template import Template, is_template
+from producer.input.source import open_source
+from producer.input.tables.mapping import Template, is_template
 
 PROMPT = {"prompt": "text"}
 

@@ -15,7 +15,7 @@ from kit.commands.table_sources import chunks_of, parquet, requests_of, text_fil
 from producer import Client
 from producer.input.options import BadOption
 from producer.input.reader import InputUnreadable
-from producer.input.sources import open_source
+from producer.input.source import open_source
 from producer.input.tables.frames import frame_source, is_frame
 from producer.input.tables.mapping import RowMapping
 
