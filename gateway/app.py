@@ -25,7 +25,6 @@ from gateway.batches.anthropic import batches as anthropic
 from gateway.batches.api import routes as batches
 from gateway.description import document as description
 from gateway.files import routes as files
-from gateway.files.uploads import routes as uploads
 from gateway.http.audit import Writes
 from gateway.http.bodies import Bodies, Reading
 from gateway.http.caller import Caller
@@ -179,7 +178,6 @@ def routes() -> list[Route]:
         *live.routes(),
         *batches.routes(),  # before those of files/, which take any id
         *files.routes(),
-        *uploads.routes(),
         *dashboard.routes(),
     ]
 

@@ -17,7 +17,7 @@ from contract.traces.tracer import tracing
 from gateway.app import build
 from gateway.auth import check_address
 from gateway.batches.runner.process import CarrierProcess
-from gateway.files.shared_store import check_shared
+from gateway.files.objects import check_shared
 from gateway.http import audit
 from gateway.http.connections import most_connections, protocol_for, quiet_about_clients
 from gateway.http.services import Services

@@ -6,14 +6,15 @@ credentials: producer/input/bucket.py.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import re
 import secrets
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,16 @@ class Store(ABC):
             yield writer
         finally:
             writer.close()
+
+    @asynccontextmanager
+    async def writing(self, name: str) -> AsyncIterator[Writer]:
+        """Begin a file as `write` does; beginning and end are given to threads."""
+        context = self.write(name)
+        writer = await asyncio.to_thread(context.__enter__)
+        try:
+            yield writer
+        finally:
+            await asyncio.to_thread(context.__exit__, None, None, None)
 
     @abstractmethod
     def _begun(self, name: str) -> AtomicFile | ObjectFile: ...

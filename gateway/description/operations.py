@@ -19,7 +19,7 @@ from gateway.files.protocol import (
     File,
     FileList,
 )
-from gateway.files.uploads.protocol import Upload, UploadComplete, UploadCreate, UploadPart
+from gateway.files.uploads import Upload, UploadComplete, UploadCreate, UploadPart
 from gateway.http.idempotency import ONLINE as ONLINE_BODIES
 from gateway.online.models import Model, ModelList
 from gateway.redis.fleet import Scale

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import logging
+import re
+import secrets
+from pathlib import Path
 
 import msgspec
 
+from contract.errors import StoreFull
 from contract.redis.due import Claim
 from contract.redis.objects import Page, Stored
+from gateway.files.incoming import Incoming
+from gateway.http.caller import Caller
+from gateway.http.idempotency import conflict
 from gateway.http.services import Services
-from gateway.store import StoreFailed
+from gateway.store import StoreFailed, Writer
 
 log = logging.getLogger(__name__)
 
@@ -20,10 +27,11 @@ _ORPHAN_MS = 600_000
 _SWEEP_MS = 60_000
 #: Files taken at a time to be swept, and how often in one sweep.
 _CLAIMS, _SWEEPS = 100, 50
-
-
 #: Records read at once where few of them may be of the purpose that is asked for.
 _AT_ONCE = 500
+#: Names of marks in the store begin so: an empty content each.
+MARK = "warmq-store-"
+_UNSAFE = re.compile(r"[\x00-\x1f\x7f/\\]")
 
 
 class FileRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -40,6 +48,11 @@ class FileRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     purpose: str
     expires_at: int | None = None
     digest: str = ""
+
+
+def safe_name(name: str) -> str:
+    """Return a client's file name without what could be a path or a header's end."""
+    return _UNSAFE.sub("_", name)[-255:] or "upload"
 
 
 _decode = msgspec.json.Decoder(FileRecord).decode
@@ -179,3 +192,75 @@ class Files:
             return False
         services.due.finish(claim)
         return record is None
+
+
+def record_of(
+    file_id: str,
+    mine: Caller,
+    incoming: Incoming,
+    purpose: str,
+    life: int | None,
+    now: int,
+    digest: str = "",
+) -> FileRecord:
+    """Return the record of a file that was received, to be kept `life` seconds (None: for ever)."""
+    return FileRecord(
+        id=file_id, tenant=mine.tenant, bytes=incoming.size, created_at=now,
+        filename=safe_name(incoming.filename or ""), purpose=purpose,
+        expires_at=None if life is None else now + life, digest=digest,
+    )  # fmt: skip
+
+
+def check_same(known: FileRecord, again: FileRecord) -> None:
+    """Raise ApiError (409) if a file of the same Idempotency-Key is another one."""
+    if (known.digest and known.digest != again.digest) or known.bytes != again.bytes:
+        raise conflict()
+
+
+def keep(used: Services, mine: Caller, writer: Writer, record: FileRecord) -> FileRecord:
+    """Write it down, and keep what `writer` has written.
+
+    Raises:
+        ApiError: 409 if another file has its id, 413 or 429 if the tenant may not keep so much.
+    """
+    files = Files(used)
+    if known := files.get(mine.tenant, record.id):  # a retry whose first answer was forgotten
+        check_same(known, record)
+        return known
+    used.limits.check_records(mine)
+    files.announce(record.id)  # first: nothing may lie in the store, or count, that nobody knows of
+    used.limits.note_bytes(mine, record.id, record.bytes)
+    writer.commit()
+    return files.create(record)
+
+
+def check_shared(services: Services) -> None:
+    """Return if this gateway's store is that of the others; the first one marks it.
+
+    Raises:
+        StoreFailed: it is another one: half of the files would be missing here and there.
+    """
+    mark = services.objects.store_mark()
+    if mark is None:
+        made = f"{MARK}{secrets.token_hex(12)}"
+        with services.store.write(made) as writer:
+            writer.commit()
+        try:
+            mark = services.objects.mark_store(made)
+        except StoreFull:  # the next start does it
+            mark = made
+        if mark != made:
+            services.store.delete(made)
+    if services.store.size(mark) is None:
+        raise StoreFailed(
+            f"WARMQ_GATEWAY_STORE: {_named(services.settings.gateway_store)} is not the store of "
+            "the other gateways of this Redis, and files of one would be missing at the other; "
+            "give all of them one bucket, or one folder that they share. If the old store is lost, "
+            f"or was moved without its file {mark}, remove warmq:gateway:store from Redis"
+        )
+
+
+def _named(store: str) -> str:
+    """Return a store as it was given, a relative folder with where it is, too."""
+    whole = store if "://" in store else str(Path(store).absolute())
+    return store if whole == store else f"{store} ({whole})"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Literal
 
 import msgspec
@@ -19,7 +18,6 @@ LEAST_LIFE_S, MOST_LIFE_S = 3600, 2_592_000
 #: Files of a page, and the codes of a number that is beyond.
 MOST_FILES = 10_000
 _ANCHOR, _SECONDS = "expires_after[anchor]", "expires_after[seconds]"
-_UNSAFE = re.compile(r"[\x00-\x1f\x7f/\\]")
 
 
 class File(msgspec.Struct, kw_only=True):
@@ -54,7 +52,9 @@ class Deleted(msgspec.Struct, kw_only=True):
     deleted: bool = True
 
 
-class _ExpiresAfter(msgspec.Struct):
+class ExpiresAfter(msgspec.Struct):
+    """After how long a file is removed, from when it is there."""
+
     anchor: Literal["created_at"]
     seconds: int
 
@@ -97,7 +97,7 @@ def life_of(fields: dict[str, str]) -> int | None:
     anchor, seconds = fields.get(_ANCHOR), fields.get(_SECONDS)
     if whole := fields.get("expires_after"):
         try:
-            told = msgspec.json.decode(whole, type=_ExpiresAfter)
+            told = msgspec.json.decode(whole, type=ExpiresAfter)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise invalid(f"expires_after: {error}", "expires_after") from None
         anchor, seconds = told.anchor, str(told.seconds)
@@ -112,8 +112,3 @@ def life_of(fields: dict[str, str]) -> int | None:
             _SECONDS,
         )
     return int(text)
-
-
-def safe_name(name: str) -> str:
-    """Return a client's file name without what could be a path or a header's end."""
-    return _UNSAFE.sub("_", name)[-255:] or "upload"

@@ -18,10 +18,9 @@ from gateway.batches.api import batches as api
 from gateway.batches.api import virtual_files
 from gateway.batches.api.protocol import ERRORS, OUTPUT, PARTIAL, parts_of, shown
 from gateway.batches.api.record import ENDED, BatchRecord, decode
-from gateway.files.content import content
 from gateway.files.incoming import Incoming
-from gateway.files.keeping import keep, record_of
-from gateway.files.objects import Files
+from gateway.files.objects import Files, keep, record_of
+from gateway.files.routes import content
 from gateway.http.errors import ApiError, not_found
 from gateway.http.http import new_id
 from gateway.http.services import Services

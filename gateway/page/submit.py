@@ -21,8 +21,7 @@ from gateway.batches.api import batches as api
 from gateway.batches.api.batches import DEFAULT_PRIORITY
 from gateway.batches.runner.lines import model_of
 from gateway.files.incoming import receive
-from gateway.files.keeping import keep, record_of
-from gateway.files.objects import FileRecord, Files
+from gateway.files.objects import FileRecord, Files, keep, record_of
 from gateway.http.errors import invalid, not_found
 from gateway.http.http import new_id
 from gateway.http.services import Services

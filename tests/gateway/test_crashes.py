@@ -17,10 +17,9 @@ from contract.redis.client import Client, _Pipeline
 from gateway.batches.anthropic import batches as message_batches
 from gateway.batches.api import batches
 from gateway.batches.runner.carrier import Carrier
-from gateway.files.keeping import keep
-from gateway.files.objects import FileRecord, Files
-from gateway.files.uploads import completing, uploads
-from gateway.files.uploads.protocol import UploadComplete, UploadCreate
+from gateway.files import completing, uploads
+from gateway.files.objects import FileRecord, Files, keep
+from gateway.files.uploads import UploadComplete, UploadCreate
 from gateway.http.caller import Caller
 from gateway.http.services import Services
 from gateway.store import Folder, Writer

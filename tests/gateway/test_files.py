@@ -15,8 +15,7 @@ import redis
 from kit.gateways.gateway_process import GatewayProcess
 
 from demo.stack import eventually
-from gateway.files.objects import FileRecord, Files
-from gateway.files.shared_store import MARK
+from gateway.files.objects import MARK, FileRecord, Files
 from gateway.http.services import Services
 from gateway.settings import GatewaySettings
 

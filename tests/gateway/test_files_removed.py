@@ -16,8 +16,7 @@ from kit.gateways.own_carrier import content, record, uploaded
 from demo.stack import eventually
 from gateway.batches.api.record import decode, encode, start_batch
 from gateway.batches.runner.after import after_end
-from gateway.files.objects import FileRecord, Files
-from gateway.files.shared_store import MARK
+from gateway.files.objects import MARK, FileRecord, Files
 from gateway.http.services import Services
 from gateway.store import open_store
 

@@ -12,7 +12,7 @@ import redis
 from kit.commands.support import producer_command, producer_env
 from kit.gateways.own_carrier import created, looked_at, uploaded
 
-from gateway.files.shared_store import MARK, check_shared
+from gateway.files.objects import MARK, check_shared
 from gateway.http.services import Services
 from gateway.settings import GatewaySettings
 from gateway.store import StoreFailed

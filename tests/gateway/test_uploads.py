@@ -19,10 +19,9 @@ import redis
 from kit.gateways.gateway_process import GatewayProcess
 
 from demo.stack import eventually
-from gateway.files.shared_store import MARK
-from gateway.files.uploads import completing, uploads
-from gateway.files.uploads.protocol import UploadComplete, UploadCreate
-from gateway.files.uploads.record import UploadRecord, change, get
+from gateway.files import completing, uploads
+from gateway.files.objects import MARK
+from gateway.files.uploads import UploadComplete, UploadCreate, UploadRecord, change, get
 from gateway.http.caller import Caller
 from gateway.http.services import Services
 from gateway.redis.api_keys import ApiKeys

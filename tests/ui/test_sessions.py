@@ -17,7 +17,7 @@ from kit.gateways.page_stack import ended, lines, send
 
 from contract.redis import keys
 from demo.stack import eventually
-from gateway.files.shared_store import MARK
+from gateway.files.objects import MARK
 from gateway.redis.api_keys import ApiKeys
 
 #: Every page, the ids standing for what is not there.

@@ -43,8 +43,7 @@ from gateway.batches.api.record import (
     reserve,
     start_batch,
 )
-from gateway.files.keeping import check_same, keep
-from gateway.files.objects import FileRecord, Files
+from gateway.files.objects import FileRecord, Files, check_same, keep
 from gateway.files.protocol import MOST_LIFE_S
 from gateway.http.caller import Caller
 from gateway.http.errors import ApiError, invalid, not_found

@@ -22,9 +22,8 @@ from gateway.batches.api.record import (
     end_older_records,
 )
 from gateway.files.objects import FileRecord, Files
-from gateway.files.uploads.record import UploadRecord
-from gateway.files.uploads.record import encode as encode_upload
-from gateway.files.uploads.uploads import REMEMBER_S
+from gateway.files.uploads import REMEMBER_S, UploadRecord
+from gateway.files.uploads import encode as encode_upload
 from gateway.http.services import Services
 from gateway.sweeping import forget_records, sweep_files
 

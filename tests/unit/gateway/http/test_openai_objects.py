@@ -27,9 +27,9 @@ PAIRS = [
     ("batches.api.protocol", "OutputDetails", batch_usage.OutputTokensDetails),
     ("files.protocol", "File", sdk.FileObject),
     ("files.protocol", "Deleted", sdk.FileDeleted),
-    ("files.uploads.protocol", "Upload", sdk.Upload),
+    ("files.uploads", "Upload", sdk.Upload),
     (
-        "files.uploads.protocol",
+        "files.uploads",
         "UploadPart",
         importlib.import_module("openai.types.uploads").UploadPart,
     ),

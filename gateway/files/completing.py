@@ -14,9 +14,9 @@ from contextlib import suppress
 import msgspec
 
 from gateway.files.objects import FileRecord, Files
-from gateway.files.uploads.protocol import UploadComplete
-from gateway.files.uploads.record import (
+from gateway.files.uploads import (
     ENDED,
+    UploadComplete,
     UploadRecord,
     change,
     check_open,

@@ -1,1 +1,0 @@
-"""Uploads in parts: large files, which a client sends piece by piece and goes on with."""
