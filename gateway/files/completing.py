@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 import msgspec
 
@@ -46,9 +46,7 @@ def complete(
     if md5 and not _MD5.fullmatch(md5):
         raise invalid("md5 must be 32 hexadecimal digits: those of the whole file", "md5")
     chosen = (asked.part_ids, md5)
-    record = change(
-        services, caller.tenant, upload_id, lambda read: _begun(read, chosen, services.clock.now())
-    )
+    record = change(services, caller.tenant, upload_id, partial(_begun, chosen))
     files = Files(services)
     if record.status == "completed":  # an earlier try, whose answer was lost
         return record, files.get(caller.tenant, record.file_id)
@@ -62,9 +60,9 @@ def complete(
             services.limits.note_bytes(caller, record.file_id, record.bytes)
             writer.commit()
         file = files.create(_file_of(record, int(services.clock.now())))
-        record = _change(services, caller.tenant, upload_id, _completed)
+        record = change(services, caller.tenant, upload_id, _completed)
     except (ApiError, StoreFailed):
-        record = _change(services, caller.tenant, upload_id, _open_again)
+        record = change(services, caller.tenant, upload_id, _open_again)
         if record.status == "completed":  # another try was faster, and its parts are gone
             return record, files.get(caller.tenant, record.file_id)
         if record.status in ENDED:  # it was cancelled meanwhile
@@ -78,17 +76,7 @@ def complete(
     return record, file
 
 
-def _change(
-    services: Services,
-    tenant: str,
-    upload_id: str,
-    to: Callable[[UploadRecord, float], UploadRecord],
-) -> UploadRecord:
-    """Change an upload as `to` says of it and the time."""
-    return change(services, tenant, upload_id, lambda read: to(read, services.clock.now()))
-
-
-def _begun(record: UploadRecord, chosen: tuple[list[str], str], now: float) -> UploadRecord:
+def _begun(chosen: tuple[list[str], str], record: UploadRecord, now: float) -> UploadRecord:
     """Return the record as it is while the file is made."""
     if record.status == "completed" and record.chosen == chosen:
         return record

@@ -81,10 +81,13 @@ class Files:
             "file", record.tenant, record.id, record.created_at, _encode(record), record.expires_at
         ):
             return self.get(record.tenant, record.id) or record
+        self._expire_in_time(record)
+        return record
+
+    def _expire_in_time(self, record: FileRecord) -> None:
         if record.expires_at is not None:
             left_s = max(0, record.expires_at - self._services.clock.now())
             self._services.due.add("file", record.id, int(left_s * 1000))
-        return record
 
     def create_of_batch(self, record: FileRecord, batch: Stored) -> bool:
         """Make the record of a batch's file, in place of one of another size, which was written of
@@ -106,9 +109,8 @@ class Files:
                 "file", record.tenant, record.id, record.created_at, document, record.expires_at,
                 batch,
             )  # fmt: skip
-        if written and record.expires_at is not None:
-            left_s = max(0, record.expires_at - self._services.clock.now())
-            self._services.due.add("file", record.id, int(left_s * 1000))
+        if written:
+            self._expire_in_time(record)
         return written
 
     def get(self, tenant: str, file_id: str) -> FileRecord | None:

@@ -22,6 +22,20 @@ from gateway.http.errors import ApiError, invalid, not_found
 from gateway.http.http import new_id
 from gateway.http.services import Services
 
+log = logging.getLogger(__name__)
+
+#: An upload is open for so long: OpenAI's figure.
+OPEN_S = 3600
+#: Largest part, OpenAI's figure: the size of the SDKs' parts.
+MOST_PART_BYTES = 64 * 2**20
+#: Most parts, S3's figure.
+MOST_PARTS = 10_000
+#: Parts are looked for once more so long after the end: one may have been on its way then.
+AGAIN_S = 600
+#: An upload that has ended is remembered for so long.
+REMEMBER_S = 86_400
+#: For how long one gateway sweeps an upload before another may.
+_SWEEP_MS = 60_000
 Status = Literal["pending", "completing", "completed", "cancelled", "expired"]
 ENDED: frozenset[Status] = frozenset(("completed", "cancelled", "expired"))
 
@@ -59,22 +73,29 @@ def get(services: Services, tenant: str, upload_id: str) -> UploadRecord:
     Raises:
         ApiError: 404, it has none of that id.
     """
-    return change(services, tenant, upload_id, lambda record: record)
+    read = services.objects.get("upload", tenant, upload_id)
+    if read is None:
+        raise not_found("upload", upload_id)
+    return _decode(read.document)
 
 
 def change(
-    services: Services, tenant: str, upload_id: str, to: Callable[[UploadRecord], UploadRecord]
+    services: Services,
+    tenant: str,
+    upload_id: str,
+    to: Callable[[UploadRecord, float], UploadRecord],
 ) -> UploadRecord:
     """Change an upload, reading it again if somebody else has changed it meanwhile.
 
-    `to` returns the same record where nothing is to change, and may raise.
+    `to` gets the record and the time (by Redis' clock), returns the same record where nothing is to
+    change, and may raise.
 
     Raises:
         ApiError: 404, the tenant has none of that id; or what `to` raises.
     """
     while (read := services.objects.get("upload", tenant, upload_id)) is not None:
         record = _decode(read.document)
-        anew = to(record)
+        anew = to(record, services.clock.now())
         if anew is record:
             return record
         if services.objects.replace("upload", tenant, read, encode(anew), anew.created_at):
@@ -153,22 +174,6 @@ def shown(record: UploadRecord, file: File | None = None) -> Upload:
     )  # fmt: skip
 
 
-log = logging.getLogger(__name__)
-
-#: An upload is open for so long: OpenAI's figure.
-OPEN_S = 3600
-#: Largest part, OpenAI's figure: the size of the SDKs' parts.
-MOST_PART_BYTES = 64 * 2**20
-#: Most parts, S3's figure.
-MOST_PARTS = 10_000
-#: Parts are looked for once more so long after the end: one may have been on its way then.
-AGAIN_S = 600
-#: An upload that has ended is remembered for so long.
-REMEMBER_S = 86_400
-#: For how long one gateway sweeps an upload before another may.
-_SWEEP_MS = 60_000
-
-
 def create(services: Services, caller: Caller, asked: UploadCreate, upload_id: str) -> UploadRecord:
     """Begin an upload; return it, or the one that the same create has made before.
 
@@ -209,8 +214,13 @@ def add_part(
             caller may not keep so many bytes.
     """
 
-    def with_part(record: UploadRecord) -> UploadRecord:
-        _check_pending(record, services.clock.now())
+    def with_part(record: UploadRecord, now: float) -> UploadRecord:
+        check_open(record, now)
+        if record.status == "completing":
+            raise ApiError(
+                400, f"upload {record.id} is being completed: it takes no more parts",
+                code="upload_not_pending", param="upload_id",
+            )  # fmt: skip
         parts = record.parts | {part_id: size}
         # Parts whose answers were lost are sent again, so there may be more than the file's bytes.
         if len(parts) > MOST_PARTS or sum(parts.values()) > 2 * record.bytes + MOST_PART_BYTES:
@@ -226,15 +236,6 @@ def add_part(
     return record
 
 
-def _check_pending(record: UploadRecord, now: float) -> None:
-    check_open(record, now)
-    if record.status == "completing":
-        raise ApiError(
-            400, f"upload {record.id} is being completed: it takes no more parts",
-            code="upload_not_pending", param="upload_id",
-        )  # fmt: skip
-
-
 def cancel(services: Services, tenant: str, upload_id: str) -> UploadRecord:
     """End an upload without a file; one that was cancelled stays so.
 
@@ -242,10 +243,9 @@ def cancel(services: Services, tenant: str, upload_id: str) -> UploadRecord:
         ApiError: 404; 400 for one that is completed or has expired.
     """
 
-    def cancelled(record: UploadRecord) -> UploadRecord:
+    def cancelled(record: UploadRecord, now: float) -> UploadRecord:
         if record.status == "cancelled":
             return record
-        now = services.clock.now()
         check_open(record, now)
         return with_status(record, "cancelled", now)
 
@@ -275,7 +275,7 @@ def _sweep_one(services: Services, claim: Claim) -> None:
         services.limits.forget_bytes("", claim.id)
         services.due.finish(claim)
         return
-    record = change(services, owner, claim.id, lambda read: _expired(read, now))
+    record = change(services, owner, claim.id, _expired)
     if record.status not in ENDED:
         services.due.release(claim, int((_open_until(record) - now) * 1000) + 1)
         return

@@ -298,7 +298,7 @@ def test_an_upload_that_is_not_completed_expires_with_its_parts(
     assert len(stored(tmp_path)) == 2
     past = int(time.time()) - 1
     change(services, "default", "upload_1",
-           lambda read: msgspec.structs.replace(read, expires_at=past))  # fmt: skip
+           lambda read, _: msgspec.structs.replace(read, expires_at=past))  # fmt: skip
     with pytest.raises(Exception, match="expired"):
         uploads.add_part(services, Caller(), "upload_1", "part_3", 1)
     services.due.add("upload", "upload_1")
@@ -307,7 +307,7 @@ def test_an_upload_that_is_not_completed_expires_with_its_parts(
     assert stored(tmp_path) == []
     long_ago = int(time.time()) - 2 * uploads.REMEMBER_S
     change(services, "default", "upload_1",
-           lambda read: msgspec.structs.replace(read, changed_at=long_ago))  # fmt: skip
+           lambda read, _: msgspec.structs.replace(read, changed_at=long_ago))  # fmt: skip
     services.due.add("upload", "upload_1")
     sweep_files(services)
     assert [key for key in redis_client.keys("warmq:gateway*") if b"idempotent" not in key] == []
