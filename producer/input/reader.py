@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import zstandard
 
 from contract.errors import RequestRejected, WarmqError
-from producer.input.unpacking import OverLimit, Unpacked, Watch, WatchedFile, other_form, unpacked
+from producer.input.unpacking import OverLimit, Watch, Watched, other_form, unpacked
 
 #: A chunk ends after this many requests or, if that comes first, this many bytes: Redis
 #: serves nobody while ENQUEUE takes them in (docs/architecture.md says how long).
@@ -157,10 +157,10 @@ class Input:
         self.name = self._place.name
         self._owned = stream is None
         self._watch = watch
-        self._counted: WatchedFile | Unpacked | None = None
+        self._counted: Watched | None = None
         raw = self._place.open(in_order=True) if stream is None else stream
         if watch is not None:
-            raw = self._counted = WatchedFile(raw, watch)
+            raw = self._counted = Watched(raw, watch)
         self._file = io.BufferedReader(raw, _BUFFER)
         self._lines = self._file
         #: Size in bytes, None where it is not known in advance.

@@ -37,34 +37,35 @@ class OverLimit(Exception):
     """More comes out of a file than is read: says the limit and what to do."""
 
 
-class WatchedFile(io.RawIOBase):
+class Watched(io.RawIOBase):
     """An unbuffered stream whose every read is watched; `count` is how many bytes were read."""
 
-    def __init__(self, raw: Any, watch: Watch) -> None:
-        self._raw, self._watch = raw, watch
+    def __init__(self, source: Any, watch: Watch | None) -> None:
+        self._source, self._watch = source, watch
         self.count = 0
 
     def readable(self) -> bool:
         return True
 
     def seekable(self) -> bool:
-        return bool(self._raw.seekable())
+        return bool(self._source.seekable())
 
     def seek(self, offset: int, whence: int = 0, /) -> int:
-        return int(self._raw.seek(offset, whence))
+        return int(self._source.seek(offset, whence))
 
     def fileno(self) -> int:
-        return int(self._raw.fileno())
+        return int(self._source.fileno())
 
     def readinto(self, buffer: Any) -> int | None:
-        self._watch()
-        count: int | None = self._raw.readinto(buffer)
+        if self._watch is not None:
+            self._watch()
+        count: int | None = self._source.readinto(buffer)
         self.count += count or 0
         return count
 
     def close(self) -> None:
         if not self.closed:
-            self._raw.close()
+            self._source.close()
         super().close()
 
 
@@ -86,27 +87,20 @@ class _Packed:
         return piece
 
 
-class Unpacked(io.RawIOBase):
-    """What comes out of a compressed file; `count` is how many bytes.
-
-    Reading it raises OverLimit where that is too many for what went in.
-    """
+class _Unpacked(Watched):
+    """What comes out of a compressed file, which is read once. Reading it raises OverLimit where
+    that is too many bytes for what went in."""
 
     def __init__(self, packed: _Packed, source: Any, watch: Watch | None) -> None:
-        self._packed, self._source, self._watch = packed, source, watch
+        super().__init__(source, watch)
+        self._packed = packed
 
-    @property
-    def count(self) -> int:
-        return self._packed.unpacked
+    def seekable(self) -> bool:
+        return False
 
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        if self._watch is not None:
-            self._watch()
-        packed, count = self._packed, int(self._source.readinto(buffer))
-        packed.unpacked += count
+    def readinto(self, buffer: Any) -> int | None:
+        count, packed = super().readinto(buffer), self._packed
+        packed.unpacked = self.count
         if packed.unpacked > FREE_BYTES + MOST_RATIO * packed.count:
             raise OverLimit(
                 f"the file is compressed more than {MOST_RATIO}:1, the most beyond "
@@ -114,11 +108,6 @@ class Unpacked(io.RawIOBase):
                 "more); split it, or send its lines uncompressed"
             )
         return count
-
-    def close(self) -> None:
-        if not self.closed:
-            self._source.close()
-        super().close()
 
 
 class _ZstdFile(io.RawIOBase):
@@ -153,7 +142,7 @@ class _ZstdFile(io.RawIOBase):
         return count
 
 
-def unpacked(file: io.BufferedReader, watch: Watch | None) -> Unpacked | None:
+def unpacked(file: io.BufferedReader, watch: Watch | None) -> Watched | None:
     """Return what comes out of a file that begins as gzip or zstd; None for any other."""
     head = file.peek(4)[:4]
     packed = _Packed(file)
@@ -163,7 +152,7 @@ def unpacked(file: io.BufferedReader, watch: Watch | None) -> Unpacked | None:
         source = _ZstdFile(packed)
     else:
         return None
-    return Unpacked(packed, source, watch)
+    return _Unpacked(packed, source, watch)
 
 
 _UTF_32 = "it is UTF-32; convert it to UTF-8, for example with iconv -f UTF-32 -t UTF-8"

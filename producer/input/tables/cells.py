@@ -101,7 +101,7 @@ def value_of(column: str, value: Any) -> Any:
     if isinstance(value, float) and value.is_integer() and abs(value) < _EXACT:
         return int(value)
     if isinstance(value, bytes | bytearray | memoryview):
-        raise _bytes(column)
+        raise BadCell(column, "holds bytes, and a request has texts; decode the column first")
     return value
 
 
@@ -213,10 +213,6 @@ def _json(column: str, value: Any) -> bytes:
         if isinstance(value, str):
             problem = "is not UTF-8; convert the file to UTF-8"
         raise BadCell(column, problem) from None
-
-
-def _bytes(column: str) -> BadCell:
-    return BadCell(column, "holds bytes, and a request has texts; decode the column first")
 
 
 #: Types of what is missing; nothing else can be asked of pandas' NA.
