@@ -52,7 +52,12 @@ def pieces(batch: Any, wanted: Sequence[str]) -> Iterator[Any]:
 
 
 class ArrowTable:
-    """One parquet file, or one Arrow file of either form."""
+    """One parquet file, or one Arrow file of either form. Opening it reads its `columns`, and how
+    many `rows` it has, None where it does not say so in advance.
+
+    Raises:
+        InputUnreadable: it cannot be read, or is damaged; `read` raises it, too.
+    """
 
     def __init__(self, place: Place, *, parquet: bool) -> None:
         self.name = place.name
@@ -66,7 +71,7 @@ class ArrowTable:
         self.columns, self.rows, self._batches = opened
 
     def read(self, wanted: Sequence[str]) -> Iterator[dict[str, Any]]:
-        """Yield the rows."""
+        """Yield the rows, with the columns that are wanted."""
         row = 0
         try:
             for batch in self._batches(wanted):

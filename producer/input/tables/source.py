@@ -7,7 +7,7 @@ import hashlib
 import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import orjson
 
@@ -21,29 +21,6 @@ from producer.input.tables.mapping import Row, RowMapping
 #: Longest cell of CSV, in characters: as long as a line may be by default. Python's own limit is
 #: 128 KB.
 _CELL = 10 * 2**20
-
-
-class Table(Protocol):
-    """One file of a table. Opening it reads its columns."""
-
-    @property
-    def columns(self) -> Sequence[str]:
-        """The names of its columns."""
-
-    @property
-    def rows(self) -> int | None:
-        """How many rows it has, None where it does not say so in advance."""
-
-    def read(self, wanted: Sequence[str]) -> Iterator[Row | bytes]:
-        """Yield its rows, with the columns that are wanted; for one that is damaged, the line that
-        tells its error (items.bad_row).
-
-        Raises:
-            InputUnreadable: it is damaged.
-        """
-
-    def close(self) -> None:
-        """Give back what it holds."""
 
 
 class CsvTable:
@@ -99,7 +76,8 @@ class CsvTable:
             raise InputUnreadable(f"{self._place.name}: after row {number}: {error}") from None
 
     def read(self, wanted: Sequence[str]) -> Iterator[Row | bytes]:
-        """Yield the rows; a cell without a character is empty."""
+        """Yield the rows, with all columns; a cell without a character is empty. A row that is
+        damaged is the line that tells its error (items.bad_row)."""
         columns, width = self.columns, len(self.columns)
         lines = self._lines()
         if next(lines, None) is None:
@@ -125,7 +103,7 @@ def _is_other(text: str) -> bool:
 
 
 #: What tables end with, and how they are opened.
-_KINDS: dict[str, Callable[[Place], Table]] = {
+_KINDS: dict[str, Callable[[Place], ArrowTable | CsvTable]] = {
     **dict.fromkeys((".parquet", ".pq"), partial(ArrowTable, parquet=True)),
     **dict.fromkeys((".arrow", ".feather", ".ipc"), partial(ArrowTable, parquet=False)),
     ".csv": partial(CsvTable, delimiter=","),
@@ -143,7 +121,7 @@ def kind_of(name: str) -> str:
     return next((kind for kind in _KINDS if plain.endswith(kind)), "")
 
 
-def open_table(place: Place) -> Table:
+def open_table(place: Place) -> ArrowTable | CsvTable:
     """Open one file of a table.
 
     Raises:
