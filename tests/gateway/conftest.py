@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import openai
 import pytest
 from kit.gateways import watched_answers
 from kit.gateways.gateway_process import GatewayProcess
@@ -38,6 +39,13 @@ def gateway(
     folder = tmp_path_factory.mktemp("gateway")
     with GatewayProcess(redis_server.url, folder, **settings) as made:
         yield made
+
+
+@pytest.fixture
+def client(gateway: GatewayProcess) -> Iterator[openai.OpenAI]:
+    """The SDK, unchanged, as a client of the gateway."""
+    with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
 
 
 @pytest.fixture

@@ -12,10 +12,10 @@ import openai
 import psutil
 import pytest
 import redis
-from kit.gateways.gateway_process import GatewayProcess
+from kit.gateways.gateway_process import GatewayProcess, stored
 
 from demo.stack import eventually
-from gateway.files.objects import MARK, FileRecord, Files
+from gateway.files.objects import FileRecord, Files
 from gateway.http.services import Services
 from gateway.settings import GatewaySettings
 
@@ -27,17 +27,6 @@ MIB = 2**20
 def gateway(redis_url: str, tmp_path: Path) -> Iterator[GatewayProcess]:
     with GatewayProcess(redis_url, tmp_path, gateway_max_file_bytes=64 * MIB) as process:
         yield process
-
-
-@pytest.fixture
-def client(gateway: GatewayProcess) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client:
-        yield client
-
-
-def stored(tmp_path: Path) -> list[str]:
-    names = sorted(path.name for path in (tmp_path / "files").iterdir())
-    return [name for name in names if not name.startswith(MARK)]
 
 
 def test_a_file_goes_in_and_comes_out_as_it_was(client: openai.OpenAI, tmp_path: Path) -> None:

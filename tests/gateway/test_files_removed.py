@@ -3,42 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
-import openai
 import pytest
 import redis
-from kit.gateways.gateway_process import GatewayProcess
+from kit.gateways.gateway_process import stored
 from kit.gateways.own_carrier import content, record, uploaded
 
 from demo.stack import eventually
 from gateway.batches.api.record import decode, encode, start_batch
 from gateway.batches.runner.after import after_end
-from gateway.files.objects import MARK, FileRecord, Files
+from gateway.files.objects import FileRecord, Files
 from gateway.http.services import Services
 from gateway.store import open_store
 
 LINE = b'{"custom_id":"a","method":"POST","url":"/v1/completions","body":{"prompt":"x"}}\n'
-MIB = 2**20
-
-
-@pytest.fixture
-def gateway(redis_url: str, tmp_path: Path) -> Iterator[GatewayProcess]:
-    with GatewayProcess(redis_url, tmp_path, gateway_max_file_bytes=64 * MIB) as process:
-        yield process
-
-
-@pytest.fixture
-def client(gateway: GatewayProcess) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client:
-        yield client
-
-
-def stored(tmp_path: Path) -> list[str]:
-    names = sorted(path.name for path in (tmp_path / "files").iterdir())
-    return [name for name in names if not name.startswith(MARK)]
 
 
 def test_files_that_have_expired_and_contents_without_a_record_are_removed(

@@ -16,16 +16,14 @@ import msgspec
 import openai
 import pytest
 import redis
-from kit.gateways.gateway_process import GatewayProcess
+from kit.gateways.gateway_process import GatewayProcess, stored
 
 from demo.stack import eventually
 from gateway.files import completing, uploads
-from gateway.files.objects import MARK
 from gateway.files.uploads import UploadComplete, UploadCreate, UploadRecord, change, get
 from gateway.http.caller import Caller
 from gateway.http.services import Services
 from gateway.redis.api_keys import ApiKeys
-from gateway.settings import GatewaySettings
 from gateway.sweeping import sweep_files
 
 MIB = 2**20
@@ -36,25 +34,6 @@ DATA = b'{"custom_id":"a","method":"POST","url":"/v1/completions","body":{"promp
 def gateway(redis_url: str, tmp_path: Path) -> Iterator[GatewayProcess]:
     with GatewayProcess(redis_url, tmp_path, gateway_max_file_bytes=80 * MIB) as process:
         yield process
-
-
-@pytest.fixture
-def client(gateway: GatewayProcess) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client:
-        yield client
-
-
-@pytest.fixture
-def services(redis_url: str, tmp_path: Path) -> Iterator[Services]:
-    settings = GatewaySettings(redis_url=redis_url, gateway_store=str(tmp_path / "files"))
-    opened = Services.open(settings)
-    yield opened
-    opened.close()
-
-
-def stored(tmp_path: Path) -> list[str]:
-    names = sorted(path.name for path in (tmp_path / "files").iterdir())
-    return [name for name in names if not name.startswith(MARK)]
 
 
 def begin(client: openai.OpenAI, size: int, **more: Any) -> Any:

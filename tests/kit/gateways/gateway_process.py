@@ -21,6 +21,14 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def stored(folder: Path) -> list[str]:
+    """Return the names in the store of `folder/files`, without the mark by which it is known."""
+    from gateway.files.objects import MARK
+
+    names = sorted(path.name for path in (folder / "files").iterdir())
+    return [name for name in names if not name.startswith(MARK)]
+
+
 class GatewayProcess:
     """`producer serve`; its log is in `folder/gateway-<port>.log`, its files in `folder/files`."""
 
