@@ -5,15 +5,17 @@ from __future__ import annotations
 import logging
 import re
 import secrets
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
 from contract.errors import StoreFull
-from contract.redis.due import Claim
+from contract.redis.due import Claim, Work
 from contract.redis.objects import Page, Stored
 from gateway.files.incoming import Incoming
 from gateway.http.caller import Caller
+from gateway.http.errors import ApiError
 from gateway.http.idempotency import conflict
 from gateway.http.services import Services
 from gateway.store import StoreFailed, Writer
@@ -23,10 +25,10 @@ log = logging.getLogger(__name__)
 #: A content without a record is removed after so long: its gateway died between the two, or a batch
 #: may read what its owner has deleted.
 _ORPHAN_MS = 600_000
-#: For how long one gateway sweeps a file before another may.
+#: For how long one gateway sweeps a file or an upload before another may.
 _SWEEP_MS = 60_000
-#: Files taken at a time to be swept, and how often in one sweep.
-_CLAIMS, _SWEEPS = 100, 50
+#: How many are taken at a time to be swept, and how often in one sweep.
+_CLAIMS, _SWEEPS = 20, 250
 #: Records read at once where few of them may be of the purpose that is asked for.
 _AT_ONCE = 500
 #: Names of marks in the store begin so: an empty content each.
@@ -161,22 +163,7 @@ class Files:
 
     def sweep(self) -> int:
         """Remove contents whose record has expired or never came; return how many."""
-        count = 0
-        for _ in range(_SWEEPS):
-            claims = self._services.due.claim("file", _SWEEP_MS, _CLAIMS)
-            for claim in claims:
-                try:
-                    count += self._sweep_one(claim)
-                except StoreFailed as error:  # its lease ends, and it is swept again
-                    log.warning(
-                        "file %s is not swept: %s",
-                        claim.id,
-                        error.message,
-                        extra={"action": "no_sweep"},
-                    )
-            if len(claims) < _CLAIMS:
-                break
-        return count
+        return sweep_due(self._services, "file", self._sweep_one)
 
     def _sweep_one(self, claim: Claim) -> bool:
         services = self._services
@@ -194,6 +181,22 @@ class Files:
             return False
         services.due.finish(claim)
         return record is None
+
+
+def sweep_due(services: Services, kind: Work, sweep_one: Callable[[Claim], bool]) -> int:
+    """Sweep what is due of a kind; return for how many `sweep_one` says so."""
+    count = 0
+    for _ in range(_SWEEPS):
+        claims = services.due.claim(kind, _SWEEP_MS, _CLAIMS)
+        for claim in claims:
+            try:
+                count += sweep_one(claim)
+            except (ApiError, StoreFailed) as error:  # its lease ends, and it is swept again
+                told = (kind, claim.id, error.message)
+                log.warning("%s %s is not swept: %s", *told, extra={"action": "no_sweep"})
+        if len(claims) < _CLAIMS:
+            break
+    return count
 
 
 def record_of(

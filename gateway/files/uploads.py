@@ -6,23 +6,20 @@ made by completing.py.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from contract.errors import WarmqError
 from contract.redis.due import Claim
-from gateway.files.objects import safe_name
+from gateway.files.objects import safe_name, sweep_due
 from gateway.files.protocol import ExpiresAfter, File, life_of, purpose_of
 from gateway.http.caller import Caller
 from gateway.http.errors import ApiError, invalid, not_found
 from gateway.http.http import new_id
 from gateway.http.services import Services
-
-log = logging.getLogger(__name__)
 
 #: An upload is open for so long: OpenAI's figure.
 OPEN_S = 3600
@@ -34,8 +31,7 @@ MOST_PARTS = 10_000
 AGAIN_S = 600
 #: An upload that has ended is remembered for so long.
 REMEMBER_S = 86_400
-#: For how long one gateway sweeps an upload before another may.
-_SWEEP_MS = 60_000
+
 Status = Literal["pending", "completing", "completed", "cancelled", "expired"]
 ENDED: frozenset[Status] = frozenset(("completed", "cancelled", "expired"))
 
@@ -257,28 +253,19 @@ def cancel(services: Services, tenant: str, upload_id: str) -> UploadRecord:
 
 def sweep(services: Services) -> int:
     """Expire uploads whose time is over, and remove parts of those that have ended."""
-    count = 0
-    for claim in services.due.claim("upload", _SWEEP_MS, 20):
-        try:
-            _sweep_one(services, claim)
-            count += 1
-        except (ApiError, WarmqError) as error:  # its lease ends, and it is swept again
-            log.warning(
-                "upload %s is not swept: %s", claim.id, error.message, extra={"action": "no_sweep"}
-            )
-    return count
+    return sweep_due(services, "upload", partial(_sweep_one, services))
 
 
-def _sweep_one(services: Services, claim: Claim) -> None:
+def _sweep_one(services: Services, claim: Claim) -> bool:
     owner, now = services.objects.owner_of("upload", claim.id), services.clock.now()
     if owner is None:  # its create did not come to an end
         services.limits.forget_bytes("", claim.id)
         services.due.finish(claim)
-        return
+        return True
     record = change(services, owner, claim.id, _expired)
     if record.status not in ENDED:
         services.due.release(claim, int((_open_until(record) - now) * 1000) + 1)
-        return
+        return True
     for part_id in record.parts:
         services.store.delete(part_id)
     services.limits.forget_bytes(owner, claim.id)
@@ -286,9 +273,10 @@ def _sweep_one(services: Services, claim: Claim) -> None:
     if age_s < REMEMBER_S:
         wait_s = (AGAIN_S if age_s < AGAIN_S else REMEMBER_S) - age_s
         services.due.release(claim, int(wait_s * 1000) + 1)
-        return
+        return True
     services.objects.delete("upload", owner, claim.id)
     services.due.finish(claim)
+    return True
 
 
 def _open_until(record: UploadRecord) -> int:
