@@ -12,7 +12,7 @@ from contract.naming import DEFAULT_TENANT, queue_name
 from contract.redis.batches import BatchStore
 from contract.settings import Settings, load
 from producer.client.batch import Batch, store_of
-from producer.input.items import Items
+from producer.input.items import Items, ToLine, line_of
 from producer.input.options import BadOption, check_own_sources, check_sources
 from producer.input.source import Source, open_source
 from producer.input.tables.frames import frame_source, is_data_set, is_frame, unpadded
@@ -212,10 +212,12 @@ def _source(requests: Any, columns: Mapping[str, str]) -> Source:
             f"requests: {kind} is not taken; give an iterable of dicts such as "
             '[{"prompt": "..."}], a data frame, or the path of a file'
         )
-    known = getattr(requests, "column_names", None)  # of a data set; a streamed one may not know
+    to_line: ToLine = line_of
+    more: dict[str, Any] = {}
+    if columns:
+        known = getattr(requests, "column_names", None)  # of a data set; a streamed one may not
+        mapping = RowMapping(columns, known if isinstance(known, list) else None)
+        to_line, more = mapping.line_of_values, {"what": "row", "columns": mapping.columns}
     if is_data_set(requests):
-        requests = unpadded(requests)
-    if not columns:
-        return Items(requests)
-    mapping = RowMapping(columns, known if isinstance(known, list) else None)
-    return Items(requests, mapping.line_of_values, what="row", columns=mapping.columns)
+        to_line = unpadded(requests, to_line)
+    return Items(requests, to_line, **more)

@@ -20,7 +20,7 @@ from typing import Any
 
 from contract.errors import ExtraMissing
 from producer.input.reader import CHUNK_LINES, FilePlace, InputUnreadable, Place
-from producer.input.tables.cells import BadCell, Duration, json_of, key_of
+from producer.input.tables.cells import BadCell, duration_of, json_of, key_of
 
 #: Bytes that are read of a column at a time: without it, a row group's columns come whole.
 _BUFFER = 2**20
@@ -298,7 +298,7 @@ def _time_reader(types: Any, kind: Any) -> _Read | None:
     elif types.is_time(kind):
         micro = arrow.time64("us")
     else:
-        return _duration
+        return lambda scalar: duration_of(scalar.value)
     return partial(_nanoseconds, arrow, micro)
 
 
@@ -311,9 +311,3 @@ def _nanoseconds(arrow: Any, micro: Any, scalar: Any) -> dt.datetime | dt.time |
     text = moment.isoformat(timespec="microseconds")
     at = text.index(".") + 7
     return f"{text[:at]}{rest:03}{text[at:]}"
-
-
-def _duration(scalar: Any) -> dt.timedelta | Duration:
-    """Return a duration, as Python's own where that has no less."""
-    whole, rest = divmod(scalar.value, 1000)
-    return Duration(scalar.value) if rest else dt.timedelta(microseconds=whole)

@@ -57,6 +57,12 @@ class Duration:
         return f"{text if '.' in text else text + '.000000'}{rest:03}"
 
 
+def duration_of(nanoseconds: int) -> dt.timedelta | Duration:
+    """Return a duration, as Python's own where that has no less."""
+    whole, rest = divmod(nanoseconds, 1000)
+    return Duration(nanoseconds) if rest else dt.timedelta(microseconds=whole)
+
+
 def empty(column: str) -> BadCell:
     """Return the error for a cell without a value where one is needed."""
     return BadCell(column, "is empty; fill it, or leave the row out")
@@ -273,9 +279,7 @@ def _of_numpy(column: str, value: Any) -> Any:
     if kind == "M":
         return text
     if kind == "m":
-        nanoseconds = int(value.astype("timedelta64[ns]").astype("int64"))
-        whole, rest = divmod(nanoseconds, 1000)
-        return Duration(nanoseconds) if rest else dt.timedelta(microseconds=whole)
+        return duration_of(int(value.astype("timedelta64[ns]").astype("int64")))
     if kind == "f" and math.isfinite(value):
         return value_of(column, float(text))  # the shortest number of its own width
     return _plain(column, value.item())

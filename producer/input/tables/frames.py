@@ -7,10 +7,10 @@ What is JSON in a column of that type has its own keys, and keeps them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from producer.input.items import Items
+from producer.input.items import Items, ToLine
 from producer.input.options import BadOption
 from producer.input.reader import InputUnreadable
 from producer.input.tables.arrow import pieces, pyarrow, rows_of
@@ -89,28 +89,15 @@ def is_data_set(given: object) -> bool:
     return hasattr(given, "features") and hasattr(given, "column_names")
 
 
-class Unpadded:
-    """The rows of a data set, in each of which keys without a value are left out at any depth."""
+def unpadded(data_set: Any, to_line: ToLine) -> ToLine:
+    """Return what makes the line of a data set's row, in which keys without a value are left out at
+    any depth."""
+    features = data_set.features
 
-    def __init__(self, data_set: Any) -> None:
-        self._data_set = data_set
+    def line_of_row(row: Any) -> bytes:
+        return to_line(_without(row, features) if isinstance(row, dict) else row)
 
-    def __iter__(self) -> Iterator[Any]:
-        features = self._data_set.features
-        for row in self._data_set:
-            yield _without(row, features) if isinstance(row, dict) else row
-
-
-class SizedUnpadded(Unpadded):
-    """The same of a data set that knows how many rows it has."""
-
-    def __len__(self) -> int:
-        return len(self._data_set)
-
-
-def unpadded(data_set: Any) -> Iterable[Any]:
-    """Return the rows of a data set without padding."""
-    return (SizedUnpadded if hasattr(data_set, "__len__") else Unpadded)(data_set)
+    return line_of_row
 
 
 def _without(value: Any, feature: Any) -> Any:
