@@ -10,7 +10,7 @@ from typing import BinaryIO, Self
 
 from contract.results import ResultLine
 from producer.collect.parquet import ParquetLines
-from producer.input.bucket import NotThere, ObjectPlace, is_url, shown
+from producer.input.bucket import NotThere, ObjectPlace, is_url, place_of, shown
 from producer.input.files import (
     BUFFER_BYTES,
     AtomicFile,
@@ -19,7 +19,7 @@ from producer.input.files import (
     check_object,
     check_writable,
 )
-from producer.input.reader import FilePlace, InputUnreadable
+from producer.input.reader import InputUnreadable
 from producer.input.tables.source import kind_of
 
 _PARQUET = (".parquet", ".pq")
@@ -83,7 +83,7 @@ def exists(name: str) -> bool:
 def may_go(name: str, marks: Collection[str]) -> bool:
     """Whether what is there is nothing, or has one of these marks: that it was written here, and
     has not changed since."""
-    place = ObjectPlace(name) if is_url(name) else FilePlace(name)
+    place = place_of(name)
     try:
         size = place.size()
         if size == 0:

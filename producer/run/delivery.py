@@ -16,9 +16,9 @@ from pathlib import Path
 from contract.errors import BatchConflict
 from contract.results import ResultLine
 from producer.collect.outputs import ResultFile, exists, is_parquet
-from producer.input.bucket import ObjectPlace, is_url
+from producer.input.bucket import is_url, place_of
 from producer.input.files import unwritable
-from producer.input.reader import FilePlace, Place
+from producer.input.reader import Place
 from producer.input.source import Source
 from producer.run.journal import Journal, RunProgress
 
@@ -109,7 +109,7 @@ class Delivery:
 
     @property
     def _place(self) -> Place:
-        return ObjectPlace(self.output) if is_url(self.output) else FilePlace(self.output)
+        return place_of(self.output)
 
     def _remove_gathered(self) -> None:
         for path in self.gathered:
