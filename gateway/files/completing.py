@@ -53,7 +53,7 @@ def complete(
     try:
         with services.store.write(record.file_id) as writer:
             _assemble(services, record, writer)
-            _check_still_open(services, record)
+            check_open(get(services, caller.tenant, upload_id), services.clock.now())
             files.announce(record.file_id)  # first: nothing may count that nobody knows of
             # In this order, as `note_bytes` counts the upload's announced bytes until now.
             services.limits.forget_bytes(caller.tenant, record.id)
@@ -122,10 +122,6 @@ def _assemble(services: Services, record: UploadRecord, writer: Writer) -> None:
             f"the MD5 of the parts is {running.hexdigest()}, not {md5}; send what differs again",
             "md5", "md5_mismatch",
         )  # fmt: skip
-
-
-def _check_still_open(services: Services, record: UploadRecord) -> None:
-    check_open(get(services, record.tenant, record.id), services.clock.now())
 
 
 def _completed(record: UploadRecord, now: float) -> UploadRecord:

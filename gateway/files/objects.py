@@ -12,7 +12,7 @@ import msgspec
 
 from contract.errors import StoreFull
 from contract.redis.due import Claim, Work
-from contract.redis.objects import Page, Stored
+from contract.redis.objects import Stored
 from gateway.files.incoming import Incoming
 from gateway.http.caller import Caller
 from gateway.http.errors import ApiError
@@ -130,7 +130,9 @@ class Files:
         found: list[FileRecord] = []
         while True:
             most = limit if purpose is None else max(limit, _AT_ONCE)
-            page = self._page(tenant, after, most, oldest_first)
+            page = self._services.objects.page(
+                "file", tenant, after=after, limit=most, oldest_first=oldest_first
+            )
             if page is None:
                 return None
             records = [_decode(stored.document) for stored in page.objects]
@@ -140,11 +142,6 @@ class Files:
             if purpose is None and len(found) == limit:
                 return found, page.has_more
             after = records[-1].id
-
-    def _page(self, tenant: str, after: str, limit: int, oldest_first: bool) -> Page | None:
-        return self._services.objects.page(
-            "file", tenant, after=after, limit=limit, oldest_first=oldest_first
-        )
 
     def delete(self, tenant: str, file_id: str) -> bool:
         """Remove a tenant's file; return whether it was there.
