@@ -29,7 +29,7 @@ from gateway.files.protocol import (
 from gateway.files.uploads import UploadComplete, UploadCreate, UploadPart, check_open
 from gateway.http.caller import Caller
 from gateway.http.errors import ApiError, answer, invalid, not_found
-from gateway.http.http import caller, new_id, page_limit, read, reply, services
+from gateway.http.http import caller, id_of, new_id, page_limit, read, reply, services
 from gateway.http.idempotency import fingerprint
 from gateway.http.services import Services
 from gateway.store import Store, Writer
@@ -66,8 +66,7 @@ def _id_of(prefix: str, idempotency: str) -> str:
     """Return a new id, or that of the earlier try of the same request."""
     if not idempotency:
         return new_id(prefix)
-    shaping = f"{prefix.removesuffix('-')}{idempotency}"
-    return prefix + hashlib.sha256(shaping.encode()).hexdigest()[:24]
+    return id_of(prefix, f"{prefix.removesuffix('-')}{idempotency}")
 
 
 def _list(request: Request) -> Response:
