@@ -62,7 +62,7 @@ class PoolingShort:
     def __init__(self, forms: Forms, peer: Peer, count: int) -> None:
         self._forms, self._peer, self._count = forms, peer, count
         self._adapter: Any = forms.drain.supervisor.engine
-        self._lean = self._adapter._lean
+        self._lean = self._adapter._fast
         self._wanted = workload.requests(count, (0, 0), LETTERS)
         self._runs = 0
 
@@ -73,7 +73,7 @@ class PoolingShort:
         kind = form.removeprefix("score_")
         if kind == "offline":
             return {"form": form} | await self._offline(pooling)
-        self._adapter._lean = None if kind.endswith("full") else self._lean
+        self._adapter._fast = None if kind.endswith("full") else self._lean
         held = await asyncio.to_thread(self._hold, pooling) if kind.startswith("queue") else None
         await asyncio.sleep(0.2)
         cpu = cpu_s(os.getpid())
@@ -86,7 +86,7 @@ class PoolingShort:
         if where is not None:
             where.stop()
         cpu = cpu_s(os.getpid()) - cpu
-        self._adapter._lean = self._lean
+        self._adapter._fast = self._lean
         return {"form": form} | self._figures(seconds, cpu)
 
     def _figures(self, seconds: float, cpu: float) -> dict[str, float]:

@@ -59,7 +59,7 @@ class Short:
     def __init__(self, forms: Forms, count: int) -> None:
         self._forms, self._count = forms, count
         self._adapter: Any = forms.drain.supervisor.engine
-        self._lean = self._adapter._lean
+        self._lean = self._adapter._fast
         self._wanted = requests(count)
         self._runs = 0
 
@@ -68,7 +68,7 @@ class Short:
         self._runs += 1
         chat = form.startswith("chat_")
         kind = form.removeprefix("chat_")
-        self._adapter._lean = None if kind.endswith("full") else self._lean
+        self._adapter._fast = None if kind.endswith("full") else self._lean
         held = await asyncio.to_thread(self._hold, chat) if kind.startswith("queue") else None
         await asyncio.sleep(0.2)
         cpu = cpu_s(os.getpid())
@@ -81,7 +81,7 @@ class Short:
         if where is not None:
             where.stop()
         cpu = cpu_s(os.getpid()) - cpu
-        self._adapter._lean = self._lean
+        self._adapter._fast = self._lean
         return {
             "form": form,
             "requests_per_s": round(self._count / seconds, 1),

@@ -155,12 +155,12 @@ class Inside:
                 number, request = left.pop()
                 await one(request, f"direct{self.runs}-{number}", pooling)
 
-        lean = self.adapter._lean
-        self.adapter._lean = None if form == "full" else lean
+        lean = self.adapter._fast
+        self.adapter._fast = None if form == "full" else lean
         began = time.perf_counter()
         await asyncio.gather(*(keep_going() for _ in range(flight)))
         seconds = time.perf_counter() - began
-        self.adapter._lean = lean
+        self.adapter._fast = lean
         return seconds
 
     async def _bare(self, request: tuple[str, int], request_id: str, pooling: str | None) -> None:

@@ -52,16 +52,16 @@ async def both(lines: dict[str, Line]) -> dict[str, Any]:
     engine: Any = make_engine(load_settings())
     await asyncio.to_thread(engine.build)
     await engine.start()
-    lean, engine._lean = engine._lean, None
+    lean, engine._fast = engine._fast, None
     full = await together(engine, lines)
-    engine._lean = lean
+    engine._fast = lean
     went: set[str] = set()
     generate = lean.generate
 
-    async def noting(url: str, body: dict[str, Any], request_id: str, key: bytes) -> Any:
+    async def noting(body: dict[str, Any], request_id: str, key: bytes) -> Any:
         found: Any = "an error"
         try:
-            found = await generate(url, body, request_id, key)
+            found = await generate(body, request_id, key)
         finally:
             if found is not None:
                 went.add(request_id.removeprefix("id-"))
@@ -74,9 +74,9 @@ async def both(lines: dict[str, Line]) -> dict[str, Any]:
     leanly = await together(engine, lines)
     # Sums are rounded otherwise in other company: what differs is asked again, each alone.
     for name in [name for name in lines if full[name] != leanly[name]]:
-        engine._lean = None
+        engine._fast = None
         full[name] = await answer(engine, name, lines[name])
-        engine._lean = lean
+        engine._fast = lean
         leanly[name] = await answer(engine, name, lines[name])
     left = len(engine._engine.output_processor.request_states)
     pools = "/v1/score" in engine._serving

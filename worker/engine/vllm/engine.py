@@ -25,6 +25,8 @@ from worker.engine.vllm.arguments import parse_engine_args
 from worker.engine.vllm.capacity import capacity_of
 from worker.engine.vllm.children import Children
 from worker.engine.vllm.detokenized import Detokenized
+from worker.engine.vllm.fastpath import fast_path
+from worker.engine.vllm.fastpath.learning import FastPath
 from worker.engine.vllm.grammars import TENANT, Grammars
 from worker.engine.vllm.kv_cache import explain
 from worker.engine.vllm.large_inputs import refuse_large
@@ -51,7 +53,6 @@ from worker.engine.vllm.root_cause import RootCause
 from worker.engine.vllm.seats import Seats
 from worker.engine.vllm.traced import TRACE, trace_requests
 from worker.engine.vllm.vacated import ABORT_CLIENT
-from worker.engine.vllm.ways import LeanWay, lean_way
 from worker.engine.vllm_settings import VllmSettings, statistics_every_s
 
 log = logging.getLogger(__name__)
@@ -72,7 +73,7 @@ class VllmEngine:
         self._fixed_name = settings.served_model_name is not None
         self._serving: dict[str, serving.Served] = {}
         self._detokenized = Detokenized()
-        self._lean: LeanWay | None = None
+        self._fast: FastPath | None = None
         self._children = Children(self._progress)
         self._grammars = Grammars()
         self._context = 0
@@ -136,7 +137,7 @@ class VllmEngine:
         self._grammars.guard(engine)
         vocabulary.guard(engine)
         self._children.guard(engine, settings.front_ends or 1, serving.pooling(state))
-        self._lean = lean_way(engine, self._args, state)
+        self._fast = fast_path(engine, self._args, state)
         serving.tell_what_is_lacking(self._serving)
         models = state.openai_serving_models
         self._names = {m.name for m in models.base_model_paths} | set(models.lora_requests)
@@ -189,13 +190,13 @@ class VllmEngine:
 
     async def _answer(self, request: EngineRequest, request_id: str) -> Completion:
         url, body = request.url, request.body
-        lean = self._lean if self._children.begin(body) else None
-        key = lean.key_of(url, body) if lean is not None else None
-        if lean is None or key is None:
+        fast = self._fast if self._children.begin(body) else None
+        key = fast.key_of(url, body) if fast is not None else None
+        if fast is None or key is None:
             return await self._served(request, request_id)
-        if completion := await lean.generate(url, body, request_id, key):
+        if completion := await fast.generate(body, request_id, key):
             return completion
-        with lean.lesson(key) as learn:
+        with fast.lesson(key) as learn:
             completion = await self._served(request, request_id)
             if learn is not None:
                 await learn(body, request_id, completion.body)
@@ -294,7 +295,7 @@ class VllmEngine:
     def shutdown(self) -> None:
         """Stop the engine's processes; blocks for seconds."""
         engine, self._engine = self._engine, None
-        self._serving, self._lean = {}, None
+        self._serving, self._fast = {}, None
         self._grammars.end()
         ORDERLY_END.ending = True
         quieten()  # again: since 0.31 vLLM makes its log's handlers anew for each engine

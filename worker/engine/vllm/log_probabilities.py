@@ -67,7 +67,7 @@ def guard(renderer: Any) -> None:
 
 
 def _refusing(render: Any) -> Any:
-    @wraps(render)  # lessons.py looks up how its parameters are called
+    @wraps(render)  # the fast path looks up how its parameters are called
     async def rendered(*given: Any, **named: Any) -> Any:
         found = await render(*given, **named)
         of_prompt, of_answers = ASKED.get()

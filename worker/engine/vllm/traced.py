@@ -48,7 +48,7 @@ class _Traced:
         for name in ("add_request", "process_outputs", "do_tracing"):
             theirs, ours = getattr(processor, name), getattr(self, name)
             setattr(self, f"_{name}", theirs)
-            # With the signature of theirs: lessons.py asks for it.
+            # With the signature of theirs: the fast path asks for it.
             setattr(processor, name, wraps(theirs)(partial(ours)))
         for name in ("_update_stats_from_output", "_update_stats_from_finished"):
             setattr(processor, name, _of_counted(getattr(processor, name)))

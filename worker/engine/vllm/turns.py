@@ -18,12 +18,13 @@ from typing import Any
 
 from worker.engine.preparation import waiting
 from worker.engine.vllm.large_inputs import lengths
-from worker.engine.vllm.plans import LONGEST
 
 log = logging.getLogger(__name__)
 
 #: The turn of the task's request, if it has many prompts; the tasks that vLLM makes inherit it.
 TURN: ContextVar[asyncio.Lock | None] = ContextVar("turn", default=None)
+#: Prompts up to so many characters are short ones.
+LONGEST = 32_768
 #: What uses the thread: it makes tokens of a text, or a text of tokens.
 USES = ("_tokenize_prompt_async", "_async_tokenizer_decode")
 RENDER = "render_async"

@@ -19,7 +19,7 @@ def guard(engine: Any) -> None:
         return
     add = processor.add_request
 
-    @wraps(add)  # others look at its signature (lessons.py)
+    @wraps(add)  # others look at its signature (the fast path)
     def add_request(request: Any, *more: Any, **named: Any) -> Any:
         refuse_unknown(request, size)
         return add(request, *more, **named)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from worker.engine.vllm.plans import LONGEST
+from worker.engine.vllm.fastpath.texts import LONGEST
 from worker.engine.vllm.turns import AT_ONCE, USES, begin, take_turns
 
 PLACES, PROMPTS = 40, 300

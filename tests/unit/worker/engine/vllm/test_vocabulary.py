@@ -66,7 +66,7 @@ def test_places_of_pictures_have_ids_of_their_own() -> None:
 
 
 def test_those_who_look_on_see_what_vllm_is_given() -> None:
-    """As lessons.py does, by the names of vLLM's own parameters."""
+    """As the fast path does, by the names of vLLM's own parameters."""
     made, _ = engine()
     names = [*inspect.signature(made.output_processor.add_request).parameters]
     assert names == ["request", "_", "__"]

@@ -6,16 +6,13 @@ and the tokenizer releases Python's lock while it works on them.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from typing import Any
 
 #: Most prompts, and characters, of one call.
 AT_ONCE, CHARACTERS = 128, 262_144
 
 Wanted = tuple[Any, Any, "asyncio.Future[Any]"]
-#: Makes tokens, of a renderer, a plan and prompts of its form; None where vLLM refuses one.
-Tokens = Callable[[Any, Any, Sequence[Any]], Sequence[Any]]
 
 
 class Together:
@@ -24,8 +21,8 @@ class Together:
     Its thread is vLLM's own, for a tokenizer takes one call at a time.
     """
 
-    def __init__(self, renderer: Any, tokens_of: Tokens) -> None:
-        self._renderer, self._tokens_of = renderer, tokens_of
+    def __init__(self, renderer: Any) -> None:
+        self._renderer = renderer
         self._waiting: list[Wanted] = []
         self._busy = False
 
@@ -75,7 +72,7 @@ class Together:
         for place, (plan, _) in enumerate(asked):
             by_plan.setdefault(plan, []).append(place)
         for plan, places in by_plan.items():
-            made = self._tokens_of(self._renderer, plan, [asked[place][1] for place in places])
+            made = plan.tokens(self._renderer, [asked[place][1] for place in places])
             for place, tokens in zip(places, made, strict=True):
                 found[place] = tokens
         return found
@@ -85,25 +82,3 @@ def _size(prompt: Any) -> int:
     if isinstance(prompt, str):
         return len(prompt)
     return sum(len(part if isinstance(part, str) else part["content"]) for part in prompt)
-
-
-def tokens_of(renderer: Any, plan: Any, prompts: Sequence[Any]) -> list[list[int] | None]:
-    """Return the tokens of prompts, or messages, of one form, None where vLLM refuses one."""
-    params, tokenizer = plan.tok_params, renderer.get_tokenizer()
-    texts: dict[int, dict[str, Any]] = {}
-    for place, prompt in enumerate(prompts):
-        with suppress(Exception):  # the full way tells its author
-            rendered = {"prompt": prompt}
-            if plan.chat_params is not None:
-                _, rendered = renderer.render_messages(prompt, plan.chat_params)
-            texts[place] = params.apply_pre_tokenization(tokenizer, rendered)
-    found: list[list[int] | None] = [None] * len(prompts)
-    if not texts:
-        return found
-    asked = [text["prompt"] for text in texts.values()]
-    encoded = tokenizer(asked, **params.get_encode_kwargs())["input_ids"]
-    for (place, text), tokens in zip(texts.items(), encoded, strict=True):
-        with suppress(Exception):
-            made = params.apply_post_tokenization(tokenizer, {**text, "prompt_token_ids": tokens})
-            found[place] = made["prompt_token_ids"]
-    return found

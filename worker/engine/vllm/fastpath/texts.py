@@ -1,18 +1,32 @@
-"""How requests of one form are run and answered without vLLM's serving classes.
+"""Chats and completions past vLLM's serving classes: the same answers for a third of the work.
 
 A form is a url and a body without its prompt. Its plan is made from what vLLM did with the first
 request of it, and is used only if it makes of that request, token by token and field by field,
 what vLLM has made. So a release that does something else is answered by vLLM's own classes.
 """
 
-from copy import copy
+import time
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
 
 from contract.openai.body import CHAT_URL, COMPLETION_URL
 from worker.engine import Completion
-from worker.engine.vllm.lessons import Lesson
+from worker.engine.vllm.fastpath.learning import (
+    FIXED,
+    FastPath,
+    Lesson,
+    Plan,
+    Unclear,
+    around,
+    as_key,
+    is_text,
+    note_rendering,
+)  # fmt: skip
+from worker.engine.vllm.mistakes import ended_in_error
+from worker.engine.vllm.other_urls import Aborted
+from worker.engine.vllm.turns import LONGEST
 
 #: Fields of bodies that a plan may have: what they do is in the sampling parameters, and is the
 #: same for all prompts. Every other one goes the full way.
@@ -22,13 +36,26 @@ SAMPLING = frozenset((
     "frequency_penalty", "repetition_penalty", "user",
 ))  # fmt: skip
 PROMPTS = {COMPLETION_URL: "prompt", CHAT_URL: "messages"}
-#: Prompts up to so many characters are templated and tokenized with others.
-LONGEST = 32_768
-#: Bytes; what is kept of a form is no larger than that, whatever its author sends.
-LONGEST_KEY = 4096
 ROLES = ("system", "user", "assistant")
-#: Fields of an answer that say the same for all requests of a form, and may say something.
-FIXED = ("object", "model", "system_fingerprint")
+#: Fields of an answer's choice, of the answer and of its usage that may differ from another's.
+VARYING = ("index", "message", "text", "finish_reason", "stop_reason")
+VARIED = ("id", "created", "choices", "usage", *FIXED)
+USAGE = ("prompt_tokens", "completion_tokens", "total_tokens")
+
+
+def texts_path(engine: Any) -> FastPath:
+    """Return the fast path of an AsyncLLM that generates."""
+    context = engine.vllm_config.model_config.max_model_len
+
+    def plan_of(lesson: Lesson, body: dict[str, Any], request_id: str, answer: bytes) -> Plan:
+        prompt = body["messages" if "messages" in body else "prompt"]
+        if lesson.calls != 2 or (lesson.chat_params is None) != isinstance(prompt, str):
+            raise ValueError("it is prompted in another way")
+        return TextPlan(lesson, request_id, answer, context)
+
+    note_rendering(engine.renderer, "render_cmpl_async", "prompts")
+    note_rendering(engine.renderer, "render_chat_async", "conversations")
+    return FastPath(engine, key_of, plan_of)
 
 
 def key_of(url: str, body: dict[str, Any]) -> bytes | None:
@@ -43,20 +70,6 @@ def key_of(url: str, body: dict[str, Any]) -> bytes | None:
     return as_key([url, rest])
 
 
-def as_key(form: list[Any]) -> bytes | None:
-    """Return what a form is known by; None if it is too large to keep, or cannot be written."""
-    try:
-        key = orjson.dumps(form, option=orjson.OPT_SORT_KEYS)
-    except TypeError:  # a number or a text that JSON has and orjson does not write
-        return None
-    return key if len(key) <= LONGEST_KEY else None
-
-
-def is_text(prompt: Any) -> bool:
-    """Whether it is a text that is not too long to be tokenized with others."""
-    return isinstance(prompt, str) and 0 < len(prompt) <= LONGEST
-
-
 def _is_chat(messages: Any) -> bool:
     if not isinstance(messages, list):
         return False
@@ -69,12 +82,8 @@ def _is_chat(messages: Any) -> bool:
     return bool(messages) and size <= LONGEST
 
 
-class Unclear(Exception):
-    """From this request nothing can be learned; from another one it may."""
-
-
-class Plan:
-    """One form's: `tok_params` and `chat_params` are vLLM's for its prompts, `context` is tokens.
+class TextPlan(Plan):
+    """One form's.
 
     Raises:
         ValueError: vLLM's answer has something that is not known here.
@@ -83,18 +92,16 @@ class Plan:
 
     def __init__(self, lesson: Lesson, request_id: str, answer: bytes, context: int) -> None:
         (run,), found = lesson.runs, orjson.loads(answer)
-        request = run.request
         self.tok_params, self.chat_params = lesson.tok_params, lesson.chat_params
-        self._request = request
-        self._engine_id = around(request.external_req_id, request_id)
+        self.requests = [run.request]
+        self.names = [around(run.request.external_req_id, request_id)]
         self._answer_id = around(found["id"], request_id)
         self._read(found)
-        limit = request.sampling_params.max_tokens
-        #: A longer prompt leaves less room for an answer than the first one did.
-        self.longest_prompt = context - limit
-        if len(request.prompt_token_ids) >= self.longest_prompt:
+        # A longer prompt leaves less room for an answer than the first one did.
+        self.longest = context - run.request.sampling_params.max_tokens
+        if len(run.request.prompt_token_ids) >= self.longest:
             raise Unclear
-        again = self.completion(run.output, request_id, found["created"])
+        again = self._completion(run.output, request_id, found["created"])
         if orjson.loads(again.body) != found:
             raise ValueError("the answer is written in another way")
 
@@ -103,11 +110,7 @@ class Plan:
         message = choice.get("message")
         text = choice if message is None else message
         told = [
-            *(
-                v
-                for k, v in found.items()
-                if k not in ("id", "created", "choices", "usage", *FIXED)
-            ),
+            *(v for k, v in found.items() if k not in VARIED),
             *(v for k, v in choice.items() if k not in VARYING),
             *(v for k, v in found["usage"].items() if k not in USAGE),
             *(v for k, v in text.items() if k not in (*VARYING, "content", "role")),
@@ -116,17 +119,21 @@ class Plan:
             raise ValueError("the answer says more than its text")
         self._answer, self._choice, self._message = found, choice, message
 
-    def engine_request(self, request_id: str, number: int, tokens: list[int], now: float) -> Any:
-        """Return the request as EngineCore gets it; `number` makes its inner id unique."""
-        request = copy(self._request)
-        name = request_id.join(self._engine_id)
-        request.external_req_id = name
-        request.request_id = f"{name}-{number:08x}"
-        request.prompt_token_ids = tokens
-        request.arrival_time = now
-        return request
+    def prompts_of(self, body: dict[str, Any]) -> Sequence[Any]:
+        return (body["messages" if "messages" in body else "prompt"],)
 
-    def completion(self, output: Any, request_id: str, created: int) -> Completion:
+    def answer(
+        self, outputs: Sequence[Any], body: dict[str, Any], request_id: str
+    ) -> Completion | None:
+        (output,) = outputs
+        reason = output.outputs[0].finish_reason
+        if reason == "abort":
+            raise Aborted
+        if reason == "error":  # as vLLM's serving classes have it
+            raise ended_in_error(body)
+        return self._completion(output, request_id, int(time.time()))
+
+    def _completion(self, output: Any, request_id: str, created: int) -> Completion:
         """Write the answer from vLLM's RequestOutput as its response classes would."""
         (made,) = output.outputs
         choice, prompt, written = self._choice, len(output.prompt_token_ids), len(made.token_ids)
@@ -147,22 +154,3 @@ class Plan:
             "usage": usage,
         }
         return Completion(orjson.dumps(answer), prompt, written)
-
-
-VARYING = ("index", "message", "text", "finish_reason", "stop_reason")
-USAGE = ("prompt_tokens", "completion_tokens", "total_tokens")
-
-
-def around(name: str, request_id: str) -> tuple[str, str]:
-    """Return what stands before and after a request's id in a name that vLLM has made of it.
-
-    Raises:
-        Unclear: it may stand at several places, as "c" in "cmpl-c"; clients choose ids, too.
-        ValueError: it does not.
-    """
-    place = name.find(request_id)
-    if place < 0:
-        raise ValueError("a name is made in another way")
-    if place != name.rfind(request_id):
-        raise Unclear
-    return name[:place], name[place + len(request_id) :]

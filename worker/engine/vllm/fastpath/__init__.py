@@ -1,14 +1,21 @@
-"""Whether an engine's plain requests may go past vLLM's serving classes, and by which way."""
+"""Plain requests past vLLM's serving classes: when that is done, and where the rest of it is.
+
+With short prompts and short answers one Python process in front of the engine is the limit
+(docs/performance.md), and most of what it does is the same for each request of a file. The first
+request of a form goes the full way, and is looked at (learning.py); if it can be repeated
+(texts.py, pooling.py) the others are tokenized together (tokens.py), given to EngineCore as that
+one was, and their answers written as its was. What is not plain, and what vLLM would refuse, goes
+the full way as ever (docs/fast-path.md). Only engine.py imports this package.
+"""
 
 from typing import Any
 
 from starlette.datastructures import State
 
-from worker.engine.vllm.lean import Lean
-from worker.engine.vllm.lean_pooling import LeanPooling
+from worker.engine.vllm.fastpath.learning import FastPath
+from worker.engine.vllm.fastpath.pooling import pooling_path
+from worker.engine.vllm.fastpath.texts import texts_path
 from worker.engine.vllm.names import current_platform
-
-LeanWay = Lean | LeanPooling
 
 #: Options by which an answer says more than its text, or somebody else is told of it.
 MORE = (
@@ -27,8 +34,8 @@ RENDERER = (
 POOLING = ("io_processor", "request_id_prefix", "_preprocessing")
 
 
-def lean_way(engine: Any, args: Any, state: State) -> LeanWay | None:
-    """Return the lean path of an engine; None where plain answers may hold more than their text.
+def fast_path(engine: Any, args: Any, state: State) -> FastPath | None:
+    """Return the fast path of an engine; None where plain answers may hold more than their text.
 
     Args:
         engine: vLLM's AsyncLLM.
@@ -51,14 +58,14 @@ def lean_way(engine: Any, args: Any, state: State) -> LeanWay | None:
     if not tested or not all(hasattr(*one) for one in needed):
         return None
     if getattr(state, "openai_serving_chat", None):
-        return Lean(engine)
+        return texts_path(engine)
     embedding, scores = (
         getattr(state, name, None) for name in ("serving_embedding", "serving_scores")
     )
     used = (*((one, name) for one in (embedding, scores) if one is not None for name in POOLING),)
     if not used or not _pools_plainly(model) or not all(hasattr(*one) for one in used):
         return None
-    return LeanPooling(engine, embedding, scores)
+    return pooling_path(engine, embedding, scores)
 
 
 def _pools_plainly(model: Any) -> bool:
