@@ -18,7 +18,7 @@ from typing import TypeVar
 
 import redis
 
-from worker.engine.vllm.device import cuda_of
+from worker.engine.vllm.preflight import cuda_of
 from worker.machine.packages import installed
 
 #: Fields of WARMQ_SIMULATED_TESTS.

@@ -3,7 +3,7 @@
 An engine's front end reads a conversation part by part, 40 µs each, on the loop that also renews
 leases and brings others' answers: 100,000 parts stop it for 4 s. So what is made of more parts than
 any client needs is refused, by name and before anything is queued. Texts are not bounded here but
-by the model's context (worker/engine/vllm/large_inputs.py).
+by the model's context (worker/engine/vllm/limits.py).
 
 - OpenAI takes 2,048 inputs of an embedding, 2,048 prompts and 2,048 messages, and 128 tools.
 - A chat's message costs 4 tokens or more by its template alone: 2,048 of them with a word each

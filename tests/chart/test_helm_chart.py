@@ -13,7 +13,7 @@ from kit.chart.kubernetes_schemas import VERSIONS, problem
 
 from contract.setting_names import OF_GATEWAYS, OF_WORKERS
 from worker.drain.lifecycle import STOP_S
-from worker.engine.rbln.start import RBLN_KILL_GRACE_S
+from worker.engine.rbln.rules import RBLN_KILL_GRACE_S
 from worker.settings import WorkerSettings
 
 NAMES = [example.name.removesuffix("-values.yaml") for example in EXAMPLES]

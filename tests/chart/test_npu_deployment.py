@@ -7,7 +7,7 @@ from kit.chart.helm_chart import CHART, of_kind, render, values
 
 from demo.stack import ROOT, procfile_command
 from worker.drain.lifecycle import STOP_S
-from worker.engine.rbln.start import RBLN_KILL_GRACE_S
+from worker.engine.rbln.rules import RBLN_KILL_GRACE_S
 
 COMPOSE = yaml.safe_load((ROOT / "compose" / "compose.npu.yaml").read_text())
 EXAMPLE = CHART / "ci" / "rbln-values.yaml"

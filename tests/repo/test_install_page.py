@@ -9,7 +9,7 @@ import tomllib
 import pytest
 
 from demo.stack import ROOT
-from worker.engine.vllm.device import OLDEST_DRIVER, SAMPLER, judge_device
+from worker.engine.vllm.preflight import OLDEST_DRIVER, SAMPLER, judge_device
 from worker.machine import devices
 from worker.machine.packages import Packages
 

@@ -19,7 +19,7 @@ from contract.redis.connect import masked
 from contract.settings import SettingsError
 from worker.engine.catalogue import find_engine, load_settings, rehearse
 from worker.engine.spec import Preflight, answers
-from worker.machine import node_memory
+from worker.machine import devices
 from worker.machine.finding import Finding, Refused
 from worker.settings import WorkerSettings
 from worker.tools.command import CONTEXT, problem_lines, run, version_option
@@ -29,7 +29,7 @@ def look(settings: WorkerSettings) -> Preflight:
     """Ask the engine's own pre-flight, and look at what all engines need."""
     seen = find_engine(settings.engine).check(settings)
     seen.rows.setdefault("answers", answers(settings.default_max_tokens))
-    seen.rows.setdefault("memory", f"{node_memory.machine().free / 2**30:.1f} GiB free")
+    seen.rows.setdefault("memory", f"{devices.machine().free / 2**30:.1f} GiB free")
     return seen
 
 

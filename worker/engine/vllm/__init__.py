@@ -4,13 +4,18 @@ import os
 from typing import TYPE_CHECKING
 
 from contract.settings import SettingsError
-from worker.engine.rbln.start import prepare
+from worker.engine.rbln.rules import prepare
 from worker.engine.spec import EngineSpec, Preflight
-from worker.engine.vllm.device import choose_sampler, judge_device
-from worker.engine.vllm.options import judge_options
-from worker.engine.vllm.parallel import default_front_ends
-from worker.engine.vllm.preflight import judge_folder, judge_installed, look
-from worker.engine.vllm.releases import cannot_be_used, judge_release
+from worker.engine.vllm.options import default_front_ends, judge_options
+from worker.engine.vllm.preflight import (
+    cannot_be_used,
+    choose_sampler,
+    judge_device,
+    judge_folder,
+    judge_installed,
+    judge_release,
+    look,
+)
 from worker.engine.vllm_settings import VllmSettings
 from worker.machine.finding import refuse_fatal
 from worker.machine.packages import installed

@@ -8,10 +8,10 @@ from contextlib import suppress
 from signal import SIGKILL, SIGTERM, Signals
 from typing import Any
 
-from worker.engine.rbln.start import prepare
-from worker.engine.vllm.device import choose_sampler
+from worker.engine.rbln.rules import prepare
 from worker.engine.vllm.engine import VllmEngine
 from worker.engine.vllm.names import AsyncEngineArgs, AsyncLLMEngine
+from worker.engine.vllm.preflight import choose_sampler
 from worker.engine.vllm_settings import EngineArgs, VllmSettings
 from worker.machine.packages import installed
 

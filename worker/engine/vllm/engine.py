@@ -20,39 +20,51 @@ from contract.openai.pooling import POOLING_TYPES
 from contract.settings import SettingsError
 from worker.engine import Capacity, Completion, EngineRequest
 from worker.engine.end import KILL_GRACE_S, children_shielded, end_children
-from worker.engine.vllm import log_probabilities, serving, vocabulary
-from worker.engine.vllm.arguments import parse_engine_args
-from worker.engine.vllm.capacity import capacity_of
-from worker.engine.vllm.children import Children
-from worker.engine.vllm.detokenized import Detokenized
+from worker.engine.rbln.model import read_artefact
+from worker.engine.vllm import serving
+from worker.engine.vllm.arguments import parse_engine_args, refusals
+from worker.engine.vllm.errors import (
+    CLIENT_ERRORS,
+    REFUSALS,
+    Aborted,
+    Folders,
+    failed,
+    in_media,
+    is_ours,
+    rejected,
+)
 from worker.engine.vllm.fastpath import fast_path
 from worker.engine.vllm.fastpath.learning import FastPath
 from worker.engine.vllm.grammars import TENANT, Grammars
-from worker.engine.vllm.kv_cache import explain
-from worker.engine.vllm.large_inputs import refuse_large
+from worker.engine.vllm.limits import (
+    guard_log_probabilities,
+    guard_vocabulary,
+    note_log_probabilities,
+    refuse_large,
+)
 from worker.engine.vllm.media import guard, unguard
-from worker.engine.vllm.mistakes import Folders, failed, in_media, is_ours
+from worker.engine.vllm.memory import explain
 from worker.engine.vllm.names import (
     AsyncEngineArgs,
     AsyncLLMEngine,
     EngineDeadError,
     ErrorResponse,
     VLLMValidationError,
+    current_platform,
     global_http_connection,
     init_app_state,
 )
-from worker.engine.vllm.other_urls import OTHER_URLS, Aborted, body_for, completion
-from worker.engine.vllm.progress import (
+from worker.engine.vllm.processes import ABORT_CLIENT, ORDERLY_END, RootCause, quieten
+from worker.engine.vllm.seats import Seats
+from worker.engine.vllm.serving import OTHER_URLS, Detokenized, body_for, completion_of
+from worker.engine.vllm.stats import (
+    TRACE,
     Progress,
     keep_no_statistics,
     log_stats,
+    trace_requests,
 )
-from worker.engine.vllm.quiet import ORDERLY_END, quieten
-from worker.engine.vllm.refusals import refusals
-from worker.engine.vllm.root_cause import RootCause
-from worker.engine.vllm.seats import Seats
-from worker.engine.vllm.traced import TRACE, trace_requests
-from worker.engine.vllm.vacated import ABORT_CLIENT
+from worker.engine.vllm.turns import Children
 from worker.engine.vllm_settings import VllmSettings, statistics_every_s
 
 log = logging.getLogger(__name__)
@@ -133,9 +145,9 @@ class VllmEngine:
             guard(global_http_connection, partial(VLLMValidationError, parameter="image_url"))
         context = self._context = engine.vllm_config.model_config.max_model_len
         self._serving = serving.by_url(state, context, settings.default_max_tokens)
-        log_probabilities.guard(getattr(engine, "renderer", None))
+        guard_log_probabilities(getattr(engine, "renderer", None))
         self._grammars.guard(engine)
-        vocabulary.guard(engine)
+        guard_vocabulary(engine)
         self._children.guard(engine, settings.front_ends or 1, serving.pooling(state))
         self._fast = fast_path(engine, self._args, state)
         serving.tell_what_is_lacking(self._serving)
@@ -148,9 +160,33 @@ class VllmEngine:
         self._fixed_name |= bool(models.lora_requests)  # with adapters the name chooses
         if (every_s := statistics_every_s()) is not None:
             self._stats = asyncio.create_task(log_stats(engine, every_s))
-        urls, adapters = sorted(self._serving), sorted(models.lora_requests)
-        return capacity_of(
-            engine.vllm_config, str(self._args.model), sorted(self._names), urls, adapters
+        return self._capacity(engine.vllm_config, sorted(models.lora_requests))
+
+    def _capacity(self, config: Any, adapters: list[str]) -> Capacity:
+        """Return what the engine can take, of vLLM's VllmConfig as EngineCore has set it."""
+        model, parallel, cache = str(self._args.model), config.parallel_config, config.cache_config
+        compiled = read_artefact(model)
+        blocks = (cache.num_gpu_blocks or 0) * parallel.data_parallel_size
+        return Capacity(
+            max_num_seqs=config.scheduler_config.max_num_seqs * parallel.data_parallel_size,
+            max_model_len=self._context,
+            model=model,
+            adapters=tuple(adapters),
+            details={
+                "engine": "vllm",
+                "device": _device_of(config),
+                **({"buckets": compiled.buckets} if compiled else {}),
+                "dtype": str(config.model_config.dtype),
+                "served_names": sorted(self._names),
+                "urls": sorted(self._serving),
+                "tensor_parallel_size": parallel.tensor_parallel_size,
+                "pipeline_parallel_size": parallel.pipeline_parallel_size,
+                "data_parallel_size": parallel.data_parallel_size,
+            },
+            kv_tokens=blocks * (cache.block_size or 0) or None,
+            prefix_caching=bool(cache.enable_prefix_caching),
+            parses_chats=serving.parses_chats(config),
+            one_step=config.model_config.runner_type == "pooling",
         )
 
     async def generate(self, request: EngineRequest, request_id: str) -> Completion:
@@ -177,15 +213,15 @@ class VllmEngine:
             raise self._died(error) from error
         except Aborted as error:
             raise self._ended() from error
-        except serving.CLIENT_ERRORS as error:
-            raise serving.rejected(error, request.body) from error
+        except CLIENT_ERRORS as error:
+            raise rejected(error, request.body) from error
         except WarmqError:
             raise
         except Exception as error:
             if self.dead():
                 raise self._died(error) from error
-            if in_media(error) or (isinstance(error, serving.REFUSALS) and not is_ours(error)):
-                raise serving.rejected(error, request.body) from error
+            if in_media(error) or (isinstance(error, REFUSALS) and not is_ours(error)):
+                raise rejected(error, request.body) from error
             raise failed(error, request.body) from error
 
     async def _answer(self, request: EngineRequest, request_id: str) -> Completion:
@@ -205,7 +241,7 @@ class VllmEngine:
     async def _served(self, request: EngineRequest, request_id: str) -> Completion:
         """Run one request through vLLM's serving class for its url."""
         refuse_large(request.url, request.body, self._context)
-        log_probabilities.begin(request.body, self._settings.default_max_tokens)
+        note_log_probabilities(request.body, self._settings.default_max_tokens)
         body, model = self._body_of(request, request_id), request.body.get("model")
         served = self._serving[request.url]
         response = await served.call(served.read(body))
@@ -248,7 +284,7 @@ class VllmEngine:
         if url in POOLING_TYPES:
             return serving.pooled(bytes(response.body), model)
         if url in OTHER_URLS:
-            return completion(url, response, model)
+            return completion_of(url, response, model)
         if any(choice.finish_reason == "abort" for choice in response.choices):
             raise self._ended()
         if model:
@@ -303,3 +339,13 @@ class VllmEngine:
         if engine is not None:
             engine.shutdown(timeout=self.grace_s)  # SIGTERM first, and SIGKILL after so long
         self._cause.forget()
+
+
+def _device_of(config: Any) -> str:
+    """Return the card's name (NVIDIA H100 80GB HBM3) where vLLM's platform tells one, else its
+    kind (cpu, cuda)."""
+    kind = str(config.device_config.device_type)
+    try:
+        return str(current_platform.get_device_name() or kind)
+    except Exception:  # a name is for people alone; a plugin's platform may have any trouble
+        return kind

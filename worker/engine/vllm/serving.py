@@ -1,4 +1,9 @@
-"""vLLM's own serving classes by url, what they answer, and its errors for a request's author."""
+"""vLLM's own serving classes by url, and what they answer; the text of a request that runs.
+
+Besides those that write plainly and those that pool there are Anthropic's messages, OpenAI's
+responses, and the counting of tokens. Nothing is kept between requests: a response that refers to
+another one is refused before it gets here (contract/openai/openai_only.py).
+"""
 
 import logging
 import re
@@ -9,42 +14,40 @@ from typing import Any
 import msgspec
 import orjson
 import pydantic
-from jinja2 import TemplateError
 from starlette.datastructures import State
 
 from contract.errors import EngineDead, RequestRejected
-from contract.openai.body import CHAT_URL, COMPLETION_URL
+from contract.openai.body import (
+    CHAT_URL,
+    COMPLETION_URL,
+    COUNT_TOKENS_URL,
+    COUNTING,
+    MESSAGES_URL,
+    RESPONSES_URL,
+    TOKENIZE_URL,
+)
 from contract.openai.pooling import EMBEDDINGS_URL, RERANK_URLS, SCORE_URLS
 from worker.engine import Completion
-from worker.engine.vllm.form_errors import told
+from worker.engine.vllm.errors import Aborted
 from worker.engine.vllm.forms import lacking, make_forms
 from worker.engine.vllm.names import (
+    AnthropicCountTokensRequest,
+    AnthropicMessagesRequest,
     EmbeddingRequest,
     RerankRequest,
+    ResponsesRequest,
     ScoreRequest,
-    VLLMClientError,
-    VLLMValidationError,
+    TokenizeRequest,
 )
-from worker.engine.vllm.other_urls import other_urls
-from worker.engine.vllm.releases import named
+from worker.engine.vllm.preflight import named
 from worker.machine.packages import installed
 
 log = logging.getLogger(__name__)
 
-#: What vLLM's server answers with 400 (entrypoints/serve/exception_handling): its own class of
-#: errors, and the others as long as it still raises them itself.
-CLIENT_ERRORS = (
-    VLLMClientError, VLLMValidationError, pydantic.ValidationError, ValueError, TypeError,
-    OverflowError, NotImplementedError, TemplateError,
-)  # fmt: skip
 #: Of a text, quotes would be escaped.
 _NO_EMBEDDING = re.compile(rb'"embedding":\s*\[\s*\]')
 #: The status of what vLLM's errors say it has not: no second try has it.
 NOT_IMPLEMENTED = 501
-#: What its code raises for a request that it cannot take, and again each time.
-REFUSALS = (LookupError, AttributeError, AssertionError, ArithmeticError, RecursionError)
-#: Parameters that vLLM names when a prompt does not fit.
-LENGTH_PARAMETERS = {"input_tokens", "input_text", "max_tokens", "max_completion_tokens"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,16 +181,163 @@ def pooled(raw: bytes, model: str | None) -> Completion:
     return Completion(raw, orjson.loads(bytes(answer["usage"]))["prompt_tokens"], 0)
 
 
-def rejected(error: Exception, body: Mapping[str, Any]) -> RequestRejected:
-    """Return the error of a request's line, in vLLM's words; `body` is the request's."""
-    if isinstance(error, pydantic.ValidationError):
-        field, problem = told(error, body)
-        return RequestRejected(f"field body.{field}: {problem}", field=f"body.{field}")
-    parameter = getattr(error, "parameter", None)
-    too_long = parameter in LENGTH_PARAMETERS or "context length" in str(error)
-    code = "context_length_exceeded" if too_long else "invalid_request"
-    # Where an object lies in memory is of use to an attacker only; vLLM's server hides it, too.
-    message = re.sub(r" at 0x[0-9a-f]+>", ">", str(error))
-    if isinstance(error, REFUSALS):  # they say little without their names
-        message = f"vLLM cannot take this request: {type(error).__name__}: {message}"
-    return RequestRejected(message or type(error).__name__, code=code, field=parameter)
+# -- messages, responses, counted tokens ---------------------------------------------
+
+OTHER_URLS = frozenset((MESSAGES_URL, COUNT_TOKENS_URL, RESPONSES_URL, TOKENIZE_URL))
+
+Forms = dict[str, tuple[Any, Any]]
+
+
+def other_urls(state: State, chat: type[Any], default_max_tokens: int) -> Forms:
+    """Return form and call by url of what vLLM has made for the model.
+
+    Args:
+        state: as vLLM's init_app_state filled it.
+        chat: our form of chats (forms.py), which a message becomes.
+        default_max_tokens: the limit of responses that name none.
+    """
+    found: Forms = {}
+    if AnthropicMessagesRequest is None:
+        return found
+    if messages := getattr(state, "anthropic_serving_messages", None):
+        found |= _messages(messages, chat)
+    if responses := getattr(state, "openai_serving_responses", None):
+        responses.default_sampling_params.setdefault("max_tokens", default_max_tokens)
+        _watch_aborts(responses)
+        found[RESPONSES_URL] = ResponsesRequest, responses.create_responses
+    if tokenization := getattr(state, "serving_tokenization", None):
+
+        async def tokenize(form: Any) -> Any:
+            return await tokenization.create_tokenize(form, None)
+
+        found[TOKENIZE_URL] = TokenizeRequest, tokenize
+    return found
+
+
+def _messages(serving: Any, chat: type[Any]) -> Forms:
+    """Return what serves messages: vLLM makes a chat of each, and we a chat with our limits."""
+
+    class Messages(AnthropicMessagesRequest):
+        model: str = ""  # one model is served, whatever it is called
+        request_id: str = ""
+
+    class CountTokens(AnthropicCountTokensRequest):
+        model: str = ""
+
+    create_chat = serving.create_chat_completion
+
+    async def create_named(made: Any, request_id: str) -> Any:
+        ours = chat.model_construct(made.model_fields_set, **made.__dict__)
+        ours.request_id = request_id
+        ours.max_completion_tokens = None  # vLLM sets both; errors name the one that is left
+        return await create_chat(ours)
+
+    async def create(form: Any) -> Any:
+        # vLLM hands its second argument, the HTTP request, on to the method above.
+        return await serving.create_messages(form, form.request_id)
+
+    serving.create_chat_completion = create_named
+    _watch_aborts(serving)
+    return {
+        MESSAGES_URL: (Messages, create),
+        COUNT_TOKENS_URL: (CountTokens, serving.count_tokens),
+    }
+
+
+def _watch_aborts(serving: Any) -> None:
+    """Let a serving class raise Aborted; its answers do not tell of it."""
+    raise_if_error = serving._raise_if_error
+
+    def raise_if_ended(finish_reason: str | None, *more: Any) -> None:
+        if finish_reason == "abort":
+            raise Aborted
+        raise_if_error(finish_reason, *more)
+
+    serving._raise_if_error = raise_if_ended
+
+
+def body_for(url: str, body: dict[str, Any], request_id: str) -> dict[str, Any]:
+    """Return what vLLM's form of a url is made of; its answer's id comes from `request_id`."""
+    if url == RESPONSES_URL:
+        # vLLM says `store` for itself where a request does not.
+        return body | {"request_id": response_id(request_id), "store": False}
+    return body | {"request_id": request_id} if url == MESSAGES_URL else body
+
+
+def response_id(request_id: str) -> str:
+    """Return the id that a response has."""
+    return f"resp_{request_id}"
+
+
+def completion_of(url: str, answer: Any, model: str | None) -> Completion:
+    """Return the completion that vLLM's answer makes; `model` is what the line calls the model.
+
+    Counting tokens uses none.
+
+    Raises:
+        Aborted: the engine gave it up.
+    """
+    if url in COUNTING:
+        return Completion(answer.model_dump_json(exclude_none=True).encode(), 0, 0)
+    answer.model = model or answer.model
+    usage = answer.usage
+    if url == MESSAGES_URL:
+        cached = (usage.cache_read_input_tokens or 0) + (usage.cache_creation_input_tokens or 0)
+        raw = answer.model_dump_json(exclude_none=True)
+        return Completion(raw.encode(), usage.input_tokens + cached, usage.output_tokens)
+    if answer.status == "cancelled":
+        raise Aborted
+    raw = answer.model_dump_json(by_alias=True)
+    return Completion(raw.encode(), usage.input_tokens, usage.output_tokens)
+
+
+class Detokenized:
+    """The text that vLLM has for requests in one engine, read where vLLM itself keeps it.
+
+    vLLM detokenizes every request at every step, to look for stop texts; which output a request
+    asked for only decides what it hands on. So the text of a request that asked for the final
+    output alone can be read at any time, and the request runs no differently for it.
+
+    `found` holds on to choices that ended before others, `prompts` says how many a completion has,
+    if several. `forget` a request that ended.
+    """
+
+    def __init__(self) -> None:
+        self.found: dict[str, dict[int, Any]] = {}
+        self.prompts: dict[str, int] = {}
+
+    def forget(self, request_id: str) -> None:
+        """Drop what is held of a request."""
+        self.found.pop(request_id, None)
+        self.prompts.pop(request_id, None)
+
+    def texts(self, processor: Any, request_id: str) -> list[str]:
+        """Return each choice's text so far.
+
+        Args:
+            processor: vLLM's OutputProcessor.
+            request_id: ours, from which vLLM's serving classes make theirs.
+        """
+        found = self.found.get(request_id, {})
+        for place, name in enumerate(self._names(processor.external_req_ids, request_id)):
+            for internal in processor.external_req_ids.get(name, ()):
+                state = processor.request_states.get(internal)
+                if state is not None and state.detokenizer is not None:
+                    several = state.parent_req.n if state.parent_req is not None else 1
+                    found[place * several + state.request_index] = state.detokenizer
+        if found:
+            self.found[request_id] = found
+        # Not finished: what may yet become a stop text is held back.
+        return [
+            found[n].get_next_output_text(False, False) if n in found else ""
+            for n in range(max(found, default=-1) + 1)
+        ]
+
+    def _names(self, known: Any, request_id: str) -> list[str]:
+        """Return vLLM's names: one of a chat or response, a completion's of its prompts."""
+        chat, response = f"chatcmpl-{request_id}", f"{response_id(request_id)}_0"
+        if chat in known:
+            return [chat]
+        if response in known:
+            return [response]
+        return [f"cmpl-{request_id}-{n}" for n in range(self.prompts.get(request_id, 1))]

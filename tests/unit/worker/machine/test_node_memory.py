@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from worker.machine.node_memory import Memory, own_limit, visible_nodes
+from worker.machine.devices import Memory, own_limit, visible_nodes
 
 KB = 1024
 

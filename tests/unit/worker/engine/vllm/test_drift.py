@@ -24,7 +24,7 @@ from contract.openai.pooling import EMBEDDINGS_URL, RERANK_URLS, SCORE_URLS
 from contract.settings import SettingsError
 from demo.stack import ROOT
 from worker.engine.vllm.options import REMOVED, SPECULATION, is_back
-from worker.engine.vllm.releases import NEWEST, OLDEST, judge_release
+from worker.engine.vllm.preflight import NEWEST, OLDEST, judge_release
 from worker.engine.vllm_settings import VllmSettings
 from worker.machine.packages import Release, installed
 
@@ -176,12 +176,12 @@ def test_what_the_adapter_relies_on_is_there() -> None:
     assert isinstance(AsyncLLMEngine.errored, property)
     assert callable(AsyncLLMEngine.shutdown)
     assert callable(CompletionRequest.build_tok_params)
-    # What worker/engine/vllm/detokenized.py reads, by its spelling there
+    # What worker/engine/vllm/serving.py reads, by its spelling there
     state = inspect.signature(RequestState).parameters
     assert {"detokenizer", "parent_req", "request_index"} <= set(state)
     wanted = ["finished", "delta"]
     assert list(inspect.signature(Detokenizer.get_next_output_text).parameters)[1:] == wanted
-    # What worker/engine/vllm/other_urls.py calls, and stands in for
+    # What worker/engine/vllm/serving.py calls, and stands in for
     from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
     from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses
     from vllm.entrypoints.serve.tokenize.serving import ServingTokenization

@@ -9,7 +9,7 @@ import pydantic
 import pytest
 from openai.types.chat import ChatCompletionContentPartParam
 
-from worker.engine.vllm.form_errors import told
+from worker.engine.vllm.errors import told
 
 MESSAGES = [{"role": "user", "content": "x"}]
 STOPS = ["a", "b", "c", "d", "e"]
@@ -68,7 +68,7 @@ def test_a_response_that_has_no_such_part() -> None:
     "error", [KeyError("x"), IndexError("i"), AttributeError("a"), AssertionError("s")], ids=repr
 )
 def test_what_vllm_cannot_take_is_the_lines_error_in_its_own_words(error: Exception) -> None:
-    from worker.engine.vllm.serving import REFUSALS, rejected
+    from worker.engine.vllm.errors import REFUSALS, rejected
 
     assert isinstance(error, REFUSALS)
     found = rejected(error, {})
@@ -79,7 +79,7 @@ def test_what_vllm_cannot_take_is_the_lines_error_in_its_own_words(error: Except
 
 
 def test_an_error_of_this_project_s_own_code_is_no_refusal_of_the_engine() -> None:
-    from worker.engine.vllm.mistakes import Folders, is_ours
+    from worker.engine.vllm.errors import Folders, is_ours
 
     def raised(cause: Callable[[], object]) -> Exception:
         try:
@@ -108,7 +108,7 @@ def test_an_error_of_this_project_s_own_code_is_no_refusal_of_the_engine() -> No
 def test_an_answer_that_ends_in_an_error_is_its_constraints(body: Any, code: str) -> None:
     from vllm.exceptions import GenerationError
 
-    from worker.engine.vllm.mistakes import ended_in_error, failed
+    from worker.engine.vllm.errors import ended_in_error, failed
 
     for found in (ended_in_error(body), failed(GenerationError(), body)):
         assert found.code == code

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from demo.stack import MODEL
-from worker.engine.vllm.kv_cache import GIB, cache_of, explain, judge_cache, size_of
+from worker.engine.vllm.memory import GIB, cache_of, explain, judge_cache, size_of
 
 #: The shipped model: 5 layers x 2 key/value heads x 64 x keys and values x 4 bytes.
 TOKEN_BYTES = 5 * 2 * 64 * 2 * 4

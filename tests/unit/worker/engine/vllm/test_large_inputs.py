@@ -17,7 +17,8 @@ from contract.openai.body import (
     TOKENIZE_URL,
 )
 from contract.openai.pooling import EMBEDDINGS_URL, RERANK_URLS, SCORE_URLS
-from worker.engine.vllm.large_inputs import (
+from worker.engine.vllm.errors import Folders, in_media
+from worker.engine.vllm.limits import (
     LEAST,
     MOST_TOGETHER,
     PER_TOKEN,
@@ -25,7 +26,6 @@ from worker.engine.vllm.large_inputs import (
     refuse_long,
 )
 from worker.engine.vllm.media import MAX_IMAGE_PIXELS
-from worker.engine.vllm.mistakes import Folders, in_media
 
 CONTEXT = 32_768
 LIMIT = PER_TOKEN * CONTEXT

@@ -13,7 +13,7 @@ CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}]}
 
 async def rendered(body: dict[str, Any], *lengths: int) -> Any:
     import worker.engine.vllm.engine  # noqa: F401 - sets what vLLM reads at its import
-    from worker.engine.vllm import log_probabilities
+    from worker.engine.vllm import limits
 
     prompts = [{"prompt_token_ids": [1] * length} for length in lengths]
 
@@ -21,8 +21,8 @@ async def rendered(body: dict[str, Any], *lengths: int) -> Any:
         return ([], prompts) if "messages" in body else prompts
 
     renderer = SimpleNamespace(render_cmpl_async=render, render_chat_async=render)
-    log_probabilities.guard(renderer)
-    log_probabilities.begin(body, DEFAULT)
+    limits.guard_log_probabilities(renderer)
+    limits.note_log_probabilities(body, DEFAULT)
     chat = "messages" in body
     return await (renderer.render_chat_async if chat else renderer.render_cmpl_async)()
 

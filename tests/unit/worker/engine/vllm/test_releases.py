@@ -17,7 +17,7 @@ from contract.errors import RequestRejected
 from contract.settings import SettingsError
 from demo.stack import MODEL, ROOT
 from worker.engine.vllm import ENGINE
-from worker.engine.vllm.releases import OLDEST, TESTED, judge_release
+from worker.engine.vllm.preflight import OLDEST, TESTED, judge_release
 from worker.engine.vllm_settings import VllmSettings
 from worker.machine.packages import Packages, release_of
 
@@ -104,7 +104,7 @@ def test_an_orderly_end_is_quiet_where_vllm_has_made_its_logs_handlers_anew(
 ) -> None:
     monkeypatch.setattr("worker.engine.vllm.engine.end_children", lambda grace_s: None)
     from worker.engine.vllm.engine import VllmEngine
-    from worker.engine.vllm.quiet import ORDERLY_END
+    from worker.engine.vllm.processes import ORDERLY_END
 
     engine, handler = VllmEngine(VllmSettings(model=str(MODEL))), logging.NullHandler()
     logging.getLogger("vllm").addHandler(handler)

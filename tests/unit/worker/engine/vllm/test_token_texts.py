@@ -7,7 +7,7 @@ from typing import Any
 
 def test_each_token_is_decoded_once_and_another_tokenizer_has_its_own() -> None:
     import worker.engine.vllm.engine  # noqa: F401 - sets what vLLM reads at its import
-    from worker.engine.vllm.token_texts import remembering
+    from worker.engine.vllm.limits import remembering
 
     asked: list[tuple[str, int]] = []
 

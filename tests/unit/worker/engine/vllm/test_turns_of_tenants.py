@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from worker.engine.vllm.grammar_turns import Turns
+from worker.engine.vllm.grammars import Turns
 
 
 class Line:

@@ -37,7 +37,7 @@ def run(asked: Any, prompt: int) -> Any:
 
 
 def refusal(error: Exception) -> RequestRejected:
-    from worker.engine.vllm.serving import rejected
+    from worker.engine.vllm.errors import rejected
 
     return rejected(error, {})
 

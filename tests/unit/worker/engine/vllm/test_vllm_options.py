@@ -10,7 +10,7 @@ import pytest
 from demo.stack import MODEL, ROOT
 from worker.engine.vllm.options import REMOVED, SPECULATION, judge_options
 from worker.engine.vllm_settings import EngineArgs
-from worker.machine import devices, node_memory
+from worker.machine import devices
 from worker.machine.devices import Gpus
 from worker.machine.finding import Finding
 from worker.machine.packages import Packages
@@ -20,8 +20,8 @@ from worker.machine.packages import Packages
 def unknown_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing tells how many GPUs there are, unless a test does; memory is plenty."""
     monkeypatch.setattr(devices, "visible_gpus", lambda: None)
-    plenty = [node_memory.Memory(2**40, 2**40)]
-    monkeypatch.setattr(node_memory, "visible_nodes", lambda: plenty)
+    plenty = [devices.Memory(2**40, 2**40)]
+    monkeypatch.setattr(devices, "visible_nodes", lambda: plenty)
 
 
 def judged(

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from worker.engine.vllm.limits import guard_vocabulary
 from worker.engine.vllm.names import VLLMValidationError
-from worker.engine.vllm.vocabulary import guard
 
 SIZE = 1024
 
@@ -24,7 +24,7 @@ def engine(size: int | None = SIZE) -> tuple[Any, list[Any]]:
         ),
         vllm_config=SimpleNamespace(model_config=config),
     )
-    guard(made)
+    guard_vocabulary(made)
     return made, taken
 
 

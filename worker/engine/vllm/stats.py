@@ -1,19 +1,74 @@
-"""vLLM's own span of a request, `llm_request`, for those requests whose trace is sampled.
+"""What vLLM tells of each step of its engine, and its span `llm_request` of sampled requests."""
 
-vLLM makes it of statistics that it would keep of every token of every request. Here they are kept
-of the sampled ones alone, and only while one is in the engine: the others cost a look. What is used
-of vLLM's OutputProcessor is looked for first; a release without it runs untraced.
-"""
-
+import asyncio
 import logging
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from functools import partial, wraps
 from typing import Any
 
-from worker.engine.vllm.names import IterationStats
+from worker.engine.vllm.names import IterationStats, StatLoggerBase
 
 log = logging.getLogger(__name__)
+
+
+def _nobody() -> None:
+    """Take the place of who wants to know of steps."""
+
+
+class Progress(StatLoggerBase):
+    """Stamps every engine step: with final-only output nothing else shows progress.
+
+    vLLM calls these classes unstable, so the call itself is used, and of what it tells only the
+    prompt tokens found in the prefix cache, where a release tells them under the name of 0.29.
+    """
+
+    def __init__(self) -> None:
+        self.at = time.monotonic()
+        self.cached_tokens = 0
+        self.stepped: Callable[[], None] = _nobody
+        self.ended: Callable[[], None] = _nobody
+
+    def record(self, scheduler_stats: Any = None, *_: Any, **__: Any) -> None:
+        self.at = time.monotonic()
+        self.stepped()
+        self.ended()
+        hits = getattr(getattr(scheduler_stats, "prefix_cache_stats", None), "hits", 0)
+        if hits:
+            self.cached_tokens += hits
+
+    def log_engine_initialized(self) -> None:
+        self.at = time.monotonic()
+
+
+def keep_no_statistics(engine: Any, args: Any) -> None:
+    """Let an engine whose statistics nobody reads make none of its requests and their tokens.
+
+    vLLM makes them as soon as it has a logger, and Progress is one; it needs the scheduler's alone.
+
+    Args:
+        engine: vLLM's AsyncLLM, which has had no request yet.
+        args: the server's options, as vLLM's parser has them.
+    """
+    traced = engine.vllm_config.observability_config.otlp_traces_endpoint
+    told = getattr(args, "enable_per_request_metrics", False)
+    if args.disable_log_stats and not traced and not told:
+        engine.log_stats = engine.output_processor.log_stats = False
+
+
+async def log_stats(engine: Any, every_s: float) -> None:
+    """Let vLLM log its statistics every so many seconds, until the engine dies."""
+    while not engine.errored:
+        await asyncio.sleep(every_s)
+        await engine.do_log_stats()
+
+
+# -- spans ---------------------------------------------------------------------------
+# vLLM makes its span of statistics that it would keep of every token of every request. Here they
+# are kept of the sampled ones alone, and only while one is in the engine: the others cost a look.
+# What is used of vLLM's OutputProcessor is looked for first; a release without it runs untraced.
+
 
 #: The headers of the request that the task runs, if it is sampled.
 TRACE: ContextVar[Mapping[str, str] | None] = ContextVar("trace", default=None)
