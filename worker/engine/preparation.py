@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
-from types import TracebackType
 
 
 class Preparing:
@@ -47,12 +46,7 @@ class Preparation:
         if self._depth == 1:
             self._of.add(self._tenant, 1)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._depth -= 1
         if self._depth == 0:
             self._of.add(self._tenant, -1)

@@ -8,13 +8,14 @@ from worker.engine.rbln.rules import prepare
 from worker.engine.spec import EngineSpec, Preflight
 from worker.engine.vllm.options import default_front_ends, judge_options
 from worker.engine.vllm.preflight import (
-    cannot_be_used,
+    TESTED,
     choose_sampler,
     judge_device,
     judge_folder,
     judge_installed,
     judge_release,
     look,
+    named,
 )
 from worker.engine.vllm_settings import VllmSettings
 from worker.machine.finding import refuse_fatal
@@ -48,7 +49,10 @@ def make(settings: VllmSettings) -> "VllmEngine":
     try:
         from worker.engine.vllm.engine import VllmEngine
     except ImportError as error:
-        raise SettingsError(cannot_be_used(error, packages)) from error
+        raise SettingsError(  # a name that is needed is not in the installed vLLM
+            f"vLLM {named(packages)} cannot be used: {error}. This worker has been tested with "
+            f"{TESTED}"
+        ) from error
 
     return VllmEngine(settings)
 

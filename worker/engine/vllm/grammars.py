@@ -21,8 +21,8 @@ import os
 import pickle
 import sys
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
@@ -145,7 +145,8 @@ class Grammars:
         """Kill the process, if there is one; the next constraint starts another."""
         process, self._process = self._process, None
         if process is not None and process.returncode is None:
-            _quietly(process.kill)
+            with suppress(ProcessLookupError):
+                process.kill()
 
 
 async def _exchange(process: asyncio.subprocess.Process, asked: bytes, limit_s: float) -> Outcome:
@@ -162,13 +163,6 @@ async def _exchange(process: asyncio.subprocess.Process, asked: bytes, limit_s: 
 
 def _validated(*_: Any) -> None:
     """In the place of vLLM's validation, of a constraint that passed it in the other process."""
-
-
-def _quietly(kill: Callable[[], None]) -> None:
-    try:
-        kill()
-    except ProcessLookupError:
-        log.debug("the process that compiles grammars has ended already")
 
 
 class Turns:

@@ -90,12 +90,9 @@ def lengths(value: Any) -> Iterator[int]:
             for key, one in each.items():
                 if len(key) > NAME:
                     yield len(key)
-                if key not in _NO_TEXT and not (key in _KINDS and _is_name(one)):
+                named = key in _KINDS and isinstance(one, str) and len(one) <= NAME
+                if key not in _NO_TEXT and not named:
                     left.append(one)
-
-
-def _is_name(value: Any) -> bool:
-    return isinstance(value, str) and len(value) <= NAME
 
 
 #: Options by which a request says how its media are read, and the largest number of each kind.
@@ -201,13 +198,15 @@ def _refusing(render: Any) -> Any:
         found = await render(*given, **named)
         of_prompt, of_answers = ASKED.get()
         if of_prompt or of_answers:
-            _refuse_probabilities(of_prompt * sum(_tokens_of_each(found)), of_answers)
+            prompts = found[1] if isinstance(found, tuple) else found  # conversations come first
+            tokens = sum(len(prompt.get("prompt_token_ids") or ()) for prompt in prompts)
+            _compare_probabilities(of_prompt * tokens, of_answers)
         return found
 
     return rendered
 
 
-def _refuse_probabilities(of_prompts: int, of_answers: int) -> None:
+def _compare_probabilities(of_prompts: int, of_answers: int) -> None:
     if of_prompts + of_answers > MOST_PROBABILITIES:
         raise VLLMValidationError(
             f"the request asks for {of_prompts} log probabilities of its prompts' tokens and up to "
@@ -215,13 +214,6 @@ def _refuse_probabilities(of_prompts: int, of_answers: int) -> None:
             "fewer for each token, fewer prompts, a smaller n or max_tokens",
             parameter="prompt_logprobs" if of_prompts > of_answers else "logprobs",
         )
-
-
-def _tokens_of_each(found: Any) -> Iterator[int]:
-    """Yield how many tokens each prompt has, of what a renderer returns."""
-    prompts = found[1] if isinstance(found, tuple) else found  # a chat's conversations come first
-    for prompt in prompts:
-        yield len(prompt.get("prompt_token_ids") or ())
 
 
 def remember_texts() -> None:

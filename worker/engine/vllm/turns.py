@@ -16,7 +16,7 @@ import asyncio
 import logging
 import sys
 from collections import deque
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import nullcontext
 from contextvars import ContextVar
 from functools import wraps
@@ -63,9 +63,10 @@ def take_turns(renderer: Any, places: int, pooling: Sequence[Any] = ()) -> None:
         else:
             extra = {"action": "prompts_unbounded"}
             log.warning("this vLLM makes tokens of all prompts at once", extra=extra)
-    for module in _merging():
-        merge = getattr(module, MERGE)
-        setattr(module, MERGE, _gradually(getattr(merge, "replaces", merge), places))
+    for name, module in list(sys.modules.items()):  # those that merge the answers of many prompts
+        if name.startswith("vllm.entrypoints.") and hasattr(module, MERGE):
+            merge = getattr(module, MERGE)
+            setattr(module, MERGE, _gradually(getattr(merge, "replaces", merge), places))
 
 
 def begin(sequences: int) -> None:
@@ -93,13 +94,6 @@ def _length(given: Any) -> int:
     if not isinstance(given, dict):
         return len(given)
     return sum(sum(lengths(given[name])) for name in GIVEN if name in given)
-
-
-def _merging() -> Iterator[Any]:
-    """Yield vLLM's serving modules that merge the answers of many prompts."""
-    for name, module in list(sys.modules.items()):
-        if name.startswith("vllm.entrypoints.") and hasattr(module, MERGE):
-            yield module
 
 
 def _gradually(merge: Any, places: int) -> Any:
@@ -207,9 +201,8 @@ class Children:
         slots = config.scheduler_config.max_num_seqs * config.parallel_config.data_parallel_size
         self._places = places_of_many(slots // front_ends)
         take_turns(getattr(engine, "renderer", None), self._places, pooling)
-        if not hasattr(engine, "_add_request") or not all(
-            hasattr(processor, n) for n in ENGINE_USES
-        ):
+        used = all(hasattr(processor, name) for name in ENGINE_USES)
+        if not used or not hasattr(engine, "_add_request"):
             extra = {"action": "sequences_unbounded"}
             log.warning("this vLLM takes all sequences of a request at once", extra=extra)
             return
