@@ -1,5 +1,6 @@
 """The engines by the name that WARMQ_ENGINE takes: those of this package, then installed ones."""
 
+from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
 from pkgutil import resolve_name
 from typing import Any, ClassVar, Literal
@@ -68,8 +69,7 @@ def load_settings(**overrides: Any) -> WorkerSettings:
 
 def make_engine(settings: WorkerSettings) -> Engine:
     """Return the engine the settings name, not built yet."""
-    make = find_engine(settings.engine).make
-    engine: Engine = (resolve_name(make) if isinstance(make, str) else make)(settings)
+    engine: Engine = _resolved(find_engine(settings.engine).make)(settings)
     return engine
 
 
@@ -78,7 +78,7 @@ def attach_engine(settings: WorkerSettings, seat: dict[str, Any]) -> Engine:
     attach = find_engine(settings.engine).attach
     if attach is None:
         raise SettingsError(cannot_share(settings))
-    engine: Engine = (resolve_name(attach) if isinstance(attach, str) else attach)(settings, seat)
+    engine: Engine = _resolved(attach)(settings, seat)
     return engine
 
 
@@ -114,4 +114,9 @@ def rehearse(settings: WorkerSettings, seen: Preflight) -> None:
     if own is None:
         make_engine(settings).shutdown()
     else:
-        (resolve_name(own) if isinstance(own, str) else own)(settings, seen)
+        _resolved(own)(settings, seen)
+
+
+def _resolved(call: Callable[..., Any] | str) -> Callable[..., Any]:
+    """Return what an EngineSpec names: itself, or what stands at `module:name`."""
+    return resolve_name(call) if isinstance(call, str) else call

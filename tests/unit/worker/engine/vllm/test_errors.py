@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pydantic
 import pytest
 from openai.types.chat import ChatCompletionContentPartParam
 
-from worker.engine.vllm.errors import told
+from contract.errors import RequestFailed, RequestRejected
+from worker.engine.vllm.errors import Folders, in_media, told
 
 MESSAGES = [{"role": "user", "content": "x"}]
 STOPS = ["a", "b", "c", "d", "e"]
@@ -114,3 +116,44 @@ def test_an_answer_that_ends_in_an_error_is_its_constraints(body: Any, code: str
         assert found.code == code
         assert ("finish_reason error" in found.message) == (code == "invalid_request")
     assert failed(OSError("x"), body).message == "OSError: x"
+
+
+# -- in the words of others ----------------------------------------------------
+
+
+@pytest.mark.parametrize("written", ["./models/tiny", "{here}/models/tiny", "models/tiny"])
+def test_no_error_says_where_the_model_lies(written: str) -> None:
+    here = str(Path.cwd())
+    folder = written.format(here=here)
+    for name in ("tiny", folder):
+        folders = Folders([(folder, name), ("/adapters/one", "one")])
+        for text in (folder, f"{here}/models/tiny"):
+            error = RequestRejected(f"{text} is not a multimodal model")
+            folders.hide(error)
+            assert error.message == str(error) == "tiny is not a multimodal model"
+        failed = RequestFailed(f"ValueError: no {here}/worker/x.py, no /adapters/one/a.json")
+        folders.hide(failed)
+        assert str(failed) == "ValueError: no …/worker/x.py, no one/a.json"
+
+
+def test_other_words_with_slashes_are_left_alone() -> None:
+    folders = Folders([("tiny", "tiny"), (".", "x"), ("org/model", "org/model")])
+    for text in ("see https://example.com/models/tiny", "tiny. 1/2", "regex /a/b/", "a/org/model"):
+        assert folders.hidden(text) == text
+
+
+def test_only_what_media_brought_is_a_mistake() -> None:
+    def raised(error: Exception, file: str) -> Exception:
+        scope: dict[str, Any] = {"error": error}
+        try:
+            exec(compile("raise error", file, "exec"), scope)
+        except Exception as caught:
+            return caught
+        raise AssertionError
+
+    media = "/x/vllm/multimodal/media/connector.py"
+    assert in_media(raised(RuntimeError("Cannot load local files"), media))
+    assert not in_media(raised(ConnectionError("no route"), media))
+    assert not in_media(raised(TimeoutError("slow"), media))
+    assert not in_media(raised(MemoryError(), media))
+    assert not in_media(raised(RuntimeError("CUDA error"), "/x/vllm/v1/engine/core.py"))
