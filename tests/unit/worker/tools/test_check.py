@@ -74,22 +74,12 @@ def test_a_good_set_up_says_what_will_happen(tmp_path: Path) -> None:
          "`import vllm` fails with `No module named 'rebel'`", "rebel-compiler==0.12.*"),
         ("b4_eager", {"versions": SDK | {"rebel-compiler": "0.11.0"}}, "different releases",
          "pip install rebel-compiler==0.12.*"),
-        ("b4_eager", {"versions": SDK | {"optimum-rbln": "0.13.0"}}, "different releases",
-         "pip install optimum-rbln==0.12.*"),
         ("b4_eager", {"versions": SDK | {"optimum-rbln": "0.13.0"}}, "compiled by optimum-rbln",
          "Recompile the model"),
-        ("b4_eager", {"versions": {"vllm": "0.30.0"}}, "vllm-rbln is not installed",
-         "docs/rbln.md"),
         ("b4_eager", {"versions": {}}, "vLLM is not installed", "make setup"),
         ("2dev", {}, "compiled for 2 devices and 1 are visible", "WARMQ_RBLN_DEVICES"),
         ("b4_eager", {"engine_args": "--max-model-len 9999"}, "compiled context length is 512",
          "--max-seq-len 9999"),
-        ("b4_eager", {"engine_args": "--speculative-config {}"}, "--speculative-config is refused",
-         "without speculation"),
-        ("b4_eager", {"engine_args": "-tp 2"}, "--tensor-parallel-size is refused",
-         "--num-devices"),
-        ("b4_eager", {"engine_args": "-pp 2"}, "--pipeline-parallel-size is refused",
-         "--num-devices"),
         ("b4_eager", {"engine_args": "--device rbln"}, "--device is refused", "Leave it out"),
         ("b4_eager", {}, "requests that set `seed` are sampled unseeded", "temperature 0"),
     ],
@@ -162,11 +152,6 @@ def test_a_broken_and_a_missing_folder(tmp_path: Path) -> None:
     (tmp_path / "rbln_config.json").write_text("{")
     assert "cannot be read" in look(tmp_path)
     assert "there is no folder" in look(tmp_path / "nowhere")
-
-
-def test_one_request_at_a_time_is_told(tmp_path: Path) -> None:
-    text = look(compiled(tmp_path, {"batch_size": 1, "max_seq_len": 64}))
-    assert "one request at a time" in text and "--batch-size 4" in text
 
 
 def test_other_engines(machine: pytest.MonkeyPatch) -> None:

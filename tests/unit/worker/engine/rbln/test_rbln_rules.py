@@ -139,7 +139,8 @@ def test_artefacts_of_other_releases(tmp_path: Path, made: str, have: str, fatal
 def test_legacy_incomplete_and_one_at_a_time(tmp_path: Path) -> None:
     old = {"_meta": {"version": "0.1.13"}, "batch_size": 1, "max_seq_len": 512}
     texts = "\n".join(text for _, text in found(compiled(tmp_path / "old", old)))
-    assert "not read any more" in texts and "one request at a time" in texts
+    assert "not read any more" in texts
+    assert "one request at a time" in texts and "--batch-size 4" in texts
     ((fatal, text),) = found(compiled(tmp_path / "cut", "b4_eager", files=False))
     assert fatal and "lacks prefill.rbln, decoder_batch_4.rbln" in text
 
