@@ -299,16 +299,17 @@ class FastPath:
         plan = self._forms.get(key)
         if plan is None:
             return None
-        inputs = await self._tokens(plan, body)
-        if not all(one and 0 < len(one[0]) <= plan.longest for one in inputs):
-            return None
+        inputs = [await one for one in self._tokens(plan, body)]
+        for one in inputs:
+            if not one or not 0 < len(one[0]) <= plan.longest:
+                return None
         self._number += 1
         requests = plan.engine_requests(request_id, self._number, inputs, time.time())
         return plan.answer(await self._run(requests), body, request_id)
 
-    async def _tokens(self, plan: Plan, body: dict[str, Any]) -> list[Any]:
-        wanted = [self._together.tokens(plan, prompt) for prompt in plan.prompts_of(body)]
-        return [await one for one in wanted]
+    def _tokens(self, plan: Plan, body: dict[str, Any]) -> list[asyncio.Future[Any]]:
+        """Have tokens made of a body's prompts, all of them at once."""
+        return [self._together.tokens(plan, prompt) for prompt in plan.prompts_of(body)]
 
     async def _run(self, requests: Sequence[Any]) -> list[Any]:
         """Return vLLM's outputs of what EngineCore is given for one request."""
@@ -342,7 +343,7 @@ class FastPath:
         async def learn(body: dict[str, Any], request_id: str, answer: bytes) -> None:
             try:
                 plan = self._plan_of(lesson, body, request_id, answer)
-                plan.check(await self._tokens(plan, body))
+                plan.check([await one for one in self._tokens(plan, body)])
                 self._forms[key] = plan
             except Unclear:
                 return
