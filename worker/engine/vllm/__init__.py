@@ -6,17 +6,8 @@ from typing import TYPE_CHECKING
 from contract.settings import SettingsError
 from worker.engine.rbln.rules import prepare
 from worker.engine.spec import EngineSpec, Preflight
+from worker.engine.vllm import preflight
 from worker.engine.vllm.options import default_front_ends, judge_options
-from worker.engine.vllm.preflight import (
-    TESTED,
-    choose_sampler,
-    judge_device,
-    judge_folder,
-    judge_installed,
-    judge_release,
-    look,
-    named,
-)
 from worker.engine.vllm_settings import VllmSettings
 from worker.machine.finding import refuse_fatal
 from worker.machine.packages import installed
@@ -35,23 +26,23 @@ def make(settings: VllmSettings) -> "VllmEngine":
     Raises:
         SettingsError: naming everything that cannot work, and its remedy.
     """
-    refuse_fatal(judge_installed(installed()))
-    refuse_fatal(judge_folder(settings, ask_hub=True))
+    refuse_fatal(preflight.judge_installed(installed()))
+    refuse_fatal(preflight.judge_folder(settings, ask_hub=True))
     if settings.log_format == "json":
         # It would write through handlers of its own; so its lines go to the worker's.
         os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")
     settings = prepare(settings)  # first: vLLM reads the environment when it is imported
     packages = installed()
-    refuse_fatal(judge_device(packages))
-    refuse_fatal(judge_release(packages))
+    refuse_fatal(preflight.judge_device(packages))
+    refuse_fatal(preflight.judge_release(packages))
     refuse_fatal(judge_options(settings.engine_args, settings.model, packages))
-    choose_sampler(packages)
+    preflight.choose_sampler(packages)
     try:
         from worker.engine.vllm.engine import VllmEngine
     except ImportError as error:
         raise SettingsError(  # a name that is needed is not in the installed vLLM
-            f"vLLM {named(packages)} cannot be used: {error}. This worker has been tested with "
-            f"{TESTED}"
+            f"vLLM {preflight.named(packages)} cannot be used: {error}. This worker has been "
+            f"tested with {preflight.TESTED}"
         ) from error
 
     return VllmEngine(settings)
@@ -76,5 +67,10 @@ def rehearse(settings: VllmSettings, _: Preflight) -> None:
 
 
 ENGINE = EngineSpec(
-    VllmSettings, make, look, rehearse, "worker.engine.vllm.attached:attach", default_front_ends
+    VllmSettings,
+    make,
+    preflight.look,
+    rehearse,
+    "worker.engine.vllm.attached:attach",
+    default_front_ends,
 )

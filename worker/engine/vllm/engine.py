@@ -21,27 +21,11 @@ from contract.settings import SettingsError
 from worker.engine import Capacity, Completion, EngineRequest
 from worker.engine.end import KILL_GRACE_S, children_shielded, end_children
 from worker.engine.rbln.model import read_artefact
-from worker.engine.vllm import serving
+from worker.engine.vllm import errors, limits, serving, stats
 from worker.engine.vllm.arguments import parse_engine_args, refusals
-from worker.engine.vllm.errors import (
-    CLIENT_ERRORS,
-    REFUSALS,
-    Aborted,
-    Folders,
-    failed,
-    in_media,
-    is_ours,
-    rejected,
-)
 from worker.engine.vllm.fastpath import fast_path
 from worker.engine.vllm.fastpath.learning import FastPath
 from worker.engine.vllm.grammars import TENANT, Grammars
-from worker.engine.vllm.limits import (
-    guard_log_probabilities,
-    guard_vocabulary,
-    note_log_probabilities,
-    refuse_large,
-)
 from worker.engine.vllm.media import guard, unguard
 from worker.engine.vllm.memory import explain
 from worker.engine.vllm.names import (
@@ -56,14 +40,6 @@ from worker.engine.vllm.names import (
 )
 from worker.engine.vllm.processes import ABORT_CLIENT, ORDERLY_END, RootCause, quieten
 from worker.engine.vllm.seats import Seats
-from worker.engine.vllm.serving import OTHER_URLS, Detokenized, body_for, completion_of
-from worker.engine.vllm.stats import (
-    TRACE,
-    Progress,
-    keep_no_statistics,
-    log_stats,
-    trace_requests,
-)
 from worker.engine.vllm.turns import Children
 from worker.engine.vllm_settings import VllmSettings, statistics_every_s
 
@@ -76,7 +52,7 @@ class VllmEngine:
     def __init__(self, settings: VllmSettings) -> None:
         self._settings = settings
         self._args = parse_engine_args(settings)
-        self._progress = Progress()
+        self._progress = stats.Progress()
         self._killed = False
         self._cause = RootCause()
         self._engine: AsyncLLMEngine | None = None
@@ -84,12 +60,12 @@ class VllmEngine:
         self.grace_s = KILL_GRACE_S if settings.kill_grace_s is None else settings.kill_grace_s
         self._fixed_name = settings.served_model_name is not None
         self._serving: dict[str, serving.Served] = {}
-        self._detokenized = Detokenized()
+        self._detokenized = serving.Detokenized()
         self._fast: FastPath | None = None
         self._children = Children(self._progress)
         self._grammars = Grammars()
         self._context = 0
-        self._folders = Folders([])
+        self._folders = errors.Folders([])
         self._seats = Seats(settings.front_ends or 1)
 
     def configure(self) -> None:
@@ -107,9 +83,9 @@ class VllmEngine:
             raise
         except Exception as error:
             raise self._died(error) from error
-        keep_no_statistics(self._engine, self._args)
+        stats.keep_no_statistics(self._engine, self._args)
         if self._settings.traces is not None:
-            trace_requests(self._engine)
+            stats.trace_requests(self._engine)
         self._cause.processes = multiprocessing.active_children()
         # What vLLM and torch have made stays until the end: left to the collector, walking it
         # stops the drain's loop for 0.37 s at a time (docs/performance.md). Thawed first, so
@@ -145,21 +121,21 @@ class VllmEngine:
             guard(global_http_connection, partial(VLLMValidationError, parameter="image_url"))
         context = self._context = engine.vllm_config.model_config.max_model_len
         self._serving = serving.by_url(state, context, settings.default_max_tokens)
-        guard_log_probabilities(getattr(engine, "renderer", None))
+        limits.guard_log_probabilities(getattr(engine, "renderer", None))
         self._grammars.guard(engine)
-        guard_vocabulary(engine)
+        limits.guard_vocabulary(engine)
         self._children.guard(engine, settings.front_ends or 1, serving.pooling(state))
         self._fast = fast_path(engine, self._args, state)
         serving.tell_what_is_lacking(self._serving)
         models = state.openai_serving_models
         self._names = {m.name for m in models.base_model_paths} | set(models.lora_requests)
-        self._folders = Folders([
+        self._folders = errors.Folders([
             (str(self._args.model), models.base_model_paths[0].name),
             *((folder, name) for name, folder in settings.engine_args.adapters.items()),
         ])  # fmt: skip
         self._fixed_name |= bool(models.lora_requests)  # with adapters the name chooses
         if (every_s := statistics_every_s()) is not None:
-            self._stats = asyncio.create_task(log_stats(engine, every_s))
+            self._stats = asyncio.create_task(stats.log_stats(engine, every_s))
         return self._capacity(engine.vllm_config, sorted(models.lora_requests))
 
     def _capacity(self, config: Any, adapters: list[str]) -> Capacity:
@@ -206,23 +182,25 @@ class VllmEngine:
         serving.refuse_unserved(self._serving, request.url, request.body)
         TENANT.set(request.tenant)
         if request.trace is not None:
-            TRACE.set(request.trace)  # of this request's own task
+            stats.TRACE.set(request.trace)  # of this request's own task
         try:
             return await self._answer(request, request_id)
         except EngineDeadError as error:
             raise self._died(error) from error
-        except Aborted as error:
+        except errors.Aborted as error:
             raise self._ended() from error
-        except CLIENT_ERRORS as error:
-            raise rejected(error, request.body) from error
+        except errors.CLIENT_ERRORS as error:
+            raise errors.rejected(error, request.body) from error
         except WarmqError:
             raise
         except Exception as error:
             if self.dead():
                 raise self._died(error) from error
-            if in_media(error) or (isinstance(error, REFUSALS) and not is_ours(error)):
-                raise rejected(error, request.body) from error
-            raise failed(error, request.body) from error
+            if errors.in_media(error) or (
+                isinstance(error, errors.REFUSALS) and not errors.is_ours(error)
+            ):
+                raise errors.rejected(error, request.body) from error
+            raise errors.failed(error, request.body) from error
 
     async def _answer(self, request: EngineRequest, request_id: str) -> Completion:
         url, body = request.url, request.body
@@ -240,8 +218,8 @@ class VllmEngine:
 
     async def _served(self, request: EngineRequest, request_id: str) -> Completion:
         """Run one request through vLLM's serving class for its url."""
-        refuse_large(request.url, request.body, self._context)
-        note_log_probabilities(request.body, self._settings.default_max_tokens)
+        limits.refuse_large(request.url, request.body, self._context)
+        limits.note_log_probabilities(request.body, self._settings.default_max_tokens)
         body, model = self._body_of(request, request_id), request.body.get("model")
         served = self._serving[request.url]
         response = await served.call(served.read(body))
@@ -255,8 +233,8 @@ class VllmEngine:
         body, model = dict(request.body), request.body.get("model")
         if model not in self._names and not self._fixed_name:
             body.pop("model", None)  # one model is served, whatever the line calls it
-        if request.url in OTHER_URLS:
-            return body_for(request.url, body, request_id)
+        if request.url in serving.OTHER_URLS:
+            return serving.body_for(request.url, body, request_id)
         prompts = body.get("prompt")
         if isinstance(prompts, list) and not isinstance(prompts[0], int):
             self._detokenized.prompts[request_id] = len(prompts)
@@ -283,8 +261,8 @@ class VllmEngine:
             raise self._refused(response)
         if url in POOLING_TYPES:
             return serving.pooled(bytes(response.body), model)
-        if url in OTHER_URLS:
-            return completion_of(url, response, model)
+        if url in serving.OTHER_URLS:
+            return serving.completion_of(url, response, model)
         if any(choice.finish_reason == "abort" for choice in response.choices):
             raise self._ended()
         if model:

@@ -28,17 +28,9 @@ from contract.openai.body import (
 )
 from contract.openai.pooling import EMBEDDINGS_URL, RERANK_URLS, SCORE_URLS
 from worker.engine import Completion
+from worker.engine.vllm import names
 from worker.engine.vllm.errors import Aborted
 from worker.engine.vllm.forms import lacking, make_forms
-from worker.engine.vllm.names import (
-    AnthropicCountTokensRequest,
-    AnthropicMessagesRequest,
-    EmbeddingRequest,
-    RerankRequest,
-    ResponsesRequest,
-    ScoreRequest,
-    TokenizeRequest,
-)
 from worker.engine.vllm.preflight import named
 from worker.machine.packages import installed
 
@@ -114,10 +106,10 @@ def by_url(state: State, context: int, default_max_tokens: int) -> dict[str, Ser
     else:  # tokens can be counted by any model
         serving |= other_urls(state, object, default_max_tokens)
     if embedding := getattr(state, "serving_embedding", None):
-        serving[EMBEDDINGS_URL] = EmbeddingRequest, embedding
+        serving[EMBEDDINGS_URL] = names.EmbeddingRequest, embedding
     if scores := getattr(state, "serving_scores", None):
-        serving |= dict.fromkeys(SCORE_URLS, (ScoreRequest, scores))
-        serving |= dict.fromkeys(RERANK_URLS, (RerankRequest, scores))
+        serving |= dict.fromkeys(SCORE_URLS, (names.ScoreRequest, scores))
+        serving |= dict.fromkeys(RERANK_URLS, (names.RerankRequest, scores))
     return {
         url: Served(pydantic.TypeAdapter(form), call, lacking(url, form))
         for url, (form, call) in serving.items()
@@ -197,31 +189,31 @@ def other_urls(state: State, chat: type[Any], default_max_tokens: int) -> Forms:
         default_max_tokens: the limit of responses that name none.
     """
     found: Forms = {}
-    if AnthropicMessagesRequest is None:
+    if names.AnthropicMessagesRequest is None:
         return found
     if messages := getattr(state, "anthropic_serving_messages", None):
         found |= _messages(messages, chat)
     if responses := getattr(state, "openai_serving_responses", None):
         responses.default_sampling_params.setdefault("max_tokens", default_max_tokens)
         _watch_aborts(responses)
-        found[RESPONSES_URL] = ResponsesRequest, responses.create_responses
+        found[RESPONSES_URL] = names.ResponsesRequest, responses.create_responses
     if tokenization := getattr(state, "serving_tokenization", None):
 
         async def tokenize(form: Any) -> Any:
             return await tokenization.create_tokenize(form, None)
 
-        found[TOKENIZE_URL] = TokenizeRequest, tokenize
+        found[TOKENIZE_URL] = names.TokenizeRequest, tokenize
     return found
 
 
 def _messages(serving: Any, chat: type[Any]) -> Forms:
     """Return what serves messages: vLLM makes a chat of each, and we a chat with our limits."""
 
-    class Messages(AnthropicMessagesRequest):
+    class Messages(names.AnthropicMessagesRequest):
         model: str = ""  # one model is served, whatever it is called
         request_id: str = ""
 
-    class CountTokens(AnthropicCountTokensRequest):
+    class CountTokens(names.AnthropicCountTokensRequest):
         model: str = ""
 
     create_chat = serving.create_chat_completion

@@ -12,7 +12,7 @@ from kit.engines.compiled_folder import compiled, read
 
 from contract.settings import SettingsError
 from worker.engine.catalogue import make_engine
-from worker.engine.rbln import rules as rbln_start
+from worker.engine.rbln import rules
 from worker.engine.rbln.rules import Line, limit_options, line_of
 from worker.engine.tie import ASK_FIRST_ENV
 from worker.engine.vllm_settings import EngineArgs, VllmSettings
@@ -31,7 +31,7 @@ def found(
 ) -> list[tuple[bool, str]]:
     """Return (fatal, text) of all findings about a compiled folder."""
     packages = Packages(SDK_0_12 if versions is None else versions, rebel)
-    judged = rbln_start.findings(settings(folder, **more), read(folder), packages)
+    judged = rules.findings(settings(folder, **more), read(folder), packages)
     return [(f.fatal, str(f)) for f in judged if "`seed`" not in f.problem]
 
 
@@ -169,13 +169,13 @@ def clean_env(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 
 def install(monkeypatch: pytest.MonkeyPatch, versions: dict[str, str], rebel: bool = True) -> None:
-    monkeypatch.setattr(rbln_start, "installed", lambda: Packages(versions, rebel))
+    monkeypatch.setattr(rules, "installed", lambda: Packages(versions, rebel))
 
 
 def test_other_models_are_left_alone(clean_env: pytest.MonkeyPatch, tmp_path: Path) -> None:
     install(clean_env, {"vllm": "0.30.0"}, rebel=False)
     asked = settings(tmp_path, rbln_devices="1")
-    assert rbln_start.prepare(asked) is asked
+    assert rules.prepare(asked) is asked
     assert "RBLN_VISIBLE_DEVICES" not in os.environ
 
 
@@ -196,7 +196,7 @@ def test_devices_are_chosen_in_the_variable_that_the_release_reads(
     install(clean_env, {"vllm-rbln": version, "rebel-compiler": version})
     for name, value in env.items():
         clean_env.setenv(name, value)
-    rbln_start.prepare(settings(compiled(tmp_path, "b4_eager"), rbln_devices=wanted))
+    rules.prepare(settings(compiled(tmp_path, "b4_eager"), rbln_devices=wanted))
     assert os.environ.get("RBLN_VISIBLE_DEVICES") == visible
     assert os.environ.get("RBLN_DEVICES") == old
 
@@ -206,16 +206,16 @@ def test_an_engine_on_rbln_is_asked_for_long_before_it_is_killed(
 ) -> None:
     install(clean_env, SDK_0_12)
     folder = compiled(tmp_path, "b4_eager")
-    assert rbln_start.prepare(settings(folder)).kill_grace_s == 120
+    assert rules.prepare(settings(folder)).kill_grace_s == 120
     assert os.environ[ASK_FIRST_ENV] == "120"
-    assert rbln_start.prepare(settings(folder, kill_grace_s=3)).kill_grace_s == 3
+    assert rules.prepare(settings(folder, kill_grace_s=3)).kill_grace_s == 3
 
 
 def test_values_are_passed_by_hand_where_the_release_wants_it(
     clean_env: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     install(clean_env, {"vllm-rbln": "0.9.1", "rebel-compiler": "0.9.1"})
-    ready = rbln_start.prepare(settings(compiled(tmp_path, "b4_eager"), engine_args="--seed 1"))
+    ready = rules.prepare(settings(compiled(tmp_path, "b4_eager"), engine_args="--seed 1"))
     assert ready.engine_args.startswith("--seed 1 --max-num-seqs 4 --max-model-len 512")
 
 
