@@ -162,9 +162,10 @@ class Plan:
 
     `requests` are what EngineCore got of the first one, `names` what stands in each one's name
     before and after the request's id. `tok_params` and `chat_params` are vLLM's for the form's
-    prompts, of which `longest` is the most tokens.
+    prompts, of which `longest` is the most tokens. `pools` says that EngineCore writes nothing.
     """
 
+    pools = False
     chat_params: Any = None
     tok_params: Any
     requests: Sequence[Any]
@@ -235,7 +236,7 @@ class Plan:
             request.request_id = f"{request.external_req_id}-{number:08x}"
             request.prompt_token_ids = tokens
             request.arrival_time = now
-            if more or getattr(first.pooling_params, "extra_kwargs", None):
+            if self.pools and (more or first.pooling_params.extra_kwargs):
                 request.pooling_params = copy(first.pooling_params)
                 request.pooling_params.extra_kwargs = more
             made.append(request)

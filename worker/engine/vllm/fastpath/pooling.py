@@ -126,6 +126,8 @@ class PoolingPlan(Plan):
         Unclear: the answer would look the same written in another way.
     """
 
+    pools = True
+
     def __init__(
         self, lesson: Lesson, serving: Any, request_id: str, answer: bytes, context: int
     ) -> None:

@@ -24,7 +24,7 @@ from worker.engine.vllm.fastpath.learning import (
     as_key,
     is_text,
     note_rendering,
-)  # fmt: skip
+)
 from worker.engine.vllm.turns import LONGEST
 
 #: Fields of bodies that a plan may have: what they do is in the sampling parameters, and is the
