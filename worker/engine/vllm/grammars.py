@@ -4,7 +4,7 @@ What takes how long is the client's choice: a JSON schema of 60 bytes takes minu
 validates constraints on the event loop, and compiles them in one thread of EngineCore for all.
 A thread is no bound: nothing ends it. xgrammar 0.2.8 gives the GIL back while it computes; outlines
 holds it all the time (2 s for 3,000 properties), as tokenizers' `encode` does (1 s a megabyte;
-large_inputs.py bounds that). So each constraint is compiled once in a process of its own
+limits.py bounds that). So each constraint is compiled once in a process of its own
 (grammar_process.py) within a limit of processor time. Only what passes there goes to the engine,
 with what vLLM's validation made of it, which then is not repeated on the loop.
 
