@@ -22,7 +22,8 @@ def _endpoint(text: str) -> str:
     host, colon, port = text.rpartition(":")
     if not (port.isascii() and port.isdecimal() and len(port) < 6 and 1 <= int(port) <= 65535):
         raise ValueError("must be a port from 1 to 65535, or an address, a colon and a port")
-    if colon and not host.strip("[]"):
+    # Kubernetes sets METRICS_PORT of a service's own accord, to a URL: tcp://10.0.0.1:9100.
+    if colon and (not host.strip("[]") or "/" in host):
         raise ValueError("must name an address before the colon, or the port alone")
     return text
 

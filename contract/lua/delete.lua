@@ -1,5 +1,5 @@
 -- DELETE, first step: no script touches the batch again. The caller then removes results and
--- index chunk by chunk (delete_chunk.lua); should it die, a worker does (worker/drain/leases.py).
+-- index chunk by chunk (delete_chunk.lua); should it die, a worker does (worker/drain/sweeper.py).
 -- ARGV: batch, life, force 0|1
 --   force deletes a batch that is not finished; the caller has cancelled it
 -- Touches: warmq:batch:<id>, its list, warmq:turns:*, warmq:retiring, channel warmq:batch-cancel

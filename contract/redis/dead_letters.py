@@ -1,5 +1,6 @@
 """Dead letters: requests and messages that were given up, kept for people to look at."""
 
+import re
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import TypedDict
@@ -12,6 +13,8 @@ from contract.redis.tenants import Tenants
 #: Messages moved by one script, and their bytes: Redis serves nobody else meanwhile.
 CHUNK = 500
 CHUNK_BYTES = 4 * 2**20
+#: A record begins with the time and the message's bytes; one of 0.1.0 with the reason.
+_RECORD = re.compile(rb"\d+\0\d+\0")
 
 
 class DeadLetter(TypedDict):
@@ -76,6 +79,8 @@ def groups(sizes: Iterable[tuple[str, int]]) -> Iterator[list[str]]:
 
 
 def _letter(letter_id: str, record: bytes) -> DeadLetter:
+    if not _RECORD.match(record):
+        return _older_letter(letter_id, record)
     at, size, home, request_id, batch_id, _, custom_id, reason = record.split(b"\0", 7)
     return {
         "id": letter_id,
@@ -86,4 +91,19 @@ def _letter(letter_id: str, record: bytes) -> DeadLetter:
         "request_id": request_id.decode(errors="replace") or None,
         "batch_id": batch_id.decode(errors="replace") or None,
         "custom_id": orjson.loads(custom_id),
+    }
+
+
+def _older_letter(letter_id: str, record: bytes) -> DeadLetter:
+    """Return a letter of 0.1.0, with its message in its record: it can be deleted, not retried."""
+    reason, at, home, message = [*record.split(b"\0", 3), b"", b"", b""][:4]
+    return {
+        "id": letter_id,
+        "reason": f"of warmq 0.1.0, retry it with 0.2.0: {reason.decode(errors='replace')}",
+        "at": int(at) if at.isdigit() else 0,
+        "bytes": len(message),
+        "list": home.decode(errors="replace"),
+        "request_id": None,
+        "batch_id": None,
+        "custom_id": None,
     }

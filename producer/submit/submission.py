@@ -59,7 +59,7 @@ class Submission:
     tenant: str = naming.DEFAULT_TENANT
     #: Whether it waits for the batches that its tenant submitted so before, instead of sharing.
     in_order: bool = False
-    once: bool = False  # lines with the same repeatable body run once (repeatable.py)
+    once: bool = False  # lines with the same repeatable body run once (lines.py)
     order: Wish = "input"
     asked_by: str = ""  # the traceparent of who wants it, if that is traced
 

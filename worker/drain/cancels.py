@@ -80,11 +80,8 @@ class Cancels:
                 self._in_flight.abort(of_batch, "cancelled")
             else:
                 self._in_flight.abort(self._running({*map(str, orjson.loads(data))}), "cancelled")
-        except (
-            ValueError,
-            TypeError,
-            KeyError,
-        ):  # anybody may publish anything; no worker dies of it
+        # Anybody may publish anything, also what is nested too deep; no worker dies of it.
+        except (ValueError, TypeError, KeyError, RecursionError):
             log.warning("ignored what came on %s", channel, extra={"action": "bad_message"})
 
     def _running(self, request_ids: set[str]) -> Iterator[Running]:

@@ -214,6 +214,11 @@ def test_metrics_are_served_on_a_port_or_on_an_address_too(
         assert load_settings(metrics_port=int(value)).metrics_address == address
 
 
+def test_an_address_that_kubernetes_sets_for_a_service_is_no_address_to_listen_on() -> None:
+    with pytest.raises(SettingsError, match="WARMQ_METRICS_PORT"):
+        load_settings(metrics_port="tcp://10.0.0.1:9100")
+
+
 def test_a_worker_and_a_gateway_each_have_a_time_to_stop_in_unless_it_is_set(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -2,7 +2,7 @@
 
 Besides those that write plainly and those that pool there are Anthropic's messages, OpenAI's
 responses, and the counting of tokens. Nothing is kept between requests: a response that refers to
-another one is refused before it gets here (contract/openai/openai_only.py).
+another one is refused before it gets here (contract/openai/fields.py).
 """
 
 import logging

@@ -126,6 +126,21 @@ def test_named_dead_letters_are_asked_for_alone(
     assert redis_client.info("stats")["total_net_output_bytes"] < 20_000
 
 
+def test_a_letter_of_the_first_release_is_listed_and_deleted_and_hides_no_other(
+    redis_client: redis.Redis, store: BatchStore
+) -> None:
+    redis_client.hset(keys.DEAD, "1", f"why\x001700000000000\0{QUEUE}\0{{}}")
+    redis_client.hset(keys.DEAD, "2", "\0".join(("1", "2", QUEUE, "r", "", "", "null", REASON)))
+    redis_client.lpush(keys.dead_key("2"), MESSAGE)
+    first, second = store.dead_letters()
+    assert (first["at"], first["list"], first["request_id"]) == (1700000000000, QUEUE, None)
+    assert "0.1.0" in first["reason"]
+    assert second["request_id"] == "r"
+    assert store.retry_dead() == 1
+    assert [letter["id"] for letter in store.dead_letters()] == ["1"]
+    assert store.delete_dead(["1"]) == 1
+
+
 def test_all_dead_letters_are_listed_retried_and_deleted(
     redis_url: str, redis_client: redis.Redis, letters: list[str]
 ) -> None:

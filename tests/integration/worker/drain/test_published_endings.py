@@ -95,6 +95,8 @@ async def test_a_cancellation_is_published_of_what_runs_and_of_what_waits(
         # As a gateway does: remembered for POP, and told to whoever runs it
         lessee = Lessee(redis_client)
         lessee.run("revoke", 600, "runs", "waits")
+        for channel in (keys.CANCEL_CHANNEL, keys.BATCH_CANCEL_CHANNEL):
+            redis_client.publish(channel, b"[" * 1000 + b"]" * 1000)  # anybody may publish anything
         redis_client.publish(keys.CANCEL_CHANNEL, orjson.dumps(["runs", "waits"]))
         await soon(lambda: runs.heard() and waits.heard())
     for waiting in (runs, waits):

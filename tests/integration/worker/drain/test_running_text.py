@@ -276,7 +276,8 @@ async def test_no_junk_on_the_channel_or_in_the_header_stops_anything(
         await hears(running, redis_client)
         for junk in (b"{}", b'{"listener":7,"ids":["x"]}', b'{"listener":"a b","ids":["x"]}',
                      b'{"listener":"a","ids":7}', b"\xff", b"{", b"7", b"null",
-                     b'"text"', b'["x"]'):  # fmt: skip
+                     b'"text"', b'["x"]',
+                     b'{"listener":"a","ids":' + b"[" * 1000 + b"]" * 1000 + b"}"):  # fmt: skip
             redis_client.publish(naming.LISTEN_CHANNEL, junk)
         for n, listener in enumerate(("", "a b", "x" * 65, 7, None, ["a"], "a\n")):
             named = {"warmq": {"listener": listener}}
