@@ -111,6 +111,17 @@ def quoted() -> list[str]:
     return re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE)
 
 
+def test_a_file_of_the_product_that_a_page_or_a_comment_names_is_there() -> None:
+    rooms = ("contract", "gateway", "producer", "worker")
+    named = re.compile(rf"(?<![\w/])(?:{'|'.join(rooms)})/[\w/-]+\.(?:py|lua)\b")
+    sources = [path for room in rooms for path in (ROOT / room).rglob("*")
+               if path.suffix in (".py", ".lua")]  # fmt: skip
+    found = {(str(path.relative_to(ROOT)), name)
+             for path in [*DOCS, *sources] for name in named.findall(path.read_text())}  # fmt: skip
+    assert len(found) > 100
+    assert {(where, name) for where, name in found if not (ROOT / name).exists()} == set()
+
+
 @pytest.fixture(scope="module")
 def texts() -> list[str]:
     return [*dict.fromkeys(said())]
