@@ -47,7 +47,10 @@ class GatewaySettings(Settings):
         50, gt=0, description="how long an online request may wait for its answer, in seconds"
     )
     drain_timeout_s: Seconds = Field(
-        10, ge=0, description="how long a gateway that stops waits for open requests, in seconds"
+        10,
+        ge=0,
+        le=3600,
+        description="how long a gateway that stops waits for open requests, in seconds",
     )
     gateway_private_webhooks: bool = Field(
         False, description="whether webhooks may go to private addresses"
@@ -56,5 +59,5 @@ class GatewaySettings(Settings):
     @property
     def max_body_bytes(self) -> int:
         """Most bytes in a body that is no upload: a line, and as much again for how it is written
-        in the fields around it."""
-        return 2 * self.max_line_bytes
+        in the fields around it; 1 MiB at least, which the parts of an upload and metadata need."""
+        return max(2**20, 2 * self.max_line_bytes)

@@ -23,6 +23,25 @@ from contract.version import PROTOCOL, version
 PAGE = 250
 
 
+def known(batch: Batch) -> Batch:
+    """Return a batch of this protocol.
+
+    Raises:
+        ProtocolMismatch: it is of a newer warmq, or of 0.1.0.
+    """
+    if batch.protocol > PROTOCOL:
+        raise ProtocolMismatch(
+            f"batch {batch.id} was queued by a newer warmq (protocol {batch.protocol}; this "
+            f"one, {version()}, knows {PROTOCOL}): upgrade this one"
+        )
+    if not batch.life:
+        raise ProtocolMismatch(
+            f"batch {batch.id} was queued by warmq 0.1.0 (protocol 1), which this one, "
+            f"{version()}, does not read: finish, collect or delete it with 0.2.0"
+        )
+    return batch
+
+
 class Reads:
     """Reads of one Redis. Each raises StoreUnavailable where it cannot be used."""
 
@@ -62,18 +81,7 @@ class Reads:
             ProtocolMismatch: for a batch of a newer warmq, or of 0.1.0.
         """
         raw = self._client.hgetall(keys.batch_key(batch_id))
-        batch = Batch(batch_id, _texts(raw.items())) if raw else None
-        if batch and batch.protocol > PROTOCOL:
-            raise ProtocolMismatch(
-                f"batch {batch_id} was queued by a newer warmq (protocol {batch.protocol}; this "
-                f"one, {version()}, knows {PROTOCOL}): upgrade this one"
-            )
-        if batch and not batch.life:
-            raise ProtocolMismatch(
-                f"batch {batch_id} was queued by warmq 0.1.0 (protocol 1), which this one, "
-                f"{version()}, does not read: finish, collect or delete it with 0.2.0"
-            )
-        return batch
+        return known(Batch(batch_id, _texts(raw.items()))) if raw else None
 
     def states(self, batch_ids: Sequence[str]) -> list[Batch | None]:
         """Return the states of some batches, None for one that is not there: one round trip."""

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from contract.errors import (
+    ProtocolMismatch,
     RequestFailed,
     RequestRejected,
     StoreForbidden,
@@ -115,6 +116,8 @@ def api_error(error: Exception) -> ApiError:
         return ApiError(503, "the queue cannot be reached; try again", code=error.code, after_s=2)
     if isinstance(error, StoreFailed):
         return ApiError(507, "the gateway cannot keep the file", code=error.code, after_s=30)
+    if isinstance(error, ProtocolMismatch):
+        return ApiError(409, str(error), code=error.code)
     if isinstance(error, RequestFailed):
         return ApiError(503, error.message, code=error.code, after_s=1)
     return ApiError(500, "the gateway failed; its log says why", code="internal_error")

@@ -10,7 +10,7 @@ from typing import Any
 from contract.batch import Batch
 from contract.redis import keys
 from contract.redis.objects import Stored
-from contract.redis.reads import Reads
+from contract.redis.reads import Reads, known
 
 #: What BATCH_VIEWS tells of a part, in its order.
 _PART = ("total", "completed", "failed", "cancelled", "expired", "prompt_tokens",
@@ -40,9 +40,18 @@ class BatchViews(Reads):
     """Views in one Redis. Each call raises StoreUnavailable where it cannot be used."""
 
     def get(self, owner: str, batch_id: str) -> BatchView | None:
-        """Return an owner's batch in one round trip; None if it has none of that id."""
+        """Return an owner's batch in one round trip; None if it has none of that id.
+
+        Raises:
+            ProtocolMismatch: it was submitted by a newer warmq, or by 0.1.0.
+        """
         answer, _, *found = self._run("batch_views", owner, batch_id, "", 1, "")
-        return None if answer == _UNKNOWN else _view(found[0])
+        if answer == _UNKNOWN:
+            return None
+        view = _view(found[0])
+        if isinstance(view.source, Batch):
+            known(view.source)
+        return view
 
     def page(self, owner: str, *, after: str = "", limit: int) -> BatchPage | None:
         """Return what comes after the batch `after` ('' : the newest).

@@ -227,6 +227,11 @@ def test_a_worker_and_a_gateway_each_have_a_time_to_stop_in_unless_it_is_set(
     assert (load_settings().drain_timeout_s, load(GatewaySettings).drain_timeout_s) == (7, 7)
 
 
+@pytest.mark.parametrize(("line", "body"), [(65536, 2**20), (10 * 2**20, 20 * 2**20)])
+def test_bodies_hold_a_line_and_what_uploads_and_metadata_need(line: int, body: int) -> None:
+    assert load(GatewaySettings, max_line_bytes=line).max_body_bytes == body
+
+
 def test_vllms_statistics_are_logged_as_its_own_variable_says(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

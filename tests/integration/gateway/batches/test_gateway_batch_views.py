@@ -7,9 +7,12 @@ import redis
 from kit.protocol.lessee import submit_batch
 
 from contract.batch import Batch
+from contract.errors import ProtocolMismatch
+from contract.redis import keys
 from contract.redis.batches import BatchStore
 from contract.redis.objects import Objects, Stored
 from gateway.batches.api.record import BatchRecord, Part, RequestCounts, encode
+from gateway.http.errors import api_error
 from gateway.redis.batch_views import BatchViews
 
 
@@ -219,3 +222,14 @@ def test_a_submitted_batch_comes_with_its_state(store: BatchStore, views: BatchV
     assert isinstance(view.source, Batch)
     assert view.source.number("total") == 3
     assert view.source.status == "in_progress"
+
+
+def test_a_batch_of_the_first_release_is_refused_in_words(
+    redis_client: redis.Redis, store: BatchStore, views: BatchViews
+) -> None:
+    submit_batch(store, 1)
+    redis_client.hdel(keys.batch_key("b1"), "life")
+    with pytest.raises(ProtocolMismatch, match=r"0\.1\.0") as caught:
+        views.get("default", "b1")
+    told = api_error(caught.value)
+    assert (told.status, told.code) == (409, "protocol_mismatch")
