@@ -1,8 +1,8 @@
 """What a user can do about an error, by kind of remedy: in the words of the library, and of the
 command line where those are others.
 
-A finding of `producer doctor` has its remedy beside its text (producer/cli/commands/doctor.py), a failed request in
-the page that shows it (gateway/page/requests.py).
+A finding of `producer doctor` has its remedy beside its text (producer/cli/commands/doctor.py), a
+failed request in the page that shows it (gateway/page/requests.py).
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ def test_a_loop_that_ends_without_its_calls_leaves_no_thread(redis_url: str) -> 
 
 
 def _own_threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if "warmq" in thread.name]
+    return [thread.name for thread in threading.enumerate() if thread.name == "warmq-client"]
 
 
 PROGRAM = """
