@@ -147,12 +147,13 @@ class AtomicFile:
             self.discard()
 
     def commit(self) -> None:
-        """Bring it to its place."""
+        """Bring it to its place; WriteFailed if another thread discards it meanwhile."""
+        temporary = self._temporary
         try:
             self.sync()  # on disk before it is visible in its place
             self._file.close()
-            if self._temporary is not None:
-                self._appear(self._temporary)
+            if temporary is not None:
+                self._appear(temporary)
             if self._durable:
                 _sync_folder(self.path.parent)
         except OSError as error:
@@ -192,9 +193,9 @@ class AtomicFile:
 
     def discard(self) -> None:
         """Leave the place as it was; what was written is lost."""
-        if self._temporary is not None:
-            self._temporary.unlink(missing_ok=True)
-            self._temporary = None
+        temporary, self._temporary = self._temporary, None
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
         try:
             self._file.close()
         except OSError:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from producer.input.files import AtomicFile, OutputUnwritable
+from producer.input.files import AtomicFile, OutputUnwritable, WriteFailed
 
 
 def test_a_file_appears_only_when_it_is_complete(tmp_path: Path):
@@ -28,6 +28,19 @@ def test_a_failure_leaves_the_earlier_file_as_it_was(tmp_path: Path):
         raise KeyboardInterrupt
     assert path.read_bytes() == b"earlier"
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("new", [False, True])
+def test_a_commit_fails_if_the_file_is_discarded_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new: bool
+):
+    """As when a request is cancelled whose commit goes on in another thread."""
+    file = AtomicFile(tmp_path / "out.jsonl", new=new)
+    file.write(b"one")
+    monkeypatch.setattr(os, "fsync", lambda _: file.discard())
+    with pytest.raises(WriteFailed):
+        file.commit()
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_link_stays_and_its_target_is_replaced_with_its_mode(tmp_path: Path):
