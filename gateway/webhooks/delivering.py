@@ -266,7 +266,7 @@ class Round:
                 )  # its lease brings it back
             elif error is not None:
                 log.error("webhook %s", held.job.id, exc_info=error, extra={"action": "webhook"})
-            answered = error is not None or done.result()
+            answered = error is None and done.result()
             for waits, in_s in self._turns.ended(endpoint_id, answered=answered):
                 self._send_away(waits, in_s)
         self._turns.forget_idle()

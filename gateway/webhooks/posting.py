@@ -109,8 +109,11 @@ def post(url: str, body: bytes, headers: dict[str, str], *, private: bool) -> in
         return asyncio.run(_post(url, body, [*told.items()], private))
     except (httpcore.TimeoutException, TimeoutError) as error:
         raise NotDelivered(f"no answer in time ({type(error).__name__})") from None
-    except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.UnsupportedProtocol) as error:
-        # What the other side has sent may be in the text: its kind says enough.
+    except (
+        httpcore.NetworkError, httpcore.ProtocolError, httpcore.UnsupportedProtocol, OSError
+    ) as error:  # fmt: skip
+        # An OSError is one of TLS, once it is spoken: httpcore passes it on. What the other side
+        # has sent may be in the text: its kind says enough.
         raise NotDelivered(f"no answer ({type(error).__name__})") from None
 
 
