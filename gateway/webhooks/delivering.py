@@ -185,11 +185,19 @@ class Turns:
         if one.silent < SILENT_AFTER:
             return []
         one.until = now + WAITS_S[min(one.silent - SILENT_AFTER, len(WAITS_S) - 1)]
-        sent = list(one.held)
-        one.held.clear()
-        self._held -= len(sent)
+        sent = self._clear(one)
         one.away += len(sent)
         return [(held, one.until - now + n * STEP_S) for n, held in enumerate(sent)]
+
+    def clear(self) -> list[Held[Claim]]:
+        """Hold nothing more; return what was held."""
+        return [held for one in self._endpoints.values() for held in self._clear(one)]
+
+    def _clear(self, one: _Endpoint) -> list[Held[Claim]]:
+        held = list(one.held)
+        one.held.clear()
+        self._held -= len(held)
+        return held
 
     def forget_idle(self) -> None:
         """Forget endpoints that have had nothing for long."""
@@ -228,20 +236,26 @@ class Round:
                 continue
             held = self._leases.hold(claim)
             if later_s := self._turns.take_in(held, delivery.endpoint_id):
-                self._send_away(held, later_s)
+                self._send_away([(held, later_s)])
         return bool(claims)
 
-    def _send_away(self, held: Held[Claim], in_s: float) -> None:
-        self._leases.drop(held)
-        self._services.due.release(held.job, round(in_s * 1000))
+    def _send_away(self, sent: list[tuple[Held[Claim], float]]) -> None:
+        for held, _ in sent:  # all first: where Redis is away, their leases end by themselves
+            self._leases.drop(held)
+        for held, in_s in sent:
+            self._services.due.release(held.job, round(in_s * 1000))
 
     def _begin(self, turn: tuple[str, Held[Claim]]) -> int:
         future: Future[bool] = Future()
         self._running[future] = turn
         # A daemon: a receiver that does not answer keeps no gateway from ending.
-        threading.Thread(
+        thread = threading.Thread(
             target=self._try, args=(turn[1].job, future), name="webhook", daemon=True
-        ).start()
+        )
+        try:
+            thread.start()
+        except RuntimeError as error:  # there is no thread for it now
+            future.set_exception(error)
         return 1
 
     def _try(self, claim: Claim, future: Future[bool]) -> None:
@@ -267,10 +281,18 @@ class Round:
             elif error is not None:
                 log.error("webhook %s", held.job.id, exc_info=error, extra={"action": "webhook"})
             answered = error is None and done.result()
-            for waits, in_s in self._turns.ended(endpoint_id, answered=answered):
-                self._send_away(waits, in_s)
+            self._send_away(self._turns.ended(endpoint_id, answered=answered))
         self._turns.forget_idle()
         return bool(self._running)
+
+    def close(self) -> None:
+        """Give back what waits for its turn; what is being tried has its lease until it ends."""
+        for future, (_, held) in self._running.items():
+            future.add_done_callback(partial(self._drop, held))
+        self._send_away([(held, 0) for held in self._turns.clear()])
+
+    def _drop(self, held: Held[Claim], _: Future[bool]) -> None:
+        self._leases.drop(held)
 
 
 def _deliver_until(services: Services, stop: threading.Event) -> None:
@@ -285,6 +307,10 @@ def _deliver_until(services: Services, stop: threading.Event) -> None:
             log.exception("webhooks", extra={"action": "webhook"})
         if not under_way:
             stop.wait(LOOK_S)
+    try:
+        current.close()
+    except StoreUnavailable as error:
+        log.warning("webhooks are not given back: %s", error.message, extra={"action": "webhook"})
 
 
 @asynccontextmanager

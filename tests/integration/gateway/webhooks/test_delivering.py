@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,11 +11,14 @@ from typing import Any
 import pytest
 from kit.gateways.own_carrier import TENANT, opened, record
 
+from contract.errors import StoreUnavailable
+from demo.stack import eventually
 from gateway.batches.runner.after import announce
 from gateway.http.services import Services
 from gateway.redis.webhooks import Webhooks
+from gateway.settings import LEASE_S
 from gateway.webhooks import delivering
-from gateway.webhooks.delivering import LOOK_S, Round
+from gateway.webhooks.delivering import LOOK_S, Round, _deliver_until
 
 
 @pytest.fixture
@@ -51,3 +55,64 @@ def until_idle(current: Round) -> None:
 def test_a_try_that_failed_here_is_no_answer(services: Services, posts: list[str]) -> None:
     until_idle(Round(services))
     assert len(posts) == 2, "the others wait with their endpoint"
+
+
+def test_no_lease_is_renewed_of_what_could_not_be_sent_away(
+    services: Services, posts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: Any) -> bool:
+        raise StoreUnavailable("away")
+
+    current = Round(services)
+    with monkeypatch.context() as patched:
+        patched.setattr(services.due, "release", away)
+        with pytest.raises(StoreUnavailable):
+            until_idle(current)
+    assert len(posts) == 2 and not current._leases._held
+
+
+def test_a_try_for_which_there_is_no_thread_ends(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+
+    def none_for_webhooks(thread: threading.Thread) -> None:
+        if thread.name == "webhook":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    current = Round(services)
+    monkeypatch.setattr(threading.Thread, "start", none_for_webhooks)
+    until_idle(current)
+    assert not current._leases._held
+
+
+def test_a_gateway_that_ends_gives_back_what_waits_for_its_turn(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounds: list[Round] = []
+    begun, answered, stop = threading.Event(), threading.Event(), threading.Event()
+
+    def answers_late(*_: Any, **__: Any) -> int:
+        begun.set()
+        answered.wait(30)
+        return 200
+
+    def made(services: Services) -> Round:
+        rounds.append(Round(services))
+        return rounds[0]
+
+    monkeypatch.setattr(delivering, "post", answers_late)
+    monkeypatch.setattr(delivering, "Round", made)
+    thread = threading.Thread(target=_deliver_until, args=(services, stop), daemon=True)
+    thread.start()
+    try:
+        assert begun.wait(10)
+        stop.set()
+        thread.join(10)
+        # The one that is being tried is not given to another gateway meanwhile.
+        assert len(services.due.claim("webhook", round(LEASE_S * 1000), 10)) == 3
+    finally:
+        stop.set()
+        answered.set()
+    eventually(lambda: not rounds[0]._leases._held, 10, "its lease is renewed no more")
