@@ -3,7 +3,7 @@ StoreUnavailable or a subclass of it, nothing else. Both run Lua scripts by name
 """
 
 import re
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import redis
@@ -116,6 +116,30 @@ class Client(redis.Redis):
         """Run a script of contract/lua and return its reply."""
         with timed(name):
             return self._run_script(name, *args)
+
+    def run_scripts(self, name: str, calls: Sequence[Sequence[Any]]) -> list[Any]:
+        """Run a script once with each of these arguments, in one round trip; return the replies.
+
+        It must be one that may run again: all of them do where Redis has forgotten the script.
+        """
+        with timed(name):
+            try:
+                return self._run_scripts(name, calls)
+            except StoreUnavailable as error:
+                if not isinstance(error.__cause__, exceptions.NoScriptError):
+                    raise
+            self.execute_command("SCRIPT LOAD", source(name))
+            return self._run_scripts(name, calls)
+
+    def _run_scripts(self, name: str, calls: Sequence[Sequence[Any]]) -> list[Any]:
+        pipe = self.pipeline(transaction=False)
+        for args in calls:
+            pipe.evalsha(sha(name), 0, *args)
+        replies: list[Any] = pipe.execute(raise_on_error=False)
+        for error in replies:
+            if isinstance(error, exceptions.RedisError):
+                raise translated(error) from error
+        return replies
 
     def _run_script(self, name: str, *args: Any) -> Any:
         try:

@@ -1,5 +1,6 @@
 """Work of the gateways that has a time: whichever lives takes it, under a lease."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -42,9 +43,10 @@ class Due(Reads):
             Claim(work, i.decode(), t.decode()) for i, t in zip(flat[::2], flat[1::2], strict=True)
         ]
 
-    def renew(self, claim: Claim, lease_ms: int) -> bool:
-        """Hold work for longer; False if another one has it now."""
-        return bool(self._run("due_set", claim.work, claim.id, claim.token, lease_ms))
+    def renew(self, claims: Sequence[Claim], lease_ms: int) -> list[bool]:
+        """Hold work for longer, in one round trip; False of what another one has now."""
+        calls = [(claim.work, claim.id, claim.token, lease_ms) for claim in claims]
+        return [*map(bool, self._client.run_scripts("due_set", calls))]
 
     def release(self, claim: Claim, in_ms: int) -> bool:
         """Give work back, to be looked at again; False if another one has it now."""

@@ -193,8 +193,9 @@ class Idempotency:
 
     async def _first(self, mine: Try, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the request and remember how it was answered."""
-        held = self._leases.hold(mine.job) if mine.owned else None
+        held = None
         try:
+            held = self._leases.hold(mine.job) if mine.owned else None
             await self._app(scope, receive, _Kept(mine, send))
         finally:
             if held is not None:

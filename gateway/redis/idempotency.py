@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import orjson
@@ -60,6 +61,8 @@ class Tries(Calls):
 class Renewals(Reads):
     """Says of tries that they go on; from any thread."""
 
-    def renew(self, job: tuple[str, str]) -> bool:
-        """Hold the name that a try has by its token; False if another one has its place."""
-        return bool(self._run("idempotent_end", *job, "renew", LEASE_MS))
+    def renew(self, jobs: Sequence[tuple[str, str]]) -> list[bool]:
+        """Hold the names that tries have by their tokens, in one round trip; False of a name that
+        another try has."""
+        calls = [(*job, "renew", LEASE_MS) for job in jobs]
+        return [*map(bool, self._client.run_scripts("idempotent_end", calls))]

@@ -6,13 +6,15 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from contract.errors import StoreUnavailable
 
 log = logging.getLogger(__name__)
 Job = TypeVar("Job")
+#: Jobs that are renewed in one call: Redis serves nobody else meanwhile.
+_AT_ONCE = 250
 
 
 class GivenUp(Exception):
@@ -36,8 +38,8 @@ class Held(Generic[Job]):
 class Leases(Generic[Job]):
     """Renews what is held, in a thread, for as long as there is any."""
 
-    def __init__(self, renew: Callable[[Job], bool], lease_s: float) -> None:
-        """Prepare; `renew` returns False if another process has the job."""
+    def __init__(self, renew: Callable[[Sequence[Job]], list[bool]], lease_s: float) -> None:
+        """Prepare; `renew` returns of each job False if another process has it."""
         self._renew = renew
         self._lease_s = lease_s
         self._lock = threading.Lock()
@@ -45,13 +47,17 @@ class Leases(Generic[Job]):
         self._renewing = False
 
     def hold(self, job: Job) -> Held[Job]:
-        """Renew a job's lease from now on."""
+        """Renew a job's lease from now on.
+
+        Raises:
+            RuntimeError: no thread can begin; the job is not held.
+        """
         held = Held(job, self._lease_s)
         with self._lock:
+            if not self._renewing:
+                threading.Thread(target=self._run, name="warmq-leases", daemon=True).start()
+                self._renewing = True
             self._held.add(held)
-            begins, self._renewing = not self._renewing, True
-        if begins:
-            threading.Thread(target=self._run, name="warmq-leases", daemon=True).start()
         return held
 
     def drop(self, held: Held[Job]) -> None:
@@ -67,13 +73,22 @@ class Leases(Generic[Job]):
                 self._renewing = bool(held)
             if not held:
                 return
-            for each in held:
-                asked_at = time.monotonic()
-                try:
-                    each.lost = each.lost or not self._renew(each.job)
-                except StoreUnavailable as error:
-                    log.warning(
-                        "leases are not renewed: %s", error.message, extra={"action": "no_renewal"}
-                    )
-                    break
+            self._renew_all([each for each in held if not each.lost])
+
+    def _renew_all(self, held: Sequence[Held[Job]]) -> None:
+        for start in range(0, len(held), _AT_ONCE):
+            some = held[start : start + _AT_ONCE]
+            asked_at = time.monotonic()
+            try:
+                ours = self._renew([each.job for each in some])
+            except StoreUnavailable as error:
+                log.warning(
+                    "leases are not renewed: %s", error.message, extra={"action": "no_renewal"}
+                )
+                return
+            except Exception:
+                log.exception("leases are not renewed", extra={"action": "no_renewal"})
+                continue
+            for each, renewed in zip(some, ours, strict=True):
+                each.lost = not renewed
                 each.until = asked_at + self._lease_s

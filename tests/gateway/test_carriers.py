@@ -77,7 +77,7 @@ def test_what_a_carrier_gives_up_is_free_at_once_if_nobody_has_taken_it(
     (claim,) = services.due.claim("batch", 1000)
     assert claim.id == "batch_1"
     # What another one has claimed since stays with that one.
-    assert services.due.renew(claim, 60_000)
+    assert services.due.renew([claim], 60_000) == [True]
     carrier._give_up(Claim("batch", "batch_1", "another token"))
     assert services.due.claim("batch", 1000) == []
 

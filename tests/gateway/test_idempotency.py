@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -250,6 +251,18 @@ async def test_a_client_that_goes_leaves_the_key_to_its_retry(
     assert (await other.post()).json() == {"id": "batch_1"}
 
 
+async def test_a_gateway_without_a_thread_for_the_lease_leaves_the_key_to_the_retry(
+    gateway: Gateway, other: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", none)
+        assert (await gateway.post()).status_code == 500
+    assert (await other.post()).json() == {"id": "batch_1"}
+
+
 async def test_a_gateway_that_died_is_followed_by_another_when_its_lease_ends(
     gateway: Gateway, other: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -261,7 +274,7 @@ async def test_a_gateway_that_died_is_followed_by_another_when_its_lease_ends(
     assert 0 < begun.wait_ms <= 300
     await asyncio.sleep(begun.wait_ms / 1000)  # the lease's end is what is waited for
     assert (await other.tries.begin(name, "f", "alive")).state == "new"
-    assert not gateway.renewals.renew((name, "dead"))
+    assert gateway.renewals.renew([(name, "dead"), (name, "alive")]) == [False, True]
     await gateway.tries.finish(name, "dead", None)  # too late: it is another one's
     assert (await gateway.tries.begin(name, "f", "third")).state == "running"
     assert (await other.tries.begin(name, "g", "third")).state == "other"

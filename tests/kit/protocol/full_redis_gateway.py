@@ -63,7 +63,7 @@ def _idempotent(store: BatchStore, worker: Lessee, url: str) -> Act:
 
     async def ask(tries: Tries) -> object:
         assert (await tries.begin("a", "f", "first")).state == "new"
-        assert Renewals.beside(store).renew(("a", "first"))
+        assert Renewals.beside(store).renew([("a", "first")]) == [True]
         await tries.finish("a", "first", answer)
         return (await tries.begin("a", "f", "second")).answer
 
@@ -216,7 +216,7 @@ def _due(store: BatchStore, worker: Lessee, url: str) -> Act:
         due.add("batch", "batch_2")
         claims = due.claim("batch", 1000, 10)
         assert {claim.id for claim in claims} == {"batch_1", "batch_2"}
-        assert due.renew(claims[0], 1000)
+        assert due.renew(claims[:1], 1000) == [True]
         assert due.release(claims[0], 0)
         assert due.finish(claims[1])
 

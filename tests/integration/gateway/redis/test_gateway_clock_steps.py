@@ -64,7 +64,7 @@ def test_a_lease_ends_in_its_time_after_a_step(due: Due, clock: WrongClock, kind
     due.add(kind, "a")  # as a cancel does
     clock.step(4)
     assert due.claim(kind, 5000) == []
-    assert due.renew(claim, 5000)
+    assert due.renew([claim], 5000) == [True]
     clock.step(6)
     (another,) = due.claim(kind, 5000)
     assert another.token != claim.token

@@ -82,7 +82,7 @@ def test_what_is_there_is_cancelled_ended_and_deleted_in_a_full_redis(
     due.add("batch", "batch_2")
     claims = due.claim("batch", 1000, 10)
     assert {claim.id for claim in claims} == {"batch_1", "batch_2"}
-    assert due.renew(claims[0], 1000)
+    assert due.renew(claims[:1], 1000) == [True]
     assert due.release(claims[0], 0)
     assert due.finish(claims[1])
     assert made.create("file", "default", "file_output", 1001, DOCUMENT)
@@ -115,7 +115,7 @@ def test_posts_and_rates_of_a_full_redis(own: RedisServer, own_store: BatchStore
     async def run() -> None:
         tries = Tries(connect_async(own.url, "test"))
         assert (await tries.begin("a", "f", "first")).state == "new"
-        assert Renewals.beside(own_store).renew(("a", "first"))
+        assert Renewals.beside(own_store).renew([("a", "first")]) == [True]
         await tries.finish("a", "first", Answer(200, {}, b"{}"))
         assert (await tries.begin("a", "f", "second")).answer == Answer(200, {}, b"{}")
         rates = Rates(connect_async(own.url, "test"))

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Sequence
+
 import pytest
 
 from contract.errors import StoreUnavailable
@@ -18,12 +22,16 @@ class Renewals:
         self.asked: list[str] = []
         self.others: set[str] = set()
         self.away = False
+        self.fails = False
 
-    def renew(self, job: str) -> bool:
-        self.asked.append(job)
+    def renew(self, jobs: Sequence[str]) -> list[bool]:
+        self.asked += jobs
+        time.sleep(0.001)
         if self.away:
             raise StoreUnavailable("away")
-        return job not in self.others
+        if self.fails:
+            raise RuntimeError
+        return [job not in self.others for job in jobs]
 
 
 def lost(held: Held[str]) -> bool:
@@ -65,6 +73,43 @@ def test_what_is_not_renewed_in_time_is_given_up(caplog: pytest.LogCaptureFixtur
     assert caplog.records[0].action == "no_renewal"  # type: ignore[attr-defined]
     renewals.away = False
     eventually(lambda: not lost(held), 10, "nobody else has it: it goes on")
+
+
+def test_an_error_of_one_renewal_does_not_end_those_that_follow(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    renewals = Renewals()
+    renewals.fails = True
+    held = Leases(renewals.renew, LEASE_S).hold("a")
+    eventually(lambda: lost(held), 10)
+    assert caplog.records[0].action == "no_renewal"  # type: ignore[attr-defined]
+    renewals.fails = False
+    eventually(lambda: not lost(held), 10)
+
+
+def test_a_job_for_which_no_thread_begins_is_not_held_and_the_next_one_is_renewed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def none(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    renewals = Renewals()
+    leases = Leases(renewals.renew, LEASE_S)
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", none)
+        with pytest.raises(RuntimeError):
+            leases.hold("a")
+    leases.hold("b")
+    eventually(lambda: "b" in renewals.asked, 10)
+    assert "a" not in renewals.asked
+
+
+def test_thousands_are_renewed_within_their_lease() -> None:
+    leases = Leases(Renewals().renew, 5 * LEASE_S)
+    every = [leases.hold(str(n)) for n in range(2000)]
+    until = max(held.until for held in every)
+    eventually(lambda: all(held.until > until for held in every), 10)
+    assert not any(map(lost, every))
 
 
 def test_its_thread_ends_with_the_last_job_and_begins_with_the_next() -> None:
