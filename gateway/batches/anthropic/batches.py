@@ -50,7 +50,7 @@ from gateway.http.errors import ApiError, invalid, not_found
 from gateway.http.http import caller, id_of, new_id, page_limit, reply, services
 from gateway.http.idempotency import conflict, fingerprint
 from gateway.http.services import Services
-from gateway.store import Writer
+from gateway.store import StoreFailed, Writer
 
 _KIND: Kind = "message_batch"
 #: Batches in a page: by default, and at most.
@@ -83,7 +83,11 @@ def create(
         check_same(known, file)
         return decode(stored.document)
     reserve(services, caller, batch_id, file.bytes)
-    keep(services, caller, writer, file)
+    try:
+        keep(services, caller, writer, file)
+    except (ApiError, StoreFailed):
+        services.limits.give_back(batch_id)
+        raise
     now = int(services.clock.now())
     record = BatchRecord(
         id=batch_id, tenant=caller.tenant, key_id=caller.key_id, api="anthropic",
