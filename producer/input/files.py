@@ -116,6 +116,8 @@ class AtomicFile:
     def __init__(self, name: str | Path, *, new: bool = False, durable: bool = False) -> None:
         self.path = Path(os.path.realpath(name))  # a link stays, its target is replaced
         self._new, self._durable = new, durable
+        #: Where it is until it is complete. It stays: `commit` and `discard` may come from two
+        #: threads at once, and what one has removed the other must miss.
         self._temporary: Path | None = None
         self._file: BinaryIO
         try:
@@ -148,12 +150,11 @@ class AtomicFile:
 
     def commit(self) -> None:
         """Bring it to its place; WriteFailed if another thread discards it meanwhile."""
-        temporary = self._temporary
         try:
             self.sync()  # on disk before it is visible in its place
             self._file.close()
-            if temporary is not None:
-                self._appear(temporary)
+            if self._temporary is not None:
+                self._appear(self._temporary)
             if self._durable:
                 _sync_folder(self.path.parent)
         except OSError as error:
@@ -173,7 +174,6 @@ class AtomicFile:
                 "it away, and the same command brings its results there"
             ) from None
         complete.replace(self.path)
-        self._temporary = None
 
     def write(self, data: bytes) -> None:
         """Append to the file."""
@@ -193,9 +193,8 @@ class AtomicFile:
 
     def discard(self) -> None:
         """Leave the place as it was; what was written is lost."""
-        temporary, self._temporary = self._temporary, None
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
+        if self._temporary is not None:
+            self._temporary.unlink(missing_ok=True)
         try:
             self._file.close()
         except OSError:

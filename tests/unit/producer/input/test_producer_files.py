@@ -43,6 +43,24 @@ def test_a_commit_fails_if_the_file_is_discarded_meanwhile(
     assert not list(tmp_path.iterdir())
 
 
+def test_a_commit_fails_while_the_file_is_discarded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The other way round: the commit comes when the file is removed and not yet closed."""
+    file = AtomicFile(tmp_path / "out.jsonl")
+    unlink = Path.unlink
+
+    def commits(path: Path, missing_ok: bool = False) -> None:
+        unlink(path, missing_ok)
+        monkeypatch.setattr(Path, "unlink", unlink)
+        with pytest.raises(WriteFailed):
+            file.commit()
+
+    monkeypatch.setattr(Path, "unlink", commits)
+    file.discard()
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_link_stays_and_its_target_is_replaced_with_its_mode(tmp_path: Path):
     target, link = tmp_path / "target", tmp_path / "link"
     target.write_bytes(b"earlier")
