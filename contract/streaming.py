@@ -18,10 +18,14 @@ import msgspec
 import orjson
 
 from contract import naming
+from contract.errors import StoreUnavailable, StoreUnreachable
 from contract.results import outcome_of, read_meta
 
 #: How long a worker remembers a listener of a request that it does not run, in seconds.
 LISTEN_S = 15.0
+#: After so long without news of a request a listener announces itself for it again, and so often
+#: while it misses a piece.
+SILENT_S, MISSED_S = LISTEN_S / 3, 1.0
 
 
 class Piece(NamedTuple):
@@ -143,34 +147,57 @@ class Listener:
         self._client = client
         self._name = secrets.token_hex(8)
         self._pubsub: Any = None
-        self._announce_at = 0.0
+        #: When each request was last announced, and told of, in time.monotonic().
+        self._announced: dict[str, float] = {}
+        self._told: dict[str, float] = {}
 
     def read(self, wait_s: float) -> list[Piece]:
         """Return what is new, after waiting for it, or for the result."""
         if self._pubsub is None:
-            self._subscribe()
-        if time.monotonic() >= self._announce_at:
-            told = announcement(self._name, self.transcripts, raw=True)
-            self._client.publish(naming.LISTEN_CHANNEL, told)
-            self._announced()
+            self._pubsub = self._subscribed()
+            self._announced.clear()  # what was published before was not heard
+        self._announce(time.monotonic())
         new: list[Piece] = []
-        message = self._pubsub.get_message(timeout=wait_s)
-        while message is not None:
-            if message["type"] == "message":
-                new += self._heard(message["channel"].decode(), message["data"])
-            message = self._pubsub.get_message()
+        try:
+            message = self._pubsub.get_message(timeout=wait_s)
+            while message is not None:
+                if message["type"] == "message":
+                    new += self._heard(message["channel"].decode(), message["data"])
+                message = self._pubsub.get_message()
+        except StoreUnavailable:
+            self.close()  # redis-py connects anew, but may be refused its subscriptions then
+            raise
         return new
 
-    def _announced(self) -> None:
-        self._announce_at = time.monotonic() + LISTEN_S / 3
+    def _announce(self, now: float) -> None:
+        due = [request_id for request_id in self.transcripts if now >= self._due(request_id)]
+        if due:
+            told = announcement(self._name, due, raw=True)
+            self._client.publish(naming.LISTEN_CHANNEL, told)
+            self._announced |= dict.fromkeys(due, now)
 
-    def _subscribe(self) -> None:
-        """Subscribe, and return when all that is published from now on will be heard."""
-        self._pubsub = self._client.pubsub()
+    def _due(self, request_id: str) -> float:
+        """Return when to announce a request again; whoever is told all of it needs no news."""
+        announced = self._announced.get(request_id)
+        if announced is None:
+            return 0.0
+        if self.transcripts[request_id].gaps:
+            return announced + MISSED_S
+        return max(announced, self._told.get(request_id, 0.0)) + SILENT_S
+
+    def _subscribed(self) -> Any:
+        """Return a subscription that hears all that is published from now on."""
+        pubsub = self._client.pubsub()
         channels = [naming.RESULT_PREFIX + request_id for request_id in self.transcripts]
-        self._pubsub.subscribe(naming.text_channel(self._name), *channels)
-        for _ in range(1 + len(channels)):
-            self._pubsub.get_message(timeout=LISTEN_S)
+        try:
+            pubsub.subscribe(naming.text_channel(self._name), *channels)
+            for _ in range(1 + len(channels)):
+                if pubsub.get_message(timeout=LISTEN_S) is None:
+                    raise StoreUnreachable("Redis: no answer to SUBSCRIBE")
+        except BaseException:
+            pubsub.close()
+            raise
+        return pubsub
 
     def _heard(self, channel: str, data: bytes) -> Iterable[Piece]:
         if channel.startswith(naming.RESULT_PREFIX):
@@ -178,21 +205,20 @@ class Listener:
             with suppress(ValueError, TypeError, LookupError):  # anybody may publish anything
                 self.transcripts[request_id].ended = outcome_of(read_meta(data))
             return
-        self._announced()  # whoever is told something needs no announcement
         try:
             pieces = read_published(data)
         except ValueError:
             return
+        now = time.monotonic()
         for piece in pieces:
             if transcript := self.transcripts.get(piece.request_id):
-                had_gaps = bool(transcript.gaps)
+                self._told[piece.request_id] = now
                 new = transcript.add(piece)
                 if new is not None:
                     yield new
-                elif transcript.gaps and not had_gaps:
-                    self._announce_at = 0.0
 
     def close(self) -> None:
         """Hear nothing more."""
-        if self._pubsub is not None:
-            self._pubsub.close()
+        pubsub, self._pubsub = self._pubsub, None
+        if pubsub is not None:
+            pubsub.close()

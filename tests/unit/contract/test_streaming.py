@@ -1,0 +1,154 @@
+"""A listener of texts: what it asks of Redis and when, however little it hears."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import orjson
+import pytest
+
+from contract import naming, streaming
+from contract.errors import StoreForbidden, StoreUnreachable
+from contract.streaming import LISTEN_S, Listener, Piece, published
+
+
+class Redis:
+    """A Redis, its connections and its clock: what a test says is published is heard at once."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.refuses: Exception | None = None
+        #: When which requests were announced.
+        self.announced: list[tuple[float, list[str]]] = []
+        self.open: list[Connection] = []
+
+    def pubsub(self) -> Connection:
+        connection = Connection(self)
+        self.open.append(connection)
+        return connection
+
+    def publish(self, channel: str, data: bytes) -> None:
+        assert channel == naming.LISTEN_CHANNEL
+        self.announced.append((self.now, orjson.loads(data)["ids"]))
+
+    def tells(self, *pieces: Piece) -> None:
+        """Publish some pieces."""
+        self.says("text", published(pieces))
+
+    def says(self, channel: str, data: bytes) -> None:
+        """Publish anything."""
+        heard = {"type": "message", "channel": channel.encode(), "data": data}
+        for connection in self.open:
+            connection.heard.append(heard)
+
+    def after(self, seconds: float, listener: Listener) -> list[Piece]:
+        """Let time pass; return what the listener reads then."""
+        self.now += seconds
+        return listener.read(0)
+
+
+class Connection:
+    """One subscription."""
+
+    def __init__(self, redis: Redis) -> None:
+        self.redis = redis
+        self.heard: list[dict[str, Any]] = []
+        self.subscribed = False
+
+    def subscribe(self, *channels: str) -> None:
+        self.heard += [{"type": "subscribe", "channel": name.encode()} for name in channels]
+        self.subscribed = True
+
+    def get_message(self, timeout: float = 0.0) -> dict[str, Any] | None:
+        if self.redis.refuses is not None:
+            raise self.redis.refuses
+        return self.heard.pop(0) if self.heard and self.subscribed else None
+
+    def close(self) -> None:
+        self.redis.open.remove(self)
+
+
+@pytest.fixture
+def redis(monkeypatch: pytest.MonkeyPatch) -> Redis:
+    """Return a Redis whose clock is the listener's."""
+    made = Redis()
+    monkeypatch.setattr(streaming, "time", SimpleNamespace(monotonic=lambda: made.now))
+    return made
+
+
+@pytest.mark.parametrize("error", [StoreForbidden("NOPERM"), StoreUnreachable("gone")])
+def test_a_listener_that_was_refused_at_first_hears_later(redis: Redis, error: Exception) -> None:
+    listener = Listener(redis, ["a"])
+    redis.refuses = error
+    for _ in range(2):
+        with pytest.raises(type(error)):
+            listener.read(0)
+        assert redis.open == []
+    redis.refuses = None
+    listener.read(0)
+    redis.tells(Piece("a", 1, 0, 0, "Once"))
+    assert redis.after(0.1, listener) == [Piece("a", 1, 0, 0, "Once")]
+
+
+def test_a_subscription_that_nobody_confirms_is_none(
+    redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listener = Listener(redis, ["a"])
+    monkeypatch.setattr(Connection, "get_message", lambda *_, **__: None)
+    with pytest.raises(StoreUnreachable):
+        listener.read(0)
+    assert redis.open == []
+    assert redis.announced == []
+
+
+def test_a_subscription_that_is_lost_is_made_anew_and_the_texts_are_asked_for(
+    redis: Redis,
+) -> None:
+    listener = Listener(redis, ["a"])
+    listener.read(0)
+    redis.refuses = StoreUnreachable("gone")
+    with pytest.raises(StoreUnreachable):
+        redis.after(0.1, listener)
+    assert redis.open == []
+    redis.refuses = None
+    redis.after(0.1, listener)
+    redis.tells(Piece("a", 1, 0, 0, "Once"))
+    assert redis.after(0.1, listener) == [Piece("a", 1, 0, 0, "Once")]
+    assert len(redis.announced) == 2
+
+
+def test_a_missing_piece_is_asked_for_while_text_keeps_coming(redis: Redis) -> None:
+    listener = Listener(redis, ["a"])
+    listener.read(0)
+    redis.tells(Piece("a", 1, 0, 0, "Once"))
+    redis.after(2, listener)
+    redis.tells(Piece("a", 1, 0, 5, "upon"))
+    redis.tells(Piece("a", 1, 0, 9, " a"))
+    redis.after(0.1, listener)
+    began = redis.now
+    for n in range(50):
+        redis.tells(Piece("a", 1, 0, 11 + n, "."))
+        redis.after(0.1, listener)
+    times = [at - began for at, _ in redis.announced[1:]]
+    assert times[0] == pytest.approx(0.1)
+    assert 3 <= len(times) <= 6  # once a second, however much comes
+    redis.tells(Piece("a", 1, 0, 0, "Once upon a" + 50 * "."))
+    redis.after(0.1, listener)
+    asked = len(redis.announced)
+    redis.after(2, listener)
+    assert len(redis.announced) == asked
+
+
+def test_who_hears_of_one_request_announces_itself_for_the_others(redis: Redis) -> None:
+    listener = Listener(redis, ["a", "b"])
+    listener.read(0)
+    for n in range(int(3 * LISTEN_S)):
+        redis.tells(Piece("a", 1, 0, n, "."))
+        redis.after(1, listener)
+    assert redis.announced[0] == (1000.0, ["a", "b"])
+    times = [at for at, ids in redis.announced if "b" in ids]
+    assert max(b - a for a, b in pairwise(times)) < LISTEN_S
+    assert redis.now - times[-1] < LISTEN_S
+    assert {one for _, ids in redis.announced[1:] for one in ids} == {"b"}
