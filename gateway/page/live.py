@@ -24,6 +24,7 @@ from starlette.responses import Response, StreamingResponse
 from contract import naming
 from contract.errors import WarmqError
 from contract.redis.ring import Minute
+from contract.results import outcome_of, read_meta
 from contract.streaming import Listener
 from gateway.batches.api import batches as api
 from gateway.batches.api.protocol import parts_of
@@ -48,7 +49,8 @@ WRITE_S = 10.0
 #: Batches that one viewer watches, those that are read in one look of all viewers', and workers
 #: whose state is sent.
 MOST_WATCHED, MOST_READ, MOST_WORKERS = 25, 100, 100
-#: A sign of life, a look whether the session still is one, and between two looks for text.
+#: A sign of life, a look whether the session still is one or a request has ended, and between two
+#: looks for text.
 ALIVE_S, CHECK_S, TEXT_S = 10.0, 2.0, 0.3
 #: After so long a viewer has to connect anew, which browsers do by themselves.
 LONGEST_S = 3600.0
@@ -317,7 +319,7 @@ class Text:
         self._services, self._caller = services, caller
         self._batch_id, self._custom_id = batch_id, custom_id
         self._listener: Listener | None = None
-        self._found = 0.0
+        self._found = self._looked = 0.0
         self._sent = (0, "", "")
 
     def find(self) -> None:
@@ -352,9 +354,20 @@ class Text:
         if self._listener is None:
             return self._sent
         self._listener.read(0)
+        self._look_for_end(self._listener)
         found = self._listener.transcripts.values()
-        whole = max(found, key=lambda t: (t.attempt, len(t.texts.get(0, ""))))
+        whole = max(found, key=lambda t: (t.attempt, bool(t.ended), len(t.texts.get(0, ""))))
         return whole.attempt, whole.texts.get(0, ""), whole.ended
+
+    def _look_for_end(self, listener: Listener) -> None:
+        """Look for a result now and then: it is published once, and who is not there misses it."""
+        texts, now = listener.transcripts, time.monotonic()
+        if now - self._looked < CHECK_S or any(text.ended for text in texts.values()):
+            return
+        self._looked = now
+        for text, raw in zip(texts.values(), self._services.batches.results([*texts]), strict=True):
+            if raw is not None:
+                text.ended = outcome_of(read_meta(raw))
 
     def close(self) -> None:
         """Hear nothing more."""
