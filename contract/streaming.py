@@ -99,8 +99,9 @@ def _joined(parts: Iterable[Any]) -> str:
 class Transcript:
     """The text of one request as its pieces tell it: `texts` by choice.
 
-    `begun` counts how often the text began anew: with another attempt, or because the engine wrote
-    another one. A choice in `gaps` misses a piece. `ended` is the outcome, '' while it runs.
+    `begun` counts how often a text began anew: of all choices with another attempt, or of one
+    because the engine wrote another. A choice in `gaps` misses a piece. `ended` is the outcome, ''
+    while it runs.
     """
 
     def __init__(self) -> None:
@@ -122,7 +123,7 @@ class Transcript:
             return piece
         if attempt < self.attempt:
             return None
-        if attempt > self.attempt or not (at or text.startswith(have) or have.startswith(text)):
+        if attempt > self.attempt:
             self.attempt, self.texts, self.ended, have = attempt, {}, "", ""
             self.gaps.clear()
             self.begun += 1
@@ -130,9 +131,14 @@ class Transcript:
             self.gaps.add(choice)
             return None
         self.gaps.discard(choice)
-        new = text[len(have) - at :]  # a piece may come twice: after an announcement
-        self.texts[choice] = have + new
-        return Piece(piece.request_id, attempt, choice, len(have), new) if new else None
+        whole = have[:at] + text
+        if have.startswith(whole):  # a piece may come twice: after an announcement
+            return None
+        if not whole.startswith(have):
+            self.ended, have = "", ""
+            self.begun += 1
+        self.texts[choice] = whole
+        return Piece(piece.request_id, attempt, choice, len(have), whole[len(have) :])
 
 
 class Listener:

@@ -77,7 +77,7 @@ def listen(
         while (raw := store.results([request_id])[0]) is None:
             pieces = listener.read(LOOK_S)
             for piece in pieces:
-                text.add(piece, transcript)
+                text.add(piece)
             if not pieces:
                 _still_there(store, same, request_id)
             now = time.monotonic()
@@ -104,20 +104,20 @@ class _Shown:
     """Prints the text of the first choice."""
 
     def __init__(self) -> None:
-        self._begun = self._written = 0
+        self._written = ""
 
-    def add(self, piece: Piece, transcript: Transcript) -> None:
-        if transcript.begun != self._begun and self._written:
+    def add(self, piece: Piece) -> None:
+        if piece.choice:
+            return
+        if self._written and not piece.at:
             _write("\n")
-            tell(f"attempt {transcript.attempt}: the text begins anew")
-            self._written = 0
-        self._begun = transcript.begun
-        if piece.choice == 0:
-            self._written += len(piece.text)
-            _write(piece.text)
+            tell(f"attempt {piece.attempt}: the text begins anew")
+            self._written = ""
+        self._written += piece.text
+        _write(piece.text)
 
     def end(self, transcript: Transcript, outcome: str, texts: Mapping[int, str]) -> None:
-        had, text = transcript.texts.get(0, ""), texts.get(0, "")
+        had, text = self._written, texts.get(0, "")
         if text.startswith(had):
             _write(text[len(had) :] + "\n")
         else:
@@ -131,14 +131,29 @@ class _Entries:
 
     def __init__(self, show: Callable[[Entry], None]) -> None:
         self._show = show
-        self._begun = 0
+        self._attempt = 0
+        #: What the entries since the last `begin` say, by choice.
+        self._said: dict[int, str] = {}
 
-    def add(self, piece: Piece, transcript: Transcript) -> None:
-        if transcript.begun != self._begun:
-            self._begun = transcript.begun
-            self._show({"event": "begin", "attempt": str(transcript.attempt)})
+    def add(self, piece: Piece) -> None:
+        if piece.attempt != self._attempt:
+            self._begin(piece.attempt)
+        elif piece.choice in self._said and not piece.at:  # the other choices stay as they are
+            said = self._said
+            self._begin(piece.attempt)
+            for choice, text in said.items():
+                if choice != piece.choice:
+                    self._say(piece._replace(choice=choice, text=text))
+        self._say(piece)
+
+    def _begin(self, attempt: int) -> None:
+        self._attempt, self._said = attempt, {}
+        self._show({"event": "begin", "attempt": str(attempt)})
+
+    def _say(self, piece: Piece) -> None:
+        self._said[piece.choice] = self._said.get(piece.choice, "") + piece.text
         self._show({
-            "event": "text", "attempt": str(transcript.attempt), "choice": str(piece.choice),
+            "event": "text", "attempt": str(piece.attempt), "choice": str(piece.choice),
             "at": str(piece.at), "text": piece.text,
         })  # fmt: skip
 
@@ -148,7 +163,7 @@ class _Entries:
         for choice, text in texts.items() if whole else ():
             at = len(had.get(choice, ""))
             if piece := transcript.add(Piece("", attempt, choice, at, text[at:])):
-                self.add(piece, transcript)
+                self.add(piece)
         self._show({"event": "end", "attempt": str(attempt), "outcome": outcome,
                     "whole": str(int(whole))})  # fmt: skip
 

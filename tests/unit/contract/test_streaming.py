@@ -11,7 +11,7 @@ import pytest
 
 from contract import naming, streaming
 from contract.errors import StoreForbidden, StoreUnreachable
-from contract.streaming import LISTEN_S, Listener, Piece, published
+from contract.streaming import LISTEN_S, Listener, Piece, Transcript, published
 
 
 class Redis:
@@ -152,3 +152,35 @@ def test_who_hears_of_one_request_announces_itself_for_the_others(redis: Redis) 
     assert max(b - a for a, b in pairwise(times)) < LISTEN_S
     assert redis.now - times[-1] < LISTEN_S
     assert {one for _, ids in redis.announced[1:] for one in ids} == {"b"}
+
+
+def taken(transcript: Transcript, *pieces: tuple[int, int, str]) -> list[tuple[int, int, str]]:
+    """Take in pieces of one attempt, (choice, at, text); return what of them is new."""
+    found = [transcript.add(Piece("a", 1, *piece)) for piece in pieces]
+    return [(piece.choice, piece.at, piece.text) for piece in found if piece is not None]
+
+
+@pytest.mark.parametrize("first", ["Once", "Once upon", "Once upon a time"])
+def test_a_choice_that_is_written_anew_takes_no_other_with_it(first: str) -> None:
+    """A server that runs a request again, and only the second choice has another text."""
+    transcript = Transcript()
+    taken(transcript, (0, 0, "Once upon"), (1, 0, "Twice"), (2, 0, "Thrice"))
+    new = taken(transcript, (0, 0, first), (1, 0, "Never"), (2, 0, "Thrice"))
+    assert new[-1] == (1, 0, "Never")
+    longest = max("Once upon", first, key=len)
+    assert transcript.texts == {0: longest, 1: "Never", 2: "Thrice"}
+    assert transcript.begun == 2
+    assert taken(transcript, (0, len(longest), "!")) == [(0, len(longest), "!")]
+    assert transcript.gaps == set()
+
+
+def test_a_text_that_leaves_the_former_one_later_is_not_mixed_with_it() -> None:
+    """One that a user runs again has the same attempt, and may begin with the same words."""
+    transcript = Transcript()
+    taken(transcript, (0, 0, "Once upon"), (1, 0, "Twice"))
+    transcript.ended = "failed"
+    assert taken(transcript, (0, 0, "On"), (0, 2, "ly"), (0, 4, " a test")) == [
+        (0, 0, "Only"), (0, 4, " a test")
+    ]  # fmt: skip
+    assert transcript.texts == {0: "Only a test", 1: "Twice"}
+    assert (transcript.begun, transcript.ended) == (2, "")
