@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -137,6 +138,8 @@ OF_WORKERS = tuple(
     zremrangebyscore {key} 0 0
     """.strip().splitlines()
 )
+#: How long to wait for what Redis says to SUBSCRIBE, in seconds.
+ANSWER_S = 5.0
 _KEYS_OF_CELERY = ("_kombu.binding.scratch", "scratch.celery.pidbox")
 #: How Redis 6.2 and later, and Valkey, refuse a command, key or channel within a script.
 _REFUSED = re.compile(r"NOPERM|user executing the script|ACL failure|no permissions", re.IGNORECASE)
@@ -158,7 +161,7 @@ def missing_rights(store: Reads, queue: str, *, worker: bool) -> list[str]:
         said = store._client.run_script("rights", orjson.dumps(tried))
     except StoreForbidden:
         return ["evalsha", "script|load"]
-    found: list[str] = []
+    found = [] if _may_subscribe(store) else ["subscribe"]
     for words, text in zip(tried, map(bytes.decode, said), strict=True):
         command, name = words[:2]
         if _REFUSED.search(text) and command not in found:
@@ -166,6 +169,17 @@ def missing_rights(store: Reads, queue: str, *, worker: bool) -> list[str]:
             # One for a key or channel only if the command may be used on others.
             found.append(command if name == _KEY else sign + name)
     return found
+
+
+def _may_subscribe(store: Reads) -> bool:
+    """Whether this user may run SUBSCRIBE, which no script can."""
+    with closing(store._client.pubsub()) as pubsub:
+        try:
+            pubsub.subscribe(_KEY)
+            pubsub.get_message(timeout=ANSWER_S)
+        except StoreForbidden:
+            return False
+    return True
 
 
 #: Records looked at to say which kinds a tenant has: a bound on what the doctor asks of Redis.

@@ -70,7 +70,8 @@ def test_a_workers_rights_are_tried_where_they_are_asked_for(
 
 @pytest.mark.parametrize(
     ("rule", "lacking"),
-    [("-hset", "hset"), ("-rpush", "rpush"), ("-publish", "publish"), ("-mget", "mget")],
+    [("-hset", "hset"), ("-rpush", "rpush"), ("-publish", "publish"), ("-mget", "mget"),
+     ("-subscribe", "subscribe")],
 )  # fmt: skip
 def test_a_right_that_is_missing_is_named(
     own: RedisServer, own_store: BatchStore, rule: str, lacking: str
@@ -121,16 +122,15 @@ def test_a_user_who_may_run_no_script_is_told(own: RedisServer, own_store: Batch
     assert found["rights_missing"]["facts"]["missing"] == ["evalsha", "script|load"]
 
 
-def test_every_documented_command_is_tried_that_a_script_can_run() -> None:
+def test_every_documented_command_is_tried_that_a_script_can_run_and_subscribe() -> None:
     direct = {"evalsha", "script|load", "script|exists", "ping", "info", "time", "client|setname",
               "client|tracking"}  # fmt: skip
-    not_in_scripts = {"brpop", "subscribe", "psubscribe", "unsubscribe", "punsubscribe",
-                      "multi", "exec"}  # fmt: skip
+    not_in_scripts = {"brpop", "psubscribe", "unsubscribe", "punsubscribe", "multi", "exec"}
 
     def commands(user: str) -> set[str]:
         return {rule[1:] for rule in documented(user) if rule.startswith("+")}
 
-    tried = {words[0] for words in OF_PRODUCERS}
+    tried = {words[0] for words in OF_PRODUCERS} | {"subscribe"}
     assert tried == commands("warmq-producer") - direct - not_in_scripts
     of_workers = {words[0] for words in OF_WORKERS}
     assert of_workers - {"set"} == commands("warmq-worker") - direct - not_in_scripts - tried
