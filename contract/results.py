@@ -2,7 +2,7 @@
 
 import datetime as dt
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import orjson
@@ -91,19 +91,63 @@ class ResultLine:
     rejected: bool = False
 
 
+#: Of a line, from 1; every program that reads the output can hold it.
+_Line = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
+
+
+class _Error(msgspec.Struct):
+    code: str
+    message: str
+    param: str | None = None
+    line: _Line | msgspec.UnsetType = msgspec.UNSET
+
+
+class _Ours(msgspec.Struct):
+    """What `warmq` is in a result, as far as anybody uses it."""
+
+    error: _Error | None = None
+    timing: dict[str, float] | None = None
+    custom_id: str | None = None
+    line: _Line | None = None
+
+
 def read_meta(raw: bytes) -> dict[str, Any]:
-    """Decode a stored result; a value of another program reads as a failure."""
+    """Decode a stored or published result; a value of another program reads as a failure.
+
+    Whatever it was, `status` is a text, `warmq` and each of its parts None or as `success_meta` and
+    `failure_meta` write it, and all of it can be written as JSON again.
+    """
     try:
         meta = orjson.loads(raw)
-    except orjson.JSONDecodeError:
+        orjson.dumps(meta)  # which refuses what is nested deeper than 254 levels
+    except (orjson.JSONDecodeError, orjson.JSONEncodeError):
         meta = None
-    if isinstance(meta, dict) and isinstance(meta.get("status"), str):
-        return meta
-    return {"status": "FAILURE", "result": "the stored result cannot be read"}
+    if not (isinstance(meta, dict) and isinstance(meta.get("status"), str)):
+        return {"status": "FAILURE", "result": "the stored result cannot be read"}
+    if "warmq" in meta:
+        meta["warmq"] = _usable(meta["warmq"])
+    return meta
+
+
+def _usable(ours: object) -> dict[str, Any] | None:
+    if not isinstance(ours, dict):
+        return None
+    if not _is_ours(ours):
+        for name, part in ours.items():
+            ours[name] = part if _is_ours({name: part}) else None
+    return ours
+
+
+def _is_ours(parts: dict[str, Any]) -> bool:
+    try:
+        msgspec.convert(parts, _Ours)
+    except msgspec.ValidationError:
+        return False
+    return True
 
 
 def outcome_of(meta: dict[str, Any]) -> str:
-    """Return the counter a stored result belongs to."""
+    """Return the counter a result belongs to, as `read_meta` returned it."""
     if meta["status"] == "SUCCESS":
         return "completed"
     code = ((meta.get("warmq") or {}).get("error") or {}).get("code")
@@ -125,6 +169,8 @@ class _Success(msgspec.Struct):
 
 
 _decode_success = msgspec.json.Decoder(_Success).decode
+#: Of JSON that is nested deeper than Python's stack it says RecursionError.
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 def body_of(raw: bytes) -> bytes | None:
@@ -133,7 +179,7 @@ def body_of(raw: bytes) -> bytes | None:
         meta = _decode_success(raw)
         body = bytes(meta.result)
         body.decode()  # msgspec does not look into what it passes over
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except _UNREADABLE:
         return None
     return body
 
@@ -168,7 +214,7 @@ def _plain_line(
             ran = leader.encode()
             same_as = b',"same_as":' + orjson.dumps(meta.warmq.custom_id)
         body.decode()  # msgspec does not look into what it passes over
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except _UNREADABLE:
         return None
     if line is None:
         custom_id, line = meta.warmq.custom_id, meta.warmq.line
@@ -198,8 +244,11 @@ def own_line(request_id: str, raw: bytes) -> ResultLine | None:
     """Return the line with the result's own custom_id and number; None if it has none."""
     if plain := _plain_line(request_id, raw):
         return plain
-    ours = read_meta(raw).get("warmq")
-    return _any_line(request_id, ours["custom_id"], ours["line"], raw) if ours else None
+    ours = read_meta(raw).get("warmq") or {}
+    custom_id, line = ours.get("custom_id"), ours.get("line")
+    if custom_id is None or line is None:
+        return None
+    return _any_line(request_id, custom_id, line, raw)
 
 
 def _any_line(

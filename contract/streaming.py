@@ -72,11 +72,19 @@ def announcement(listener: str, request_ids: Iterable[str], *, raw: bool = False
     return orjson.dumps(told | {"raw": True} if raw else told)
 
 
-def texts_of(body: Mapping[str, Any]) -> dict[int, str]:
-    """Return the text of each choice of a response body; of none where it has no choices.
+def texts_of(body: object) -> dict[int, str]:
+    """Return the text of each choice of a response body; of none where it has no choices, or is
+    no such body: anybody may write a result.
 
     A message of Anthropic's and a response of OpenAI's have one.
     """
+    if isinstance(body, dict):
+        with suppress(AttributeError, TypeError, RecursionError):
+            return _texts_of(body)
+    return {}
+
+
+def _texts_of(body: Mapping[str, Any]) -> dict[int, str]:
     parts = body.get("content") if body.get("type") == "message" else None
     if body.get("object") == "response":
         items = (item for item in body.get("output") or () if item.get("type") == "message")
@@ -88,7 +96,8 @@ def texts_of(body: Mapping[str, Any]) -> dict[int, str]:
         said = (choice.get("message") or choice).get("content") or choice.get("text") or ""
         # Mistral's reasoning models answer with a list of what they thought and said.
         text = _joined(said) if isinstance(said, list) else str(said)
-        texts[choice.get("index", number)] = text
+        index = choice.get("index")
+        texts[index if type(index) is int else number] = text
     return texts
 
 
@@ -208,8 +217,8 @@ class Listener:
     def _heard(self, channel: str, data: bytes) -> Iterable[Piece]:
         if channel.startswith(naming.RESULT_PREFIX):
             request_id = channel.removeprefix(naming.RESULT_PREFIX)
-            with suppress(ValueError, TypeError, LookupError):  # anybody may publish anything
-                self.transcripts[request_id].ended = outcome_of(read_meta(data))
+            if transcript := self.transcripts.get(request_id):
+                transcript.ended = outcome_of(read_meta(data))
             return
         try:
             pieces = read_published(data)

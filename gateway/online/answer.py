@@ -17,7 +17,7 @@ from gateway.http.errors import ApiError, api_error, stopping
 from gateway.online.asked import Asked
 from gateway.online.events.chunks import Chunks
 from gateway.online.events.messages import MessageEvents
-from gateway.online.events.responses import ResponseEvents
+from gateway.online.events.responses import FOREIGN, ResponseEvents
 from gateway.online.waiting import Gone, Late, Waiter
 
 
@@ -182,8 +182,15 @@ class Stream:
             await self._write([self._events.text(choice, text) for choice, text in new])
 
     def _last(self, raw: bytes) -> Iterable[bytes]:
-        body = orjson.loads(raw)
-        texts = texts_of(body)
+        try:
+            body = orjson.loads(raw)
+            self._check(texts_of(body))
+            return list(self._events.last(body, self._texts.sent))
+        except FOREIGN:
+            told = "another program wrote the answer of this request, in a form that nobody reads"
+            raise ApiError(500, told, code="request_failed", retry=False) from None
+
+    def _check(self, texts: dict[int, str]) -> None:
         if not self._texts.continued_by(texts):
             raise ApiError(
                 503,
@@ -191,7 +198,6 @@ class Stream:
                 "it again",
                 code="stream_broken",
             )
-        return self._events.last(body, self._texts.sent)
 
     async def _write(self, events: Iterable[bytes], *, more: bool = True) -> None:
         data = b"".join(events)

@@ -184,7 +184,7 @@ def tokens_of(body: bytes) -> int | None:
     """Return how many tokens an answer says it has used; None if it says nothing."""
     try:
         answer = _decode(body)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return None
     usage = answer.usage
     if usage is None:

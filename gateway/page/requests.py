@@ -109,7 +109,8 @@ def _told(result: bytes) -> dict[str, Any]:
     ours = meta.get("warmq") or {}
     timing = ours.get("timing") or {}
     body = meta.get("result") if meta.get("status") == "SUCCESS" else None
-    usage = (body.get("usage") or {}) if isinstance(body, dict) else {}
+    usage = body.get("usage") if isinstance(body, dict) else None
+    tokens = usage.get("completion_tokens") if isinstance(usage, dict) else None
     return {
         "meta": meta,
         "custom_id": str(ours.get("custom_id") or ""),
@@ -118,13 +119,13 @@ def _told(result: bytes) -> dict[str, Any]:
         "attempts": timing.get("attempts"),
         "queued_s": timing.get("queued_s"),
         "engine_s": timing.get("engine_s"),
-        "tokens": usage.get("completion_tokens"),
+        "tokens": tokens if type(tokens) is int else None,
         "body": body,
     }
 
 
 def _done_at(meta: dict[str, Any]) -> float | None:
-    with suppress(ValueError):
+    with suppress(ValueError, OverflowError):
         return dt.datetime.fromisoformat(str(meta.get("date_done"))).timestamp()
     return None
 
@@ -205,9 +206,8 @@ def text_of(body: object) -> str:
     """Return the text of an answer; of one that has none, as an embedding, what it says instead."""
     if not isinstance(body, dict):
         return ""
-    with suppress(AttributeError, TypeError):
-        if text := texts_of(body).get(0):
-            return text[:TEXT_CHARACTERS]
+    if text := texts_of(body).get(0):
+        return text[:TEXT_CHARACTERS]
     return orjson.dumps(body).decode()[:TEXT_CHARACTERS]
 
 

@@ -97,7 +97,8 @@ class Result:
     def text(self) -> str | None:
         """The text of the first choice, of a response or message; None if there is none, as for
         embeddings and failed requests."""
-        return text_of(self.body or {})
+        body: object = self.body  # another program may have written it
+        return text_of(body) if isinstance(body, dict) else None
 
     def __repr__(self) -> str:
         what = f"text={self.text!r}" if self.ok else f"error={self.error!r}"

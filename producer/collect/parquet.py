@@ -18,6 +18,8 @@ from producer.input.tables.arrow import pyarrow
 _ROWS, _BYTES = 50_000, 8 * 2**20
 #: Rows that are Python's objects at a time, which take several times as much; or so many bytes.
 _PIECE, _PIECE_BYTES = 500, 2**20
+#: Tokens that nobody has; a column takes less than 2**63.
+_MOST = 2**53
 #: Of other columns no two texts are alike.
 _REPEATED = ["finish_reason", "error_code"]
 #: The columns: `text` is that of the first choice, `response` the engine's answer as JSON.
@@ -159,31 +161,46 @@ def text_of(body: Body) -> str | None:
     if body.get("type") == "message":
         return _joined(_objects(body, "content"), "text")
     choice = _choice(body)
-    found = (choice.get("message") or {}).get("content", choice.get("text"))
-    return found if isinstance(found, str) else None
+    return _text(_object(choice, "message").get("content", choice.get("text")))
 
 
 def finish_reason_of(body: Body) -> str | None:
     """Return why an answer ended, in its endpoint's own words."""
     if body.get("object") == "response":
-        cut = body.get("incomplete_details")
-        found = cut.get("reason") if isinstance(cut, Mapping) else None
-        return found or body.get("status")
-    return _choice(body).get("finish_reason") or body.get("stop_reason")
+        cut = _object(body, "incomplete_details")
+        return _text(cut.get("reason")) or _text(body.get("status"))
+    return _text(_choice(body).get("finish_reason")) or _text(body.get("stop_reason"))
 
 
 def tokens_of(body: Body) -> tuple[int | None, int | None]:
     """Return the tokens of prompt and answer. Anthropic counts those of the cache apart."""
-    usage = body.get("usage") or {}
-    asked, written = usage.get("prompt_tokens"), usage.get("completion_tokens")
-    if asked is None and usage.get("input_tokens") is not None:
+    usage = _object(body, "usage")
+    asked, written = _number(usage, "prompt_tokens"), _number(usage, "completion_tokens")
+    if asked is None and _number(usage, "input_tokens") is not None:
         cached = ("cache_read_input_tokens", "cache_creation_input_tokens")
-        asked = sum(usage.get(name) or 0 for name in ("input_tokens", *cached))
-    return asked, usage.get("output_tokens") if written is None else written
+        asked = sum(_number(usage, name) or 0 for name in ("input_tokens", *cached))
+    return asked, _number(usage, "output_tokens") if written is None else written
+
+
+# A result may be another program's: whatever has another type than it should is not there.
 
 
 def _choice(body: Body) -> Body:
-    return next(iter(body.get("choices") or []), None) or {}
+    return next(iter(_objects(body, "choices")), {})
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _number(of: Body, name: str) -> int | None:
+    found = of.get(name)
+    return found if type(found) is int and abs(found) < _MOST else None
+
+
+def _object(of: Body, name: str) -> Body:
+    found = of.get(name)
+    return found if isinstance(found, Mapping) else {}
 
 
 def _objects(of: Body, name: str) -> list[Body]:
@@ -192,5 +209,5 @@ def _objects(of: Body, name: str) -> list[Body]:
 
 
 def _joined(parts: Iterable[Body], kind: str) -> str | None:
-    texts = [part["text"] for part in parts if part.get("type") == kind and part.get("text")]
-    return "".join(texts) if texts else None
+    texts = [_text(part.get("text")) for part in parts if part.get("type") == kind]
+    return "".join(filter(None, texts)) or None

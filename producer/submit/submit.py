@@ -16,12 +16,11 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
-import orjson
-
 from contract.batch import Batch
 from contract.index import IndexChunk
 from contract.openai.lines import Request
 from contract.redis.batches import BatchStore, Enqueued
+from contract.results import error_of
 from contract.settings import Settings
 from producer.input.reader import CHUNK_BYTES, RawChunk
 from producer.input.seen import SeenIds
@@ -306,5 +305,5 @@ class Submitter:
         if not self._summary.first_error:  # an earlier submit has written it
             first_id = next(self._store.index(self._id)).request_ids(self._id)[:1]
             for raw in filter(None, self._store.results(first_id)):
-                first = str(orjson.loads(raw)["warmq"]["error"]["message"])
+                first = error_of(raw).message
         return f"no valid line: all {total} are wrong; the first: {first}"

@@ -17,7 +17,7 @@ import orjson
 from contract.results import ResultLine, one_line
 from gateway.batches.api.record import Usage
 from gateway.http.errors import ApiError
-from gateway.online.events.responses import with_all_fields
+from gateway.online.events.responses import FOREIGN, with_all_fields
 
 #: Bytes that are sent at once, and lines that are read for them, one or two ms of CPU.
 CHUNK_BYTES, CHUNK_LINES = 128 * 1024, 500
@@ -63,12 +63,15 @@ def _refusal(line_id: str, code: str, error: dict[str, Any], rejected: bool) -> 
 
 
 def _with_all_fields(line: bytes) -> bytes:
-    found = orjson.loads(line)
-    body = found["response"]["body"]
-    if body.get("object") != "response":
+    try:
+        found = orjson.loads(line)
+        body = found["response"]["body"]
+        if body.get("object") != "response":
+            return line
+        found["response"]["body"] = with_all_fields(body)
+        return one_line(orjson.dumps(found))
+    except FOREIGN:
         return line
-    found["response"]["body"] = with_all_fields(body)
-    return one_line(orjson.dumps(found))
 
 
 class _Cached(msgspec.Struct):
@@ -116,7 +119,7 @@ def usage_of(line: bytes) -> Usage:
     """
     try:
         found = _decode(line).response.body.usage
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         found = None
     if found is None:
         return Usage()

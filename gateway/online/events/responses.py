@@ -19,6 +19,10 @@ _LEFT_OUT: dict[str, Any] = {
 }  # fmt: skip
 
 
+#: What is raised of an answer that another program wrote, in a form that no endpoint has.
+FOREIGN = (AttributeError, TypeError, LookupError, ValueError)
+
+
 def with_all_fields(body: Mapping[str, Any]) -> dict[str, Any]:
     """Return a response that has them; each text of its output has its `logprobs`, too."""
     output = [_item(item) for item in body.get("output") or ()]
@@ -26,8 +30,11 @@ def with_all_fields(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def bytes_with_all_fields(body: bytes) -> bytes:
-    """Do the same to an answer's JSON."""
-    return orjson.dumps(with_all_fields(orjson.loads(body)))
+    """Do the same to an answer's JSON; what is no response stays as it is."""
+    try:
+        return orjson.dumps(with_all_fields(orjson.loads(body)))
+    except FOREIGN:
+        return body
 
 
 def _usage(usage: Mapping[str, Any] | None) -> dict[str, Any] | None:

@@ -87,7 +87,7 @@ def listen(
                 tell_at = now + TELL_S
     meta = read_meta(raw)
     outcome = outcome_of(meta)
-    text.end(transcript, outcome, texts_of(meta["result"]) if outcome == "completed" else {})
+    text.end(transcript, outcome, texts_of(meta.get("result")) if outcome == "completed" else {})
     return outcome
 
 

@@ -32,6 +32,8 @@ from worker.drain.events import FirstText
 from worker.drain.running_text import PAUSE_S, RunningText
 
 GATEWAY = "gateway-1"
+#: Lists that are too deep to be made a text of.
+DEEP = b'{"listener":"a","ids":[' + b"[" * 1000 + b"]" * 1000 + b"]}"
 HEADERS = {"warmq": {"listener": GATEWAY, "url": "/v1/chat/completions"}}
 
 
@@ -276,9 +278,9 @@ async def test_no_junk_on_the_channel_or_in_the_header_stops_anything(
         await hears(running, redis_client)
         for junk in (b"{}", b'{"listener":7,"ids":["x"]}', b'{"listener":"a b","ids":["x"]}',
                      b'{"listener":"a","ids":7}', b"\xff", b"{", b"7", b"null",
-                     b'"text"', b'["x"]',
-                     b'{"listener":"a","ids":' + b"[" * 1000 + b"]" * 1000 + b"}"):  # fmt: skip
+                     b'"text"', b'["x"]', DEEP):  # fmt: skip
             redis_client.publish(naming.LISTEN_CHANNEL, junk)
+        redis_client.publish(keys.CANCEL_CHANNEL, b"[" + b"[" * 1000 + b"]" * 1000 + b"]")
         for n, listener in enumerate(("", "a b", "x" * 65, 7, None, ["a"], "a\n")):
             named = {"warmq": {"listener": listener}}
             redis_client.lpush(QUEUE, celery_message(f"junk{n}", chat(), **named))

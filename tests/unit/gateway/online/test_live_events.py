@@ -9,11 +9,16 @@ import pytest
 
 from contract.errors import RequestRejected
 from contract.openai.body import CHAT_URL, COMPLETION_URL, MESSAGES_URL, RESPONSES_URL
+from contract.results import result_line
 from contract.streaming import Piece, texts_of
+from gateway.batches.api.output_lines import openai_line
 from gateway.http.errors import ApiError
-from gateway.online.answer import Events, Texts, events_of
+from gateway.online.answer import Events, Stream, Texts, events_of
 from gateway.online.asked import Asked, StreamOptions, read
 from gateway.online.events.chunks import DONE
+from gateway.online.events.responses import bytes_with_all_fields
+from gateway.online.waiting import Waiter
+from gateway.redis.live import Push
 
 USAGE = {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
 
@@ -246,3 +251,48 @@ def test_a_field_of_the_wrong_type_is_named() -> None:
     with pytest.raises(RequestRejected) as caught:
         asked(priority="high")
     assert caught.value.field == "priority"
+
+
+# -- answers of other programs --------------------------------------------------------
+
+STRANGE = [
+    b"7", b"[]", b'{"choices":7}', b'{"choices":["x"]}', b'{"choices":[{"message":7,"text":[]}]}',
+    b'{"type":"message","content":7}', b'{"type":"message","content":["x"]}',
+    b'{"object":"response","output":7}', b'{"object":"response","output":[7],"usage":7}',
+    b'{"object":"response","output":[{"type":"message","content":[7]}]}',
+    b'{"choices":[{"message":{"a":' + b"[" * 300 + b"]" * 300 + b"}}]}",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("url", [CHAT_URL, COMPLETION_URL, MESSAGES_URL, RESPONSES_URL])
+@pytest.mark.parametrize("begun", [False, True])
+async def test_an_answer_of_another_program_ends_a_stream_as_an_answer_or_in_words(
+    url: str, begun: bool
+) -> None:
+    for body in STRANGE:
+        meta = b'{"status":"SUCCESS","result":' + body + b',"warmq":{"timing":{}}}'
+        waiter = Waiter(Push("l", "id", None, b""), listens=True)
+        waiter.ending.set_result(meta)
+        sent: list[Any] = []
+
+        async def send(message: Any, sent: list[Any] = sent) -> None:
+            sent.append(message)
+
+        asked = Asked(url, b"{}", "m", 0, StreamOptions(), 0, 0, True)
+        stream = Stream(asked, waiter, send, {}, 5)
+        if begun:
+            await stream._write([b": begun"])
+        try:
+            await stream.run()
+        except ApiError as error:
+            assert (error.status, begun) == (500, False)
+        else:
+            assert sent[-1]["more_body"] is False
+
+
+def test_an_answer_of_another_program_is_passed_on_as_it_is() -> None:
+    for body in STRANGE:
+        orjson.loads(bytes_with_all_fields(body))
+        meta = b'{"status":"SUCCESS","result":' + body + b',"warmq":{"timing":{}}}'
+        line = result_line("t0", "c7", 7, meta)
+        assert orjson.loads(openai_line(line))["custom_id"] == "c7"

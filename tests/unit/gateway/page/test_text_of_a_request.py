@@ -1,4 +1,5 @@
-"""The page's text of one request: that it has ended is told, whoever missed the news of it."""
+"""The page's text of one request: that it has ended is told, whoever missed the news of it. What
+another program wrote as its result is shown, too."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from contract.streaming import Piece, Transcript
 from gateway.http.caller import Caller
 from gateway.page import live
 from gateway.page.live import Text
+from gateway.page.requests import _done_at, _told, text_of
 
 DONE = b'{"status":"SUCCESS","result":{}}'
 
@@ -93,3 +95,23 @@ async def test_of_several_models_the_end_is_told_of_the_one_that_has_the_request
     assert await told(text) is None
     listener.transcripts["b"].ended = "failed"  # without any text
     assert await told(text) == {"attempt": 0, "text": "", "ended": "failed"}
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b'{"status":"REVOKED","warmq":7}',
+        b'{"status":"SUCCESS","result":7,"warmq":{"timing":{"attempts":"x"}}}',
+        b'{"status":"SUCCESS","result":{"choices":7,"usage":7}}',
+        b'{"status":"SUCCESS","result":{"usage":{"completion_tokens":"x"}},"warmq":{"error":7}}',
+        b'{"status":"FAILURE","date_done":"0001-01-01","warmq":{"custom_id":{}}}',
+        b'{"status":"SUCCESS","result":{"a":' + 300 * b"[" + 300 * b"]" + b"}}",
+    ],
+)
+def test_whatever_stands_where_a_result_should_be_is_shown(raw: bytes) -> None:
+    told = _told(raw)
+    assert isinstance(told["attempts"], int | float | None)
+    assert isinstance(told["tokens"], int | None)
+    assert isinstance(told["error"], dict)
+    assert isinstance(text_of(told["body"]), str)
+    assert isinstance(_done_at(told["meta"]), float | None)
