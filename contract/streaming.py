@@ -24,7 +24,8 @@ from contract.results import outcome_of, read_meta
 #: How long a worker remembers a listener of a request that it does not run, in seconds.
 LISTEN_S = 15.0
 #: After so long without news of a request a listener announces itself for it again, and so often
-#: while it misses a piece.
+#: while it misses a piece. A connection that is silent for so long is asked for a sign of life, and
+#: given up after as long again.
 SILENT_S, MISSED_S = LISTEN_S / 3, 1.0
 
 
@@ -165,20 +166,25 @@ class Listener:
         #: When each request was last announced, and told of, in time.monotonic().
         self._announced: dict[str, float] = {}
         self._told: dict[str, float] = {}
+        #: When the connection was last heard, and asked.
+        self._heard_at = self._pinged_at = 0.0
 
     def read(self, wait_s: float) -> list[Piece]:
         """Return what is new, after waiting for it, or for the result."""
         if self._pubsub is None:
             self._pubsub = self._subscribed()
             self._announced.clear()  # what was published before was not heard
+            self._heard_at = time.monotonic()
         self._announce(time.monotonic())
         new: list[Piece] = []
         try:
             message = self._pubsub.get_message(timeout=wait_s)
             while message is not None:
+                self._heard_at = time.monotonic()
                 if message["type"] == "message":
                     new += self._heard(message["channel"].decode(), message["data"])
                 message = self._pubsub.get_message()
+            self._check(time.monotonic())
         except StoreUnavailable:
             self.close()  # redis-py connects anew, but may be refused its subscriptions then
             raise
@@ -190,6 +196,15 @@ class Listener:
             told = announcement(self._name, due, raw=True)
             self._client.publish(naming.LISTEN_CHANNEL, told)
             self._announced |= dict.fromkeys(due, now)
+
+    def _check(self, now: float) -> None:
+        """Give up a connection that does not even answer a PING; the next read opens another."""
+        if self._pinged_at > self._heard_at:
+            if now >= self._pinged_at + SILENT_S:
+                self.close()
+        elif now >= self._heard_at + SILENT_S:
+            self._pubsub.ping()
+            self._pinged_at = now
 
     def _due(self, request_id: str) -> float:
         """Return when to announce a request again; whoever is told all of it needs no news."""

@@ -23,6 +23,7 @@ class Redis:
         #: When which requests were announced.
         self.announced: list[tuple[float, list[str]]] = []
         self.open: list[Connection] = []
+        self.pings = 0
 
     def pubsub(self) -> Connection:
         connection = Connection(self)
@@ -41,7 +42,8 @@ class Redis:
         """Publish anything."""
         heard = {"type": "message", "channel": channel.encode(), "data": data}
         for connection in self.open:
-            connection.heard.append(heard)
+            if not connection.half_open:
+                connection.heard.append(heard)
 
     def after(self, seconds: float, listener: Listener) -> list[Piece]:
         """Let time pass; return what the listener reads then."""
@@ -55,7 +57,7 @@ class Connection:
     def __init__(self, redis: Redis) -> None:
         self.redis = redis
         self.heard: list[dict[str, Any]] = []
-        self.subscribed = False
+        self.subscribed = self.half_open = False
 
     def subscribe(self, *channels: str) -> None:
         self.heard += [{"type": "subscribe", "channel": name.encode()} for name in channels]
@@ -65,6 +67,11 @@ class Connection:
         if self.redis.refuses is not None:
             raise self.redis.refuses
         return self.heard.pop(0) if self.heard and self.subscribed else None
+
+    def ping(self) -> None:
+        self.redis.pings += 1
+        if not self.half_open:
+            self.heard.append({"type": "pong", "channel": None, "data": b""})
 
     def close(self) -> None:
         self.redis.open.remove(self)
@@ -152,6 +159,33 @@ def test_who_hears_of_one_request_announces_itself_for_the_others(redis: Redis) 
     assert max(b - a for a, b in pairwise(times)) < LISTEN_S
     assert redis.now - times[-1] < LISTEN_S
     assert {one for _, ids in redis.announced[1:] for one in ids} == {"b"}
+
+
+def test_a_subscription_that_is_dead_without_a_sign_is_made_anew(redis: Redis) -> None:
+    listener = Listener(redis, ["a"])
+    listener.read(0)
+    (dead,) = redis.open
+    dead.half_open = True
+    for _ in range(12):
+        redis.after(1, listener)
+    assert redis.open != [dead]
+    asked = len(redis.announced)
+    redis.tells(Piece("a", 1, 0, 0, "Once"))
+    assert redis.after(0.1, listener) == [Piece("a", 1, 0, 0, "Once")]
+    assert redis.announced[asked - 1][0] > 1010.0
+
+
+@pytest.mark.parametrize("every_s", [0.3, 1.0, 60.0])
+def test_a_subscription_that_answers_is_kept_however_seldom_it_is_read(
+    redis: Redis, every_s: float
+) -> None:
+    listener = Listener(redis, ["a"])
+    listener.read(0)
+    opened = list(redis.open)
+    for _ in range(200):
+        redis.after(every_s, listener)
+    assert redis.open == opened
+    assert 0 < redis.pings <= 200 * every_s / (LISTEN_S / 3)
 
 
 def taken(transcript: Transcript, *pieces: tuple[int, int, str]) -> list[tuple[int, int, str]]:
