@@ -9,6 +9,7 @@ from pathlib import Path
 
 from kit.protocol.lessee import chat, client_of
 from kit.stacks.stage import Stage, stage
+from kit.stacks.started_as import runs
 
 from contract import naming
 from contract.redis import keys
@@ -63,7 +64,9 @@ def test_requests_that_meet_a_dead_engine_are_not_blamed_for_its_death(tmp_path:
         worker = on.worker(simulated_process=True, stall_timeout_s=100, simulated_build_s=1)
         on.ready(worker)
         for n in range(3):
-            on.engine_process(worker).kill()
+            process = on.engine_process(worker)
+            process.kill()
+            eventually(lambda dead=process: not runs(dead), 5, "its process has ended")
             on.submit(3, f"b{n}")
             eventually(lambda: on.announced(worker)["state"] == "degraded", 5, "degraded")
             assert deaths(on) == {}

@@ -11,6 +11,7 @@ from kit.campaigns.campaign_real import front_ends, holds_leases
 from kit.protocol.lessee import celery_message, chat, client_of, stored
 from kit.stacks.celery_side import client_app, in_flight, send, stats
 from kit.stacks.stage import LEASE_S, Stage, stage
+from kit.stacks.started_as import runs
 
 from contract import naming
 from contract.redis import keys
@@ -27,10 +28,6 @@ def started(on: Stage, **settings: object) -> tuple[Worker, psutil.Process]:
     return worker, other
 
 
-def gone(process: psutil.Process) -> bool:
-    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
-
-
 def test_a_killed_front_end_costs_what_it_held_and_is_followed_by_another(tmp_path: Path) -> None:
     with stage(tmp_path) as on:
         worker, victim = started(on)
@@ -45,7 +42,7 @@ def test_a_killed_front_end_costs_what_it_held_and_is_followed_by_another(tmp_pa
         assert 0 < on.computed().again <= HELD
         assert "front end 2 has died" in worker.log_path.read_text()
         assert worker.stop() == 0
-        assert gone(another)
+        assert not runs(another)
         on.settled()
 
 
@@ -73,7 +70,7 @@ def test_front_ends_of_a_killed_worker_hand_back_and_end(tmp_path: Path) -> None
         on.submit(100)
         eventually(lambda: holds_leases(on, other), 20, "it has requests in flight")
         on.kill(worker)
-        eventually(lambda: gone(other), LEASE_S + 10, "it ends with its worker")
+        eventually(lambda: not runs(other), LEASE_S + 10, "it ends with its worker")
         assert on.worker().pid
         on.finish()
         on.settled()
@@ -85,7 +82,7 @@ def test_a_stop_lets_all_front_ends_finish_within_the_drain_timeout(tmp_path: Pa
         on.submit(300)
         eventually(lambda: holds_leases(on, other), 20, "both work")
         assert worker.stop() == 0
-        assert gone(other)
+        assert not runs(other)
         assert on.computed().again == 0
         assert client_of(on.store).zcard(keys.LEASES) == 0, "nothing is left to a sweep"
         log = worker.log_path.read_text()
@@ -104,7 +101,7 @@ def test_a_front_end_that_is_told_to_end_by_itself_hands_back_and_is_followed(
         on.submit(400)
         eventually(lambda: holds_leases(on, other), 20, "it works")
         other.send_signal(signal.SIGTERM)
-        eventually(lambda: gone(other), 20, "it drains")
+        eventually(lambda: not runs(other), 20, "it drains")
         on.finish()
         assert on.computed().again == 0
         with client_app(on.server.url) as app:
@@ -147,7 +144,7 @@ def test_celery_sees_one_worker_with_all_that_is_in_flight(tmp_path: Path) -> No
         os.kill(worker.pid, signal.SIGQUIT)
         assert worker.process is not None
         assert worker.process.wait(30) == 0
-        assert gone(other)
+        assert not runs(other)
 
 
 def test_a_front_end_that_is_suspended_is_killed_and_followed_by_another(tmp_path: Path) -> None:
@@ -157,7 +154,7 @@ def test_a_front_end_that_is_suspended_is_killed_and_followed_by_another(tmp_pat
         eventually(lambda: on.computed().began_on(victim.pid), 20, "it computes requests")
         victim.suspend()
         eventually(lambda: [p for p in front_ends(worker) if p.pid != victim.pid], 60, "another")
-        assert gone(victim)
+        assert not runs(victim)
         on.finish()
         assert 0 < on.computed().again <= HELD
         assert "front end 2 is killed: it is suspended" in worker.log_path.read_text()
@@ -170,7 +167,7 @@ def test_a_worker_that_stops_does_not_wait_for_a_suspended_front_end(tmp_path: P
         worker, victim = started(on)
         victim.suspend()
         assert worker.stop() == 0
-        assert gone(victim)
+        assert not runs(victim)
 
 
 def test_suspects_run_although_a_front_end_was_suspended_while_it_started(tmp_path: Path) -> None:
@@ -185,4 +182,4 @@ def test_suspects_run_although_a_front_end_was_suspended_while_it_started(tmp_pa
         eventually(lambda: stored(client_of(on.store), "one"), 60, "the suspect has run")
         eventually(lambda: [p for p in front_ends(worker) if p.pid != victim.pid], 60, "another")
         assert worker.stop() == 0
-        assert gone(victim)
+        assert not runs(victim)

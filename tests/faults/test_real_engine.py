@@ -12,6 +12,7 @@ import psutil
 import pytest
 from kit.protocol.lessee import chat, client_of
 from kit.stacks.stage import Stage, stage
+from kit.stacks.started_as import runs
 
 from contract.redis import keys
 from demo.stack import MODEL, Worker, eventually
@@ -34,13 +35,6 @@ def engine_part(worker: Worker, title: str) -> psutil.Process:
         return None
 
     return eventually(look, 20, title)
-
-
-def gone(process: psutil.Process) -> bool:
-    try:
-        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
 
 
 def recovered(on: Stage, worker: Worker, deaths: int) -> None:
@@ -93,7 +87,7 @@ def test_a_hung_vllm_is_killed_and_rebuilt_and_leaves_no_orphan(started: Started
     hung.suspend()
     eventually(lambda: on.announced(worker)["state"] == "degraded", 30, "degraded")
     recovered(on, worker, 1)
-    assert gone(hung)
+    assert not runs(hung)
     on.finish(timeout_s=120)
     on.settled(simulated=False)
     log = worker.log_path.read_text()
@@ -107,7 +101,7 @@ def test_a_hung_vllm_is_killed_and_rebuilt_and_leaves_no_orphan(started: Started
     assert len(children) >= 2
     engine_part(worker, "VLLM::EngineCore").suspend()
     on.kill(worker)
-    eventually(lambda: all(gone(p) for p in children), 10, "no orphans", 0.1)
+    eventually(lambda: all(not runs(p) for p in children), 10, "no orphans", 0.1)
 
 
 @pytest.mark.timeout(400)
@@ -150,7 +144,7 @@ def test_a_long_prefill_is_no_stall_an_orderly_end_no_answer_and_a_lost_model_th
     fatal = worker.log_path.read_text().split("the drain ended:")[-1]
     assert "could not be rebuilt in 1 tries" in fatal
     assert "SafetensorError" in fatal or "safetensors" in fatal
-    eventually(lambda: all(gone(p) for p in children), 10, "no orphans", 0.1)
+    eventually(lambda: all(not runs(p) for p in children), 10, "no orphans", 0.1)
     assert client_of(on.store).zcard(keys.LEASES) == 0
 
 
