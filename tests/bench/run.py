@@ -10,6 +10,7 @@ no part's memory or threads are in another's figures.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import importlib
 import os
 import subprocess
@@ -53,12 +54,24 @@ PARTS = {
 
 
 def run_part(part: str, *, quick: bool, model: Path) -> None:
-    """Run one part here."""
-    run = importlib.import_module(f"bench.{PARTS[part]}").run
-    if part in ("throughput", "short", "pooling_short", "streaming"):
-        run(quick, model)
+    """Run one part here, print its figures, and save them unless they are a look only."""
+    from bench.common import report
+
+    module = importlib.import_module(f"bench.{PARTS[part]}")
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    with report.LoadWatch() as load:
+        if part in ("throughput", "short", "pooling_short", "streaming"):
+            measured = asyncio.run(module.measure(quick, model))
+        else:
+            measured = module.measure(quick)
+    told = {"expected": getattr(module, "EXPECTED", {}), "bars": getattr(module, "BARS", {})}
+    data = told | {"load_average": load.ends()} | measured
+    if not quick:
+        report.save(part, data)
+    if hasattr(module, "show"):
+        module.show(data)
     else:
-        run(quick)
+        report.figures(module.TITLE, data)
 
 
 def main() -> int:
@@ -67,7 +80,9 @@ def main() -> int:
 
     parser = argparse.ArgumentParser(description="measure warmq on this machine")
     parser.add_argument("part", nargs="?", default="all", choices=[*PARTS, "all"])
-    parser.add_argument("--quick", action="store_true", help="few and short repeats, a look only")
+    parser.add_argument(
+        "--quick", action="store_true", help="few and short repeats, a look only: saves nothing"
+    )
     parser.add_argument("--model", type=Path, default=MODEL, help="model of `throughput`")
     parser.add_argument(
         "--write-docs", action="store_true", help="write docs/performance.md's tables, run nothing"

@@ -45,6 +45,7 @@ RATIOS = (
     ("queue", "offline"), ("queue_full", "offline"), ("queue", "bare"), ("queue", "queue_full"),
     ("lean", "bare"), ("full", "bare"),
 )  # fmt: skip
+TITLE = "embeddings and scores of texts of 32 letters; ratios are of pairs"
 EXPECTED = {
     "written": "before the first run",
     "queue_to_offline": 0.95,
@@ -186,7 +187,7 @@ async def measure(quick: bool, model: Path) -> dict[str, Any]:
     words += " --max-num-batched-tokens 8192 --no-enable-prefix-caching"
     words += " --runner pooling --convert embed"
     runs: list[dict[str, Any]] = []
-    loads, places = [report.load_now()], {}
+    places: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="warmq-bench-") as folder:
         peer = started(Path(folder), model)
         try:
@@ -197,10 +198,8 @@ async def measure(quick: bool, model: Path) -> dict[str, Any]:
                 for form in FORMS:
                     await short.time(form)
                 for number in range(rounds):
-                    turn = number % len(FORMS)
-                    order = FORMS[turn:] + FORMS[:turn]
+                    order = report.in_turn(FORMS, number)
                     runs.append({form: await short.time(form) for form in order})
-                    loads.append(report.load_now())
                 for form in FORMS:
                     if not form.endswith("offline"):
                         await short.time(form, where := Where())
@@ -208,15 +207,7 @@ async def measure(quick: bool, model: Path) -> dict[str, Any]:
         finally:
             peer.stop()
     return {
-        "quick": quick, "model": model.name, "requests": count, "letters": LETTERS,
-        "engine_args": words, "expected": EXPECTED, "bars": BARS, "load_average": loads,
+        "model": model.name, "requests": count, "letters": LETTERS,
+        "engine_args": words,
         "reached": reached(runs), "cpu_us_by_layer": places,
     }  # fmt: skip
-
-
-def run(quick: bool, model: Path) -> None:
-    """Measure, save and print."""
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    data = asyncio.run(measure(quick, model))
-    report.save("pooling_short", data)
-    report.figures("embeddings and scores of texts of 32 letters; ratios are of pairs", data)

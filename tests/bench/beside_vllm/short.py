@@ -32,6 +32,7 @@ REQUESTS = 1500
 #: As many slots as the GPU runs have: dozens of requests end with each step.
 ENGINE_ARGS = CPU_ENGINE_ARGS.replace("--max-num-seqs 32", "--max-num-seqs 256")
 FORMS = ("bare", "full", "lean", "queue_full", "queue", "chat_queue_full", "chat_queue")
+TITLE = "prompts of 8 to 32 words, answers of 1 to 4 tokens; ratios are of pairs"
 EXPECTED = {
     "written": "before the first run",
     "queue_to_bare": 0.95,
@@ -172,7 +173,6 @@ async def measure(quick: bool, model: Path) -> dict[str, Any]:
     """Run all repeats; return the part's figures."""
     count, pairs, looks = (1000, 2, 1) if quick else (REQUESTS, 5, 1)
     runs: list[dict[str, Any]] = []
-    loads = [report.load_now()]
     places: dict[str, Any] = {}
     async with warm_engine(model, ENGINE_ARGS) as forms:
         short = Short(forms, count)
@@ -180,24 +180,15 @@ async def measure(quick: bool, model: Path) -> dict[str, Any]:
         for form in FORMS:
             await short.time(form)
         for number in range(pairs):
-            turn = number % len(FORMS)
-            runs.append({form: await short.time(form) for form in FORMS[turn:] + FORMS[:turn]})
-            loads.append(report.load_now())
+            order = report.in_turn(FORMS, number)
+            runs.append({form: await short.time(form) for form in order})
         for form in FORMS:
             where = Where()
             for _ in range(looks):
                 await short.time(form, where)
             places[form] = per_request(where, count * looks)
     return {
-        "quick": quick, "model": model.name, "requests": count, "engine_args": ENGINE_ARGS,
-        "expected": EXPECTED, "bars": BARS, "load_average": loads, "reached": reached(runs),
+        "model": model.name, "requests": count, "engine_args": ENGINE_ARGS,
+        "reached": reached(runs),
         "cpu_us_by_layer": places,
     }  # fmt: skip
-
-
-def run(quick: bool, model: Path) -> None:
-    """Measure, save and print."""
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    data = asyncio.run(measure(quick, model))
-    report.save("short", data)
-    report.figures("prompts of 8 to 32 words, answers of 1 to 4 tokens; ratios are of pairs", data)

@@ -7,7 +7,6 @@ following one request after another through the batch. Rounds take turns.
 from __future__ import annotations
 
 import asyncio
-import os
 import subprocess
 import sys
 import threading
@@ -25,9 +24,10 @@ from bench.common import report
 from contract.redis import keys
 from contract.redis.batches import BatchStore
 from contract.streaming import Listener
-from demo.stack import CPU_ENGINE_ARGS, MODEL
+from demo.stack import CPU_ENGINE_ARGS
 
 LISTENERS = (0, 1, 16)
+TITLE = "tokens/s with listeners over tokens/s without"
 EXPECTED = {
     "written": "before the first run",
     "1_to_0": 1.0,
@@ -76,7 +76,7 @@ async def timed(forms: Forms, count: int, readers: int) -> dict[str, Any]:
     def begin(url: str, request_ids: list[str]) -> None:
         nonlocal process
         process = subprocess.Popen(
-            [sys.executable, __file__, "--listeners", url, str(readers)],
+            [sys.executable, __file__, url, str(readers)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         )  # fmt: skip
         assert process.stdin is not None
@@ -96,20 +96,17 @@ async def measure(quick: bool, model: Path) -> dict[str, Any]:
     """Run all rounds; return the part's figures."""
     count, rounds = (150, 2) if quick else (500, 7)
     runs: list[list[dict[str, Any]]] = []
-    loads = [report.load_now()]
     async with warm_engine(model) as forms:
         await forms.time("queue", count)  # warms caches and the first compilations
         for number in range(rounds):
-            turn = number % len(LISTENERS)
-            order = LISTENERS[turn:] + LISTENERS[:turn]
+            order = report.in_turn(LISTENERS, number)
             runs.append([await timed(forms, count, readers) for readers in order])
-            loads.append(report.load_now())
     texts = [run["requests_with_text"] for turn in runs for run in turn]
     print(f"requests whose text was read, by run: {texts}")
     by_readers = [{run["listeners"]: run["tokens_per_s"] for run in turn} for turn in runs]
     return {
-        "quick": quick, "model": model.name, "requests": count, "tokens_each": TOKENS,
-        "engine_args": CPU_ENGINE_ARGS, "expected": EXPECTED, "bars": BARS, "load_average": loads,
+        "model": model.name, "requests": count, "tokens_each": TOKENS,
+        "engine_args": CPU_ENGINE_ARGS,
         "reached": {
             f"{n}_to_0": report.spread([turn[n] / turn[0] for turn in by_readers])
             for n in LISTENERS[1:]
@@ -117,20 +114,5 @@ async def measure(quick: bool, model: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def run(quick: bool, model: Path) -> None:
-    """Measure, save and print."""
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    data = asyncio.run(measure(quick, model))
-    if not quick:
-        report.save("streaming", data)
-    report.figures(
-        f"tokens/s with listeners over tokens/s without, {data['requests']} requests",
-        data,
-    )
-
-
 if __name__ == "__main__":
-    if "--listeners" in sys.argv:
-        listeners(sys.argv[2], int(sys.argv[3]), orjson.loads(sys.stdin.buffer.read()))
-    else:
-        run("--quick" in sys.argv, MODEL)
+    listeners(sys.argv[1], int(sys.argv[2]), orjson.loads(sys.stdin.buffer.read()))

@@ -7,8 +7,6 @@ sleeps while the drain works.
 
 from __future__ import annotations
 
-import asyncio
-import os
 import statistics
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from demo.stack import CPU_ENGINE_ARGS
 
 REQUESTS = 500
 LOOK_AHEADS = (0, 8, 16, 32, 64)
+TITLE = f"tokens/s, requests x {TOKENS} tokens; ratios are of paired runs"
 EXPECTED = {
     "written": "before the first run, from facts/celery-redis.md section 8",
     "queue_to_bare": 0.92,
@@ -35,30 +34,21 @@ async def measure(quick: bool, model: Path) -> dict[str, Any]:
     count, pairs, sweeps = (150, 2, 1) if quick else (REQUESTS, 7, 5)
     runs: list[list[dict[str, Any]]] = []
     swept: list[dict[str, Any]] = []
-    loads = [report.load_now()]
     async with warm_engine(model) as forms:
         for form in FORMS:
             await forms.time(form, count)  # warms caches and the first compilations
         for repeat in range(pairs):
-            turn = repeat % len(FORMS)
-            order = FORMS[turn:] + FORMS[:turn]
+            order = report.in_turn(FORMS, repeat)
             runs.append([await forms.time(form, count) for form in order])
-            loads.append(report.load_now())
         for repeat in range(sweeps):
-            turn = repeat % len(LOOK_AHEADS)
-            for look_ahead in LOOK_AHEADS[turn:] + LOOK_AHEADS[:turn]:
+            for look_ahead in report.in_turn(LOOK_AHEADS, repeat):
                 found = await forms.time("queue", count, look_ahead)
                 swept.append(found | {"look_ahead": look_ahead, "round": repeat})
-            loads.append(report.load_now())
     return {
-        "quick": quick,
         "model": model.name,
         "requests": count,
         "tokens_each": TOKENS,
         "engine_args": CPU_ENGINE_ARGS,
-        "expected": EXPECTED,
-        "bars": BARS,
-        "load_average": loads,
         "reached": _reached(runs) | _swept(swept),
     }
 
@@ -91,15 +81,3 @@ def _swept(swept: list[dict[str, Any]]) -> dict[str, Any]:
         ratios = [run["tokens_per_s"] / statistics.median(rounds[run["round"]]) for run in mine]
         found[f"look_ahead_{look_ahead}_to_round"] = report.spread(ratios)
     return found
-
-
-def run(quick: bool, model: Path) -> None:
-    """Measure, save and print."""
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    data = asyncio.run(measure(quick, model))
-    report.save("throughput", data)
-    report.figures(
-        f"tokens/s, {model.name} model, {data['requests']} requests x {TOKENS} tokens; "
-        "ratios are of paired runs",
-        data,
-    )

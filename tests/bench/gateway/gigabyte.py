@@ -26,6 +26,7 @@ from kit.gateways.gateway_process import GatewayProcess
 from contract.redis.batches import BatchStore
 from demo.stack import RedisServer, Worker, eventually
 
+TITLE = "a gigabyte through the gateway"
 EXPECTED = {
     "written": "before the first run",
     "queued_to_submit": 0.9,
@@ -172,7 +173,6 @@ def measure(quick: bool) -> dict[str, Any]:
     """Run both, in turn, and all of it in the last round; return the part's figures."""
     lines, rounds = (100_000, 1) if quick else (2_000_000, 3)
     found: dict[str, list[float]] = {}
-    loads = [report.load_now()]
     for number in range(rounds):
         with tempfile.TemporaryDirectory(prefix="warmq-bench-") as name:
             path, folder = Path(name) / "file.jsonl", Path(name)
@@ -186,18 +186,8 @@ def measure(quick: bool) -> dict[str, Any]:
         figures["lines_per_s_submit"] = lines / alone_s
         for key, value in figures.items():
             found.setdefault(key, []).append(value)
-        loads.append(report.load_now())
     found["peak_mb"] = [max(found["gateway_peak_mb"][-1], found["carrier_peak_mb"][-1])]
     return {
-        "quick": quick, "lines": lines, "file_mb": megabytes, "expected": EXPECTED, "bars": BARS,
-        "load_average": loads,
+        "lines": lines, "file_mb": megabytes,
         "reached": {name: report.spread(values, 3) for name, values in found.items()},
     }  # fmt: skip
-
-
-def run(quick: bool = False) -> None:
-    """Measure, save and print."""
-    data = measure(quick)
-    if not quick:
-        report.save("gateway_gigabyte", data)
-    report.figures("a gigabyte through the gateway", data)

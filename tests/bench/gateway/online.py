@@ -34,6 +34,10 @@ from gateway.online.waiting import Waiting
 from gateway.redis.live import LiveRequests, Push
 from gateway.settings import GatewaySettings
 
+TITLE = (
+    "online chats through the gateway; added = on top of the engine's time, direct = the same "
+    "without HTTP"
+)
 EXPECTED = {
     "written": "before the first run",
     "occupancy": 0.96,
@@ -153,31 +157,14 @@ def once(folder: Path, seconds: float) -> dict[str, float]:
 def measure(quick: bool) -> dict[str, Any]:
     """Run all repeats; return the part's figures."""
     repeats, seconds = (1, 6.0) if quick else (5, 20.0)
-    loads = [report.load_now()]
     found: dict[str, list[float]] = {}
     for _ in range(repeats):
         with tempfile.TemporaryDirectory(prefix="warmq-bench-") as name:
             for key, value in once(Path(name), seconds).items():
                 found.setdefault(key, []).append(value)
-        loads.append(report.load_now())
     return {
-        "quick": quick,
-        "expected": EXPECTED,
-        "bars": BARS,
-        "load_average": loads,
         "connections": CONNECTIONS,
         "slots": SLOTS,
         "mean_latency_s": MEAN_S,
         "reached": {name: report.spread(values, 3) for name, values in found.items()},
     }
-
-
-def run(quick: bool = False) -> None:
-    """Measure, save and print."""
-    data = measure(quick)
-    report.save("gateway_online", data)
-    report.figures(
-        "online chats through the gateway; added = on top of the engine's time, direct = the same "
-        "without HTTP",
-        data,
-    )

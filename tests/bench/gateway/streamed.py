@@ -37,6 +37,7 @@ from demo.stack import (
 )
 
 AT_ONCE, TOKENS = 32, 128
+TITLE = "streamed chats through the gateway beside vLLM's own server"
 EXPECTED = {
     "written": "before the first run of this form",
     "tokens_to_vllm": 1.0,
@@ -116,7 +117,7 @@ def both(folder: Path) -> Iterator[dict[str, tuple[str, str, Any]]]:
 def measure(quick: bool) -> dict[str, Any]:
     """Run all rounds; return the part's figures."""
     rounds, count = (2, 128) if quick else (10, 256)
-    loads, runs = [report.load_now()], []
+    runs = []
     with tempfile.TemporaryDirectory(prefix="warmq-bench-") as name, both(Path(name)) as sides:
         for number in range(rounds):
             turn = {}
@@ -127,10 +128,9 @@ def measure(quick: bool) -> dict[str, Any]:
                     asked(url, model, AT_ONCE)  # until all of this side is awake
                     turn[side] = asked(url, model, count)
             runs.append(turn)
-            loads.append(report.load_now())
     return {
-        "quick": quick, "at_once": AT_ONCE, "requests": count, "tokens_each": TOKENS,
-        "engine_args": engine_args(), "expected": EXPECTED, "bars": BARS, "load_average": loads,
+        "at_once": AT_ONCE, "requests": count, "tokens_each": TOKENS,
+        "engine_args": engine_args(),
         "reached": reached(runs),
     }  # fmt: skip
 
@@ -148,11 +148,3 @@ def reached(runs: list[dict[str, dict[str, float]]]) -> dict[str, Any]:
         "tokens_to_vllm": report.spread(ratios, 3),
         "first_ms_more_p50": report.spread(more, 1),
     }
-
-
-def run(quick: bool = False) -> None:
-    """Measure, save and print."""
-    data = measure(quick)
-    if not quick:
-        report.save("gateway_streamed", data)
-    report.figures("streamed chats through the gateway beside vLLM's own server", data)

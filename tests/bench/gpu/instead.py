@@ -253,8 +253,7 @@ def main() -> None:
         for number in range(chosen.rounds):
             if time.monotonic() - begin > chosen.seconds - 70 * chosen.run_batches:
                 break
-            turn = number % len(forms)
-            rounds.append({form: field.time(form) for form in forms[turn:] + forms[:turn]})
+            rounds.append({form: field.time(form) for form in report.in_turn(forms, number)})
             save()
         warm.close()
         data["run_batch"] = []

@@ -189,8 +189,7 @@ def main() -> None:
             if rounds and time.monotonic() - begin > chosen.seconds:
                 break
             forms = FORMS + (FEW_FORMS if number < chosen.few_rounds else ())
-            turn = number % len(forms)
-            rounds.append({form: ordering.time(form) for form in forms[turn:] + forms[:turn]})
+            rounds.append({form: ordering.time(form) for form in report.in_turn(forms, number)})
             data["reached"] = reached(rounds)
             chosen.out.write_text(report.as_text(data))
     print(json.dumps({name: found["median"] for name, found in data["reached"].items()}))

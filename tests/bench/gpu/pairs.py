@@ -338,8 +338,7 @@ def main() -> None:
         for number in range(chosen.rounds):
             if late():
                 break
-            turn = number % len(forms)
-            rounds.append({form: bench.time(form) for form in forms[turn:] + forms[:turn]})
+            rounds.append({form: bench.time(form) for form in report.in_turn(forms, number)})
             save()
         for number in range(chosen.sweeps if aheads else 0):
             if late():

@@ -206,8 +206,7 @@ def main() -> None:
         for number in range(-1, chosen.rounds):
             if time.monotonic() - begin > chosen.seconds:
                 break
-            turn = number % len(forms)
-            order = forms[turn:] + forms[:turn]
+            order = report.in_turn(forms, number)
             one = {form: round(count / ways[form].seconds(wanted, folder), 1) for form in order}
             print(json.dumps(one), flush=True)
             if number >= 0:  # the first one warms up

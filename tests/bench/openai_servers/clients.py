@@ -129,13 +129,12 @@ def _parse(raw: bytes) -> None:
             orjson.loads(line[6:])
 
 
-def run(quick: bool) -> None:
-    """Measure each client in turn, several times, in a process of its own; save and print."""
+def measure(quick: bool) -> dict[str, Any]:
+    """Measure each client in turn, several times, in a process of its own."""
     count, repeats = (500, 1) if quick else (1000, 3)
     figures: dict[str, dict[str, list[float]]] = {
         name: {"cpu_ms": [], "per_s": []} for name in CLIENTS
     }
-    load = report.load_now()
     with StubProcess("--slots", IN_FLIGHT) as server:
         for _ in range(repeats):
             for name in CLIENTS:  # in turn: who else uses the machine disturbs all alike
@@ -151,11 +150,14 @@ def run(quick: bool) -> None:
         name: {kind: report.spread(values) for kind, values in kinds.items()}
         for name, kinds in figures.items()
     }
-    if not quick:
-        report.save("clients", {
-            "load_before": load, "in_flight": IN_FLIGHT, "requests": count,
-            "client_versions": versions, "clients": found,
-        })  # fmt: skip
+    return {
+        "in_flight": IN_FLIGHT, "requests": count, "client_versions": versions, "clients": found,
+    }  # fmt: skip
+
+
+def show(data: dict[str, Any]) -> None:
+    """Print a row a client."""
+    found = data["clients"]
     report.table(
         f"HTTP clients, {IN_FLIGHT} in flight, streamed",
         ["client", "CPU ms/request", "requests/s"],

@@ -88,7 +88,7 @@ def settings_for(url: str, **more: Any) -> OpenAISettings:
     )
 
 
-async def measure(
+async def by_rounds(
     url: str, count: int, rounds: int, server_cpu_s: Callable[[], float]
 ) -> dict[str, list[float]]:
     """Return requests per second of each client, round by round, and the server's CPU for each
@@ -113,8 +113,7 @@ async def measure(
             )
         names = list(clients)
         for number in range(rounds + 1):
-            turn = number % len(names)
-            for name in names[turn:] + names[:turn]:
+            for name in report.in_turn(names, number):
                 before = server_cpu_s()
                 speed = await timed(clients[name][0], count, clients[name][1])
                 busy_s = server_cpu_s() - before
@@ -126,17 +125,16 @@ async def measure(
     return found
 
 
-def run(quick: bool) -> None:
-    """Start the server, measure, save and print."""
+def measure(quick: bool) -> dict[str, Any]:
+    """Start the server and measure; return the part's figures."""
     count, rounds = (100, 1) if quick else (300, 12)
-    load = report.load_now()
     with tempfile.TemporaryDirectory() as folder:
         server = VllmServer(Path(folder) / "vllm.log")
         server.start()
         try:
             assert server.process is not None
             processes = psutil.Process(server.process.pid)
-            found = asyncio.run(measure(
+            found = asyncio.run(by_rounds(
                 server.url, count, rounds,
                 lambda: sum(cpu_s(it.pid) for it in (processes, *processes.children(True))),
             ))  # fmt: skip
@@ -152,17 +150,21 @@ def run(quick: bool) -> None:
         mine, theirs = (list(map(mul, found[n], costs[n])) for n in (name, best))
         ratios[f"{name}: how busy the server"] = report.spread(list(map(truediv, mine, theirs)))
     figures = {name: report.spread(values, 1) for name, values in found.items()}
-    if not quick:
-        report.save("upstream", {
-            "load_before": load, "load_after": report.load_now(), "requests": count,
-            "tokens": TOKENS, "engine_args": CPU_ENGINE_ARGS, "requests_per_s": figures,
-            "server_cpu_ms_per_request": {n: report.spread(v, 2) for n, v in costs.items()},
-            "best_bare": best, "over_best": ratios, "bar": BAR,
-        })  # fmt: skip
+    return {
+        "requests": count, "tokens": TOKENS, "engine_args": CPU_ENGINE_ARGS,
+        "requests_per_s": figures,
+        "server_cpu_ms_per_request": {n: report.spread(v, 2) for n, v in costs.items()},
+        "best_bare": best, "over_best": ratios, "bar": BAR,
+    }  # fmt: skip
+
+
+def show(data: dict[str, Any]) -> None:
+    """Print each client's rate, and the engine's over the best bare one's."""
+    figures = data["requests_per_s"]
     report.table(
         f"requests/s of {TOKENS} tokens on one vLLM server",
         ["client", "requests/s"],
         [[name, report.shown(f)] for name, f in figures.items()],
     )
-    for name, ratio in ratios.items():
-        print(f"{name}, over {best}: {report.shown(ratio)}")
+    for name, ratio in data["over_best"].items():
+        print(f"{name}, over {data['best_bare']}: {report.shown(ratio)}")

@@ -234,9 +234,8 @@ def provenance(parts: dict[str, dict[str, Any]]) -> list[str]:
     ]
     for part, found in parts.items():
         loads = [load[0] for load in found["load_average"]]
-        quick = ", quick run" if found["quick"] else ""
         lines.append(
-            f"| {part}{quick} | {found['machine']['date'][:16]} | {found['machine']['commit']} "
+            f"| {part} | {found['machine']['date'][:16]} | {found['machine']['commit']} "
             f"| {min(loads)} to {max(loads)} |"
         )
     return lines

@@ -34,6 +34,7 @@ MORE_BARE = ("cumulative", "frozen")
 FEW = 50
 #: Part B: files one after another, and their answers' length in tokens.
 FILE_LINES, FILE_TOKENS = 1000, 4
+TITLE = f"one vLLM, chats x {TOKENS} tokens; ratios are of runs of one round"
 EXPECTED = {
     "written": "before the first full run",
     "warmq_to_client": 1.0,
@@ -84,8 +85,7 @@ class Field:
     def round(self, number: int, count: int, skip: frozenset[str] = frozenset()) -> None:
         """Run every way once, in an order that rotates with the round."""
         keys = [key for key in self.ways if key not in skip]
-        turn = number % len(keys)
-        for key in keys[turn:] + keys[:turn]:
+        for key in report.in_turn(keys, number):
             asked = min(count, FEW) if key == "one_by_one" else count
             try:
                 found = self.ways[key].run(asked)
@@ -129,7 +129,6 @@ def every_way(folder: Path, server: VllmServer, best: int) -> Iterator[tuple[str
 def measure(quick: bool) -> dict[str, Any]:
     """Run everything; return the part's figures."""
     count, rounds, files, lines = (150, 1, 1, 200) if quick else (500, 5, 10, FILE_LINES)
-    loads = [report.load_now()]
     field = Field()
     with tempfile.TemporaryDirectory(prefix="warmq-bench-") as name, ExitStack() as stack:
         folder = Path(name)
@@ -147,13 +146,10 @@ def measure(quick: bool) -> dict[str, Any]:
         field.start_s |= {f"bare_{kind}": field.start_s["bare"] for kind in MORE_BARE}
         for number in range(rounds):
             field.round(number, count, SELDOM if number % 2 else frozenset())
-            loads.append(report.load_now())
         file_walls = in_files(field, files, lines)
-        loads.append(report.load_now())
     return {
-        "quick": quick, "requests": count, "tokens_each": TOKENS, "engine_args": ENGINE_ARGS,
-        "fewer": {"one_by_one": min(count, FEW)}, "load_average": loads,
-        "expected": EXPECTED, "bars": BARS,
+        "requests": count, "tokens_each": TOKENS, "engine_args": ENGINE_ARGS,
+        "fewer": {"one_by_one": min(count, FEW)},
         "names": {key: way.name for key, way in field.ways.items()},
         "start_s": {key: round(seconds, 1) for key, seconds in field.start_s.items()},
         "not_run": field.not_run, "client_sweep_tokens_per_s": sweep,
@@ -193,13 +189,8 @@ def reached(field: Field) -> dict[str, Any]:
     return found
 
 
-def run(quick: bool = False) -> None:
-    """Measure, save and print."""
-    data = measure(quick)
-    report.save("alternatives", data)
-    report.figures(
-        f"one vLLM, {data['requests']} chats x {TOKENS} tokens; ratios are of runs of one round",
-        data,
-    )
+def show(data: dict[str, Any]) -> None:
+    """Print the figures, and what could not run."""
+    report.figures(TITLE, data)
     for name, reason in data["not_run"].items():
         print(f"could not run: {name}: {reason}")

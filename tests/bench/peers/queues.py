@@ -44,6 +44,7 @@ for _, entry in ipairs(redis.call('XRANGE', KEYS[1], '-', '+')) do
 end
 redis.call('DEL', KEYS[1])
 """
+TITLE = "queues over a simulated engine, 200 ms mean latency (ceiling, idle: none)"
 EXPECTED = {
     "written": "before the first run, from facts/celery-redis.md section 2; arq was not run there",
     "warmq_occupancy_512": 0.995,
@@ -241,7 +242,6 @@ def measure(quick: bool) -> dict[str, Any]:
     sizes = QUICK if quick else FULL
     runs: dict[str, list[dict[str, float]]] = {name: [] for name in ("warmq", *QUEUES)}
     not_run: dict[str, str] = {}
-    loads = [report.load_now()]
     with tempfile.TemporaryDirectory(prefix="warmq-bench-") as name:
         for repeat in range(sizes.repeats):
             folder = Path(name) / str(repeat)
@@ -254,11 +254,9 @@ def measure(quick: bool) -> dict[str, Any]:
                 except (CannotRun, TimeoutError) as error:
                     not_run[key] = str(error)
                     print(f"{key} could not be measured: {error}", flush=True)
-            loads.append(report.load_now())
     digits = {"occupancy": 4, "ceiling": 0, "worker": 0, "commands": 1, "idle": 2,
               "submit": 0, "results": 0}  # fmt: skip
     return {
-        "quick": quick, "expected": EXPECTED, "bars": BARS, "load_average": loads,
         "latency_s": LATENCY_S, "not_run": not_run,
         "versions": {
             key: version(queue.environment) for key, queue in QUEUES.items() if queue.environment
@@ -270,13 +268,3 @@ def measure(quick: bool) -> dict[str, Any]:
             for key, repeats in runs.items() if repeats for figure in repeats[0]
         },
     }  # fmt: skip
-
-
-def run(quick: bool = False) -> None:
-    """Measure, save and print."""
-    data = measure(quick)
-    report.save("queues", data)
-    report.figures(
-        "queues over a simulated engine, 200 ms mean latency (ceiling, idle: none)",
-        data,
-    )

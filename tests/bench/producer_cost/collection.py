@@ -15,6 +15,7 @@ from bench.producer_cost.submission import PRODUCER, timed
 
 from demo.stack import RedisServer
 
+TITLE = "producer results -o FILE, finished requests, whole command"
 EXPECTED = {
     "written": "before the first run",
     "input_lines_per_s": 25_000,
@@ -49,7 +50,6 @@ def measure(quick: bool) -> dict[str, Any]:
     """Drain one batch with the simulated engine, then collect it again and again."""
     repeats, lines, more = (2, 10_000, 20_000) if quick else (5, 100_000, 1_000_000)
     figures: dict[str, list[float]] = {}
-    loads = [report.load_now()]
     with tempfile.TemporaryDirectory(prefix="warmq-bench-") as name:
         out = Path(name) / "out.jsonl"
         with finished(Path(name), lines) as url:
@@ -68,7 +68,6 @@ def measure(quick: bool) -> dict[str, Any]:
                     steady = lines / (found["wall_s"] - start_s)
                     figures.setdefault(f"{order}_lines_per_s_after_start", []).append(steady)
                     figures.setdefault(f"{order}_peak_mb", []).append(found["peak_mb"])
-                loads.append(report.load_now())
         with finished(Path(name) / "more", more, "--appendonly", "no") as url:
             for _ in range(2):
                 found = timed([str(PRODUCER), "results", COLLECTED, "-o", str(out), "--force"], url)
@@ -76,26 +75,8 @@ def measure(quick: bool) -> dict[str, Any]:
                 figures.setdefault("input_peak_mb_1m", []).append(found["peak_mb"])
                 with out.open("rb") as file:
                     assert sum(1 for _ in file) == more
-            loads.append(report.load_now())
     return {
-        "quick": quick,
         "lines": lines,
-        "expected": EXPECTED,
         "bars": {"input_lines_per_s_after_start": 100_000, "input_lines_per_s_1m": 100_000},
-        "load_average": loads,
         "reached": {name: report.spread(values, 2) for name, values in figures.items()},
     }
-
-
-def run(quick: bool = False) -> None:
-    """Measure, save and print."""
-    data = measure(quick)
-    report.save("results", data)
-    report.table(
-        f"producer results -o FILE, {data['lines']:,} finished requests, whole command",
-        ("figure", "expected", "reached: median (least to greatest)"),
-        [
-            (name, str(EXPECTED.get(name, "")), report.shown(found))
-            for name, found in data["reached"].items()
-        ],
-    )

@@ -15,6 +15,7 @@ from demo.stack import RedisServer
 
 #: Lines of one document.
 QUESTIONS = 4
+TITLE = "producer submit --order prefix, lines of 2 kB"
 EXPECTED = {
     "written": "before the first run of a million lines",
     "added_time": 0.3,
@@ -60,7 +61,6 @@ def measure(quick: bool) -> dict[str, Any]:
     """Run both orders in turns; return the part's figures."""
     lines, rounds = (50_000, 1) if quick else (1_000_000, 2)
     figures: dict[str, list[float]] = {}
-    loads = [report.load_now()]
     with tempfile.TemporaryDirectory(prefix="warmq-bench-") as name:
         folder = Path(name)
         write_file(folder / "in.jsonl", lines)
@@ -71,22 +71,10 @@ def measure(quick: bool) -> dict[str, Any]:
                 figures.setdefault(f"peak_mb_{order}", []).append(pair[order]["peak_mb"])
                 rate = lines / pair[order]["wall_s"]
                 figures.setdefault(f"lines_per_s_{order}", []).append(rate)
-                loads.append(report.load_now())
             for figure, what in (("added_time", "wall_s"), ("added_cpu", "cpu_s")):
                 ratio = pair["prefix"][what] / pair["input"][what]
                 figures.setdefault(figure, []).append(ratio - 1)
     return {
-        "quick": quick,
         "lines": lines,
-        "expected": EXPECTED,
-        "bars": BARS,
-        "load_average": loads,
         "reached": {name: report.spread(values, 3) for name, values in figures.items()},
     }
-
-
-def run(quick: bool = False) -> None:
-    """Measure, save and print."""
-    data = measure(quick)
-    report.save("order", data)
-    report.figures(f"producer submit --order prefix, {data['lines']:,} lines of 2 kB", data)

@@ -28,6 +28,7 @@ from demo.stack import RedisServer, Worker
 
 BATCH = "size"
 WINDOW = 20_000
+TITLE = "1,000,000 lines of 0.5 KB through submit, worker and results; one run"
 EXPECTED = {
     "written": "before the first run, from the other parts' figures",
     "submit_s": 18, "drain_s": 90, "collect_s": 11,
@@ -142,7 +143,7 @@ def collect(stage: Stage, lines: int) -> dict[str, Any]:
 def measure(quick: bool) -> dict[str, Any]:
     """Run all phases once; return the part's figures."""
     lines, in_windows, window = (20_000, 10_000, 1_000) if quick else (1_000_000, 300_000, WINDOW)
-    loads, found = [report.load_now()], {}
+    found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="warmq-bench-") as name:
         folder = Path(name)
         path, part = folder / "in.jsonl", folder / "part.jsonl"
@@ -154,24 +155,16 @@ def measure(quick: bool) -> dict[str, Any]:
         ):
             stage = Stage(server, client, BatchStore(client, ttl_ms=TTL_MS), folder)
             found["submit"] = submit(stage, path, lines)
-            loads.append(report.load_now())
             with Worker(
                 server.url, folder / "worker.log", engine="simulated", simulated_slots=256,
                 simulated_latency_s=0,
             ) as worker:  # fmt: skip
                 wait_ready(client)
                 found["drain"] = drain(stage, worker, lines)
-                loads.append(report.load_now())
                 found["collect"] = collect(stage, lines)
-                loads.append(report.load_now())
                 found["window"] = windowed(client, server.url, part, in_windows, window)
-    loads.append(report.load_now())
     return {
-        "quick": quick,
         "lines": lines,
-        "expected": EXPECTED,
-        "bars": BARS,
-        "load_average": loads,
         "reached": _reached(found),
         "phases": found,
     }
@@ -201,17 +194,3 @@ def _reached(found: dict[str, Any]) -> dict[str, Any]:
         for phase, names in SHOWN.items()
         for name, shown in names.items()
     }
-
-
-def run(quick: bool = False) -> None:
-    """Measure, save and print."""
-    data = measure(quick)
-    report.save("size", data)
-    report.table(
-        f"{data['lines']:,} lines of 0.5 KB through submit, worker and results; one run",
-        ("figure", "bar", "expected", "reached"),
-        [
-            (name, str(BARS.get(name, "")), str(EXPECTED.get(name, "")), f"{f['median']:,}")
-            for name, f in data["reached"].items()
-        ],
-    )

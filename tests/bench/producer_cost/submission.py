@@ -22,6 +22,7 @@ from demo.stack import RedisServer
 WORDS = "queue engine model prompt answer token batch worker result lease letter number "
 PRODUCER = Path(sys.executable).parent / "producer"
 LOOK_S = 0.01
+TITLE = "producer submit, whole command with its start; 0.5 KB prompts"
 EXPECTED = {
     "written": "before the first run",
     "lines_per_s_100k": 55_000,
@@ -121,7 +122,6 @@ def measure(quick: bool) -> dict[str, Any]:
     """Run all repeats, interleaved; return the part's figures."""
     repeats, small, large = (2, 20_000, 0) if quick else (5, 100_000, 1_000_000)
     figures: dict[str, list[float]] = {}
-    loads = [report.load_now()]
 
     def keep(found: dict[str, Any], label: str) -> None:
         for name in ("lines_per_s", "peak_mb", "cpu_us_per_line", "redis_us_per_line"):
@@ -140,29 +140,12 @@ def measure(quick: bool) -> dict[str, Any]:
             steady = small / (whole["wall_s"] - start)
             figures.setdefault("lines_per_s_100k_after_start", []).append(steady)
             figures.setdefault("parse_line_us", []).append(parse_line_us(path, 20_000))
-            loads.append(report.load_now())
         if large:
             write_file(big, large)
             for repeat in range(2):
                 # Without the append-only file: a million messages are 1.3 GB of it.
                 keep(submit(big, large, folder / f"b{repeat}", "--appendonly", "no"), "1m")
-                loads.append(report.load_now())
     return {
-        "quick": quick,
         "lines": {"100k": small, "1m": large},
-        "expected": EXPECTED,
-        "bars": BARS,
-        "load_average": loads,
         "reached": {name: report.spread(values, 2) for name, values in figures.items()},
     }
-
-
-def run(quick: bool = False) -> None:
-    """Measure, save and print."""
-    data = measure(quick)
-    report.save("submit", data)
-    report.figures(
-        "producer submit, whole command with its start; 0.5 KB prompts, "
-        f"{data['lines']['100k']:,} and {data['lines']['1m']:,} lines",
-        data,
-    )

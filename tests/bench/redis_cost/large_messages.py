@@ -27,6 +27,7 @@ from worker.drain.committer import GROUP
 from worker.drain.leases import POP_BYTES
 
 WORKERS, SIZE = 4, 1_000_000
+TITLE = "slowest script with many messages of 1 MB"
 EXPECTED = {
     "written": "before the first run",
     "slowest_ms": 30,
@@ -94,10 +95,9 @@ def phases(client: redis.Redis, watch: Watch, each: int) -> None:
     watch.keep("delete")
 
 
-def run(quick: bool = False) -> None:
-    """Measure, save and print."""
+def measure(quick: bool) -> dict[str, Any]:
+    """Return the part's figures."""
     each = 50 if quick else 250
-    loads = [report.load_now()]
     with (
         tempfile.TemporaryDirectory(prefix="warmq-bench-") as name,
         RedisServer(Path(name) / "redis") as server,
@@ -105,16 +105,10 @@ def run(quick: bool = False) -> None:
     ):
         watch = Watch(client)
         phases(client, watch, each)
-    loads.append(report.load_now())
     slowest = {phase: watch.slowest(phase) for phase in watch.found}
-    data: dict[str, Any] = {
-        "quick": quick, "messages": WORKERS * each, "bytes_each": SIZE, "expected": EXPECTED,
-        "load_average": loads, "phases": watch.found,
-        "reached": {"slowest_ms": report.spread(list(slowest.values()), 2)},
+    return {
+        "messages": WORKERS * each, "bytes_each": SIZE,
+        "phases": watch.found,
+        "reached": {"slowest_ms": report.spread(list(slowest.values()), 2)}
+        | {f"{phase}_slowest_ms": report.spread([worst], 2) for phase, worst in slowest.items()},
     }  # fmt: skip
-    report.save("large_messages", data)
-    report.table(
-        f"slowest script with {data['messages']:,} messages of 1 MB",
-        ("phase", "slowest, ms"),
-        [(phase, str(worst)) for phase, worst in slowest.items()],
-    )

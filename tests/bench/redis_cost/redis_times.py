@@ -85,7 +85,6 @@ class Watch:
 def measure(quick: bool) -> dict[str, Any]:
     """Run the three phases; return the part's figures."""
     lines = 10_000 if quick else 100_000
-    loads = [report.load_now()]
     with tempfile.TemporaryDirectory(prefix="warmq-bench-") as name:
         folder = Path(name)
         path = folder / "in.jsonl"
@@ -101,20 +100,16 @@ def measure(quick: bool) -> dict[str, Any]:
             watch.keep("drain")
             timed([str(PRODUCER), "results", "b", "-o", str(folder / "out.jsonl")], server.url)
             watch.keep("results")
-    loads.append(report.load_now())
     return {
-        "quick": quick, "lines": lines, "slow_us": SLOW_US, "expected": EXPECTED,
-        "load_average": loads,
+        "lines": lines, "slow_us": SLOW_US,
         "reached": {f"{phase}_slowest_ms": report.spread([watch.slowest(phase)], 2)
                     for phase in watch.found},
         "phases": watch.found,
     }  # fmt: skip
 
 
-def run(quick: bool = False) -> None:
-    """Measure, save and print."""
-    data = measure(quick)
-    report.save("redis_times", data)
+def show(data: dict[str, Any]) -> None:
+    """Print the commands by phase."""
     report.table(
         f"commands of Redis above {SLOW_US / 1000:g} ms while {data['lines']:,} requests pass",
         ("phase", "command", "how many", "slowest, ms"),

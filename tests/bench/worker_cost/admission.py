@@ -34,6 +34,7 @@ COSTS = {
     "rows cost": Cost(prefill_chunk_s=0.008, decode_s=0.004, row_s=0.0005),
 }
 REQUESTS, SEED = 160, 11
+TITLE = "admission to an engine with an RBLN card's scheduling (simulated; not an NPU's figures)"
 EXPECTED = {
     "written": "before the first run",
     "ours_to_refill_in_groups": 0.95,
@@ -133,15 +134,4 @@ def measure(quick: bool) -> dict[str, Any]:
         for policy in ("ours", *OTHERS):
             used = [run["rows_used"] for run in found[policy]]
             reached[f"rows used, {policy}, {shape}"] = report.spread(used)
-    return {"quick": quick, "expected": EXPECTED, "bars": BARS, "reached": reached}
-
-
-def run(quick: bool = False) -> None:
-    """Measure, save and print."""
-    data = measure(quick)
-    report.save("admission", data)
-    report.table(
-        "admission to an engine with an RBLN card's scheduling (simulated; not an NPU's figures)",
-        ("figure", "reached: median (least to greatest)"),
-        [(name, report.shown(found)) for name, found in data["reached"].items()],
-    )
+    return {"reached": reached}

@@ -127,20 +127,18 @@ def per_line(name: str, folder: Path) -> dict[str, Any]:
     }
 
 
-def measure() -> dict[str, Any]:
-    """Count each program; return the part's figures."""
-    with tempfile.TemporaryDirectory(prefix="warmq-bench-") as name:
-        found = {program: per_line(program, Path(name)) for program in PROGRAMS}
-    return {"lines": [FEW, MANY], "expected": EXPECTED, "counted": found}
-
-
-def run(_: bool = False) -> None:
-    """Count, save and print; there is no quicker way."""
+def measure(_: bool = False) -> dict[str, Any]:
+    """Count each program; return the part's figures. There is no quicker way."""
     if shutil.which("valgrind") is None:
         print("not counted: install valgrind", file=sys.stderr)
-        return
-    data = measure()
-    report.save("instructions", data)
+        sys.exit(0)
+    with tempfile.TemporaryDirectory(prefix="warmq-bench-") as name:
+        found = {program: per_line(program, Path(name)) for program in PROGRAMS}
+    return {"lines": [FEW, MANY], "counted": found}
+
+
+def show(data: dict[str, Any]) -> None:
+    """Print each program's instructions."""
     report.table(
         f"instructions for each line or request, {MANY:,} less {FEW:,} of them",
         ("program", "expected", "counted", "most of them in"),

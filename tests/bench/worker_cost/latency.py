@@ -22,6 +22,10 @@ from bench.common.probe import Probe
 from contract.redis import keys
 from demo.stack import RedisServer, Worker
 
+TITLE = (
+    "latency in ms: wake = sent to worker has it, commit = engine finished to result in "
+    "Redis,\nanswer = sent to result read, overtake = priority 0 under a backlog to worker"
+)
 EXPECTED = {
     "written": "before the first run",
     "wake_ms_p50": 1.5,
@@ -127,7 +131,6 @@ def measure(quick: bool) -> dict[str, Any]:
     """Run all repeats, interleaved; return the part's figures."""
     repeats, count, seconds = (2, 30, 3.0) if quick else (5, 100, 10.0)
     figures: dict[str, list[float]] = {}
-    loads = [report.load_now()]
 
     def keep(name: str, times: list[float]) -> None:
         for share, label in ((0.5, "p50"), (0.99, "p99")):
@@ -150,23 +153,7 @@ def measure(quick: bool) -> dict[str, Any]:
                 for label in ("p50", "p99"):
                     wait_ms = seen[f"finish_to_committed_ms_{label}"]
                     figures.setdefault(f"commit_{case}_ms_{label}", []).append(wait_ms)
-            loads.append(report.load_now())
     return {
-        "quick": quick,
-        "expected": EXPECTED,
-        "bars": BARS,
-        "load_average": loads,
         "requests_per_idle_repeat": count,
         "reached": {name: report.spread(values, 2) for name, values in figures.items()},
     }
-
-
-def run(quick: bool = False) -> None:
-    """Measure, save and print."""
-    data = measure(quick)
-    report.save("latency", data)
-    report.figures(
-        "latency in ms: wake = sent to worker has it, commit = engine finished to result in "
-        "Redis,\nanswer = sent to result read, overtake = priority 0 under a backlog to worker",
-        data,
-    )

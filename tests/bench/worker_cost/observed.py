@@ -25,6 +25,7 @@ SLOTS, LATENCY_S = 256, 0.2
 FIRST = 1500
 #: Prometheus' own default is a minute; 15 s is usual.
 SCRAPE_S = 5.0
+TITLE = "a worker that is looked at ÷ one that is not"
 EXPECTED = {
     "written": "before the first run: a page takes 10 ms of a core, an event 20 us and at most "
     "100 requests a second are told (since then 50)",
@@ -115,29 +116,24 @@ def measure(quick: bool) -> dict[str, Any]:
     runs: dict[str, dict[str, list[float]]] = {
         way: {"per_s": [], "us": [], "steady_per_s": []} for way in WAYS
     }
-    loads = [report.load_now()]
     with tempfile.TemporaryDirectory(prefix="warmq-bench-") as name:
         for n, way in _in_turn(2 if quick else CEILING_ROUNDS):
             found = once(Path(name) / f"ceiling-{n}-{way}", way, 0, ceiling)
             runs[way]["per_s"].append(found["per_s"])
-        loads.append(report.load_now())
         for n, way in _in_turn(2 if quick else STEADY_ROUNDS):
             found = once(Path(name) / f"steady-{n}-{way}", way, LATENCY_S, steady)
             runs[way]["us"].append(found["us"])
             runs[way]["steady_per_s"].append(found["per_s"])
-        loads.append(report.load_now())
-    return figures(quick, loads, runs)
+    return figures(runs)
 
 
 def _in_turn(rounds: int) -> Iterator[tuple[int, str]]:
     for n in range(rounds):
-        for way in (*WAYS[n % len(WAYS) :], *WAYS[: n % len(WAYS)]):
+        for way in report.in_turn(WAYS, n):
             yield n, way
 
 
-def figures(
-    quick: bool, loads: list[Any], runs: dict[str, dict[str, list[float]]]
-) -> dict[str, Any]:
+def figures(runs: dict[str, dict[str, list[float]]]) -> dict[str, Any]:
     """Return the ratios of pairs that ran next to each other."""
     reached = {}
     for way in WAYS[1:]:
@@ -145,19 +141,9 @@ def figures(
         reached[f"{name}_ceiling"] = _ratio(runs, way, "per_s")
         reached[f"{name}_steady"] = _ratio(runs, way, "steady_per_s")
         reached[f"{name}_cpu"] = _ratio(runs, way, "us")
-    return {
-        "quick": quick, "expected": EXPECTED, "bars": BARS, "load_average": loads,
-        "reached": reached,
-    }  # fmt: skip
+    return {"reached": reached}
 
 
 def _ratio(runs: dict[str, dict[str, list[float]]], way: str, figure: str) -> dict[str, Any]:
     pairs = zip(runs[way][figure], runs["none"][figure], strict=True)
     return report.spread([one / none for one, none in pairs], 3)
-
-
-def run(quick: bool = False) -> None:
-    """Measure, save and print."""
-    data = measure(quick)
-    report.save("observed", data)
-    report.figures("a worker that is looked at ÷ one that is not", data)

@@ -33,6 +33,7 @@ LATENCY_S = 0.2
 STEP_S = 0.01
 #: As many in flight at four times the rate: what a wake-up costs is shared by more requests.
 BRISK_S = 0.05
+TITLE = "queue overhead, simulated engine, 200 ms mean latency"
 EXPECTED = {
     "written": "before the first run, from facts/celery-redis.md section 2 (the prototype)",
     "occupancy_64": 0.998,
@@ -159,7 +160,6 @@ def measure(quick: bool) -> dict[str, Any]:
     runs: dict[str, list[dict[str, Any]]] = {kind: [] for kind in kinds}
     alone: dict[str, list[float]] = {"": [], "stepped_": []}
     floor: dict[str, list[float]] = {"": [], "stepped_": []}
-    loads = [report.load_now()]
     with tempfile.TemporaryDirectory(prefix="warmq-bench-") as name:
         for repeat in range(sizes.repeats):
             folder = Path(name) / str(repeat)
@@ -178,12 +178,7 @@ def measure(quick: bool) -> dict[str, Any]:
                 floor[kind].append(floor_us(folder / f"{kind}floor", 256, count, step_s))
             engine = {"simulated_latency_s": 0}
             runs["ceiling"].append(worker_cost(folder / "ceiling", 256, sizes.ceiling, **engine))
-            loads.append(report.load_now())
     return {
-        "quick": quick,
-        "expected": EXPECTED,
-        "bars": BARS,
-        "load_average": loads,
         "reached": _reached(runs)
         | {f"{n}engine_alone_us_per_request": report.spread(us, 1) for n, us in alone.items()}
         | {f"{n}floor_us_per_request": report.spread(us, 1) for n, us in floor.items()}
@@ -220,13 +215,3 @@ def _reached(runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
         "ceiling_redis_us_per_request": over("ceiling", "redis_us_per_request", 1),
         "worker_idle_us_per_s": over("cost", "worker_idle_us_per_s", 0),
     }
-
-
-def run(quick: bool = False) -> None:
-    """Measure, save and print."""
-    data = measure(quick)
-    report.save("overhead", data)
-    report.figures(
-        "queue overhead, simulated engine, 200 ms mean latency",
-        data,
-    )

@@ -34,6 +34,7 @@ SLOW_S = (2.0, 4.0)
 LATENCIES = 5
 #: Requests to a script: below Redis' limit with one process, for the model; at it with several.
 MODEL_GROUPS, FULL_GROUP, FULL_PROCESSES = (8, 256), 64, 3
+TITLE = f"workers of {SLOTS} slots on one Redis, simulated engines, {LATENCY_S:g} s unless said"
 EXPECTED = {
     "written": "before the first run, from this machine's overhead figures",
     "share_1": 0.99, "share_2": 0.99, "share_4": 0.98, "share_8": 0.95, "share_16": 0.65,
@@ -121,23 +122,16 @@ def measure(quick: bool) -> dict[str, Any]:
     plan += [(most, slow, slow * latencies) for slow in SLOW_S]
     fleets: list[dict[str, Any]] = []
     leans: list[dict[str, Any]] = []
-    loads = [report.load_now()]
     with tempfile.TemporaryDirectory(prefix="warmq-bench-") as name:
         folder = Path(name)
         for repeat in range(repeats):
             for run, arguments in enumerate(plan):
                 fleets.append(fleet(folder / f"fleet{repeat}-{run}", *arguments))
-                loads.append(report.load_now())
             for processes, group in (*((1, g) for g in MODEL_GROUPS), (FULL_PROCESSES, FULL_GROUP)):
                 path = folder / f"lean{repeat}-{group}"
                 leans.append(lean(path, processes, group, count) | {"repeat": repeat})
-            loads.append(report.load_now())
     return {
-        "quick": quick,
         "slots": SLOTS,
-        "expected": EXPECTED,
-        "bars": BARS,
-        "load_average": loads,
         "reached": _of_fleets(fleets) | _of_lean(leans, repeats),
         "fleets": [{name: found[name] for name in SHOWN} for found in fleets],
     }
@@ -172,13 +166,3 @@ def _of_lean(runs: list[dict[str, Any]], repeats: int) -> dict[str, Any]:
             values.setdefault(name, []).append(value)
     return {name: report.spread(found, 3 if median(found) < 10 else 1)
             for name, found in values.items()}  # fmt: skip
-
-
-def run(quick: bool = False) -> None:
-    """Measure, save and print."""
-    data = measure(quick)
-    report.save("scale", data)
-    report.figures(
-        f"workers of {SLOTS} slots on one Redis, simulated engines, {LATENCY_S:g} s unless said",
-        data,
-    )

@@ -34,6 +34,7 @@ from worker.drain.events import Committed, HandedBack, Leased, LeasesLost
 from worker.telemetry.traces import Traces
 
 RATIO = 0.01
+TITLE = "traces of the worker, 256 slots, ÷ off"
 EXPECTED = {
     "written": "before the first run",
     "full_sampled": 1.0,
@@ -113,7 +114,6 @@ def measure(quick: bool) -> dict[str, Any]:
     """Run all repeats; return the part's figures."""
     repeats, count, pairs = (1, 3000, 8) if quick else (5, 6000, 40)
     runs: dict[str, list[dict[str, Any]]] = {way: [] for way in WAYS}
-    averages = [report.load_now()]
     with tempfile.TemporaryDirectory(prefix="warmq-bench-") as name:
         with (
             RedisServer(Path(name) / "ceiling") as server,
@@ -122,15 +122,9 @@ def measure(quick: bool) -> dict[str, Any]:
         ):
             alternated = asyncio.run(_alternate(server.url, client, pairs, 10_000))
         for repeat in range(repeats):
-            at = repeat % len(WAYS)
-            for way in (*WAYS[at:], *WAYS[:at]):
+            for way in report.in_turn(WAYS, repeat):
                 runs[way].append(_full(Path(name) / f"{repeat}-{way}", way, count))
-            averages.append(report.load_now())
     return {
-        "quick": quick,
-        "expected": EXPECTED,
-        "bars": BARS,
-        "load_average": averages,
         "reached": _reached(runs, alternated),
     }
 
@@ -150,10 +144,3 @@ def _reached(
         [one["on_cpu_s"] / one["off_cpu_s"] for one in alternated]
     )
     return found
-
-
-def run(quick: bool = False) -> None:
-    """Measure, save and print."""
-    data = measure(quick)
-    report.save("traced", data)
-    report.figures("traces of the worker, 256 slots, ÷ off", data)
