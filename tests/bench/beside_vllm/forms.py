@@ -19,6 +19,7 @@ from typing import Any
 from bench.common.load import Held, cpu_s, hold
 
 from contract.openai.body import COMPLETION_URL
+from contract.redis import keys
 from contract.settings import load
 from demo.stack import CPU_ENGINE_ARGS, RedisServer, eventually
 from worker.drain.drain import Drain
@@ -67,17 +68,16 @@ class Forms:
         settings = self.drain.settings
         self.drain.settings = settings.model_copy(update={"look_ahead": look_ahead})
         self.drain.measure_room()
-        self._runs += 1
-        held = await asyncio.to_thread(self._hold, count) if form == "queue" else None
+        held = await asyncio.to_thread(self.held, count, body) if form == "queue" else None
         if beside is not None and held is not None:
             beside(self._server.url, held.request_ids)
             await asyncio.sleep(1)  # its own start is not what is measured
         await asyncio.sleep(0.2)
         cpu = cpu_s(os.getpid())
         if held is not None:
-            seconds = await self._queued(held)
+            seconds = await self.queued(held)
         else:
-            seconds = await self._direct(getattr(self, f"_{form}"), count)
+            seconds = await self.direct(getattr(self, f"_{form}"), count)
         cpu = cpu_s(os.getpid()) - cpu
         return {
             "form": form,
@@ -86,17 +86,22 @@ class Forms:
             "cpu_us_per_request": 1e6 * cpu / count,
         }
 
-    def _hold(self, count: int) -> Held:
-        return hold(self._server.client(), f"throughput{self._runs}", count, body)
-
-    async def _queued(self, held: Held) -> float:
+    async def queued(self, held: Held, **counted: int) -> float:
+        """Release a batch, wait for its end; return seconds. What it counted must be this."""
         began = await asyncio.to_thread(held.release)
         ended = await asyncio.to_thread(held.wait)
+        found = held.client.hgetall(keys.batch_key(held.batch.id))
+        assert all(int(found[name.encode()]) == value for name, value in counted.items()), found
         held.client.flushdb()
         held.client.close()
         return ended - began
 
-    async def _direct(self, one: Callable[[int, str], Awaitable[None]], count: int) -> float:
+    async def direct(self, one: Callable[[int, str], Awaitable[None]], count: int) -> float:
+        """Run requests 1 to `count` without the queue, as many at once as the drain keeps.
+
+        Returns seconds; `one` is called with a request's number and id.
+        """
+        self._runs += 1
         numbers = list(range(count, 0, -1))
 
         async def keep_going() -> None:
@@ -107,6 +112,13 @@ class Forms:
         began = time.perf_counter()
         await asyncio.gather(*(keep_going() for _ in range(self.drain.room.limit)))
         return time.perf_counter() - began
+
+    def held(
+        self, count: int, make: Callable[[int], dict[str, Any]], url: str = COMPLETION_URL
+    ) -> Held:
+        """Queue requests that no worker sees yet."""
+        self._runs += 1
+        return hold(self._server.client(), f"held{self._runs}", count, make, url=url)
 
     async def _bare(self, number: int, request_id: str) -> None:
         from vllm import SamplingParams

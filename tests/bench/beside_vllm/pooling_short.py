@@ -16,18 +16,16 @@ import json
 import os
 import sys
 import tempfile
-import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from bench.beside_vllm.forms import Forms, warm_engine
-from bench.beside_vllm.where import Where, per_request
+from bench.beside_vllm.where import Where, figures, looked_at, per_request
 from bench.common import report
-from bench.common.load import Held, cpu_s, hold
 from bench.gpu import offline, workload
 from bench.gpu.pairs import Peer
 
-from contract.redis import keys
 from demo.stack import CPU_ENGINE_ARGS, ROOT
 from worker.engine import EngineRequest
 
@@ -63,73 +61,40 @@ class PoolingShort:
     def __init__(self, forms: Forms, peer: Peer, count: int) -> None:
         self._forms, self._peer, self._count = forms, peer, count
         self._adapter: Any = forms.drain.supervisor.engine
-        self._lean = self._adapter._fast
         self._wanted = workload.requests(count, (0, 0), LETTERS)
-        self._runs = 0
 
     async def time(self, form: str, where: Where | None = None) -> dict[str, Any]:
         """Run all requests one way; `where` is told of the loop meanwhile."""
-        self._runs += 1
         pooling = "score" if form.startswith("score_") else "embed"
         kind = form.removeprefix("score_")
         if kind == "offline":
             return {"form": form} | await self._offline(pooling)
-        self._adapter._fast = None if kind.endswith("full") else self._lean
-        held = await asyncio.to_thread(self._hold, pooling) if kind.startswith("queue") else None
-        await asyncio.sleep(0.2)
-        cpu = cpu_s(os.getpid())
-        if where is not None:
-            where.start()
-        if held is not None:
-            seconds = await self._queued(held)
-        else:
-            seconds = await self._direct(kind, pooling)
-        if where is not None:
-            where.stop()
-        cpu = cpu_s(os.getpid()) - cpu
-        self._adapter._fast = self._lean
-        return {"form": form} | self._figures(seconds, cpu)
-
-    def _figures(self, seconds: float, cpu: float) -> dict[str, float]:
-        return {
-            "requests_per_s": round(self._count / seconds, 1),
-            "cpu_us_per_request": round(1e6 * cpu / self._count, 1),
-        }
+        run = partial(self._direct, kind, pooling)
+        if kind.startswith("queue"):
+            held = await asyncio.to_thread(
+                self._forms.held, self._count,
+                lambda number: workload.body(self._wanted[number - 1], pooling),
+                workload.url(pooling),
+            )  # fmt: skip
+            run = partial(self._forms.queued, held, completed=self._count)
+        full = kind.endswith("full")
+        return {"form": form} | await looked_at(
+            self._adapter, run, self._count, full=full, where=where
+        )
 
     async def _offline(self, pooling: str) -> dict[str, float]:
         found = await asyncio.to_thread(
             self._peer.ask, count=self._count, tokens=(0, 0), letters=LETTERS, pooling=pooling
         )
-        return self._figures(found["seconds"], found["cpu_s"])
-
-    async def _queued(self, held: Held) -> float:
-        began = await asyncio.to_thread(held.release)
-        ended = await asyncio.to_thread(held.wait)
-        found = held.client.hgetall(keys.batch_key(held.batch.id))
-        assert int(found[b"completed"]) == self._count, found
-        held.client.flushdb()
-        held.client.close()
-        return ended - began
-
-    def _hold(self, pooling: str) -> Held:
-        return hold(
-            self._forms._server.client(), f"pooling{self._runs}", self._count,
-            lambda number: workload.body(self._wanted[number - 1], pooling),
-            url=workload.url(pooling),
-        )  # fmt: skip
+        return figures(found["seconds"], found["cpu_s"], self._count)
 
     async def _direct(self, kind: str, pooling: str) -> float:
-        left = list(enumerate(self._wanted))[::-1]
         one = self._bare if kind == "bare" else self._through
 
-        async def keep_going() -> None:
-            while left:
-                number, (text, _) = left.pop()
-                await one(text, pooling, f"pooling{self._runs}-{number}")
+        async def numbered(number: int, request_id: str) -> None:
+            await one(self._wanted[number - 1][0], pooling, request_id)
 
-        began = time.perf_counter()
-        await asyncio.gather(*(keep_going() for _ in range(self._forms.drain.room.limit)))
-        return time.perf_counter() - began
+        return await self._forms.direct(numbered, self._count)
 
     async def _bare(self, text: str, pooling: str, request_id: str) -> None:
         from vllm import PoolingParams

@@ -11,20 +11,17 @@ chat_*      the same of chats
 from __future__ import annotations
 
 import asyncio
-import os
 import random
-import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from bench.beside_vllm.forms import Forms, warm_engine
-from bench.beside_vllm.where import Where, per_request
+from bench.beside_vllm.where import Where, looked_at, per_request
 from bench.common import report
-from bench.common.load import Held, cpu_s, hold
 
 from contract.openai.body import CHAT_URL, COMPLETION_URL
-from contract.redis import keys
 from demo.stack import CPU_ENGINE_ARGS
 from worker.engine import EngineRequest
 
@@ -60,49 +57,22 @@ class Short:
     def __init__(self, forms: Forms, count: int) -> None:
         self._forms, self._count = forms, count
         self._adapter: Any = forms.drain.supervisor.engine
-        self._lean = self._adapter._fast
         self._wanted = requests(count)
-        self._runs = 0
 
     async def time(self, form: str, where: Where | None = None) -> dict[str, Any]:
         """Run all requests one way; `where` is told of the loop meanwhile."""
-        self._runs += 1
         chat = form.startswith("chat_")
         kind = form.removeprefix("chat_")
-        self._adapter._fast = None if kind.endswith("full") else self._lean
-        held = await asyncio.to_thread(self._hold, chat) if kind.startswith("queue") else None
-        await asyncio.sleep(0.2)
-        cpu = cpu_s(os.getpid())
-        if where is not None:
-            where.start()
-        if held is not None:
-            seconds = await self._queued(held)
-        else:
-            seconds = await self._direct(kind)
-        if where is not None:
-            where.stop()
-        cpu = cpu_s(os.getpid()) - cpu
-        self._adapter._fast = self._lean
-        return {
-            "form": form,
-            "requests_per_s": round(self._count / seconds, 1),
-            "cpu_us_per_request": round(1e6 * cpu / self._count, 1),
-        }
-
-    async def _queued(self, held: Held) -> float:
-        began = await asyncio.to_thread(held.release)
-        ended = await asyncio.to_thread(held.wait)
-        found = held.client.hgetall(keys.batch_key(held.batch.id))
-        assert int(found[b"completed"]) == self._count, found
-        assert int(found[b"completion_tokens"]) == sum(tokens for _, tokens in self._wanted)
-        held.client.flushdb()
-        held.client.close()
-        return ended - began
-
-    def _hold(self, chat: bool) -> Held:
-        name, make = f"short{self._runs}", self._chat if chat else self._body
-        url = CHAT_URL if chat else COMPLETION_URL
-        return hold(self._forms._server.client(), name, self._count, make, url=url)
+        run = partial(self._direct, kind)
+        if kind.startswith("queue"):
+            make, url = (self._chat, CHAT_URL) if chat else (self._body, COMPLETION_URL)
+            held = await asyncio.to_thread(self._forms.held, self._count, make, url)
+            tokens = sum(tokens for _, tokens in self._wanted)
+            run = partial(self._forms.queued, held, completed=self._count, completion_tokens=tokens)
+        full = kind.endswith("full")
+        return {"form": form} | await looked_at(
+            self._adapter, run, self._count, full=full, where=where
+        )
 
     def _body(self, number: int) -> dict[str, Any]:
         prompt, tokens = self._wanted[number - 1]
@@ -113,17 +83,8 @@ class Short:
         return {"messages": [{"role": "user", "content": body.pop("prompt")}]} | body
 
     async def _direct(self, kind: str) -> float:
-        numbers = list(range(self._count, 0, -1))
         one = self._bare if kind == "bare" else self._through
-
-        async def keep_going() -> None:
-            while numbers:
-                number = numbers.pop()
-                await one(number, f"short{self._runs}-{number}")
-
-        began = time.perf_counter()
-        await asyncio.gather(*(keep_going() for _ in range(self._forms.drain.room.limit)))
-        return time.perf_counter() - began
+        return await self._forms.direct(one, self._count)
 
     async def _bare(self, number: int, request_id: str) -> None:
         from vllm import SamplingParams

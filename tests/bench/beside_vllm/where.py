@@ -6,11 +6,16 @@ less the loop's.
 
 from __future__ import annotations
 
+import asyncio
+import os
 import signal
 import time
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from types import FrameType
 from typing import Any
+
+from bench.common.load import cpu_s
 
 #: Of CPU, not of time: a timer that wakes an idle loop would be half of what is seen.
 EVERY_S = 0.001
@@ -81,3 +86,37 @@ def layer_of(frame: FrameType | None) -> str:
 def per_request(where: Where, count: int) -> dict[str, Any]:
     """Return microseconds a request by layer, the largest first."""
     return {layer: round(1e6 * s / count, 1) for layer, s in where.by_layer.most_common()}
+
+
+async def looked_at(
+    adapter: Any,
+    run: Callable[[], Awaitable[float]],
+    count: int,
+    *,
+    full: bool,
+    where: Where | None,
+) -> dict[str, float]:
+    """Run requests, through vLLM's serving classes if `full`; return their rate and CPU.
+
+    `where` is told of the loop meanwhile.
+    """
+    lean = adapter._fast
+    adapter._fast = None if full else lean
+    await asyncio.sleep(0.2)
+    cpu = cpu_s(os.getpid())
+    if where is not None:
+        where.start()
+    seconds = await run()
+    if where is not None:
+        where.stop()
+    cpu = cpu_s(os.getpid()) - cpu
+    adapter._fast = lean
+    return figures(seconds, cpu, count)
+
+
+def figures(seconds: float, cpu: float, count: int) -> dict[str, float]:
+    """Return requests a second, and microseconds of CPU a request."""
+    return {
+        "requests_per_s": round(count / seconds, 1),
+        "cpu_us_per_request": round(1e6 * cpu / count, 1),
+    }
