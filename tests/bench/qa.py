@@ -39,8 +39,8 @@ sys.path.append(str(Path(__file__).resolve().parents[2] / "models" / "training")
 import aiohttp
 from bench.common import report
 from bench.common.load import hold, is_ready
+from bench.common.process import Process, well
 from bench.gpu import pairs, workload
-from bench.gpu.process import Process, well
 from kit.engines.drafts import settled
 from prompt_forms import chat_messages
 from questions import held_out_reading

@@ -34,9 +34,8 @@ sys.path.insert(1, str(Path(__file__).resolve().parents[3]))
 import aiohttp
 from bench.common import report
 from bench.common.load import hold, is_ready
+from bench.common.process import Process, span_drawn, well
 from bench.gpu import pairs, workload
-from bench.gpu.process import Process, well
-from bench.peers.progress_bar import span_drawn
 from celery import Celery
 
 from contract.openai.body import CHAT_URL

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import aiohttp
-from bench.peers.progress_bar import span_drawn
+from bench.common.process import span_drawn
 from kit.servers.vllm_server import KEY, VllmServer
 
 from contract.openai.body import CHAT_URL

@@ -1,10 +1,11 @@
-"""A server or worker as a process of its own."""
+"""A server or worker as a process of its own, and what can be seen of one from outside."""
 
 from __future__ import annotations
 
 import os
 import signal
 import subprocess
+import time
 import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
@@ -42,3 +43,16 @@ def well(url: str) -> bool:
             return True
     except OSError:
         return False
+
+
+def span_drawn(process: subprocess.Popen[bytes], mark: bytes, log: Path) -> float:
+    """Read a process's stderr to its end into `log`; return the seconds between the first and the
+    last piece that has `mark`, as those of a progress bar do."""
+    drawn = []
+    assert process.stderr is not None
+    with log.open("wb") as file:
+        while chunk := os.read(process.stderr.fileno(), 65536):
+            if mark in chunk:
+                drawn.append(time.monotonic())
+            file.write(chunk)
+    return drawn[-1] - drawn[0]
