@@ -41,6 +41,7 @@ from bench.common import report
 from bench.common.load import hold, is_ready
 from bench.common.process import Process, well
 from bench.gpu import pairs, workload
+from bench.gpu.record import accelerator
 from kit.engines.drafts import settled
 from prompt_forms import chat_messages
 from questions import held_out_reading
@@ -288,7 +289,7 @@ def main() -> None:
     groups = [group.split("+") for group in chosen.groups.split(",")]
     machine = report.machine() | ({"commit": chosen.commit} if chosen.commit else {})
     data: dict[str, Any] = {
-        "part": "qa", "machine": machine | {"accelerator": pairs.accelerator()},
+        "part": "qa", "machine": machine | {"accelerator": accelerator()},
         "shape": chosen.shape or "the shipped tiny model", "questions": chosen.questions,
         "load_average": [report.load_now()], "tutorial_minutes": TUTORIAL_MINUTES, "ways": {},
     }  # fmt: skip

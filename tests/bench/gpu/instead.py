@@ -14,7 +14,6 @@ a chat; the model's template hands its text over as it is.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
@@ -36,6 +35,7 @@ from bench.common import report
 from bench.common.load import hold, is_ready
 from bench.common.process import Process, span_drawn, well
 from bench.gpu import pairs, workload
+from bench.gpu.record import Record, options
 from celery import Celery
 
 from contract.openai.body import CHAT_URL
@@ -221,48 +221,33 @@ def reached(rounds: Sequence[dict[str, dict[str, Any]]]) -> dict[str, Any]:
 
 def main() -> None:
     """Measure; write what there is after every round."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--shape", choices=sorted(workload.SHAPES), default="8b")
-    parser.add_argument("--rounds", type=int, default=4)
+    parser = options(__doc__ or "", seconds=450)
     parser.add_argument("--requests", type=int, default=850)
     parser.add_argument("--run-batches", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=450, help="begin no round after so many")
-    parser.add_argument("--commit", help="where the checkout has no git")
     chosen = parser.parse_args()
     begin = time.monotonic()
     forms = ["queue", "client 256", "client 320", "client 512", "celery"]
     rounds: list[dict[str, dict[str, Any]]] = []
     with started(chosen.shape, chosen.requests) as (field, warm):
-        machine = report.machine() | {"accelerator": pairs.accelerator()}
-        data: dict[str, Any] = {
-            "part": chosen.out.stem, "machine": machine | {"commit": chosen.commit},
-            "shape": chosen.shape, "engine": field.options, "requests": chosen.requests,
-            "tokens": field.tokens, "ready_s": round(time.monotonic() - begin, 1),
-        }  # fmt: skip
-        print("ready after", data["ready_s"], flush=True)
-
-        def save() -> None:
-            data["reached"] = reached(rounds)
-            chosen.out.write_text(report.as_text(data))
-
+        record = Record(
+            chosen, begin, engine=field.options, requests=chosen.requests, tokens=field.tokens
+        )
         for form in ("queue", "client 320", "celery"):
             field.time(form)  # warms it up, and is not counted
-        data["one_by_one"] = field.time("one by one") | {"requests": ONE_BY_ONE}
+        record.keep(one_by_one=field.time("one by one") | {"requests": ONE_BY_ONE})
         for number in range(chosen.rounds):
             if time.monotonic() - begin > chosen.seconds - 70 * chosen.run_batches:
                 break
             rounds.append({form: field.time(form) for form in report.in_turn(forms, number)})
-            save()
+            record.keep(reached=reached(rounds))
         warm.close()
-        data["run_batch"] = []
+        run_batch: list[dict[str, Any]] = []
         for number in range(chosen.run_batches):
             if time.monotonic() - begin > chosen.seconds:
                 break
-            data["run_batch"].append(field.run_batch(number))
-            save()
-        save()
-    print(json.dumps(data["reached"]))
+            run_batch.append(field.run_batch(number))
+            record.keep(run_batch=run_batch)
+    print(json.dumps(reached(rounds)))
 
 
 if __name__ == "__main__":

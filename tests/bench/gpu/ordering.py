@@ -34,6 +34,7 @@ sys.path.insert(1, str(Path(__file__).resolve().parents[3]))
 
 from bench.common import report
 from bench.gpu import pairs, workload
+from bench.gpu.record import Record, options
 
 from contract.redis import keys
 from demo.stack import eventually
@@ -155,34 +156,23 @@ def reached(rounds: Sequence[dict[str, dict[str, Any]]]) -> dict[str, Any]:
 
 def main() -> None:
     """Measure; write what there is after every round."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--shape", choices=sorted(workload.SHAPES), default="8b")
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--rounds", type=int, default=4)
+    parser = options(__doc__ or "")
     parser.add_argument("--few-rounds", type=int, default=2, help="rounds with few documents, too")
     parser.add_argument("--documents", type=int, default=240)
     parser.add_argument("--questions", type=int, default=4)
     parser.add_argument("--kv-gib", type=float, default=24, help="KV cache of each engine")
-    parser.add_argument("--seconds", type=float, default=1e9, help="begin no round after so many")
-    parser.add_argument("--commit", help="where the checkout has no git")
     chosen = parser.parse_args()
     chosen.model, chosen.max_num_seqs, chosen.requests = None, 256, 1
-    chosen.output_tokens = ANSWER
+    chosen.output_tokens, chosen.prompt_tokens, chosen.pooling = ANSWER, (64, 512), None
     chosen.engine = json.dumps({"enable_prefix_caching": True, "max_model_len": 4096})
     begin = time.monotonic()
     rounds: list[dict[str, dict[str, Any]]] = []
     with pairs.started(chosen, ("offline", "queue")) as bench:
         ordering = Ordering(bench, chosen, chosen.out.parent)
-        machine = report.machine() | {"accelerator": pairs.accelerator()}
-        data: dict[str, Any] = {
-            "part": chosen.out.stem,
-            "machine": machine | ({"commit": chosen.commit} if chosen.commit else {}),
-            "shape": chosen.shape, "engine": pairs.engine_of(chosen),
-            "documents": chosen.documents, "questions": chosen.questions,
-            "expected": EXPECTED, "bars": BARS,
-            "ready_s": round(time.monotonic() - begin, 1),
-        }  # fmt: skip
-        print("ready after", data["ready_s"], "s", flush=True)
+        record = Record(
+            chosen, begin, engine=pairs.engine_of(chosen), documents=chosen.documents,
+            questions=chosen.questions, expected=EXPECTED, bars=BARS,
+        )  # fmt: skip
         for form in ("shuffled_prefix", "offline"):
             ordering.time(form)  # warms both engines up, and is not counted
         for number in range(chosen.rounds):
@@ -190,9 +180,8 @@ def main() -> None:
                 break
             forms = FORMS + (FEW_FORMS if number < chosen.few_rounds else ())
             rounds.append({form: ordering.time(form) for form in report.in_turn(forms, number)})
-            data["reached"] = reached(rounds)
-            chosen.out.write_text(report.as_text(data))
-    print(json.dumps({name: found["median"] for name, found in data["reached"].items()}))
+            record.keep(reached=reached(rounds))
+    print(json.dumps({name: found["median"] for name, found in record.data["reached"].items()}))
 
 
 if __name__ == "__main__":

@@ -38,6 +38,7 @@ sys.path.insert(1, str(Path(__file__).resolve().parents[3]))
 from bench.common import report
 from bench.common.load import hold
 from bench.gpu import workload
+from bench.gpu.record import Record, options
 
 from contract.redis import keys
 from demo.stack import RedisServer, procfile_command
@@ -278,23 +279,11 @@ def engine_of(chosen: argparse.Namespace) -> dict[str, Any]:
     return ENGINE | {"max_num_seqs": chosen.max_num_seqs} | given | extra
 
 
-def accelerator() -> str:
-    """Return the GPU's name and driver, as nvidia-smi has them."""
-    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
-    with suppress(OSError):
-        done = subprocess.run(query, capture_output=True, text=True, check=False)
-        return done.stdout.strip()
-    return ""
-
-
 def main() -> None:
     """Measure; write what there is after every round."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--shape", choices=sorted(workload.SHAPES), default="8b")
+    parser = options(__doc__ or "", rounds=10)
     parser.add_argument("--model", type=Path, help="a model folder instead of --shape")
-    parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--forms", default="offline,bare,queue")
-    parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--look-aheads", default="", help="swept after the rounds, e.g. 0,16,64")
     parser.add_argument("--sweeps", type=int, default=2)
     parser.add_argument("--requests", type=int, default=1000)
@@ -304,8 +293,6 @@ def main() -> None:
     parser.add_argument("--max-num-seqs", type=int, default=256)
     parser.add_argument("--kv-gib", type=float, default=40, help="KV cache of each engine")
     parser.add_argument("--engine", default="{}", help="more engine arguments, as JSON")
-    parser.add_argument("--seconds", type=float, default=1e9, help="begin no round after so many")
-    parser.add_argument("--commit", help="where the checkout has no git")
     chosen = parser.parse_args()
     begin = time.monotonic()
     forms = chosen.forms.split(",")
@@ -317,22 +304,15 @@ def main() -> None:
         return time.monotonic() - begin > chosen.seconds
 
     def save() -> None:
-        data["reached"], data["look_ahead"] = reached(rounds, forms), swept(sweeps)
-        chosen.out.write_text(report.as_text(data))
+        record.keep(reached=reached(rounds, forms), look_ahead=swept(sweeps))
 
     with started(chosen, forms) as bench:
-        machine = report.machine() | {"accelerator": accelerator()}
-        data: dict[str, Any] = {
-            "part": chosen.out.stem,
-            "machine": machine | ({"commit": chosen.commit} if chosen.commit else {}),
-            "shape": chosen.model.name if chosen.model else chosen.shape,
-            "engine": engine_of(chosen), "requests": chosen.requests,
-            "output_tokens": chosen.output_tokens, "pooling": chosen.pooling,
-            "prompt_tokens": chosen.prompt_tokens, "tokens": bench.tokens,
-            "ready_s": round(time.monotonic() - begin, 1),
-            "limit": bench.peers["worker"].ask(do="size", look_ahead=None),
-        }  # fmt: skip
-        print("ready after", data["ready_s"], "s;", data["limit"], flush=True)
+        record = Record(
+            chosen, begin, engine=engine_of(chosen), requests=chosen.requests,
+            output_tokens=chosen.output_tokens, pooling=chosen.pooling,
+            prompt_tokens=chosen.prompt_tokens, tokens=bench.tokens,
+            limit=bench.peers["worker"].ask(do="size", look_ahead=None),
+        )  # fmt: skip
         for form in forms:
             bench.time(form)  # warms it up, and is not counted
         for number in range(chosen.rounds):
@@ -350,7 +330,7 @@ def main() -> None:
             sweeps.append(found)
             save()
         save()
-    print(json.dumps(data["reached"] | {"look_ahead": data["look_ahead"]}, indent=None))
+    print(json.dumps(record.data["reached"] | {"look_ahead": record.data["look_ahead"]}))
 
 
 if __name__ == "__main__":

@@ -41,10 +41,10 @@ from bench.gpu.pairs import (
     RUN_S,
     START_S,
     Peer,
-    accelerator,
     as_options,
     interval,
 )
+from bench.gpu.record import Record, options
 
 from contract import naming
 from contract.redis import keys
@@ -173,36 +173,26 @@ def started(
 
 def main() -> None:
     """Measure; write what there is after every round."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = options(__doc__ or "", shape="1b", rounds=5)
     parser.add_argument("--gpus", type=int, default=2)
-    parser.add_argument("--shape", choices=sorted(workload.SHAPES), default="1b")
-    parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--forms", default="offline,workers,replicas")
-    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--requests", type=int, default=8000, help="for each GPU")
     parser.add_argument("--output-tokens", type=int, nargs=2, default=(1, 4))
     parser.add_argument("--prompt-tokens", type=int, nargs=2, default=(8, 32))
     parser.add_argument("--max-num-seqs", type=int, default=256)
     parser.add_argument("--kv-gib", type=float, default=8, help="KV cache of each engine")
     parser.add_argument("--engine", default="{}", help="more engine arguments, as JSON")
-    parser.add_argument("--seconds", type=float, default=1e9, help="begin no round after so many")
-    parser.add_argument("--commit", help="where the checkout has no git")
     chosen = parser.parse_args()
     begin, forms = time.monotonic(), chosen.forms.split(",")
     count = chosen.requests * chosen.gpus
     wanted = workload.requests(count, chosen.output_tokens, chosen.prompt_tokens)
     rounds: list[dict[str, float]] = []
     with started(chosen, forms) as (ways, folder):
-        machine = report.machine() | {"accelerator": accelerator()}
-        data: dict[str, Any] = {
-            "part": chosen.out.stem, "quick": False,
-            "machine": machine | ({"commit": chosen.commit} if chosen.commit else {}),
-            "shape": chosen.shape, "gpus": chosen.gpus, "requests": count,
-            "output_tokens": chosen.output_tokens, "prompt_tokens": chosen.prompt_tokens,
-            "max_num_seqs": chosen.max_num_seqs, "engine": json.loads(chosen.engine),
-            "ready_s": round(time.monotonic() - begin, 1),
-        }  # fmt: skip
-        print("ready after", data["ready_s"], "s", flush=True)
+        record = Record(
+            chosen, begin, gpus=chosen.gpus, requests=count, output_tokens=chosen.output_tokens,
+            prompt_tokens=chosen.prompt_tokens, max_num_seqs=chosen.max_num_seqs,
+            engine=json.loads(chosen.engine),
+        )  # fmt: skip
         for number in range(-1, chosen.rounds):
             if time.monotonic() - begin > chosen.seconds:
                 break
@@ -211,9 +201,8 @@ def main() -> None:
             print(json.dumps(one), flush=True)
             if number >= 0:  # the first one warms up
                 rounds.append(one)
-            data["reached"] = reached(rounds, forms)
-            chosen.out.write_text(report.as_text(data))
-    print(json.dumps(data["reached"]))
+            record.keep(reached=reached(rounds, forms))
+    print(json.dumps(record.data["reached"]))
 
 
 def reached(rounds: Sequence[dict[str, float]], forms: Sequence[str]) -> dict[str, Any]:
