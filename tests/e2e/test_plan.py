@@ -1,7 +1,4 @@
-"""`producer plan` counts what vLLM counts, with the tokenizer of the worker's model.
-
-How long it says that a file takes is a benchmark: `tests/bench/run.py planning`.
-"""
+"""`producer plan` counts what vLLM counts, with the tokenizer of the worker's model."""
 
 from __future__ import annotations
 
