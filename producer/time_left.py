@@ -45,7 +45,7 @@ def pace_of(minutes: Sequence[Minute], slots: int = 0) -> Pace | None:
 
 
 def pace_of_queue(reads: Reads, queue: str, workers: Iterable[Mapping[str, Any]]) -> Pace | None:
-    """Return the pace of a queue on these workers; None where none has worked in the last day."""
+    """Return the pace of a queue on these workers; None where none has noted any in a day."""
     slots = sum(n for one in workers if isinstance(n := one.get("slots"), int))
     return pace_of(RingReads.beside(reads).day([queue]), slots) if slots else None
 

@@ -60,7 +60,7 @@ def _too_large(most: int) -> ApiError:
     return ApiError(
         413,
         f"the body has more than {most} bytes, the most that this gateway takes "
-        "(twice WARMQ_MAX_LINE_BYTES); send what is large as a file",
+        "(twice WARMQ_MAX_LINE_BYTES, 1 MiB at least); send what is large as a file",
         code="request_too_large",
     )
 

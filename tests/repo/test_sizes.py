@@ -14,6 +14,7 @@ SOURCES = [
     for path in sorted((ROOT / room).rglob("*"))
     if path.suffix in (".py", ".lua")
 ]
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
 MODULE_LINES = 400
 FUNCTION_LINES = 50
 
@@ -29,3 +30,9 @@ def test_no_module_is_longer_than_400_lines_and_no_function_longer_than_50(path:
         )  # fmt: skip
         lengths = {f.name: f.end_lineno - f.lineno + 1 for f in functions if f.end_lineno}
         assert {name: lines for name, lines in lengths.items() if lines > FUNCTION_LINES} == {}
+
+
+def test_no_module_of_the_tests_is_longer_either() -> None:
+    lengths = {str(path.relative_to(ROOT)): path.read_text().count("\n") for path in TESTS}
+    assert len(lengths) > 500
+    assert {path: lines for path, lines in lengths.items() if lines > MODULE_LINES} == {}

@@ -211,6 +211,6 @@ def _time(found: Plan) -> str:
         return f"not known: no worker of queue {found.queue} is known"
     workers = counted(found.workers, "worker")
     if found.pace is None or found.seconds is None:
-        return f"not known: {workers}, but none has worked in the last day"
+        return f"not known: {workers}, but none has noted work (after 10 s of it) in a day"
     rate = f"{found.pace.tokens_per_s:,.0f} tokens/s, read and written"
     return f"{clock_text(found.seconds)} on {workers}, at the {rate}, of their last minutes of work"

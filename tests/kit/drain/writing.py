@@ -1,4 +1,4 @@
-"""An engine that writes what a test tells it to."""
+"""An engine that writes what a test tells it to, and a worker that tells it on."""
 
 from __future__ import annotations
 
@@ -7,8 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import orjson
+import redis
+from kit.drain.draining import Draining, soon
 
+from contract import naming
 from contract.errors import RequestFailed
+from worker.drain.running_text import RunningText
 from worker.engine import Completion, EngineRequest
 from worker.engine.simulated.engine import SimulatedEngine
 
@@ -43,3 +47,20 @@ class Writer(SimulatedEngine):
         """Have written this of every request from now on, and say so as after a step."""
         self.texts = list(texts)
         self._wrote()
+
+
+def telling(running: Draining) -> RunningText:
+    """Return the part of a worker that tells texts."""
+    return running.side_tasks.text
+
+
+async def begun(running: Draining, count: int = 1) -> None:
+    """Wait until so many requests are in the engine."""
+    await soon(lambda: running.engines)
+    await soon(lambda: len([r for r in running.drain.in_flight if r.since]) == count)
+
+
+async def hears(running: Draining, client: redis.Redis) -> None:
+    """Wait until the worker hears announcements."""
+    await soon(lambda: client.pubsub_numsub(naming.LISTEN_CHANNEL)[0][1])
+    await soon(lambda: running.engines)
