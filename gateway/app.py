@@ -169,13 +169,13 @@ HANDLERS: dict[Any, Callable[[Request, Any], Awaitable[Response]]] = {
 def routes() -> list[Route]:
     """Return the routes of all resources."""
     return [
+        *live.routes(),  # routes are tried in this order, and these are asked for most
         Route("/health", _health),
         Route("/ready", _ready),
         Route("/version", _version),
         *metrics.routes(),
         *description.routes(),
         *anthropic.routes(),
-        *live.routes(),
         *batches.routes(),  # before those of files/, which take any id
         *files.routes(),
         *dashboard.routes(),

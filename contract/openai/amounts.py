@@ -62,8 +62,6 @@ def refuse_many(body: Mapping[str, Any], where: str) -> None:
         RequestRejected: naming the field and the limit.
     """
     several = "n" in body
-    if not several and _SCALARS.issuperset(map(type, body.values())):
-        return
     for name, value in body.items():
         if isinstance(value, _COMPOUND) and not (name == "messages" and _is_short(value)):
             _refuse_one(name, value, where)
@@ -80,9 +78,8 @@ def _is_short(messages: Any) -> bool:
     for message in messages:
         if not isinstance(message, dict) or len(message) > _FEW:
             return False
-        for value in message.values():
-            if isinstance(value, _COMPOUND):
-                return False
+        if not _SCALARS.issuperset(map(type, message.values())):
+            return False
     return True
 
 
@@ -130,8 +127,7 @@ def _refuse_option(field: str, value: Any, most: int) -> None:
 PROMPTS = frozenset(
     ("prompt", "prompt_embeds", "input", "documents", "items", "text_2", "data_2")
 )  # fmt: skip
-#: What makes a body with one text as its prompt more than one sequence.
-_BESIDE_A_TEXT = PROMPTS - {"prompt"} | {"n", "messages"}
+_OTHER_PROMPTS = PROMPTS - {"prompt"}
 
 
 def sequences_of(body: Mapping[str, Any]) -> int:
@@ -140,14 +136,14 @@ def sequences_of(body: Mapping[str, Any]) -> int:
     `input` of /v1/responses is a conversation, which is one prompt; `messages` are one, too,
     whatever `documents` they are about.
     """
-    if type(body.get("prompt")) is str and body.keys().isdisjoint(_BESIDE_A_TEXT):
-        return 1  # as in most completions
     n = body.get("n")
     count = n if isinstance(n, int) and n > 1 else 1
     messages = body.get("messages")
     if messages is not None:  # /v1/embeddings takes several conversations
         several = isinstance(messages, list) and messages and isinstance(messages[0], list)
-        return count * (len(messages) if several else 1)
+        return count * len(messages) if several else count
+    if type(body.get("prompt")) is str and body.keys().isdisjoint(_OTHER_PROMPTS):
+        return count  # as in most completions
     prompts = 0
     for field in PROMPTS.intersection(body):
         prompts += prompts_of(body[field])

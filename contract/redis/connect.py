@@ -114,8 +114,9 @@ class Cancellable(AbstractConnection):
     """
 
     async def connect(self) -> None:
-        """Connect, and say who connects."""
-        await self._cancellable(super().connect())  # type: ignore[no-untyped-call]
+        """Connect, unless it is connected, and name the client."""
+        if not self.is_connected:
+            await self._cancellable(super().connect())  # type: ignore[no-untyped-call]
 
     async def send_packed_command(self, *args: Any, **kwargs: Any) -> None:
         """Send a command."""

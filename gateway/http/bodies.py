@@ -222,7 +222,7 @@ class Body:
 class Reading:
     """Counts the bodies that are read in it; scope["warmq.body"] is the `Body` of what is counted.
 
-    A small body that has come whole with its head is not counted, nor waited for.
+    A small body is not counted, and its connection has the time by which it must have come.
     """
 
     def __init__(self, app: ASGIApp, most: int, longest_line: int) -> None:
@@ -230,6 +230,7 @@ class Reading:
         self._most = most
         self._budget = Budget(max(BUDGET, 2 * most))
         self._longest_line = longest_line
+        self._small = min(SMALL, most)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -237,7 +238,7 @@ class Reading:
         lines = scope["path"] == _HOLDS_LINES
         if (
             scope["method"] in ("GET", "HEAD")
-            or (connection is not None and connection.has_come_whole(scope, min(SMALL, self._most)))
+            or (connection is not None and connection.has_small_body(scope, self._small, WHOLE_S))
             or (takes_large(scope["path"]) and not lines)
         ):
             await self._app(scope, receive, send)

@@ -95,6 +95,7 @@ class Connection(HttpToolsProtocol):
         self._served_by, self.url = self.app, b""
         self._phase, self._bytes, self._chunk, self._framing = _HEAD, 0, 0, 0
         self._deaf_since: float | None = None
+        self._body_by = float("inf")
         self._wrong = (400, "the request is not HTTP")
         self.until = self.loop.time() + HEAD_S
         self.guard.watch(self.connections, self.loop)
@@ -135,15 +136,28 @@ class Connection(HttpToolsProtocol):
         full = len(self.connections) > self.guard.most
         self.app = self.guard.full if full else self._served_by
         self._phase, self._bytes, self._framing = _BODY, 0, -self._chunk
-        self.until = self.loop.time() + BODY_S
+        self.until, self._body_by = self.loop.time() + BODY_S, float("inf")
         cast(Scope, self.scope)["warmq.connection"] = self
         super().on_headers_complete()
         self.headers = []  # trailers come here: everybody has looked at the headers by then
 
-    def has_come_whole(self, scope: Scope, most: int) -> bool:
-        """Return whether the request of this scope has come whole, with a body of `most` bytes."""
+    def has_small_body(self, scope: Scope, most: int, within_s: float) -> bool:
+        """Return whether the body of this scope's request has at most `most` bytes.
+
+        What has not come of such a body must come within `within_s` seconds.
+        """
+        if self.scope is not scope:  # another request came behind it
+            return False
         cycle = self.cycle
-        return self.scope is scope and not cycle.more_body and len(cycle.body) <= most
+        if not cycle.more_body:
+            return len(cycle.body) <= most
+        headers: dict[bytes, bytes] = cast(Any, scope)["warmq.headers"]
+        length = headers.get(b"content-length")
+        if length is None or b"transfer-encoding" in headers or int(length) > most:
+            return False
+        self._body_by = self.loop.time() + within_s
+        self.until = min(self.until, self._body_by)
+        return True
 
     def on_message_complete(self) -> None:
         """Note that a request has come whole."""
@@ -172,9 +186,12 @@ class Connection(HttpToolsProtocol):
             self.transport.abort()
         elif self._phase == _IDLE:
             self.until = float("inf") if self._deaf_since is None else self._deaf_since + DEAF_S
-        elif self._phase == _BODY and (self.flow.read_paused or self._bytes >= BODY_BYTES):
-            # It is the gateway that lets the client wait, or all is well.
-            self._bytes, self.until = 0, now + BODY_S
+        elif (
+            self._phase == _BODY
+            and now < self._body_by
+            and (self.flow.read_paused or self._bytes >= BODY_BYTES)
+        ):  # the gateway lets the client wait, or all is well
+            self._bytes, self.until = 0, min(now + BODY_S, self._body_by)
         else:
             self._too_slow(now)
 

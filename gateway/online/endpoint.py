@@ -79,8 +79,14 @@ class Endpoint:
             waiter = await _ask(online, asked, caller, queue, once, queued)
             if len(asked.body) > _SMALL:
                 asked = replace(asked, body=b"")
-            with online.revocations.ending(scope.get("warmq.key_digest", ""), waiter):
+            digest: str = scope.get("warmq.key_digest", "")
+            if digest:
+                online.revocations.add(digest, waiter)
+            try:
                 body = await _answer(asked, waiter, online, allowance, began, receive, send)
+            finally:
+                if digest:
+                    online.revocations.remove(digest, waiter)
         finally:
             if caller.tokens_per_minute is not None:
                 allowance.settle(charged(asked, waiter, body, goes_on=bool(once)))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from contract.errors import WarmqError
@@ -27,20 +27,16 @@ class Revocations:
         self._lookup = lookup
         self._waiters: dict[str, set[Waiter]] = {}
 
-    @contextmanager
-    def ending(self, digest: str, waiter: Waiter) -> Iterator[None]:
-        """Within it a request ends when the key of this digest is revoked; '' is no key."""
-        if not digest:
-            yield
-            return
-        waiters = self._waiters.setdefault(digest, set())
-        waiters.add(waiter)
-        try:
-            yield
-        finally:
-            waiters.remove(waiter)
-            if not waiters:
-                self._waiters.pop(digest, None)
+    def add(self, digest: str, waiter: Waiter) -> None:
+        """End a request when the key of this digest is revoked, until `remove` is called."""
+        self._waiters.setdefault(digest, set()).add(waiter)
+
+    def remove(self, digest: str, waiter: Waiter) -> None:
+        """Stop what `add` began."""
+        waiters = self._waiters[digest]
+        waiters.remove(waiter)
+        if not waiters:
+            del self._waiters[digest]
 
     async def run(self) -> None:
         """Look until cancelled. While Redis is away nobody's key is known to be revoked."""

@@ -219,6 +219,13 @@ async def test_above_the_limit_a_connection_is_told_so(
 # -- time: uvicorn in this process, with bounds of a second --------------------------
 
 
+async def _small(request: Request) -> PlainTextResponse:
+    scope = request.scope
+    scope["warmq.headers"] = dict(scope["headers"])
+    assert scope["warmq.connection"].has_small_body(scope, 65536, 2.0)
+    return await _echo(request)
+
+
 async def _echo(request: Request) -> PlainTextResponse:
     return PlainTextResponse(str(len(await request.body())))
 
@@ -236,7 +243,11 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, set[Any]]]
         monkeypatch.setattr(connections, name, 1.0)
     guard, port = Guard(100), free_port()
     server = uvicorn.Server(uvicorn.Config(
-        Starlette(routes=[Route("/", _echo, methods=["POST"]), Route("/endless", _endless)]),
+        Starlette(routes=[
+            Route("/", _echo, methods=["POST"]),
+            Route("/small", _small, methods=["POST"]),
+            Route("/endless", _endless),
+        ]),
         port=port, loop="uvloop", http=type("C", (Connection,), {"guard": guard}), ws="none",
         log_level="critical", lifespan="off", timeout_graceful_shutdown=1,
     ))  # fmt: skip
@@ -286,6 +297,13 @@ def test_a_connection_that_says_nothing_is_closed(impatient: tuple[int, set[Any]
 def test_a_body_that_drips_is_cut_off(impatient: tuple[int, set[Any]]) -> None:
     head = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\n"
     seconds, got = drip(impatient[0], head, b"a")
+    assert seconds < 6
+    assert read(got)[0] == 408
+
+
+def test_a_small_body_must_have_come_in_its_time(impatient: tuple[int, set[Any]]) -> None:
+    head = b"POST /small HTTP/1.1\r\nHost: a\r\nContent-Length: 60000\r\n\r\n"
+    seconds, got = drip(impatient[0], head, b"a" * 500)  # more than BODY_BYTES in BODY_S
     assert seconds < 6
     assert read(got)[0] == 408
 
