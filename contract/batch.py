@@ -64,7 +64,7 @@ class Batch:
         return frozenset(self.fields.get("written", "").split())
 
     @property
-    def once(self) -> bool:
+    def dedupe(self) -> bool:
         """Whether lines with the same repeatable body run once in it."""
         return "identical" in self.fields
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from contract.errors import RequestRejected
-from contract.openai.decode import shown
+from contract.openai.decode import printable
 
 #: What liblzma may take to inflate; its strongest preset takes 65 MiB.
 _LZMA_BYTES = 96 * 2**20
@@ -29,7 +29,7 @@ def inflated(body: str, kind: object, most_bytes: int) -> bytes:
     make = _KINDS.get(kind) if isinstance(kind, str) else None
     if make is None:
         raise RequestRejected(
-            f"Celery option compression: {shown(str(kind))!r} is not read; "
+            f"Celery option compression: {printable(str(kind))!r} is not read; "
             "gzip, bzip2 and lzma are",
             code="unsupported_option",
         )

@@ -10,11 +10,11 @@ from contract import naming
 
 #: A line's number, its custom_id, and whether its request id is derived from the number. A fourth
 #: part, where there is one, is the request id of its leader: the line is a follower, which has no
-#: message and no result of its own, and is answered by its leader's (`submit --once`).
+#: message and no result of its own, and is answered by its leader's (`submit --dedupe`).
 IndexEntry = tuple[int, str, bool] | tuple[int, str, bool, str]
 
 
-def own_id(batch_id: str, entry: IndexEntry) -> str:
+def entry_request_id(batch_id: str, entry: IndexEntry) -> str:
     """Return the request id of a line."""
     line, custom_id, by_line = entry[:3]
     if by_line:

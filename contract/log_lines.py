@@ -21,7 +21,7 @@ FIELDS = ("action", "request_id", "batch_id", "trace_id")
 _AT_HAND: ContextVar[Mapping[str, str]] = ContextVar("at_hand", default=MappingProxyType({}))
 
 
-def working_on(**fields: str) -> None:
+def set_log_fields(**fields: str) -> None:
     """Say these of FIELDS in each line that this thread or task logs from now on, beside those
     said before; a line's own `extra` goes first."""
     _AT_HAND.set({**_AT_HAND.get(), **fields})

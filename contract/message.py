@@ -21,7 +21,7 @@ import orjson
 from contract.compression import inflated
 from contract.errors import RequestRejected
 from contract.naming import LISTENER, TASK_NAME
-from contract.openai.decode import decode, shown
+from contract.openai.decode import decode, printable
 
 _EMBED = b',{},{"callbacks":null,"errbacks":null,"chain":null,"chord":null}]'
 
@@ -234,7 +234,7 @@ def read_body(delivery: Delivery) -> dict[str, Any]:
     """
     if delivery.task != TASK_NAME:
         raise RequestRejected(
-            f"unknown task {shown(delivery.task)!r}; this queue serves {TASK_NAME}",
+            f"unknown task {printable(delivery.task)!r}; this queue serves {TASK_NAME}",
             code="unknown_task",
         )
     args, kwargs, embed = _read_content(delivery.message)
@@ -263,7 +263,7 @@ def inflate(delivery: Delivery, most_bytes: int) -> None:
 def _read_content(message: dict[str, Any]) -> tuple[Any, Any, Any]:
     """Return Celery's (args, kwargs, embed)."""
     if message.get("content-type") != "application/json":
-        name = shown(_text(message.get("content-type")) or "")
+        name = printable(_text(message.get("content-type")) or "")
         raise RequestRejected(f"content type {name!r}: only application/json is accepted")
     try:
         text = message["body"]

@@ -240,7 +240,7 @@ def result_line(
     return plain or _any_line(request_id, custom_id, line, raw, leader)
 
 
-def own_line(request_id: str, raw: bytes) -> ResultLine | None:
+def stored_line(request_id: str, raw: bytes) -> ResultLine | None:
     """Return the line with the result's own custom_id and number; None if it has none."""
     if plain := _plain_line(request_id, raw):
         return plain

@@ -21,7 +21,7 @@ PREFIX = "WARMQ_"
 ENGINE_GROUP = "warmq.engines"
 
 #: What only workers read: every setting of this repository's engines.
-OF_WORKERS = frozenset(
+WORKER_SETTINGS = frozenset(
     """
     engine model served_model_name default_max_tokens look_ahead
     lease_s max_deaths stall_timeout_s rebuild_tries heartbeat_file front_ends metrics_port
@@ -32,19 +32,19 @@ OF_WORKERS = frozenset(
 """.split()
 )
 #: What only gateways read.
-OF_GATEWAYS = frozenset(
+GATEWAY_SETTINGS = frozenset(
     """
     gateway_host gateway_port gateway_store gateway_max_file_bytes
-    gateway_max_requests gateway_carries gateway_models gateway_online_timeout_s
+    gateway_max_requests gateway_batch_runner gateway_models gateway_online_timeout_s
     gateway_private_webhooks
 """.split()
 )
 #: What workers and gateways read, each with a default of its own.
-OF_BOTH = frozenset({"drain_timeout_s"})
+WORKER_AND_GATEWAY_SETTINGS = frozenset({"drain_timeout_s"})
 #: Settings of 0.2.0 that are gone, and what holds in their place.
 _CHOSEN = "nobody could choose it better; remove it"
 _OF_TESTS = "WARMQ_SIMULATED_TESTS has it, in one JSON object"
-GONE = {
+REMOVED_SETTINGS = {
     "pop_bytes": f"a POP takes 2 MiB; {_CHOSEN}",
     "max_in_flight": "a worker takes max_num_seqs + WARMQ_LOOK_AHEAD; set --max-num-seqs in "
     "WARMQ_ENGINE_ARGS, or WARMQ_OPENAI_CONCURRENCY",
@@ -61,18 +61,19 @@ GONE = {
     "gateway_max_body_bytes": "a body may have twice WARMQ_MAX_LINE_BYTES; set that",
     "gateway_drain_s": "WARMQ_DRAIN_TIMEOUT_S says it for gateways, too",
     "gateway_lease_s": f"a gateway's work is taken over after 6 s; {_CHOSEN}",
+    "gateway_carries": "it has a new name: WARMQ_GATEWAY_BATCH_RUNNER",
     "gateway_connections": "a gateway takes 20,000 connections, or what `ulimit -n` allows",
 }
 #: Variables of the environment that are no settings: the TOML file's name, what a worker tells the
 #: processes of its engine, and what the files in compose/ are filled in with.
-NO_SETTINGS = frozenset(
+OTHER_VARIABLES = frozenset(
     """
     config engine_errors ask_first_s
     redis_password models_folder model_folder compiled compiled_out originals
 """.split()
 )
 #: What the tests of this repository are told.
-OF_TESTS = "test_"
+TEST_PREFIX = "test_"
 #: What Kubernetes tells every pod about each Service: warmq-redis gives WARMQ_REDIS_SERVICE_HOST.
 SERVICE_LINK = re.compile(r"(.+_)?(service_(host|port(_.+)?)|port_\d+_(tcp|udp|sctp)(_[a-z]+)?)")
 #: The one of those names that could be a person's is known by its value.
@@ -94,14 +95,14 @@ def misspelt_variables(
     """
     for variable, value in sorted(given.items()):
         name = variable.lower().removeprefix(PREFIX.lower())
-        if name == variable.lower() or not value or name in NO_SETTINGS:
+        if name == variable.lower() or not value or name in OTHER_VARIABLES:
             continue
-        if name.startswith(OF_TESTS) or SERVICE_LINK.fullmatch(name):
+        if name.startswith(TEST_PREFIX) or SERVICE_LINK.fullmatch(name):
             continue
         if SERVICE_PORT.fullmatch(name) and SERVICE_ADDRESS.match(value):
             continue
         near = unknown(name, known, all_known=all_known)
-        if name in GONE:
+        if name in REMOVED_SETTINGS:
             yield _gone(variable.upper(), name)
         elif near is not None:
             yield _sentence(variable.upper(), PREFIX + near.upper() if near else "", "unset it")
@@ -113,7 +114,7 @@ def misspelt_keys(
     """Yield a sentence for each key or section of a TOML file that would be ignored."""
     for key, value in given.items():
         near = unknown(key, known, all_known=all_known or isinstance(value, dict))
-        if key in GONE:
+        if key in REMOVED_SETTINGS:
             yield _gone(key, key)
         elif near is not None and isinstance(value, dict):
             yield f"[{key}] is a section, and there are none; write its keys above all sections"
@@ -126,7 +127,7 @@ def unknown(name: str, known: Collection[str], *, all_known: bool) -> str | None
 
     Also None for names of installed engines, and unless `all_known` for what is near no known name.
     """
-    names = OF_WORKERS.union(OF_GATEWAYS, OF_BOTH, known)
+    names = WORKER_SETTINGS.union(GATEWAY_SETTINGS, WORKER_AND_GATEWAY_SETTINGS, known)
     if name in names or name.startswith(_engines()):
         return None
     near = nearest(name.lower().removeprefix(PREFIX.lower()), sorted(names), ALIKE)
@@ -139,7 +140,7 @@ def _engines() -> tuple[str, ...]:
 
 
 def _gone(shown: str, name: str) -> str:
-    return f"{shown} is no setting any more: {GONE[name]}"
+    return f"{shown} is no setting any more: {REMOVED_SETTINGS[name]}"
 
 
 def _sentence(name: str, near: str, end: str) -> str:

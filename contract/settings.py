@@ -25,7 +25,7 @@ from contract.naming import DEFAULT_QUEUE, RESULT_PREFIX
 from contract.redis.url import LONGEST_S, redis_url
 from contract.setting_names import misspelt_keys, misspelt_variables
 
-S = TypeVar("S", bound="Sourced")
+S = TypeVar("S", bound="SourcedSettings")
 
 #: What Redis holds in one string; no line can be longer.
 LONGEST_LINE = 512 * 2**20
@@ -58,7 +58,7 @@ Seconds = Annotated[float, Field(allow_inf_nan=False, le=LONGEST_S)]
 Count = Annotated[int, Field(le=1_000_000)]
 Bytes = Annotated[int, Field(ge=1, le=2**40)]
 #: A name, address or path.
-Line = Annotated[str, Field(max_length=4096), AfterValidator(printable)]
+Text = Annotated[str, Field(max_length=4096), AfterValidator(printable)]
 
 
 class SettingsError(WarmqError):
@@ -84,7 +84,10 @@ def _toml(settings_cls: type[BaseSettings]) -> TomlConfigSettingsSource:
 
 
 def _refuse_misspelt(
-    settings_cls: "type[Sourced]", env: object, dotenv: object, toml: TomlConfigSettingsSource
+    settings_cls: "type[SourcedSettings]",
+    env: object,
+    dotenv: object,
+    toml: TomlConfigSettingsSource,
 ) -> None:
     """Look at every name of the three places.
 
@@ -92,7 +95,7 @@ def _refuse_misspelt(
         SettingsError: naming every name that would be ignored.
     """
     known = settings_cls.model_fields.keys() | Settings.model_fields.keys()
-    every = settings_cls.knows_all_names
+    every = settings_cls.refuses_unknown_names
 
     def found() -> Iterator[str]:
         yield from misspelt_variables(_variables(env), known, all_known=every)
@@ -112,13 +115,13 @@ def _variables(source: object) -> Mapping[str, str | None]:
     return source.env_vars if isinstance(source, EnvSettingsSource) else {}
 
 
-class Sourced(BaseSettings):
+class SourcedSettings(BaseSettings):
     """Takes its fields' values from the places above, in their order."""
 
     #: Whether the names at all places are looked at, and whether its fields and those that
     #: setting_names.py lists are all that can be meant.
-    looks_at_names: ClassVar[bool] = True
-    knows_all_names: ClassVar[bool] = False
+    checks_names: ClassVar[bool] = True
+    refuses_unknown_names: ClassVar[bool] = False
 
     model_config = SettingsConfigDict(
         env_prefix="WARMQ_", env_file=".env", env_file_encoding="utf-8", extra="ignore",
@@ -136,18 +139,18 @@ class Sourced(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Put the TOML file behind environment and .env."""
         toml = _toml(settings_cls)
-        if cls.looks_at_names:
+        if cls.checks_names:
             _refuse_misspelt(cls, env_settings, dotenv_settings, toml)
         return init_settings, env_settings, dotenv_settings, toml
 
 
-class Settings(Sourced):
+class Settings(SourcedSettings):
     """What producer and worker must agree on."""
 
     redis_url: RedisUrl = Field(
         SecretStr("redis://127.0.0.1:6379/0"), description="Redis (broker, leases, results)"
     )
-    queue: Annotated[Line, AfterValidator(_queue)] = Field(
+    queue: Annotated[Text, AfterValidator(_queue)] = Field(
         DEFAULT_QUEUE, min_length=1, max_length=200, description="base name of the queue"
     )
     result_ttl_s: Seconds = Field(
@@ -204,7 +207,7 @@ def load(cls: type[S], **overrides: Any) -> S:
         raise SettingsError("\n".join(lines)) from None
 
 
-def origins(cls: type[Sourced]) -> dict[str, str]:
+def origins(cls: type[SourcedSettings]) -> dict[str, str]:
     """Return where each setting that is given comes from: environment, .env or the TOML file.
 
     Raises:

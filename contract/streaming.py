@@ -3,7 +3,7 @@
 A listener is a process that hears the texts of its requests on one channel, `warmq:text:<name>`.
 Each publication is a JSON list of pieces (`Piece`) with their positions. A gateway, which waits for
 many requests, names itself in their messages (`headers.warmq.listener`). Others announce themselves
-on `warmq:listen` (`announcement`), and are told the texts from their beginning; so does whoever was
+on `warmq:listen` (`listen_request`), and get the texts from their beginning; so does whoever was
 disconnected, or misses a piece. Nothing is kept in Redis: the result has the whole text, and is the
 end; it is published on its own channel, Celery's.
 """
@@ -42,12 +42,12 @@ class Piece(NamedTuple):
     text: str
 
 
-def published(pieces: Iterable[Piece]) -> bytes:
+def encode_pieces(pieces: Iterable[Piece]) -> bytes:
     """Return what is published of these pieces."""
     return _encode(list(pieces))
 
 
-def read_published(data: bytes) -> list[Piece]:
+def decode_pieces(data: bytes) -> list[Piece]:
     """Return the pieces of one publication.
 
     Raises:
@@ -63,7 +63,7 @@ _encode = msgspec.json.Encoder().encode
 _decode_pieces = msgspec.json.Decoder(list[Piece]).decode
 
 
-def announcement(listener: str, request_ids: Iterable[str], *, raw: bool = False) -> bytes:
+def listen_request(listener: str, request_ids: Iterable[str], *, raw: bool = False) -> bytes:
     """Return what a listener publishes on `warmq:listen` to be told these texts from their start.
 
     It counts for LISTEN_S, or as long as the worker runs the request. With `raw` it is told also
@@ -109,13 +109,13 @@ def _joined(parts: Iterable[Any]) -> str:
 class Transcript:
     """The text of one request as its pieces tell it: `texts` by choice.
 
-    `begun` counts how often a text began anew: of all choices with another attempt, or of one
+    `restarts` counts how often a text began anew: of all choices with another attempt, or of one
     because the engine wrote another. A choice in `gaps` misses a piece. `ended` is the outcome, ''
     while it runs.
     """
 
     def __init__(self) -> None:
-        self.attempt = self.begun = 0
+        self.attempt = self.restarts = 0
         self.texts: dict[int, str] = {}
         self.gaps: set[int] = set()
         self.ended = ""
@@ -136,7 +136,7 @@ class Transcript:
         if attempt > self.attempt:
             self.attempt, self.texts, self.ended, have = attempt, {}, "", ""
             self.gaps.clear()
-            self.begun += 1
+            self.restarts += 1
         if at > len(have):
             self.gaps.add(choice)
             return None
@@ -146,7 +146,7 @@ class Transcript:
             return None
         if not whole.startswith(have):
             self.ended, have = "", ""
-            self.begun += 1
+            self.restarts += 1
         self.texts[choice] = whole
         return Piece(piece.request_id, attempt, choice, len(have), whole[len(have) :])
 
@@ -193,7 +193,7 @@ class Listener:
     def _announce(self, now: float) -> None:
         due = [request_id for request_id in self.transcripts if now >= self._due(request_id)]
         if due:
-            told = announcement(self._name, due, raw=True)
+            told = listen_request(self._name, due, raw=True)
             self._client.publish(naming.LISTEN_CHANNEL, told)
             self._announced |= dict.fromkeys(due, now)
 
@@ -236,7 +236,7 @@ class Listener:
                 transcript.ended = outcome_of(read_meta(data))
             return
         try:
-            pieces = read_published(data)
+            pieces = decode_pieces(data)
         except ValueError:
             return
         now = time.monotonic()

@@ -22,7 +22,7 @@ from worker.engine.vllm.preflight import cuda_of
 from worker.machine.packages import installed
 
 #: Fields of WARMQ_SIMULATED_TESTS.
-SIMULATED_TESTS = ("step_s", "log", "build_s", "fate", "process")
+SIMULATED_TESTS = ("step_s", "log", "build_s", "behavior", "process")
 ROOT = Path(__file__).resolve().parent.parent
 MODEL = ROOT / "models" / "tiny"
 #: What the tiny model needs on a small CPU machine. Without a limit vLLM would reserve most

@@ -17,26 +17,33 @@ from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from contract.errors import WarmqError
-from contract.log_lines import working_on
-from contract.traces.tracer import tracer
+from contract.log_lines import set_log_fields
+from contract.traces import tracer
 from contract.version import version
 from gateway.auth import Auth
 from gateway.batches.anthropic import batches as anthropic
 from gateway.batches.api import routes as batches
 from gateway.description import document as description
 from gateway.files import routes as files
-from gateway.http.audit import Writes
-from gateway.http.bodies import Bodies, Reading
+from gateway.http.audit import WriteAudit
+from gateway.http.bodies import BodyMemoryLimit, BodySizeLimit
 from gateway.http.caller import Caller
-from gateway.http.errors import ApiError, api_error, new_request_id, refuse, response_for, stopping
-from gateway.http.http import reply
+from gateway.http.errors import (
+    ApiError,
+    api_error,
+    error_response,
+    gateway_stops,
+    new_request_id,
+    send_error,
+)
 from gateway.http.idempotency import Idempotency
+from gateway.http.json_api import reply
 from gateway.http.services import Services
-from gateway.http.traced import Traced
+from gateway.http.tracing import TraceMiddleware
 from gateway.metrics import routes as metrics
-from gateway.metrics.series import Counted, Requests
+from gateway.metrics.series import CountRequests, RouteCounts
 from gateway.online import endpoint as live
-from gateway.online.online import online
+from gateway.online.state import online_state
 from gateway.page import routes as dashboard
 from gateway.redis.idempotency import Renewals
 from gateway.sweeping import sweeping
@@ -52,7 +59,7 @@ _ONCE = frozenset((
 ))  # fmt: skip
 
 
-def said_twice(headers: list[tuple[bytes, bytes]]) -> ApiError | None:
+def conflicting_header(headers: list[tuple[bytes, bytes]]) -> ApiError | None:
     """Return the error of a request that has one of these headers twice, with different values."""
     found: dict[bytes, bytes] = {}
     for name, value in headers:
@@ -64,7 +71,7 @@ def said_twice(headers: list[tuple[bytes, bytes]]) -> ApiError | None:
     return None
 
 
-class EveryAnswer:
+class RequestContext:
     """Gives each request an id, which each answer carries, its headers by name, and the status of
     its answer when that begins. What is no request passes by all that is inside of this.
     """
@@ -79,7 +86,7 @@ class EveryAnswer:
             return
         request_id = new_request_id()
         scope["warmq.request_id"] = request_id
-        working_on(request_id=request_id)
+        set_log_fields(request_id=request_id)
         scope["warmq.caller"] = Caller()
         headers = scope["warmq.headers"] = dict(scope["headers"])
 
@@ -93,15 +100,17 @@ class EveryAnswer:
                 ]
             await send(message)
 
-        if len(headers) != len(scope["headers"]) and (twice := said_twice(scope["headers"])):
-            await refuse(scope, receive, send_with_id, twice)
+        if len(headers) != len(scope["headers"]) and (
+            twice := conflicting_header(scope["headers"])
+        ):
+            await send_error(scope, receive, send_with_id, twice)
             return
         try:
             await self._app(scope, receive, send_with_id)
         except asyncio.CancelledError:  # uvicorn's patience with what runs at a stop is over
             if "warmq.status" in scope:
                 raise
-            await refuse(scope, receive, send_with_id, stopping(), close=True)
+            await send_error(scope, receive, send_with_id, gateway_stops(), close=True)
         except Exception as error:
             # Starlette answers and raises it again; then uvicorn closes the connection without a
             # word, and the next request of a client that keeps it is reset.
@@ -131,7 +140,7 @@ async def _of_http(request: Request, error: HTTPException) -> Response:
     path = request.url.path
     if error.status_code == HTTPStatus.NOT_FOUND and _is_route(request, f"/v1{path}"):
         message = f"there is no such route here, but /v1{path}: end the client's base URL with /v1"
-    response = response_for(request.scope, ApiError(error.status_code, message))
+    response = error_response(request.scope, ApiError(error.status_code, message))
     response.headers.update(error.headers or {})
     return response
 
@@ -148,7 +157,7 @@ async def _of_error(request: Request, error: Exception) -> Response:
         unforeseen = None if isinstance(error, WarmqError) else error
         told_of = (request.method, request.url.path, why)
         log.error("%s %s%s", *told_of, exc_info=unforeseen, extra={"action": "request_error"})
-    return response_for(request.scope, told)
+    return error_response(request.scope, told)
 
 
 async def _of_gone(_: Request, __: ClientDisconnect) -> Response:
@@ -185,7 +194,7 @@ def routes() -> list[Route]:
 def build(services: Services) -> Starlette:
     """Return the application."""
     served = routes()
-    counted = Requests(served)
+    counted = RouteCounts(served)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> Any:
@@ -193,7 +202,7 @@ def build(services: Services) -> Starlette:
             sweeping(services),
             delivering(services),
             metrics.metrics(services, counted) as app.state.metrics,
-            online(services.settings, services.lookup) as app.state.online,
+            online_state(services.settings, services.lookup) as app.state.online,
         ):
             yield
         await services.close_async()
@@ -201,17 +210,19 @@ def build(services: Services) -> Starlette:
     app = Starlette(routes=served, lifespan=lifespan, exception_handlers=HANDLERS)
     app.router.redirect_slashes = False  # a path with one more slash is another path
     # The last one added is the first one asked.
-    renewals = Renewals.beside(services.batches)
+    renewals = Renewals.using(services.batches)
     app.add_middleware(Idempotency, tries=services.tries, renewals=renewals)
-    app.add_middleware(Writes, limits=services.limits)
+    app.add_middleware(WriteAudit, limits=services.limits)
     settings = services.settings
-    app.add_middleware(Reading, most=settings.max_body_bytes, longest_line=settings.max_line_bytes)
+    app.add_middleware(
+        BodyMemoryLimit, most=settings.max_body_bytes, longest_line=settings.max_line_bytes
+    )
     host, sessions = services.settings.gateway_host, services.sessions
     app.add_middleware(Auth, lookup=services.lookup, sessions=sessions, host=host)
-    app.add_middleware(Bodies, most=settings.max_body_bytes)
+    app.add_middleware(BodySizeLimit, most=settings.max_body_bytes)
     if (traces := tracer()) is not None:
-        app.add_middleware(Traced, tracer=traces)
-    app.add_middleware(Counted, requests=counted)
-    app.add_middleware(EveryAnswer)
+        app.add_middleware(TraceMiddleware, tracer=traces)
+    app.add_middleware(CountRequests, requests=counted)
+    app.add_middleware(RequestContext)
     app.state.services = services
     return app

@@ -15,10 +15,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from contract.errors import WarmqError
 from gateway.http.caller import Caller
-from gateway.http.errors import ApiError, api_error, refuse
+from gateway.http.errors import ApiError, api_error, send_error
 from gateway.page.view import LIVE, LOGIN, is_asset, is_page, refuse_page, to_login, token_in
 from gateway.redis.api_keys import ApiKeys, Found, KeyLookup, Sessions, digest_of
-from gateway.redis.calls import Gathering
+from gateway.redis.async_calls import CallCombiner
 
 log = logging.getLogger(__name__)
 
@@ -97,11 +97,11 @@ class WrongKey(ApiError):
         self.local = local
 
 
-class Callers:
+class CallerCache:
     """Callers by the digests of their keys, looked up together, remembered for under a second."""
 
     def __init__(self, lookup: KeyLookup) -> None:
-        self._lookup = Gathering(lookup.find)
+        self._lookup = CallCombiner(lookup.find)
         self._known: dict[str, tuple[float, Caller | None]] = {}
         self._no_keys: tuple[float, Caller | None] | None = None  # when there were none
         self._asking: dict[str, asyncio.Task[Caller | None]] = {}
@@ -153,7 +153,7 @@ class Auth:
     def __init__(self, app: ASGIApp, lookup: KeyLookup, sessions: Sessions, host: str) -> None:
         self._app = app
         self._sessions = sessions
-        self._callers = Callers(lookup)
+        self._callers = CallerCache(lookup)
         self._host = host
         self._loopback = is_loopback(host)
 
@@ -175,7 +175,7 @@ class Auth:
                 else:
                     told = api_error(error)
                     page = is_page(scope["path"]) and scope["path"] != LIVE
-                    await (refuse_page if page else refuse)(scope, receive, send, told)
+                    await (refuse_page if page else send_error)(scope, receive, send, told)
                 return
             scope["warmq.caller"] = caller
             scope["warmq.key_digest"] = digest if caller.key_id else ""

@@ -24,7 +24,7 @@ async def background(*works: Callable[[], Coroutine[Any, Any, None]]) -> AsyncIt
     try:
         yield
     finally:
-        await end(tasks)
+        await cancel_all(tasks)
 
 
 async def kept(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -40,7 +40,7 @@ async def kept(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         await asyncio.sleep(AGAIN_S)
 
 
-async def end(tasks: Iterable[asyncio.Task[Any]]) -> None:
+async def cancel_all(tasks: Iterable[asyncio.Task[Any]]) -> None:
     """Cancel tasks until all have ended: a cancellation that meets the error of a lost connection
     may be lost with it."""
     pending = set(tasks)

@@ -13,13 +13,13 @@ from uvicorn.config import LOGGING_CONFIG
 
 from contract.errors import WarmqError
 from contract.log_lines import set_up
-from contract.traces.tracer import tracing
+from contract.traces import tracing
 from gateway.app import build
 from gateway.auth import check_address
-from gateway.batches.runner.process import CarrierProcess
-from gateway.files.objects import check_shared
+from gateway.batches.runner.process import RunnerProcess
+from gateway.files.files import check_same_store
 from gateway.http import audit
-from gateway.http.connections import most_connections, protocol_for, quiet_about_clients
+from gateway.http.connections import protocol_for, raise_descriptor_limit, silence_client_errors
 from gateway.http.services import Services
 from gateway.settings import GatewaySettings
 
@@ -77,7 +77,7 @@ def serve(settings: GatewaySettings) -> None:
 
     Raises:
         StoreUnavailable: Redis does not answer at the start.
-        StoreFailed: files cannot be kept, or are kept elsewhere than those of other gateways.
+        FileStoreFailed: files cannot be kept, or are kept elsewhere than those of other gateways.
         KeyMissing: it would be open to the network.
         AddressTaken: somebody listens there.
     """
@@ -88,7 +88,7 @@ def serve(settings: GatewaySettings) -> None:
 
 def _serve(settings: GatewaySettings) -> None:
     services = Services.open(settings)
-    carrier = CarrierProcess()
+    carrier = RunnerProcess()
     # uvicorn ends by the signal that it got, as if it had not taken it: this is what then happens.
     signal.signal(signal.SIGTERM, _exit)
     try:
@@ -96,10 +96,10 @@ def _serve(settings: GatewaySettings) -> None:
         if as_json:
             set_up("json", "")
         check_address(settings.gateway_host, services.keys)
-        check_shared(services)
+        check_same_store(services)
         audit.to_stdout()
-        quiet_about_clients()
-        if settings.gateway_carries:
+        silence_client_errors()
+        if settings.gateway_batch_runner:
             carrier.start()
         app = build(services)
         gc.freeze()  # a full collection would look at all that stays, 90,000 objects
@@ -109,7 +109,7 @@ def _serve(settings: GatewaySettings) -> None:
             host=settings.gateway_host,
             port=settings.gateway_port,
             loop="uvloop",
-            http=protocol_for(most_connections()),
+            http=protocol_for(raise_descriptor_limit()),
             ws="none",
             proxy_headers=False,  # who calls is said by its key, not by its address
             timeout_keep_alive=KEEP_ALIVE_S,

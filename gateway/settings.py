@@ -4,8 +4,8 @@ from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, Field
 
-from contract.settings import Bytes, Line, Seconds, Settings
-from gateway.served import configured_models
+from contract.settings import Bytes, Seconds, Settings, Text
+from gateway.served_models import configured_models
 
 #: After so many seconds without a sign of life another gateway takes work over.
 LEASE_S = 6.0
@@ -19,13 +19,13 @@ def _models(text: str) -> str:
 class GatewaySettings(Settings):
     """What a gateway takes besides what every producer takes."""
 
-    knows_all_names: ClassVar[bool] = False
+    refuses_unknown_names: ClassVar[bool] = False
 
-    gateway_host: Line = Field("127.0.0.1", description="address that the gateway listens on")
+    gateway_host: Text = Field("127.0.0.1", description="address that the gateway listens on")
     gateway_port: Annotated[int, Field(ge=0, le=65535)] = Field(
         8000, description="port that the gateway listens on; 0 for any that is free"
     )
-    gateway_store: Line = Field(
+    gateway_store: Text = Field(
         "warmq-files",
         description="where files are kept: a folder, or s3://, gs://, az:// and a bucket",
     )
@@ -35,10 +35,10 @@ class GatewaySettings(Settings):
     gateway_max_requests: Annotated[int, Field(ge=0, le=2**40)] = Field(
         0, description="most requests of a batch that comes over HTTP; 0 for no limit"
     )
-    gateway_carries: bool = Field(
+    gateway_batch_runner: bool = Field(
         True, description="whether this gateway also carries batches, in a process of its own"
     )
-    gateway_models: Annotated[Line, AfterValidator(_models)] = Field(
+    gateway_models: Annotated[Text, AfterValidator(_models)] = Field(
         "",
         description="models that may be asked for although no worker serves them now, by commas: "
         "`NAME`; `OTHER=NAME` for another name of its workers; `NAME=` for the default queue's",

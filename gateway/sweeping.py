@@ -14,7 +14,7 @@ from contract.naming import DEFAULT_TENANT
 from gateway.background import background
 from gateway.batches.api.record import end_older_records
 from gateway.files import uploads
-from gateway.files.objects import Files
+from gateway.files.files import Files
 from gateway.http.services import Services
 
 log = logging.getLogger(__name__)

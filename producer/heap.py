@@ -11,7 +11,7 @@ _MIB = 2**20
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = (-1, 64 * _MIB), (-3, _MIB)
 
 
-def keep_memory() -> None:
+def keep_free_memory() -> None:
     """Let this process keep up to 64 MiB that it does not use; without glibc, do nothing.
 
     Else the kernel maps, clears and takes back the pages of each chunk: a sixth of the CPU of

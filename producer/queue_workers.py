@@ -78,26 +78,26 @@ def refuse_older_workers(store: BatchStore, queue: str) -> None:
     Raises:
         ProtocolMismatch: if any living worker of the queue is one (contract/version.py).
     """
-    if older := older_of(store.workers(queue)):
+    if older := older_workers(store.workers(queue)):
         raise ProtocolMismatch(
             f"nothing was queued: workers of queue {queue} are older than this producer (protocol "
-            f"{PROTOCOL}) and would not take what it queues: {names_of(older)}; upgrade the "
-            "workers, or submit with the version that they run"
+            f"{PROTOCOL}) and would not take what it queues: {describe_workers(older)}; "
+            "upgrade the workers, or submit with the version that they run"
         )
 
 
-def older_of(workers: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def older_workers(workers: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the announcements that are of an older protocol than this producer's."""
     return [worker for worker in workers if protocol_of(worker) < PROTOCOL]
 
 
-def names_of(workers: list[dict[str, Any]]) -> str:
+def describe_workers(workers: list[dict[str, Any]]) -> str:
     """Return them with version and protocol, as a message tells them."""
     told = ((worker["id"], _version_of(worker), protocol_of(worker)) for worker in workers)
     return ", ".join(f"{name} ({version}, protocol {protocol})" for name, version, protocol in told)
 
 
-def counts_of(workers: list[dict[str, Any]]) -> str:
+def count_versions(workers: list[dict[str, Any]]) -> str:
     """Return how many there are of each version: what anybody may know who sees no machines."""
     found = Counter(f"{_version_of(each)} (protocol {protocol_of(each)})" for each in workers)
     return ", ".join(f"{count} of {version}" for version, count in sorted(found.items()))

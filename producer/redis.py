@@ -26,7 +26,7 @@ from contract.redis.reads import Reads
 from contract.redis.records import Record, Records
 
 
-class ResultsAhead:
+class ResultPrefetch:
     """Asks for one set of results at a time, on a connection of its own.
 
     If that connection fails, the same results are read through the store, which waits a few
@@ -76,8 +76,8 @@ class ResultsAhead:
 
 _KEY = keys.SCRATCH
 _RESULT = f"{RESULT_PREFIX}warmq-scratch"
-#: What a producer runs, in forms that change nothing: see rights.lua.
-OF_PRODUCERS = tuple(
+#: What a producer runs, in forms that change nothing: see permissions.lua.
+PRODUCER_COMMANDS = tuple(
     line.format(key=_KEY).split()
     for line in """
     set {key} 1
@@ -118,7 +118,7 @@ OF_PRODUCERS = tuple(
     """.strip().splitlines()
 )
 #: What only a worker runs, as far as a script may run it.
-OF_WORKERS = tuple(
+WORKER_SETTINGS = tuple(
     line.format(key=_KEY).split()
     for line in """
     set {key} 1
@@ -145,7 +145,7 @@ _KEYS_OF_CELERY = ("_kombu.binding.scratch", "scratch.celery.pidbox")
 _REFUSED = re.compile(r"NOPERM|user executing the script|ACL failure|no permissions", re.IGNORECASE)
 
 
-def missing_rights(store: Reads, queue: str, *, worker: bool) -> list[str]:
+def missing_permissions(store: Reads, queue: str, *, worker: bool) -> list[str]:
     """Return what a producer with this queue needs and is not allowed; with `worker` also for one.
 
     Commands are told by their names, keys as `~key`, channels as `&channel`. Redis notes each
@@ -154,11 +154,11 @@ def missing_rights(store: Reads, queue: str, *, worker: bool) -> list[str]:
     Raises:
         StoreUnavailable: Redis cannot be used.
     """
-    tried = [*OF_PRODUCERS, ["exists", queue], ["exists", _RESULT], ["publish", _RESULT, ""]]
+    tried = [*PRODUCER_COMMANDS, ["exists", queue], ["exists", _RESULT], ["publish", _RESULT, ""]]
     if worker:
-        tried += [*OF_WORKERS, *(["exists", name] for name in _KEYS_OF_CELERY)]
+        tried += [*WORKER_SETTINGS, *(["exists", name] for name in _KEYS_OF_CELERY)]
     try:
-        said = store._client.run_script("rights", orjson.dumps(tried))
+        said = store._client.run_script("permissions", orjson.dumps(tried))
     except StoreForbidden:
         return ["evalsha", "script|load"]
     found = [] if _may_subscribe(store) else ["subscribe"]
@@ -190,7 +190,7 @@ _ENDED = frozenset(("completed", "failed", "expired", "cancelled"))
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class TenantUsage:
     """What one tenant has: bytes in all, and how many of each kind, the most frequent first.
 
     With `sampled` the kinds are those of SAMPLED records only.
@@ -202,17 +202,17 @@ class Held:
     sampled: bool
 
 
-def held_by_tenants(redis: Reads) -> Iterator[Held]:
+def tenant_usage(redis: Reads) -> Iterator[TenantUsage]:
     """Yield what each tenant has, the largest first."""
-    records = Records.beside(redis)
+    records = Records.using(redis)
     for tenant, held in sorted(records.owners().items(), key=lambda pair: -pair[1]):
         kinds = records.kinds_of(tenant, SAMPLED)
-        yield Held(tenant, held, dict(kinds.most_common()), kinds.total() >= SAMPLED)
+        yield TenantUsage(tenant, held, dict(kinds.most_common()), kinds.total() >= SAMPLED)
 
 
-def records_of(redis: Reads, tenant: str) -> Iterator[Record]:
+def tenant_records(redis: Reads, tenant: str) -> Iterator[Record]:
     """Yield a tenant's records in no order."""
-    return Records.beside(redis).of(tenant)
+    return Records.using(redis).of(tenant)
 
 
 def delete_record(redis: BatchStore, object_id: str) -> Kind | None:
@@ -225,13 +225,13 @@ def delete_record(redis: BatchStore, object_id: str) -> Kind | None:
     Raises:
         BatchConflict: it is a batch that has not ended.
     """
-    objects, kind = Objects.beside(redis), _kind_of(object_id)
+    objects, kind = Objects.using(redis), _kind_of(object_id)
     owner = objects.owner_of(kind, object_id) if kind is not None else None
     if kind is None or owner is None:
         return None
     parts: list[str] = []
     if kind == "file":
-        Due.beside(redis).add("file", object_id, CONTENT_MS)  # first: else its content would stay
+        Due.using(redis).add("file", object_id, CONTENT_MS)  # first: else its content would stay
     else:
         stored = objects.get(kind, owner, object_id)
         record = orjson.loads(stored.document) if stored else {}

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 from contract.errors import Remedy, WarmqError
 
-OF_LIBRARY: dict[Remedy, str] = {
+LIBRARY_REMEDIES: dict[Remedy, str] = {
     "collect_earlier": "submit it again, and collect earlier or raise WARMQ_RESULT_TTL_S",
     "follow_results": "results(follow=True) waits until all have ended",
     "name_error_file": "give the error file {errors_file}, or {start_anew}",
@@ -26,7 +26,7 @@ OF_LIBRARY: dict[Remedy, str] = {
     "submit_again": "submit it again if you still want its results",
     "submit_from_start": "the same submit with batch_id={batch_id!r} submits it from its beginning",
 }
-OF_COMMAND: dict[Remedy, str] = OF_LIBRARY | {
+COMMAND_REMEDIES: dict[Remedy, str] = LIBRARY_REMEDIES | {
     "collect_earlier": "submit the file again, and collect earlier or raise WARMQ_RESULT_TTL_S",
     "follow_results": "`producer results {batch_id} --follow` waits until all have ended",
     "name_error_file": "give --errors {errors_file}, or {start_anew}",
@@ -44,7 +44,7 @@ OF_COMMAND: dict[Remedy, str] = OF_LIBRARY | {
 }
 
 
-def with_remedy(error: WarmqError, phrases: dict[Remedy, str] = OF_COMMAND) -> str:
+def with_remedy(error: WarmqError, phrases: dict[Remedy, str] = COMMAND_REMEDIES) -> str:
     """Return what is wrong and what to do about it, for the command line."""
     if error.remedy is None:
         return error.message
@@ -52,12 +52,12 @@ def with_remedy(error: WarmqError, phrases: dict[Remedy, str] = OF_COMMAND) -> s
 
 
 @contextmanager
-def worded() -> Iterator[None]:
+def add_remedies() -> Iterator[None]:
     """Add to an error what a program can do about it."""
     try:
         yield
     except WarmqError as error:
-        error.message = with_remedy(error, OF_LIBRARY)
+        error.message = with_remedy(error, LIBRARY_REMEDIES)
         error.remedy = None
         error.args = (error.message,)
         raise

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from contract.batch import Batch
+from contract.redis.history import HistoryReads, Minute
 from contract.redis.reads import Reads
-from contract.redis.ring import Minute, RingReads
 
 #: So many minutes with work are counted, the latest of the last day.
 MINUTES = 5
@@ -47,10 +47,10 @@ def pace_of(minutes: Sequence[Minute], slots: int = 0) -> Pace | None:
 def pace_of_queue(reads: Reads, queue: str, workers: Iterable[Mapping[str, Any]]) -> Pace | None:
     """Return the pace of a queue on these workers; None where none has noted any in a day."""
     slots = sum(n for one in workers if isinstance(n := one.get("slots"), int))
-    return pace_of(RingReads.beside(reads).day([queue]), slots) if slots else None
+    return pace_of(HistoryReads.using(reads).day([queue]), slots) if slots else None
 
 
-def left_s(pace: Pace | None, total: int, done: int, tokens: int) -> float | None:
+def seconds_left(pace: Pace | None, total: int, done: int, tokens: int) -> float | None:
     """Return how long a batch takes to its end, if nothing else runs; None while nobody knows.
 
     Its other requests are taken for as long as those that are done, which had so many tokens.
@@ -60,7 +60,7 @@ def left_s(pace: Pace | None, total: int, done: int, tokens: int) -> float | Non
     return pace.seconds((total - done) * tokens / done, total - done)
 
 
-def left_of(batch: Batch, pace: Pace | None) -> float | None:
+def batch_seconds_left(batch: Batch, pace: Pace | None) -> float | None:
     """Return how long a batch of `producer submit` still takes at its queue's pace."""
     tokens = batch.number("prompt_tokens") + batch.number("completion_tokens")
-    return left_s(pace, batch.number("total"), batch.terminal, tokens)
+    return seconds_left(pace, batch.number("total"), batch.terminal, tokens)

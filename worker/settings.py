@@ -6,10 +6,10 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from contract.naming import queue_name
 from contract.redis.connect import SOCKET_TIMEOUT_S
-from contract.settings import Count, Line, Seconds, Settings
+from contract.settings import Count, Seconds, Settings, Text
 
 #: WARMQ_ENGINE: a name that worker/engine/catalogue.py knows.
-ENGINE = Field("vllm", description="which engine adapter runs")
+ENGINE_FIELD = Field("vllm", description="which engine adapter runs")
 
 
 def _name(text: str) -> str:
@@ -28,7 +28,7 @@ def _endpoint(text: str) -> str:
     return text
 
 
-Name = Annotated[Line, AfterValidator(_name)]
+Name = Annotated[Text, AfterValidator(_name)]
 
 
 class WorkerSettings(Settings):
@@ -37,11 +37,11 @@ class WorkerSettings(Settings):
     Times end in `_s` and are seconds.
     """
 
-    knows_all_names: ClassVar[bool] = True
+    refuses_unknown_names: ClassVar[bool] = True
     #: Whether the engine cannot start without `model`; its subclass says so.
     needs_model: ClassVar[bool] = False
 
-    engine: str = ENGINE
+    engine: str = ENGINE_FIELD
     model: Name | None = Field(None, description="folder or hub name of the model")
     served_model_name: Name | None = Field(
         None,
@@ -88,12 +88,12 @@ class WorkerSettings(Settings):
         3, ge=0, le=20, description="engine starts that may fail in a row before the worker exits"
     )
     # A TOML file may have it as a number.
-    metrics_port: Annotated[Line, BeforeValidator(str), AfterValidator(_endpoint)] | None = Field(
+    metrics_port: Annotated[Text, BeforeValidator(str), AfterValidator(_endpoint)] | None = Field(
         None,
         description="port that /metrics is served on, or an address and a port, as 127.0.0.1:9100; "
         "none without it",
     )
-    heartbeat_file: Line | None = Field(
+    heartbeat_file: Text | None = Field(
         None, description="file that gets the worker's state every second while its loop turns"
     )
 

@@ -90,7 +90,7 @@ local function foreign(id, b)
   return not b.finished and redis.call('PTTL', RESULT .. id) > 0
 end
 
--- Of a batch submitted with --once: the followers of each leader, the lines that its result answers
+-- Of a batch submitted with --dedupe: the followers of each leader, the lines that its result answers
 -- too. <leader's request id> -> how many; <leader's request id> NUL <n> -> the n-th, from 1, as
 -- its entry in the index begins.
 local function followers_key(batch) return batch_key(batch) .. ':identical' end

@@ -3,7 +3,7 @@
 --   index chunk, high water count, high water fraction, messages joined by newlines (JSON has
 --   none; one argument costs the producer a tenth of 500), or `=` and how many ENQUEUE_PLANNED will
 --   bring, then pairs (request id, meta) of rejected lines
---   Where the batch was submitted with --once, an entry of the chunk with a fourth part is a
+--   Where the batch was submitted with --dedupe, an entry of the chunk with a fourth part is a
 --   follower's: the result of the request named there answers it, before or after it ended.
 -- Touches: warmq:batch:<id>, its :index, :finished and :identical, the list key, warmq:turns:*,
 --   celery-task-meta-<id>

@@ -275,7 +275,7 @@ _SMALLEST: dict[str, dict[str, Any]] = {
 }
 
 
-def smallest(url: str) -> dict[str, Any]:
+def min_body(url: str) -> dict[str, Any]:
     """Return the smallest valid body for `url`."""
     if url in _SMALLEST:
         return dict(_SMALLEST[url])
@@ -300,7 +300,7 @@ MORE = frozenset((
 ))  # fmt: skip
 
 
-def tells_text(url: str, body: Mapping[str, Any]) -> bool:
+def text_is_answer(url: str, body: Mapping[str, Any]) -> bool:
     """Say whether the text that the model writes is the answer's, word for word.
 
     A reasoning parser is the engine's, and not asked here.

@@ -74,7 +74,7 @@ def _too_many(raw: bytes) -> bool:
     return marks + _marks(raw, at, len(raw)) > MAX_VALUES
 
 
-def shown(text: str, limit: int = 80) -> str:
+def printable(text: str, limit: int = 80) -> str:
     """Return untrusted text for a message: short, and without control characters."""
     short = text if len(text) <= limit else text[:limit] + "…"
     return short if short.isprintable() else repr(short)[1:-1]
@@ -87,34 +87,36 @@ _BOUNDS = frozenset(
 )  # fmt: skip
 
 
-def whole(value: Any) -> Any:
+def int_if_whole(value: Any) -> Any:
     """Return a value with ints for floats without a fraction; itself, where it has none of them."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, list):
-        found = [whole(one) for one in value]
+        found = [int_if_whole(one) for one in value]
         return value if all(map(is_, found, value)) else found
     return value
 
 
-def whole_at(value: Any, path: Sequence[str]) -> Any:
+def int_if_whole_at(value: Any, path: Sequence[str]) -> Any:
     """Return a value with whole numbers at a path of keys; a key may stand for an index."""
     if isinstance(value, dict) and path and path[0] in value:
-        return value | {path[0]: whole_at(value[path[0]], path[1:])}
+        return value | {path[0]: int_if_whole_at(value[path[0]], path[1:])}
     if isinstance(value, dict) and path:  # an entry, whose key msgspec does not tell
-        return {key: whole_at(one, path[1:]) for key, one in value.items()}
+        return {key: int_if_whole_at(one, path[1:]) for key, one in value.items()}
     if isinstance(value, list) and path:
-        return [whole_at(one, path[1:]) for one in value]
-    return whole(value)
+        return [int_if_whole_at(one, path[1:]) for one in value]
+    return int_if_whole(value)
 
 
-def whole_bounds(value: Any) -> Any:
+def int_bounds(value: Any) -> Any:
     """Return schemas with whole numbers as bounds; the value itself, where it has them. Its nesting
     must be bounded."""
     if isinstance(value, list):
-        entries = [whole_bounds(one) for one in value]
+        entries = [int_bounds(one) for one in value]
         return value if all(map(is_, entries, value)) else entries
     if isinstance(value, dict):
-        fields = {k: whole(one) if k in _BOUNDS else whole_bounds(one) for k, one in value.items()}
+        fields = {
+            k: int_if_whole(one) if k in _BOUNDS else int_bounds(one) for k, one in value.items()
+        }
         return value if all(map(is_, fields.values(), value.values())) else fields
     return value

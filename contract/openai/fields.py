@@ -26,7 +26,7 @@ from contract.openai.body import (
     TOKENIZE_URL,
     field_names,
 )
-from contract.openai.decode import shown
+from contract.openai.decode import printable
 
 _PATH = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>[^`]*)`")
@@ -96,14 +96,16 @@ def explain(text: str, url: str, where: str) -> RequestRejected:
     name = re.split(r"[.\[]", path, maxsplit=1)[0]
     if "length that is above" not in problem:
         give = _REMEDIES_OF.get(url, {}).get(name) or REMEDIES.get(name, give)
-    return bad_field(where + shown(path), shown(problem, 200) + (f"; {give}" if give else ""))
+    return bad_field(
+        where + printable(path), printable(problem, 200) + (f"; {give}" if give else "")
+    )
 
 
 def _unknown(name: str, url: str, where: str) -> RequestRejected:
     near = _near(name[:80], url)
     problem = f"unknown to {url}; remove it or correct its spelling"
     problem += f" (did you mean {near}?)" if near else ""
-    return bad_field(where + shown(name), problem, code="unknown_field")
+    return bad_field(where + printable(name), problem, code="unknown_field")
 
 
 @lru_cache(1024)

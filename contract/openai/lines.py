@@ -21,9 +21,9 @@ from contract.openai.body import (
     LIMITS,
     field_names,
     limits_tokens,
-    smallest,
+    min_body,
 )
-from contract.openai.decode import MAX_DEPTH, decode, encode, shown, whole, whole_bounds
+from contract.openai.decode import MAX_DEPTH, decode, encode, int_bounds, int_if_whole, printable
 from contract.openai.fields import explain, without
 from contract.openai.pooling import FORMS
 from contract.openai.structured import FIELDS, refuse_large
@@ -76,13 +76,13 @@ def check_body(url: str, body: dict[str, Any], where: str = "body.") -> dict[str
         message = str(error)
         if found := _FLOAT.match(message):
             name = found[1]
-            mended = whole(kept[name])
+            mended = int_if_whole(kept[name])
             if mended is not kept[name]:
                 return check_body(url, kept | {name: mended}, where)
         raise explain(message, url, where) from None
     for name in () if _CONSTRAINTS.isdisjoint(checked) else _CONSTRAINTS.intersection(checked):
         refuse_large(name, checked[name], where)
-        bounded = whole_bounds(checked[name])
+        bounded = int_bounds(checked[name])
         kept = kept if bounded is checked[name] else kept | {name: bounded}
     refuse_many(checked, where)
     return kept
@@ -106,7 +106,7 @@ def _custom_id(value: object) -> str | None:
     told = f"is {_kind(value)}"
     if isinstance(value, str):
         told = f"has {len(value)} characters"
-        told = f"{shown(value, 60)!r} {told}" if value else told
+        told = f"{printable(value, 60)!r} {told}" if value else told
     problem = (
         f"{told}; give a text of 1 to {MAX_CUSTOM_ID} characters, in quotes, or leave it out for "
         "the line's number"
@@ -203,7 +203,7 @@ def _look_into(body: Any, rare: _Rare) -> int:
     for name in rare.constraints:
         if (value := getattr(body, name)) is not None:
             refuse_large(name, value, "body.")
-            if whole_bounds(value) is not value:
+            if int_bounds(value) is not value:
                 return 0
     return sequences_of({name: getattr(body, name) for name in rare.counted})
 
@@ -249,12 +249,12 @@ def _split_form(value: dict[str, Any]) -> tuple[str, dict[str, Any], str]:
     if value.keys().isdisjoint(_BATCH_FIELDS):
         return infer_url(value), value, ""
     if not value.keys() <= _BATCH_FIELDS:
-        name = min(map(shown, value.keys() - _BATCH_FIELDS))
+        name = min(map(printable, value.keys() - _BATCH_FIELDS))
         problem = "unknown in a batch line; body fields belong inside `body`"
         raise bad_field(name, problem, code="unknown_field")
     method = value.get("method", "POST")
     if method != "POST":
-        told = shown(repr(method)) if isinstance(method, str) else _kind(method)
+        told = printable(repr(method)) if isinstance(method, str) else _kind(method)
         problem = f"{told} is not served; write POST, or leave it out"
         raise bad_field("method", problem, code="unknown_url")
     if "url" not in value:
@@ -268,7 +268,7 @@ def _split_form(value: dict[str, Any]) -> tuple[str, dict[str, Any], str]:
         raise _unknown_url(url)
     if not isinstance(body, dict):
         problem = f"is {_kind(body)}" if "body" in value else "is missing"
-        example = encode(smallest(url)).decode()
+        example = encode(min_body(url)).decode()
         problem += f"; give the request's fields as a JSON object, such as {example}"
         raise bad_field("body", problem)
     return url, body, "body."
@@ -283,5 +283,5 @@ def _kind(value: object) -> str:
 
 def _unknown_url(url: object) -> RequestRejected:
     # Not repr() of any value: of a deep list it exceeds Python's recursion limit.
-    told = f"{shown(repr(url))} is not served" if isinstance(url, str) else f"is {_kind(url)}"
+    told = f"{printable(repr(url))} is not served" if isinstance(url, str) else f"is {_kind(url)}"
     return bad_field("url", f"{told}; use one of {', '.join(BODY_TYPES)}", code="unknown_url")

@@ -17,7 +17,7 @@ import redis
 
 from contract.batch import Batch
 from contract.errors import BatchConflict, RequestFailed, StoreUnavailable, StoreUnreachable
-from contract.index import IndexChunk, IndexEntry, leader_of, own_id
+from contract.index import IndexChunk, IndexEntry, entry_request_id, leader_of
 from contract.naming import did_you_mean
 from contract.redis import keys
 from contract.redis.connect import connect, masked
@@ -154,7 +154,7 @@ class BatchStore(DeadLetters):
         for chunk in self.index(batch.id):
             for entry in chunk.entries:
                 if entry[1] == custom_id:
-                    return entry, own_id(batch.id, entry)
+                    return entry, entry_request_id(batch.id, entry)
             if len(first_ids) < NEAR_AMONG:
                 first_ids += [entry[1] for entry in chunk.entries]
         hint = did_you_mean(custom_id, first_ids)

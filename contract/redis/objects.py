@@ -83,7 +83,7 @@ class Objects(Reads):
             return None
         return Stored(object_id, found[1], int(found[2]))
 
-    def several(self, kind: Kind, object_ids: Sequence[str]) -> list[Stored | None]:
+    def get_many(self, kind: Kind, object_ids: Sequence[str]) -> list[Stored | None]:
         """Return objects whoever their owners are, for work that goes on without them.
 
         One round trip; None for one that is gone.
@@ -122,7 +122,7 @@ class Objects(Reads):
         """Return whether a batch that has not ended reads a content; forget those that do not."""
         names = sorted(name.decode() for name in self._client.smembers(_readers_key(file_id)))
         reads = False
-        for name, stored in zip(names, self.several("batch", names), strict=True):
+        for name, stored in zip(names, self.get_many("batch", names), strict=True):
             if stored is not None and orjson.loads(stored.document).get("status") not in ENDED:
                 reads = True
             else:

@@ -15,7 +15,7 @@ from contract.errors import ProtocolMismatch
 from contract.redis import keys
 from contract.redis.announcements import is_alive, read_announcements
 from contract.redis.client import Client
-from contract.redis.strangers import UnreadList, types_of, unread_lists, wrong_types
+from contract.redis.foreign_keys import UnreadList, types_of, unread_lists, wrong_types
 from contract.streaming import Listener
 from contract.version import PROTOCOL, version
 
@@ -23,7 +23,7 @@ from contract.version import PROTOCOL, version
 PAGE = 250
 
 
-def known(batch: Batch) -> Batch:
+def check_protocol(batch: Batch) -> Batch:
     """Return a batch of this protocol.
 
     Raises:
@@ -55,7 +55,7 @@ class Reads:
         return self._client.run_script(name, *args)
 
     @classmethod
-    def beside(cls, other: Reads) -> Self:
+    def using(cls, other: Reads) -> Self:
         """Return these calls for the Redis that another object uses, on its connections."""
         return cls(other._raw_client)
 
@@ -81,7 +81,7 @@ class Reads:
             ProtocolMismatch: for a batch of a newer warmq, or of 0.1.0.
         """
         raw = self._client.hgetall(keys.batch_key(batch_id))
-        return known(Batch(batch_id, _texts(raw.items()))) if raw else None
+        return check_protocol(Batch(batch_id, _texts(raw.items()))) if raw else None
 
     def states(self, batch_ids: Sequence[str]) -> list[Batch | None]:
         """Return the states of some batches, None for one that is not there: one round trip."""

@@ -109,7 +109,7 @@ def revoke(context: Context, *, key_id: str, as_json: bool) -> None:
 
 
 def _keys(context: Context) -> ApiKeys:
-    return ApiKeys.beside(context.store)
+    return ApiKeys.using(context.store)
 
 
 def _models(text: str | None) -> tuple[str, ...] | None:

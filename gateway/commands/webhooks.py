@@ -76,7 +76,7 @@ def delete(context: Context, *, endpoint_id: str, as_json: bool) -> None:
 
 
 def _webhooks(context: Context) -> Webhooks:
-    return Webhooks.beside(context.store)
+    return Webhooks.using(context.store)
 
 
 def _url(text: str) -> str:

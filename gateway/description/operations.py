@@ -20,7 +20,7 @@ from gateway.files.protocol import (
     FileList,
 )
 from gateway.files.uploads import Upload, UploadComplete, UploadCreate, UploadPart
-from gateway.http.idempotency import ONLINE as ONLINE_BODIES
+from gateway.http.idempotency import ONLINE_BODY_TYPES
 from gateway.online.models import Model, ModelList
 from gateway.redis.fleet import Scale
 
@@ -145,7 +145,7 @@ ONLINE = (
             f"POST {url}", "Ask a model, and wait for its answer.", _ENGINES, body=body,
             streams=url in LIMITS,
         )
-        for url, body in ONLINE_BODIES.items()
+        for url, body in ONLINE_BODY_TYPES.items()
     ),
     Operation("GET /v1/models", "List the models that may be asked.", ModelList),
     Operation("GET /v1/models/{model}", "Retrieve a model; its id may have slashes.", Model),

@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from gateway.files.objects import FileRecord
+from gateway.files.files import FileRecord
 from gateway.http.errors import invalid
 
 #: What an upload may be for; output files have the last one.

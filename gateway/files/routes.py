@@ -13,9 +13,11 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from gateway.files import completing, uploads
-from gateway.files.incoming import FORM_BYTES, check_length, receive
-from gateway.files.objects import FileRecord, Files, keep, record_of
+from gateway.file_store import FileStore, Writer
+from gateway.files import complete as completing
+from gateway.files import uploads
+from gateway.files.files import FileRecord, Files, new_record, save_file
+from gateway.files.multipart import FORM_BYTES, check_length, receive
 from gateway.files.protocol import (
     MOST_FILES,
     OUTPUT_PURPOSE,
@@ -28,11 +30,10 @@ from gateway.files.protocol import (
 )
 from gateway.files.uploads import UploadComplete, UploadCreate, UploadPart, check_open
 from gateway.http.caller import Caller
-from gateway.http.errors import ApiError, answer, invalid, not_found
-from gateway.http.http import caller, id_of, new_id, page_limit, read, reply, services
-from gateway.http.idempotency import fingerprint
+from gateway.http.errors import ApiError, invalid, json_error, not_found
+from gateway.http.idempotency import replayed_response
+from gateway.http.json_api import caller, id_of, new_id, page_limit, read, reply, services
 from gateway.http.services import Services
-from gateway.store import Store, Writer
 
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
 
@@ -53,12 +54,12 @@ async def _create(request: Request) -> Response:
         purpose, life = purpose_of(incoming.fields), life_of(incoming.fields)
         shaping = f"{incoming.digest}\0{purpose}\0{life}\0{incoming.filename}"
         digest = hashlib.sha256(shaping.encode()).hexdigest()
-        earlier = await fingerprint(request, digest)
+        earlier = await replayed_response(request, digest)
         if earlier is not None:
             return earlier
         now = int(await asyncio.to_thread(used.clock.now))
-        record = record_of(file_id, mine, incoming, purpose, life, now, digest if keyed else "")
-        made = await asyncio.to_thread(keep, used, mine, writer, record)
+        record = new_record(file_id, mine, incoming, purpose, life, now, digest if keyed else "")
+        made = await asyncio.to_thread(save_file, used, mine, writer, record)
     return reply(shown(made))
 
 
@@ -118,7 +119,7 @@ def _delete(request: Request) -> Response:
 
 
 def content(
-    store: Store, record: FileRecord, headers: Mapping[str, str], *, head: bool = False
+    store: FileStore, record: FileRecord, headers: Mapping[str, str], *, head: bool = False
 ) -> Response:
     """Return the answer to a GET of a file's content, or to a HEAD, which reads nothing.
 
@@ -140,7 +141,7 @@ def content(
     if wanted is None:
         beyond = f"the range begins beyond the file's {size} bytes; ask for one that begins before"
         error = ApiError(416, beyond, code="range_not_satisfiable", param="range")
-        return answer(error, {"content-range": f"bytes */{size}", "accept-ranges": "bytes"})
+        return json_error(error, {"content-range": f"bytes */{size}", "accept-ranges": "bytes"})
     start, end = wanted
     status = 200
     if (start, end) != (0, size) or _RANGE.fullmatch(_asked(headers, etag)):
@@ -188,7 +189,7 @@ async def _part(request: Request) -> Response:
     check_open(await run_in_threadpool(uploads.get, used, mine.tenant, upload_id), now)
     async with used.store.writing(part_id) as writer:
         incoming = await receive(request, writer, "data", uploads.MOST_PART_BYTES)
-        earlier = await fingerprint(request, incoming.digest)
+        earlier = await replayed_response(request, incoming.digest)
         if earlier is not None:
             return earlier
         await asyncio.to_thread(_keep_part, used, mine, upload_id, part_id, writer, incoming.size)

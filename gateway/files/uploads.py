@@ -14,11 +14,11 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from contract.redis.due import Claim
-from gateway.files.objects import safe_name, sweep_due
+from gateway.files.files import safe_name, sweep_due
 from gateway.files.protocol import ExpiresAfter, File, life_of, purpose_of
 from gateway.http.caller import Caller
 from gateway.http.errors import ApiError, invalid, not_found
-from gateway.http.http import new_id
+from gateway.http.json_api import new_id
 from gateway.http.services import Services
 
 #: An upload is open for so long: OpenAI's figure.

@@ -12,8 +12,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from contract.errors import StoreUnavailable
 from gateway.http.caller import Caller
-from gateway.http.errors import ApiError, api_error, refuse
-from gateway.http.idempotency import ATTACHING
+from gateway.http.errors import ApiError, api_error, send_error
+from gateway.http.idempotency import ONLINE_PATHS
 from gateway.http.limits import Limits
 
 log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ def to_stdout() -> None:
     log.propagate = False
 
 
-class Writes:
+class WriteAudit:
     """Takes each call that writes of its key's rate, and writes its line; online requests change
     nothing, and have rates of their own.
 
@@ -50,7 +50,7 @@ class Writes:
         """Serve one request."""
         if scope["method"] not in _WRITES:
             await self._app(scope, receive, send)
-        elif scope["path"] not in ATTACHING:
+        elif scope["path"] not in ONLINE_PATHS:
             await self._told(scope, receive, send)
         elif b"idempotency-key" in scope["warmq.headers"] and scope["method"] == "POST":
             await self._rated(scope, receive, send)
@@ -84,12 +84,12 @@ class Writes:
         keyed = scope["method"] == "POST" and b"idempotency-key" in scope["warmq.headers"]
         if caller.key_id or not scope["path"].startswith("/ui"):  # else it may be a login
             try:
-                if scope["path"] not in ATTACHING:
+                if scope["path"] not in ONLINE_PATHS:
                     await self._limits.check_write(caller)
                 if keyed:
                     await self._limits.check_refusals(caller)
             except (ApiError, StoreUnavailable) as error:
-                await refuse(scope, receive, send, api_error(error))
+                await send_error(scope, receive, send, api_error(error))
                 return
             send = self._watched(caller, scope, send) if keyed else send
         await self._app(scope, receive, send)

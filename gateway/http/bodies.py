@@ -16,7 +16,7 @@ from collections import Counter
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.http.caller import Caller
-from gateway.http.errors import ApiError, refuse
+from gateway.http.errors import ApiError, send_error
 
 #: Uploads count what they read against a limit of their own (gateway/files, batches/anthropic).
 _UPLOADS = re.compile(r"/v1/files|/v1/uploads/[^/]+/parts|/v1/messages/batches|/ui/submit")
@@ -31,7 +31,7 @@ def takes_large(path: str) -> bool:
     return _UPLOADS.fullmatch(path) is not None
 
 
-class Bodies:
+class BodySizeLimit:
     """Answers 413 to bodies whose heads tell more than `most` bytes, 404 to paths with control
     characters."""
 
@@ -43,7 +43,7 @@ class Bodies:
         """Serve one request."""
         if not scope["path"].isprintable():
             told = ApiError(404, "the path has control characters, as no route has")
-            await refuse(scope, receive, send, told)
+            await send_error(scope, receive, send, told)
             return
         headers = scope["warmq.headers"]
         length = int(headers.get(b"content-length", 0))
@@ -51,7 +51,7 @@ class Bodies:
             close = length > self._most * DROPPED
             if not close and b"expect" not in headers:
                 await _drop(receive, length)
-            await refuse(scope, receive, send, _too_large(self._most), close=close)
+            await send_error(scope, receive, send, _too_large(self._most), close=close)
             return
         await self._app(scope, receive, send)
 
@@ -219,7 +219,7 @@ class Body:
             self._budget.give_back(self._key, held)
 
 
-class Reading:
+class BodyMemoryLimit:
     """Counts the bodies that are read in it; scope["warmq.body"] is the `Body` of what is counted.
 
     A small body is not counted, and its connection has the time by which it must have come.

@@ -17,7 +17,7 @@ import httptools
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from gateway.http.errors import ApiError, new_request_id, refuse, response_for
+from gateway.http.errors import ApiError, error_response, new_request_id, send_error
 
 #: A request line and its headers: bytes, and seconds from the first byte (or the connection).
 HEAD_BYTES = 64 * 1024
@@ -27,28 +27,30 @@ FRAMING_BYTES = HEAD_BYTES
 #: A body that the gateway is waiting for brings so many bytes in so many seconds.
 BODY_BYTES, BODY_S = 1024, 30.0
 #: A client that is sent something takes some of it within so many seconds.
-DEAF_S = 60.0
+SLOW_READ_S = 60.0
 #: Most connections at a time; each takes some 10 KB.
 MOST = 20_000
 #: Connections above the limit are told so, so many; more are closed as they come.
-TOLD = 1000
+REFUSED_ABOVE_LIMIT = 1000
 #: Descriptors that are not clients' connections: Redis, files, uploads.
 OTHER_DESCRIPTORS = 256
 _IDLE, _HEAD, _BODY = range(3)
 
 
-def most_connections(wanted: int = MOST) -> int:
+def raise_descriptor_limit(wanted: int = MOST) -> int:
     """Allow this process as many descriptors as it may have; return how many connections fit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    need = wanted + TOLD + OTHER_DESCRIPTORS
+    need = wanted + REFUSED_ABOVE_LIMIT + OTHER_DESCRIPTORS
     if soft != resource.RLIM_INFINITY and soft < need:
         soft = need if hard == resource.RLIM_INFINITY else min(need, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    fit = wanted if soft == resource.RLIM_INFINITY else soft - TOLD - OTHER_DESCRIPTORS
+    fit = (
+        wanted if soft == resource.RLIM_INFINITY else soft - REFUSED_ABOVE_LIMIT - OTHER_DESCRIPTORS
+    )
     return max(1, min(wanted, fit))
 
 
-def quiet_about_clients() -> None:
+def silence_client_errors() -> None:
     """Keep what any client can cause out of uvicorn's log."""
     told = ("Invalid HTTP request received.", "Unsupported upgrade request.")
     logging.getLogger("uvicorn.error").addFilter(lambda record: record.getMessage() not in told)
@@ -81,7 +83,7 @@ class Guard:
             code="too_many_connections", after_s=2,
         )  # fmt: skip
         scope["warmq.request_id"] = new_request_id()
-        await refuse(scope, receive, send, told, close=True)
+        await send_error(scope, receive, send, told, close=True)
 
 
 class Connection(HttpToolsProtocol):
@@ -94,12 +96,12 @@ class Connection(HttpToolsProtocol):
         super().connection_made(transport)
         self._served_by, self.url = self.app, b""
         self._phase, self._bytes, self._chunk, self._framing = _HEAD, 0, 0, 0
-        self._deaf_since: float | None = None
+        self._write_paused_at: float | None = None
         self._body_by = float("inf")
         self._wrong = (400, "the request is not HTTP")
         self.until = self.loop.time() + HEAD_S
         self.guard.watch(self.connections, self.loop)
-        if len(self.connections) > self.guard.most + TOLD:
+        if len(self.connections) > self.guard.most + REFUSED_ABOVE_LIMIT:
             transport.abort()
 
     def data_received(self, data: bytes) -> None:
@@ -163,29 +165,33 @@ class Connection(HttpToolsProtocol):
         """Note that a request has come whole."""
         super().on_message_complete()
         self._phase = _IDLE
-        self.until = float("inf") if self._deaf_since is None else self.until
+        self.until = float("inf") if self._write_paused_at is None else self.until
 
     def pause_writing(self) -> None:
         """Note that a client does not take what it is sent."""
         super().pause_writing()
-        self._deaf_since = self.loop.time()
-        self.until = min(self.until, self._deaf_since + DEAF_S)
+        self._write_paused_at = self.loop.time()
+        self.until = min(self.until, self._write_paused_at + SLOW_READ_S)
 
     def resume_writing(self) -> None:
         """Note that it does."""
         super().resume_writing()
-        self._deaf_since = None
+        self._write_paused_at = None
 
     def time_is_over(self, now: float) -> None:
         """Close the connection unless there is a reason to wait longer."""
         if self.transport.is_closing():
-            self.until = now + DEAF_S
-            if self._deaf_since is not None:  # it does not take the last bytes either
+            self.until = now + SLOW_READ_S
+            if self._write_paused_at is not None:  # it does not take the last bytes either
                 self.transport.abort()
-        elif self._deaf_since is not None and now >= self._deaf_since + DEAF_S:
+        elif self._write_paused_at is not None and now >= self._write_paused_at + SLOW_READ_S:
             self.transport.abort()
         elif self._phase == _IDLE:
-            self.until = float("inf") if self._deaf_since is None else self._deaf_since + DEAF_S
+            self.until = (
+                float("inf")
+                if self._write_paused_at is None
+                else self._write_paused_at + SLOW_READ_S
+            )
         elif (
             self._phase == _BODY
             and now < self._body_by
@@ -222,7 +228,7 @@ class Connection(HttpToolsProtocol):
         status, text = self._wrong
         request_id = new_request_id()
         scope = {"path": _path_of(self.url), "warmq.request_id": request_id}
-        told = response_for(scope, ApiError(status, text, code="bad_request"))
+        told = error_response(scope, ApiError(status, text, code="bad_request"))
         told.headers.update({"connection": "close", "x-request-id": request_id})
         phrase = {408: "Request Timeout", 431: "Request Header Fields Too Large"}
         head = b"HTTP/1.1 %d %s\r\n" % (status, phrase.get(status, "Bad Request").encode())

@@ -19,7 +19,7 @@ from contract.errors import (
     StoreFull,
     StoreUnavailable,
 )
-from gateway.store import StoreFailed
+from gateway.file_store import FileStoreFailed
 
 
 class ApiError(Exception):
@@ -114,7 +114,7 @@ def api_error(error: Exception) -> ApiError:
     if isinstance(error, StoreUnavailable) and not isinstance(error, StoreForbidden):
         # What Redis and its address are called concerns the operator, who reads the log.
         return ApiError(503, "the queue cannot be reached; try again", code=error.code, after_s=2)
-    if isinstance(error, StoreFailed):
+    if isinstance(error, FileStoreFailed):
         return ApiError(507, "the gateway cannot keep the file", code=error.code, after_s=30)
     if isinstance(error, ProtocolMismatch):
         return ApiError(409, str(error), code=error.code)
@@ -123,7 +123,7 @@ def api_error(error: Exception) -> ApiError:
     return ApiError(500, "the gateway failed; its log says why", code="internal_error")
 
 
-def answer(error: ApiError, headers: Mapping[str, str] | None = None) -> Response:
+def json_error(error: ApiError, headers: Mapping[str, str] | None = None) -> Response:
     """Return the response for an error."""
     return Response(
         orjson.dumps(error.body),
@@ -138,11 +138,11 @@ def anthropic_body(error: ApiError, request_id: str | None) -> bytes:
     return orjson.dumps(anthropic_error(error.status, error.message, request_id))
 
 
-def response_for(scope: Scope, error: ApiError) -> Response:
+def error_response(scope: Scope, error: ApiError) -> Response:
     """Return the response for an error, in the form that the path's clients read."""
     path: str = scope.get("path", "")
     if path != "/v1/messages" and not path.startswith("/v1/messages/"):
-        return answer(error)
+        return json_error(error)
     request_id: str | None = scope.get("warmq.request_id")
     headers = {**error.headers, **({"request-id": request_id} if request_id else {})}
     body = anthropic_body(error, request_id)
@@ -154,16 +154,16 @@ def new_request_id() -> str:
     return f"req_{secrets.token_hex(16)}"
 
 
-def stopping() -> ApiError:
+def gateway_stops() -> ApiError:
     """Return the error for a request whose gateway is told to stop, and has waited long enough."""
     return ApiError(503, "this gateway stops; try again", code="gateway_stops", after_s=1)
 
 
-async def refuse(
+async def send_error(
     scope: Scope, receive: Receive, send: Send, error: ApiError, *, close: bool = False
 ) -> None:
     """Answer an error; with `close` the connection is not used again: its body is unread."""
-    response = response_for(scope, error)
+    response = error_response(scope, error)
     if close:
         response.headers["connection"] = "close"
     await response(scope, receive, send)

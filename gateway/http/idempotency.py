@@ -7,8 +7,8 @@ forgotten that: after an error that may pass, or a day. scope["warmq.remembered"
 answer is a first try's, which is stored.
 
 JSON bodies are read and compared here. Multipart bodies are not, because clients choose another
-boundary for each try: who has read the content calls `fingerprint` with its digest. Their ids are
-chosen before, so what is made of them keeps the digest, and another one is a conflict.
+boundary for each try: who has read the content calls `replayed_response` with its digest. Their ids
+are chosen before, so what is made of them keeps the digest, and another one is a conflict.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from contract.errors import StoreUnavailable
 from contract.openai.body import BODY_TYPES
 from gateway.http.bodies import replaying, takes_large, whole_body
 from gateway.http.caller import Caller
-from gateway.http.errors import ApiError, api_error, refuse
-from gateway.redis.idempotency import LEASE_MS, Answer, Begun, Renewals, Tries
+from gateway.http.errors import ApiError, api_error, send_error
+from gateway.redis.idempotency import LEASE_MS, Answer, IdempotencyState, IdempotencyStore, Renewals
 from gateway.redis.leases import Leases
 
 log = logging.getLogger(__name__)
@@ -41,18 +41,18 @@ LARGEST_ANSWER = 64 * 1024
 #: Retries that come while the first is at it are told to come again after so long.
 AFTER_S = 1.0
 #: What is asked online, and the types of its bodies. Lines of a batch may also name vLLM's aliases.
-ONLINE = {
+ONLINE_BODY_TYPES = {
     url: body for url, body in BODY_TYPES.items() if url not in ("/score", "/rerank", "/v2/rerank")
 }
 #: Requests for these attach themselves to the first one's, by their ids (online/).
-ATTACHING = frozenset(ONLINE)
+ONLINE_PATHS = frozenset(ONLINE_BODY_TYPES)
 _KEPT_HEADERS = frozenset((b"content-type", b"location"))
 
 
 class Try:
     """One try of a POST that has a key; `owned` while it is the one whose answer counts."""
 
-    def __init__(self, tries: Tries, name: str, attaches: bool) -> None:
+    def __init__(self, tries: IdempotencyStore, name: str, attaches: bool) -> None:
         self._tries = tries
         self._name = name
         self._token = secrets.token_hex(8)
@@ -108,14 +108,14 @@ def conflict() -> ApiError:
     )  # fmt: skip
 
 
-def _still_running(begun: Begun) -> ApiError:
+def _still_running(begun: IdempotencyState) -> ApiError:
     return ApiError(
         409, "the first request with this Idempotency-Key is still running; try again",
         code="idempotency_in_progress", param="Idempotency-Key", retry=True, after_s=AFTER_S,
     )  # fmt: skip
 
 
-async def fingerprint(request: Request, digest: str) -> Response | None:
+async def replayed_response(request: Request, digest: str) -> Response | None:
     """Tell what a multipart request contains: `digest` of all that shapes what it makes.
 
     The handler calls it once, when it has read all and before it makes anything. Without an
@@ -141,7 +141,7 @@ def _response(earlier: Answer) -> Response:
 class Idempotency:
     """Looks at the Idempotency-Key of each POST; others pass."""
 
-    def __init__(self, app: ASGIApp, tries: Tries, renewals: Renewals) -> None:
+    def __init__(self, app: ASGIApp, tries: IdempotencyStore, renewals: Renewals) -> None:
         self._app = app
         self._tries = tries
         self._leases: Leases[tuple[str, str]] = Leases(renewals.renew, LEASE_MS / 1000)
@@ -159,7 +159,7 @@ class Idempotency:
         try:
             await self._keyed(key.decode("latin-1"), scope, receive, send)
         except (ApiError, StoreUnavailable) as error:
-            await refuse(scope, receive, send, api_error(error))
+            await send_error(scope, receive, send, api_error(error))
 
     async def _keyed(self, key: str, scope: Scope, receive: Receive, send: Send) -> None:
         if len(key) > LONGEST_KEY or not (key.isascii() and key.isprintable()):
@@ -171,7 +171,7 @@ class Idempotency:
         caller: Caller = scope["warmq.caller"]
         who = caller.key_id or caller.tenant
         name = hashlib.sha256(f"{who}\0{path}\0{key}".encode()).hexdigest()
-        mine = Try(self._tries, name, path in ATTACHING)
+        mine = Try(self._tries, name, path in ONLINE_PATHS)
         scope["warmq.idempotency"], scope["warmq.try"] = name, mine
         content = ""
         if not takes_large(path):

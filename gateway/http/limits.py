@@ -11,7 +11,7 @@ from typing import Any
 from contract.redis.records import Records
 from gateway.http.caller import Caller
 from gateway.http.errors import ApiError
-from gateway.redis.calls import Gathering
+from gateway.redis.async_calls import CallCombiner
 from gateway.redis.limits import Budgets, Rates, Take, Taken
 
 #: Bytes of JSON for a token of a prompt: about 4 in English, fewer in other languages. An estimate
@@ -60,7 +60,7 @@ class Limits:
     """Limits of a gateway's callers. All but the online ones are sync, for handlers in threads."""
 
     def __init__(self, rates: Rates, budgets: Budgets) -> None:
-        self._rates = Gathering(rates.take)
+        self._rates = CallCombiner(rates.take)
         self._budgets = budgets
         self._most_records, self._most_asked_at = 0, float("-inf")
 
@@ -206,7 +206,7 @@ class Limits:
         Those of files, uploads and batches are counted together, metadata and all, whatever the
         key's limits: one tenant must not fill the Redis that all share.
         """
-        records, tenant = Records.beside(self._budgets), caller.tenant
+        records, tenant = Records.using(self._budgets), caller.tenant
         most = self._most_bytes(records)
         held = records.bytes_of(tenant)
         if held >= most and records.forget_gone(tenant):

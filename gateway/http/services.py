@@ -11,12 +11,12 @@ from contract.redis.due import Due
 from contract.redis.objects import Objects
 from contract.redis.reads import Reads
 from contract.redis.records import Records
+from gateway.file_store import FileStore, open_store
 from gateway.http.limits import Limits
 from gateway.redis.api_keys import ApiKeys, KeyLookup, Sessions
-from gateway.redis.idempotency import Tries
+from gateway.redis.idempotency import IdempotencyStore
 from gateway.redis.limits import Budgets, Rates
 from gateway.settings import GatewaySettings
-from gateway.store import Store, open_store
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +35,9 @@ class Services:
     due: Due
     keys: ApiKeys
     limits: Limits
-    store: Store
+    store: FileStore
     lookup: KeyLookup
-    tries: Tries
+    tries: IdempotencyStore
     rates: Rates
     sessions: Sessions
 
@@ -47,7 +47,7 @@ class Services:
 
         Raises:
             StoreUnavailable: Redis does not answer.
-            StoreFailed: files cannot be kept where the settings say.
+            FileStoreFailed: files cannot be kept where the settings say.
         """
         url = settings.redis_url.get_secret_value()
         batches = BatchStore.open(url, name, ttl_ms=settings.result_ttl_ms)
@@ -56,14 +56,14 @@ class Services:
             settings=settings,
             batches=batches,
             clock=Clock(batches),
-            objects=Objects.beside(batches),
-            records=Records.beside(batches),
-            due=Due.beside(batches),
-            keys=ApiKeys.beside(batches),
-            limits=Limits(rates, Budgets.beside(batches)),
+            objects=Objects.using(batches),
+            records=Records.using(batches),
+            due=Due.using(batches),
+            keys=ApiKeys.using(batches),
+            limits=Limits(rates, Budgets.using(batches)),
             store=open_store(settings.gateway_store),
             lookup=KeyLookup.open(url, name),
-            tries=Tries.open(url, name),
+            tries=IdempotencyStore.open(url, name),
             rates=rates,
             sessions=Sessions.open(url, name),
         )

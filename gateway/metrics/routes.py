@@ -20,10 +20,10 @@ from starlette.routing import Route
 from contract.errors import WarmqError
 from contract.naming import queue_name
 from gateway.background import background
-from gateway.http.http import caller, reply, services
+from gateway.http.json_api import caller, reply, services
 from gateway.http.limits import check_model
 from gateway.http.services import Services
-from gateway.metrics.series import Requests, series
+from gateway.metrics.series import RouteCounts, series
 from gateway.redis.fleet import Fleet, FleetReads, Loads
 
 log = logging.getLogger(__name__)
@@ -44,10 +44,10 @@ FIRST_S = 2.0
 class Snapshots(Collector):
     """The latest snapshot of the fleet; old ones are not told."""
 
-    def __init__(self, services: Services, requests: Requests) -> None:
+    def __init__(self, services: Services, requests: RouteCounts) -> None:
         self._services = services
         self._requests = requests
-        self._reads = FleetReads.beside(services.batches)
+        self._reads = FleetReads.using(services.batches)
         self._fleet: Fleet | None = None
         self._taken_at = -STALE_S
         #: A queue is told of although its workers have all died, and before it has any.
@@ -132,7 +132,7 @@ class Snapshots(Collector):
 
 
 @contextlib.asynccontextmanager
-async def metrics(services: Services, requests: Requests) -> AsyncIterator[Snapshots]:
+async def metrics(services: Services, requests: RouteCounts) -> AsyncIterator[Snapshots]:
     """Take snapshots in the background while the context is open."""
     snapshots = Snapshots(services, requests)
     async with background(snapshots.run):
@@ -155,7 +155,7 @@ def _scale(request: Request) -> Response:
     if model or caller(request).models is not None:
         check_model(caller(request), model)
     queue = queue_name(model, used.settings.queue)
-    told = Loads.beside(used.batches).load(queue)
+    told = Loads.using(used.batches).load(queue)
     return reply(told, headers={"Cache-Control": "no-store"})
 
 

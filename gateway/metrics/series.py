@@ -21,7 +21,7 @@ from contract.histogram import Histogram, samples
 from contract.naming import PRIORITY_STEPS
 from contract.redis.scripts import script_errors, script_times
 from contract.version import version
-from gateway.http.idempotency import ONLINE
+from gateway.http.idempotency import ONLINE_BODY_TYPES
 from gateway.redis.fleet import Fleet
 
 OTHER, CELERY = "other", "celery"
@@ -146,7 +146,7 @@ NONE = "none"
 GONE = 499
 
 
-class Requests:
+class RouteCounts:
     """Counts since the gateway's process started; used on its event loop alone.
 
     Not prometheus_client's own counters: with PROMETHEUS_MULTIPROC_DIR those write files.
@@ -156,7 +156,7 @@ class Requests:
         self._ended = Counter(
             {(route.path, method, 200): 0 for route in routes for method in route.methods or ()}
         )
-        self._took = {url: Histogram() for url in ONLINE}
+        self._took = {url: Histogram() for url in ONLINE_BODY_TYPES}
 
     def note(self, route: str, method: str, status: int, seconds: float) -> None:
         """Count a request that has its whole answer."""
@@ -178,10 +178,10 @@ class Requests:
         yield from (ended, took)
 
 
-class Counted:
+class CountRequests:
     """Counts each request by its route."""
 
-    def __init__(self, app: ASGIApp, requests: Requests) -> None:
+    def __init__(self, app: ASGIApp, requests: RouteCounts) -> None:
         self._app, self._requests = app, requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -13,12 +13,12 @@ from contract.errors import RequestRejected, WarmqError
 from contract.openai.body import MESSAGES_URL, RESPONSES_URL
 from contract.results import body_of, error_of
 from contract.streaming import Piece, Transcript, texts_of
-from gateway.http.errors import ApiError, api_error, stopping
-from gateway.online.asked import Asked
-from gateway.online.events.chunks import Chunks
+from gateway.http.errors import ApiError, api_error, gateway_stops
+from gateway.online.events.chunks import ChunkEvents
 from gateway.online.events.messages import MessageEvents
-from gateway.online.events.responses import FOREIGN, ResponseEvents
-from gateway.online.waiting import Gone, Late, Waiter
+from gateway.online.events.responses import MALFORMED_ANSWER, ResponseEvents
+from gateway.online.pending import ClientGone, TimedOut, Waiter
+from gateway.online.request import OnlineRequest
 
 
 async def answer_of(waiter: Waiter, lasts_s: float) -> bytes | None:
@@ -30,10 +30,10 @@ async def answer_of(waiter: Waiter, lasts_s: float) -> bytes | None:
     try:
         meta = await waiter.ending
     except asyncio.CancelledError:
-        raise stopping() from None
-    except Gone:
+        raise gateway_stops() from None
+    except ClientGone:
         return None
-    except Late:
+    except TimedOut:
         raise _late(lasts_s) from None
     body = body_of(meta)
     if body is None:
@@ -69,7 +69,7 @@ def _of_result(error: WarmqError, lasts_s: float) -> ApiError:
     return api_error(error)
 
 
-class Texts:
+class SentText:
     """What was sent of each choice, and what its latest attempt has written.
 
     A request that runs again writes a text of its own. What was sent stays sent: its text goes on
@@ -95,10 +95,10 @@ class Texts:
 
 
 #: A comment: clients skip it, and no proxy takes the connection for a dead one.
-WAITING = b": waiting\n\n"
+KEEP_ALIVE_COMMENT = b": waiting\n\n"
 
 
-class Events(Protocol):
+class EventWriter(Protocol):
     """Writes the events of one answer."""
 
     def text(self, choice: int, piece: str) -> bytes:
@@ -111,13 +111,13 @@ class Events(Protocol):
         """Return the events that end a stream with an error."""
 
 
-def events_of(asked: Asked, request_id: str) -> Events:
+def event_writer(asked: OnlineRequest, request_id: str) -> EventWriter:
     """Return what writes the events of one request."""
     if asked.url == MESSAGES_URL:
         return MessageEvents(asked, request_id)
     if asked.url == RESPONSES_URL:
         return ResponseEvents(asked, request_id)
-    return Chunks(asked, request_id)
+    return ChunkEvents(asked, request_id)
 
 
 #: A stream that had nothing to say for so long, in seconds, shows that it lives: also between two
@@ -130,17 +130,22 @@ _HEADERS = [
 ]
 
 
-class Stream:
+class StreamedAnswer:
     """One streamed answer. Its status is sent with the first text, or with the first sign of life:
     what is wrong before has a status of its own."""
 
     def __init__(
-        self, asked: Asked, waiter: Waiter, send: Send, headers: Mapping[str, str], lasts_s: float
+        self,
+        asked: OnlineRequest,
+        waiter: Waiter,
+        send: Send,
+        headers: Mapping[str, str],
+        lasts_s: float,
     ) -> None:
         self._waiter, self._send, self._lasts_s = waiter, send, lasts_s
         self._headers = [*_HEADERS, *header_pairs(headers)]
-        self._events = events_of(asked, waiter.request_id)
-        self._texts = Texts()
+        self._events = event_writer(asked, waiter.request_id)
+        self._texts = SentText()
         self._started = False
         self._news = asyncio.Event()
 
@@ -167,14 +172,14 @@ class Stream:
                 self._news.clear()
                 await self._send_texts()
         except asyncio.CancelledError:
-            raise stopping() from None
+            raise gateway_stops() from None
 
     async def _wait_for_news(self) -> None:
         try:
             async with asyncio.timeout(WAITING_S):
                 await self._news.wait()
         except TimeoutError:
-            await self._write([WAITING])
+            await self._write([KEEP_ALIVE_COMMENT])
 
     async def _send_texts(self) -> None:
         pieces, self._waiter.pieces = self._waiter.pieces, []
@@ -186,7 +191,7 @@ class Stream:
             body = orjson.loads(raw)
             self._check(texts_of(body))
             return list(self._events.last(body, self._texts.sent))
-        except FOREIGN:
+        except MALFORMED_ANSWER:
             told = "another program wrote the answer of this request, in a form that nobody reads"
             raise ApiError(500, told, code="request_failed", retry=False) from None
 

@@ -19,21 +19,21 @@ from contract.message import write_online
 from contract.naming import turn_list
 from contract.openai.body import RESPONSES_URL
 from contract.results import body_of, error_of, read_meta
-from contract.traces.tracer import now
+from contract.traces import now
 from gateway.http.bodies import whole_body
 from gateway.http.caller import Caller
-from gateway.http.http import caller, reply
-from gateway.http.idempotency import ONLINE
+from gateway.http.idempotency import ONLINE_BODY_TYPES
+from gateway.http.json_api import caller, reply
 from gateway.http.limits import Allowance, check_model
 from gateway.http.services import Services
-from gateway.http.traced import current
-from gateway.online.answer import Stream, answer_of, header_pairs
-from gateway.online.asked import Asked, naming, read
-from gateway.online.events.responses import bytes_with_all_fields
+from gateway.http.tracing import current
+from gateway.online.answer import StreamedAnswer, answer_of, header_pairs
+from gateway.online.events.responses import complete_response_json
 from gateway.online.models import ModelList
-from gateway.online.online import Online
-from gateway.online.waiting import Gone, Late, Waiter, nothing
-from gateway.redis.live import Push
+from gateway.online.pending import ClientGone, TimedOut, Waiter, do_nothing
+from gateway.online.request import OnlineRequest, read, with_model
+from gateway.online.state import OnlineState
+from gateway.redis.online import Push
 
 #: How long results are kept: for a gateway whose connection was lost, and for whoever asks again
 #: with the same Idempotency-Key.
@@ -59,7 +59,7 @@ class Endpoint:
         """Serve one request."""
         began = time.monotonic()
         services: Services = scope["app"].state.services
-        online: Online = scope["app"].state.online
+        online: OnlineState = scope["app"].state.online
         caller: Caller = scope["warmq.caller"]
         raw = await whole_body(receive)
         if raw is None:
@@ -70,10 +70,10 @@ class Endpoint:
             check_model(caller, asked.model)
         queue, model = await online.models.asked(asked.model, caller.models)
         if model != (asked.model or ""):
-            asked = naming(asked, model)  # else the worker runs what it has, allowed or not
+            asked = with_model(asked, model)  # else the worker runs what it has, allowed or not
         allowance = await services.limits.check_online(caller, asked.tokens)
         once: str = scope.get("warmq.idempotency", "")
-        queued: Callable[[], None] = getattr(scope.get("warmq.body"), "queued", nothing)
+        queued: Callable[[], None] = getattr(scope.get("warmq.body"), "queued", do_nothing)
         body = waiter = None
         try:
             waiter = await _ask(online, asked, caller, queue, once, queued)
@@ -89,11 +89,11 @@ class Endpoint:
                     online.revocations.remove(digest, waiter)
         finally:
             if caller.tokens_per_minute is not None:
-                allowance.settle(charged(asked, waiter, body, goes_on=bool(once)))
+                allowance.settle(tokens_used(asked, waiter, body, goes_on=bool(once)))
 
 
 async def _ask(
-    online: Online, asked: Asked, caller: Caller, queue: str, once: str,
+    online: OnlineState, asked: OnlineRequest, caller: Caller, queue: str, once: str,
     queued: Callable[[], None],
 ) -> Waiter:  # fmt: skip
     """Queue a request; `once` is the same text for each try of one request, '' for single ones."""
@@ -128,19 +128,19 @@ async def _ask(
 
 
 async def _answer(
-    asked: Asked, waiter: Waiter, online: Online, allowance: Allowance, began: float,
+    asked: OnlineRequest, waiter: Waiter, online: OnlineState, allowance: Allowance, began: float,
     receive: Receive, send: Send,
 ) -> bytes | None:  # fmt: skip
     """Answer a request that was queued; return the answer, None if there is none."""
     lasts_s = STREAM_S if asked.stream else online.timeout_s
-    timer = asyncio.get_running_loop().call_later(lasts_s, waiter.end, Late())
+    timer = asyncio.get_running_loop().call_later(lasts_s, waiter.end, TimedOut())
     watching = asyncio.create_task(_hung_up(receive, waiter))
     try:
         if asked.stream is not None:
-            return await Stream(asked, waiter, send, allowance.headers, lasts_s).run()
+            return await StreamedAnswer(asked, waiter, send, allowance.headers, lasts_s).run()
         body = await answer_of(waiter, lasts_s)
         if body is not None:
-            told = bytes_with_all_fields(body) if asked.url == RESPONSES_URL else body
+            told = complete_response_json(body) if asked.url == RESPONSES_URL else body
             await _send_whole(told, allowance, began, send)
         return body
     finally:
@@ -154,7 +154,7 @@ async def _hung_up(receive: Receive, waiter: Waiter) -> None:
     message: Message = {"type": "http.request"}
     while message["type"] != "http.disconnect":
         message = await receive()
-    waiter.end(Gone())
+    waiter.end(ClientGone())
 
 
 async def _send_whole(body: bytes, allowance: Allowance, began: float, send: Send) -> None:
@@ -186,7 +186,7 @@ class _Answer(msgspec.Struct):
 _decode = msgspec.json.Decoder(_Answer).decode
 
 
-def tokens_of(body: bytes) -> int | None:
+def reported_tokens(body: bytes) -> int | None:
     """Return how many tokens an answer says it has used; None if it says nothing."""
     try:
         answer = _decode(body)
@@ -200,7 +200,9 @@ def tokens_of(body: bytes) -> int | None:
     return (usage.input_tokens or 0) + (usage.output_tokens or 0)
 
 
-def charged(asked: Asked, waiter: Waiter | None, body: bytes | None, *, goes_on: bool) -> int:
+def tokens_used(
+    asked: OnlineRequest, waiter: Waiter | None, body: bytes | None, *, goes_on: bool
+) -> int:
     """Return the tokens of prompt and answer that a request has used, however it has ended.
 
     An answer says what it has used. Without one the prompt was read all the same, and text was
@@ -212,7 +214,7 @@ def charged(asked: Asked, waiter: Waiter | None, body: bytes | None, *, goes_on:
     if body is None and meta is not None:
         body = body_of(meta)  # its client went, or it was not the text that was sent
     if body is not None:
-        used = tokens_of(body)
+        used = reported_tokens(body)
         return asked.prompt_tokens if used is None else used
     if waiter is None or not waiter.pushed or waiter.lost_store():
         return 0
@@ -220,7 +222,7 @@ def charged(asked: Asked, waiter: Waiter | None, body: bytes | None, *, goes_on:
     if meta is not None:
         if not written and not _was_run(meta):
             return 0
-    elif most and (goes_on or not asked.tells_text):
+    elif most and (goes_on or not asked.text_is_answer):
         written = most  # nobody can say how much of it was written
     return asked.prompt_tokens + (min(written, most) if most else written)
 
@@ -235,12 +237,12 @@ def _was_run(meta: bytes) -> bool:
 
 
 async def _models(request: Request) -> Response:
-    online: Online = request.app.state.online
+    online: OnlineState = request.app.state.online
     return reply(ModelList(await online.models.every(caller(request).models)))
 
 
 async def _model(request: Request) -> Response:
-    online: Online = request.app.state.online
+    online: OnlineState = request.app.state.online
     name = request.path_params["model"]
     return reply(await online.models.one(name, caller(request).models))
 
@@ -248,7 +250,7 @@ async def _model(request: Request) -> Response:
 def routes() -> list[Route]:
     """Return the routes: one for each URL whose bodies are known, and those of models."""
     return [
-        *(Route(url, Endpoint(url), methods=["POST"]) for url in ONLINE),
+        *(Route(url, Endpoint(url), methods=["POST"]) for url in ONLINE_BODY_TYPES),
         Route("/v1/models", _models),
         Route("/v1/models/{model:path}", _model),
     ]

@@ -13,8 +13,8 @@ from contract.errors import StoreUnavailable
 from contract.naming import did_you_mean
 from contract.redis.announcements import is_alive
 from gateway.http.errors import ApiError, not_found
-from gateway.redis.live import LiveRequests
-from gateway.served import Served, shown
+from gateway.redis.online import OnlineRequests
+from gateway.served_models import ServedModels, visible_names
 
 #: Announcements are asked for again after so long, beside the requests that need them.
 FRESH_S = 1.0
@@ -43,11 +43,11 @@ class ModelList(Struct, frozen=True):
 class Models:
     """The models of one Redis, as workers announced them within the last second or so."""
 
-    def __init__(self, redis: LiveRequests, base: str, configured: str) -> None:
+    def __init__(self, redis: OnlineRequests, base: str, configured: str) -> None:
         """Prepare; `base` is the default queue, `configured` names models by commas."""
         self._redis = redis
         self._base, self._configured = base, configured
-        self._served = Served.of((), base, configured)
+        self._served = ServedModels.of((), base, configured)
         self._created: dict[str, int] = {}
         self._read_at = float("-inf")
         self._reading: asyncio.Task[None] | None = None
@@ -77,7 +77,7 @@ class Models:
     async def every(self, allowed: Collection[str] | None) -> list[Model]:
         """Return the models that a caller may ask for, by name."""
         await self._look(FRESH_S, wait=True)
-        names = {*shown(self._served.names), *shown(self._served.configured)}
+        names = {*visible_names(self._served.names), *visible_names(self._served.configured)}
         return [self._model(n) for n in sorted(names) if allowed is None or n in allowed]
 
     async def one(self, name: str, allowed: Collection[str] | None) -> Model:
@@ -109,7 +109,7 @@ class Models:
         return all(n in self._served.names or n in self._served.configured for n in names)
 
     def _nameless(self, allowed: Collection[str] | None) -> ApiError:
-        which = self._served.told(allowed)
+        which = self._served.listing(allowed)
         if allowed is not None:
             which = f"this key may use {', '.join(sorted(allowed)) or 'none'}"
         return ApiError(
@@ -120,11 +120,11 @@ class Models:
         )
 
     def _unknown(self, name: str, allowed: Collection[str] | None) -> ApiError:
-        known = [n for n in shown(self._served.names) if allowed is None or n in allowed]
+        known = [n for n in visible_names(self._served.names) if allowed is None or n in allowed]
         message = f"there is no model {name[:200]!r} here{did_you_mean(name, known)}"
         return ApiError(
             404,
-            f"{message}; {self._served.told(allowed)}",
+            f"{message}; {self._served.listing(allowed)}",
             code="model_not_found",
             param="model",
             type="invalid_request_error",
@@ -153,7 +153,7 @@ class Models:
     async def _read(self) -> None:
         workers, now_s = await self._redis.workers()
         # One that is silent may be starting again, but whoever waits for an answer is better told.
-        self._served = Served.of(filter(is_alive, workers), self._base, self._configured)
+        self._served = ServedModels.of(filter(is_alive, workers), self._base, self._configured)
         self._read_at = time.monotonic()
         self.clock_ahead = now_s - time.time()
         for name in self._served.names:

@@ -16,19 +16,19 @@ from starlette.responses import Response
 from contract.batch import Batch as QueueBatch
 from gateway.batches.api import batches as api
 from gateway.batches.api import virtual_files
-from gateway.batches.api.protocol import ERRORS, OUTPUT, PARTIAL, parts_of, shown
+from gateway.batches.api.protocol import ERRORS, OUTPUT, PARTIAL, part_ids, shown
 from gateway.batches.api.record import ENDED, BatchRecord, decode
-from gateway.files.incoming import Incoming
-from gateway.files.objects import Files, keep, record_of
+from gateway.files.files import Files, new_record, save_file
+from gateway.files.multipart import ReceivedForm
 from gateway.files.routes import content
 from gateway.http.errors import ApiError, not_found
-from gateway.http.http import new_id
+from gateway.http.json_api import new_id
 from gateway.http.services import Services
 from gateway.page.batches import by_rings, name_inputs, rings_of, row_of
 from gateway.page.requests import Sample, failures, sample, workers_of
 from gateway.page.view import View
 from gateway.page.whole_files import Reading, TooLong
-from gateway.redis.looking import Looks, RunningRequest
+from gateway.redis.request_reads import RequestReads, RunningRequest
 from producer.input.reader import Input
 
 #: Requests that run now, which are shown.
@@ -44,7 +44,7 @@ def batch(view: View) -> Response:
         raise not_found("batch", batch_id)
     name_inputs(view, [row])
     row.update(by_rings(row, rings_of(view.services, [row])))
-    parts = [part for part in view.services.batches.states(parts_of(found)) if part is not None]
+    parts = [part for part in view.services.batches.states(part_ids(found)) if part is not None]
     taken = sample(view.services, parts)
     of_queue = isinstance(found.source, QueueBatch)
     error_file = None if of_queue else row["error_file_id"]
@@ -88,7 +88,7 @@ def cancel(view: View) -> Response:
 
 
 def _running(services: Services, parts: list[QueueBatch]) -> list[RunningRequest]:
-    looks, workers = Looks.beside(services.batches), workers_of(services)
+    looks, workers = RequestReads.using(services.batches), workers_of(services)
     found = (one for part in parts for one in looks.running(part, workers, RUNNING))
     return [one for one in islice(found, RUNNING) if one.custom_id]
 
@@ -141,7 +141,7 @@ def _again(view: View, record: BatchRecord, reading: Reading) -> tuple[str, int]
     if source is None or errors is None or services.store.size(source.id) is None:
         raise ApiError(404, _GONE, code="file_not_found")
     numbers = set(_failed_lines(view, errors.id, reading))
-    file_id, incoming, count = new_id("file-"), Incoming(), 0
+    file_id, incoming, count = new_id("file-"), ReceivedForm(), 0
     incoming.filename = f"failed-lines-of-{record.id}.jsonl"
     with services.store.write(file_id) as writer:
         for number, line in _lines_of(services, source.id, reading):
@@ -152,11 +152,11 @@ def _again(view: View, record: BatchRecord, reading: Reading) -> tuple[str, int]
                 count += 1
         if not count:
             raise ApiError(400, f"batch {record.id} has no failed line that could run again")
-        kept = keep(
+        kept = save_file(
             services,
             caller,
             writer,
-            record_of(file_id, caller, incoming, "batch", None, int(services.clock.now())),
+            new_record(file_id, caller, incoming, "batch", None, int(services.clock.now())),
         )
     asked: dict[str, object] = {
         "input_file_id": kept.id, "endpoint": record.endpoint, "order": record.order,

@@ -10,14 +10,14 @@ import orjson
 from starlette.responses import Response
 
 from contract.batch import Batch as QueueBatch
-from contract.redis.ring import DAY, Minute, RingReads
+from contract.redis.history import DAY, HistoryReads, Minute
 from gateway.batches.api.protocol import shown
 from gateway.batches.api.record import ENDED, decode
 from gateway.http.errors import not_found
 from gateway.http.services import Services
 from gateway.page.view import View
 from gateway.redis.batch_views import BatchView, BatchViews
-from producer.time_left import Pace, left_s, pace_of
+from producer.time_left import Pace, pace_of, seconds_left
 
 PAGE = 25
 
@@ -81,7 +81,7 @@ def _queues(view: BatchView) -> list[str]:
 
 def batch_rows(view: View, after: str, limit: int) -> tuple[list[dict[str, Any]], bool]:
     """Return a page's lines, and whether there are more after them."""
-    reads = BatchViews.beside(view.services.batches)
+    reads = BatchViews.using(view.services.batches)
     found = reads.page(view.caller.tenant, after=after, limit=limit)
     if found is None:
         raise not_found("batch", after)
@@ -97,7 +97,7 @@ def batch_rows(view: View, after: str, limit: int) -> tuple[list[dict[str, Any]]
 def name_inputs(view: View, rows: list[dict[str, Any]]) -> None:
     """Say the names of the files that batches were made of, where they are still there."""
     ids = [row["input_file_id"] for row in rows]
-    for row, stored in zip(rows, view.services.objects.several("file", ids), strict=True):
+    for row, stored in zip(rows, view.services.objects.get_many("file", ids), strict=True):
         if stored is not None:
             row["input"] = str(orjson.loads(stored.document).get("filename") or row["input"])
 
@@ -122,7 +122,7 @@ def rings_of(services: Services, rows: Iterable[dict[str, Any]]) -> Rings:
     queues = {queue for row in rows for queue in row["queues"]}
     since = min((row["created_at"] for row in rows), default=0)
     minutes = min(DAY, max(2, int(time.time() - since) // 60 + 2))
-    reads = RingReads.beside(services.batches)
+    reads = HistoryReads.using(services.batches)
     return {queue: reads.day([queue], minutes) for queue in sorted(queues)}
 
 
@@ -139,7 +139,7 @@ def _left_s(row: Mapping[str, Any], rings: Rings) -> float | None:
         return None
     slots = sum(pace.slots for pace in of_queues)
     pace = Pace(sum(one.tokens_per_s for one in of_queues) / slots, slots)
-    return left_s(pace, row["total"], row["done"], row["tokens_in"] + row["tokens_out"])
+    return seconds_left(pace, row["total"], row["done"], row["tokens_in"] + row["tokens_out"])
 
 
 def _cached_share(row: Mapping[str, Any], rings: Rings) -> float | None:

@@ -11,7 +11,7 @@ from typing import Any
 from starlette.responses import Response
 
 from contract.redis.announcements import is_alive, protocol_of
-from contract.redis.ring import Minute, RingReads
+from contract.redis.history import HistoryReads, Minute
 from contract.redis.tenants import Tenants
 from contract.redis.waiting import Waiting, WaitingReads
 from contract.version import PROTOCOL
@@ -89,7 +89,7 @@ def shown_worker(worker: dict[str, Any], operator: bool) -> dict[str, Any]:
 
 def read_fleet(services: Services, caller: Caller, *, who: bool = False) -> Fleet:
     """Return the fleet as it is now; with `who` also who waits."""
-    reads = WaitingReads.beside(services.batches)
+    reads = WaitingReads.using(services.batches)
     announced = reads.announcements()
     workers = [shown_worker(worker, caller.operator) for worker in announced]
     workers.sort(key=lambda worker: (not worker["alive"], worker["queue"], worker["id"]))
@@ -157,7 +157,7 @@ def _chart(values: Sequence[float], minutes: Sequence[Minute], top: float | None
     )  # fmt: skip
 
 
-def rates(minutes: Sequence[Minute]) -> Chart:
+def rate_chart(minutes: Sequence[Minute]) -> Chart:
     """Return the tokens written a second, since there were slots, but of an hour at least; without
     the minute that has just begun."""
     began = next((n for n, minute in enumerate(minutes) if minute.slots_s), 0)
@@ -165,7 +165,7 @@ def rates(minutes: Sequence[Minute]) -> Chart:
     return _chart([minute.completion_tokens / 60 for minute in whole], whole)
 
 
-def filled(minutes: Sequence[Minute]) -> Chart:
+def fill_chart(minutes: Sequence[Minute]) -> Chart:
     """Return the share of slots in use, from 0 to 1; 0 where there was no slot."""
     return _chart([minute.fill or 0.0 for minute in minutes], minutes, top=1.0)
 
@@ -182,7 +182,7 @@ def overview(view: View) -> Response:
     """Show the whole fleet on one page."""
     fleet = read_fleet(view.services, view.caller, who=True)
     rows, _ = batch_rows(view, "", 5)
-    minutes = RingReads.beside(view.services.batches).day(
+    minutes = HistoryReads.using(view.services.batches).day(
         queues_of(fleet.workers, view.services.settings.queue)
     )
     return view.page(
@@ -190,8 +190,8 @@ def overview(view: View) -> Response:
         fleet=fleet,
         rows=rows,
         now_watched=watched(rows),
-        tokens=rates(minutes),
-        fill=filled(minutes[-60:]),
+        tokens=rate_chart(minutes),
+        fill=fill_chart(minutes[-60:]),
         day=any(minute.slots_s for minute in minutes),
     )
 
@@ -204,17 +204,17 @@ def workers(view: View) -> Response:
     first = max(0, page - 1) * WORKERS
     more = len(fleet.workers) > first + WORKERS
     shown = fleet.workers[first : first + WORKERS]
-    hours = RingReads.beside(view.services.batches).hours([worker["id"] for worker in shown])
-    fills = {name: filled(minutes) for name, minutes in hours.items()}
+    hours = HistoryReads.using(view.services.batches).hours([worker["id"] for worker in shown])
+    fills = {name: fill_chart(minutes) for name, minutes in hours.items()}
     return view.page("workers.html", fleet=fleet, shown=shown, fills=fills, page=page, more=more)
 
 
 def tenants(view: View) -> Response:
     """Show what each tenant has of the fleet beside its weight; the others' as one to most."""
     services, caller = view.services, view.caller
-    reads = Tenants.beside(services.batches)
+    reads = Tenants.using(services.batches)
     terms = {tenant.name: tenant for tenant in reads.tenants()}
-    waits = WaitingReads.beside(services.batches)
+    waits = WaitingReads.using(services.batches)
     loads: dict[str, list[int]] = {caller.tenant: [0, 0]}
     queues = queues_of(reads.announcements(), services.settings.queue)
     for queue in queues:

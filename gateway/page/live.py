@@ -23,13 +23,13 @@ from starlette.responses import Response, StreamingResponse
 
 from contract import naming
 from contract.errors import WarmqError
-from contract.redis.ring import Minute
+from contract.redis.history import Minute
 from contract.results import outcome_of, read_meta
 from contract.streaming import Listener
 from gateway.batches.api import batches as api
-from gateway.batches.api.protocol import parts_of
+from gateway.batches.api.protocol import part_ids
 from gateway.http.caller import Caller
-from gateway.http.errors import ApiError, answer
+from gateway.http.errors import ApiError, json_error
 from gateway.http.services import Services
 from gateway.page.batches import by_rings, rings_of, row_of
 from gateway.page.fleet import read_fleet
@@ -90,7 +90,7 @@ class Viewer:
         return found
 
 
-class Watch:
+class LiveFeed:
     """Reads Redis for all viewers of this process."""
 
     def __init__(self, services: Services) -> None:
@@ -112,14 +112,14 @@ class Watch:
         return of_session, sum(one.tenant == tenant for one in self._viewers)
 
     @property
-    def looks(self) -> bool:
+    def reading(self) -> bool:
         """Whether anything is read now."""
         return self._task is not None and not self._task.done()
 
     def enter(self, viewer: Viewer) -> None:
         """Begin to tell a viewer."""
         self._viewers.add(viewer)
-        if not self.looks:
+        if not self.reading:
             self._seen.clear()
             self._task = asyncio.create_task(self._look())
 
@@ -165,7 +165,7 @@ class Watch:
         return (found + found)[self._from : self._from + MOST_READ]
 
     def _read_batches(self, wanted: Iterable[tuple[str, str]]) -> dict[tuple[str, str], bytes]:
-        reads, found = BatchViews.beside(self._services.batches), {}
+        reads, found = BatchViews.using(self._services.batches), {}
         for tenant, batch_id in wanted:
             view = reads.get(tenant, batch_id)
             row = row_of(view, time.time()) if view is not None else None
@@ -233,23 +233,23 @@ def event(name: str, data: bytes) -> bytes:
 async def live(request: Request) -> Response:
     """Answer with a stream: the fleet, the batches of `batches`, the text of `request`."""
     app, services = request.app, request.app.state.services
-    watch: Watch | None = getattr(app.state, "dashboard_watch", None)
+    watch: LiveFeed | None = getattr(app.state, "dashboard_watch", None)
     if watch is None:
-        watch = app.state.dashboard_watch = Watch(services)
+        watch = app.state.dashboard_watch = LiveFeed(services)
     caller: Caller = request.scope["warmq.caller"]
     token = token_in(request.scope["warmq.headers"]) if caller.key_id else ""
     if (refused := _too_many(watch, caller, token)) is not None:
-        return answer(refused, HEADERS)
+        return json_error(refused, HEADERS)
     ids = [one[:200] for one in request.query_params.get("batches", "").split(",") if one]
     viewer = Viewer(caller.tenant, tuple(dict.fromkeys(ids))[:MOST_WATCHED], session=token)
     text = None
     custom_id, batch_id = (request.query_params.get(name, "") for name in ("request", "of"))
     if custom_id and batch_id:
-        text = Text(services, caller, batch_id, custom_id)
+        text = LiveText(services, caller, batch_id, custom_id)
         try:
             await run_in_threadpool(text.find)
         except ApiError as error:
-            return answer(error, HEADERS)
+            return json_error(error, HEADERS)
     headers = HEADERS | {"x-accel-buffering": "no"}
     if request.method == "HEAD":  # a stream has no end, and HEAD's client waits for none
         return Response(headers=headers, media_type="text/event-stream")
@@ -257,7 +257,7 @@ async def live(request: Request) -> Response:
     return StreamingResponse(events, headers=headers, media_type="text/event-stream")
 
 
-def _too_many(watch: Watch, caller: Caller, token: str) -> ApiError | None:
+def _too_many(watch: LiveFeed, caller: Caller, token: str) -> ApiError | None:
     """Return why a stream is not opened: its session, tenant or all have as many as they may."""
     of_session, of_tenant = watch.viewers_of(token, caller.tenant)
     if caller.key_id and of_session >= MOST_OF_SESSION:
@@ -272,7 +272,7 @@ def _too_many(watch: Watch, caller: Caller, token: str) -> ApiError | None:
 
 
 async def _events(
-    services: Services, watch: Watch, viewer: Viewer, token: str, text: Text | None
+    services: Services, watch: LiveFeed, viewer: Viewer, token: str, text: LiveText | None
 ) -> AsyncIterator[bytes]:
     began = said = checked = time.monotonic()
     yield b"retry: 2000\n\n"
@@ -312,7 +312,7 @@ async def _still_in(services: Services, token: str) -> bool:
     return found.key is not None
 
 
-class Text:
+class LiveText:
     """The text of one request while it is written, as its worker tells it."""
 
     def __init__(self, services: Services, caller: Caller, batch_id: str, custom_id: str) -> None:
@@ -330,7 +330,7 @@ class Text:
         """
         self._found = time.monotonic()
         view = api.view_of(self._services, self._caller, self._batch_id)
-        ids = [naming.request_id(part, self._custom_id) for part in parts_of(view)]
+        ids = [naming.request_id(part, self._custom_id) for part in part_ids(view)]
         self._listener = self._services.batches.listener(*ids) if ids else None
 
     async def news(self) -> list[bytes]:

@@ -56,7 +56,7 @@ _FOUND: dict[str, dict[str, str]] = {
 _SAID = {"in_progress": "in progress"}
 
 
-def translated(language: str, text: str) -> str:
+def translate(language: str, text: str) -> str:
     """Return a text in a language; English where nobody has said it otherwise."""
     return _FOUND.get(language, {}).get(text) or _SAID.get(text, text)
 
@@ -146,7 +146,7 @@ def render(template: str, language: str, **context: Any) -> str:
     with it."""
 
     def say(text: str, **fields: Any) -> str:
-        told = translated(language, text)
+        told = translate(language, text)
         return told.format(**fields) if fields else told
 
     return _ENVIRONMENT.get_template(template).render(_=say, lang=language, **context)

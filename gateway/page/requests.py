@@ -21,11 +21,11 @@ from contract.redis.announcements import is_alive
 from contract.results import outcome_of, read_meta
 from contract.streaming import texts_of
 from gateway.batches.api import batches as api
-from gateway.batches.api.protocol import parts_of
+from gateway.batches.api.protocol import part_ids
 from gateway.http.errors import not_found
 from gateway.http.services import Services
 from gateway.page.view import View
-from gateway.redis.looking import Looks, OneRequest
+from gateway.redis.request_reads import RequestReads, RequestState
 
 #: Requests in a sample, bytes of their results that are read for it, and those that are shown.
 REQUESTS, BYTES, LAST = 300, 4 * 2**20, 20
@@ -54,7 +54,7 @@ REMEDIES = {
     "internal_error": "Please report it.",
 }
 
-ANOTHER = "Retry it; if it fails again, mend the request."
+OTHER_REMEDY = "Retry it; if it fails again, mend the request."
 
 
 def request(view: View) -> Response:
@@ -62,7 +62,7 @@ def request(view: View) -> Response:
     batch_id = view.request.path_params["batch_id"]
     custom_id = view.query.get("id", "")[:1000]
     found = api.view_of(view.services, view.caller, batch_id)
-    names = parts_of(found)
+    names = part_ids(found)
     parts = [part for part in view.services.batches.states(names) if part is not None]
     if not custom_id or not parts:
         raise not_found("request", custom_id)
@@ -77,11 +77,11 @@ def workers_of(services: Services) -> list[str]:
 
 def state_of(services: Services, parts: list[Batch], custom_id: str) -> dict[str, Any]:
     """Return what is known of a request, in the words of its page."""
-    looks, workers = Looks.beside(services.batches), workers_of(services)
+    looks, workers = RequestReads.using(services.batches), workers_of(services)
     found = (looks.request(part, custom_id, workers) for part in parts)
-    waits = OneRequest(naming.request_id(parts[0].id, custom_id), b"", b"", "", 0, 0, "")
+    waits = RequestState(naming.request_id(parts[0].id, custom_id), b"", b"", "", 0, 0, "")
     one = next(filter(None, found), waits)
-    told = _told(one.result)
+    told = _result_fields(one.result)
     running = "running" if one.worker else "waiting"
     return {
         "request_id": one.request_id,
@@ -97,13 +97,13 @@ def state_of(services: Services, parts: list[Batch], custom_id: str) -> dict[str
         "done_at": _done_at(told["meta"]),
         "tries": one.attempts,
         "error": told["error"],
-        "remedy": REMEDIES.get(str(told["error"].get("code")), ANOTHER),
+        "remedy": REMEDIES.get(str(told["error"].get("code")), OTHER_REMEDY),
         "prompt": prompt_of(one.message),
         "text": text_of(told["body"]),
     }
 
 
-def _told(result: bytes) -> dict[str, Any]:
+def _result_fields(result: bytes) -> dict[str, Any]:
     """Return what a stored result tells of its request; '' is one that is not there (yet)."""
     meta = read_meta(result) if result else {}
     ours = meta.get("warmq") or {}
@@ -188,7 +188,7 @@ def sample(services: Services, parts: Sequence[Batch]) -> Sample:
     """Return what is known of the requests that ended last."""
     taken = Sample()
     for request_id, raw in _latest(services, parts):
-        told = _told(raw)
+        told = _result_fields(raw)
         taken.count += 1
         told["attempts"] = told["attempts"] or 1
         taken.again += told["attempts"] > 1
@@ -216,11 +216,11 @@ def failures(
 ) -> list[dict[str, Any]]:
     """Return some failed requests, with what to do: those that may run again, and of the sample
     those that may not; of a batch that has ended the first of its error file."""
-    reads = Looks.beside(services.batches)
+    reads = RequestReads.using(services.batches)
     found: dict[str, dict[str, Any]] = {}
     for part in parts:
         for one in reads.failed_requests(part.id, FAILURES):
-            told = _told(one.result)
+            told = _result_fields(one.result)
             error = told["error"] or {"code": one.outcome}
             name, prompt = told["custom_id"] or one.request_id, prompt_of(one.message)
             found[one.request_id] = _failure(name, error, told["line"], prompt)
@@ -241,7 +241,7 @@ def _failure(
     code = str(error.get("code") or "request_failed")
     return {
         "custom_id": custom_id, "line": line, "code": code, "prompt": prompt,
-        "message": str(error.get("message") or ""), "remedy": REMEDIES.get(code, ANOTHER),
+        "message": str(error.get("message") or ""), "remedy": REMEDIES.get(code, OTHER_REMEDY),
     }  # fmt: skip
 
 

@@ -19,19 +19,19 @@ from contract.errors import WarmqError
 from contract.openai.body import BODY_TYPES
 from gateway.batches.api import batches as api
 from gateway.batches.api.batches import DEFAULT_PRIORITY
-from gateway.batches.runner.lines import model_of
-from gateway.files.incoming import receive
-from gateway.files.objects import FileRecord, Files, keep, record_of
+from gateway.batches.runner.input_file import model_of
+from gateway.file_store import lines_of
+from gateway.files.files import FileRecord, Files, new_record, save_file
+from gateway.files.multipart import receive
 from gateway.http.errors import invalid, not_found
-from gateway.http.http import new_id
+from gateway.http.json_api import new_id
 from gateway.http.services import Services
 from gateway.page import whole_files
 from gateway.page.view import View
 from gateway.page.whole_files import Reading, TooLong
-from gateway.store import lines_of
 from producer.input.reader import Input
 from producer.submit.plan import Plan, plan
-from producer.submit.prompt_tokens import Estimate
+from producer.submit.prompt_tokens import CharacterCounter
 from producer.submit.submission import Submission
 from producer.time_left import pace_of_queue
 
@@ -136,7 +136,7 @@ def _planned(services: Services, record: FileRecord, model: str, reading: Readin
     def watch() -> None:
         nonlocal size
         reading()
-        size = source.unpacked
+        size = source.decompressed
         if size > PLANNED_BYTES:
             raise TooLong
 
@@ -161,7 +161,7 @@ def _plan(services: Services, source: Input, model: str) -> Plan:
     workers = [w for w in services.batches.workers(queue) if w.get("state") != "draining"]
     submission = Submission("plan", queue, DEFAULT_PRIORITY)
     pace = pace_of_queue(services.batches, queue, workers)
-    return plan(services.settings, submission, source, Estimate(), workers, pace)
+    return plan(services.settings, submission, source, CharacterCounter(), workers, pace)
 
 
 async def upload(view: View) -> Response:
@@ -176,8 +176,8 @@ async def upload(view: View) -> Response:
         if not incoming.size:
             raise invalid("the file is empty; choose one with a request in each line", "file")
         now = int(await asyncio.to_thread(used.clock.now))
-        record = record_of(file_id, mine, incoming, "batch", None, now)
-        await asyncio.to_thread(keep, used, mine, writer, record)
+        record = new_record(file_id, mine, incoming, "batch", None, now)
+        await asyncio.to_thread(save_file, used, mine, writer, record)
     finally:
         await asyncio.to_thread(context.__exit__, None, None, None)
     return view.to("/ui/submit", file=file_id)

@@ -23,7 +23,7 @@ AT_ONCE = 2
 LONGEST_S = 60.0
 
 
-class Gone(Exception):
+class ClientGone(Exception):
     """Nobody waits for the page any more."""
 
 
@@ -50,10 +50,10 @@ class Reading:
         """Return if reading on makes sense.
 
         Raises:
-            Gone, TooLong: it does not.
+            ClientGone, TooLong: it does not.
         """
         if self._gone.is_set():
-            raise Gone
+            raise ClientGone
         if time.monotonic() > self._until:
             raise TooLong
 
@@ -68,7 +68,7 @@ async def in_turn(handler: Callable[..., Response], view: View) -> Response:
             reading()
             work = partial(handler, view, reading=reading)
             return await to_thread.run_sync(work, limiter=_limiter())
-    except Gone:
+    except ClientGone:
         return Response(status_code=499)  # nobody reads it
     finally:
         watcher.cancel()

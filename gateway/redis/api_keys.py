@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from contract.redis.reads import Reads
-from gateway.redis.calls import Calls, ride_out
+from gateway.redis.async_calls import AsyncCalls, retry_on_disconnect
 
 #: digest (SHA-256, hex) -> record (JSON).
 KEYS = "warmq:gateway:keys"
@@ -105,7 +105,7 @@ class ApiKeys(Reads):
         return None
 
 
-class KeyLookup(Calls):
+class KeyLookup(AsyncCalls):
     """Looks keys up."""
 
     async def find(self, digests: Sequence[str]) -> list[Found]:
@@ -115,7 +115,7 @@ class KeyLookup(Calls):
             pipe: Any = self._client.pipeline(transaction=False)
             return await pipe.hmget(KEYS, digests).exists(KEYS).execute()
 
-        records, any_keys = await ride_out(self._client, ask)
+        records, any_keys = await retry_on_disconnect(self._client, ask)
         keys = [_decode(record) if record else None for record in records]
         return [Found(k if k and k.revoked_at is None else None, bool(any_keys)) for k in keys]
 
@@ -124,7 +124,7 @@ class KeyLookup(Calls):
 LIFE_S = 24 * 3600
 
 
-class Sessions(Calls):
+class Sessions(AsyncCalls):
     """Sessions at the page.
 
     Neither a session's token nor a key is kept: who reads Redis can use neither.
@@ -144,7 +144,9 @@ class Sessions(Calls):
         await self._command("del", _name(token))
 
     async def _command(self, *command: Any) -> Any:
-        return await ride_out(self._client, lambda: self._client.execute_command(*command))
+        return await retry_on_disconnect(
+            self._client, lambda: self._client.execute_command(*command)
+        )
 
 
 def _name(token: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from contract.batch import Batch
 from contract.redis import keys
 from contract.redis.objects import Stored
-from contract.redis.reads import Reads, known
+from contract.redis.reads import Reads, check_protocol
 
 #: What BATCH_VIEWS tells of a part, in its order.
 _PART = ("total", "completed", "failed", "cancelled", "expired", "prompt_tokens",
@@ -50,7 +50,7 @@ class BatchViews(Reads):
             return None
         view = _view(found[0])
         if isinstance(view.source, Batch):
-            known(view.source)
+            check_protocol(view.source)
         return view
 
     def page(self, owner: str, *, after: str = "", limit: int) -> BatchPage | None:

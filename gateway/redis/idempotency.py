@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 import orjson
 
 from contract.redis.reads import Reads
-from gateway.redis.calls import Calls
+from gateway.redis.async_calls import AsyncCalls
 
 #: A try whose gateway has not said for so long that it goes on has died with it.
 LEASE_MS = 15_000
@@ -24,7 +24,7 @@ class Answer(NamedTuple):
     body: bytes
 
 
-class Begun(NamedTuple):
+class IdempotencyState(NamedTuple):
     """What is known of a try: `new` (it is its turn), `running` (another try is at it, for
     `wait_ms` at least), `other` (the key came with another content), `done` (with the `answer`,
     if it was stored and the content is the same)."""
@@ -34,19 +34,21 @@ class Begun(NamedTuple):
     answer: Answer | None = None
 
 
-class Tries(Calls):
+class IdempotencyStore(AsyncCalls):
     """Tries, by their names."""
 
-    async def begin(self, name: str, fingerprint: str, token: str) -> Begun:
+    async def begin(self, name: str, fingerprint: str, token: str) -> IdempotencyState:
         """Begin a try, or tell the content of one that has begun; '' is not known yet."""
         state, *rest = await self._run(
             "idempotent_begin", name, fingerprint, token, LEASE_MS, REMEMBER_MS
         )
         if state == b"running":
-            return Begun("running", int(rest[0]))
+            return IdempotencyState("running", int(rest[0]))
         if state == b"done" and rest:
-            return Begun("done", answer=Answer(int(rest[0]), orjson.loads(rest[1]), rest[2]))
-        return Begun(state.decode())
+            return IdempotencyState(
+                "done", answer=Answer(int(rest[0]), orjson.loads(rest[1]), rest[2])
+            )
+        return IdempotencyState(state.decode())
 
     async def forget(self, name: str, token: str) -> None:
         """Let the next try be the first: this one has had no answer, or one that may change."""

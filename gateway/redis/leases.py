@@ -1,4 +1,4 @@
-"""Jobs that this process holds under a lease: renewed while they go on, and given up where that
+"""Claims that this process holds under a lease: renewed while they go on, and given up where that
 fails."""
 
 from __future__ import annotations
@@ -12,47 +12,47 @@ from typing import Generic, TypeVar
 from contract.errors import StoreUnavailable
 
 log = logging.getLogger(__name__)
-Job = TypeVar("Job")
-#: Jobs that are renewed in one call: Redis serves nobody else meanwhile.
+Claimed = TypeVar("Claimed")
+#: Claims that are renewed in one call: Redis serves nobody else meanwhile.
 _AT_ONCE = 250
 
 
-class GivenUp(Exception):
-    """This process is to stop work on a job, without a word: another one has it, or will."""
+class LeaseLost(Exception):
+    """This process is to stop work on a claim, without a word: another one has it, or will."""
 
 
-class Held(Generic[Job]):
-    """One job. Its lease is renewed by `Leases`, and counts from when that was asked."""
+class Lease(Generic[Claimed]):
+    """One claim. Its lease is renewed by `Leases`, and counts from when that was asked."""
 
-    def __init__(self, job: Job, lease_s: float) -> None:
-        self.job = job
+    def __init__(self, claim: Claimed, lease_s: float) -> None:
+        self.claim = claim
         self.lost = False
         self.until = time.monotonic() + lease_s
 
     def check(self) -> None:
-        """Raise GivenUp if somebody else may have the job by now."""
+        """Raise LeaseLost if somebody else may have the claim by now."""
         if self.lost or time.monotonic() > self.until:
-            raise GivenUp
+            raise LeaseLost
 
 
-class Leases(Generic[Job]):
+class Leases(Generic[Claimed]):
     """Renews what is held, in a thread, for as long as there is any."""
 
-    def __init__(self, renew: Callable[[Sequence[Job]], list[bool]], lease_s: float) -> None:
-        """Prepare; `renew` returns of each job False if another process has it."""
+    def __init__(self, renew: Callable[[Sequence[Claimed]], list[bool]], lease_s: float) -> None:
+        """Prepare; `renew` returns of each claim False if another process has it."""
         self._renew = renew
         self._lease_s = lease_s
         self._lock = threading.Lock()
-        self._held: set[Held[Job]] = set()
+        self._held: set[Lease[Claimed]] = set()
         self._renewing = False
 
-    def hold(self, job: Job) -> Held[Job]:
-        """Renew a job's lease from now on.
+    def hold(self, claim: Claimed) -> Lease[Claimed]:
+        """Renew a claim's lease from now on.
 
         Raises:
-            RuntimeError: no thread can begin; the job is not held.
+            RuntimeError: no thread can begin; the claim is not held.
         """
-        held = Held(job, self._lease_s)
+        held = Lease(claim, self._lease_s)
         with self._lock:
             if not self._renewing:
                 threading.Thread(target=self._run, name="warmq-leases", daemon=True).start()
@@ -60,7 +60,7 @@ class Leases(Generic[Job]):
             self._held.add(held)
         return held
 
-    def drop(self, held: Held[Job]) -> None:
+    def drop(self, held: Lease[Claimed]) -> None:
         """Renew it no more."""
         with self._lock:
             self._held.discard(held)
@@ -75,12 +75,12 @@ class Leases(Generic[Job]):
                 return
             self._renew_all([each for each in held if not each.lost])
 
-    def _renew_all(self, held: Sequence[Held[Job]]) -> None:
+    def _renew_all(self, held: Sequence[Lease[Claimed]]) -> None:
         for start in range(0, len(held), _AT_ONCE):
             some = held[start : start + _AT_ONCE]
             asked_at = time.monotonic()
             try:
-                ours = self._renew([each.job for each in some])
+                ours = self._renew([each.claim for each in some])
             except StoreUnavailable as error:
                 log.warning(
                     "leases are not renewed: %s", error.message, extra={"action": "no_renewal"}

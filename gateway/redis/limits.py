@@ -11,7 +11,7 @@ import orjson
 
 from contract.redis.objects import ENDED
 from contract.redis.reads import Reads
-from gateway.redis.calls import Calls, ride_out
+from gateway.redis.async_calls import AsyncCalls, retry_on_disconnect
 
 #: What a batch or file holds may be older than itself by so long: it is counted, then created.
 GRACE_MS = 60_000
@@ -41,13 +41,15 @@ class Taken(NamedTuple):
     wait_ms: int
 
 
-class Rates(Calls):
+class Rates(AsyncCalls):
     """Rates of keys."""
 
     async def take(self, takes: Sequence[Take]) -> list[Taken]:
         """Take for several requests: one round trip for all, in their order."""
         flat = ["" if part is None else part for part in chain.from_iterable(takes)]
-        rows = await ride_out(self._client, lambda: self._client.run_script("rate", *flat))
+        rows = await retry_on_disconnect(
+            self._client, lambda: self._client.run_script("rate", *flat)
+        )
         return [Taken(bool(row[0]), *row[1:]) for row in rows]
 
 

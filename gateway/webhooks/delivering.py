@@ -22,10 +22,10 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from contract.errors import StoreUnavailable
-from contract.log_lines import working_on
+from contract.log_lines import set_log_fields
 from contract.redis.due import Claim
 from gateway.http.services import Services
-from gateway.redis.leases import Held, Leases
+from gateway.redis.leases import Lease, Leases
 from gateway.redis.webhooks import TRIED_S, Delivery, Webhooks
 from gateway.settings import LEASE_S
 from gateway.webhooks.posting import NotDelivered, body_of, headers_of, post
@@ -54,13 +54,13 @@ FORGOTTEN_S = 3600.0
 
 def _deliver(services: Services, claim: Claim) -> bool:
     """Try one delivery, and say when it is to be tried again; return whether it was answered."""
-    webhooks = Webhooks.beside(services.batches)
+    webhooks = Webhooks.using(services.batches)
     delivery = webhooks.delivery(claim.id)
     endpoint = webhooks.get(delivery.endpoint_id) if delivery else None
     if delivery is None or delivery.ended or endpoint is None:
         services.due.finish(claim)
         return True
-    working_on(batch_id=delivery.batch_id)
+    set_log_fields(batch_id=delivery.batch_id)
     body = body_of(delivery)
     headers = headers_of(delivery, body, endpoint.secret, int(time.time()))
     status, told = 0, ""
@@ -82,7 +82,7 @@ def _deliver(services: Services, claim: Claim) -> bool:
 
 def _end(services: Services, claim: Claim, delivery: Delivery, told: str) -> None:
     delivery.ended = True
-    Webhooks.beside(services.batches).write(delivery)
+    Webhooks.using(services.batches).write(delivery)
     services.due.finish(claim)
     log.info(
         "webhook %s (%s of %s): %s",
@@ -99,7 +99,7 @@ def _again(services: Services, claim: Claim, delivery: Delivery, told: str) -> N
     if services.clock.now() + in_s > delivery.created_at + TRIED_S:
         _end(services, claim, delivery, f"given up after {delivery.tries} tries: {told}")
         return
-    Webhooks.beside(services.batches).write(delivery)
+    Webhooks.using(services.batches).write(delivery)
     services.due.release(claim, in_s * 1000)
     log.warning(
         "webhook %s (%s of %s): try %d: %s; again in %d s",
@@ -111,7 +111,7 @@ def _again(services: Services, claim: Claim, delivery: Delivery, told: str) -> N
 @dataclass(slots=True)
 class _Endpoint:
     running: int = 0
-    held: deque[Held[Claim]] = field(default_factory=deque)
+    held: deque[Lease[Claim]] = field(default_factory=deque)
     #: Whether it answered the last time.
     proved: bool = False
     #: Tries in a row that were not answered in time, and until when it waits (monotonic).
@@ -138,7 +138,7 @@ class Turns:
         """Whether more can be taken in."""
         return self._running < AT_ONCE and self._held < HELD
 
-    def take_in(self, delivery: Held[Claim], endpoint_id: str) -> float:
+    def take_in(self, delivery: Lease[Claim], endpoint_id: str) -> float:
         """Hold a delivery until its turn; return 0, or after how many seconds it is to come."""
         now = time.monotonic()
         one = self._endpoints.setdefault(endpoint_id, _Endpoint())
@@ -150,7 +150,7 @@ class Turns:
         self._held += 1
         return 0
 
-    def next(self) -> Iterator[tuple[str, Held[Claim]]]:
+    def next(self) -> Iterator[tuple[str, Lease[Claim]]]:
         """Yield (endpoint, delivery) to be tried now; each counts as running."""
         found = True
         while found:
@@ -170,7 +170,7 @@ class Turns:
         running = sum(one.running for one in self._endpoints.values() if not one.proved)
         return not asks.proved and running >= FOR_UNPROVED
 
-    def ended(self, endpoint_id: str, *, answered: bool) -> list[tuple[Held[Claim], float]]:
+    def ended(self, endpoint_id: str, *, answered: bool) -> list[tuple[Lease[Claim], float]]:
         """Note the end of a try; return what is sent away, and for how many seconds."""
         now = time.monotonic()
         one = self._endpoints[endpoint_id]
@@ -189,11 +189,11 @@ class Turns:
         one.away += len(sent)
         return [(held, one.until - now + n * STEP_S) for n, held in enumerate(sent)]
 
-    def clear(self) -> list[Held[Claim]]:
+    def clear(self) -> list[Lease[Claim]]:
         """Hold nothing more; return what was held."""
         return [held for one in self._endpoints.values() for held in self._clear(one)]
 
-    def _clear(self, one: _Endpoint) -> list[Held[Claim]]:
+    def _clear(self, one: _Endpoint) -> list[Lease[Claim]]:
         held = list(one.held)
         one.held.clear()
         self._held -= len(held)
@@ -207,16 +207,16 @@ class Turns:
                 del self._endpoints[name]
 
 
-class Round:
+class DeliveryPool:
     """Deliveries that are under way in this process, each under its lease."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
-        self._webhooks = Webhooks.beside(services.batches)
+        self._webhooks = Webhooks.using(services.batches)
         self._lease_ms = round(LEASE_S * 1000)
         renew = partial(services.due.renew, lease_ms=self._lease_ms)
         self._leases: Leases[Claim] = Leases(renew, LEASE_S)
-        self._running: dict[Future[bool], tuple[str, Held[Claim]]] = {}
+        self._running: dict[Future[bool], tuple[str, Lease[Claim]]] = {}
         self._turns = Turns()
 
     def take(self) -> int:
@@ -239,18 +239,18 @@ class Round:
                 self._send_away([(held, later_s)])
         return bool(claims)
 
-    def _send_away(self, sent: list[tuple[Held[Claim], float]]) -> None:
+    def _send_away(self, sent: list[tuple[Lease[Claim], float]]) -> None:
         for held, _ in sent:  # all first: where Redis is away, their leases end by themselves
             self._leases.drop(held)
         for held, in_s in sent:
-            self._services.due.release(held.job, round(in_s * 1000))
+            self._services.due.release(held.claim, round(in_s * 1000))
 
-    def _begin(self, turn: tuple[str, Held[Claim]]) -> int:
+    def _begin(self, turn: tuple[str, Lease[Claim]]) -> int:
         future: Future[bool] = Future()
         self._running[future] = turn
         # A daemon: a receiver that does not answer keeps no gateway from ending.
         thread = threading.Thread(
-            target=self._try, args=(turn[1].job, future), name="webhook", daemon=True
+            target=self._try, args=(turn[1].claim, future), name="webhook", daemon=True
         )
         try:
             thread.start()
@@ -276,10 +276,10 @@ class Round:
             error = done.exception()
             if isinstance(error, StoreUnavailable):
                 log.warning(
-                    "webhook %s: %s", held.job.id, error.message, extra={"action": "webhook"}
+                    "webhook %s: %s", held.claim.id, error.message, extra={"action": "webhook"}
                 )  # its lease brings it back
             elif error is not None:
-                log.error("webhook %s", held.job.id, exc_info=error, extra={"action": "webhook"})
+                log.error("webhook %s", held.claim.id, exc_info=error, extra={"action": "webhook"})
             answered = error is None and done.result()
             self._send_away(self._turns.ended(endpoint_id, answered=answered))
         self._turns.forget_idle()
@@ -291,12 +291,12 @@ class Round:
             future.add_done_callback(partial(self._drop, held))
         self._send_away([(held, 0) for held in self._turns.clear()])
 
-    def _drop(self, held: Held[Claim], _: Future[bool]) -> None:
+    def _drop(self, held: Lease[Claim], _: Future[bool]) -> None:
         self._leases.drop(held)
 
 
 def _deliver_until(services: Services, stop: threading.Event) -> None:
-    current = Round(services)
+    current = DeliveryPool(services)
     while not stop.is_set():
         under_way: int | bool = False
         try:

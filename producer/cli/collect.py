@@ -17,7 +17,7 @@ from producer.cli.progress import Meter, SubmitPause, counted, tell, unsealed
 from producer.collect.collect import Collector
 from producer.collect.outputs import ResultFile, check_output, exists, may_go
 from producer.collect.outputs import beside as beside_of
-from producer.input.bucket import is_url, shown
+from producer.input.bucket import is_url, redacted
 from producer.input.files import OutputUnwritable, check_writable, write_failed
 from producer.queue_workers import QueueWorkers
 
@@ -101,7 +101,7 @@ def collect(
         collector = Collector(store, batch, follow=follow, partial=partial, sleep=shown.wait)
         shown.collector = collector
         write(collector.lines(order), output, errors, collected, shown.report, settle)
-        collector.kept()
+        collector.mark_collected()
         shown.show()
     of = f", of {counted(collector.batch.number('total'), 'request')}" if partial else ""
     tell(f"{batch.id}: {collected}{of}{collected.where}")
@@ -194,7 +194,8 @@ def check_outputs(
         place = _place(name, standard) if name is not None else None
         if place in known:
             raise OutputUnwritable(
-                f"{known[place]} and {purpose} are the same file, {shown(str(name))}; name another"
+                f"{known[place]} and {purpose} are the same file, {redacted(str(name))}; "
+                "name another"
             )
         if place is not None:
             known[place] = purpose

@@ -14,14 +14,14 @@ from contract.batch import Batch
 from contract.errors import StoreUnavailable
 from contract.redis.batches import BatchStore
 from contract.settings import Settings, load
-from contract.traces.tracer import tracing
+from contract.traces import tracing
+from producer.batch_watch import BatchChanged, find_batch
 from producer.cli.options import parse_map
 from producer.cli.progress import tell
 from producer.input.files import WriteFailed
-from producer.input.options import BadOption, check_own_sources, check_sources
+from producer.input.options import BadOption, check_column_conflicts, check_field_conflicts
 from producer.input.reader import Input, InputUnreadable
 from producer.input.source import Source, open_source
-from producer.same_batch import BatchChanged, batch_of
 
 WATCH_AGAIN = "the batch goes on; `producer watch {}` follows it again"
 
@@ -57,7 +57,7 @@ class Context:
         Raises:
             BatchConflict: there is none of that name.
         """
-        return batch_of(self.store, self.settings, batch_id, "; see `producer list`")
+        return find_batch(self.store, self.settings, batch_id, "; see `producer list`")
 
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -78,13 +78,13 @@ def open_input(
         stdin = sys.stdin.buffer
         return Input(name, getattr(stdin, "raw", stdin))
     pairs = parse_map(mapped)
-    check_sources(given, pairs, ("--set", "--map"))
+    check_field_conflicts(given, pairs, ("--set", "--map"))
     try:
         source = open_source(name, pairs)
     except BadOption as error:
         error.message = f"--map: {error.message}"
         raise
-    check_own_sources(given, source, "--set")
+    check_column_conflicts(given, source, "--set")
     return source
 
 

@@ -19,7 +19,7 @@ import click
 from contract.errors import StoreUnavailable, WarmqError
 from contract.naming import nearest
 from contract.version import version
-from producer.heap import keep_memory
+from producer.heap import keep_free_memory
 from producer.remedies import with_remedy
 
 USAGE, UNREACHABLE, INTERRUPTED, TERMINATED = 2, 3, 130, 143
@@ -171,7 +171,7 @@ def _terminate(*_: object) -> NoReturn:
 def main() -> NoReturn:
     """Run the command line and exit with its status."""
     signal.signal(signal.SIGTERM, _terminate)
-    keep_memory()
+    keep_free_memory()
     try:
         status = cli.main(prog_name="producer", standalone_mode=False)
     except click.ClickException as error:

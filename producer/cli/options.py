@@ -9,7 +9,7 @@ import orjson
 from contract.durations import duration_s
 from contract.errors import RequestRejected, WarmqError
 from contract.naming import DEFAULT_TENANT, did_you_mean
-from contract.openai.body import BODY_TYPES, smallest
+from contract.openai.body import BODY_TYPES, min_body
 from contract.openai.fields import known_names
 from contract.openai.lines import check_body
 from contract.redis.batches import BatchStore
@@ -35,8 +35,8 @@ def _complete_batch_id(_: click.Context, __: click.Parameter, incomplete: str) -
 
 
 batch_id = click.argument("batch_id", metavar="BATCH", shell_complete=_complete_batch_id)
-once = click.option(
-    "--once",
+dedupe = click.option(
+    "--dedupe",
     is_flag=True,
     help="Run lines with the same body once and give all the answer, where the body alone decides "
     "it: temperature 0.",
@@ -190,7 +190,7 @@ def _override(name: str, text: str) -> Any:
     for value in values:
         for url in urls:
             try:
-                check_body(url, smallest(url) | {name: value}, "")
+                check_body(url, min_body(url) | {name: value}, "")
             except RequestRejected as error:
                 problem = problem or error
             else:

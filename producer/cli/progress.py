@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Self
 
 from contract.batch import Batch
 from contract.redis.batches import BatchStore
+from producer.batch_watch import BatchWatch
 from producer.queue_workers import QueueWorkers, clock_text
-from producer.same_batch import SameBatch
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -187,7 +187,7 @@ def watch(store: BatchStore, batch: Batch, *, may_reopen: bool = True) -> Batch:
     Raises:
         BatchChanged: if it is deleted or submitted anew meanwhile, or open again.
     """
-    same = SameBatch(store, batch, "it was watched", may_reopen=may_reopen)
+    same = BatchWatch(store, batch, "it was watched", may_reopen=may_reopen)
     rates, pause = Rates(), SubmitPause()
     workers = QueueWorkers(store, batch.fields.get("queue", ""))
     first = True

@@ -18,7 +18,7 @@ from producer.submit.submission import Submission
 from producer.submit.submit import Summary
 
 if TYPE_CHECKING:  # it loads numpy, which takes 0.1 s
-    from producer.submit.order.plan import Choice
+    from producer.submit.order.prefix import OrderChoice
 
 #: In the order of `--help`.
 _OPTIONS = {
@@ -27,7 +27,7 @@ _OPTIONS = {
     "tenant": options.tenant,
     "turn": options.turn,
     "pairs": options.pairs,
-    "once": options.once,
+    "dedupe": options.dedupe,
     "order": options.order,
 }
 
@@ -61,7 +61,7 @@ def make_submission(
         deadline,
         tenant=shaped["tenant"],
         in_order=shaped["turn"] == "fifo",
-        once=shaped["once"],
+        dedupe=shaped["dedupe"],
         order=shaped["order"],
     )
     found.check()
@@ -103,7 +103,7 @@ def _what_is_wrong(summary: Summary) -> str:
     return f"\n{batch.id}: first bad line: {summary.first_error}" if summary.first_error else ""
 
 
-def order(choice: Choice) -> str:
+def order(choice: OrderChoice) -> str:
     """Return in which order requests are queued, and what that is expected to save."""
     plan = choice.plan
     as_is, planned = (

@@ -16,11 +16,11 @@ from contract.errors import BatchConflict
 from contract.redis.batches import BatchStore
 from contract.results import ResultLine
 from contract.settings import Settings
+from producer.batch_watch import BatchWatch
 from producer.collect.collect import Collector
 from producer.collect.parquet import text_of
-from producer.remedies import worded
-from producer.same_batch import SameBatch
-from producer.submit.resuming import Resuming
+from producer.remedies import add_remedies
+from producer.submit.resumable import ResumableSubmit
 
 Order = Literal["completion", "input"]
 Retried = Literal["failed", "cancelled", "expired"]
@@ -168,7 +168,7 @@ class Batch:
         store: BatchStore,
         found: contract_batch.Batch,
         settings: Settings,
-        resuming: Resuming | None = None,
+        resuming: ResumableSubmit | None = None,
     ) -> None:
         self._store = store
         self._first = found
@@ -194,7 +194,7 @@ class Batch:
 
     def status(self) -> BatchStatus:
         """Return its state as it is now."""
-        with worded():
+        with add_remedies():
             return status_of(self._state())
 
     def wait(self, timeout: float | None = None) -> BatchStatus:
@@ -212,7 +212,7 @@ class Batch:
         until = None if timeout is None else time.monotonic() + timeout
 
         def follow(batch: contract_batch.Batch) -> contract_batch.Batch:
-            same, wait_s = SameBatch(self._store, batch, "it was waited for"), _FIRST_WAIT_S
+            same, wait_s = BatchWatch(self._store, batch, "it was waited for"), _FIRST_WAIT_S
             while not (now := same.state()).finished:
                 left = wait_s if until is None else min(wait_s, until - time.monotonic())
                 if left <= 0:
@@ -224,9 +224,9 @@ class Batch:
                 wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
             return now
 
-        with worded():
+        with add_remedies():
             if self._resuming is not None:
-                return status_of(self._resuming.followed(self._first, follow))
+                return status_of(self._resuming.follow(self._first, follow))
             return status_of(follow(self._first))
 
     def results(
@@ -248,7 +248,7 @@ class Batch:
     def _results(
         self, order: Order, follow: bool, partial: bool, sleep: Callable[[float], None]
     ) -> Iterator[Result]:
-        with worded():
+        with add_remedies():
             now = self._state()
             if not (now.finished or follow or partial):
                 raise BatchConflict(
@@ -257,7 +257,7 @@ class Batch:
                 )
             collector = Collector(self._store, now, follow=follow, partial=partial, sleep=sleep)
             yield from map(Result, collector.lines(order))
-            collector.kept()
+            collector.mark_collected()
 
     def __iter__(self) -> Iterator[Result]:
         """Yield the results as they come."""
@@ -265,12 +265,12 @@ class Batch:
 
     def cancel(self) -> int:
         """Cancel what has not ended, queued or running; return how many requests that were."""
-        with worded():
+        with add_remedies():
             return self._store.cancel(self._state())
 
     def retry(self, *also: Retried) -> int:
         """Run failed requests again, and those that ended as `also` says; return how many."""
-        with worded():
+        with add_remedies():
             return self._store.retry(self._state(), ["failed", *also])
 
     def delete(self, *, force: bool = False) -> None:
@@ -279,7 +279,7 @@ class Batch:
         Raises:
             BatchConflict: it has not ended.
         """
-        with worded():
+        with add_remedies():
             state = self._state()
             if force and not state.finished:
                 self._store.cancel(state)
@@ -289,4 +289,4 @@ class Batch:
                 )
 
     def _state(self) -> contract_batch.Batch:
-        return SameBatch(self._store, self._first, "a program held it", may_reopen=True).state()
+        return BatchWatch(self._store, self._first, "a program held it", may_reopen=True).state()

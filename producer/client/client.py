@@ -11,17 +11,17 @@ from typing import Any, Literal, Protocol, Self, TypedDict, Unpack
 from contract.naming import DEFAULT_TENANT, queue_name
 from contract.redis.batches import BatchStore
 from contract.settings import Settings, load
+from producer.batch_watch import find_batch
 from producer.client.batch import Batch, store_of
-from producer.input.items import Items, ToLine, line_of
-from producer.input.options import BadOption, check_own_sources, check_sources
+from producer.input.iterable import IterableSource, ToLine, line_of
+from producer.input.options import BadOption, check_column_conflicts, check_field_conflicts
 from producer.input.source import Source, open_source
 from producer.input.tables.frames import frame_source, is_data_set, is_frame, unpadded
 from producer.input.tables.mapping import RowMapping
 from producer.queue_workers import refuse_older_workers
-from producer.remedies import worded
-from producer.same_batch import batch_of
-from producer.submit.resuming import Resuming
-from producer.submit.submission import Submission, Wish, new_batch_id
+from producer.remedies import add_remedies
+from producer.submit.resumable import ResumableSubmit
+from producer.submit.submission import OrderOption, Submission, new_batch_id
 
 
 class SupportsArrow(Protocol):
@@ -63,7 +63,7 @@ class SubmitOptions(TypedDict, total=False):
     turn: Literal["fair", "fifo"]
     deadline: Deadline | None
     once: bool
-    order: Wish
+    order: OrderOption
 
 
 def submission_of(options: SubmitOptions, settings: Settings) -> Submission:
@@ -76,7 +76,7 @@ def submission_of(options: SubmitOptions, settings: Settings) -> Submission:
         known = ", ".join(SubmitOptions.__annotations__)
         raise BadOption(f"{unknown[0]} is no option of submit; there are {known}")
     model, turn = options.get("model", ""), options.get("turn", "fair")
-    order: Wish = options.get("order", "input")
+    order: OrderOption = options.get("order", "input")
     for name, value, among in (
         ("turn", turn, ("fair", "fifo")),
         ("order", order, ("input", "prefix", "auto")),
@@ -84,7 +84,9 @@ def submission_of(options: SubmitOptions, settings: Settings) -> Submission:
     ):
         if value not in among:
             raise BadOption(f"{name} {value!r}: give one of {', '.join(map(str, among))}")
-    check_sources(options.get("fields", {}), options.get("columns", {}), ("fields", "columns"))
+    check_field_conflicts(
+        options.get("fields", {}), options.get("columns", {}), ("fields", "columns")
+    )
     submission = Submission(
         options.get("batch_id") or new_batch_id(),
         queue_name(model or None, settings.queue),
@@ -94,7 +96,7 @@ def submission_of(options: SubmitOptions, settings: Settings) -> Submission:
         _deadline(options.get("deadline")),
         tenant=options.get("tenant", DEFAULT_TENANT),
         in_order=turn == "fifo",
-        once=options.get("once", False),
+        dedupe=options.get("once", False),
         order=order,
     )
     submission.check()
@@ -168,10 +170,10 @@ class Client:
             StoreUnavailable: Redis cannot be used; the same call goes on later.
             What iterating over `requests` raises; the batch stays open then.
         """
-        with worded():
+        with add_remedies():
             submission = submission_of(options, self._settings)
             source = _source(requests, options.get("columns", {}))
-            check_own_sources(options.get("fields", {}), source, "fields")
+            check_column_conflicts(options.get("fields", {}), source, "fields")
             if submission.order == "prefix" and not source.repeatable:
                 raise BadOption(
                     "order 'prefix' is planned from all requests, and these can be iterated only "
@@ -179,7 +181,7 @@ class Client:
                 )
             submission.check_deadline(self._store)
             refuse_older_workers(self._store, submission.queue)
-            resuming = Resuming(self._store, self._settings, submission, source)
+            resuming = ResumableSubmit(self._store, self._settings, submission, source)
             return Batch(self._store, resuming.submit().batch, self._settings, resuming)
 
     def batch(self, batch_id: str) -> Batch:
@@ -188,7 +190,7 @@ class Client:
         Raises:
             BatchConflict: there is none of that id.
         """
-        found = batch_of(self._store, self._settings, batch_id)
+        found = find_batch(self._store, self._settings, batch_id)
         return Batch(self._store, found, self._settings)
 
     def batches(self) -> list[Batch]:
@@ -220,4 +222,4 @@ def _source(requests: Any, columns: Mapping[str, str]) -> Source:
         to_line, more = mapping.line_of_values, {"what": "row", "columns": mapping.columns}
     if is_data_set(requests):
         to_line = unpadded(requests, to_line)
-    return Items(requests, to_line, **more)
+    return IterableSource(requests, to_line, **more)

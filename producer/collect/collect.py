@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 from contract.batch import Batch
 from contract.errors import StoreUnavailable
-from contract.index import IndexChunk, IndexEntry, leader_of, own_id, read_ending
+from contract.index import IndexChunk, IndexEntry, entry_request_id, leader_of, read_ending
 from contract.redis.batches import BatchStore
-from contract.results import ResultLine, own_line, result_line
+from contract.results import ResultLine, result_line, stored_line
+from producer.batch_watch import BatchWatch
 from producer.input.seen import SeenIds
-from producer.redis import ResultsAhead
-from producer.same_batch import SameBatch
+from producer.redis import ResultPrefetch
 
 #: Results fetched at once: the first time, and at most where they turn out to be small.
 _FIRST_FETCH, _MOST_FETCHED = 50, 250
@@ -41,7 +41,7 @@ class _Window(NamedTuple):
         )
 
 
-def note_kept(store: BatchStore, batch: Batch) -> None:
+def mark_collected(store: BatchStore, batch: Batch) -> None:
     """Note in Redis that all results of a finished batch are kept elsewhere; or do not, where it
     takes no write now, or none of this user: to read results needs none."""
     with suppress(StoreUnavailable):
@@ -67,7 +67,7 @@ class Collector:
     ) -> None:
         self._store = store
         self._id = batch.id
-        self._same = SameBatch(store, batch, "its results were read")
+        self._same = BatchWatch(store, batch, "its results were read")
         self._follow = follow
         self._partial = partial and not follow
         self._sleep = sleep
@@ -96,11 +96,11 @@ class Collector:
             raise self._same.incomplete(self._given)
         self._whole = whole and batch.finished
 
-    def kept(self) -> None:
+    def mark_collected(self) -> None:
         """Say that the lines are kept where they are to be: nobody need be told any more that they
         expire. Does nothing unless they were all lines of a batch that has ended."""
         if self._whole:
-            note_kept(self._store, self._same.last)
+            mark_collected(self._store, self._same.last)
 
     def _sized(self, raws: list[bytes | None]) -> list[bytes | None]:
         """Fetch more or fewer results at once from now on, by the size of these."""
@@ -129,12 +129,12 @@ class Collector:
             for window, raws in self._fetched(self._finished_windows()):
                 for request_id, raw, followers in self._with_followers(window, raws):
                     # None: being retried, it will come again; or lost, see below.
-                    line = own_line(request_id, raw) if raw is not None else None
+                    line = stored_line(request_id, raw) if raw is not None else None
                     if line is not None and seen.add(request_id):
                         self._given += 1
                         yield line
                     for entry in followers:
-                        rid = own_id(self._id, entry) if entry else ""
+                        rid = entry_request_id(self._id, entry) if entry else ""
                         if entry and raw is not None and seen.add(rid):
                             self._given += 1
                             yield result_line(rid, entry[1], entry[0], raw, request_id)
@@ -145,7 +145,7 @@ class Collector:
         self, windows: Iterator[_Window | None]
     ) -> Iterator[tuple[_Window, list[bytes | None]]]:
         """Yield windows with their results; Redis looks up the next ones meanwhile."""
-        with closing(ResultsAhead(self._store)) as ahead:
+        with closing(ResultPrefetch(self._store)) as ahead:
             asked: _Window | None = None
             for window in windows:
                 raws = self._sized(ahead.answer()) if asked else []
@@ -179,7 +179,7 @@ class Collector:
     def _finished_windows(self) -> Iterator[_Window | None]:
         """Yield the same of what has ended, in that order and without entries: the request
         ids as the list of finished ones has them."""
-        at, finished, once = 0, False, self._same.last.once
+        at, finished, once = 0, False, self._same.last.dedupe
         while True:
             if ids := self._store.finished_ids(self._id, at, self._fetch):
                 at, finished = at + len(ids), False
@@ -196,7 +196,7 @@ class Collector:
 
     def _lines_of(self, chunk: IndexChunk) -> _Window:
         ids = answering_ids = chunk.request_ids(self._id)
-        if self._same.last.once:
+        if self._same.last.dedupe:
             pairs = zip(ids, chunk.entries, strict=True)
             answering_ids = [leader_of(entry) or request_id for request_id, entry in pairs]
         return _Window(ids, answering_ids, chunk.entries)

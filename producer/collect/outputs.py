@@ -10,7 +10,7 @@ from typing import BinaryIO, Self
 
 from contract.results import ResultLine
 from producer.collect.parquet import ParquetLines
-from producer.input.bucket import NotThere, ObjectPlace, is_url, place_of, shown
+from producer.input.bucket import ObjectMissing, ObjectPlace, is_url, place_of, redacted
 from producer.input.files import (
     BUFFER_BYTES,
     AtomicFile,
@@ -36,7 +36,7 @@ def is_parquet(name: str) -> bool:
     kind = kind_of(name)
     if kind and kind not in _PARQUET:
         raise OutputUnwritable(
-            f"cannot write {shown(name)}: results are JSON lines or parquet; name a .jsonl or "
+            f"cannot write {redacted(name)}: results are JSON lines or parquet; name a .jsonl or "
             ".parquet"
         )
     return bool(kind)
@@ -70,7 +70,7 @@ def exists(name: str) -> bool:
         return Path(name).exists()
     try:
         ObjectPlace(name).size()
-    except NotThere:
+    except ObjectMissing:
         return False
     except InputUnreadable as error:
         raise OutputUnwritable(

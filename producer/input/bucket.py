@@ -44,7 +44,7 @@ class BadPlace(WarmqError):
     code = "bad_place"
 
 
-class NotThere(InputUnreadable):
+class ObjectMissing(InputUnreadable):
     """Nothing of that name is there: its bucket says so."""
 
 
@@ -58,7 +58,7 @@ def is_web(name: str) -> bool:
     return name.partition("://")[0].casefold() in _WEB
 
 
-def shown(name: str) -> str:
+def redacted(name: str) -> str:
     """Return a name as messages and Redis may have it: a web page's without what signs it; so is
     one of a kind that nobody here knows, which may be a mistyped `https`."""
     if not is_url(name) or name.partition("://")[0].casefold() in _BUCKETS:
@@ -78,17 +78,17 @@ def obstore(name: str, module: str = "") -> Any:
         return importlib.import_module(f"obstore.{module}" if module else "obstore")
     except ImportError as error:
         raise ExtraMissing(
-            f"{shown(name)}: needs obstore ({error}): pip install 'warmq[buckets]'"
+            f"{redacted(name)}: needs obstore ({error}): pip install 'warmq[buckets]'"
         ) from None
 
 
-def errors_of_bucket() -> tuple[type[Exception], ...]:
+def bucket_errors() -> tuple[type[Exception], ...]:
     """Return what obstore raises where a bucket cannot be used."""
     # ValueError: of a name that its client does not take.
     return (obstore("a bucket", "exceptions").BaseError, OSError, ValueError)
 
 
-def told(error: Exception) -> str:
+def error_text(error: Exception) -> str:
     """Return an error of obstore in one line: what follows is its source code's."""
     lines = [line.strip() for line in str(error).splitlines()]
     return _SIGNED.sub("", next(filter(None, lines), type(error).__name__))[:300]
@@ -110,10 +110,10 @@ def split(url: str) -> tuple[str, str]:
     bucket, _, key = rest.partition("/")
     if scheme.casefold() not in (*_BUCKETS, *_WEB):
         kinds = ", ".join(f"{kind}://" for kind in _BUCKETS)
-        raise BadPlace(f"{shown(url)}: give {kinds} and a bucket, https:// to read, or a file")
+        raise BadPlace(f"{redacted(url)}: give {kinds} and a bucket, https:// to read, or a file")
     if not bucket:
         what = "host" if is_web(url) else "bucket"
-        raise BadPlace(f"{shown(url)}: no {what} is named; give {scheme}://{what.upper()}/NAME")
+        raise BadPlace(f"{redacted(url)}: no {what} is named; give {scheme}://{what.upper()}/NAME")
     if not is_web(url):
         _check_key(url, key)
     # What follows the host of a web page is its own: it may have a query, which signs it.
@@ -142,11 +142,11 @@ def open_bucket(url: str) -> tuple[Any, str]:
     bucket, key = split(url)
     store = obstore(url, "store")
     more = {"client_options": {"allow_http": True}} if is_web(url) else {}
-    wrong: tuple[type[Exception], ...] = (*errors_of_bucket(), TypeError)
+    wrong: tuple[type[Exception], ...] = (*bucket_errors(), TypeError)
     try:
         return store.from_url(bucket, retry_config=RETRIES, **more), key
     except wrong as error:
-        raise BadPlace(f"{shown(url)}: {told(error)}; {credentials(url)}") from None
+        raise BadPlace(f"{redacted(url)}: {error_text(error)}; {credentials(url)}") from None
 
 
 def credentials(url: str) -> str:
@@ -172,13 +172,13 @@ def keys_under(url: str) -> Iterator[str]:
     try:
         pages = obstore(url).list(store, prefix=key.rstrip("/") or None)
         found = sorted(meta["path"] for page in pages for meta in page)
-    except errors_of_bucket() as error:
+    except bucket_errors() as error:
         if odd := odd_name(error):
             raise BadPlace(
                 f"{url} cannot be listed: there is an object {odd!r}, whose name cannot be used; "
                 "rename it, or give the name of one file"
             ) from None
-        raise BadPlace(f"{url} cannot be listed: {told(error)}; {credentials(url)}") from None
+        raise BadPlace(f"{url} cannot be listed: {error_text(error)}; {credentials(url)}") from None
     yield from (f"{bucket}/{path}" for path in found)
 
 
@@ -195,7 +195,7 @@ class ObjectPlace:
     """
 
     def __init__(self, url: str) -> None:
-        self.name = shown(url)
+        self.name = redacted(url)
         self._url = url
         self._store, self._key = open_bucket(url)
 
@@ -226,9 +226,9 @@ class ObjectPlace:
         except obstore(self.name, "exceptions").PreconditionError:
             raise InputUnreadable(f"{self.name} has changed while it was read") from None
         except FileNotFoundError:
-            raise NotThere(f"cannot read {self.name}: there is no such object") from None
-        except errors_of_bucket() as error:
-            raise InputUnreadable(f"cannot read {self.name}: {told(error)}") from None
+            raise ObjectMissing(f"cannot read {self.name}: there is no such object") from None
+        except bucket_errors() as error:
+            raise InputUnreadable(f"cannot read {self.name}: {error_text(error)}") from None
 
     def size(self) -> int:
         """Return its size in bytes."""
@@ -252,7 +252,7 @@ class ObjectPlace:
             obstore(self.name).get_range(self._store, self._key, start=0, length=1)
         except not_supported:
             return False
-        except errors_of_bucket():
+        except bucket_errors():
             return True  # what is wrong is told when it is read
         return True
 

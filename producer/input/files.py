@@ -18,14 +18,14 @@ from typing import Any, BinaryIO, Self
 
 from contract.errors import BatchConflict, WarmqError
 from producer.input.bucket import (
+    bucket_errors,
     credentials,
-    errors_of_bucket,
+    error_text,
     is_web,
     obstore,
     odd_name,
     open_bucket,
-    shown,
-    told,
+    redacted,
 )
 
 #: Written at once to a file that nobody reads before it is whole.
@@ -222,16 +222,20 @@ def check_object(url: str) -> None:
         BadPlace, ExtraMissing: as `open_bucket` does.
     """
     if is_web(url):
-        raise OutputUnwritable(f"cannot write {shown(url)}: give s3://, gs:// or az://, or a file")
+        raise OutputUnwritable(
+            f"cannot write {redacted(url)}: give s3://, gs:// or az://, or a file"
+        )
     store, key = open_bucket(url)
     if not key or key.endswith("/"):
         raise OutputUnwritable(f"cannot write {url}: it names no object; add its name")
     try:
         list(obstore(url).list(store, prefix=key, chunk_size=1))
-    except errors_of_bucket() as error:
+    except bucket_errors() as error:
         if odd_name(error):
             return  # of another object, which is nothing to this one: the bucket answers
-        raise OutputUnwritable(f"cannot write {url}: {told(error)}; {credentials(url)}") from None
+        raise OutputUnwritable(
+            f"cannot write {url}: {error_text(error)}; {credentials(url)}"
+        ) from None
 
 
 class ObjectFile:
@@ -250,7 +254,7 @@ class ObjectFile:
         self._name, self._at_once = url, at_once
         self._store, self._key = opened or open_bucket(url)
         self._expected, self._owner = expected, owner
-        self._errors = errors_of_bucket()
+        self._errors = bucket_errors()
         self._held, self._size, self._digest = bytearray(), 0, hashlib.sha256()
         self._file: Any = None if owner else self._opened()
         #: Of one with an owner that is complete: what ObjectPlace.fingerprint says of it.
@@ -381,9 +385,9 @@ class ObjectFile:
         try:
             self._file.__exit__(WriteFailed, gone, None)  # with an error it ends, and keeps nothing
         except self._errors as error:
-            return told(error)
+            return error_text(error)
         return ""
 
     def _failed(self, error: Exception) -> WriteFailed:
-        why = told(error)
+        why = error_text(error)
         return WriteFailed(f"cannot write {self._name}: {why}; {credentials(self._name)}", why=why)

@@ -28,7 +28,9 @@ def check_name(what: str, name: str) -> None:
 WHOLE_REQUESTS = frozenset({"prompt", "messages", "input"})
 
 
-def check_sources(fields: Iterable[str], columns: Iterable[str], names: tuple[str, str]) -> None:
+def check_field_conflicts(
+    fields: Iterable[str], columns: Iterable[str], names: tuple[str, str]
+) -> None:
     """Refuse a field that a value for all requests and a column would both give.
 
     `names` are the options of the two: that of the values, that of the columns.
@@ -47,7 +49,7 @@ def check_sources(fields: Iterable[str], columns: Iterable[str], names: tuple[st
             )
 
 
-def check_own_sources(fields: Mapping[str, Any], source: object, name: str) -> None:
+def check_column_conflicts(fields: Mapping[str, Any], source: object, name: str) -> None:
     """Refuse a field that a value for all requests and a table's column of its name would both
     give; null takes a field out. `name` is the option of the values.
 
@@ -55,4 +57,4 @@ def check_own_sources(fields: Mapping[str, Any], source: object, name: str) -> N
         BadOption: naming the field.
     """
     given = [field for field, value in fields.items() if value is not None]
-    check_sources(given, getattr(source, "fields", ()), (name, "a column"))
+    check_field_conflicts(given, getattr(source, "fields", ()), (name, "a column"))

@@ -18,7 +18,13 @@ from typing import Any, Protocol
 import zstandard
 
 from contract.errors import RequestRejected, WarmqError
-from producer.input.unpacking import OverLimit, Watch, Watched, other_form, unpacked
+from producer.input.decompression import (
+    OverLimit,
+    ReadHook,
+    WatchedStream,
+    decompressed,
+    other_form,
+)
 
 #: A chunk ends after this many requests or, if that comes first, this many bytes: Redis
 #: serves nobody while ENQUEUE takes them in (docs/architecture.md says how long).
@@ -38,7 +44,7 @@ LONGEST_LINE = 2**30
 
 
 #: Number, bytes and error of a line -> its error in the words of what it was made from.
-Told = Callable[[int, bytes, RequestRejected], RequestRejected]
+ExplainError = Callable[[int, bytes, RequestRejected], RequestRejected]
 
 
 class InputUnreadable(WarmqError):
@@ -65,7 +71,7 @@ class RawChunk:
     size: int = 0
     lines: list[tuple[int, bytes]] = field(default_factory=list)
     too_long: dict[int, int] = field(default_factory=dict)
-    told: Told | None = None
+    explain: ExplainError | None = None
 
 
 class Lines(Protocol):
@@ -151,16 +157,16 @@ class Input:
     """
 
     def __init__(
-        self, place: str | Place, stream: Any = None, *, watch: Watch | None = None
+        self, place: str | Place, stream: Any = None, *, watch: ReadHook | None = None
     ) -> None:
         self._place = FilePlace(place) if isinstance(place, str) else place
         self.name = self._place.name
         self._owned = stream is None
         self._watch = watch
-        self._counted: Watched | None = None
+        self._counted: WatchedStream | None = None
         raw = self._place.open(in_order=True) if stream is None else stream
         if watch is not None:
-            raw = self._counted = Watched(raw, watch)
+            raw = self._counted = WatchedStream(raw, watch)
         self._file = io.BufferedReader(raw, _BUFFER)
         self._lines = self._file
         #: Size in bytes, None where it is not known in advance.
@@ -172,7 +178,7 @@ class Input:
         return self._file.tell() if self.size is not None else 0
 
     @property
-    def unpacked(self) -> int:
+    def decompressed(self) -> int:
         """How many bytes of lines were read, as they are uncompressed; counted if it is watched."""
         return self._counted.count if self._counted is not None else 0
 
@@ -208,7 +214,7 @@ class Input:
             InputUnreadable: not even its first bytes can be read.
         """
         try:
-            source = unpacked(self._file, self._watch)
+            source = decompressed(self._file, self._watch)
             if source is None and (other := other_form(self._file.peek(8)[:8])):
                 raise InputUnreadable(f"{self.name}: {other}")
         except OSError as error:
@@ -226,7 +232,7 @@ class Input:
 
 
 def chunks(
-    stream: Lines, seed: str | None, max_line_bytes: int, told: Told | None = None
+    stream: Lines, seed: str | None, max_line_bytes: int, explain: ExplainError | None = None
 ) -> Iterator[RawChunk]:
     """Yield the chunks of a stream of lines.
 
@@ -240,7 +246,7 @@ def chunks(
     digest, number, ordinal = seed, 0, 0
     blanks = _Blanks()
     while True:
-        chunk = RawChunk(ordinal, number + 1, told=told)
+        chunk = RawChunk(ordinal, number + 1, explain=explain)
         number = _fill(stream, chunk, digest, max_line_bytes, blanks)
         if not chunk.lines:
             return  # blank lines at the end do not count
@@ -294,7 +300,7 @@ def _fill(
             if running is not None:
                 running.update(raw)
             if len(raw) > max_line_bytes and len(raw.rstrip(b"\r\n")) > max_line_bytes:
-                if number == 1 and chunk.told is None and raw.lstrip()[:1] == b"[":
+                if number == 1 and chunk.explain is None and raw.lstrip()[:1] == b"[":
                     raise InputUnreadable(
                         "line 1: it is one JSON list; write each of its objects on a line of its "
                         "own, for example with jq -c '.[]'"

@@ -17,7 +17,7 @@ _EMPTY = bytes(_BYTES)
 _CACHE_KB = 8 * 1024
 
 
-class Table:
+class KeyTable:
     """Keys, each with a value of `beside` bytes: a hash table with linear probing, for a Python
     dictionary takes 100 bytes or more a key. SQLite deletes its file by itself, also after a kill.
 
@@ -80,7 +80,7 @@ class Table:
             self._disk = None
 
 
-class SeenIds(Table):
+class SeenIds(KeyTable):
     """A set of request ids."""
 
     def __init__(self, in_memory: int = IN_MEMORY) -> None:

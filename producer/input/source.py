@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Protocol, Self
 
-from producer.input.bucket import is_url, is_web, keys_under, place_of, shown
+from producer.input.bucket import is_url, is_web, keys_under, place_of, redacted
 from producer.input.options import BadOption
 from producer.input.reader import Input, InputUnreadable, RawChunk
 from producer.input.tables.source import TableSource, kind_of
@@ -82,10 +82,10 @@ def open_source(name: str, pairs: Mapping[str, str] | None = None) -> Source:
     """
     files = _files_of_url(name) if is_url(name) else _files(name)
     if files:
-        return TableSource(shown(name), [place_of(file) for file in files], pairs or {})
+        return TableSource(redacted(name), [place_of(file) for file in files], pairs or {})
     if pairs:
         raise BadOption(
-            f"{shown(name)} has lines of JSON, and columns are mapped in tables: parquet, Arrow "
+            f"{redacted(name)} has lines of JSON, and columns are mapped in tables: parquet, Arrow "
             "or CSV"
         )
     return Input(place_of(name))

@@ -13,7 +13,7 @@ from contract import naming
 from contract.errors import BatchConflict
 from contract.results import ResultLine
 from producer.input.files import AtomicFile, unwritable
-from producer.run.growing import GrowingFile, check_regular, sort_by_line
+from producer.run.append_file import AppendFile, check_regular, sort_by_line
 
 #: Of the journal. One of another format is refused.
 FORMAT = 2
@@ -161,13 +161,13 @@ class RunFiles:
                     )
         # Locks do not reach other machines on some network folders; whose name is new does.
         new = kept is None and not self._output.exists()
-        self._out = stack.enter_context(GrowingFile(self._output, new=new))
+        self._out = stack.enter_context(AppendFile(self._output, new=new))
         if self.journal.read() != found:
             raise BatchConflict(f"another run has just written {self._output}")
         if kept is None:
             self.journal.write(self._begin, new=found is None)
         self.done = done = kept or self._begin
-        self._bad = stack.enter_context(GrowingFile(self._errors))
+        self._bad = stack.enter_context(AppendFile(self._errors))
         try:
             for file, size in ((self._out, done.output), (self._bad, done.errors)):
                 file.continue_at(size, self._is_next)

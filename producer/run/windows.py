@@ -30,11 +30,11 @@ from producer.input.seen import SeenIds
 from producer.input.source import Source
 from producer.queue_workers import QueueWorkers
 from producer.run.journal import RunFiles, RunProgress, window_id
-from producer.submit.submission import Part, Submission
-from producer.submit.submit import UNDER_WAY, Submitter
+from producer.submit.submission import Submission, WindowContext
+from producer.submit.submit import CHUNKS_IN_FLIGHT, Submitter
 
 if TYPE_CHECKING:
-    from producer.submit.order.plan import Choice
+    from producer.submit.order.prefix import OrderChoice
 
 #: Windows in Redis at a time.
 WINDOWS_IN_REDIS = 2
@@ -58,7 +58,7 @@ class _Window:
     line: int = 0
     lines: int = 0
     #: Sizes in bytes of the chunks that may still be on their way.
-    coming: deque[int] = field(default_factory=lambda: deque(maxlen=UNDER_WAY))
+    coming: deque[int] = field(default_factory=lambda: deque(maxlen=CHUNKS_IN_FLIGHT))
 
 
 class _Chunks:
@@ -91,7 +91,7 @@ class Run:
     window: int
     report: Callable[[RunProgress, str], None]
     ignored: Counter[str] = field(default_factory=Counter)
-    choice: "Choice | None" = None
+    choice: "OrderChoice | None" = None
     planned_lines: int = 0
     _tell_at: float = 0.0
     _seen: SeenIds = field(default_factory=SeenIds)
@@ -131,7 +131,7 @@ class Run:
         if wish == "input":
             yield from read
             return
-        from producer.submit.order.plan import cache_tokens  # noqa: PLC0415 - loads numpy
+        from producer.submit.order.prefix import cache_tokens  # noqa: PLC0415 - loads numpy
         from producer.submit.planned import PlannedLines  # noqa: PLC0415
 
         lines = PlannedLines(read, self.submission.seed, self.submission.overrides)
@@ -178,8 +178,8 @@ class Run:
             while len(waiting) < WINDOWS_IN_REDIS and raws.peek() is not None:
                 digest = waiting[-1][0].digest if waiting else files.done.digest
                 batch_id = window_id(files.done.name, files.done.windows + len(waiting))
-                part = Part(digest, self._seen, files.done.name)
-                submission = replace(self.submission, batch_id=batch_id, part=part)
+                context = WindowContext(digest, self._seen, files.done.name)
+                submission = replace(self.submission, batch_id=batch_id, window=context)
                 try:
                     window = self._begin(submission, digest, input_name)
                     if window is None:

@@ -46,7 +46,7 @@ def expected(line_bytes: int, requests: int, workers: Sequence[Worker], pace: Pa
     return orjson.dumps({"prompt_tokens": prompt, "completion_tokens": written, "seconds": seconds})
 
 
-def least_bytes(requests: int) -> int:
+def least_result_bytes(requests: int) -> int:
     """Return what so many results take in Redis at least, with answers of vLLM that say nothing."""
     return BATCH + RESULT * requests
 

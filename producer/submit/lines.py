@@ -24,7 +24,7 @@ from contract.openai.decode import decode
 from contract.openai.lines import Request, parse_line
 from contract.results import failure_meta
 from producer.input.reader import RawChunk
-from producer.input.seen import IN_MEMORY, SeenIds, Table
+from producer.input.seen import IN_MEMORY, KeyTable, SeenIds
 
 
 @dataclass(slots=True)
@@ -107,7 +107,7 @@ class LinesToMessages:
                         raise _duplicate(custom_id)
             except RequestRejected as error:
                 error.custom_id = error.custom_id or custom_id
-                self._reject(chunk, number, (raw.told or in_line)(number, line, error))
+                self._reject(chunk, number, (raw.explain or in_line)(number, line, error))
                 continue
             chunk.without_limit += not request.limited
             if request.ignored:
@@ -191,7 +191,7 @@ _DEPENDS = (
 )  # fmt: skip
 
 
-def question(url: str, text: bytes) -> bytes | None:
+def dedupe_key(url: str, text: bytes) -> bytes | None:
     """Return a key that two requests share if one's answer answers the other; None for a request
     whose answer may differ when it is asked again.
 
@@ -245,7 +245,7 @@ class Leaders:
     """The first line of each question of one batch, in constant memory."""
 
     def __init__(self, in_memory: int = IN_MEMORY) -> None:
-        self._first = Table(_KEY_BYTES, in_memory, "questions")
+        self._first = KeyTable(_KEY_BYTES, in_memory, "questions")
 
     def of(self, request: Request, request_id: str) -> str:
         """Return the request id of the line that asked the same before, '' for the first one,
@@ -254,7 +254,7 @@ class Leaders:
         Raises:
             WriteFailed: there is no room for it on disk.
         """
-        key = question(request.url, request.body)
+        key = dedupe_key(request.url, request.body)
         if key is None:
             return ""
         first = self._first.put(key, bytes.fromhex(request_id.replace("-", "")))

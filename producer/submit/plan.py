@@ -30,10 +30,10 @@ from producer.submit.expected import (
 )
 from producer.submit.lines import LinesToMessages, PreparedChunk
 from producer.submit.order.keys import keys_of, text_of
-from producer.submit.order.plan import UNKNOWN_CACHE_TOKENS
-from producer.submit.order.plan import plan as plan_order
+from producer.submit.order.prefix import UNKNOWN_CACHE_TOKENS
+from producer.submit.order.prefix import plan as plan_order
 from producer.submit.order.records import Records
-from producer.submit.prompt_tokens import Estimate, Prompt, prompt_of
+from producer.submit.prompt_tokens import CharacterCounter, Prompt, prompt_of
 from producer.submit.submission import Submission
 from producer.time_left import Pace
 
@@ -144,7 +144,7 @@ def plan(
     settings: Settings,
     submission: Submission,
     source: Source,
-    counter: Estimate,
+    counter: CharacterCounter,
     workers: Sequence[Worker] = (),
     pace: Pace | None = None,
     report: Callable[[FileContent], None] = lambda content: None,
@@ -227,7 +227,7 @@ class FileReader:
         settings: Settings,
         queue: str,
         overrides: dict[str, Any],
-        counter: Estimate,
+        counter: CharacterCounter,
         mean_answer: float | None,
         cache: int | None = None,
         batch_id: str = "plan",

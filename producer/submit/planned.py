@@ -20,14 +20,14 @@ from contract.errors import BatchConflict, RequestRejected
 from contract.openai.lines import parse_line
 from contract.redis.batches import BatchStore, Enqueued
 from contract.settings import Settings
-from producer.input.reader import CHUNK_BYTES, CHUNK_LINES, RawChunk, Told
+from producer.batch_watch import closed, deleted, differs, lost
+from producer.input.reader import CHUNK_BYTES, CHUNK_LINES, ExplainError, RawChunk
 from producer.input.seen import SeenIds
-from producer.same_batch import closed, deleted, differs, lost
 from producer.submit.lines import PreparedChunk
 from producer.submit.order.keys import keys_of, text_of
-from producer.submit.order.plan import Choice, cache_tokens, choose
+from producer.submit.order.prefix import OrderChoice, cache_tokens, choose_order
 from producer.submit.order.records import Records, Spool
-from producer.submit.submission import Wish
+from producer.submit.submission import OrderOption
 
 #: Waits between looks at a Redis that is full, in seconds.
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 2.0
@@ -46,7 +46,7 @@ class PlannedMessages:
     settings: Settings
     batch: Batch
     list_key: str
-    wish: Wish
+    wish: OrderOption
     _spool: Spool = field(default_factory=Spool)
     _records: Records = field(default_factory=Records)
 
@@ -66,7 +66,7 @@ class PlannedMessages:
         self._records.close()
         self._spool.close()
 
-    def push(self, end: tuple[int, str], report: Report) -> tuple[Choice, int]:
+    def push(self, end: tuple[int, str], report: Report) -> tuple[OrderChoice, int]:
         """Queue what is not queued yet; `end` is the cursor and digest of the file's last chunk.
 
         Returns:
@@ -79,7 +79,7 @@ class PlannedMessages:
         """
         state = self.store.batch(self.batch.id) or self.batch
         cache = cache_tokens(self.store, self.batch.fields.get("queue", ""))
-        choice = choose(self.wish, self._records, cache, state.fields.get("plan", ""))
+        choice = choose_order(self.wish, self._records, cache, state.fields.get("plan", ""))
         position = confirmed = pushed = 0
         while position < len(self._spool):
             messages = self._read(choice, position)
@@ -91,7 +91,7 @@ class PlannedMessages:
                 position = answer.cursor
             elif answer.answer == "plan" and not confirmed:
                 earlier = choice.name
-                choice = choose(self.wish, self._records, cache, answer.text)
+                choice = choose_order(self.wish, self._records, cache, answer.text)
                 if choice.name != answer.text:
                     raise self._other_plan(answer.text, earlier)
                 continue
@@ -101,7 +101,7 @@ class PlannedMessages:
             report(position, "")
         return choice, pushed
 
-    def _read(self, choice: Choice, position: int) -> list[bytes]:
+    def _read(self, choice: OrderChoice, position: int) -> list[bytes]:
         """Return the messages from a position of the order on, as many as one script takes."""
         end = min(position + CHUNK_LINES, len(self._spool))
         numbers = range(position, end) if choice.order is None else choice.order[position:end]
@@ -116,7 +116,7 @@ class PlannedMessages:
 
     def _sent(
         self,
-        choice: Choice,
+        choice: OrderChoice,
         end: tuple[int, str],
         position: int,
         messages: list[bytes],
@@ -169,7 +169,7 @@ class PlannedLines:
 
     def __init__(self, raws: Iterator[RawChunk], seed: str, overrides: dict[str, Any]) -> None:
         self._seed = seed
-        self._told: Told | None = None
+        self._told: ExplainError | None = None
         self._spool, self._records = Spool(), Records()
         self._numbers, self._too_long = array("Q"), dict[int, int]()
         #: Places of lines whose custom_id an earlier line has. They come last: as in any batch, the
@@ -195,23 +195,23 @@ class PlannedLines:
             if custom_id is not None and not seen.add(naming.request_id("", custom_id)):
                 self._repeated[place] = None
         self._too_long |= raw.too_long
-        self._told = raw.told
+        self._told = raw.explain
         self._spool.add(line for _, line in raw.lines)
         self._numbers.extend(number for number, _ in raw.lines)
         self._records.add(*keys_of(texts))
 
-    def choose(self, wish: Wish, cache: int, earlier: str) -> Choice:
-        """Decide on an order, as `plan.choose` does."""
-        return choose(wish, self._records, cache, earlier)
+    def choose(self, wish: OrderOption, cache: int, earlier: str) -> OrderChoice:
+        """Decide on an order, as `prefix.choose_order` does."""
+        return choose_order(wish, self._records, cache, earlier)
 
-    def chunks(self, choice: Choice) -> Iterator[RawChunk]:
+    def chunks(self, choice: OrderChoice) -> Iterator[RawChunk]:
         """Yield the chunks in the order of the choice."""
         order = self._places(choice)
         left = len(self)
         running = hashlib.sha256(bytes.fromhex(self._seed) + choice.name.encode())
         ordinal = 0
         while left:
-            raw = RawChunk(ordinal, len(self) - left + 1, told=self._told)
+            raw = RawChunk(ordinal, len(self) - left + 1, explain=self._told)
             while left and len(raw.lines) < CHUNK_LINES and raw.size < CHUNK_BYTES:
                 self._add(raw, next(order), running)
                 left -= 1
@@ -219,7 +219,7 @@ class PlannedLines:
             yield raw
             ordinal += 1
 
-    def _places(self, choice: Choice) -> Iterator[int]:
+    def _places(self, choice: OrderChoice) -> Iterator[int]:
         wanted = range(len(self)) if choice.order is None else map(int, choice.order)
         yield from (place for place in wanted if place not in self._repeated)
         yield from self._repeated

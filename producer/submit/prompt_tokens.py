@@ -111,7 +111,7 @@ class NoTokenizer(WarmqError):
     code = "no_tokenizer"
 
 
-class Estimate:
+class CharacterCounter:
     """Counts characters."""
 
     #: Whose tokenizer it is; '' for none.
@@ -130,7 +130,7 @@ class Estimate:
         return not prompt.texts and prompt.exact
 
 
-class Tokenizer(Estimate):
+class Tokenizer(CharacterCounter):
     """Counts with the tokenizer of `model`, a folder or a name of the Hugging Face hub.
 
     Raises:
@@ -216,7 +216,7 @@ class Tokenizer(Estimate):
         return prompt.exact
 
 
-def at_hand(named: str, announced: Sequence[str]) -> Estimate:
+def choose_counter(named: str, announced: Sequence[str]) -> CharacterCounter:
     """Return what counts: the tokenizer that was named, else that of the one announced model whose
     folder is on this machine, else an estimate.
 
@@ -230,8 +230,8 @@ def at_hand(named: str, announced: Sequence[str]) -> Estimate:
         try:
             return Tokenizer(folders.pop())
         except NoTokenizer:
-            return Estimate()
-    return Estimate()
+            return CharacterCounter()
+    return CharacterCounter()
 
 
 def _call(call: Json) -> Json:

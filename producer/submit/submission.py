@@ -18,12 +18,12 @@ from contract.message import MessageWriter
 from contract.redis.batches import BatchStore
 from producer.input.options import BadOption, check_name
 from producer.input.seen import SeenIds
-from producer.submit import traced
+from producer.submit import batch_trace
 
 #: Part of every digest; a change of chunk boundaries or of the message's form changes it.
 _FORMAT = 2
 #: In which order the lines are queued; `auto` is one of the others (producer/submit/order).
-Wish = Literal["input", "prefix", "auto"]
+OrderOption = Literal["input", "prefix", "auto"]
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
@@ -33,7 +33,7 @@ def new_batch_id() -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class WindowContext:
     """What a batch of some lines of a longer file shares with the others (producer/run/windows.py).
 
     `digest` is that of the file before it; custom_ids are remembered in `seen` as requests of
@@ -55,13 +55,13 @@ class Submission:
     model: str = ""
     overrides: dict[str, Any] = field(default_factory=dict)
     deadline: str = ""  # ms since 1970, or `+` and ms after the batch's creation; '' for never
-    part: Part | None = None
+    window: WindowContext | None = None
     tenant: str = naming.DEFAULT_TENANT
     #: Whether it waits for the batches that its tenant submitted so before, instead of sharing.
     in_order: bool = False
-    once: bool = False  # lines with the same repeatable body run once (lines.py)
-    order: Wish = "input"
-    asked_by: str = ""  # the traceparent of who wants it, if that is traced
+    dedupe: bool = False  # lines with the same repeatable body run once (lines.py)
+    order: OrderOption = "input"
+    parent_traceparent: str = ""  # the traceparent of who wants it, if that is traced
 
     def check(self) -> None:
         """Raise BadOption for names that cannot be part of a Redis key."""
@@ -99,7 +99,7 @@ class Submission:
             shaping["tenant"] = self.tenant
         if self.in_order:
             shaping["turn"] = "fifo"
-        if self.once:
+        if self.dedupe:
             shaping["once"] = True
         if self.order != "input":
             shaping["order"] = self.order
@@ -113,7 +113,7 @@ class Submission:
     @property
     def start(self) -> str:
         """The digest (hex) that the batch's first chunk follows."""
-        return self.part.digest if self.part else self.seed
+        return self.window.digest if self.window else self.seed
 
     def create(
         self, store: BatchStore, input_name: str, *, planned: bool = False, ends: bool = False
@@ -134,9 +134,9 @@ class Submission:
             "options": self.options,
             "tenant": self.tenant,
             "list": self._new_list,
-            **traced.fields_of_new(self.asked_by),
+            **batch_trace.new_batch_fields(self.parent_traceparent),
         }
-        if self.once:
+        if self.dedupe:
             fields["identical"] = 0  # there at all, it tells the scripts to look for followers
         if planned:
             fields["planned"] = 0
@@ -154,7 +154,7 @@ class Submission:
     @property
     def _new_list(self) -> str:
         # The parts of a run follow each other: they share a list, and a batch's turns.
-        name = self.part.name if self.part else self.batch_id
+        name = self.window.name if self.window else self.batch_id
         batch = "" if self.in_order else name
         return naming.turn_list(self.queue, self.priority, self.tenant, batch)
 
@@ -162,7 +162,7 @@ class Submission:
         """Return what writes the batch's messages."""
         # The deadline is the option's, not the batch's: a retry may have lifted the batch's own
         # while this submit was interrupted, and all messages of a batch must agree.
-        created, deadline, trace = int(batch.created), None, batch.fields.get(traced.FIELD, "")
+        created, deadline, trace = int(batch.created), None, batch.fields.get(batch_trace.FIELD, "")
         if self.deadline:
             after = created if self.deadline.startswith("+") else 0
             deadline = (int(self.deadline) + after) / 1000

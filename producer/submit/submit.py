@@ -22,24 +22,24 @@ from contract.openai.lines import Request
 from contract.redis.batches import BatchStore, Enqueued
 from contract.results import error_of
 from contract.settings import Settings
+from producer.batch_watch import closed, deleted, differs, lost
 from producer.input.reader import CHUNK_BYTES, RawChunk
 from producer.input.seen import SeenIds
-from producer.same_batch import closed, deleted, differs, lost
-from producer.submit import traced
+from producer.submit import batch_trace
 from producer.submit.expected import expected
 from producer.submit.lines import Leaders, LinesToMessages, PreparedChunk
 from producer.submit.submission import Submission
 from producer.time_left import pace_of_queue
 
 if TYPE_CHECKING:  # it loads numpy, which takes 0.1 s
-    from producer.submit.order.plan import Choice
+    from producer.submit.order.prefix import OrderChoice
     from producer.submit.planned import PlannedMessages
 
 #: Waits between looks at a Redis that is full, in seconds.
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 2.0
 _WAKE_S = 0.1
 #: Chunks on their way at once: with one, Redis would wait for each until the next is parsed.
-UNDER_WAY = 2
+CHUNKS_IN_FLIGHT = 2
 
 
 @dataclass(slots=True)
@@ -61,7 +61,7 @@ class Summary:
     first_error: str = ""
     waiting: str = ""
     pushed: int = 0
-    choice: Choice | None = None
+    choice: OrderChoice | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,20 +128,22 @@ class Submitter:
         with closing(self._planned) if self._planned else nullcontext():
             self._read(raw_chunks)
             if self._planned:
-                with traced.step("plan", summary.batch, self._submission.queue):
+                with batch_trace.step("plan", summary.batch, self._submission.queue):
                     self._push(self._planned)
         self._report(summary)
         self.seal()
-        traced.submitted(summary.batch, self._submission.queue, self._submission.asked_by)
+        batch_trace.submitted(
+            summary.batch, self._submission.queue, self._submission.parent_traceparent
+        )
         return summary
 
     def _read(self, raw_chunks: Iterator[RawChunk]) -> None:
         """Check all lines, and bring to Redis what it does not have of them."""
-        summary, part = self._summary, self._submission.part
+        summary, part = self._summary, self._submission.window
         stored = self._store.index(self._id) if summary.batch.number("cursor") else iter(())
         own = nullcontext() if self._unique else closing(SeenIds())
         ids = nullcontext(part.seen) if part else own
-        once = closing(Leaders()) if self._submission.once else nullcontext()
+        once = closing(Leaders()) if self._submission.dedupe else nullcontext()
         with ids as seen, once as leaders, ThreadPoolExecutor(1, "warmq-enqueue") as sender:
             lines = LinesToMessages(
                 self._id,
@@ -187,7 +189,7 @@ class Submitter:
         self._summary.without_limit += prepared.without_limit
         self._summary.ignored += prepared.ignored
         self._summary.first_error = self._summary.first_error or prepared.first_error
-        self._settle(UNDER_WAY - 1)
+        self._settle(CHUNKS_IN_FLIGHT - 1)
         waits: SimpleQueue[str] = SimpleQueue()
         self._sending.append((sender.submit(self._send, prepared, waits), waits))
         del prepared
@@ -290,7 +292,7 @@ class Submitter:
         """Return what is expected of the batch, as `status` shows it beside what came; nothing
         for a part of a longer file, which nobody looks at."""
         requests = batch.number("valid") if batch is not None else 0
-        if not requests or self._submission.part is not None:
+        if not requests or self._submission.window is not None:
             return b""
         queue = self._submission.queue
         workers = self._store.workers(queue)

@@ -11,13 +11,13 @@ from kit.chart import helm_chart
 from kit.chart.helm_chart import EXAMPLES, Resource, env_of, of_kind, pods, render, values
 from kit.chart.kubernetes_schemas import VERSIONS, problem
 
-from contract.setting_names import OF_GATEWAYS, OF_WORKERS
+from contract.setting_names import GATEWAY_SETTINGS, WORKER_SETTINGS
 from worker.drain.lifecycle import STOP_S
 from worker.engine.rbln.rules import RBLN_KILL_GRACE_S
 from worker.settings import WorkerSettings
 
 NAMES = [example.name.removesuffix("-values.yaml") for example in EXAMPLES]
-SETTINGS = OF_WORKERS | OF_GATEWAYS | WorkerSettings.model_fields.keys()
+SETTINGS = WORKER_SETTINGS | GATEWAY_SETTINGS | WorkerSettings.model_fields.keys()
 
 
 def example(name: str, **more: Any) -> list[Resource]:

@@ -19,7 +19,7 @@ from contract.openai.body import (
     RESPONSES_URL,
     TOKENIZE_URL,
 )
-from contract.streaming import Piece, read_published, texts_of
+from contract.streaming import Piece, decode_pieces, texts_of
 from demo.stack import Worker, eventually
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("worker")]
@@ -68,7 +68,7 @@ def test_the_text_comes_on_the_listeners_channel_and_is_the_results(
         while (message := pubsub.get_message(timeout=60)) is None or not message[
             "channel"
         ].startswith(naming.RESULT_PREFIX.encode()):
-            pieces += read_published(message["data"]) if message else []
+            pieces += decode_pieces(message["data"]) if message else []
     result = texts_of(answer(stack, request_id)["result"])
     assert len(result) == choices
     texts: dict[int, str] = {}

@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace import Tracer, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 
 from contract.redis import keys
-from contract.traces.span import new_context
+from contract.traces import root_context
 from demo.stack import RedisServer, eventually, tiny_model_worker
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.slow]
@@ -103,7 +103,7 @@ def test_a_call_of_the_sdk_is_one_trace_down_to_vllms_own_span_whichever_way_it_
         assert 0 < engine["gen_ai.latency.time_to_first_token"] < found["process"].seconds
         assert found["process"].service == found["llm_request"].service == "warmq-worker"
         # What comes after it, of the same form, is not traced with it.
-        unsampled = new_context(sampled=False)
+        unsampled = root_context(sampled=False)
         client.chat.completions.create(
             model=MODEL, messages=SAY, max_tokens=8, extra_headers=unsampled.headers()
         )
@@ -129,7 +129,7 @@ def test_each_front_end_exports_what_it_runs_with_vllms_spans_from_the_same_proc
     client: openai.OpenAI, receiver: Receiver
 ) -> None:
     def asked() -> bool:
-        headers = new_context(sampled=True).headers()
+        headers = root_context(sampled=True).headers()
         client.completions.create(model=MODEL, prompt="2 + 3 =", extra_headers=headers)
         return len({one.pid for one in receiver.named("process ")}) == FRONT_ENDS
 

@@ -19,7 +19,7 @@ from kit.commands.support import run_producer
 from kit.servers.s3 import Gate, credentials, s3_server, there, unfinished
 from kit.stacks.celery_side import simulated
 
-from producer.run.delivery import Delivery
+from producer.run.export import Export
 
 ROWS = 20_000
 MIB = 2**20
@@ -45,7 +45,7 @@ def test_a_run_killed_at_any_stage_leaves_no_half_object_and_goes_on(
     write_table(table, ROWS)
     write_same_lines(same, ROWS)
     upload(table, "in.parquet")
-    journal = Delivery(f"s3://warmq/{out}", "s3://warmq/errors").journal
+    journal = Export(f"s3://warmq/{out}", "s3://warmq/errors").journal
 
     def windows(count: int) -> Callable[[], bool]:
         def reached() -> bool:

@@ -95,7 +95,7 @@ def test_another_gateway_takes_over_within_ten_seconds(server: RedisServer, tmp_
         GatewayProcess(server.url, tmp_path) as first,
     ):
         eventually(store.announcements, 30, "a worker announces itself")
-        with GatewayProcess(server.url, tmp_path, gateway_carries=False) as second:
+        with GatewayProcess(server.url, tmp_path, gateway_batch_runner=False) as second:
             client = client_of(second)
             batch = begin(client, 0, 30_000)
             eventually(lambda: store.batch(batch.id), 20, "lines are queued")

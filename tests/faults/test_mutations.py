@@ -71,11 +71,11 @@ def two_answers_to_one_request(on: Stage, root: Path) -> None:
 
 def a_failure_from_a_worker_without_the_lease(on: Stage, root: Path) -> None:
     """The stopped worker's attempt fails after its lease has gone to one that succeeds."""
-    paused = on.worker(root=root, simulated_fate="simulate:fail=2")
+    paused = on.worker(root=root, simulated_behavior="simulate:fail=2")
     on.ready(paused)
     on.submit(16)
     on.running(16)
-    other = on.worker(root=root, simulated_fate="simulate:sleep=2")
+    other = on.worker(root=root, simulated_behavior="simulate:sleep=2")
     for _ in swept_while_paused(on, paused):
         pass
     on.finish()

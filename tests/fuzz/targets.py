@@ -18,9 +18,9 @@ from contract.message import MessageWriter, read_body, read_delivery
 from contract.naming import request_id
 from contract.openai.lines import parse_line
 from contract.results import failure_meta, result_line, success_meta
-from gateway.batches.api.record import Part
-from gateway.batches.runner.lines import look_through
-from gateway.batches.runner.queueing import Sharing
+from gateway.batches.api.record import BatchPart
+from gateway.batches.runner.input_file import validate_input
+from gateway.batches.runner.queueing import PartLines
 from producer.input.reader import Input, chunks
 from producer.submit.order.keys import text_of
 from worker.drain.serve import failed, read_request
@@ -95,16 +95,19 @@ def files(data: bytes) -> None:
     with tempfile.NamedTemporaryFile() as file:
         file.write(packed)
         file.flush()
-        looked = look_through(Path(file.name), "/v1/chat/completions", 5000, 50_000)
+        looked = validate_input(Path(file.name), "/v1/chat/completions", 5000, 50_000)
         for problem in looked.problems:
             assert 0 < len(problem.message) < 1000, problem.code
         if looked.problems:
             return
         models = sorted(looked.bytes_of)
-        parts = [Part("a", "", "warmq", models[::2]), Part("b", "", "other", models[1::2])]
+        parts = [
+            BatchPart("a", "", "warmq", models[::2]),
+            BatchPart("b", "", "other", models[1::2]),
+        ]
         count = 0
         for at in range(2):
-            sharing = Sharing(parts, at)
+            sharing = PartLines(parts, at)
             with closing(Input(file.name)) as source:
                 for chunk in sharing.chunks(source.chunks(_SEED, 5000)):
                     count += len(chunk.lines)
@@ -113,7 +116,7 @@ def files(data: bytes) -> None:
         assert count == looked.requests
 
 
-def _queued(sharing: Sharing, number: int, raw: bytes) -> None:
+def _queued(sharing: PartLines, number: int, raw: bytes) -> None:
     try:
         request = parse_line(raw)
         sharing.check(request)

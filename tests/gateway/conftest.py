@@ -13,7 +13,7 @@ from kit.gateways.own_carrier import opened
 from kit.gateways.real_gateway import RealGateway, real_gateway
 
 from demo.stack import RedisServer
-from gateway.batches.runner import carrier as carrying
+from gateway.batches.runner import runner
 from gateway.http.services import Services
 
 watched_answers.watch()
@@ -51,7 +51,7 @@ def client(gateway: GatewayProcess) -> Iterator[openai.OpenAI]:
 @pytest.fixture
 def services(redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Services]:
     """Return what a gateway works with; a batch that failed is tried again at once."""
-    monkeypatch.setattr(carrying, "FAILED_MS", 1)
+    monkeypatch.setattr(runner, "FAILED_MS", 1)
     with opened(redis_url, tmp_path) as found:
         yield found
 

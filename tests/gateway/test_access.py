@@ -17,7 +17,7 @@ from kit.gateways.gateway_process import GatewayProcess
 
 from contract.redis.batches import BatchStore
 from demo.stack import RedisServer, eventually
-from gateway.http.idempotency import ONLINE
+from gateway.http.idempotency import ONLINE_BODY_TYPES
 from gateway.redis.api_keys import ApiKeys
 
 #: Nobody has this path: 404 for whoever may call, 401 for others.
@@ -61,7 +61,7 @@ def open_gateway(gateway: GatewayProcess, redis_client: redis.Redis) -> GatewayP
 @pytest.fixture
 def secret(gateway: GatewayProcess, store: BatchStore, redis_client: redis.Redis) -> bytes:
     """Return a key; the gateway has noticed that there is one."""
-    made, _ = ApiKeys.beside(store).create("somebody")
+    made, _ = ApiKeys.using(store).create("somebody")
     eventually(lambda: ask(gateway.port)[0] == 401, 10, "the gateway knows that there are keys")
     return made.encode()
 
@@ -128,7 +128,7 @@ def test_a_gateway_without_keys_says_at_its_start_who_may_use_it(
     redis_client.flushall()
     for keys in (False, True):
         if keys:
-            ApiKeys.beside(store).create("somebody")
+            ApiKeys.using(store).create("somebody")
         with GatewayProcess(redis_server.url, tmp_path) as made:
             log = made.log_path.read_text()
         assert log.count("the gateway has no keys") == (not keys)
@@ -138,7 +138,7 @@ def test_a_gateway_without_keys_says_at_its_start_who_may_use_it(
 
 
 @pytest.mark.parametrize("whole", [True, False], ids=["one packet", "split"])
-@pytest.mark.parametrize("path", ["/v1/nothing", "/v1/files", "/v1/batches", *ONLINE])
+@pytest.mark.parametrize("path", ["/v1/nothing", "/v1/files", "/v1/batches", *ONLINE_BODY_TYPES])
 def test_a_trailer_is_no_header(
     gateway: GatewayProcess, secret: bytes, path: str, whole: bool
 ) -> None:

@@ -22,7 +22,7 @@ from pydantic import SecretStr
 
 from demo.stack import RedisServer, eventually
 from gateway.batches.api.record import Status, decode, encode
-from gateway.files.objects import FileRecord, Files
+from gateway.files.files import FileRecord, Files
 from gateway.http.services import Services
 from gateway.redis.api_keys import ApiKeys
 from gateway.settings import GatewaySettings
@@ -59,9 +59,9 @@ class Stack:
             redis_url=SecretStr(self.redis.url), gateway_store=str(folder / "files")
         )
         self.services = Services.open(settings)
-        ApiKeys.beside(self.services.batches).create("other")
-        self.key = ApiKeys.beside(self.services.batches).create("default")[0]
-        self.foreign = ApiKeys.beside(self.services.batches).create("foreign")[0]
+        ApiKeys.using(self.services.batches).create("other")
+        self.key = ApiKeys.using(self.services.batches).create("default")[0]
+        self.foreign = ApiKeys.using(self.services.batches).create("foreign")[0]
         self.client = self.sdk(self.key)
 
     def sdk(self, key: str) -> anthropic.Anthropic:
@@ -186,7 +186,7 @@ def test_a_batch_that_was_refused_as_a_whole_has_an_error_for_each_request(stack
 
 
 def test_pages_go_both_ways_and_show_only_the_callers_own(stack: Stack) -> None:
-    sdk = stack.sdk(ApiKeys.beside(stack.services.batches).create("pages")[0])
+    sdk = stack.sdk(ApiKeys.using(stack.services.batches).create("pages")[0])
     made = [sdk.messages.batches.create(requests=requests(1)).id for _ in range(23)]
     newest_first = [batch.id for batch in sdk.messages.batches.list(limit=5)]
     assert sorted(newest_first) == sorted(made)
@@ -232,7 +232,7 @@ def test_openais_route_neither_shows_nor_cancels_a_message_batch(stack: Stack) -
 def test_a_batch_over_the_budget_is_refused_when_it_is_made_and_leaves_nothing(
     stack: Stack,
 ) -> None:
-    secret, _ = ApiKeys.beside(stack.services.batches).create("poor", enqueued_tokens=1)
+    secret, _ = ApiKeys.using(stack.services.batches).create("poor", enqueued_tokens=1)
     poor = stack.sdk(secret)
     with pytest.raises(anthropic.RateLimitError, match="Enqueued token limit"):
         poor.messages.batches.create(requests=requests(2))

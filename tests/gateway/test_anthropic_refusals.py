@@ -17,9 +17,9 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from demo.stack import RedisServer, eventually
-from gateway.app import HANDLERS, EveryAnswer
+from gateway.app import HANDLERS, RequestContext
 from gateway.http import bodies, connections
-from gateway.http.bodies import Bodies, Budget, Reading
+from gateway.http.bodies import BodyMemoryLimit, BodySizeLimit, Budget
 from gateway.http.connections import FRAMING_BYTES, HEAD_BYTES, Connection, Guard
 
 BODY = 2**20
@@ -144,9 +144,9 @@ def impatient() -> Iterator[uvicorn.Server]:
             routes=[Route(path, _echo, methods=["POST"]) for path in paths],
             exception_handlers=HANDLERS,
         )
-        app.add_middleware(Reading, most=BODY, longest_line=90_000)
-        app.add_middleware(Bodies, most=BODY)
-        app.add_middleware(EveryAnswer)
+        app.add_middleware(BodyMemoryLimit, most=BODY, longest_line=90_000)
+        app.add_middleware(BodySizeLimit, most=BODY)
+        app.add_middleware(RequestContext)
         server = uvicorn.Server(uvicorn.Config(
             app, port=free_port(), loop="uvloop", ws="none", log_level="critical", lifespan="off",
             http=type("C", (Connection,), {"guard": Guard(100)}), timeout_graceful_shutdown=1,

@@ -26,7 +26,7 @@ from gateway.redis.api_keys import KEYS, ApiKeys
 @pytest.fixture
 def keys(gateway: GatewayProcess, store: BatchStore) -> ApiKeys:
     """Return the keys of a Redis that holds one; the gateway has noticed."""
-    found = ApiKeys.beside(store)
+    found = ApiKeys.using(store)
     found.create("somebody")
     eventually(lambda: status(gateway) == 401, 10, "the gateway knows that there are keys")
     return found
@@ -133,11 +133,11 @@ def test_the_first_key_closes_the_gateway_to_all_others_within_a_second(
     gateway: GatewayProcess, redis_client: redis.Redis, store: BatchStore
 ) -> None:
     eventually(lambda: status(gateway) == 404, 10, "the gateway knows that there is no key")
-    secret, key = ApiKeys.beside(store).create("a")
+    secret, key = ApiKeys.using(store).create("a")
     time.sleep(1)
     assert status(gateway) == 401
     assert status(gateway, x_api_key=secret) == 404
-    ApiKeys.beside(store).revoke(key.id)
+    ApiKeys.using(store).revoke(key.id)
     time.sleep(1)
     assert status(gateway) == 401  # the last key's end opens nothing
 

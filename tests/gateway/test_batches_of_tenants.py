@@ -22,7 +22,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BatchStack]:
 @pytest.fixture(scope="module")
 def clients(stack: BatchStack) -> tuple[openai.OpenAI, openai.OpenAI]:
     """Return the clients of two tenants, `a` and `b`; `b` may ask for priority 5 at most."""
-    keys = ApiKeys.beside(stack.store)
+    keys = ApiKeys.using(stack.store)
     a, b = keys.create("a")[0], keys.create("b", highest_priority=5)[0]
     return stack.client_of(a), stack.client_of(b)
 

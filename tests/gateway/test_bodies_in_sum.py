@@ -18,7 +18,7 @@ from starlette.types import Message, Scope
 from contract.redis.batches import BatchStore
 from demo.stack import RedisServer, eventually
 from gateway.http import bodies
-from gateway.http.bodies import Budget, Reading, whole_body
+from gateway.http.bodies import BodyMemoryLimit, Budget, whole_body
 from gateway.http.caller import Caller
 from gateway.http.errors import ApiError
 from gateway.redis.api_keys import ApiKeys
@@ -30,7 +30,7 @@ SIZE = 19 * 10**6
 def gateway(tmp_path: Path) -> Iterator[tuple[GatewayProcess, str, str]]:
     """Return a gateway and two tenants' keys."""
     server = RedisServer(tmp_path / "redis").start()
-    keys = ApiKeys.beside(BatchStore(server.client(), ttl_ms=60_000))
+    keys = ApiKeys.using(BatchStore(server.client(), ttl_ms=60_000))
     first, second = keys.create("a")[0], keys.create("b")[0]
     with GatewayProcess(server.url, tmp_path) as running:
         yield running, first, second
@@ -145,7 +145,7 @@ async def test_a_body_that_drips_is_given_up(monkeypatch: pytest.MonkeyPatch) ->
         sent.append(message)
 
     began = time.monotonic()
-    await Reading(app, 10**8, 10**6)(scope(), body_of(b"x" * 10**6, rest=0.1), send)
+    await BodyMemoryLimit(app, 10**8, 10**6)(scope(), body_of(b"x" * 10**6, rest=0.1), send)
     assert caught[0].status == 408 and time.monotonic() - began < 5
     assert (b"connection", b"close") in sent[0]["headers"]
 
@@ -157,7 +157,7 @@ async def test_a_small_body_that_drips_has_an_end_too(monkeypatch: pytest.Monkey
         await whole_body(receive)
 
     with pytest.raises(ApiError) as caught:
-        await Reading(app, 10**8, 10**6)(scope(), body_of(b"x", rest=0.05), None)  # type: ignore[arg-type]
+        await BodyMemoryLimit(app, 10**8, 10**6)(scope(), body_of(b"x", rest=0.05), None)  # type: ignore[arg-type]
     assert caught.value.status == 408
 
 

@@ -34,13 +34,13 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BatchStack]:
 @pytest.fixture(scope="module")
 def hostile(stack: BatchStack) -> openai.OpenAI:
     """Return the client of a tenant that sends bombs."""
-    return stack.client_of(ApiKeys.beside(stack.store).create("hostile")[0])
+    return stack.client_of(ApiKeys.using(stack.store).create("hostile")[0])
 
 
 @pytest.fixture(scope="module")
 def honest(stack: BatchStack, hostile: openai.OpenAI) -> openai.OpenAI:
     """Return the client of another tenant."""
-    return stack.client_of(ApiKeys.beside(stack.store).create("honest")[0])
+    return stack.client_of(ApiKeys.using(stack.store).create("honest")[0])
 
 
 def begun(client: openai.OpenAI, content: bytes, window: str = "24h") -> str:

@@ -123,7 +123,7 @@ def test_failed_lines_of_a_compressed_file_are_run_again(
     errors = stack.client.files.retrieve(ended.error_file_id or "")
     assert errors.expires_at is not None
     assert 7200 <= errors.expires_at - ended.created_at < 7300
-    of = BatchViews.beside(stack.store)
+    of = BatchViews.using(stack.store)
     views = [of.get("default", one) for one in (batch.id, again.id)]
     documents = [view.source.document for view in views if view and isinstance(view.source, Stored)]
     assert [decode(document).priority for document in documents] == [3, 3]

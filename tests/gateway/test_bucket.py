@@ -18,7 +18,7 @@ from kit.servers.s3 import Gate, credentials, google_credentials, s3_server, the
 from obstore.store import from_url
 
 from demo.stack import eventually
-from gateway.store import Store, StoreFailed, open_store
+from gateway.file_store import FileStore, FileStoreFailed, open_store
 
 MIB = 2**20
 URL = "s3://warmq/some/prefix"
@@ -37,7 +37,7 @@ def environment(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def bucket(environment: None) -> Store:
+def bucket(environment: None) -> FileStore:
     return open_store(URL)
 
 
@@ -51,7 +51,7 @@ def google(s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
     obstore.delete(from_url("s3://warmq"), there(s3))  # what it said it had not removed
 
 
-def write(bucket: Store, name: str, data: bytes) -> int:
+def write(bucket: FileStore, name: str, data: bytes) -> int:
     with bucket.write(name) as writer:
         for at in range(0, len(data), MIB):
             writer.write(data[at : at + MIB])
@@ -59,7 +59,7 @@ def write(bucket: Store, name: str, data: bytes) -> int:
 
 
 @pytest.mark.parametrize("size", [0, 1, 8 * MIB, 20 * MIB + 7])
-def test_a_file_of_one_part_or_of_several_comes_out_as_it_was(bucket: Store, size: int) -> None:
+def test_a_file_of_one_part_or_of_several_comes_out_as_it_was(bucket: FileStore, size: int) -> None:
     data = os.urandom(size)
     assert write(bucket, "file-a", data) == size
     assert bucket.size("file-a") == size
@@ -73,7 +73,7 @@ def test_a_file_of_one_part_or_of_several_comes_out_as_it_was(bucket: Store, siz
     bucket.delete("file-a")  # it is gone already
 
 
-def test_ranges_are_read_alone(bucket: Store) -> None:
+def test_ranges_are_read_alone(bucket: FileStore) -> None:
     data = os.urandom(9 * MIB)
     write(bucket, "file-r", data)
     for start, end in ((0, 1), (5, 5), (8 * MIB - 1, 8 * MIB + 1), (9 * MIB - 3, 9 * MIB)):
@@ -83,7 +83,7 @@ def test_ranges_are_read_alone(bucket: Store) -> None:
 
 
 def test_what_is_not_committed_is_never_there_and_its_parts_are_given_up(
-    bucket: Store, s3: str
+    bucket: FileStore, s3: str
 ) -> None:
     with pytest.raises(ZeroDivisionError), bucket.write("file-x") as writer:
         writer.write(bytes(20 * MIB))
@@ -96,15 +96,15 @@ def test_what_is_not_committed_is_never_there_and_its_parts_are_given_up(
     assert bucket.size("file-y") is None
 
 
-def test_a_file_that_is_not_there_cannot_be_read(bucket: Store) -> None:
-    with pytest.raises(StoreFailed):
+def test_a_file_that_is_not_there_cannot_be_read(bucket: FileStore) -> None:
+    with pytest.raises(FileStoreFailed):
         list(bucket.read("file-none"))
-    with pytest.raises(StoreFailed):
+    with pytest.raises(FileStoreFailed):
         list(bucket.read("file-none", 0, 1))
 
 
 @pytest.mark.parametrize("name", ["../a", "a/b", "", ".a", "a\0b"])
-def test_names_do_not_leave_the_prefix(bucket: Store, name: str) -> None:
+def test_names_do_not_leave_the_prefix(bucket: FileStore, name: str) -> None:
     with pytest.raises(ValueError, match="not a name"), bucket.write(name):
         pass
     for call in (bucket.size, bucket.delete):
@@ -114,7 +114,7 @@ def test_names_do_not_leave_the_prefix(bucket: Store, name: str) -> None:
 
 @pytest.mark.parametrize("url", ["s3://no-such-bucket", "s3://", "nothing://warmq"])
 def test_a_bucket_that_cannot_be_used_is_told_at_the_start(url: str) -> None:
-    with pytest.raises(StoreFailed, match="WARMQ_GATEWAY_STORE"):
+    with pytest.raises(FileStoreFailed, match="WARMQ_GATEWAY_STORE"):
         open_store(url)
 
 
@@ -136,7 +136,7 @@ def test_a_probe_that_has_gone_already_is_no_reason_not_to_start(google: Gate) -
 
 def test_a_bucket_where_nothing_may_be_removed_is_told_at_the_start(google: Gate) -> None:
     google.answers["DELETE"] = 403
-    with pytest.raises(StoreFailed, match="WARMQ_GATEWAY_STORE: gs://warmq cannot be used"):
+    with pytest.raises(FileStoreFailed, match="WARMQ_GATEWAY_STORE: gs://warmq cannot be used"):
         open_store("gs://warmq")
 
 
@@ -144,7 +144,7 @@ def test_what_fails_is_told_in_one_line(google: Gate) -> None:
     """What obstore says besides is its source code's, and may have a URL with what signs it."""
     bucket = open_store("gs://warmq")
     google.answers["GET"] = 403
-    with pytest.raises(StoreFailed, match="a file cannot be read in the bucket: The") as caught:
+    with pytest.raises(FileStoreFailed, match="a file cannot be read in the bucket: The") as caught:
         list(bucket.read("file-a", 0, 1))
     assert "\n" not in caught.value.message
 

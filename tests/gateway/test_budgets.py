@@ -22,7 +22,7 @@ TOKENS = estimated_tokens(len(LINE))
 
 
 def client_for(gateway: GatewayProcess, store: BatchStore, **limits: int) -> openai.OpenAI:
-    secret, _ = ApiKeys.beside(store).create("t", **limits)
+    secret, _ = ApiKeys.using(store).create("t", **limits)
     return openai.OpenAI(base_url=f"{gateway.url}/v1", api_key=secret, max_retries=2)
 
 
@@ -43,16 +43,16 @@ def test_parts_of_an_upload_count_however_few_bytes_it_has_announced(
     client = client_for(gateway, store, file_bytes=2000)
     begun = client.uploads.create(bytes=1, filename="x", mime_type="text/plain", purpose="batch")
     client.uploads.parts.create(begun.id, data=b"x" * 1500)
-    assert Budgets.beside(store).stored_bytes("t") == 1500
+    assert Budgets.using(store).stored_bytes("t") == 1500
     with pytest.raises(openai.RateLimitError, match="500 of 2000 are left"):
         upload(client, b"x" * 600)
     with pytest.raises(openai.RateLimitError):
         client.uploads.parts.create(begun.id, data=b"x" * 600)
     with pytest.raises(openai.BadRequestError):  # they do not make up one byte; it stays open
         client.uploads.complete(begun.id, part_ids=[])
-    assert Budgets.beside(store).stored_bytes("t") >= 1500
+    assert Budgets.using(store).stored_bytes("t") >= 1500
     client.uploads.cancel(begun.id)
-    assert Budgets.beside(store).stored_bytes("t") == 0
+    assert Budgets.using(store).stored_bytes("t") == 0
 
 
 def test_a_failed_complete_leaves_the_parts_counted(
@@ -63,9 +63,9 @@ def test_a_failed_complete_leaves_the_parts_counted(
     part = client.uploads.parts.create(begun.id, data=b"x" * 1500)
     with pytest.raises(openai.BadRequestError, match="MD5"):
         client.uploads.complete(begun.id, part_ids=[part.id], md5="0" * 32)
-    assert Budgets.beside(store).stored_bytes("t") == 1500
+    assert Budgets.using(store).stored_bytes("t") == 1500
     assert client.uploads.complete(begun.id, part_ids=[part.id]).file is not None
-    assert Budgets.beside(store).stored_bytes("t") == 1500
+    assert Budgets.using(store).stored_bytes("t") == 1500
 
 
 def test_a_batch_holds_its_tokens_and_another_is_refused(
@@ -75,7 +75,7 @@ def test_a_batch_holds_its_tokens_and_another_is_refused(
     file = upload(client)
     batch = create(client, file.id, **{"Idempotency-Key": "b"})
     assert create(client, file.id, **{"Idempotency-Key": "b"}).id == batch.id
-    assert sum(Budgets.beside(store).enqueued("t").values()) == TOKENS
+    assert sum(Budgets.using(store).enqueued("t").values()) == TOKENS
     with pytest.raises(openai.RateLimitError) as raised:
         create(client, file.id)
     assert raised.value.code == "insufficient_quota"
@@ -87,7 +87,7 @@ def test_a_batch_holds_its_tokens_and_another_is_refused(
 def test_what_an_unfinished_create_held_comes_back(
     gateway: GatewayProcess, store: BatchStore
 ) -> None:
-    budgets = Budgets.beside(store)
+    budgets = Budgets.using(store)
     client = client_for(gateway, store, enqueued_tokens=TOKENS)
     file = upload(client)
     budgets.reserve("t", "batch_never", {"": TOKENS}, None)
@@ -101,14 +101,14 @@ def test_files_hold_their_bytes_until_they_are_deleted(
 ) -> None:
     client = client_for(gateway, store, file_bytes=2000)
     file = upload(client, b"x" * 1500)
-    assert Budgets.beside(store).stored_bytes("t") == 1500
+    assert Budgets.using(store).stored_bytes("t") == 1500
     with pytest.raises(openai.RateLimitError) as raised:
         upload(client, b"x" * 600)
     assert raised.value.code == "insufficient_quota"
     assert "500 of 2000 are left" in raised.value.message
     assert [each.id for each in client.files.list()] == [file.id]
     client.files.delete(file.id)
-    assert Budgets.beside(store).stored_bytes("t") == 0
+    assert Budgets.using(store).stored_bytes("t") == 0
     assert upload(client, b"x" * 600)
 
 
@@ -127,11 +127,11 @@ def test_a_deleted_file_holds_its_bytes_while_a_batch_reads_it(
     file = upload(client)
     create(client, file.id)  # nobody serves its model, so its lines are not queued
     client.files.delete(file.id)
-    assert Budgets.beside(store).stored_bytes("t") == len(LINE)
+    assert Budgets.using(store).stored_bytes("t") == len(LINE)
     client.batches.cancel(client.batches.list().data[0].id)
 
     def swept() -> bool:
         redis_client.zadd("warmq:gateway:due:file", {file.id: 0})  # as some minutes later
-        return Budgets.beside(store).stored_bytes("t") == 0
+        return Budgets.using(store).stored_bytes("t") == 0
 
     eventually(swept, 30, "its content is swept, and counts no more", every_s=0.5)

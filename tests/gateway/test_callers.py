@@ -19,7 +19,7 @@ from gateway.redis.api_keys import ApiKeys
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     with Stack(tmp_path_factory.mktemp("callers")) as made:
-        ApiKeys.beside(made.store).create("somebody")
+        ApiKeys.using(made.store).create("somebody")
         eventually(lambda: refused(made), 10, "the gateway knows that there are keys")
         yield made
 
@@ -33,7 +33,7 @@ def refused(stack: Stack) -> bool:
 
 
 def client_for(stack: Stack, tenant: str = "t", **limits: Any) -> openai.OpenAI:
-    secret, _ = ApiKeys.beside(stack.store).create(tenant, **limits)
+    secret, _ = ApiKeys.using(stack.store).create(tenant, **limits)
     return openai.OpenAI(base_url=stack.url, api_key=secret, max_retries=0, timeout=30)
 
 
@@ -92,7 +92,7 @@ def test_a_retry_of_a_chat_is_answered_and_computed_once(stack: Stack) -> None:
 
 
 def test_a_revoked_key_ends_within_a_second(stack: Stack) -> None:
-    keys = ApiKeys.beside(stack.store)
+    keys = ApiKeys.using(stack.store)
     secret, key = keys.create("t")
     with openai.OpenAI(base_url=stack.url, api_key=secret, max_retries=0) as client:
         assert chat(client)
@@ -104,7 +104,7 @@ def test_a_revoked_key_ends_within_a_second(stack: Stack) -> None:
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_what_runs_for_a_revoked_key_ends_within_seconds(stack: Stack, stream: bool) -> None:
-    keys = ApiKeys.beside(stack.store)
+    keys = ApiKeys.using(stack.store)
     secret, key = keys.create("t")
     kept, other_key = keys.create("t")
     started, given_up = stack.started(), len(stack.revoked())
@@ -134,7 +134,7 @@ def test_what_runs_for_a_revoked_key_ends_within_seconds(stack: Stack, stream: b
 
 
 def test_a_stream_that_has_begun_ends_with_an_error_when_its_key_is_revoked(stack: Stack) -> None:
-    keys = ApiKeys.beside(stack.store)
+    keys = ApiKeys.using(stack.store)
     secret, key = keys.create("t")
     body = {"model": MODEL, "messages": HELLO, "user": "simulate:sleep=50", "stream": True}
     headers = {"authorization": f"Bearer {secret}"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from gateway.redis.live import LiveRequests
+from gateway.redis.online import OnlineRequests
 
 #: Moments at which it is cancelled, and how far apart: from before it connects until it listens.
 MOMENTS, APART_S = 60, 0.0001
@@ -12,9 +12,9 @@ MOMENTS, APART_S = 60, 0.0001
 
 async def test_any_command_raises_the_cancellation_of_its_task(redis_url: str) -> None:
     for moment in range(MOMENTS):
-        redis = LiveRequests.open(redis_url, "test")
+        redis = OnlineRequests.open(redis_url, "test")
 
-        async def ask(redis: LiveRequests = redis) -> None:
+        async def ask(redis: OnlineRequests = redis) -> None:
             while True:
                 await redis.workers()
 

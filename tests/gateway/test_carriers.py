@@ -18,11 +18,11 @@ from kit.gateways.own_carrier import created, looked_at
 from contract.redis.batches import BatchStore
 from contract.redis.due import Claim, Due
 from demo.stack import ROOT, RedisServer, eventually
-from gateway.batches.api.record import BatchRecord, Part
-from gateway.batches.runner.carrier import TRIES, Carrier
+from gateway.batches.api.record import BatchPart, BatchRecord
 from gateway.batches.runner.phases import Phases
+from gateway.batches.runner.runner import TRIES, BatchRunner
 from gateway.http.services import Services
-from gateway.redis.leases import GivenUp
+from gateway.redis.leases import LeaseLost
 
 
 @contextmanager
@@ -47,7 +47,7 @@ def waiting_carrier(redis_url: str, folder: Path) -> Iterator[subprocess.Popen[b
 def test_a_carrier_that_starts_while_redis_is_away_waits_for_it(tmp_path: Path) -> None:
     server = RedisServer(tmp_path / "redis")
     with waiting_carrier(server.url, tmp_path) as process, server, server.client() as client:
-        Due.beside(BatchStore(client, ttl_ms=60_000)).add("batch", "batch_never")
+        Due.using(BatchStore(client, ttl_ms=60_000)).add("batch", "batch_never")
         eventually(lambda: not client.exists("warmq:gateway:due:batch"), 30, "it has looked at it")
         process.terminate()
         assert process.wait(20) == 0
@@ -68,10 +68,10 @@ def test_what_a_carrier_gives_up_is_free_at_once_if_nobody_has_taken_it(
         """Redis was away for longer than the lease; the renewal came through all the same."""
         (name,) = redis_client.zrange("warmq:gateway:due:batch", 0, -1)
         redis_client.zincrby("warmq:gateway:due:batch", 60_000, name)
-        raise GivenUp
+        raise LeaseLost
 
     monkeypatch.setattr(Phases, "carry", renewed_late)
-    carrier = Carrier(services)
+    carrier = BatchRunner(services)
     with ThreadPoolExecutor(1) as pool:
         carrier._look(pool)
     (claim,) = services.due.claim("batch", 1000)
@@ -88,7 +88,7 @@ def fails(*_: object) -> NoReturn:
 
 def looked_until_ended(services: Services) -> tuple[BatchRecord, int]:
     """Look for what is due until the batch has ended and nothing is due; return how often."""
-    carrier, looks = Carrier(services), 0
+    carrier, looks = BatchRunner(services), 0
 
     def look() -> BatchRecord | None:
         nonlocal looks
@@ -127,7 +127,7 @@ def test_one_whose_results_cannot_be_written_ends_without_them(
     services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Phases, "_run", fails)
-    created(services, status="in_progress", parts=[Part("batch_1", "", "warmq", [""])])
+    created(services, status="in_progress", parts=[BatchPart("batch_1", "", "warmq", [""])])
     services.batches.create("batch_1", "0" * 40, {"tenant": "t", "queue": "warmq"})
     record, looks = looked_until_ended(services)
     assert looks >= 2 * TRIES

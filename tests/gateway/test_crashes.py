@@ -16,13 +16,14 @@ from kit.verdicts.owners import ownerless
 from contract.redis.client import Client, _Pipeline
 from gateway.batches.anthropic import batches as message_batches
 from gateway.batches.api import batches
-from gateway.batches.runner.carrier import Carrier
-from gateway.files import completing, uploads
-from gateway.files.objects import FileRecord, Files, keep
+from gateway.batches.runner.runner import BatchRunner
+from gateway.file_store import Folder, Writer
+from gateway.files import complete as completing
+from gateway.files import uploads
+from gateway.files.files import FileRecord, Files, save_file
 from gateway.files.uploads import UploadComplete, UploadCreate
 from gateway.http.caller import Caller
 from gateway.http.services import Services
-from gateway.store import Folder, Writer
 from gateway.sweeping import sweep_files
 
 CALLER = Caller(tenant="t")
@@ -61,7 +62,7 @@ def write(services: Services, name: str = "file-1") -> FileRecord:
     with services.store.write(name) as writer:
         writer.write(LINE)
         record = record_of(name)
-        return keep(services, CALLER, writer, record)
+        return save_file(services, CALLER, writer, record)
 
 
 def record_of(name: str) -> FileRecord:
@@ -101,7 +102,7 @@ def message_batch(services: Services) -> None:
 
 def message_batch_deleted(services: Services) -> None:
     message_batch(services)
-    (read,) = services.objects.several("batch", ["msgbatch_1"])
+    (read,) = services.objects.get_many("batch", ["msgbatch_1"])
     assert read is not None
     ended = orjson.dumps(orjson.loads(read.document) | {"status": "completed"})
     services.objects.replace("batch", CALLER.tenant, read, ended, 1)
@@ -116,7 +117,7 @@ def live_on(services: Services, redis_client: redis.Redis) -> None:
             redis_client.zadd(key, dict.fromkeys(due, 1), xx=True)
     sweep_files(services)
     with ThreadPoolExecutor(1) as pool:
-        Carrier(services)._look(pool)
+        BatchRunner(services)._look(pool)
 
 
 def contents_without_owner(redis_client: redis.Redis, folder: Path) -> set[str]:

@@ -11,9 +11,9 @@ import redis
 from kit.commands.support import chat_line, run_all
 from kit.gateways.own_carrier import content, created, looked_at, until_ended
 
-from gateway.batches.api.record import BatchRecord, Part, decode, encode, request_cancel
+from gateway.batches.api.record import BatchPart, BatchRecord, decode, encode, request_cancel
 from gateway.batches.runner.outputs import _File, file_id_of
-from gateway.files.objects import Files
+from gateway.files.files import Files
 from gateway.http.services import Services
 
 LINES = 5
@@ -26,7 +26,7 @@ def looked_through(services: Services, parts: int = 1) -> None:
         chat_line(f"{model}-{n}", model=model) for n in range(LINES) for model in models
     ])  # fmt: skip
     created(services, status="in_progress", parts=[
-        Part(f"batch_1.{n}" if n else "batch_1", model, "warmq", [model])
+        BatchPart(f"batch_1.{n}" if n else "batch_1", model, "warmq", [model])
         for n, model in enumerate(models)
     ])  # fmt: skip
 

@@ -15,7 +15,7 @@ import redis
 from kit.gateways.gateway_process import GatewayProcess, stored
 
 from demo.stack import eventually
-from gateway.files.objects import FileRecord, Files
+from gateway.files.files import FileRecord, Files
 from gateway.http.services import Services
 from gateway.settings import GatewaySettings
 

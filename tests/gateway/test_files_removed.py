@@ -14,9 +14,9 @@ from kit.gateways.own_carrier import content, record, uploaded
 from demo.stack import eventually
 from gateway.batches.api.record import decode, encode, start_batch
 from gateway.batches.runner.after import after_end
-from gateway.files.objects import FileRecord, Files
+from gateway.file_store import open_store
+from gateway.files.files import FileRecord, Files
 from gateway.http.services import Services
-from gateway.store import open_store
 
 LINE = b'{"custom_id":"a","method":"POST","url":"/v1/completions","body":{"prompt":"x"}}\n'
 

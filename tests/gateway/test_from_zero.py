@@ -109,7 +109,7 @@ def test_lines_that_name_no_model_are_not_run_by_one_that_their_key_may_not_use(
     line = request("r0")
     del line["body"]["model"]
     with Stack(tmp_path) as stack:
-        secret, _ = ApiKeys.beside(stack.store).create("default", models=["other"])
+        secret, _ = ApiKeys.using(stack.store).create("default", models=["other"])
         with openai.OpenAI(base_url=stack.url, api_key=secret, max_retries=0) as client:
             batch = ended(client, create(client, [line]).id)
             assert batch.request_counts.completed == 0

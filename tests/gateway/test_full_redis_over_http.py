@@ -31,8 +31,8 @@ class Filled:
     def __init__(self, redis: RedisServer, gateway: GatewayProcess) -> None:
         self.redis, self.gateway = redis, gateway
         self.store = BatchStore(redis.client(), ttl_ms=60_000)
-        self.secret, self.key = ApiKeys.beside(self.store).create("t")
-        self.other = ApiKeys.beside(self.store).create("t")[1]
+        self.secret, self.key = ApiKeys.using(self.store).create("t")
+        self.other = ApiKeys.using(self.store).create("t")[1]
         self.client = openai.OpenAI(
             base_url=f"{gateway.url}/v1", api_key=self.secret, max_retries=0, timeout=30
         )
@@ -48,7 +48,7 @@ class Filled:
             input_file_id=self.input.id, endpoint=CHAT, completion_window="24h"
         )
         eventually(lambda: self.store.batch(self.batch.id), 20, "its part is queued")
-        found = Webhooks.beside(self.store).create("t", "https://a.example", ("batch.completed",))
+        found = Webhooks.using(self.store).create("t", "https://a.example", ("batch.completed",))
         self.webhook = found.id
         client = redis.client()
         client.config_set("maxmemory", client.info("memory")["used_memory"] // 2)
@@ -120,10 +120,10 @@ def test_an_operator_ends_and_deletes_by_commands(filled: Filled) -> None:
                  ("webhooks", "list"), ("records",)):  # fmt: skip
         filled.producer(*read)
     filled.producer("tenant", "set", "t", "--max-in-flight", "1")
-    assert Tenants.beside(filled.store).tenant("t").max_in_flight == 1
+    assert Tenants.using(filled.store).tenant("t").max_in_flight == 1
     filled.producer("keys", "revoke", filled.other.id)
     filled.producer("webhooks", "delete", filled.webhook)
-    assert Webhooks.beside(filled.store).all() == []
+    assert Webhooks.using(filled.store).all() == []
     filled.producer("cancel", filled.batch.id)
     eventually(
         lambda: filled.client.batches.retrieve(filled.batch.id).status == "cancelled", 20, "it ends"

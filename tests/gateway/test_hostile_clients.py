@@ -239,7 +239,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, set[Any]]]
     """Return the port, and the open connections, of a server whose patience is a second."""
     from starlette.applications import Starlette
 
-    for name in ("HEAD_S", "BODY_S", "DEAF_S"):
+    for name in ("HEAD_S", "BODY_S", "SLOW_READ_S"):
         monkeypatch.setattr(connections, name, 1.0)
     guard, port = Guard(100), free_port()
     server = uvicorn.Server(uvicorn.Config(

@@ -20,13 +20,13 @@ from starlette.routing import Route
 
 from contract.redis.connect import connect
 from demo.stack import RedisServer, eventually
-from gateway.app import EveryAnswer
+from gateway.app import RequestContext
 from gateway.http import idempotency as asked
 from gateway.http.caller import Caller
-from gateway.http.errors import ApiError, answer
-from gateway.http.idempotency import LARGEST_ANSWER, Idempotency, fingerprint
+from gateway.http.errors import ApiError, json_error
+from gateway.http.idempotency import LARGEST_ANSWER, Idempotency, replayed_response
 from gateway.redis import idempotency as stored
-from gateway.redis.idempotency import Renewals, Tries
+from gateway.redis.idempotency import IdempotencyStore, Renewals
 
 Handle = Callable[[Request], Awaitable[Response]]
 
@@ -35,16 +35,16 @@ class Gateway:
     """The middleware over one handler, which counts; two of them are two gateways."""
 
     def __init__(self, url: str) -> None:
-        self.tries = Tries.open(url, "test")
+        self.tries = IdempotencyStore.open(url, "test")
         self.seen: list[tuple[bytes, str]] = []
         self.handle: Handle = self.make
         self.caller = Caller(tenant="t", key_id="key_1")
         app = Starlette(
             routes=[Route("/{path:path}", self._run, methods=["POST", "GET"])],
-            exception_handlers={ApiError: lambda _, error: answer(error)},  # type: ignore[dict-item]
+            exception_handlers={ApiError: lambda _, error: json_error(error)},  # type: ignore[dict-item]
         )
         self.renewals = Renewals(connect(url, "test"))
-        whole = EveryAnswer(self._as(Idempotency(app, self.tries, self.renewals)))
+        whole = RequestContext(self._as(Idempotency(app, self.tries, self.renewals)))
         transport = httpx.ASGITransport(whole, raise_app_exceptions=False)
         self.client = httpx.AsyncClient(transport=transport, base_url="http://in")
 
@@ -353,7 +353,7 @@ async def upload(request: Request) -> Response:
     async with request.form() as form:
         content = await form["file"].read()  # type: ignore[union-attr]
     digest = hashlib.sha256(content + str(form["purpose"]).encode()).hexdigest()
-    earlier = await fingerprint(request, digest)
+    earlier = await replayed_response(request, digest)
     return earlier or JSONResponse({"id": f"file-{orjson.dumps(len(content)).decode()}"})
 
 

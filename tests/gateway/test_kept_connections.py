@@ -19,7 +19,7 @@ from starlette.routing import Route
 
 from contract.redis.batches import BatchStore
 from demo.stack import RedisServer, eventually
-from gateway.app import HANDLERS, EveryAnswer
+from gateway.app import HANDLERS, RequestContext
 from gateway.http.connections import protocol_for
 from gateway.redis.api_keys import ApiKeys
 
@@ -56,7 +56,7 @@ def url() -> Iterator[str]:
             Route("/fails-unread", _fails_unread, methods=["POST"]),
             Route("/breaks", _breaks), Route("/well", _well),
         ],
-        exception_handlers=HANDLERS, middleware=[Middleware(EveryAnswer)],
+        exception_handlers=HANDLERS, middleware=[Middleware(RequestContext)],
     )  # fmt: skip
     port = free_port()
     server = uvicorn.Server(uvicorn.Config(
@@ -94,7 +94,7 @@ def test_an_answer_that_breaks_off_ends_its_connection(url: str) -> None:
 
 def test_what_is_refused_before_its_body_was_read_resets_nothing(tmp_path: Path) -> None:
     redis = RedisServer(tmp_path / "redis").start()
-    key = ApiKeys.beside(BatchStore(redis.client(), ttl_ms=60_000)).create("a")[0]
+    key = ApiKeys.using(BatchStore(redis.client(), ttl_ms=60_000)).create("a")[0]
     good = {"authorization": f"Bearer {key}"}
     try:
         with (

@@ -16,7 +16,7 @@ from starlette.routing import Route
 
 from contract.redis.batches import BatchStore
 from gateway.http.caller import Caller
-from gateway.http.errors import ApiError, answer
+from gateway.http.errors import ApiError, json_error
 from gateway.http.limits import LimitReached, Limits, check_model, estimated_tokens, go_duration
 from gateway.redis.limits import Budgets, Rates
 
@@ -24,7 +24,7 @@ from gateway.redis.limits import Budgets, Rates
 @pytest.fixture
 async def limits(redis_url: str, store: BatchStore) -> AsyncIterator[Limits]:
     rates = Rates.open(redis_url, "test")
-    yield Limits(rates, Budgets.beside(store))
+    yield Limits(rates, Budgets.using(store))
     await rates.close()
 
 
@@ -106,7 +106,7 @@ async def test_the_sdk_waits_as_it_is_told_and_goes_on(limits: Limits) -> None:
         try:
             allowed = await limits.check_online(caller, 1)
         except ApiError as error:
-            return answer(error)
+            return json_error(error)
         return JSONResponse({"ok": True}, headers=dict(allowed.headers))
 
     app = Starlette(routes=[Route("/v1/x", serve)])

@@ -15,9 +15,9 @@ from kit.commands.support import chat_line
 from kit.gateways.batch_stack import ENDED
 from kit.gateways.live_stack import HELLO, QUEUE, Stack
 
-from contract.openai.body import smallest
+from contract.openai.body import min_body
 from demo.stack import eventually
-from gateway.http.idempotency import ONLINE
+from gateway.http.idempotency import ONLINE_BODY_TYPES
 from gateway.redis.api_keys import ApiKeys
 
 #: Bodies, as JSON, that name no model; where the field is there twice, the last one counts.
@@ -45,7 +45,7 @@ def empty(stack: Stack) -> Iterator[None]:
 
 
 def key_for(stack: Stack, *models: str) -> str:
-    secret, _ = ApiKeys.beside(stack.store).create("t", models=models)
+    secret, _ = ApiKeys.using(stack.store).create("t", models=models)
     return secret
 
 
@@ -68,10 +68,10 @@ def test_the_only_model_of_a_key_is_asked_for_where_none_is_named(stack: Stack, 
     assert body["prompt"] == "x"
 
 
-@pytest.mark.parametrize("url", list(ONLINE))
+@pytest.mark.parametrize("url", list(ONLINE_BODY_TYPES))
 def test_it_is_so_at_every_url(stack: Stack, url: str) -> None:
     key = key_for(stack, "lora")
-    assert post(stack, key, orjson.dumps(smallest(url)), url).status_code == 503
+    assert post(stack, key, orjson.dumps(min_body(url)), url).status_code == 503
     assert [body["model"] for body in queued(stack)] == ["lora"]
 
 
@@ -111,7 +111,7 @@ def test_what_is_no_name_of_its_models_is_refused(stack: Stack, raw: bytes, stat
 
 
 def test_a_key_for_all_models_names_none_as_before(stack: Stack) -> None:
-    secret, _ = ApiKeys.beside(stack.store).create("t")
+    secret, _ = ApiKeys.using(stack.store).create("t")
     post(stack, secret, UNNAMED[0])
     assert ["model" in body for body in queued(stack)] == [False]
 
@@ -170,10 +170,10 @@ def test_a_batch_of_responses_and_one_of_messages_are_no_way_round(stack: Stack)
 
 
 def test_a_line_is_given_a_name_and_all_else_of_it_stays(tmp_path: Path) -> None:
-    from gateway.batches.runner.lines import naming
+    from gateway.batches.runner.input_file import with_model
 
     raw = b'{"custom_id":"a","body":{"seed":12345678901234567890123,"x":[1.0,"\\u00e9"]}}'
-    assert naming(raw, "l") == raw[:-2] + b',"model":"l"}}'
+    assert with_model(raw, "l") == raw[:-2] + b',"model":"l"}}'
     for kept in (
         b"",
         b"x",
@@ -182,7 +182,7 @@ def test_a_line_is_given_a_name_and_all_else_of_it_stays(tmp_path: Path) -> None
         b'{"body":{"model":""}}',
         b'{"body":{"model":1}}',
     ):
-        assert naming(kept, "l") == kept
+        assert with_model(kept, "l") == kept
 
 
 def test_lines_that_do_not_say_which_of_two_adapters_are_refused(stack: Stack) -> None:

@@ -86,7 +86,7 @@ def test_who_is_no_operator_is_told_how_many_older_workers_there_are_and_not_whe
 ) -> None:
     say(stack, OLD)
     say(stack, "celery@10.1.2.5.12.0a", queue="warmq.other")
-    made = ApiKeys.beside(stack.store).create
+    made = ApiKeys.using(stack.store).create
     keys = {False: made("default")[0], True: made("default", operator=True)[0]}
     for operator, key in keys.items():
         with (

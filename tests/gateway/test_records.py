@@ -34,7 +34,7 @@ METADATA = {f"k{n}": "🦊" * 512 for n in range(16)}
 def client_for(
     gateway: GatewayProcess, store: BatchStore, tenant: str = "t", **limits: int
 ) -> openai.OpenAI:
-    secret, _ = ApiKeys.beside(store).create(tenant, **limits)
+    secret, _ = ApiKeys.using(store).create(tenant, **limits)
     return openai.OpenAI(base_url=f"{gateway.url}/v1", api_key=secret, max_retries=0)
 
 
@@ -67,7 +67,7 @@ def test_the_record_of_an_ended_batch_has_an_end(
 def test_records_count_with_their_metadata_until_they_have_gone(
     gateway: GatewayProcess, store: BatchStore, redis_client: redis.Redis
 ) -> None:
-    client, records = client_for(gateway, store), Records.beside(store)
+    client, records = client_for(gateway, store), Records.using(store)
     file = upload(client, b"")
     assert 1000 < records.bytes_of("t") < 2000  # also an empty file's
     batch = create(client, file.id, metadata=METADATA)
@@ -86,7 +86,7 @@ def test_a_tenant_cannot_fill_redis_with_records_and_others_go_on(
     most = 2 * 2**20
     redis_client.config_set("maxmemory", redis_client.info("memory")["used_memory"] + 32 * 2**20)
     try:
-        limit = Records.beside(store).most_bytes()
+        limit = Records.using(store).most_bytes()
         assert limit >= most
         with GatewayProcess(redis_server.url, tmp_path_factory.mktemp("small")) as gateway:
             client = client_for(gateway, store)
@@ -175,7 +175,7 @@ def _free(redis_client: redis.Redis, key: str) -> bool:
 def test_refusals_that_are_remembered_have_a_rate(
     gateway: GatewayProcess, store: BatchStore, redis_client: redis.Redis
 ) -> None:
-    secret, _ = ApiKeys.beside(store).create("t")
+    secret, _ = ApiKeys.using(store).create("t")
     statuses = []
     with httpx.Client(headers={"Authorization": f"Bearer {secret}"}) as client:
         for n in range(REFUSED_PER_MINUTE + 20):
@@ -192,7 +192,7 @@ def test_refusals_that_are_remembered_have_a_rate(
 def test_refusals_that_store_nothing_have_no_rate(
     gateway: GatewayProcess, store: BatchStore
 ) -> None:
-    secret, _ = ApiKeys.beside(store).create("t")
+    secret, _ = ApiKeys.using(store).create("t")
     headers = {"Authorization": f"Bearer {secret}", "Idempotency-Key": "one"}
     with httpx.Client(headers=headers) as client:
         for n in range(REFUSED_PER_MINUTE + 20):  # the first one's answer, or a conflict with it
@@ -238,13 +238,13 @@ def test_output_files_count_and_are_kept_beyond_the_limit(
     assert error_file is not None
     size = client.files.retrieve(error_file).bytes
     assert size > len(LINE)
-    assert Budgets.beside(store).stored_bytes("t") == len(LINE) + size
+    assert Budgets.using(store).stored_bytes("t") == len(LINE) + size
     with pytest.raises(openai.RateLimitError, match="output files included"):
         create(client, batch.input_file_id)
     with pytest.raises(openai.RateLimitError, match="File storage limit"):
         upload(client)
     client.files.delete(error_file)
-    assert Budgets.beside(store).stored_bytes("t") == len(LINE)
+    assert Budgets.using(store).stored_bytes("t") == len(LINE)
     assert create(client, batch.input_file_id).id
 
 

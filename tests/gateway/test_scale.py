@@ -84,7 +84,7 @@ def test_tokens_are_those_that_requests_of_the_queue_cost(
 def test_a_key_for_some_models_is_told_of_these_alone(
     gateway: GatewayProcess, store: BatchStore
 ) -> None:
-    keys = ApiKeys.beside(store)
+    keys = ApiKeys.using(store)
     secret, _ = keys.create("scaler", models=["m"])
     eventually(
         lambda: httpx.get(f"{gateway.url}/warmq/v1/scale").status_code == 401, 10, "keys are known"

@@ -12,10 +12,10 @@ import redis
 from kit.commands.support import producer_command, producer_env
 from kit.gateways.own_carrier import created, looked_at, uploaded
 
-from gateway.files.objects import MARK, check_shared
+from gateway.file_store import FileStoreFailed
+from gateway.files.files import MARK, check_same_store
 from gateway.http.services import Services
 from gateway.settings import GatewaySettings
-from gateway.store import StoreFailed
 
 
 @pytest.fixture
@@ -33,25 +33,25 @@ def opened(redis_url: str, tmp_path: Path) -> Iterator[dict[str, Services]]:
 def test_a_gateway_with_a_store_of_its_own_is_refused(
     opened: dict[str, Services], redis_client: redis.Redis, tmp_path: Path
 ) -> None:
-    check_shared(opened["one"])
-    check_shared(opened["one"])
-    with pytest.raises(StoreFailed, match="not the store of the other gateways"):
-        check_shared(opened["other"])
+    check_same_store(opened["one"])
+    check_same_store(opened["one"])
+    with pytest.raises(FileStoreFailed, match="not the store of the other gateways"):
+        check_same_store(opened["other"])
     (mark,) = (tmp_path / "one").iterdir()
     assert mark.name.startswith(MARK)
     # The folder is moved, with its content.
     (tmp_path / "other" / mark.name).write_bytes(b"")
-    check_shared(opened["other"])
+    check_same_store(opened["other"])
     # The old store is lost, and the operator says so.
     mark.unlink()
     redis_client.delete("warmq:gateway:store")
-    check_shared(opened["one"])
+    check_same_store(opened["one"])
 
 
 def test_serve_says_so_and_ends(
     opened: dict[str, Services], redis_url: str, tmp_path: Path
 ) -> None:
-    check_shared(opened["one"])
+    check_same_store(opened["one"])
     env = producer_env(redis_url, WARMQ_GATEWAY_STORE=str(tmp_path / "other"))
     done = subprocess.run(
         producer_command("serve", "--port", "0"),

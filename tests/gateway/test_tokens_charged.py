@@ -24,7 +24,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 @pytest.fixture
 def key(stack: Stack) -> str:
-    return ApiKeys.beside(stack.store).create("t", tokens_per_minute=600)[0]
+    return ApiKeys.using(stack.store).create("t", tokens_per_minute=600)[0]
 
 
 def chat(stack: Stack, key: str, **fields: Any) -> httpx.Response:

@@ -9,7 +9,7 @@ import pytest
 from kit.gateways.live_stack import HELLO, MODEL, QUEUE, Stack
 from kit.servers.otlp_receiver import Received, Receiver, otlp_receiver
 
-from contract.traces.span import SpanContext, new_context
+from contract.traces import SpanContext, root_context
 from demo.stack import eventually
 
 SERVER, PRODUCER, CONSUMER = 2, 4, 5
@@ -32,7 +32,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory, receiver: Receiver) -> Itera
 
 def asked(stack: Stack, *, sampled: bool = True, **fields: object) -> SpanContext:
     """Ask as a client that traces does; return its span."""
-    context = new_context(sampled=sampled)
+    context = root_context(sampled=sampled)
     stack.client.chat.completions.create(
         model=MODEL, messages=HELLO, extra_headers=context.headers(), extra_body=fields
     )
@@ -101,7 +101,7 @@ def test_a_caller_that_does_not_sample_and_one_that_says_nothing_are_not_traced(
 def test_a_request_that_fails_is_exported_although_it_was_not_sampled(
     stack: Stack, receiver: Receiver
 ) -> None:
-    context = new_context(sampled=False)
+    context = root_context(sampled=False)
     with pytest.raises(Exception, match="simulated"):
         stack.client.chat.completions.create(
             model=MODEL, messages=HELLO, user="simulate:fail", extra_headers=context.headers()
@@ -123,7 +123,7 @@ def test_a_batch_has_its_own_trace_and_its_requests_are_linked_to_it(
     ]  # fmt: skip
     content = b"\n".join(map(orjson.dumps, lines))
     file = stack.client.files.create(file=("in.jsonl", content), purpose="batch")
-    context = new_context(sampled=True)
+    context = root_context(sampled=True)
     batch = stack.client.batches.create(
         input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h",
         extra_headers=context.headers(),

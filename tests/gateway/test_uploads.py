@@ -19,7 +19,8 @@ import redis
 from kit.gateways.gateway_process import GatewayProcess, stored
 
 from demo.stack import eventually
-from gateway.files import completing, uploads
+from gateway.files import complete as completing
+from gateway.files import uploads
 from gateway.files.uploads import UploadComplete, UploadCreate, UploadRecord, change, get
 from gateway.http.caller import Caller
 from gateway.http.services import Services

@@ -21,11 +21,11 @@ from kit.stacks.celery_side import simulated
 
 from demo.stack import RedisServer, eventually
 from gateway.batches.api.record import Status
-from gateway.batches.runner.after import announce
+from gateway.batches.runner.after import note_webhooks
 from gateway.http.services import Services
 from gateway.redis.webhooks import Webhooks
 from gateway.settings import LEASE_S
-from gateway.webhooks.delivering import LOOK_S, Round
+from gateway.webhooks.delivering import LOOK_S, DeliveryPool
 
 SDK = openai.OpenAI(api_key="none")
 
@@ -53,7 +53,7 @@ def ended(batch_id: str = "batch_1", status: Status = "completed", tenant: str =
 
 def endpoint(services: Services, url: str, *events: str, tenant: str = "default") -> Any:
     """Make an endpoint of a tenant."""
-    return Webhooks.beside(services.batches).create(tenant, url, events or ("batch.completed",))
+    return Webhooks.using(services.batches).create(tenant, url, events or ("batch.completed",))
 
 
 def gateway(services: Services, folder: Path, **settings: object) -> GatewayProcess:
@@ -76,7 +76,7 @@ def hurry(services: Services) -> None:
 
 def deliver_due(services: Services) -> int:
     """Try what is due now, wait for its end, and return how many tries that were."""
-    current, count = Round(services), 0
+    current, count = DeliveryPool(services), 0
     while (taken := current.take()) or current.look(LOOK_S):
         count += taken
     return count
@@ -89,7 +89,7 @@ def test_the_sdk_verifies_what_a_gateway_sends_at_a_batchs_end(
     with Receiver() as receiver:
         made = endpoint(services, receiver.url, f"batch.{status}")
         with gateway(services, tmp_path):
-            announce(services, ended(status=status))
+            note_webhooks(services, ended(status=status))
             receiver.wait()
         headers, body = receiver.got[0]
         event = SDK.webhooks.unwrap(body, headers, secret=made.secret)
@@ -103,11 +103,11 @@ def test_endpoints_hear_only_of_their_tenants_batches_and_of_the_events_they_nam
 ) -> None:
     with Receiver() as receiver:
         endpoint(services, receiver.url, "batch.failed")
-        announce(services, ended("batch_1", "completed"))
-        announce(services, ended("batch_2", "failed", tenant="other"))
-        announce(services, ended("batch_3", "in_progress"))
+        note_webhooks(services, ended("batch_1", "completed"))
+        note_webhooks(services, ended("batch_2", "failed", tenant="other"))
+        note_webhooks(services, ended("batch_3", "in_progress"))
         assert deliver_due(services) == 0
-        announce(services, ended("batch_4", "failed"))
+        note_webhooks(services, ended("batch_4", "failed"))
         assert deliver_due(services) == 1
         assert b"batch_4" in receiver.got[0][1]
 
@@ -115,10 +115,10 @@ def test_endpoints_hear_only_of_their_tenants_batches_and_of_the_events_they_nam
 def test_a_batch_that_is_announced_again_is_told_once(services: Services) -> None:
     with Receiver() as receiver:
         endpoint(services, receiver.url)
-        announce(services, ended())
-        announce(services, ended())
+        note_webhooks(services, ended())
+        note_webhooks(services, ended())
         deliver_due(services)
-        announce(services, ended())
+        note_webhooks(services, ended())
         deliver_due(services)
         assert len(receiver.got) == 1
         assert not due(services)
@@ -130,7 +130,7 @@ def test_a_receiver_that_fails_is_tried_again_with_the_same_id_and_a_new_signatu
     with Receiver(lambda n: 500 if n < 3 else 204) as receiver:
         made = endpoint(services, receiver.url)
         with gateway(services, tmp_path) as running:
-            announce(services, ended())
+            note_webhooks(services, ended())
             began = time.monotonic()
             receiver.wait(2)
             assert time.monotonic() - began > 4  # five seconds, but for the clock's rounding
@@ -151,7 +151,7 @@ def test_a_receiver_that_fails_is_tried_again_with_the_same_id_and_a_new_signatu
 def test_all_answers_but_2xx_and_410_are_tried_again(services: Services, status: int) -> None:
     with Receiver(lambda _: status) as receiver:
         endpoint(services, receiver.url)
-        announce(services, ended())
+        note_webhooks(services, ended())
         deliver_due(services)
         assert len(receiver.got) == 1  # also of a redirect, which nobody follows
         assert len(due(services)) == 1
@@ -160,9 +160,9 @@ def test_all_answers_but_2xx_and_410_are_tried_again(services: Services, status:
 def test_410_removes_the_endpoint(services: Services) -> None:
     with Receiver(lambda _: 410) as receiver:
         endpoint(services, receiver.url)
-        announce(services, ended())
+        note_webhooks(services, ended())
         deliver_due(services)
-        assert not Webhooks.beside(services.batches).all()
+        assert not Webhooks.using(services.batches).all()
         assert not due(services)
 
 
@@ -171,7 +171,7 @@ def test_a_delivery_is_given_up_after_three_days(services: Services) -> None:
         endpoint(services, receiver.url)
         record = ended()
         record.changed_at["completed"] -= 3 * 86400
-        announce(services, record)
+        note_webhooks(services, record)
         deliver_due(services)
         assert len(receiver.got) == 1 and not due(services)
 
@@ -181,7 +181,7 @@ def test_two_gateways_deliver_once_for_each_try(services: Services, tmp_path: Pa
         endpoint(services, receiver.url)
         with gateway(services, tmp_path), gateway(services, tmp_path):
             for n in range(60):
-                announce(services, ended(f"batch_{n}"))
+                note_webhooks(services, ended(f"batch_{n}"))
             receiver.wait(60)
             eventually(lambda: not due(services), 20, "all deliveries end")
         assert set(Counter(receiver.ids()).values()) == {1} and len(receiver.got) == 60
@@ -191,7 +191,7 @@ def test_a_delivery_outlives_the_gateway_that_was_at_it(services: Services, tmp_
     with Receiver(stays=60) as receiver:
         endpoint(services, receiver.url)
         dying = gateway(services, tmp_path).start()
-        announce(services, ended())
+        note_webhooks(services, ended())
         receiver.wait()
         dying.kill()
         receiver.release.set()
@@ -206,7 +206,7 @@ def test_a_batch_announced_while_no_gateway_lives_is_told_by_the_next(
 ) -> None:
     with Receiver() as receiver:
         endpoint(services, receiver.url)
-        announce(services, ended())
+        note_webhooks(services, ended())
         with gateway(services, tmp_path):
             receiver.wait()
 
@@ -218,7 +218,7 @@ def test_a_slow_receiver_keeps_its_lease_and_holds_up_nobody(
         endpoint(services, slow.url)
         endpoint(services, fast.url)
         with gateway(services, tmp_path), gateway(services, tmp_path):
-            announce(services, ended())
+            note_webhooks(services, ended())
             fast.wait(timeout_s=3)
             eventually(lambda: not due(services), 20, "both deliveries end")
         assert len(slow.got) == 1 and len(fast.got) == 1
@@ -232,7 +232,7 @@ def test_private_addresses_are_refused_unless_allowed(
         made = endpoint(services, receiver.url.replace("127.0.0.1", host) + "?token=secret-1")
         running = gateway(services, tmp_path, gateway_private_webhooks=False)
         with running:
-            announce(services, ended())
+            note_webhooks(services, ended())
             eventually(lambda: "no public address" in running.log_path.read_text(), 15)
         assert not receiver.got and len(due(services)) == 1
         log = running.log_path.read_text()
@@ -256,7 +256,7 @@ def test_a_receiver_that_sends_for_ever_is_left(services: Services) -> None:
 
         threading.Thread(target=drip, daemon=True).start()
         endpoint(services, f"http://127.0.0.1:{server.getsockname()[1]}/")
-        announce(services, ended())
+        note_webhooks(services, ended())
         began = time.monotonic()
         deliver_due(services)
         assert 8 < time.monotonic() - began < 40
@@ -275,12 +275,12 @@ def test_the_command_line_makes_lists_and_deletes_endpoints(services: Services) 
 
     secret = producer("create", "--tenant", "a", "--url", "https://example.org/x").stdout.decode()
     assert secret.startswith("whsec_") and len(secret.split()) == 1
-    (made,) = Webhooks.beside(services.batches).all()
+    (made,) = Webhooks.using(services.batches).all()
     assert made.secret == secret.strip() and made.tenant == "a" and len(made.events) == 4
     listed = producer("list").stdout.decode() + producer("list", "--json").stdout.decode()
     assert made.id in listed and "https://example.org/x" in listed and secret.strip() not in listed
     producer("delete", made.id)
-    assert not Webhooks.beside(services.batches).all()
+    assert not Webhooks.using(services.batches).all()
     assert b"webhooks list" in producer("delete", made.id, status=2).stderr
     for wrong in ("ftp://x/", "https://", "https://user:pw@x/", "https://x/#a", "http://x:99999/"):
         assert b"--url" in producer("create", "--url", wrong, status=2).stderr
@@ -327,15 +327,15 @@ def test_a_receiver_that_hangs_delays_no_other_tenants_events(
         endpoint(services, hanging.url, tenant="w1")
         endpoint(services, prompt.url, tenant="w2")
         for n in range(150):
-            announce(services, ended(f"batch_w1_{n}", tenant="w1"))
+            note_webhooks(services, ended(f"batch_w1_{n}", tenant="w1"))
         with gateway(services, tmp_path):
             hanging.wait(2)
-            announce(services, ended("batch_w2", tenant="w2"))
+            note_webhooks(services, ended("batch_w2", tenant="w2"))
             prompt.wait(timeout_s=5)
             assert len(hanging.got) == 2
             # None was answered in time: from now on all of it waits, and is tried with one.
             eventually(lambda: len(hanging.got) == 3, 40, "it is tried again")
-            announce(services, ended("batch_w2_again", tenant="w2"))
+            note_webhooks(services, ended("batch_w2_again", tenant="w2"))
             prompt.wait(2, timeout_s=5)
             assert len(hanging.got) == 3
 
@@ -345,16 +345,16 @@ def test_many_receivers_that_hang_leave_room_for_others(services: Services, tmp_
         for n in range(40):
             endpoint(services, hanging.url, tenant=f"w{n}")
         for n in range(200):
-            announce(services, ended(f"batch_{n}", tenant=f"w{n % 40}"))
+            note_webhooks(services, ended(f"batch_{n}", tenant=f"w{n % 40}"))
         endpoint(services, prompt.url, tenant="other")
         with gateway(services, tmp_path):
             hanging.wait(16)
-            announce(services, ended("batch_other", tenant="other"))
+            note_webhooks(services, ended("batch_other", tenant="other"))
             # As a new one it shares places with the 40, which hold each of them for 10 s.
             prompt.wait(timeout_s=50)
             # Since it has answered, it waits for none of them: many times, within one time-out.
             for n in range(4):
-                announce(services, ended(f"batch_again_{n}", tenant="other"))
+                note_webhooks(services, ended(f"batch_again_{n}", tenant="other"))
                 prompt.wait(n + 2, timeout_s=9)
             assert len(hanging.got) < 200
 
@@ -365,7 +365,7 @@ def test_a_receiver_that_answers_again_gets_all_that_has_waited(
     with Receiver(stays=12) as slow:
         endpoint(services, slow.url, tenant="w1")
         for n in range(30):
-            announce(services, ended(f"batch_{n}", tenant="w1"))
+            note_webhooks(services, ended(f"batch_{n}", tenant="w1"))
         with gateway(services, tmp_path):
             slow.wait(2)
             slow.release.set()  # from now on it answers at once
@@ -378,7 +378,7 @@ def test_a_receiver_that_answers_gets_a_crowd_of_events_soon(
     with Receiver() as prompt:
         endpoint(services, prompt.url, tenant="w1")
         for n in range(300):
-            announce(services, ended(f"batch_{n}", tenant="w1"))
+            note_webhooks(services, ended(f"batch_{n}", tenant="w1"))
         with gateway(services, tmp_path):
             eventually(lambda: len(set(prompt.ids())) == 300, 40, "all are delivered")
         assert len(prompt.got) == 300

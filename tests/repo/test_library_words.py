@@ -12,9 +12,9 @@ import click
 import pytest
 
 from contract.errors import Remedy
+from producer.batch_watch import WritesLost
 from producer.cli.main import cli, commands
-from producer.remedies import OF_COMMAND, OF_LIBRARY, with_remedy
-from producer.same_batch import WritesLost
+from producer.remedies import COMMAND_REMEDIES, LIBRARY_REMEDIES, with_remedy
 
 ROOT = Path(__file__).parents[2]
 
@@ -71,7 +71,7 @@ def test_no_text_names_a_flag_or_a_command_of_the_command_line(room: str):
 
 
 def test_library_and_command_line_word_every_kind_of_remedy():
-    assert set(OF_LIBRARY) == set(OF_COMMAND) == set(typing.get_args(Remedy))
+    assert set(LIBRARY_REMEDIES) == set(COMMAND_REMEDIES) == set(typing.get_args(Remedy))
 
 
 def test_a_remedy_names_the_facts_of_its_error():

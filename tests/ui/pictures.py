@@ -35,7 +35,7 @@ from PIL import Image
 
 from contract.openai.body import CHAT_URL
 from contract.redis.batches import BatchStore
-from contract.redis.ring import RingReads
+from contract.redis.history import HistoryReads
 from contract.redis.tenants import Tenant
 from demo.stack import RedisServer, eventually
 
@@ -142,7 +142,7 @@ def measure(real: RealGateway) -> None:
 
         def knows() -> bool:
             return any(
-                minute.completed for minute in RingReads.beside(store).day([f"warmq.{NAME}"])
+                minute.completed for minute in HistoryReads.using(store).day([f"warmq.{NAME}"])
             )
 
         lengths = random.Random(2)

@@ -180,7 +180,7 @@ def test_a_key_logs_in_and_its_pages_are_its_tenants(
     chrome: Browser, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     with Stack(tmp_path_factory.mktemp("keys")) as keyed, watched(chrome) as view:
-        store = ApiKeys.beside(keyed.store)
+        store = ApiKeys.using(keyed.store)
         mine, _ = store.create("mine")
         others, _ = store.create("others")
         client = openai.OpenAI(base_url=keyed.url, api_key=others, max_retries=2)
@@ -214,7 +214,7 @@ def test_without_redis_the_pages_say_so_and_what_to_do_and_come_back(
     with Stack(tmp_path, worker=False) as alone, watched(chrome) as view:
         url = alone.gateway.url
         if keyed:
-            ApiKeys.beside(alone.store).create("mine")
+            ApiKeys.using(alone.store).create("mine")
             eventually(lambda: "/login" in str(httpx.get(f"{url}/ui").headers), 10, "it has keys")
         alone.redis.stop()
         eventually(lambda: httpx.get(f"{url}/ui").status_code == 503, 10, "Redis is missed")

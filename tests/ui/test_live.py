@@ -14,7 +14,7 @@ from playwright.sync_api import Browser, expect
 
 from contract import naming
 from contract.redis import keys
-from contract.redis.ring import RingReads
+from contract.redis.history import HistoryReads
 from demo.stack import eventually
 
 
@@ -198,7 +198,7 @@ def test_a_batch_shows_what_was_planned_of_its_time_and_its_share_of_cached_prom
     ended(stack, send(stack, lines(["simulate:sleep=0.2"] * 60)))
 
     def is_measured() -> bool:
-        return any(minute.completed for minute in RingReads.beside(stack.store).day([QUEUE]))
+        return any(minute.completed for minute in HistoryReads.using(stack.store).day([QUEUE]))
 
     eventually(is_measured, 60, "the worker has measured")
     batch_id = send(stack, lines(["simulate:sleep=0.2"] * 40))

@@ -80,7 +80,7 @@ def test_a_person_logs_in_sends_watches_reads_downloads_retries_cancels_and_logs
     with real_gateway(tmp_path) as real, watched(chrome, accept_downloads=True) as view:
         port = int(real.redis_url.rpartition(":")[2].partition("/")[0])
         with RedisServer(tmp_path / "unused", port=port).client() as client:
-            store = ApiKeys.beside(BatchStore(client, ttl_ms=60_000))
+            store = ApiKeys.using(BatchStore(client, ttl_ms=60_000))
             secret, _ = store.create("person")
             page, url = view.page, real.url.removesuffix("/v1")
 

@@ -17,7 +17,7 @@ from kit.gateways.page_stack import ended, lines, send
 
 from contract.redis import keys
 from demo.stack import eventually
-from gateway.files.objects import MARK
+from gateway.files.files import MARK
 from gateway.redis.api_keys import ApiKeys
 
 #: Every page, the ids standing for what is not there.
@@ -32,7 +32,7 @@ WRITES = ("/ui/batches/x/cancel", "/ui/batches/x/retry", "/ui/dead", "/ui/submit
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """Return a gateway with keys, and a worker."""
     with Stack(tmp_path_factory.mktemp("page")) as found:
-        ApiKeys.beside(found.store).create("somebody")
+        ApiKeys.using(found.store).create("somebody")
         eventually(lambda: httpx.get(f"{found.url}/models").status_code == 401, 10)
         yield found
 
@@ -57,7 +57,7 @@ def logged_in(stack: Stack, key: str) -> Iterator[httpx.Client]:
 
 def key_of(stack: Stack, tenant: str, **limits: object) -> tuple[str, str]:
     """Return a new key, and its id."""
-    secret, key = ApiKeys.beside(stack.store).create(tenant, **limits)
+    secret, key = ApiKeys.using(stack.store).create(tenant, **limits)
     return secret, key.id
 
 
@@ -173,7 +173,7 @@ def test_a_revoked_key_ends_its_sessions_and_their_streams_within_seconds(stack:
         with client.stream("GET", "/ui/live", timeout=30) as stream:
             text = stream.iter_lines()
             assert next(text) == "retry: 2000"
-            ApiKeys.beside(stack.store).revoke(key_id)
+            ApiKeys.using(stack.store).revoke(key_id)
             assert any(line == "event: out" for line in text)
         eventually(lambda: client.get("/ui").status_code == 303, 10, "the session has ended")
 

@@ -35,7 +35,7 @@ def announcement(drain: Drain) -> bytes:
         "served": drain.served,
         **({"adapters": adapters} if (adapters := drain.adapters) else {}),
         "in_flight": len(drain.in_flight),
-        "limit": drain.room.limit,
+        "limit": drain.limits.limit,
         "done": _done(drain),
         "deaths": drain.supervisor.deaths,
         **_engine(drain),

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from contract.errors import EngineDead, RequestFailed
+from worker.drain.admission import AdmissionLimits, Sequences
 from worker.drain.committer import Committer
 from worker.drain.counts import Counts, Means
 from worker.drain.endings import Ending, about
@@ -24,13 +25,12 @@ from worker.drain.events import (
 from worker.drain.in_flight import ABORTS, InFlight, Running
 from worker.drain.leases import Leases, Popped, lease_number
 from worker.drain.lifecycle import Lifecycle
-from worker.drain.room import Room, Sequences
 from worker.drain.scripts import ERRORS
 from worker.drain.serve import Serving, failed
 from worker.drain.supervisor import Supervisor
 from worker.drain.wakeup import REDIS_PAUSE_S, Wakeup
 from worker.engine import Engine
-from worker.engine.preparation import Preparing
+from worker.engine.preparation import PreparingRequests
 from worker.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
@@ -59,10 +59,10 @@ class Drain:
         self.means = Means(self.counts)
         self.in_flight = InFlight()
         self.wakeup = Wakeup(leases)
-        self.room = Room()  # none before the engine is ready
-        self._sequences = Sequences(lambda: self.room.slots_of_many, self.wakeup.poke)
+        self.limits = AdmissionLimits()  # none before the engine is ready
+        self._sequences = Sequences(lambda: self.limits.slots_of_many, self.wakeup.poke)
         #: Those of the requests in flight that wait for what is done one after the other.
-        self.preparing = Preparing(self.wakeup.poke)
+        self.preparing = PreparingRequests(self.wakeup.poke)
         self._serving = Serving(
             self.supervisor, self.events, self._sequences, self.preparing, settings.max_line_bytes
         )
@@ -72,7 +72,7 @@ class Drain:
         # A slot is filled again once Redis has the result: what a killed worker has computed in
         # vain is never more than slots and look-ahead. Answers of one length end together.
         self._committer = Committer(
-            leases, self._committed, lambda: min(len(self.in_flight), self.room.low_water)
+            leases, self._committed, lambda: min(len(self.in_flight), self.limits.low_water)
         )
         self._committing: asyncio.Task[None]
         self.paused = False
@@ -87,10 +87,10 @@ class Drain:
         known = capacity.model if capacity else settings.model
         return settings.served_model_name or known or ""
 
-    def measure_room(self) -> None:
+    def set_limits(self) -> None:
         """Size the room by what the engine that has started can take."""
         capacity = self.supervisor.engine_capacity
-        self.room = Room.of(capacity, self.settings)
+        self.limits = AdmissionLimits.of(capacity, self.settings)
         self.adapters = tuple(capacity.adapters)
         if name := self.settings.served_model_name:
             self._serving.names = (name, *capacity.adapters)
@@ -100,11 +100,11 @@ class Drain:
     ) -> Popped | None:
         """Lease up to k requests; None if Redis does not answer."""
         try:
-            many = max(0, self.room.many_waiting - self._sequences.waiting)
-            room = self.room
+            many = max(0, self.limits.many_waiting - self._sequences.waiting)
+            limits = self.limits
             popped = await self.leases.pop(
-                k, room.slots, lists, max_bytes, many, room.context,
-                self.preparing.crowded(room.preparing_each),
+                k, limits.slots, lists, max_bytes, many, limits.context,
+                self.preparing.busy_tenants(limits.preparing_each),
             )  # fmt: skip
         except ERRORS as error:
             self.outage.lost(error)
@@ -205,7 +205,7 @@ class Drain:
         leases = [r.delivery.lease for r in crashed if r.died]
         # Engines admit in order: what is beyond the slots had not been in the engine. Whoever
         # stops us may have told the engine's processes, too: that is nobody's fault.
-        inside = 0 if self.lifecycle.stopping else self.room.slots
+        inside = 0 if self.lifecycle.stopping else self.limits.slots
         died = frozenset(sorted(leases, key=lease_number)[:inside])
         await self.hand_back(crashed, died)
 

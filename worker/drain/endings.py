@@ -8,7 +8,7 @@ from typing import Any
 from contract.errors import RequestFailed
 from contract.message import Delivery
 from contract.results import failure_meta
-from contract.traces.span import read_context
+from contract.traces import read_context
 
 log = logging.getLogger(__name__)
 

@@ -145,13 +145,13 @@ class Events:
 
     def subscribe(self, kind: type[E], listener: Callable[[E], None]) -> None:
         """Call the listener with every event of this kind from now on."""
-        self._listeners[kind] = (*self.listeners(kind), listener)
+        self._listeners[kind] = (*self.subscribers(kind), listener)
 
     def unsubscribe(self, kind: type[E], listener: Callable[[E], None]) -> None:
         """Call it no more."""
-        self._listeners[kind] = tuple(one for one in self.listeners(kind) if one != listener)
+        self._listeners[kind] = tuple(one for one in self.subscribers(kind) if one != listener)
 
-    def listeners(self, kind: type) -> tuple[Listener, ...]:
+    def subscribers(self, kind: type) -> tuple[Listener, ...]:
         """Return who listens; for nobody, an event that is costly to make need not be made."""
         return self._listeners.get(kind, ())
 
@@ -172,7 +172,7 @@ class Outage:
         self._since: float | None = None
 
     @property
-    def lasts(self) -> bool:
+    def ongoing(self) -> bool:
         """Whether there is one now."""
         return self._since is not None
 

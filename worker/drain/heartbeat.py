@@ -24,7 +24,7 @@ class NoFileError(Exception):
     """What has the file's name is no file: it is left as it is."""
 
 
-def begin(file: str | None) -> None:
+def write_starting(file: str | None) -> None:
     """Write `starting` over what a process before this one left, long before the loop runs.
 
     The file outlives a process that was killed, and a container. If it cannot be written, `beat`

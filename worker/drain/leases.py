@@ -17,7 +17,7 @@ from contract.errors import RequestRejected, StoreRefused
 from contract.message import Delivery, read_delivery
 from contract.redis import keys
 from contract.redis.connect import connect_async
-from contract.streaming import Piece, published
+from contract.streaming import Piece, encode_pieces
 from worker.drain.arrivals import Arrivals
 from worker.drain.endings import Ending, about, arguments, with_error
 from worker.drain.scripts import ALWAYS_TAKEN_BYTES, Scripts
@@ -282,7 +282,7 @@ class Leases:
             return {}
         pipe = self._client.pipeline(transaction=False)
         for listener, of_it in pieces.items():
-            pipe.publish(naming.text_channel(listener), published(of_it))
+            pipe.publish(naming.text_channel(listener), encode_pieces(of_it))
         replies = await pipe.execute()
         return dict(zip(pieces, replies, strict=True))
 

@@ -130,7 +130,7 @@ async def end_tasks(tasks: Iterable[asyncio.Task[Any]], timeout_s: float = math.
         _, pending = await asyncio.wait(pending, timeout=0.1)
 
 
-class LastResort:
+class ExitTimer:
     """Ends the process when its stop takes too long, whatever hangs.
 
     Its timer is a thread of faulthandler, which needs neither the event loop nor the interpreter's

@@ -45,7 +45,7 @@ async def run_drain(drain: Drain, beside: Iterable[Coroutine[Any, Any, None]]) -
         ]
         try:
             if await drain.lifecycle.until_asked(drain.supervisor.start()):
-                drain.measure_room()
+                drain.set_limits()
                 await drain.lifecycle.until_hurried(_refill(drain))
         finally:
             drain.begin_stop()
@@ -61,7 +61,7 @@ async def run_drain(drain: Drain, beside: Iterable[Coroutine[Any, Any, None]]) -
 
 
 async def _refill(drain: Drain) -> None:
-    most_bytes = drain.supervisor.others.of(MAX_IN_FLIGHT_BYTES)
+    most_bytes = drain.supervisor.peers.of(MAX_IN_FLIGHT_BYTES)
     while not drain.lifecycle.stopping:
         drain.wakeup.clear()
         await drain.recover()
@@ -70,9 +70,9 @@ async def _refill(drain: Drain) -> None:
             drain.idle.set()
             await drain.wakeup.wait()
             continue
-        free = drain.room.limit - len(drain.in_flight) + len(drain.preparing)
+        free = drain.limits.limit - len(drain.in_flight) + len(drain.preparing)
         free_bytes = most_bytes - drain.in_flight.size
-        if free < drain.room.low_water or free_bytes <= 0:
+        if free < drain.limits.low_water or free_bytes <= 0:
             await drain.wakeup.wait()
             continue
         popped = await drain.pop(free, max_bytes=free_bytes)
@@ -106,7 +106,7 @@ async def _ran_suspects(drain: Drain) -> bool:
         if not await leases.take_suspects_lock():
             return False
         try:
-            await drain.lifecycle.until_asked(drain.supervisor.others.pause())
+            await drain.lifecycle.until_asked(drain.supervisor.peers.pause())
             await _run_group(drain)
             if not drain.lifecycle.stopping:
                 await leases.drop_suspects_lock()
@@ -114,7 +114,7 @@ async def _ran_suspects(drain: Drain) -> bool:
             leases.holds_suspects_lock = False
             raise
         finally:
-            drain.supervisor.others.resume()
+            drain.supervisor.peers.resume()
     except ERRORS as error:
         drain.outage.lost(error)
         await asyncio.sleep(REDIS_PAUSE_S)
@@ -129,7 +129,7 @@ async def _run_group(drain: Drain) -> None:
         return
     group = popped.group or math.ceil(popped.suspects / 2)
     suspects = keys.suspects_list(drain.leases.queue)
-    found = await drain.pop(min(group, drain.room.slots), [suspects])
+    found = await drain.pop(min(group, drain.limits.slots), [suspects])
     if found and found.deliveries:
         drain.admit(found)
         await drain.settle()
@@ -162,12 +162,12 @@ async def _hand_over(drain: Drain) -> None:
 
 async def _finish(drain: Drain) -> None:
     """Let what is in the engine come to its end."""
-    await _give_up(drain, list(drain.in_flight)[drain.room.slots :])
+    await _give_up(drain, list(drain.in_flight)[drain.limits.slots :])
     if tasks := drain.in_flight.tasks():
         await asyncio.wait(tasks)
     await drain.hand_back_crashed()
     await drain.flush()
-    await drain.supervisor.others.ended()
+    await drain.supervisor.peers.ended()
 
 
 async def _leave(drain: Drain) -> None:

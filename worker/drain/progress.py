@@ -133,7 +133,7 @@ class History:
 
     def look(self, seconds: float) -> None:
         """Count the slots for as long as it is since the last look."""
-        slots, running = self._drain.room.slots, len(self._drain.in_flight)
+        slots, running = self._drain.limits.slots, len(self._drain.in_flight)
         self._drain.means.look(running, slots, seconds)
         self._busy_s += min(slots, running) * seconds
         self._slots_s += slots * seconds

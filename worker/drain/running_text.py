@@ -22,7 +22,7 @@ from worker.drain.drain import Drain
 from worker.drain.events import EngineReady, FirstText, Leased
 from worker.drain.in_flight import Running
 from worker.drain.scripts import ERRORS
-from worker.engine import TellsText
+from worker.engine import NotifiesText
 
 log = logging.getLogger(__name__)
 
@@ -81,8 +81,8 @@ class RunningText:
 
     def _engine_ready(self, _: EngineReady) -> None:
         engine = self._drain.supervisor.engine
-        self._looks = not isinstance(engine, TellsText)
-        if isinstance(engine, TellsText):
+        self._looks = not isinstance(engine, NotifiesText)
+        if isinstance(engine, NotifiesText):
             engine.on_text(self._stepped)
 
     def _stepped(self) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from contract.errors import StoreRefused, StoreUnavailable, StoreUnreachable
-from contract.redis.strangers import types_of, wrong_types
+from contract.redis.foreign_keys import types_of, wrong_types
 
 log = logging.getLogger(__name__)
 

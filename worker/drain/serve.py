@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from contract.errors import RequestFailed, RequestRejected, WarmqError
 from contract.message import Delivery, inflate, read_body
 from contract.openai.amounts import sequences_of
-from contract.openai.body import tells_text
+from contract.openai.body import text_is_answer
 from contract.openai.lines import check_body, infer_url
 from contract.results import failure_meta, success_meta
+from worker.drain.admission import LARGE_BYTES, Sequences, Turns
 from worker.drain.endings import Ending
 from worker.drain.events import Events, Started
 from worker.drain.in_flight import Running
-from worker.drain.room import LARGE_BYTES, Sequences, Turns
 from worker.drain.supervisor import Supervisor
 from worker.engine import EngineRequest
-from worker.engine.preparation import PREPARATION, Preparation, Preparing
+from worker.engine.preparation import PREPARATION, Preparation, PreparingRequests
 
 
 def read_request(delivery: Delivery, served: Sequence[str]) -> EngineRequest:
@@ -81,7 +81,7 @@ class Serving:
         supervisor: Supervisor,
         events: Events,
         sequences: Sequences,
-        preparing: Preparing,
+        preparing: PreparingRequests,
         most_bytes: int,
     ) -> None:
         #: Names of the models and adapters served; empty where any will do.
@@ -107,8 +107,8 @@ class Serving:
                 await self._unpack(delivery, preparation)
             request = read_request(delivery, self.names)
             if delivery.listener:
-                running.plain = tells_text(request.url, request.body)
-            if self._events.listeners(Started):
+                running.plain = text_is_answer(request.url, request.body)
+            if self._events.subscribers(Started):
                 self._events.publish(Started(delivery))
             if (count := sequences_of(request.body)) == 1:  # never waits: spared what that costs
                 completion = await engine.generate(request, running.engine_id)

@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar
 from contract.errors import EngineDead
 from worker.drain.events import EngineReady, Events
 from worker.drain.lifecycle import Lifecycle
-from worker.engine import Capacity, Engine, TellsCached, Waits
+from worker.engine import Capacity, CountsCachedTokens, Engine, ReportsWaiting
 from worker.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ KILL_EVERY_S = 0.5
 SHUTDOWN_S = 8.0
 
 
-class Others(Protocol):
+class Peers(Protocol):
     """The other drains of one engine, and this one's part of it."""
 
     def share(self, capacity: Capacity) -> Capacity:
@@ -55,7 +55,7 @@ class Others(Protocol):
         """Tell them to stop, if nobody has, and wait until they have ended."""
 
 
-class Share:
+class EngineShare:
     """One of `count` equal parts: `number` 0 is of the drain that has started the engine.
 
     Knows no other drains. By itself it is what each of the others has, and of 1 it is all.
@@ -102,7 +102,7 @@ class Supervisor:
     """Owns the engine and the one thread that builds it.
 
     The thread lives as long as the process: PDEATHSIG of the engine's
-    processes follows the thread that created them (worker/engine/tie.py).
+    processes follows the thread that created them (worker/engine/parent_death.py).
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class Supervisor:
         events: Events,
     ) -> None:
         #: The other drains of the engine (worker/process/front_ends.py), this one's part of it.
-        self.others: Others = Share()
+        self.peers: Peers = EngineShare()
         self.capacity: Capacity | None = None
         self.deaths = 0
         #: What the latest engine's processes get between being asked to end and being killed.
@@ -143,7 +143,7 @@ class Supervisor:
         Of an engine that runs, which servers keep requests waiting; '' if none does.
         """
         engine = self._engine or self._building
-        waits_for = engine.waits_for() if isinstance(engine, Waits) else ""
+        waits_for = engine.waits_for() if isinstance(engine, ReportsWaiting) else ""
         if self._engine is not None:
             return waits_for
         return "; ".join(filter(None, (self._failure, waits_for or self._doing)))
@@ -197,13 +197,15 @@ class Supervisor:
             self._doing = ""
         self._engine, self._building, self._failure = engine, None, ""
         self._cached_before = self.cached_prompt_tokens()  # each engine counts from 0
-        self._cached = engine.cached_prompt_tokens if isinstance(engine, TellsCached) else None
-        self.capacity = capacity = self.others.share(capacity)
+        self._cached = (
+            engine.cached_prompt_tokens if isinstance(engine, CountsCachedTokens) else None
+        )
+        self.capacity = capacity = self.peers.share(capacity)
         self._ready_at = time.monotonic()
         self._lifecycle.engine_ready()
         seconds = self._ready_at - began
         self._events.publish(EngineReady(seconds, capacity, rebuilt=self.deaths > 0))
-        self.others.begin(engine)
+        self.peers.begin(engine)
         return capacity
 
     async def _started(self) -> tuple[Engine, Capacity]:
@@ -236,7 +238,7 @@ class Supervisor:
         self.deaths += 1
         self._lifecycle.engine_dead()
         engine, self._engine = self._engine, None
-        await self.others.end(died=True)
+        await self.peers.end(died=True)
         if engine is not None:
             await self._shut_down(engine)
         if self._stuck:
@@ -288,7 +290,7 @@ class Supervisor:
         """
         building, self._building = self._building, None
         engine, self._engine = building or self._engine, None
-        await self.others.end(died=False)
+        await self.peers.end(died=False)
         if not self._stuck:  # also if there is none: a shutdown may still be under way
             await self._shut_down(engine, kill=building is not None)
         self._lifecycle.stopped()

@@ -33,7 +33,7 @@ class Capacity:
     one_step: bool = False
 
 
-def places_of_many(slots: int) -> int:
+def multi_sequence_slots(slots: int) -> int:
     """Return how many of an engine's slots requests of more than one sequence may take in sum.
 
     The others, a sixteenth, are left to requests of one sequence, so that these soon find one.
@@ -104,7 +104,7 @@ class Engine(Protocol):
 
 
 @runtime_checkable
-class Waits(Protocol):
+class ReportsWaiting(Protocol):
     """What an engine may have besides, if its `start` or its requests wait for something."""
 
     def waits_for(self) -> str:
@@ -115,16 +115,16 @@ class Waits(Protocol):
 
 
 @runtime_checkable
-class Shares(Protocol):
+class Attachable(Protocol):
     """What an engine may have besides, if other processes may run requests in it too."""
 
-    def seat(self) -> dict[str, Any] | None:
+    def new_client(self) -> dict[str, Any] | None:
         """Return what one more process needs to attach to it, as JSON; None if there is no more.
 
         Asked once it has started. No two processes get the same.
         """
 
-    async def vacate(self, seat: dict[str, Any]) -> int:
+    async def abort_client(self, client: dict[str, Any]) -> int:
         """Abort what a process that died had in the engine; return how many requests that were.
 
         Of several replicas, how many the first one had.
@@ -132,7 +132,7 @@ class Shares(Protocol):
 
 
 @runtime_checkable
-class TellsCached(Protocol):
+class CountsCachedTokens(Protocol):
     """What an engine may have besides, if it has a prefix cache and counts what that saves."""
 
     def cached_prompt_tokens(self) -> int:
@@ -140,7 +140,7 @@ class TellsCached(Protocol):
 
 
 @runtime_checkable
-class TellsText(Protocol):
+class NotifiesText(Protocol):
     """What an engine may have besides, if it knows when there is new text; others are looked at."""
 
     def on_text(self, call: Callable[[], None]) -> None:

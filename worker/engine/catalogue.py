@@ -8,10 +8,10 @@ from typing import Any, ClassVar, Literal
 from pydantic import create_model
 
 from contract.setting_names import ENGINE_GROUP
-from contract.settings import SettingsError, Sourced, load
+from contract.settings import SettingsError, SourcedSettings, load
 from worker.engine import Engine
 from worker.engine.spec import EngineSpec, Preflight
-from worker.settings import ENGINE, WorkerSettings
+from worker.settings import ENGINE_FIELD, WorkerSettings
 
 #: Each names an EngineSpec; only the chosen one is imported.
 BUILT_IN = {
@@ -22,10 +22,10 @@ BUILT_IN = {
 }
 
 
-class _Choice(Sourced):
-    looks_at_names: ClassVar[bool] = False  # the engine may have settings of its own
+class _Choice(SourcedSettings):
+    checks_names: ClassVar[bool] = False  # the engine may have settings of its own
 
-    engine: str = ENGINE
+    engine: str = ENGINE_FIELD
 
 
 def names() -> tuple[str, ...]:
@@ -63,7 +63,10 @@ def load_settings(**overrides: Any) -> WorkerSettings:
     name = load(_Choice, **overrides).engine
     if name in names():
         return load(find_engine(name).settings, **overrides)
-    known: Any = (Literal[names()], ENGINE)  # so that it is refused with all else that is wrong
+    known: Any = (
+        Literal[names()],
+        ENGINE_FIELD,
+    )  # so that it is refused with all else that is wrong
     return load(create_model("KnownEngine", __base__=WorkerSettings, engine=known), **overrides)
 
 
@@ -73,12 +76,12 @@ def make_engine(settings: WorkerSettings) -> Engine:
     return engine
 
 
-def attach_engine(settings: WorkerSettings, seat: dict[str, Any]) -> Engine:
-    """Return an engine, not built yet, that runs requests in the one that gave the seat."""
+def attach_engine(settings: WorkerSettings, client: dict[str, Any]) -> Engine:
+    """Return an engine, not built yet, that runs requests in the one that gave the client."""
     attach = find_engine(settings.engine).attach
     if attach is None:
         raise SettingsError(cannot_share(settings))
-    engine: Engine = _resolved(attach)(settings, seat)
+    engine: Engine = _resolved(attach)(settings, client)
     return engine
 
 

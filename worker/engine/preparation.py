@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 
 
-class Preparing:
+class PreparingRequests:
     """How many requests wait so, by tenant; `changed` is called when one begins or ends to."""
 
     def __init__(self, changed: Callable[[], None] = lambda: None) -> None:
@@ -21,7 +21,7 @@ class Preparing:
     def __len__(self) -> int:
         return self._waiting.total()
 
-    def crowded(self, most: int) -> list[str]:
+    def busy_tenants(self, most: int) -> list[str]:
         """Return the tenants of which so many requests wait, or more."""
         return [tenant for tenant, count in self._waiting.items() if count >= most]
 
@@ -38,7 +38,7 @@ class Preparation:
 
     __slots__ = ("_depth", "_of", "_tenant")
 
-    def __init__(self, of: Preparing, tenant: str) -> None:
+    def __init__(self, of: PreparingRequests, tenant: str) -> None:
         self._of, self._tenant, self._depth = of, tenant, 0
 
     def __enter__(self) -> None:

@@ -34,8 +34,9 @@ class EngineSpec:
     raises the start's SettingsError, may add to what `check` found, and leaves nothing behind. By
     default it makes the engine and shuts it down, not built.
 
-    `attach` is for engines that may be shared (worker.engine.Shares): called with the settings and
-    a seat it returns an engine, not built yet, that runs requests in the one that gave the seat.
+    `attach` is for engines that may be shared (worker.engine.Attachable): called with
+    the settings and a client of a running engine it returns an engine, not built yet, that runs
+    requests in that one.
     `front_ends` says how many processes should feed it where no setting says it.
     """
 

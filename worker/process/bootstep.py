@@ -24,7 +24,7 @@ from worker.drain import heartbeat
 from worker.drain.announcement import shown
 from worker.drain.drain import Drain
 from worker.drain.leases import Leases
-from worker.drain.lifecycle import STOP_S, LastResort, State
+from worker.drain.lifecycle import STOP_S, ExitTimer, State
 from worker.drain.loop import run_drain
 from worker.drain.side_tasks import SideTasks
 from worker.engine.catalogue import front_ends_of, load_settings, make_engine
@@ -74,7 +74,7 @@ class EngineStep(bootsteps.StartStopStep):
             )
         try:
             whole = load_settings()
-            heartbeat.begin(whole.heartbeat_file)
+            heartbeat.write_starting(whole.heartbeat_file)
             count = front_ends_of(whole)
         except SettingsError as error:
             sys.exit(str(error))
@@ -91,7 +91,7 @@ class EngineStep(bootsteps.StartStopStep):
         self._failed = False
         #: Whether Celery's task events are gathered: from the start on with `-E`.
         self._watched = bool(worker.task_events)
-        self._last_resort = LastResort()
+        self._exit_timer = ExitTimer()
         self._loop_watch: LoopWatch | None = None
         _current[:] = [self]
 
@@ -164,7 +164,7 @@ class EngineStep(bootsteps.StartStopStep):
         if self._loop_watch is not None:
             self._loop_watch.stop_asked()
         finish_s = self.settings.drain_timeout_s if name == "stop" else 0.0
-        self._last_resort.within(finish_s + self.drain.supervisor.grace_s + STOP_S)
+        self._exit_timer.within(finish_s + self.drain.supervisor.grace_s + STOP_S)
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(getattr(self.drain, name))
 
@@ -183,7 +183,7 @@ class EngineStep(bootsteps.StartStopStep):
         settings = self.settings
         leases = Leases(settings, self.worker_id)
         self.drain = Drain(settings, leases, lambda: make_engine(settings))
-        self.drain.supervisor.others = self.front_ends
+        self.drain.supervisor.peers = self.front_ends
         self.front_ends.subscribe(self.drain.events)
         self._task_events = TaskEvents(self.drain.events)
         self._task_events.switch(self._watched)
@@ -198,7 +198,7 @@ class EngineStep(bootsteps.StartStopStep):
             ):
                 await run_drain(self.drain, [*self.side_tasks.tasks(), self.front_ends.run()])
         finally:
-            self._last_resort.within(LEAVE_S)  # for what hangs may keep the loop from ending
+            self._exit_timer.within(LEAVE_S)  # for what hangs may keep the loop from ending
             await leases.close()
 
     def _leave(self, worker: Any) -> None:
@@ -207,7 +207,7 @@ class EngineStep(bootsteps.StartStopStep):
         if self.drain is not None:
             self.drain.lifecycle.stopped()
         celery_state.should_stop = EXIT_FATAL
-        self._last_resort.within(LEAVE_S)
+        self._exit_timer.within(LEAVE_S)
         try:
             worker.consumer.call_soon(lambda: None)  # wakes the hub, which sees should_stop
         except AttributeError:

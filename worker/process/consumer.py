@@ -83,7 +83,7 @@ class ControlConsumer(Consumer):
         if self._good_at is not None:
             self._good_at.cancel()
         drain = current().drain
-        if self._failed < TOLD_AT or self._told or (drain is not None and drain.outage.lasts):
+        if self._failed < TOLD_AT or self._told or (drain is not None and drain.outage.ongoing):
             return
         self._told = True
         log.warning(

@@ -28,12 +28,12 @@ from contract.log_lines import set_up
 from worker.drain.drain import Drain
 from worker.drain.events import EngineReady
 from worker.drain.leases import Leases
-from worker.drain.lifecycle import STOP_S, LastResort
+from worker.drain.lifecycle import STOP_S, ExitTimer
 from worker.drain.loop import run_drain
 from worker.drain.side_tasks import SideTasks
-from worker.drain.supervisor import Share
+from worker.drain.supervisor import EngineShare
 from worker.engine.catalogue import attach_engine, load_settings
-from worker.engine.tie import untie
+from worker.engine.parent_death import outlive_parent
 from worker.process.bootstep import YOUNG_OBJECTS
 from worker.process.front_ends import opened
 from worker.process.loop_watch import LoopWatch
@@ -52,15 +52,15 @@ class Part:
     def __init__(
         self, order: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        share = Share(order["number"], order["count"])
+        share = EngineShare(order["number"], order["count"])
         # The worker builds the next engine, with front ends of its own.
         # One that is part of a worker must not say that the worker's own loop turns.
         settings = share.settings(load_settings(rebuild_tries=0, heartbeat_file=None))
         worker = order["worker"]
         worker_id = f"{worker.rsplit('.', 2)[0]}.{os.getpid()}.{uuid.uuid4().hex[:8]}"
         self._leases = Leases(settings, worker_id, part_of=worker)
-        self.drain = Drain(settings, self._leases, lambda: attach_engine(settings, order["seat"]))
-        self.drain.supervisor.others = share
+        self.drain = Drain(settings, self._leases, lambda: attach_engine(settings, order["client"]))
+        self.drain.supervisor.peers = share
         self.drain.paused = order["paused"]
         self._side_tasks = SideTasks(self.drain)
         told = settings.metrics_port is not None
@@ -68,7 +68,7 @@ class Part:
         self._task_events = TaskEvents(self.drain.events, REQUESTS_PER_S / share.count)
         self._task_events.switch(order["watched"])
         self._reader, self._writer = reader, writer
-        self._last_resort = LastResort()
+        self._exit_timer = ExitTimer()
         self._its_worker = os.pidfd_open(os.getppid())
         self._ready = asyncio.Event()
         self.drain.events.subscribe(EngineReady, self._begin)
@@ -89,14 +89,14 @@ class Part:
 
     def _begin(self, _: EngineReady) -> None:
         """Report from now on, and outlive the worker for as long as it takes to hand back."""
-        untie()
+        outlive_parent()
         threading.Thread(target=self._see_its_end, name="worker's end", daemon=True).start()
         self._ready.set()
 
     def _see_its_end(self) -> None:
         """Bound what follows the worker's end: a loop that stands does not see it."""
         select.select([self._its_worker], (), ())
-        self._last_resort.within(STOP_S)
+        self._exit_timer.within(STOP_S)
 
     async def _obey(self) -> None:
         async for line in self._reader:
@@ -123,11 +123,11 @@ class Part:
         self._hurry()  # the worker is no more
 
     def _stop(self) -> None:
-        self._last_resort.within(self.drain.settings.drain_timeout_s + STOP_S)
+        self._exit_timer.within(self.drain.settings.drain_timeout_s + STOP_S)
         self.drain.stop()
 
     def _hurry(self) -> None:
-        self._last_resort.within(STOP_S)
+        self._exit_timer.within(STOP_S)
         self.drain.hurry()
 
     async def _report(self) -> None:

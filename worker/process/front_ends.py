@@ -25,9 +25,9 @@ from typing import Any
 import orjson
 
 from worker.drain.events import Events, Stopping
-from worker.drain.supervisor import Share
-from worker.engine import Capacity, Engine, Shares
-from worker.engine.tie import first_line
+from worker.drain.supervisor import EngineShare
+from worker.engine import Attachable, Capacity, Engine
+from worker.engine.parent_death import startup_code
 from worker.telemetry.task_events import MOST_WAITING, taken
 
 log = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class FrontEnd:
     async def started(cls, number: int, order: dict[str, Any]) -> AsyncIterator[FrontEnd]:
         """Start one and tell it what to feed; it is killed at the end, if it has not ended."""
         ours, its = socket.socketpair()
-        command = (sys.executable, "-c", first_line("tie") + MAIN, str(its.fileno()))
+        command = (sys.executable, "-c", startup_code("end_with_parent") + MAIN, str(its.fileno()))
         with its:
             process = await asyncio.create_subprocess_exec(*command, pass_fds=[its.fileno()])
         found = cls(number, process)
@@ -186,7 +186,7 @@ class FrontEndFailed(Exception):
     """A front end could not be started; it has logged why."""
 
 
-class FrontEnds(Share):
+class FrontEnds(EngineShare):
     """All other front ends of one worker: `count` less the one of this process."""
 
     def __init__(self, worker_id: str, count: int) -> None:
@@ -314,17 +314,17 @@ class FrontEnds(Share):
 
     async def _keep(self, number: int, engine: Engine) -> None:
         """Keep one running for as long as its engine does."""
-        assert isinstance(engine, Shares)  # noqa: S101 - the catalogue says which engines do
+        assert isinstance(engine, Attachable)  # noqa: S101 - the catalogue says which engines do
         while not self._told_to and not engine.dead():
-            seat = engine.seat()
-            if seat is None:
+            client = engine.new_client()
+            if client is None:
                 log.error(
                     "front ends have died too often: the engine is built anew",
                     extra={"action": "front_ends_die"},
                 )
                 engine.kill()
                 return
-            one = await self._run_one(number, seat)
+            one = await self._run_one(number, client)
             if self._told_to or engine.dead():
                 return
             if (code := one.process.returncode) and code > 0 and not one.report:
@@ -335,7 +335,7 @@ class FrontEnds(Share):
                 "front end %d has died: what it held returns to the queue (%s), "
                 "and another is started",
                 number + 1,
-                await _vacated(engine, seat),
+                await _client_aborted(engine, client),
                 extra={"action": "front_end_died"},
             )
 
@@ -358,10 +358,10 @@ class FrontEnds(Share):
             ends.cancel()
             hangs.cancel()
 
-    async def _run_one(self, number: int, seat: dict[str, Any]) -> FrontEnd:
+    async def _run_one(self, number: int, client: dict[str, Any]) -> FrontEnd:
         """Run one to its end."""
         order = {
-            "seat": seat, "number": number, "count": self.count, "worker": self._worker_id,
+            "client": client, "number": number, "count": self.count, "worker": self._worker_id,
             "level": logging.root.level, "paused": self._paused, "watched": self._watched,
         }  # fmt: skip
         try:
@@ -381,11 +381,11 @@ class FrontEnds(Share):
         return one
 
 
-async def _vacated(engine: Shares, seat: dict[str, Any]) -> str:
+async def _client_aborted(engine: Attachable, client: dict[str, Any]) -> str:
     """Let the engine abort what a front end had in it, and say how that ended."""
     try:
         async with asyncio.timeout(ANSWER_S):
-            return f"{await engine.vacate(seat)} requests were aborted in the engine"
+            return f"{await engine.abort_client(client)} requests were aborted in the engine"
     except Exception as error:  # the engine may have died as well, which the drain will see
         reason = str(error) or f"no answer in {ANSWER_S:.0f} s"
         return f"the engine did not say that it aborted its requests: {reason}"

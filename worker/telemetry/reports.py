@@ -94,8 +94,8 @@ def report_of(drain: Drain, seen: Seen | None = None) -> Told:
     report = {
         "in_flight": len(drain.in_flight),
         "oldest_s": drain.in_flight.oldest_s(),
-        "limit": drain.room.limit,
-        "slots": drain.room.slots,
+        "limit": drain.limits.limit,
+        "slots": drain.limits.slots,
         "redis_errors": script_errors(),
         "scripts": {name: list(of) for name, of in script_times(SCRIPTS).items()},
         "cached_tokens": drain.supervisor.cached_prompt_tokens(),

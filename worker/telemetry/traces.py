@@ -16,8 +16,16 @@ import orjson
 from contract.message import Delivery
 from contract.openai.body import CHAT_URL, COMPLETION_URL, MESSAGES_URL, RESPONSES_URL
 from contract.openai.pooling import EMBEDDINGS_URL
-from contract.traces.span import Span, SpanContext, Value, new_context, read_context
-from contract.traces.tracer import Tracer, now, tracing
+from contract.traces import (
+    Span,
+    SpanContext,
+    Tracer,
+    Value,
+    now,
+    read_context,
+    root_context,
+    tracing,
+)
 from worker.drain.drain import Drain
 from worker.drain.endings import Ending
 from worker.drain.events import Committed, HandedBack, Leased, LeasesLost
@@ -103,7 +111,7 @@ class Traces:
     ) -> None:
         context, began = begun
         named = _named(delivery)
-        self._tracer.put(
+        self._tracer.record(
             Span(
                 f"process {self._queue}",
                 "consumer",
@@ -143,7 +151,7 @@ def _context(tracer: Tracer, delivery: Delivery) -> SpanContext:
     # Who made a batch and does not want it traced does not want its requests traced either.
     sampled = tracer.samples(delivery.request_id) and (named is None or named.sampled)
     # Each attempt at a request is in the same trace.
-    return new_context(sampled=sampled, name=f"{delivery.life} {delivery.request_id}")
+    return root_context(sampled=sampled, name=f"{delivery.life} {delivery.request_id}")
 
 
 def _named(delivery: Delivery) -> SpanContext | None:

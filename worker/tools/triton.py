@@ -13,8 +13,8 @@ from worker.engine.rbln.model import read_artefact
 from worker.engine.triton.rules import (
     ARGS_FILE,
     CONFIG_FILE,
+    CONFIG_PARAMETERS,
     HEALTH,
-    TOLD,
     judge_model,
     judge_repository,
     parameter_line,
@@ -129,7 +129,9 @@ def describe(
                 "recompile it"
             )
         arguments |= pairs
-    return arguments, {parameter: told[key] for parameter, key in TOLD.items() if key in told}
+    return arguments, {
+        parameter: told[key] for parameter, key in CONFIG_PARAMETERS.items() if key in told
+    }
 
 
 def write(folder: Path, arguments: dict[str, Any], told: dict[str, int]) -> None:

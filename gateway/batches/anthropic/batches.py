@@ -17,7 +17,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from contract.redis.objects import Kind, Stored
-from gateway.batches.anthropic.incoming import Requests, check_length
+from gateway.batches.anthropic.create_body import Requests, check_length
 from gateway.batches.anthropic.protocol import (
     ENDPOINT,
     KEPT_S,
@@ -43,14 +43,14 @@ from gateway.batches.api.record import (
     reserve,
     start_batch,
 )
-from gateway.files.objects import FileRecord, Files, check_same, keep
+from gateway.file_store import FileStoreFailed, Writer
+from gateway.files.files import FileRecord, Files, check_same_file, save_file
 from gateway.files.protocol import MOST_LIFE_S
 from gateway.http.caller import Caller
 from gateway.http.errors import ApiError, invalid, not_found
-from gateway.http.http import caller, id_of, new_id, page_limit, reply, services
-from gateway.http.idempotency import conflict, fingerprint
+from gateway.http.idempotency import conflict, replayed_response
+from gateway.http.json_api import caller, id_of, new_id, page_limit, reply, services
 from gateway.http.services import Services
-from gateway.store import StoreFailed, Writer
 
 _KIND: Kind = "message_batch"
 #: Batches in a page: by default, and at most.
@@ -80,12 +80,12 @@ def create(
         known = Files(services).get(caller.tenant, file.id)
         if known is None:  # its file was deleted: nothing tells what it was
             raise conflict()
-        check_same(known, file)
+        check_same_file(known, file)
         return decode(stored.document)
     reserve(services, caller, batch_id, file.bytes)
     try:
-        keep(services, caller, writer, file)
-    except (ApiError, StoreFailed):
+        save_file(services, caller, writer, file)
+    except (ApiError, FileStoreFailed):
         services.limits.give_back(batch_id)
         raise
     now = int(services.clock.now())
@@ -209,7 +209,7 @@ async def _create(request: Request) -> Response:
             if piece:
                 await asyncio.to_thread(incoming.feed, piece)
         await asyncio.to_thread(incoming.end)
-        earlier = await fingerprint(request, incoming.digest)
+        earlier = await replayed_response(request, incoming.digest)
         if earlier is not None:
             return earlier
         now = int(await asyncio.to_thread(used.clock.now))

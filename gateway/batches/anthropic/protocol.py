@@ -15,10 +15,10 @@ from contract.redis.objects import Stored
 from contract.results import one_line
 from gateway.batches.api.output_lines import in_chunks
 from gateway.batches.api.record import ENDED, BatchRecord
-from gateway.files.objects import Files
+from gateway.file_store import lines_of
+from gateway.files.files import Files
 from gateway.http.errors import anthropic_error
 from gateway.http.services import Services
-from gateway.store import lines_of
 
 #: A batch's window, and how long its results are kept, in seconds.
 WINDOW_S, KEPT_S = 86_400, 29 * 86_400

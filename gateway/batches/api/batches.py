@@ -17,21 +17,21 @@ from gateway.batches.api.record import (
     reserve,
     start_batch,
 )
-from gateway.files.objects import FileRecord, Files
+from gateway.files.files import FileRecord, Files
 from gateway.http.caller import Caller
 from gateway.http.errors import ApiError, invalid, not_found
-from gateway.http.http import id_of, new_id, read
+from gateway.http.json_api import id_of, new_id, read
 from gateway.http.services import Services
 from gateway.redis.batch_views import BatchView, BatchViews
-from gateway.served import Served
-from producer.queue_workers import counts_of, names_of, older_of
+from gateway.served_models import ServedModels
+from producer.queue_workers import count_versions, describe_workers, older_workers
 
 
 def create(services: Services, caller: Caller, body: bytes, idempotency: str) -> Batch:
     """Make a batch, or find the one that the same create has made before."""
     if idempotency:
         # Its file may have gone since, and its window has begun: nothing is checked again.
-        view = BatchViews.beside(services.batches).get(caller.tenant, id_for(caller, idempotency))
+        view = BatchViews.using(services.batches).get(caller.tenant, id_for(caller, idempotency))
         batch = shown(view) if view else None
         if batch is not None:
             return batch
@@ -49,7 +49,7 @@ def view_of(services: Services, caller: Caller, batch_id: str) -> BatchView:
     Raises:
         ApiError: 404, if the caller has none of that id.
     """
-    view = BatchViews.beside(services.batches).get(caller.tenant, batch_id)
+    view = BatchViews.using(services.batches).get(caller.tenant, batch_id)
     if view is None:
         raise not_found("batch", batch_id)
     return view
@@ -79,7 +79,7 @@ def retrieve(services: Services, caller: Caller, batch_id: str, *, partial: bool
 
 def page(services: Services, caller: Caller, after: str, limit: int) -> BatchList:
     """Return the caller's batches after one of them, newest first."""
-    found = BatchViews.beside(services.batches).page(caller.tenant, after=after, limit=limit)
+    found = BatchViews.using(services.batches).page(caller.tenant, after=after, limit=limit)
     if found is None:
         raise not_found("batch", after)
     data = [batch for view in found.batches if (batch := shown(view)) is not None]
@@ -200,12 +200,12 @@ def _check_workers(services: Services, caller: Caller) -> None:
     (runner/).
     """
     announced, settings = services.batches.announcements(), services.settings
-    older = older_of([one for one in announced if is_alive(one)])
+    older = older_workers([one for one in announced if is_alive(one)])
     if not older:
         return
     # Workers' names are those of machines, which a tenant need not know.
-    which = names_of(older) if caller.operator else counts_of(older)
-    served = Served.of(announced, settings.queue, settings.gateway_models)
+    which = describe_workers(older) if caller.operator else count_versions(older)
+    served = ServedModels.of(announced, settings.queue, settings.gateway_models)
     if served.outdated and not served.names and not served.configured:
         told = (
             f"nothing was queued: all workers are older than this gateway (protocol {PROTOCOL}) "

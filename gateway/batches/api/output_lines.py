@@ -17,7 +17,7 @@ import orjson
 from contract.results import ResultLine, one_line
 from gateway.batches.api.record import Usage
 from gateway.http.errors import ApiError
-from gateway.online.events.responses import FOREIGN, with_all_fields
+from gateway.online.events.responses import MALFORMED_ANSWER, complete_response
 
 #: Bytes that are sent at once, and lines that are read for them, one or two ms of CPU.
 CHUNK_BYTES, CHUNK_LINES = 128 * 1024, 500
@@ -68,9 +68,9 @@ def _with_all_fields(line: bytes) -> bytes:
         body = found["response"]["body"]
         if body.get("object") != "response":
             return line
-        found["response"]["body"] = with_all_fields(body)
+        found["response"]["body"] = complete_response(body)
         return one_line(orjson.dumps(found))
-    except FOREIGN:
+    except MALFORMED_ANSWER:
         return line
 
 

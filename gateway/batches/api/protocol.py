@@ -135,7 +135,7 @@ def shown(view: BatchView, *, partial: bool = False) -> Batch | None:
     return _of_record(record, view.parts, partial) if record.api == "openai" else None
 
 
-def parts_of(view: BatchView) -> list[str]:
+def part_ids(view: BatchView) -> list[str]:
     """Return the ids of a batch's batches in the queue."""
     if isinstance(view.source, QueueBatch):
         return [view.id]

@@ -9,11 +9,11 @@ from typing import Any, Literal
 import msgspec
 
 from contract.redis.objects import Kind, Stored
-from gateway.files.objects import Files
+from gateway.files.files import Files
 from gateway.http.caller import Caller
 from gateway.http.limits import estimated_tokens
 from gateway.http.services import Services
-from gateway.http.traced import current_traceparent
+from gateway.http.tracing import current_traceparent
 
 Status = Literal[
     "validating", "in_progress", "finalizing", "completed", "failed", "expired", "cancelling",
@@ -25,7 +25,7 @@ KEPT_S = 30 * 86_400
 ENDED: frozenset[Status] = frozenset(("completed", "failed", "expired", "cancelled"))
 
 
-class Part(msgspec.Struct, frozen=True):
+class BatchPart(msgspec.Struct, frozen=True):
     """The lines for one queue: a batch of it, as `producer submit` makes them.
 
     The first part also has the lines whose model nobody serves: they are refused one by one.
@@ -93,7 +93,7 @@ class BatchRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     traceparent: str = ""  # of the request that made it, if that is traced
     model: str = ""  # if all lines name the same
     problems: list[BatchError] = []
-    parts: list[Part] = []  # empty until the file was looked through
+    parts: list[BatchPart] = []  # empty until the file was looked through
     counts: RequestCounts = msgspec.field(default_factory=RequestCounts)  # final once ended
     usage: Usage | None = None  # final once ended
     expected_s: float | None = None  # what was planned of its time; noted at its end
@@ -208,7 +208,7 @@ def end_older_records(services: Services, tenant: str) -> int:
     count = 0
     for begin in range(0, len(unknown), _PAGE):
         ids = unknown[begin : begin + _PAGE]
-        for stored in filter(None, services.objects.several("batch", ids)):
+        for stored in filter(None, services.objects.get_many("batch", ids)):
             record = decode(stored.document)
             if write_back(services, stored, record) is not None:
                 count += record.status in ENDED

@@ -12,7 +12,7 @@ from starlette.routing import Route
 from contract.batch import Batch as QueueBatch
 from gateway.batches.api import batches, virtual_files
 from gateway.http.errors import ApiError, invalid
-from gateway.http.http import caller, page_limit, reply, services
+from gateway.http.json_api import caller, page_limit, reply, services
 
 #: Batches in a page: by default, and at most.
 DEFAULT_LIMIT, MOST = 20, 100

@@ -15,20 +15,20 @@ from anyio import CapacityLimiter, to_thread
 from starlette.responses import RedirectResponse, Response, StreamingResponse
 
 from contract.batch import Batch as QueueBatch
-from contract.index import own_id, read_ending
+from contract.index import entry_request_id, read_ending
 from contract.redis.batches import BatchStore
-from contract.results import ResultLine, own_line, result_line
+from contract.results import ResultLine, result_line, stored_line
 from gateway.batches.api.batches import find
 from gateway.batches.api.output_lines import in_chunks, openai_line
-from gateway.batches.api.protocol import ERRORS, OUTPUT, PARTIAL, Batch, parts_of
+from gateway.batches.api.protocol import ERRORS, OUTPUT, PARTIAL, Batch, part_ids
 from gateway.batches.api.record import ENDED
 from gateway.files.protocol import OUTPUT_PURPOSE, File
 from gateway.http.caller import Caller
 from gateway.http.errors import ApiError, not_found
 from gateway.http.services import Services
 from gateway.redis.batch_views import BatchView, PartialOrder, Segment
+from producer.batch_watch import BatchChanged
 from producer.collect.collect import Collector
-from producer.same_batch import BatchChanged
 
 #: What their ids look like.
 ID = rf"(?:{OUTPUT}|{ERRORS}|{PARTIAL})[A-Za-z0-9][A-Za-z0-9._-]{{0,127}}"
@@ -90,7 +90,7 @@ def content(services: Services, caller: Caller, file_id: str, offset: int) -> Re
         for line in collector.lines("input"):
             yield openai_line(line) if line.failed == (kind == ERRORS) else None
         if kind == OUTPUT or not batch.output_file_id:
-            collector.kept()
+            collector.mark_collected()
 
     return _streamed(lines(), headers)
 
@@ -99,7 +99,7 @@ def _partial(
     services: Services, view: BatchView, batch: Batch, offset: int, headers: dict[str, str]
 ) -> Response:
     """Return what has ended so far; after the batch's end, for as long as the queue has it."""
-    parts = [services.batches.batch(batch_id) for batch_id in parts_of(view)]
+    parts = [services.batches.batch(batch_id) for batch_id in part_ids(view)]
     there = [part for part in parts if part is not None and part.status != "deleting"]
     if len(there) < len(parts):
         if batch.status in ENDED:
@@ -109,7 +109,7 @@ def _partial(
     last = 0
     segments: list[Segment] = []
     if there:
-        order = PartialOrder.beside(services.batches)
+        order = PartialOrder.using(services.batches)
         ttl_ms = services.settings.result_ttl_ms
         last, segments = order.segments(batch.id, there, offset, ttl_ms)
     headers["x-last-line"] = str(max(last, offset))
@@ -171,11 +171,13 @@ def _of_texts(store: BatchStore, part: QueueBatch, texts: list[str]) -> Iterator
     for request_id, numbers in endings:
         raw = found[request_id]
         if not numbers:
-            line = own_line(request_id, raw) if raw is not None else None
+            line = stored_line(request_id, raw) if raw is not None else None
             if line is not None:
                 yield line
             continue
         for _ in numbers:
             entry = next(entries)
             if entry is not None and raw is not None:
-                yield result_line(own_id(part.id, entry), entry[1], entry[0], raw, request_id)
+                yield result_line(
+                    entry_request_id(part.id, entry), entry[1], entry[0], raw, request_id
+                )

@@ -14,11 +14,11 @@ from contextlib import ExitStack
 from contract.errors import StoreUnavailable, WarmqError
 from contract.log_lines import set_up
 from contract.settings import load
-from contract.traces.tracer import tracing
-from gateway.batches.runner.carrier import Carrier
+from contract.traces import tracing
+from gateway.batches.runner.runner import BatchRunner
 from gateway.http.services import Services
 from gateway.settings import GatewaySettings
-from producer.heap import keep_memory
+from producer.heap import keep_free_memory
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ def _open(settings: GatewaySettings) -> Services:
     """Connect, once Redis is there: it may be starting again, and what died with it waits for this.
 
     Raises:
-        StoreFailed: files cannot be kept where the settings say.
+        FileStoreFailed: files cannot be kept where the settings say.
     """
     away = False
     while True:
@@ -57,9 +57,9 @@ def _open(settings: GatewaySettings) -> Services:
 
 def main() -> int:
     """Carry batches until SIGTERM; the argument is the process id of the parent."""
-    keep_memory()
+    keep_free_memory()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the gateway, which ends this
-    carrier: Carrier | None = None
+    carrier: BatchRunner | None = None
 
     def end(*_: object) -> None:
         if carrier is None:
@@ -83,7 +83,7 @@ def main() -> int:
         log.error("%s", error.message, extra={"action": "carrier_failed"})
         return 1
     with traces:
-        carrier = Carrier(services)
+        carrier = BatchRunner(services)
         carrier.run()
     services.close()
     return 0

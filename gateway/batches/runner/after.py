@@ -12,10 +12,10 @@ def after_end(services: Services, record: BatchRecord) -> None:
     that was deleted; and have its end told."""
     services.limits.give_back(record.id)
     services.objects.forget_reader(record.input_file_id, record.id)
-    announce(services, record)
+    note_webhooks(services, record)
 
 
-def announce(services: Services, record: BatchRecord) -> None:
+def note_webhooks(services: Services, record: BatchRecord) -> None:
     """Note the deliveries of a batch's end, one for each endpoint that wants to hear of it.
 
     Whoever carries a batch calls it after its end is written and before its work is done: then
@@ -26,7 +26,7 @@ def announce(services: Services, record: BatchRecord) -> None:
     """
     if record.status not in ENDED:
         return
-    event, webhooks = f"batch.{record.status}", Webhooks.beside(services.batches)
+    event, webhooks = f"batch.{record.status}", Webhooks.using(services.batches)
     for endpoint in webhooks.all():
         if endpoint.tenant != record.tenant or event not in endpoint.events:
             continue

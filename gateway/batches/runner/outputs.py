@@ -18,17 +18,17 @@ from contract.batch import Batch
 from contract.errors import RequestFailed
 from contract.results import ResultLine, failure_meta, result_line
 from gateway.batches.api.output_lines import openai_line, usage_of
-from gateway.batches.api.record import BatchRecord, Part, RequestCounts, Usage
-from gateway.batches.runner.carried import Carried, Changed
-from gateway.batches.runner.lines import custom_id_of
-from gateway.batches.runner.queueing import Sharing
-from gateway.files.objects import FileRecord, Files
-from gateway.http.http import id_of
+from gateway.batches.api.record import BatchPart, BatchRecord, RequestCounts, Usage
+from gateway.batches.runner.claimed import Changed, ClaimedBatch
+from gateway.batches.runner.input_file import custom_id_of
+from gateway.batches.runner.queueing import PartLines
+from gateway.file_store import Writer
+from gateway.files.files import FileRecord, Files
+from gateway.http.json_api import id_of
 from gateway.http.services import Services
-from gateway.store import Writer
 from producer.collect.collect import Collector
+from producer.input.decompression import ReadHook
 from producer.input.reader import Input, InputUnreadable
-from producer.input.unpacking import Watch
 
 #: Bytes given to the store at once.
 PIECE = 2**20
@@ -41,7 +41,7 @@ _NUMBER = re.compile(rb'"error":null,"warmq":\{"line":(\d+)')
 
 def all_lines(
     services: Services, record: BatchRecord, batches: list[Batch | None], path: Path | None,
-    watch: Watch | None = None,
+    watch: ReadHook | None = None,
 ) -> Iterator[ResultLine]:  # fmt: skip
     """Yield the lines of all parts; all of `batches` have ended. `watch` may raise to end it.
 
@@ -71,13 +71,13 @@ def line_number(line: ResultLine) -> int:
 
 def _of_part(
     services: Services, record: BatchRecord, at: int, batch: Batch | None, path: Path | None,
-    watch: Watch | None,
+    watch: ReadHook | None,
 ) -> Iterator[ResultLine]:  # fmt: skip
     if batch is not None:
         yield from Collector(services.batches, batch, follow=False).lines("input")
     if path is None:
         return
-    part, sharing = record.parts[at], Sharing(record.parts, at)
+    part, sharing = record.parts[at], PartLines(record.parts, at)
     cursor = batch.number("cursor") if batch is not None else 0
     code = "cancelled" if record.status == "cancelling" or batch is None else "expired"
     told = f"it was {code} before it was queued" if batch is not None else "it was deleted"
@@ -92,7 +92,7 @@ def _of_part(
                     yield _ended(part, number, line, error)
 
 
-def _ended(part: Part, number: int, line: bytes, error: RequestFailed) -> ResultLine:
+def _ended(part: BatchPart, number: int, line: bytes, error: RequestFailed) -> ResultLine:
     custom_id = custom_id_of(line)
     if custom_id is not None:
         request_id = naming.request_id(part.batch_id, custom_id)
@@ -118,7 +118,7 @@ class Written:
 class _File:
     """One of the two files, begun with its first line."""
 
-    def __init__(self, batch: Carried, kind: _Kind) -> None:
+    def __init__(self, batch: ClaimedBatch, kind: _Kind) -> None:
         self.id = file_id_of(batch.record.id, kind)
         self._kind = kind
         self._batch = batch
@@ -138,7 +138,7 @@ class _File:
 
     def _flush(self) -> None:
         if self._writer is None:
-            Files(self._services).announce(self.id)
+            Files(self._services).sweep_later(self.id)
             self._writer = self._stack.enter_context(self._services.store.write(self.id))
         self._writer.write(b"".join(self._gathered))
         self._gathered, self._size = [], 0
@@ -147,7 +147,7 @@ class _File:
         """Make the file visible to its owner; return its id, None if it has no line.
 
         Raises:
-            Changed, GivenUp: another one may have ended the batch, and its owner deleted the file.
+            Changed, LeaseLost: another process may have ended the batch.
         """
         if self._gathered:
             self._flush()
@@ -181,12 +181,14 @@ def file_id_of(batch_id: str, kind: _Kind) -> str:
     return id_of("file-", f"{kind}\0{batch_id}")
 
 
-def write_files(batch: Carried, lines: Iterable[ResultLine], report: Callable[[], None]) -> Written:
+def write_files(
+    batch: ClaimedBatch, lines: Iterable[ResultLine], report: Callable[[], None]
+) -> Written:
     """Write both files; `report` is called for each line, and may raise to stop it.
 
     Raises:
-        Changed, GivenUp: the batch is another one's by now.
-        StoreFailed: nothing is left of the files then; it can be done again.
+        Changed, LeaseLost: the batch is another one's by now.
+        FileStoreFailed: nothing is left of the files then; it can be done again.
     """
     written = Written()
     counts, usage = written.counts, written.usage

@@ -13,10 +13,17 @@ import msgspec
 
 from contract.batch import Batch
 from contract.errors import BatchConflict
-from gateway.batches.api.record import ENDED, BatchError, BatchRecord, Part, RequestCounts, Status
+from gateway.batches.api.record import (
+    ENDED,
+    BatchError,
+    BatchPart,
+    BatchRecord,
+    RequestCounts,
+    Status,
+)
 from gateway.batches.runner.after import after_end
-from gateway.batches.runner.carried import Carried
-from gateway.batches.runner.lines import Looked, look_through
+from gateway.batches.runner.claimed import ClaimedBatch
+from gateway.batches.runner.input_file import InputSummary, validate_input
 from gateway.batches.runner.outputs import all_lines, write_files
 from gateway.batches.runner.queueing import (
     create_part,
@@ -29,12 +36,12 @@ from gateway.http.caller import Caller
 from gateway.http.errors import ApiError
 from gateway.http.limits import estimated_tokens
 from gateway.http.services import Services
-from gateway.served import Served
-from producer.collect.collect import note_kept
+from gateway.served_models import ServedModels
+from producer.batch_watch import BatchChanged
+from producer.collect.collect import mark_collected
 from producer.input.reader import InputUnreadable
-from producer.same_batch import BatchChanged
-from producer.submit import traced
-from producer.submit.expected import least_bytes
+from producer.submit import batch_trace
+from producer.submit.expected import least_result_bytes
 from producer.submit.submit import Summary
 
 log = logging.getLogger(__name__)
@@ -44,7 +51,7 @@ _CHANGED = {"action": "batch_changed"}
 GRACE_S = 2.0
 #: A batch that waits for a worker, or for room in Redis, is looked at again after so long.
 WAIT_MS = 1000
-#: Looked-through files that wait for a worker; others are read again.
+#: Validated files that wait for a worker; others are read again.
 _MOST_LOOKED = 100
 #: Lines between two looks whether to go on with writing.
 _LINES = 500
@@ -64,16 +71,16 @@ class Phases:
     def __init__(self, crowded: Callable[[], bool]) -> None:
         """Prepare; `crowded` says whether other batches wait for this thread."""
         self._crowded = crowded
-        self._looked: dict[str, Looked] = {}
+        self._looked: dict[str, InputSummary] = {}
 
-    def carry(self, batch: Carried) -> None:
+    def carry(self, batch: ClaimedBatch) -> None:
         """Do what can be done now, to the end if possible.
 
         Raises:
             Later: it is to be looked at again; else it is done with.
             Changed: read it again, at once.
-            GivenUp: another one has it.
-            StoreUnavailable, StoreFailed: Redis, or the files' store, does not answer.
+            LeaseLost: another one has it.
+            StoreUnavailable, FileStoreFailed: Redis, or the files' store, does not answer.
         """
         if batch.record.status not in ENDED:
             if not batch.record.parts:
@@ -85,7 +92,7 @@ class Phases:
 
     # -- looking through ----------------------------------------------------------------
 
-    def _validate(self, batch: Carried) -> None:
+    def _validate(self, batch: ClaimedBatch) -> None:
         record, services, settings = batch.record, batch.services, batch.services.settings
         if record.status == "cancelling":
             batch.write("cancelled")
@@ -93,7 +100,7 @@ class Phases:
         looked, caller = self._looked.pop(record.id, None) or self._look(batch), batch.caller()
         # A worker that was heard within the last minute counts: it may be starting again.
         announced = services.batches.announcements()
-        served = Served.of(announced, settings.queue, settings.gateway_models)
+        served = ServedModels.of(announced, settings.queue, settings.gateway_models)
         asked = (looked.bytes_of, served, caller.models)
         problems = looked.problems or ([] if batch.late else outdated(*asked))
         if problems:
@@ -102,7 +109,7 @@ class Phases:
         if not waits(*asked):
             parts = parts_for(record.id, *asked)
         elif batch.late:  # its time is over: all its lines expire
-            parts = [Part(record.id, "", served.base, sorted(looked.bytes_of))]
+            parts = [BatchPart(record.id, "", served.base, sorted(looked.bytes_of))]
         else:
             while len(self._looked) >= _MOST_LOOKED:
                 self._looked.pop(next(iter(self._looked)))
@@ -111,17 +118,19 @@ class Phases:
             raise Later(max(1, min(WAIT_MS, left_ms)))
         self._start(batch, looked, parts, caller)
 
-    def _look(self, batch: Carried) -> Looked:
+    def _look(self, batch: ClaimedBatch) -> InputSummary:
         settings, record, path = batch.services.settings, batch.record, batch.input()
         if path is None:
-            return Looked(problems=[_no_file(record.input_file_id)])
+            return InputSummary(problems=[_no_file(record.input_file_id)])
         most, limit = settings.gateway_max_requests, settings.max_line_bytes
         on = partial(batch.go_on, ends_late=False)
-        looked = look_through(path, record.endpoint, limit, most, on)
+        looked = validate_input(path, record.endpoint, limit, most, on)
         looked.problems = looked.problems or _no_room(batch.services, looked.requests)
         return looked
 
-    def _start(self, batch: Carried, looked: Looked, parts: list[Part], caller: Caller) -> None:
+    def _start(
+        self, batch: ClaimedBatch, looked: InputSummary, parts: list[BatchPart], caller: Caller
+    ) -> None:
         models = looked.bytes_of
         tokens = {model: estimated_tokens(size) for model, size in models.items()}
         try:
@@ -138,7 +147,7 @@ class Phases:
 
     # -- running ----------------------------------------------------------------------------
 
-    def _run(self, batch: Carried) -> None:
+    def _run(self, batch: ClaimedBatch) -> None:
         states = self._note_deleted(batch)
         ending = batch.record.status == "cancelling" or batch.late
         if not all(state is not None and state.sealed for state in states):
@@ -151,7 +160,7 @@ class Phases:
             states = self._end_parts(batch, states)
         self._finish(batch, states)
 
-    def _note_deleted(self, batch: Carried) -> list[Batch | None]:
+    def _note_deleted(self, batch: ClaimedBatch) -> list[Batch | None]:
         """Return the parts' states; of parts that were there and are gone, the batch is told.
 
         They are not queued again: who has deleted them does not want them, and results whose life
@@ -167,7 +176,7 @@ class Phases:
             batch.write("cancelling", problems=[_was_deleted(gone)])
         return states
 
-    def _queue_rest(self, batch: Carried, ending: bool) -> None:
+    def _queue_rest(self, batch: ClaimedBatch, ending: bool) -> None:
         """Queue what is not queued yet, unless the batch is to end."""
         batch.keep_input()
         path = batch.input()
@@ -176,7 +185,7 @@ class Phases:
         elif path is not None and not ending and not batch.record.problems:
             self._submit(batch, path)
 
-    def _submit(self, batch: Carried, path: Path) -> None:
+    def _submit(self, batch: ClaimedBatch, path: Path) -> None:
         full_since: list[float] = []
 
         def report(summary: Summary) -> None:
@@ -203,7 +212,7 @@ class Phases:
             log.warning("batch %s: %s", batch.record.id, error.message, extra=_CHANGED)
             batch.write("cancelling")
 
-    def _end_parts(self, batch: Carried, states: list[Batch | None]) -> list[Batch | None]:
+    def _end_parts(self, batch: ClaimedBatch, states: list[Batch | None]) -> list[Batch | None]:
         """End what has not ended, with or without a worker; parts that never were there are made,
         so that nobody who was given up can fill them later."""
         record, store = batch.record, batch.services.batches
@@ -223,7 +232,7 @@ class Phases:
 
     # -- ending -------------------------------------------------------------------------------
 
-    def _finish(self, batch: Carried, there: list[Batch | None]) -> None:
+    def _finish(self, batch: ClaimedBatch, there: list[Batch | None]) -> None:
         record, services = batch.record, batch.services
         states = [state for state in there if state is not None]
         deleted = len(states) < len(there)
@@ -242,7 +251,7 @@ class Phases:
 
         try:
             lines = all_lines(services, record, there, path, batch.check)
-            with traced.step("finalise", states[0] if states else None, record.parts[0].queue):
+            with batch_trace.step("finalise", states[0] if states else None, record.parts[0].queue):
                 written = write_files(batch, lines, report)
         except BatchChanged as error:  # it was retried or deleted
             log.warning("batch %s: %s", record.id, error.message, extra=_CHANGED)
@@ -256,7 +265,7 @@ class Phases:
             expected_s=max(filter(None, (state.expected_s for state in states)), default=None),
         )
         for state in states:
-            note_kept(services.batches, state)
+            mark_collected(services.batches, state)
 
 
 def wait_ms(services: Services, created_at: int) -> int:
@@ -277,7 +286,7 @@ def _ended(states: list[Batch | None]) -> bool:
     return all(state is not None and state.finished for state in states)
 
 
-def _states(batch: Carried) -> list[Batch | None]:
+def _states(batch: ClaimedBatch) -> list[Batch | None]:
     """Return the states of the parts, None for one that is not there, or is being deleted."""
     states = batch.services.batches.states([part.batch_id for part in batch.record.parts])
     return [None if state is not None and "deleting" in state.fields else state for state in states]
@@ -303,9 +312,9 @@ def _no_room(services: Services, requests: int) -> list[BatchError]:
     """Return what is wrong with so many requests: their results cannot all be in Redis, where they
     are until the batch ends, not even if nothing else is there."""
     most = services.batches.memory_for_batches(services.settings.high_water)
-    if most is None or least_bytes(requests) <= most:
+    if most is None or least_result_bytes(requests) <= most:
         return []
-    fit = most // least_bytes(1000) * 1000
+    fit = most // least_result_bytes(1000) * 1000
     told = (
         f"the results of {requests} requests do not fit into Redis, which takes {most} bytes of "
         f"batches; split the file into batches of at most {fit} lines, or give Redis more memory"

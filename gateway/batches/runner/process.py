@@ -17,7 +17,7 @@ _FIRST_WAIT_S, _LONGEST_WAIT_S, _LIVED_S = 0.2, 10.0, 30.0
 _GRACE_S = 10.0
 
 
-class CarrierProcess:
+class RunnerProcess:
     """`python -m gateway.batches.runner`, with this process' environment.
 
     Its parent is a thread that lives until the end: the kernel ends it with its thread.

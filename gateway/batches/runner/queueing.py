@@ -12,19 +12,19 @@ import msgspec
 from contract.batch import Batch
 from contract.errors import BatchConflict, RequestRejected
 from contract.openai.lines import Request
-from gateway.batches.api.record import BatchError, BatchRecord, Part
-from gateway.batches.runner.lines import Body, model_of, naming
+from gateway.batches.api.record import BatchError, BatchPart, BatchRecord
+from gateway.batches.runner.input_file import Body, model_of, with_model
 from gateway.http.services import Services
-from gateway.served import Served
+from gateway.served_models import ServedModels
+from producer.input.decompression import ReadHook
 from producer.input.reader import Input, RawChunk
-from producer.input.unpacking import Watch
 from producer.submit.submission import Submission
 from producer.submit.submit import Submitter, Summary
 
 _decode = msgspec.json.Decoder(Body).decode
 
 
-def waits(models: Iterable[str], served: Served, allowed: Collection[str] | None) -> bool:
+def waits(models: Iterable[str], served: ServedModels, allowed: Collection[str] | None) -> bool:
     """Return whether a batch waits until a worker lives.
 
     One of which a model was configured does not: its lines call for a worker, and until they are
@@ -37,7 +37,7 @@ def waits(models: Iterable[str], served: Served, allowed: Collection[str] | None
 
 
 def outdated(
-    models: Iterable[str], served: Served, allowed: Collection[str] | None
+    models: Iterable[str], served: ServedModels, allowed: Collection[str] | None
 ) -> list[BatchError]:
     """Return why nothing of a batch is queued: of a model's workers none would see it."""
     found = [repr(model[:200]) for model in models if served.is_outdated(model, allowed)]
@@ -51,8 +51,8 @@ def outdated(
 
 
 def parts_for(
-    batch_id: str, models: Iterable[str], served: Served, allowed: Collection[str] | None
-) -> list[Part]:
+    batch_id: str, models: Iterable[str], served: ServedModels, allowed: Collection[str] | None
+) -> list[BatchPart]:
     """Return the parts of a batch: one for each queue, of the models that are asked for there.
 
     Lines of other models are the first part's, which refuses them; there is always one. Lines that
@@ -67,12 +67,12 @@ def parts_for(
             by_queue.setdefault(queue, []).append(model)
         else:
             all_served = False
-    told = served.told(allowed)
+    told = served.listing(allowed)
     if not by_queue:
-        return [Part(batch_id, "", served.base, told=told)]
+        return [BatchPart(batch_id, "", served.base, told=told)]
     names = [batch_id] if len(by_queue) == 1 else [f"{batch_id}.{n}" for n in range(len(by_queue))]
     return [
-        Part(
+        BatchPart(
             name, next(filter(None, models), ""), queue, models,
             named=unnamed if "" in models else "", all_served=all_served,
             told="" if all_served or n else told,
@@ -83,10 +83,10 @@ def parts_for(
     ]  # fmt: skip
 
 
-class Sharing:
+class PartLines:
     """Tells the lines of one part of a file; what it does depends on file and parts alone."""
 
-    def __init__(self, parts: list[Part], at: int) -> None:
+    def __init__(self, parts: list[BatchPart], at: int) -> None:
         self._part = parts[at]
         others = [part for part in parts if part is not parts[at]]
         self._others = {model for part in others for model in part.models}
@@ -115,7 +115,9 @@ class Sharing:
                 for number in chunk.too_long.keys() - {number for number, _ in chunk.lines}:
                     del chunk.too_long[number]
             if self._named:
-                chunk.lines = [(number, naming(line, self._named)) for number, line in chunk.lines]
+                chunk.lines = [
+                    (number, with_model(line, self._named)) for number, line in chunk.lines
+                ]
             yield chunk
 
     def check(self, request: Request) -> None:
@@ -133,7 +135,7 @@ class Sharing:
         raise RequestRejected(told, code="model_not_found", field="model")
 
 
-def submission_of(record: BatchRecord, part: Part) -> Submission:
+def submission_of(record: BatchRecord, part: BatchPart) -> Submission:
     """Return what shapes the messages of a part: the record and nothing else."""
     return Submission(
         part.batch_id,
@@ -142,14 +144,14 @@ def submission_of(record: BatchRecord, part: Part) -> Submission:
         part.model,
         deadline=str(record.expires_at * 1000),
         tenant=record.tenant,
-        once=record.once,
+        dedupe=record.once,
         order=record.order,
-        asked_by=record.traceparent,
+        parent_traceparent=record.traceparent,
     )
 
 
 def create_part(
-    services: Services, record: BatchRecord, part: Part, *, ends: bool = False
+    services: Services, record: BatchRecord, part: BatchPart, *, ends: bool = False
 ) -> Batch:
     """Make a part's batch of the queue, or find it; one that `ends` is made for that alone."""
     planned = record.order != "input"
@@ -160,7 +162,7 @@ def create_part(
 
 def submit_part(
     services: Services, record: BatchRecord, at: int, path: Path,
-    report: Callable[[Summary], None], watch: Watch | None = None,
+    report: Callable[[Summary], None], watch: ReadHook | None = None,
 ) -> None:  # fmt: skip
     """Queue what is not queued yet of a part that was made, and seal it; `watch` may raise to end
     that.
@@ -171,7 +173,7 @@ def submit_part(
         StoreUnavailable: Redis does not answer; it goes on where it was.
     """
     part, settings = record.parts[at], services.settings
-    sharing, submission = Sharing(record.parts, at), submission_of(record, part)
+    sharing, submission = PartLines(record.parts, at), submission_of(record, part)
     batch = services.batches.batch(part.batch_id)
     if batch is None:
         raise BatchConflict(f"batch {part.batch_id} was deleted meanwhile")

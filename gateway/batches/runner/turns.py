@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from contract.redis.due import Claim
 from contract.redis.objects import Stored
-from gateway.redis.leases import Held
+from gateway.redis.leases import Lease
 
 #: Batches of one tenant that wait here, leased; others stay where any gateway can take them.
 MOST_WAITING = 16
@@ -23,7 +23,7 @@ class Waiting:
     """A batch that is leased, with its record as it was then."""
 
     tenant: str
-    held: Held[Claim]
+    held: Lease[Claim]
     stored: Stored
     since: float = field(default_factory=time.monotonic)
 

@@ -10,15 +10,15 @@ import orjson
 
 from contract.openai.body import CHAT_URL
 from gateway.http.errors import ApiError
-from gateway.online.asked import Asked
+from gateway.online.request import OnlineRequest
 
 DONE = b"data: [DONE]\n\n"
 
 
-class Chunks:
+class ChunkEvents:
     """Writes the events of one answer: all have one id and time."""
 
-    def __init__(self, asked: Asked, request_id: str) -> None:
+    def __init__(self, asked: OnlineRequest, request_id: str) -> None:
         self._chat = asked.url == CHAT_URL
         self._options = asked.stream
         usage = bool(asked.stream and asked.stream.include_usage)

@@ -9,13 +9,13 @@ import orjson
 
 from contract.streaming import texts_of
 from gateway.http.errors import ApiError, anthropic_body
-from gateway.online.asked import Asked
+from gateway.online.request import OnlineRequest
 
 
 class MessageEvents:
     """Writes the events of one message. It has one choice, whose text is its first block."""
 
-    def __init__(self, asked: Asked, request_id: str) -> None:
+    def __init__(self, asked: OnlineRequest, request_id: str) -> None:
         self._model = asked.model or "default"
         self._id = f"msg_{request_id}"
         self._begun = False

@@ -10,7 +10,7 @@ import orjson
 
 from contract.streaming import texts_of
 from gateway.http.errors import ApiError
-from gateway.online.asked import Asked
+from gateway.online.request import OnlineRequest
 
 #: As OpenAI answers a request that names none of them.
 _LEFT_OUT: dict[str, Any] = {
@@ -20,20 +20,20 @@ _LEFT_OUT: dict[str, Any] = {
 
 
 #: What is raised of an answer that another program wrote, in a form that no endpoint has.
-FOREIGN = (AttributeError, TypeError, LookupError, ValueError)
+MALFORMED_ANSWER = (AttributeError, TypeError, LookupError, ValueError)
 
 
-def with_all_fields(body: Mapping[str, Any]) -> dict[str, Any]:
+def complete_response(body: Mapping[str, Any]) -> dict[str, Any]:
     """Return a response that has them; each text of its output has its `logprobs`, too."""
     output = [_item(item) for item in body.get("output") or ()]
     return {**_LEFT_OUT, **body, "output": output, "usage": _usage(body.get("usage"))}
 
 
-def bytes_with_all_fields(body: bytes) -> bytes:
+def complete_response_json(body: bytes) -> bytes:
     """Do the same to an answer's JSON; what is no response stays as it is."""
     try:
-        return orjson.dumps(with_all_fields(orjson.loads(body)))
-    except FOREIGN:
+        return orjson.dumps(complete_response(orjson.loads(body)))
+    except MALFORMED_ANSWER:
         return body
 
 
@@ -64,7 +64,7 @@ def _part(part: Mapping[str, Any]) -> dict[str, Any]:
 class ResponseEvents:
     """Writes the events of one response; text that is streamed is that of its first message."""
 
-    def __init__(self, asked: Asked, request_id: str) -> None:
+    def __init__(self, asked: OnlineRequest, request_id: str) -> None:
         self._number = -1
         self._id = f"resp_{request_id}"
         self._item = f"msg_{request_id}"
@@ -93,7 +93,7 @@ class ResponseEvents:
         text = texts_of(body).get(0, "")
         if self._in_text and (rest := text[len(sent.get(0, "")) :]):
             yield self.text(0, rest)
-        body = with_all_fields(body)
+        body = complete_response(body)
         items = body["output"]
         for number, item in enumerate(items):
             if item.get("type") != "message":

@@ -13,7 +13,7 @@ from producer.cli.progress import Meter, counted, tell
 from producer.cli.show import size_text
 from producer.queue_workers import clock_text
 from producer.submit.plan import FileContent, Plan, plan
-from producer.submit.prompt_tokens import Estimate, at_hand
+from producer.submit.prompt_tokens import CharacterCounter, choose_counter
 from producer.submit.submission import Submission
 from producer.time_left import Pace, pace_of_queue
 
@@ -62,7 +62,7 @@ def command(
     source = open_input(file, mapped, submission.overrides)
     workers, pace = _workers(context, queue)
     models = [str(worker["model"]) for worker in workers if worker.get("model")]
-    counter = Estimate() if estimate else at_hand(tokenizer, models)
+    counter = CharacterCounter() if estimate else choose_counter(tokenizer, models)
     with Meter(file, source.size) as meter:
 
         def report(content: FileContent) -> None:

@@ -5,7 +5,7 @@ import click
 from producer.cli import options
 from producer.cli.context import Context, pass_context
 from producer.cli.show import columns, put_json_list, size_text
-from producer.redis import held_by_tenants, records_of
+from producer.redis import tenant_records, tenant_usage
 
 
 @click.command("records")
@@ -20,7 +20,7 @@ def command(context: Context, *, tenant: str | None, as_json: bool) -> None:
     if tenant is not None:
         _list(context, tenant, as_json)
         return
-    found = list(held_by_tenants(context.store))
+    found = list(tenant_usage(context.store))
     if as_json:
         put_json_list(
             {
@@ -38,7 +38,7 @@ def command(context: Context, *, tenant: str | None, as_json: bool) -> None:
 
 
 def _list(context: Context, tenant: str, as_json: bool) -> None:
-    found = records_of(context.store, tenant)
+    found = tenant_records(context.store, tenant)
     if as_json:
         put_json_list(
             {"object": "warmq.record", "id": each.id, "kind": each.kind, "bytes": each.bytes}

@@ -22,7 +22,7 @@ from producer.input.bucket import is_url
 from producer.input.files import check_writable
 from producer.input.source import Source
 from producer.queue_workers import refuse_older_workers
-from producer.run.delivery import Delivery, cannot_grow
+from producer.run.export import Export, cannot_grow
 from producer.run.journal import Journal, RunProgress
 from producer.run.windows import Run
 from producer.submit.submission import Submission
@@ -71,7 +71,7 @@ def command(
         raise click.UsageError("OUT and ERR must be files: a run goes on where they end")
     if not is_url(output):
         check_writable(Path(output))
-    delivery = Delivery(output, errors or beside_of(output))
+    delivery = Export(output, errors or beside_of(output))
     delivered = cannot_grow(output, delivery.errors)
     places = delivery.gathered if delivered else (Path(output), Path(delivery.errors))
     check_outputs(output, errors, file, Journal(places[0]).path)

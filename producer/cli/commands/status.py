@@ -5,7 +5,7 @@ import click
 from producer.cli import options, show
 from producer.cli.context import Context, pass_context
 from producer.queue_workers import QueueWorkers
-from producer.time_left import left_of, pace_of_queue
+from producer.time_left import batch_seconds_left, pace_of_queue
 
 
 @click.command("status")
@@ -26,5 +26,5 @@ def command(context: Context, *, batch_id: str, custom_id: str | None, as_json: 
         if not batch.finished:
             queue = batch.fields.get("queue", "")
             workers = QueueWorkers(store, queue).text()
-            left_s = left_of(batch, pace_of_queue(store, queue, store.workers(queue)))
+            left_s = batch_seconds_left(batch, pace_of_queue(store, queue, store.workers(queue)))
         show.batch_table(batch, workers, left_s)

@@ -17,8 +17,8 @@ from producer.cli.submitting import make_submission, queued, shaping_options, te
 from producer.input.files import OutputUnwritable
 from producer.input.source import Source
 from producer.queue_workers import QueueWorkers, refuse_older_workers
-from producer.submit.resuming import Resuming
-from producer.submit.submission import Wish, new_batch_id
+from producer.submit.resumable import ResumableSubmit
+from producer.submit.submission import OrderOption, new_batch_id
 from producer.submit.submit import Summary
 
 
@@ -101,7 +101,7 @@ def _check_outputs(
         check_replaced(output, errors, batch_id or "", batch.written if batch else ())
 
 
-def _tell_if_unplanned(order: Wish, source: Source) -> None:
+def _tell_if_unplanned(order: OrderOption, source: Source) -> None:
     """Say that a pipe's lines are queued as they come; refuse to promise another order."""
     if order == "input" or source.repeatable:
         return
@@ -174,19 +174,17 @@ def _followed(
     return status, batch
 
 
-class ResumingSubmit(Resuming):
+class ResumingSubmit(ResumableSubmit):
     """Submits one source with a meter, and says what it does where Redis has lost writes."""
 
     _meter: Meter
     _waited = False
 
     def watched(self, batch: Batch) -> Batch:
-        """Follow the submitted batch to its end, showing how far it is; as `followed` does."""
-        return self.followed(
-            batch, lambda batch: progress.watch(self.store, batch, may_reopen=False)
-        )
+        """Follow the submitted batch to its end, showing how far it is."""
+        return self.follow(batch, lambda batch: progress.watch(self.store, batch, may_reopen=False))
 
-    def _tell(self, text: str) -> None:
+    def _notify(self, text: str) -> None:
         tell(text)
 
     def _report(self, summary: Summary) -> None:

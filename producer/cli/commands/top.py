@@ -10,11 +10,11 @@ import click
 
 from contract.batch import Batch
 from contract.redis.announcements import is_alive
-from contract.redis.ring import Minute, RingReads
+from contract.redis.history import HistoryReads, Minute
 from contract.redis.waiting import WaitingReads
 from producer.cli.context import Context, pass_context
 from producer.queue_workers import clock_text
-from producer.time_left import Pace, left_of, pace_of_queue
+from producer.time_left import Pace, batch_seconds_left, pace_of_queue
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -59,8 +59,8 @@ class Look:
     def __init__(self, context: Context) -> None:
         self._store = context.store
         self._queue = context.settings.queue
-        self._fleet = WaitingReads.beside(self._store)
-        self._ring = RingReads.beside(self._store)
+        self._fleet = WaitingReads.using(self._store)
+        self._ring = HistoryReads.using(self._store)
         self._before: tuple[float, dict[str, dict[str, int]]] | None = None
 
     def shown(self) -> RenderableType:
@@ -158,7 +158,7 @@ def _batches(batches: list[Batch], paces: dict[str, Pace | None], now: float) ->
         seconds = one.seconds or max(0.001, now - int(one.created) / 1000)
         rate = done / seconds
         pace = None if one.finished else paces[one.fields.get("queue", "")]
-        seconds_left = left_of(one, pace)
+        seconds_left = batch_seconds_left(one, pace)
         shown = "" if seconds_left is None else clock_text(seconds_left)
         failed = one.number("failed") + one.number("expired")
         row = (f"{done:,}", f"{total:,}", f"{failed:,}", f"{rate:,.1f}", shown)

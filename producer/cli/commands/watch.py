@@ -13,11 +13,11 @@ from contract.index import leader_of
 from contract.redis.batches import BatchStore
 from contract.results import outcome_of, read_meta
 from contract.streaming import Piece, Transcript, texts_of
+from producer.batch_watch import BatchWatch
 from producer.cli import options, progress, show
 from producer.cli.context import WATCH_AGAIN, Context, Exit, hint, pass_context
 from producer.cli.progress import tell
 from producer.queue_workers import QueueWorkers
-from producer.same_batch import SameBatch
 
 Entry = dict[str, str]
 
@@ -68,7 +68,7 @@ def listen(
     """
     found, own_id = store.find(batch, custom_id)
     request_id = leader_of(found) or own_id
-    same = SameBatch(store, batch, "a request of it was watched", may_reopen=True)
+    same = BatchWatch(store, batch, "a request of it was watched", may_reopen=True)
     workers = QueueWorkers(store, batch.fields.get("queue", ""))
     text = _Shown() if show is None else _Entries(show)
     tell_at = 0.0
@@ -91,7 +91,7 @@ def listen(
     return outcome
 
 
-def _still_there(store: BatchStore, same: SameBatch, request_id: str) -> None:
+def _still_there(store: BatchStore, same: BatchWatch, request_id: str) -> None:
     """Raise where no result will come any more."""
     batch = same.state()
     if not batch.finished or store.results([request_id]) != [None]:

@@ -20,7 +20,7 @@ from contract.settings import Settings, SettingsError, load, origins
 from contract.version import version
 from producer.cli.doctor import judge
 from producer.cli.doctor.judge import Area, Finding, ok, problem, remark
-from producer.redis import held_by_tenants, missing_rights
+from producer.redis import missing_permissions, tenant_usage
 
 #: Tenants whose records are told of, the largest first.
 _TENANTS = 3
@@ -108,7 +108,7 @@ class _Looks:
     def _rights(self) -> Iterator[Finding]:
         if not self._primary:  # a replica refuses to write, whoever asks
             return
-        lacks = missing_rights(self._store, self._settings.queue, worker=self._worker)
+        lacks = missing_permissions(self._store, self._settings.queue, worker=self._worker)
         facts = {"needed_by": ["a producer"] + ["a worker"] * self._worker}
         if lacks:
             yield problem("redis", "rights_missing", missing=lacks, **facts)
@@ -116,8 +116,8 @@ class _Looks:
             yield ok("redis", "rights", **facts)
 
     def _records(self) -> Iterator[Finding]:
-        most = Records.beside(self._store).most_bytes()
-        for held in islice(held_by_tenants(self._store), _TENANTS):
+        most = Records.using(self._store).most_bytes()
+        for held in islice(tenant_usage(self._store), _TENANTS):
             yield judge.records(held, most)
 
     def _strangers(self) -> Iterator[Finding]:

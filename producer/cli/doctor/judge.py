@@ -13,7 +13,7 @@ from contract.redis import keys
 from contract.redis.announcements import is_alive, protocol_of
 from contract.redis.batches import BatchStore
 from contract.version import PROTOCOL
-from producer.redis import Held
+from producer.redis import TenantUsage
 
 #: A problem stops the work, or will; a remark does not.
 Level = Literal["ok", "remark", "problem"]
@@ -131,7 +131,7 @@ def memory(info: Mapping[str, Any], high_water: float) -> Finding:
     return ok("redis", "memory", **facts)
 
 
-def records(held: Held, most: int) -> Finding:
+def records(held: TenantUsage, most: int) -> Finding:
     """Say what a tenant of a gateway keeps in Redis; `most` is where gateways refuse more."""
     facts = {
         "tenant": held.tenant,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from producer.input.items import Items, ToLine
+from producer.input.iterable import IterableSource, ToLine
 from producer.input.options import BadOption
 from producer.input.reader import InputUnreadable
 from producer.input.tables.arrow import pieces, pyarrow, rows_of
@@ -25,7 +25,7 @@ def is_frame(given: object) -> bool:
     return hasattr(given, "__arrow_c_stream__")
 
 
-def frame_source(frame: Any, pairs: Mapping[str, str]) -> Items:
+def frame_source(frame: Any, pairs: Mapping[str, str]) -> IterableSource:
     """Return a frame as a source of lines.
 
     Raises:
@@ -35,7 +35,7 @@ def frame_source(frame: Any, pairs: Mapping[str, str]) -> Items:
     rows = _Rows(frame)
     mapping = RowMapping(pairs, rows.columns)
     rows.wanted = mapping.wanted
-    return Items(
+    return IterableSource(
         rows, mapping.line, name=f"a {type(frame).__name__}", what="row", columns=mapping.columns,
         once=not hasattr(frame, "__len__"),
     )  # fmt: skip

@@ -12,11 +12,11 @@ import orjson
 
 from contract.errors import RequestRejected
 from contract.naming import did_you_mean
-from contract.openai.body import BODY_TYPES, smallest
+from contract.openai.body import BODY_TYPES, min_body
 from contract.openai.fields import known_names
 from contract.openai.lines import check_body
 from contract.openai.pooling import EMBEDDINGS_URL
-from producer.input.items import bad_row
+from producer.input.iterable import bad_row
 from producer.input.options import WHOLE_REQUESTS, BadOption
 from producer.input.tables.cells import (
     JSON,
@@ -274,7 +274,7 @@ def _takes_text(field: str) -> bool:
     for url in BODY_TYPES:
         if field in known_names(url):
             try:
-                check_body(url, smallest(url) | {field: "x"}, "")
+                check_body(url, min_body(url) | {field: "x"}, "")
             except RequestRejected:
                 continue
             return True

@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from producer.input.bucket import is_web
-from producer.input.items import LineStream, bad_row, told_by_row
+from producer.input.iterable import LineStream, bad_row, explain_by_row
 from producer.input.options import BadOption
 from producer.input.reader import Input, InputUnreadable, Place, RawChunk, chunks
 from producer.input.tables.arrow import ArrowTable
@@ -172,7 +172,7 @@ class TableSource:
         Raises:
             InputUnreadable: a file is damaged, or lacks a column that the first one has.
         """
-        told = told_by_row("row", self._mapping.columns)
+        told = explain_by_row("row", self._mapping.columns)
         return chunks(LineStream(self._lines()), seed, max_line_bytes, told)
 
     def _lines(self) -> Iterator[bytes]:

@@ -67,7 +67,7 @@ class Forms:
         """
         settings = self.drain.settings
         self.drain.settings = settings.model_copy(update={"look_ahead": look_ahead})
-        self.drain.measure_room()
+        self.drain.set_limits()
         held = await asyncio.to_thread(self.held, count, body) if form == "queue" else None
         if beside is not None and held is not None:
             beside(self._server.url, held.request_ids)
@@ -81,7 +81,7 @@ class Forms:
         cpu = cpu_s(os.getpid()) - cpu
         return {
             "form": form,
-            "limit": self.drain.room.limit,
+            "limit": self.drain.limits.limit,
             "tokens_per_s": count * TOKENS / seconds,
             "cpu_us_per_request": 1e6 * cpu / count,
         }
@@ -110,7 +110,7 @@ class Forms:
                 await one(number, f"direct{self._runs}-{number}")
 
         began = time.perf_counter()
-        await asyncio.gather(*(keep_going() for _ in range(self.drain.room.limit)))
+        await asyncio.gather(*(keep_going() for _ in range(self.drain.limits.limit)))
         return time.perf_counter() - began
 
     def held(

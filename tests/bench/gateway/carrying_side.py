@@ -13,31 +13,31 @@ from pathlib import Path
 from contract.redis.due import Claim
 from contract.settings import load
 from gateway.batches.api.record import BatchRecord, encode
-from gateway.batches.runner.carried import Carried
-from gateway.batches.runner.lines import look_through
+from gateway.batches.runner.claimed import ClaimedBatch
+from gateway.batches.runner.input_file import validate_input
 from gateway.batches.runner.outputs import all_lines, write_files
 from gateway.batches.runner.queueing import create_part, parts_for, submit_part
 from gateway.http.services import Services
-from gateway.redis.leases import Held
-from gateway.served import Served
+from gateway.redis.leases import Lease
+from gateway.served_models import ServedModels
 from gateway.settings import GatewaySettings
-from producer.heap import keep_memory
+from producer.heap import keep_free_memory
 
 ENDPOINT = "/v1/completions"
 
 
 def main(what: str, batch_id: str, path: str = "") -> None:
     """Look a file through and queue it, or write the files of a batch that has ended."""
-    keep_memory()
+    keep_free_memory()
     services = Services.open(load(GatewaySettings), "bench-carrying")
     now, base = int(time.time()), services.settings.queue
     record = BatchRecord(
         id=batch_id, tenant="default", endpoint=ENDPOINT, input_file_id="file-x",
         completion_window="24h", created_at=now, expires_at=now + 86_400,
     )  # fmt: skip
-    record.parts = parts_for(batch_id, [""], Served.of((), base, f"{base}="), None)
+    record.parts = parts_for(batch_id, [""], ServedModels.of((), base, f"{base}="), None)
     if what == "look":
-        looked = look_through(Path(path), ENDPOINT, services.settings.max_line_bytes, 0)
+        looked = validate_input(Path(path), ENDPOINT, services.settings.max_line_bytes, 0)
         assert looked.requests and not looked.problems, looked.problems
         create_part(services, record, record.parts[0])
         submit_part(services, record, 0, Path(path), lambda summary: None)
@@ -47,8 +47,8 @@ def main(what: str, batch_id: str, path: str = "") -> None:
         services.objects.create("batch", record.tenant, record.id, now, encode(record))
         stored = services.objects.get("batch", record.tenant, record.id)
         assert stored is not None
-        held = Held(Claim("batch", record.id, "bench"), lease_s=3600)
-        carried = Carried(services, held, stored, threading.Event())
+        held = Lease(Claim("batch", record.id, "bench"), lease_s=3600)
+        carried = ClaimedBatch(services, held, stored, threading.Event())
         lines = all_lines(services, record, [batch], None)
         written = write_files(carried, lines, lambda: None)
         assert written.counts.completed == written.counts.total == batch.number("total")

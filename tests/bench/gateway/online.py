@@ -30,8 +30,8 @@ from contract.naming import queue_name, turn_list
 from contract.openai.body import CHAT_URL
 from contract.redis.batches import BatchStore
 from demo.stack import RedisServer, Worker, eventually, free_port
-from gateway.online.waiting import Waiting
-from gateway.redis.live import LiveRequests, Push
+from gateway.online.pending import PendingRequests
+from gateway.redis.online import OnlineRequests, Push
 from gateway.settings import GatewaySettings
 
 TITLE = (
@@ -90,8 +90,8 @@ def _listens(port: int) -> bool:
 async def direct(url: str, seconds: float) -> list[float]:
     """Return ms on top of each request's time in the engine, without HTTP."""
     settings = GatewaySettings(redis_url=url)
-    redis = LiveRequests.open(url, "bench-direct")
-    waiting = Waiting(redis, settings)
+    redis = OnlineRequests.open(url, "bench-direct")
+    waiting = PendingRequests(redis, settings)
     hearing = asyncio.create_task(waiting.run())
     drawn = Load("", "", seconds, MEAN_S, MODEL)
     queue = queue_name(MODEL, settings.queue)

@@ -94,7 +94,7 @@ class Measured:
 
     def __init__(self, store: BatchStore) -> None:
         self._store = store
-        self._client = Reads.beside(store)
+        self._client = Reads.using(store)
 
     def _now(self) -> tuple[float, int, float]:
         (worker,) = self._client.announcements()

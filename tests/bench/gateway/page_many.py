@@ -32,7 +32,7 @@ from page import one_page, view
 
 from contract.redis import keys
 from contract.redis.batches import BatchStore
-from contract.redis.ring import DAY, HOUR
+from contract.redis.history import DAY, HOUR
 from contract.redis.scripts import source
 from contract.version import PROTOCOL
 from demo.stack import RedisServer

@@ -90,7 +90,7 @@ class Inside:
         eventually(lambda: self.step.drain is not None, 60, "the drain", 0.1)
         self.drain: Any = self.step.drain
         eventually(lambda: self.drain.lifecycle.state is State.READY, 900, "the engine", 0.1)
-        eventually(lambda: self.drain.room.limit, 60, "the drain's size", 0.1)
+        eventually(lambda: self.drain.limits.limit, 60, "the drain's size", 0.1)
         self.adapter: Any = self.drain.supervisor.engine
         progress = self.adapter._progress
         self.steps = progress.record = Steps(progress.record)
@@ -110,16 +110,16 @@ class Inside:
         settings = self.drain.settings
         self.drain.settings = settings.model_copy(update={"look_ahead": ask["look_ahead"]})
         self.step.run_on_loop(self._size(), 10)
-        return {"limit": self.drain.room.limit, "slots": self.drain.room.slots}
+        return {"limit": self.drain.limits.limit, "slots": self.drain.limits.slots}
 
     async def _size(self) -> None:
-        self.drain.measure_room()
+        self.drain.set_limits()
 
     def watch(self, ask: dict[str, Any]) -> dict[str, Any]:
         """Count the steps of what the queue is about to bring."""
         last = self.drain.counts.popped + ask["count"]
         # What pools has left the engine after the step that took it: no slot is taken then.
-        slots = 0 if ask.get("pooling") else self.drain.room.slots
+        slots = 0 if ask.get("pooling") else self.drain.limits.slots
         self.steps.begin(slots, lambda _: self.drain.counts.popped < last)
         self.cpu = cpu_s(os.getpid())
         self.cached = self.adapter.cached_prompt_tokens()
@@ -144,9 +144,9 @@ class Inside:
         form, count, pooling = ask["form"], ask["count"], ask.get("pooling")
         left = list(enumerate(workload.requests(count, ask["tokens"], ask["letters"])))[::-1]
         one: One = self._classes if form in ("classes", "full") else self._bare
-        flight = count if form == "all" else self.drain.room.limit
+        flight = count if form == "all" else self.drain.limits.limit
         self.steps.begin(
-            0 if pooling else self.drain.room.slots,
+            0 if pooling else self.drain.limits.slots,
             lambda waiting: waiting > 0 if form == "all" else bool(left),
         )
 

@@ -28,7 +28,7 @@ from bench.common.load import hold
 from bench.worker_cost.overhead import LATENCY_S, STEP_S, worker_cost
 from kit.drain.draining import draining, soon
 
-from contract.traces.tracer import tracing
+from contract.traces import tracing
 from demo.stack import RedisServer, free_port
 from worker.drain.events import Committed, HandedBack, Leased, LeasesLost
 from worker.telemetry.traces import Traces

@@ -20,7 +20,7 @@ from kit.verdicts.observer import read_writes
 from kit.verdicts.owners import ownerless
 
 from demo.stack import eventually
-from gateway.files.objects import MARK
+from gateway.files.files import MARK
 from gateway.redis.webhooks import EVENTS
 from worker.engine.simulated.engine import digest
 

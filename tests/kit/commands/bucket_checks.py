@@ -15,7 +15,7 @@ from kit.commands.support import queued, run_all, run_producer
 from obstore.store import from_url
 
 from contract.redis.batches import BatchStore
-from gateway.store import StoreFailed, open_store
+from gateway.file_store import FileStoreFailed, open_store
 from producer.input.bucket import ObjectPlace, keys_under
 from producer.input.files import ObjectFile, OutputUnwritable, check_object
 from producer.input.reader import InputUnreadable
@@ -99,5 +99,5 @@ def check_store(url: str) -> None:
     store.delete("file-a")
     store.delete("file-a")  # it is gone already
     assert store.size("file-a") is None
-    with pytest.raises(StoreFailed, match="WARMQ_GATEWAY_STORE"):
+    with pytest.raises(FileStoreFailed, match="WARMQ_GATEWAY_STORE"):
         open_store(f"{url}-none")

@@ -1,4 +1,4 @@
-"""Batches of `submit --once`: lines that ask the same, and what became of them."""
+"""Batches of `submit --dedupe`: lines that ask the same, and what became of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from contract.redis.batches import BatchStore
 from producer.collect.collect import Collector
 from producer.submit.submission import Submission
 
-ONCE = Submission("b1", "warmq", 6, once=True)
+ONCE = Submission("b1", "warmq", 6, dedupe=True)
 #: custom_id and content of lines of which a, c and f ask the same, and b and d.
 ASKED = {"a": "one", "b": "two", "c": "one", "d": "two", "e": "three", "f": "one"}
 

@@ -33,8 +33,8 @@ def errors_of(source: Source) -> dict[int, RequestRejected]:
             try:
                 parse_line(line)
             except RequestRejected as error:
-                assert chunk.told is not None
-                found[number] = chunk.told(number, line, error)
+                assert chunk.explain is not None
+                found[number] = chunk.explain(number, line, error)
     return found
 
 

@@ -26,7 +26,7 @@ class BatchStack:
         self.redis = RedisServer(folder / "redis").start()
         self.store = BatchStore(self.redis.client(), ttl_ms=600_000)
         self.worker = simulated(self.redis.url, folder / "worker.log", lease_s=6)
-        self.gateway = GatewayProcess(self.redis.url, folder, gateway_carries=carries)
+        self.gateway = GatewayProcess(self.redis.url, folder, gateway_batch_runner=carries)
         self.gateway.start()
         self.client = self.client_of("none")
         self._files: dict[tuple[str, str], str] = {}

@@ -11,7 +11,7 @@ import urllib.request
 from pathlib import Path
 
 from demo.stack import ROOT, environment_of
-from gateway.http.connections import OTHER_DESCRIPTORS, TOLD
+from gateway.http.connections import OTHER_DESCRIPTORS, REFUSED_ABOVE_LIMIT
 
 
 def free_port() -> int:
@@ -23,7 +23,7 @@ def free_port() -> int:
 
 def stored(folder: Path) -> list[str]:
     """Return the names in the store of `folder/files`, without the mark by which it is known."""
-    from gateway.files.objects import MARK
+    from gateway.files.files import MARK
 
     names = sorted(path.name for path in (folder / "files").iterdir())
     return [name for name in names if not name.startswith(MARK)]
@@ -104,4 +104,4 @@ class GatewayProcess:
 
 def few(connections: int) -> int:
     """Return the descriptors of a gateway that has no room for more connections."""
-    return connections + TOLD + OTHER_DESCRIPTORS
+    return connections + REFUSED_ABOVE_LIMIT + OTHER_DESCRIPTORS

@@ -12,8 +12,8 @@ import orjson
 
 from demo.stack import eventually
 from gateway.batches.api.record import ENDED, BatchRecord, decode, encode
-from gateway.batches.runner.carrier import Carrier
-from gateway.files.objects import FileRecord, Files
+from gateway.batches.runner.runner import BatchRunner
+from gateway.files.files import FileRecord, Files
 from gateway.http.services import Services
 from gateway.settings import GatewaySettings
 
@@ -65,20 +65,20 @@ def created(services: Services, **fields: Any) -> None:
 
 
 def looked_at(
-    services: Services, carrier: Carrier | None = None, *, asks: bool = True
+    services: Services, carrier: BatchRunner | None = None, *, asks: bool = True
 ) -> BatchRecord:
     """Have a carrier look at the batch once, by itself or because that `asks` for it; return its
     record then."""
     if asks:
         services.due.add("batch", BATCH)
     with ThreadPoolExecutor(1) as pool:
-        (carrier or Carrier(services))._look(pool)
-    (stored,) = services.objects.several("batch", [BATCH])
+        (carrier or BatchRunner(services))._look(pool)
+    (stored,) = services.objects.get_many("batch", [BATCH])
     assert stored is not None
     return decode(stored.document)
 
 
-def until_ended(services: Services, carrier: Carrier | None = None) -> BatchRecord:
+def until_ended(services: Services, carrier: BatchRunner | None = None) -> BatchRecord:
     """Have a carrier look at the batch until it has ended; return its record then."""
 
     def ended() -> BatchRecord | None:

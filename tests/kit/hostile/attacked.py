@@ -80,7 +80,7 @@ class Attacked:
         self.redis.start()
         self.store = BatchStore(self.redis.client(), ttl_ms=3_600_000)
         self._client = self.redis.client()
-        self._keys = ApiKeys.beside(self.store)
+        self._keys = ApiKeys.using(self.store)
         self.hostile, self.honest = self.key("hostile"), self.key("honest")
         self.worker.start()
         self.gateway.start()

@@ -34,7 +34,7 @@ from kit.hostile.hostile_parts import (
 from kit.hostile.hostile_requests import REQUESTS
 
 from contract.openai.body import CHAT_URL
-from gateway.http.idempotency import ONLINE
+from gateway.http.idempotency import ONLINE_BODY_TYPES
 
 #: A call that has no answer by then is a fault.
 PATIENCE_S = 30.0
@@ -113,7 +113,7 @@ class Drawing:
         }  # fmt: skip
         for _ in range(chance.randrange(1, 4)):
             body[chance.choice(FIELDS)] = value(chance)
-        return as_json("POST", chance.choice(list(ONLINE)), spoilt(chance, dump(body)))
+        return as_json("POST", chance.choice(list(ONLINE_BODY_TYPES)), spoilt(chance, dump(body)))
 
     def _known_bomb(self, chance: random.Random) -> Call:
         hostile = REQUESTS[chance.choice(SMALL)]

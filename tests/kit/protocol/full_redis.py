@@ -175,20 +175,22 @@ def _list_batches(store: BatchStore, worker: Lessee, _: str) -> Act:
     return answers(["b1"], lambda: [batch.id for batch in store.batches()])
 
 
-@of("rights")
+@of("permissions")
 def _rights(store: BatchStore, worker: Lessee, _: str) -> Act:
-    return answers(True, lambda: worker.run("rights", orjson.dumps([["GET", "x"]])) is not None)
+    return answers(
+        True, lambda: worker.run("permissions", orjson.dumps([["GET", "x"]])) is not None
+    )
 
 
 @of("terms_put")
 def _terms(store: BatchStore, worker: Lessee, _: str) -> Act:
-    _, key = ApiKeys.beside(store).create("t")
-    tenants = Tenants.beside(store)
+    _, key = ApiKeys.using(store).create("t")
+    tenants = Tenants.using(store)
 
     def act() -> None:
         tenants.set_tenant(Tenant("t", 2, 0))
         assert tenants.tenant("t") == Tenant("t", 2, 0)
-        revoked = ApiKeys.beside(store).revoke(key.id)
+        revoked = ApiKeys.using(store).revoke(key.id)
         assert revoked is not None
         assert revoked.revoked_at is not None
 

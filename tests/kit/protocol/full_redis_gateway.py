@@ -20,9 +20,9 @@ from contract.redis.objects import Objects
 from contract.redis.records import Records
 from gateway.redis.api_keys import Sessions
 from gateway.redis.batch_views import BatchViews, PartialOrder
-from gateway.redis.idempotency import Answer, Renewals, Tries
+from gateway.redis.idempotency import Answer, IdempotencyStore, Renewals
 from gateway.redis.limits import Budgets, Rates, Take
-from gateway.redis.live import LiveRequests, Push, Queued
+from gateway.redis.online import OnlineRequests, Push, PushResult
 from gateway.redis.webhooks import Delivery, Webhooks
 
 __all__ = ["CASES"]
@@ -61,16 +61,16 @@ def _rate(store: BatchStore, worker: Lessee, url: str) -> Act:
 def _idempotent(store: BatchStore, worker: Lessee, url: str) -> Act:
     answer = Answer(200, {}, b"{}")
 
-    async def ask(tries: Tries) -> object:
+    async def ask(tries: IdempotencyStore) -> object:
         assert (await tries.begin("a", "f", "first")).state == "new"
-        assert Renewals.beside(store).renew([("a", "first")]) == [True]
+        assert Renewals.using(store).renew([("a", "first")]) == [True]
         await tries.finish("a", "first", answer)
         return (await tries.begin("a", "f", "second")).answer
 
-    return answers(answer, lambda: _awaited(url, ask, Tries))
+    return answers(answer, lambda: _awaited(url, ask, IdempotencyStore))
 
 
-async def _pushed(live: LiveRequests) -> list[Queued]:
+async def _pushed(live: OnlineRequests) -> list[PushResult]:
     body = orjson.dumps({"messages": [{"role": "user", "content": "x"}]})
     given: dict[str, Any] = {
         "queue": QUEUE, "priority": 0, "tenant": "t", "deadline": 4e9, "keep_ms": 5000,
@@ -81,9 +81,9 @@ async def _pushed(live: LiveRequests) -> list[Queued]:
     return await live.push(asked, high_water=1e9, high_water_requests=1000)
 
 
-def _live(url: str, ask: Callable[[LiveRequests], Awaitable[object]]) -> object:
+def _live(url: str, ask: Callable[[OnlineRequests], Awaitable[object]]) -> object:
     async def run() -> object:
-        live = LiveRequests.open(url, "test")
+        live = OnlineRequests.open(url, "test")
         try:
             return await ask(live)
         finally:
@@ -94,7 +94,7 @@ def _live(url: str, ask: Callable[[LiveRequests], Awaitable[object]]) -> object:
 
 @of("push")
 def _push(store: BatchStore, worker: Lessee, url: str) -> Act:
-    return answers([Queued()], lambda: _live(url, _pushed))
+    return answers([PushResult()], lambda: _live(url, _pushed))
 
 
 @of("revoke")
@@ -110,7 +110,7 @@ def _revoke(store: BatchStore, worker: Lessee, url: str) -> Act:
 
 def _objects(store: BatchStore) -> Objects:
     """Return the objects of a gateway: a file, an upload and a batch."""
-    objects = Objects.beside(store)
+    objects = Objects.using(store)
     for kind in ("batch", "file", "upload"):
         assert objects.create(kind, "t", f"{kind}_1", 1000, DOCUMENT)
     return objects
@@ -156,7 +156,7 @@ def _object_page(store: BatchStore, worker: Lessee, url: str) -> Act:
 def _batch_views(store: BatchStore, worker: Lessee, url: str) -> Act:
     _objects(store)
     submit_batch(store, 1, batch_id="b1", tenant="t")
-    views = BatchViews.beside(store)
+    views = BatchViews.using(store)
 
     def act() -> None:
         page = views.page("t", limit=10)
@@ -171,7 +171,7 @@ def _batch_views(store: BatchStore, worker: Lessee, url: str) -> Act:
 def _objects_gone(store: BatchStore, worker: Lessee, url: str) -> Act:
     _objects(store)
     store._client.delete("warmq:gateway:file:file_1")
-    return answers(1, lambda: Records.beside(store).forget_gone("t"))
+    return answers(1, lambda: Records.using(store).forget_gone("t"))
 
 
 @of("note_reader")
@@ -189,7 +189,7 @@ def _note_reader(store: BatchStore, worker: Lessee, url: str) -> Act:
 
 @of("note_bytes")
 def _note_bytes(store: BatchStore, worker: Lessee, url: str) -> Act:
-    budgets = Budgets.beside(store)
+    budgets = Budgets.using(store)
     assert budgets.note_bytes("t", "file_1", 10, None) is None
 
     def act() -> None:
@@ -202,14 +202,14 @@ def _note_bytes(store: BatchStore, worker: Lessee, url: str) -> Act:
 
 @of("give_back")
 def _give_back(store: BatchStore, worker: Lessee, url: str) -> Act:
-    budgets = Budgets.beside(store)
+    budgets = Budgets.using(store)
     assert budgets.reserve("t", "batch_1", {"m": 10}, None) is None
     return answers(True, lambda: budgets.give_back("batch_1"))
 
 
 @of("due_set", "due_claim", "due_release")
 def _due(store: BatchStore, worker: Lessee, url: str) -> Act:
-    due = Due.beside(store)
+    due = Due.using(store)
     due.add("batch", "batch_1")
 
     def act() -> None:
@@ -227,14 +227,14 @@ def _due(store: BatchStore, worker: Lessee, url: str) -> Act:
 def _partial_order(store: BatchStore, worker: Lessee, url: str) -> Act:
     parts = [submit_batch(store, 2, batch_id=name).batch for name in ("b1", "b2")]
     worker.done(*worker.pop())
-    order = PartialOrder.beside(store)
+    order = PartialOrder.using(store)
     return answers(4, lambda: order.segments("batch_1", parts, 0, 60_000)[0])
 
 
 @of("webhook_put")
 def _webhook_put(store: BatchStore, worker: Lessee, url: str) -> Act:
     """A delivery is noted and written; its endpoint is deleted."""
-    webhooks = Webhooks.beside(store)
+    webhooks = Webhooks.using(store)
     endpoint = webhooks.create("t", "https://example.com", ("batch.completed",))
     delivery = Delivery(
         id="wh_1", endpoint_id=endpoint.id, batch_id="b", event="batch.completed", created_at=1

@@ -40,17 +40,17 @@ def listed(client: redis.Redis, key: str, prefix: str, count: int) -> None:
 
 def _views(prefix: str) -> Callable[[BatchStore, redis.Redis, int], Ask]:
     def fill(store: BatchStore, client: redis.Redis, count: int) -> Ask:
-        Objects.beside(store).create("batch", "default", "batch_0", 0, DOCUMENT)
+        Objects.using(store).create("batch", "default", "batch_0", 0, DOCUMENT)
         listed(client, "warmq:gateway:batchs:default", prefix, count)
-        return lambda: BatchViews.beside(store).page("default", limit=20)
+        return lambda: BatchViews.using(store).page("default", limit=20)
 
     return fill
 
 
 def _files(store: BatchStore, client: redis.Redis, count: int) -> Ask:
-    Objects.beside(store).create("file", "default", "file_0", 0, DOCUMENT)
+    Objects.using(store).create("file", "default", "file_0", 0, DOCUMENT)
     listed(client, "warmq:gateway:files:default", "gone_", count)
-    return lambda: Objects.beside(store).page("file", "default", limit=20)
+    return lambda: Objects.using(store).page("file", "default", limit=20)
 
 
 def tenants(client: redis.Redis, count: int, terms: bytes | None, sequences: int = 1) -> None:
@@ -140,7 +140,7 @@ def _order(store: BatchStore, client: redis.Redis, count: int) -> Ask:
     client.hset(key, mapping={str(n + 1): f"{n} {n % 2} {n // 2} 1" for n in range(count)})
     seen = {"segments": count, "end": count, "seen:0": count // 2, "seen:1": count // 2}
     client.hset(key, mapping=seen)
-    return lambda: PartialOrder.beside(store).segments("batch_1", parts, 0, 60_000)
+    return lambda: PartialOrder.using(store).segments("batch_1", parts, 0, 60_000)
 
 
 def _listed_batches(store: BatchStore, client: redis.Redis, count: int) -> Ask:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import orjson
 
-from contract.log_lines import FIELDS, JsonLines, working_on
+from contract.log_lines import FIELDS, JsonLines, set_log_fields
 from contract.message import Delivery
 from demo.stack import ROOT
 from worker.drain.endings import about
@@ -105,8 +105,8 @@ def test_a_line_has_its_time_level_logger_and_text() -> None:
 
 def test_each_line_of_a_task_says_what_it_works_on() -> None:
     def work() -> tuple[dict[str, object], dict[str, object]]:
-        working_on(batch_id="b", trace_id="t")
-        working_on(request_id="r")
+        set_log_fields(batch_id="b", trace_id="t")
+        set_log_fields(request_id="r")
         return line_of("one", action="swept"), line_of("two", batch_id="own")
 
     one, two = contextvars.copy_context().run(work)

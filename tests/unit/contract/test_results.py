@@ -115,11 +115,11 @@ def test_the_short_way_for_a_success_writes_the_line_that_the_long_way_writes() 
     "raw", [success(), failure_meta("t0", RequestFailed("it broke"), custom_id="c7", line=7)]
 )
 def test_a_result_names_its_own_line(raw: bytes) -> None:
-    assert results.own_line("t0", raw) == result_line("t0", "c7", 7, raw)
+    assert results.stored_line("t0", raw) == result_line("t0", "c7", 7, raw)
 
 
 def test_a_result_that_names_no_line_has_none() -> None:
-    assert results.own_line("t0", b'{"status":"SUCCESS","result":{}}') is None
+    assert results.stored_line("t0", b'{"status":"SUCCESS","result":{}}') is None
 
 
 @pytest.mark.parametrize(

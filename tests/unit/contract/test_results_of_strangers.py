@@ -17,9 +17,9 @@ from contract.results import (
     error_of,
     failure_meta,
     outcome_of,
-    own_line,
     read_meta,
     result_line,
+    stored_line,
     success_meta,
 )
 from contract.streaming import Listener, texts_of
@@ -86,7 +86,7 @@ def test_every_reader_of_a_stored_result_takes_anything() -> None:
         assert isinstance(body_of(raw), bytes | None)
         assert isinstance(orjson.loads(result_line("t0", "c7", 7, raw).json), dict)
         assert isinstance(orjson.loads(result_line("t0", "c7", 7, raw, "t1").json), dict)
-        own = own_line("t0", raw)
+        own = stored_line("t0", raw)
         if own is not None:
             line = orjson.loads(own.json)
             assert isinstance(line["custom_id"], str)

@@ -9,7 +9,13 @@ from pathlib import Path
 import pytest
 from kit.engines.setting_bounds import NAMES
 
-from contract.setting_names import GONE, NO_SETTINGS, OF_BOTH, OF_GATEWAYS, OF_WORKERS
+from contract.setting_names import (
+    GATEWAY_SETTINGS,
+    OTHER_VARIABLES,
+    REMOVED_SETTINGS,
+    WORKER_AND_GATEWAY_SETTINGS,
+    WORKER_SETTINGS,
+)
 from contract.settings import Settings, SettingsError, load
 from demo.stack import ROOT
 from gateway.settings import GatewaySettings
@@ -62,37 +68,51 @@ def accepted() -> None:
 
 
 def test_the_contract_lists_every_setting_of_every_engine() -> None:
-    assert OF_WORKERS | OF_BOTH | Settings.model_fields.keys() == set(NAMES)
-    assert not OF_WORKERS & Settings.model_fields.keys()
+    assert WORKER_SETTINGS | WORKER_AND_GATEWAY_SETTINGS | Settings.model_fields.keys() == set(
+        NAMES
+    )
+    assert not WORKER_SETTINGS & Settings.model_fields.keys()
 
 
 def test_the_contract_lists_every_setting_of_a_gateway() -> None:
     own = GatewaySettings.model_fields.keys() - Settings.model_fields.keys()
-    assert own == OF_GATEWAYS | OF_BOTH
+    assert own == GATEWAY_SETTINGS | WORKER_AND_GATEWAY_SETTINGS
 
 
 def test_there_are_45_settings_at_most() -> None:
-    names = OF_WORKERS | OF_BOTH | OF_GATEWAYS | Settings.model_fields.keys()
-    assert len(names) <= 45 and not names & GONE.keys()
+    names = (
+        WORKER_SETTINGS
+        | WORKER_AND_GATEWAY_SETTINGS
+        | GATEWAY_SETTINGS
+        | Settings.model_fields.keys()
+    )
+    assert len(names) <= 45 and not names & REMOVED_SETTINGS.keys()
 
 
 @pytest.mark.parametrize("side", ["producer", "worker"])
-@pytest.mark.parametrize("name", GONE)
+@pytest.mark.parametrize("name", REMOVED_SETTINGS)
 def test_a_setting_that_is_gone_is_refused_with_what_holds_in_its_place(
     monkeypatch: pytest.MonkeyPatch, name: str, side: str
 ) -> None:
     monkeypatch.setenv(f"WARMQ_{name.upper()}", "1")
-    assert refusal(side) == f"WARMQ_{name.upper()} is no setting any more: {GONE[name]}"
+    assert refusal(side) == f"WARMQ_{name.upper()} is no setting any more: {REMOVED_SETTINGS[name]}"
     monkeypatch.delenv(f"WARMQ_{name.upper()}")
     Path("warmq.toml").write_text(f"{name} = 1\n")
-    assert refusal(side) == f"warmq.toml: {name} is no setting any more: {GONE[name]}"
+    assert refusal(side) == f"warmq.toml: {name} is no setting any more: {REMOVED_SETTINGS[name]}"
 
 
 def test_what_the_compose_files_are_filled_in_with_is_listed() -> None:
     texts = "".join(path.read_text() for path in (ROOT / "compose").glob("*.yaml"))
     names = {name.lower() for name in re.findall(r"\$\{WARMQ_([A-Z0-9_]+)", texts)}
     assert "redis_password" in names
-    assert names <= NO_SETTINGS | OF_BOTH | OF_WORKERS | OF_GATEWAYS | Settings.model_fields.keys()
+    assert (
+        names
+        <= OTHER_VARIABLES
+        | WORKER_AND_GATEWAY_SETTINGS
+        | WORKER_SETTINGS
+        | GATEWAY_SETTINGS
+        | Settings.model_fields.keys()
+    )
 
 
 @pytest.mark.parametrize("side", ["producer", "worker"])
@@ -163,7 +183,7 @@ def test_a_port_that_a_person_sets_is_no_link_of_a_service(monkeypatch: pytest.M
 
 
 def test_variables_that_are_read_elsewhere_stop_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (*NO_SETTINGS - {"config"}, "test_redis_server", "test_anything"):
+    for name in (*OTHER_VARIABLES - {"config"}, "test_redis_server", "test_anything"):
         monkeypatch.setenv(f"WARMQ_{name.upper()}", "1")
     accepted()
 

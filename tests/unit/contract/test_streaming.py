@@ -11,7 +11,7 @@ import pytest
 
 from contract import naming, streaming
 from contract.errors import StoreForbidden, StoreUnreachable
-from contract.streaming import LISTEN_S, Listener, Piece, Transcript, published
+from contract.streaming import LISTEN_S, Listener, Piece, Transcript, encode_pieces
 
 
 class Redis:
@@ -36,7 +36,7 @@ class Redis:
 
     def tells(self, *pieces: Piece) -> None:
         """Publish some pieces."""
-        self.says("text", published(pieces))
+        self.says("text", encode_pieces(pieces))
 
     def says(self, channel: str, data: bytes) -> None:
         """Publish anything."""
@@ -203,7 +203,7 @@ def test_a_choice_that_is_written_anew_takes_no_other_with_it(first: str) -> Non
     assert new[-1] == (1, 0, "Never")
     longest = max("Once upon", first, key=len)
     assert transcript.texts == {0: longest, 1: "Never", 2: "Thrice"}
-    assert transcript.begun == 2
+    assert transcript.restarts == 2
     assert taken(transcript, (0, len(longest), "!")) == [(0, len(longest), "!")]
     assert transcript.gaps == set()
 
@@ -217,4 +217,4 @@ def test_a_text_that_leaves_the_former_one_later_is_not_mixed_with_it() -> None:
         (0, 0, "Only"), (0, 4, " a test")
     ]  # fmt: skip
     assert transcript.texts == {0: "Only a test", 1: "Twice"}
-    assert (transcript.begun, transcript.ended) == (2, "")
+    assert (transcript.restarts, transcript.ended) == (2, "")

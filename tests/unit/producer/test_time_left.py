@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from contract.redis.ring import Minute
-from producer.time_left import MINUTES, left_s, pace_of
+from contract.redis.history import Minute
+from producer.time_left import MINUTES, pace_of, seconds_left
 
 
 def minute(number: int, tokens: int, busy_s: int = 120, slots_s: int = 240) -> Minute:
@@ -44,8 +44,8 @@ def test_without_work_there_is_no_pace() -> None:
 def test_the_rest_takes_as_the_requests_that_are_done(
     total: int, done: int, tokens: int, seconds: float | None
 ) -> None:
-    assert left_s(pace_of([minute(1, 1200)]), total, done, tokens) == seconds
+    assert seconds_left(pace_of([minute(1, 1200)]), total, done, tokens) == seconds
 
 
 def test_nobody_knows_without_a_pace() -> None:
-    assert left_s(None, 10, 5, 100) is None
+    assert seconds_left(None, 10, 5, 100) is None

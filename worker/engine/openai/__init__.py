@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field, SecretStr, model_validator
 
 from contract.redis.url import is_address
-from contract.settings import Count, Line
+from contract.settings import Count, Text
 from worker.engine.remote import RemoteSettings, described
 from worker.engine.spec import EngineSpec, Preflight
 
@@ -30,7 +30,7 @@ def _path(path: str) -> str:
 class OpenAISettings(RemoteSettings):
     """What the openai engine can be told."""
 
-    openai_base_urls: Line = Field(
+    openai_base_urls: Text = Field(
         "", description="openai engine: the servers' base URLs, as http://host:8000/v1,..."
     )
     openai_api_key: Annotated[SecretStr, AfterValidator(_key)] = Field(
@@ -40,7 +40,7 @@ class OpenAISettings(RemoteSettings):
         None, ge=1, description="openai engine: requests at once per server; default from metrics"
     )
 
-    openai_health_path: Annotated[Line, AfterValidator(_path)] = Field(
+    openai_health_path: Annotated[Text, AfterValidator(_path)] = Field(
         "",
         description="openai engine: path of a server's health, as /health/liveliness; default "
         "/health of vLLM servers, the list of models of others",

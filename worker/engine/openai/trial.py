@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 from contract.errors import RequestFailed
-from contract.openai.body import LIMITS, smallest
+from contract.openai.body import LIMITS, min_body
 from worker.engine.openai.exchange import exchange
 from worker.engine.openai.judge import FEWEST_FAULTS, SOON_S
 from worker.engine.openai.retries import MISSING, Action, Unanswered
@@ -186,7 +186,7 @@ class Trial:
             judge.sends()
         sent = time.monotonic()
         url = judge.control_url()
-        body = smallest(url) | {"model": upstream.model}
+        body = min_body(url) | {"model": upstream.model}
         if url in LIMITS:
             body[LIMITS[url][0]] = 1
         says = ""

@@ -269,7 +269,7 @@ def _reason(error: Exception) -> str:
 CEILING = 256
 #: KV cache use above which no more requests are added.
 KV_FULL = 0.95
-#: Share of its limit a server must be filled to before the limit may grow.
+#: EngineShare of its limit a server must be filled to before the limit may grow.
 FILLED = 0.9
 
 METRIC = re.compile(

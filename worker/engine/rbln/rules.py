@@ -8,9 +8,9 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 
+from worker.engine.parent_death import ASK_FIRST_ENV
 from worker.engine.rbln.model import Artefact, read_artefact
 from worker.engine.spec import Preflight
-from worker.engine.tie import ASK_FIRST_ENV
 from worker.engine.vllm_settings import EngineArgs, VllmSettings
 from worker.machine import devices
 from worker.machine.finding import Finding, refuse_fatal

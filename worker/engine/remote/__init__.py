@@ -9,8 +9,8 @@ from pydantic import Field
 from contract.errors import EngineDead
 from contract.settings import Seconds
 from worker.engine import Capacity
-from worker.engine.end import close_on
 from worker.engine.remote.fleet import Fleet, S
+from worker.engine.shutdown import close_on
 from worker.engine.spec import Preflight
 from worker.machine.finding import Finding
 from worker.settings import WorkerSettings

@@ -34,7 +34,7 @@ class SimulatedTests(BaseModel, frozen=True, extra="forbid"):
         None, description="file that every start and end is appended to"
     )
     build_s: Seconds = Field(0, ge=0, description="time to start it")
-    fate: str = Field(
+    behavior: str = Field(
         "",
         pattern=r"^(simulate:[a-z-]+(=[0-9]{1,9}(\.[0-9]{1,9})?)?)?$",
         description="what befalls requests whose `user` says nothing",
@@ -67,5 +67,5 @@ def check(settings: SimulatedSettings) -> Preflight:
 
 _MODULE = "worker.engine.simulated.engine"
 ENGINE = EngineSpec(
-    SimulatedSettings, f"{_MODULE}:from_settings", check, attach=f"{_MODULE}:from_seat"
+    SimulatedSettings, f"{_MODULE}:from_settings", check, attach=f"{_MODULE}:from_client"
 )

@@ -1,7 +1,7 @@
 """A simulated engine: slots and latencies without a model. For tests and benchmarks.
 
 Every answer says `simulated` and carries a digest of its request, so that a
-test can check that it belongs to its prompt. A body may script its own fate
+test can check that it belongs to its prompt. A body may script its own behavior
 through `user`: `simulate:die` kills the engine (`simulate:die=SECONDS` after so
 long), `simulate:kill-worker` the whole process, `simulate:spin` the event loop,
 `simulate:hold-lock` it and the interpreter's lock with it, `simulate:fail` fails the attempt
@@ -31,7 +31,7 @@ import orjson
 from contract.errors import EngineDead, RequestFailed, RequestRejected
 from contract.openai.body import CHAT_URL, LIMITS, MESSAGES_URL, RESPONSES_URL
 from worker.engine import Capacity, Completion, EngineRequest
-from worker.engine.end import children_shielded
+from worker.engine.shutdown import children_shielded
 from worker.engine.simulated import SimulatedSettings
 
 #: Spread of the lognormal latency; mean is the setting.
@@ -67,7 +67,7 @@ class SimulatedEngine:
     log: Path | None = None
     build_s: float = 0.0
     process: bool = False
-    fate: str = ""
+    behavior: str = ""
     front_ends: int = 1
     running: int = field(default=0, init=False)
 
@@ -124,22 +124,22 @@ class SimulatedEngine:
         self._wrote = call
 
     async def _work(self, body: dict[str, Any]) -> None:
-        fate, _, seconds = str(body.get("user") or self.fate).partition("=")
-        if fate == "simulate:fail":
+        behavior, _, seconds = str(body.get("user") or self.behavior).partition("=")
+        if behavior == "simulate:fail":
             await asyncio.sleep(float(seconds or 0))
             raise RequestFailed("simulated failure of this attempt")
-        if fate == "simulate:die":
+        if behavior == "simulate:die":
             await asyncio.sleep(float(seconds or 0))
             self._die()
             raise EngineDead("the simulated engine died")
-        if fate == "simulate:spin":
+        if behavior == "simulate:spin":
             while True:
                 pass
-        if fate == "simulate:hold-lock":
+        if behavior == "simulate:hold-lock":
             re.match(r"(a+)+$", "a" * 64 + "b")  # for ages, and with the interpreter's lock
-        if fate == "simulate:kill-worker":
+        if behavior == "simulate:kill-worker":
             os.kill(os.getpid(), signal.SIGKILL)
-        delay = float(seconds) if fate == "simulate:sleep" and seconds else self._latency()
+        delay = float(seconds) if behavior == "simulate:sleep" and seconds else self._latency()
         if delay == 0:
             await asyncio.sleep(0)
             return
@@ -188,11 +188,11 @@ class SimulatedEngine:
             os.write(file, line)
             os.close(file)
 
-    def seat(self) -> dict[str, Any]:
+    def new_client(self) -> dict[str, Any]:
         """Return nothing that is needed: each process simulates for itself."""
         return {}
 
-    async def vacate(self, _: dict[str, Any]) -> int:
+    async def abort_client(self, _: dict[str, Any]) -> int:
         """Return 0: what a killed process had has ended with it."""
         return 0
 
@@ -267,7 +267,7 @@ def _response(request_id: str, model: str, text: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def from_seat(settings: SimulatedSettings, _: dict[str, Any]) -> SimulatedEngine:
+def from_client(settings: SimulatedSettings, _: dict[str, Any]) -> SimulatedEngine:
     """Return an engine of this process' own: requests of other processes do not slow it down."""
     return from_settings(settings)
 

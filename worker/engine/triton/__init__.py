@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar
 from pydantic import AfterValidator, Field
 
 from contract.redis.url import is_address
-from contract.settings import Line
+from contract.settings import Text
 from worker.engine.remote import RemoteSettings, described
 from worker.engine.spec import EngineSpec, Preflight
 
@@ -26,10 +26,10 @@ class TritonSettings(RemoteSettings):
 
     needs_model: ClassVar[bool] = True
 
-    triton_url: Annotated[Line, AfterValidator(_addresses)] = Field(
+    triton_url: Annotated[Text, AfterValidator(_addresses)] = Field(
         "127.0.0.1:8001", description="triton: gRPC addresses, separated by commas; grpcs:// is TLS"
     )
-    triton_model: Line = Field("vllm_model", description="triton: name of the model it serves")
+    triton_model: Text = Field("vllm_model", description="triton: name of the model it serves")
 
 
 def check(settings: TritonSettings) -> Preflight:

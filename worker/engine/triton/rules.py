@@ -24,7 +24,7 @@ from worker.machine.finding import Finding
 ARGS_FILE, CONFIG_FILE, LORA_FILE = "model.json", "config.pbtxt", "multi_lora.json"
 HEALTH = "ENABLE_VLLM_HEALTH_CHECK"
 #: What config.pbtxt tells the workers of model.json, which Triton shows to nobody.
-TOLD = {SLOTS: "max_num_seqs", LENGTH: "max_model_len"}
+CONFIG_PARAMETERS = {SLOTS: "max_num_seqs", LENGTH: "max_model_len"}
 
 SPECULATION = 'Write "speculative_config": {"method": "ngram", "num_speculative_tokens": 5, ...}'
 #: Engine arguments that vLLM had in the tutorials' time, and what to write now.
@@ -178,7 +178,7 @@ def _judge_config(config: str, arguments: dict[str, Any], name: str) -> Iterator
             "Write: instance_group [ { count: 1 kind: KIND_MODEL } ]",
         )
     told = parameters_of(config)
-    for parameter, key in TOLD.items():
+    for parameter, key in CONFIG_PARAMETERS.items():
         if key in arguments and parameter in told and told[parameter] != str(arguments[key]):
             yield Finding(
                 f"{where}: {parameter} is {told[parameter]} and model.json says {arguments[key]}",

@@ -17,30 +17,30 @@ from worker.machine.packages import installed
 
 
 class AttachedEngine(VllmEngine):
-    """Runs requests in the engine that gave the seat (seats.py), and ends with it."""
+    """Runs requests in the engine that gave the client (clients.py), and ends with it."""
 
-    def __init__(self, settings: VllmSettings, seat: dict[str, Any]) -> None:
+    def __init__(self, settings: VllmSettings, client: dict[str, Any]) -> None:
         given = settings.engine_args.options
-        chosen = "".join(f" --{name} {value}" for name, value in seat["memory"].items()
+        chosen = "".join(f" --{name} {value}" for name, value in client["memory"].items()
                          if name not in given)  # fmt: skip
         args = EngineArgs(settings.engine_args + chosen)
         super().__init__(settings.model_copy(update={"engine_args": args}))
-        self._seat = seat
+        self._client = client
         self._kill_grace_s, self.grace_s = self.grace_s, 0.0  # it has no processes of its own
 
     def _connect(self) -> AsyncLLMEngine:
-        seat = self._seat
+        client = self._client
         args = AsyncEngineArgs.from_cli_args(self._args)
-        args._api_process_count, args._api_process_rank = seat["clients"], seat["index"]
+        args._api_process_count, args._api_process_rank = client["clients"], client["index"]
         engine = AsyncLLMEngine.from_vllm_config(
             args.create_engine_config(),
             stat_loggers=[lambda config, index=0: self._progress],
             disable_log_stats=args.disable_log_stats,
-            client_addresses={name: at for name, at in seat["addresses"].items() if at},
-            client_count=seat["clients"],
-            client_index=seat["index"],
+            client_addresses={name: at for name, at in client["addresses"].items() if at},
+            client_count=client["clients"],
+            client_index=client["index"],
         )
-        watch = threading.Thread(target=_watch, args=(engine, seat["processes"]), daemon=True)
+        watch = threading.Thread(target=_watch, args=(engine, client["processes"]), daemon=True)
         watch.start()
         return engine
 
@@ -52,8 +52,8 @@ class AttachedEngine(VllmEngine):
         if self._engine is None:
             return
         self._killed = True
-        _send(SIGTERM, self._seat["processes"])
-        timer = threading.Timer(self._kill_grace_s, _send, (SIGKILL, self._seat["processes"]))
+        _send(SIGTERM, self._client["processes"])
+        timer = threading.Timer(self._kill_grace_s, _send, (SIGKILL, self._client["processes"]))
         timer.daemon = True
         timer.start()
 
@@ -77,8 +77,8 @@ def _watch(engine: AsyncLLMEngine, processes: list[int]) -> None:
     engine.engine_core.shutdown()
 
 
-def attach(settings: VllmSettings, seat: dict[str, Any]) -> AttachedEngine:
-    """Return the engine, not built yet; its settings were checked by whoever gave the seat."""
+def attach(settings: VllmSettings, client: dict[str, Any]) -> AttachedEngine:
+    """Return the engine, not built yet; its settings were checked by whoever gave the client."""
     settings = prepare(settings)
     choose_sampler(installed())
-    return AttachedEngine(settings, seat)
+    return AttachedEngine(settings, client)

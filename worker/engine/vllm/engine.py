@@ -19,10 +19,11 @@ from contract.errors import EngineDead, RequestFailed, RequestRejected, WarmqErr
 from contract.openai.pooling import POOLING_TYPES
 from contract.settings import SettingsError
 from worker.engine import Capacity, Completion, EngineRequest
-from worker.engine.end import KILL_GRACE_S, children_shielded, end_children
 from worker.engine.rbln.model import read_artefact
+from worker.engine.shutdown import KILL_GRACE_S, children_shielded, end_children
 from worker.engine.vllm import errors, limits, serving, stats
 from worker.engine.vllm.arguments import parse_engine_args, refusals
+from worker.engine.vllm.clients import EngineClients
 from worker.engine.vllm.fastpath import fast_path
 from worker.engine.vllm.fastpath.learning import FastPath
 from worker.engine.vllm.grammars import TENANT, Grammars
@@ -39,7 +40,6 @@ from worker.engine.vllm.names import (
     init_app_state,
 )
 from worker.engine.vllm.processes import ABORT_CLIENT, ORDERLY_END, RootCause, quieten
-from worker.engine.vllm.seats import Seats
 from worker.engine.vllm.turns import Children
 from worker.engine.vllm_settings import VllmSettings, statistics_every_s
 
@@ -66,7 +66,7 @@ class VllmEngine:
         self._grammars = Grammars()
         self._context = 0
         self._folders = errors.Folders([])
-        self._seats = Seats(settings.front_ends or 1)
+        self._clients = EngineClients(settings.front_ends or 1)
 
     def configure(self) -> None:
         """Let vLLM check its configuration, as `build` does first; SettingsError: it refuses."""
@@ -96,20 +96,20 @@ class VllmEngine:
 
     def _connect(self) -> AsyncLLMEngine:
         args = AsyncEngineArgs.from_cli_args(self._args)
-        args._api_process_count = self._seats.clients
+        args._api_process_count = self._clients.clients
         loggers = [lambda config, index=0: self._progress]
-        with self._seats.made():
+        with self._clients.made():
             return AsyncLLMEngine.from_engine_args(args, stat_loggers=loggers)
 
-    def seat(self) -> dict[str, Any] | None:
+    def new_client(self) -> dict[str, Any] | None:
         """Return what one more front end needs; None once too many have died."""
-        return self._seats.take(self._args)
+        return self._clients.take(self._args)
 
-    async def vacate(self, seat: dict[str, Any]) -> int:
+    async def abort_client(self, client: dict[str, Any]) -> int:
         """Abort what a front end that died had in the engine; its answers would reach nobody."""
         if self._engine is None or self.dead():
             return 0
-        return int(await self._engine.engine_core.call_utility_async(ABORT_CLIENT, seat["index"]))
+        return int(await self._engine.engine_core.call_utility_async(ABORT_CLIENT, client["index"]))
 
     async def start(self) -> Capacity:
         """Put vLLM's serving classes over the engine and read back what it can take."""

@@ -26,7 +26,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, BinaryIO
 
-from worker.engine.tie import tie
+from worker.engine.parent_death import end_with_parent
 
 #: Processor time of one constraint, all its threads together. As long as that the one thread in
 #: which EngineCore compiles is busy with it at most. A schema of 1,000 properties takes 0.3 s.
@@ -81,7 +81,7 @@ def _in_a_child(compiler: "Compiler", asked: Any) -> tuple[Any, ...]:
     child = os.fork()
     if child == 0:
         try:
-            tie(parent)
+            end_with_parent(parent)
             _bound_memory()
             answer = pickle.dumps(compiler.answer(asked))
             with os.fdopen(writing, "wb") as stream:

@@ -28,8 +28,8 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from contract.errors import RequestFailed
+from worker.engine.parent_death import startup_code
 from worker.engine.preparation import waiting
-from worker.engine.tie import first_line
 from worker.engine.vllm.grammar_process import CPU_S, LENGTH, WALL_S, as_message
 from worker.engine.vllm.names import VLLMValidationError
 
@@ -131,7 +131,7 @@ class Grammars:
         # vLLM's own limit on regexes is one by the clock.
         more = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_REGEX_COMPILATION_TIMEOUT_S": "0"}
         process = self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-W", "ignore", "-c", first_line("tie") + MAIN,
+            sys.executable, "-W", "ignore", "-c", startup_code("end_with_parent") + MAIN,
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL, env=os.environ | more,
         )  # fmt: skip

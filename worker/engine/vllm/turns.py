@@ -23,7 +23,7 @@ from functools import wraps
 from typing import Any
 
 from contract.openai.amounts import sequences_of
-from worker.engine import places_of_many
+from worker.engine import multi_sequence_slots
 from worker.engine.preparation import waiting
 from worker.engine.vllm.limits import lengths
 from worker.engine.vllm.names import EngineDeadError
@@ -199,7 +199,7 @@ class Children:
         """
         config, processor = engine.vllm_config, engine.output_processor
         slots = config.scheduler_config.max_num_seqs * config.parallel_config.data_parallel_size
-        self._places = places_of_many(slots // front_ends)
+        self._places = multi_sequence_slots(slots // front_ends)
         take_turns(getattr(engine, "renderer", None), self._places, pooling)
         used = all(hasattr(processor, name) for name in ENGINE_USES)
         if not used or not hasattr(engine, "_add_request"):

@@ -32,7 +32,7 @@ def pages(views: BatchViews, limit: int) -> list[BatchView]:
 def test_lists_with_many_expired_entries_are_read_in_pieces(
     redis_client: redis.Redis, store: BatchStore
 ) -> None:
-    objects, views = Objects.beside(store), BatchViews.beside(store)
+    objects, views = Objects.using(store), BatchViews.using(store)
     for kind in ("file", "batch"):
         for n in range(3):
             objects.create(kind, "default", f"{kind}_{n}", n, DOCUMENT)
@@ -60,7 +60,7 @@ def test_batches_of_anthropics_api_are_in_no_list_but_their_own(
     redis_client: redis.Redis, store: BatchStore
 ) -> None:
     """No page of others reads past them; those of a release before are taken out, in pieces."""
-    objects, views = Objects.beside(store), BatchViews.beside(store)
+    objects, views = Objects.using(store), BatchViews.using(store)
     objects.create("batch", "default", "batch_0", 0, DOCUMENT)
     for n in range(20):
         objects.create("message_batch", "default", f"msgbatch_{n}", n, b"null")
@@ -99,7 +99,7 @@ def test_the_order_of_many_polls_comes_in_pieces(
     )
     before = calls(redis_client)
     for begin in (0, 1, count // 2, count - 1):
-        end, segments = PartialOrder.beside(store).segments("batch_1", parts, begin, 60_000)
+        end, segments = PartialOrder.using(store).segments("batch_1", parts, begin, 60_000)
         assert end == count
         assert [segment.first for segment in segments] == list(range(begin, count))
     assert calls(redis_client) - before >= 100

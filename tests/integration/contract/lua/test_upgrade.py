@@ -120,7 +120,7 @@ def test_nothing_is_queued_for_workers_that_are_all_older(
     assert sum(store.queue_lengths("warmq").values()) == 0
 
 
-@pytest.mark.parametrize("options", [(), ("--once",)])
+@pytest.mark.parametrize("options", [(), ("--dedupe",)])
 def test_nothing_is_queued_while_any_of_a_queues_workers_is_older(
     options: tuple[str, ...], redis_client: redis.Redis, redis_url: str, store: BatchStore,
     tmp_path: Path,

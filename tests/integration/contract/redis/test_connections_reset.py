@@ -14,11 +14,11 @@ from contract.errors import StoreUnreachable
 from contract.redis.client import AsyncClient
 from contract.redis.connect import connect_async
 from demo.stack import RedisServer
-from gateway.online.waiting import Waiting
+from gateway.online.pending import PendingRequests
 from gateway.redis.api_keys import KeyLookup, Sessions
-from gateway.redis.idempotency import Tries
+from gateway.redis.idempotency import IdempotencyStore
 from gateway.redis.limits import Rates, Take
-from gateway.redis.live import LiveRequests, Subscription
+from gateway.redis.online import OnlineRequests, Subscription
 from gateway.settings import GatewaySettings
 from worker.drain.arrivals import Arrivals
 
@@ -53,7 +53,7 @@ CALLS: dict[str, Call] = {
     "key": lambda client: KeyLookup(client).find(["digest"]),
     "session": lambda client: Sessions(client).key_digest("token"),
     "rate": lambda client: Rates(client).take([Take("a", 1, 1, 1, 1)]),
-    "try": lambda client: Tries(client).forget("a", "b"),
+    "try": lambda client: IdempotencyStore(client).forget("a", "b"),
 }
 
 
@@ -79,9 +79,9 @@ def test_a_subscription_whose_connection_is_reset_is_an_unreachable_store(redis_
         subscription._connection._writer.transport.abort()
         await asyncio.sleep(0)
         with pytest.raises(StoreUnreachable):
-            await subscription.drop("a")
+            await subscription.unsubscribe("a")
         with pytest.raises(StoreUnreachable):
-            await asyncio.wait_for(subscription.add("b"), 5)
+            await asyncio.wait_for(subscription.subscribe("b"), 5)
         await subscription.close()
         await client.aclose()
 
@@ -110,8 +110,8 @@ def test_results_are_heard_again_however_often_the_connection_is_lost(own: Redis
     client = own.client()
 
     async def call() -> None:
-        live = LiveRequests.open(own.url, "reset")
-        waiting = Waiting(live, GatewaySettings(_env_file=None, redis_url=own.url))
+        live = OnlineRequests.open(own.url, "reset")
+        waiting = PendingRequests(live, GatewaySettings(_env_file=None, redis_url=own.url))
         hearing = asyncio.create_task(waiting.run())
         before = None
         for _ in range(3):

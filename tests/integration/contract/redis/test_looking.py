@@ -8,13 +8,13 @@ from kit.protocol.lessee import QUEUE, Lessee, submit_batch
 from contract.redis import keys
 from contract.redis.batches import BatchStore
 from contract.redis.tenants import Tenants
-from gateway.redis.looking import Looks, OneRequest
+from gateway.redis.request_reads import RequestReads, RequestState
 
 
-def look(store: BatchStore, custom_id: str = "c1") -> OneRequest:
+def look(store: BatchStore, custom_id: str = "c1") -> RequestState:
     batch = store.batch("b1")
     assert batch is not None
-    found = Looks.beside(store).request(batch, custom_id, ["w1", "w2"])
+    found = RequestReads.using(store).request(batch, custom_id, ["w1", "w2"])
     assert found is not None
     return found
 
@@ -59,7 +59,7 @@ def test_attempts_are_few_however_often_one_was_made_and_end_with_their_batch(
 def test_tokens_of_the_last_hour_are_told_by_tenant_and_of_the_hour_before_in_part(
     redis_client: redis.Redis, store: BatchStore
 ) -> None:
-    lessee, reads = Lessee(redis_client), Tenants.beside(store)
+    lessee, reads = Lessee(redis_client), Tenants.using(store)
     for tenant, count in (("alpha", 3), ("beta", 1)):
         submit_batch(store, count, batch_id=tenant, tenant=tenant)
     lessee.done(*lessee.pop())

@@ -14,7 +14,7 @@ from contract.errors import StoreUnavailable
 from contract.redis.batches import BatchStore
 from contract.redis.connect import connect
 from demo.stack import RedisServer
-from producer.redis import ResultsAhead
+from producer.redis import ResultPrefetch
 
 
 def finished(store: BatchStore) -> list[str]:
@@ -32,7 +32,7 @@ def ids(store: BatchStore) -> list[str]:
 
 def test_an_answer_is_what_the_store_says(store: BatchStore, ids: list[str]) -> None:
     asked = [ids[1], naming.request_id("b1", "none"), ids[0]]
-    with closing(ResultsAhead(store)) as ahead:
+    with closing(ResultPrefetch(store)) as ahead:
         ahead.ask(asked)
         assert ahead.answer() == store.results(asked)
         ahead.ask(ids)
@@ -43,7 +43,7 @@ def test_a_connection_that_breaks_before_the_answer_costs_nothing(
     own: RedisServer, own_store: BatchStore
 ) -> None:
     ids = finished(own_store)
-    with own.client() as client, closing(ResultsAhead(own_store)) as ahead:
+    with own.client() as client, closing(ResultPrefetch(own_store)) as ahead:
         ahead.ask(ids)
         client.client_kill_filter(_type="normal", skipme=True)
         assert ahead.answer() == own_store.results(ids)
@@ -53,10 +53,10 @@ def test_a_connection_that_breaks_before_the_answer_costs_nothing(
 
 
 def test_an_answer_that_nobody_read_is_not_the_next_one(store: BatchStore, ids: list[str]) -> None:
-    with closing(ResultsAhead(store)) as ahead:
+    with closing(ResultPrefetch(store)) as ahead:
         ahead.ask(ids)
     assert client_of(store).ping() is True
-    with closing(ResultsAhead(store)) as ahead:
+    with closing(ResultPrefetch(store)) as ahead:
         ahead.ask(ids[:1])
         assert len(ahead.answer()) == 1
 
@@ -65,7 +65,7 @@ def test_a_redis_that_is_gone_is_said_as_the_store_says_it(tmp_path: Path) -> No
     with RedisServer(tmp_path) as server:
         store = BatchStore(connect(server.url, "test", retries=0), ttl_ms=1000)
         server.stop()
-        with closing(ResultsAhead(store)) as ahead:
+        with closing(ResultPrefetch(store)) as ahead:
             ahead.ask(["r1"])
             with pytest.raises(StoreUnavailable):
                 ahead.answer()

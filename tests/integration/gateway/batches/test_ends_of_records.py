@@ -21,7 +21,7 @@ from gateway.batches.api.record import (
     encode,
     end_older_records,
 )
-from gateway.files.objects import FileRecord, Files
+from gateway.files.files import FileRecord, Files
 from gateway.files.uploads import REMEMBER_S, UploadRecord
 from gateway.files.uploads import encode as encode_upload
 from gateway.http.services import Services
@@ -135,7 +135,7 @@ def test_a_batch_that_its_carrier_writes_meanwhile_is_not_overwritten(
     services: Services, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_as_before(services, "batch_1", "completed", ended_at=int(services.clock.now()))
-    several = Objects.several
+    several = Objects.get_many
 
     def then_written(objects: Objects, kind: Any, ids: Any) -> list[Stored | None]:
         found = several(objects, kind, ids)
@@ -143,7 +143,7 @@ def test_a_batch_that_its_carrier_writes_meanwhile_is_not_overwritten(
         assert objects.replace("batch", "t", found[0], b'{"newer":1}', 1000) is not None
         return found
 
-    monkeypatch.setattr(Objects, "several", then_written)
+    monkeypatch.setattr(Objects, "get_many", then_written)
     assert end_older_records(services, "t") == 0
     stored = services.objects.get("batch", "t", "batch_1")
     assert stored is not None

@@ -11,7 +11,7 @@ from contract.errors import ProtocolMismatch
 from contract.redis import keys
 from contract.redis.batches import BatchStore
 from contract.redis.objects import Objects, Stored
-from gateway.batches.api.record import BatchRecord, Part, RequestCounts, encode
+from gateway.batches.api.record import BatchPart, BatchRecord, RequestCounts, encode
 from gateway.http.errors import api_error
 from gateway.redis.batch_views import BatchViews
 
@@ -19,7 +19,7 @@ from gateway.redis.batch_views import BatchViews
 @pytest.fixture
 def views(store: BatchStore) -> BatchViews:
     """Return the views of the private Redis."""
-    return BatchViews.beside(store)
+    return BatchViews.using(store)
 
 
 def put(
@@ -30,7 +30,7 @@ def put(
         id=batch_id, tenant=tenant, endpoint="/v1/chat/completions", input_file_id="file-1",
         completion_window="24h", created_at=created, expires_at=created + 86400, **fields,
     )  # fmt: skip
-    Objects.beside(store).create("batch", tenant, batch_id, created, encode(record))
+    Objects.using(store).create("batch", tenant, batch_id, created, encode(record))
     return record
 
 
@@ -103,7 +103,7 @@ def test_the_queues_batches_of_one_over_http_are_not_listed_beside_it(
 def test_a_running_batch_comes_with_the_counters_of_its_parts(
     store: BatchStore, views: BatchViews, redis_client: redis.Redis
 ) -> None:
-    parts = [Part("batch_1", "m", "warmq.m"), Part("batch_1.1", "n", "warmq.n")]
+    parts = [BatchPart("batch_1", "m", "warmq.m"), BatchPart("batch_1.1", "n", "warmq.n")]
     put(store, "batch_1", status="in_progress", parts=parts, counts=RequestCounts(total=5))
     submit_batch(store, batch_id="batch_1")
     redis_client.hset("warmq:batch:batch_1", "completed", 2)
@@ -115,7 +115,7 @@ def test_a_running_batch_comes_with_the_counters_of_its_parts(
 
 
 def test_an_ended_batch_is_read_without_its_parts(store: BatchStore, views: BatchViews) -> None:
-    put(store, "batch_1", status="completed", parts=[Part("batch_1", "m", "warmq.m")])
+    put(store, "batch_1", status="completed", parts=[BatchPart("batch_1", "m", "warmq.m")])
     view = views.get("default", "batch_1")
     assert view is not None
     assert view.parts == []

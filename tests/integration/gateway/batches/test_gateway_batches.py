@@ -17,7 +17,7 @@ from starlette.responses import Response, StreamingResponse
 
 from contract.errors import RequestFailed, RequestRejected
 from gateway.batches.api import batches, virtual_files
-from gateway.batches.api.record import BatchRecord, Part, RequestCounts, Usage, encode
+from gateway.batches.api.record import BatchPart, BatchRecord, RequestCounts, Usage, encode
 from gateway.http.caller import Caller
 from gateway.http.errors import ApiError
 from gateway.http.services import Services
@@ -85,7 +85,7 @@ def test_a_create_without_a_key_makes_another_batch_each_time(services: Services
 def test_counts_and_usage_are_live_while_a_batch_runs_and_final_afterwards(
     services: Services,
 ) -> None:
-    parts = [Part("batch_1", "m", "warmq"), Part("batch_1.1", "n", "warmq")]
+    parts = [BatchPart("batch_1", "m", "warmq"), BatchPart("batch_1.1", "n", "warmq")]
     put(services, status="in_progress", parts=parts, counts=RequestCounts(total=5))
     for part, lines in ((parts[0], 3), (parts[1], 2)):
         submit_batch(services.batches, lines, batch_id=part.batch_id)
@@ -109,7 +109,7 @@ def test_counts_and_usage_are_live_while_a_batch_runs_and_final_afterwards(
 async def test_positions_in_partial_results_of_several_models_stay_as_they_were(
     services: Services,
 ) -> None:
-    parts = [Part("batch_1", "m", "warmq.m"), Part("batch_1.1", "n", "warmq.n")]
+    parts = [BatchPart("batch_1", "m", "warmq.m"), BatchPart("batch_1.1", "n", "warmq.n")]
     put(services, status="in_progress", parts=parts)
     queues = ("warmq.m", "warmq.n")
     for part, queue in zip(parts, queues, strict=True):
@@ -140,7 +140,7 @@ async def test_positions_in_partial_results_of_several_models_stay_as_they_were(
 async def test_partial_results_of_once_have_the_followers_too(
     services: Services, tmp_path: Path
 ) -> None:
-    put(services, "b1", status="in_progress", parts=[Part("b1", "", "warmq")])
+    put(services, "b1", status="in_progress", parts=[BatchPart("b1", "", "warmq")])
     submit(services.batches, six_lines(tmp_path / "in.jsonl"), ONCE)
     lessee = Lessee(client_of(services.batches))
     finish(lessee, lessee.pop(1))
@@ -152,7 +152,7 @@ async def test_partial_results_of_once_have_the_followers_too(
 
 
 async def test_partial_results_have_failures_in_openais_form(services: Services) -> None:
-    put(services, status="in_progress", parts=[Part("batch_1", "", "warmq")])
+    put(services, status="in_progress", parts=[BatchPart("batch_1", "", "warmq")])
     submit_batch(services.batches, 2, batch_id="batch_1")
     lessee = Lessee(client_of(services.batches))
     finish(lessee, lessee.pop(1), RequestFailed("no"))
@@ -167,7 +167,7 @@ async def test_partial_results_before_and_after_a_batch_is_in_the_queue(
 ) -> None:
     put(services)
     assert await partial(services, "file-partial-batch_1") == ([], 0, "true")
-    parts = [Part("batch_1", "", "warmq")]
+    parts = [BatchPart("batch_1", "", "warmq")]
     put(services, status="in_progress", parts=parts)
     assert await partial(services, "file-partial-batch_1", 3) == ([], 3, "true")
     put(services, status="completed", parts=parts, output_file_id="file-9")

@@ -15,7 +15,7 @@ from kit.gateways import own_carrier
 from kit.gateways.own_carrier import looked_at, until_ended
 
 from gateway.batches.api.record import start_batch
-from gateway.batches.runner.carrier import Carrier
+from gateway.batches.runner.runner import BatchRunner
 from gateway.http.services import Services
 
 LINES = 1200  # three chunks
@@ -68,7 +68,7 @@ def test_it_is_looked_through_and_queued_in_one_go_and_not_read_for_the_output(
     services: Services, cancelled: bool
 ) -> None:
     started(services)
-    carrier = Carrier(services)
+    carrier = BatchRunner(services)
     assert looked_at(services, carrier).status == "in_progress"
     assert opened(services) == 1
     if cancelled:
@@ -86,7 +86,7 @@ def test_it_is_looked_through_and_queued_in_one_go_and_not_read_for_the_output(
 def test_lines_that_were_not_queued_are_read_once_more_for_the_output(services: Services) -> None:
     """No worker has lived until the batch's time is over."""
     started(services, "unknown", window_s=0)
-    record = until_ended(services, Carrier(services))
+    record = until_ended(services, BatchRunner(services))
     assert (record.status, record.counts.failed) == ("expired", LINES)
     assert opened(services) <= 2
 
@@ -95,7 +95,7 @@ def test_one_that_waits_for_a_worker_is_opened_once_more_when_there_is_one(
     services: Services,
 ) -> None:
     started(services, "unknown")
-    carrier = Carrier(services)
+    carrier = BatchRunner(services)
     for _ in range(3):
         assert looked_at(services, carrier).status == "validating"
     assert opened(services) == 1

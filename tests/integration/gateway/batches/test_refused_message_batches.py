@@ -11,12 +11,12 @@ from kit.gateways.own_carrier import opened
 
 from contract.redis.records import Records
 from gateway.batches.anthropic.batches import create
-from gateway.files.objects import FileRecord, Files
+from gateway.file_store import FileStoreFailed, Writer
+from gateway.files.files import FileRecord, Files
 from gateway.http.caller import Caller
 from gateway.http.errors import ApiError
 from gateway.http.services import Services
 from gateway.redis.limits import Budgets
-from gateway.store import StoreFailed, Writer
 
 FILE = FileRecord(
     id="file-1", tenant="t", bytes=400, created_at=1000, filename="a", purpose="batch", digest="a"
@@ -36,7 +36,7 @@ def asked(services: Services, file: FileRecord = FILE, file_bytes: int | None = 
         with services.store.write(file.id) as writer:
             create(services, caller, "msgbatch_1", writer, file, 1)
     finally:
-        assert not sum(Budgets.beside(services.batches).enqueued("t").values())
+        assert not sum(Budgets.using(services.batches).enqueued("t").values())
 
 
 def test_one_whose_file_is_another_one(services: Services) -> None:
@@ -65,8 +65,8 @@ def test_one_that_the_store_does_not_keep(
     services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(_: Writer) -> int:
-        raise StoreFailed("no room")
+        raise FileStoreFailed("no room")
 
     monkeypatch.setattr(Writer, "commit", full)
-    with pytest.raises(StoreFailed):
+    with pytest.raises(FileStoreFailed):
         asked(services)

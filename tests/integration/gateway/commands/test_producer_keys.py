@@ -36,7 +36,7 @@ def test_limits_are_kept(redis_url: str, store: BatchStore) -> None:
     ).split()
     made = as_json(run_producer("keys", "create", "--tenant", "t", *words, "--json",
                                 redis_url=redis_url))  # fmt: skip
-    (key,) = ApiKeys.beside(store).all()
+    (key,) = ApiKeys.using(store).all()
     assert digest_of(made["key"])
     assert made["id"] == key.id
     assert (key.tenant, key.requests_per_minute, key.tokens_per_minute) == ("t", 60, 90_000)
@@ -48,7 +48,7 @@ def test_limits_are_kept(redis_url: str, store: BatchStore) -> None:
 
 
 def test_revoke_says_when_and_twice_the_same(redis_url: str, store: BatchStore) -> None:
-    _, key = ApiKeys.beside(store).create("t")
+    _, key = ApiKeys.using(store).create("t")
     words = ("keys", "revoke", key.id, "--json")
     first = as_json(run_producer(*words, redis_url=redis_url))
     assert first["revoked_at"]

@@ -17,7 +17,7 @@ from contract.redis.batches import BatchStore
 from contract.redis.tenants import Tenant, Tenants
 from gateway.metrics import routes
 from gateway.metrics.routes import MOST_TENANTS, STALE_S, Snapshots
-from gateway.metrics.series import Requests
+from gateway.metrics.series import RouteCounts
 from gateway.redis.fleet import Fleet, FleetReads
 from producer.collect.collect import Collector
 
@@ -32,7 +32,7 @@ def test_leases_on_their_way_back_are_not_overdue(
     pairs = [word for lease in reversed(leases) for word in (lease.id, 0)]
     count, left = lessee.run("release", lessee.worker, 2, lessee.ttl_ms, DATE, *pairs)
     assert (count, left) == (501, 1), "one script moves 500 at most"
-    assert FleetReads.beside(store).fleet(["warmq"]).overdue_s == 0
+    assert FleetReads.using(store).fleet(["warmq"]).overdue_s == 0
 
 
 def test_a_lease_that_nobody_has_put_back_is_overdue(
@@ -41,13 +41,13 @@ def test_a_lease_that_nobody_has_put_back_is_overdue(
     submit_batch(store, 2)
     lessee = Lessee(redis_client)
     first, _ = lessee.pop(2)
-    assert FleetReads.beside(store).fleet(["warmq"]).overdue_s == 0
+    assert FleetReads.using(store).fleet(["warmq"]).overdue_s == 0
     lessee.expire_leases(first)  # to the first millisecond of 1970
-    assert FleetReads.beside(store).fleet(["warmq"]).overdue_s > 1e9
+    assert FleetReads.using(store).fleet(["warmq"]).overdue_s > 1e9
 
 
 def fleet(store: BatchStore) -> Fleet:
-    return FleetReads.beside(store).fleet(["warmq"])
+    return FleetReads.using(store).fleet(["warmq"])
 
 
 def read_to_the_end(store: BatchStore, batch_id: str) -> None:
@@ -55,7 +55,7 @@ def read_to_the_end(store: BatchStore, batch_id: str) -> None:
     assert batch is not None
     collector = Collector(store, batch, follow=False, partial=True)
     assert len(list(collector.lines("input"))) > 0
-    collector.kept()
+    collector.mark_collected()
 
 
 def test_results_are_uncollected_until_somebody_has_read_all_of_them(
@@ -134,7 +134,7 @@ def test_a_batch_that_is_gone_is_not_noted_as_collected(
 def test_what_a_capped_tenant_has_waiting_is_told(
     store: BatchStore, redis_client: redis.Redis
 ) -> None:
-    reads, tenants = FleetReads.beside(store), Tenants.beside(store)
+    reads, tenants = FleetReads.using(store), Tenants.using(store)
     tenants.set_tenant(Tenant("capped", max_in_flight=1))
     submit_batch(store, 4, tenant="capped")
     assert len(Lessee(redis_client).pop(10)) == 1
@@ -148,7 +148,7 @@ def test_a_look_counts_so_many_lists_of_a_tenant_and_says_if_there_are_more(
 ) -> None:
     for n in range(5):
         submit_batch(store, 2, batch_id=f"b{n}")
-    reads = FleetReads.beside(store)
+    reads = FleetReads.using(store)
     (some,) = reads.waiting_by(QUEUE, most=3)
     (every,) = reads.waiting_by(QUEUE, most=5)
     assert (some.requests, some.more) == (8, True)
@@ -159,7 +159,7 @@ def test_a_look_counts_so_many_lists_of_a_tenant_and_says_if_there_are_more(
 def snapshots(store: BatchStore) -> Snapshots:
     settings = SimpleNamespace(queue="warmq", high_water=0.6)
     services: Any = SimpleNamespace(batches=store, settings=settings)
-    return Snapshots(services, Requests([]))
+    return Snapshots(services, RouteCounts([]))
 
 
 def told(snapshots: Snapshots) -> dict[str, list[tuple[dict[str, str], float]]]:

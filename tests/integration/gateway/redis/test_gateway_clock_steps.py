@@ -14,7 +14,7 @@ from contract.redis.batches import BatchStore
 from contract.redis.connect import connect_async
 from contract.redis.due import Due, Work
 from demo.stack import RedisServer
-from gateway.redis.idempotency import LEASE_MS, Tries
+from gateway.redis.idempotency import LEASE_MS, IdempotencyStore
 
 KINDS: list[Work] = ["batch", "webhook", "file", "upload"]
 STEPS_S = (-10, -600, -86_400)
@@ -35,7 +35,7 @@ def server(clock: WrongClock, tmp_path: Path) -> Iterator[RedisServer]:
 
 @pytest.fixture
 def due(server: RedisServer) -> Due:
-    return Due.beside(BatchStore(server.client(), ttl_ms=60_000))
+    return Due.using(BatchStore(server.client(), ttl_ms=60_000))
 
 
 @pytest.mark.parametrize("by_s", STEPS_S)
@@ -102,7 +102,7 @@ def test_a_post_that_died_before_a_step_back_is_tried_again_after_its_lease(
     server: RedisServer, clock: WrongClock
 ) -> None:
     async def run() -> None:
-        tries = Tries(connect_async(server.url, "test"))
+        tries = IdempotencyStore(connect_async(server.url, "test"))
         assert (await tries.begin("a", "f", "first")).state == "new"
         clock.step(-600)
         seen = await tries.begin("a", "f", "second")

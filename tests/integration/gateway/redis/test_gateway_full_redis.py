@@ -20,7 +20,7 @@ from contract.redis.tenants import Tenant, Tenants
 from demo.stack import ROOT, RedisServer
 from gateway.redis.api_keys import ApiKeys
 from gateway.redis.batch_views import BatchViews, PartialOrder
-from gateway.redis.idempotency import Answer, Renewals, Tries
+from gateway.redis.idempotency import Answer, IdempotencyStore, Renewals
 from gateway.redis.limits import Rates, Take
 from gateway.redis.webhooks import Delivery, Webhooks
 
@@ -41,10 +41,10 @@ def refuse_as_replica(server: RedisServer) -> None:
 @pytest.fixture
 def made(own: RedisServer, own_store: BatchStore) -> Iterator[Objects]:
     """Return the objects of a Redis with two batches, a file and work of each kind."""
-    objects = Objects.beside(own_store)
+    objects = Objects.using(own_store)
     for kind in ("batch", "file", "upload"):
         objects.create(kind, "default", f"{kind}_1", 1000, DOCUMENT)
-        Due.beside(own_store).add(kind, f"{kind}_1")
+        Due.using(own_store).add(kind, f"{kind}_1")
     submit_batch(own_store, 2, batch_id="b1")
     submit_batch(own_store, 2, batch_id="b2")
     own_store.cancel(own_store.batch("b1"))  # type: ignore[arg-type]
@@ -55,7 +55,7 @@ def made(own: RedisServer, own_store: BatchStore) -> Iterator[Objects]:
 def test_reads_are_answered_where_redis_takes_no_write(
     own: RedisServer, own_store: BatchStore, made: Objects, refuse: object
 ) -> None:
-    views, order = BatchViews.beside(own_store), PartialOrder.beside(own_store)
+    views, order = BatchViews.using(own_store), PartialOrder.using(own_store)
     parts = [own_store.batch(name) for name in ("b1", "b2")]
     own.client().zadd("warmq:gateway:files:default", {"file_gone": 999})
     refuse(own)  # type: ignore[operator]
@@ -73,7 +73,7 @@ def test_reads_are_answered_where_redis_takes_no_write(
 def test_what_is_there_is_cancelled_ended_and_deleted_in_a_full_redis(
     own: RedisServer, own_store: BatchStore, made: Objects
 ) -> None:
-    due = Due.beside(own_store)
+    due = Due.using(own_store)
     refuse_by_memory(own)
     batch = made.get("batch", "default", "batch_1")
     assert batch is not None
@@ -91,7 +91,7 @@ def test_what_is_there_is_cancelled_ended_and_deleted_in_a_full_redis(
     assert made.delete("file", "default", "file_1")
     assert made.delete("batch", "default", "batch_1")
     webhooks, delivery = (
-        Webhooks.beside(own_store),
+        Webhooks.using(own_store),
         Delivery(
             id="wh_1", endpoint_id="we_1", batch_id="batch_1", event="batch.completed", created_at=1
         ),
@@ -113,9 +113,9 @@ def test_nothing_new_begins_in_a_full_redis(own: RedisServer, made: Objects, kin
 
 def test_posts_and_rates_of_a_full_redis(own: RedisServer, own_store: BatchStore) -> None:
     async def run() -> None:
-        tries = Tries(connect_async(own.url, "test"))
+        tries = IdempotencyStore(connect_async(own.url, "test"))
         assert (await tries.begin("a", "f", "first")).state == "new"
-        assert Renewals.beside(own_store).renew([("a", "first")]) == [True]
+        assert Renewals.using(own_store).renew([("a", "first")]) == [True]
         await tries.finish("a", "first", Answer(200, {}, b"{}"))
         assert (await tries.begin("a", "f", "second")).answer == Answer(200, {}, b"{}")
         rates = Rates(connect_async(own.url, "test"))
@@ -137,7 +137,7 @@ NOT_FIRST = {
     "object_put": "what is new waits, but for files of batches that end",
     "reserve": "makes a batch",
     "list": "writes nothing",
-    "rights": "tries what Redis refuses",
+    "permissions": "tries what Redis refuses",
 }
 #: What frees memory passes as a first write, too.
 WRITES = re.compile(r"\b(unblock|may_write)\(\)|redis\.p?call\('([A-Z]+)'|call_many\('([A-Z]+)'")
@@ -162,13 +162,13 @@ def test_an_operator_ends_what_has_filled_redis(
     own: RedisServer, own_store: BatchStore, made: Objects
 ) -> None:
     """Keys are revoked, tenants capped, batches cancelled and deleted, results retired."""
-    key, record = ApiKeys.beside(own_store).create("t")
+    key, record = ApiKeys.using(own_store).create("t")
     assert key
     refuse_by_memory(own)
-    revoked = ApiKeys.beside(own_store).revoke(record.id)
+    revoked = ApiKeys.using(own_store).revoke(record.id)
     assert revoked is not None
     assert revoked.revoked_at is not None
-    tenants = Tenants.beside(own_store)
+    tenants = Tenants.using(own_store)
     tenants.set_tenant(Tenant("t", 1, 1))
     assert tenants.tenant("t").max_in_flight == 1
     assert own_store.cancel(own_store.batch("b2")) == 2  # type: ignore[arg-type]

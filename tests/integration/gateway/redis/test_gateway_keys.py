@@ -17,18 +17,18 @@ from contract.redis.batches import BatchStore
 from contract.redis.objects import Objects
 from demo.stack import RedisServer, eventually
 from gateway.redis.api_keys import KEYS, ApiKeys, KeyLookup, digest_of
-from gateway.redis.calls import Gathering
+from gateway.redis.async_calls import CallCombiner
 from gateway.redis.limits import GRACE_MS, Budgets, Rates, Take
 
 
 @pytest.fixture
 def keys(store: BatchStore) -> ApiKeys:
-    return ApiKeys.beside(store)
+    return ApiKeys.using(store)
 
 
 @pytest.fixture
 def budgets(store: BatchStore) -> Budgets:
-    return Budgets.beside(store)
+    return Budgets.using(store)
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ async def test_questions_asked_at_once_are_one_command_and_an_error_is_everybody
             raise ValueError("thirteen")
         return [2 * n for n in numbers]
 
-    gathering = Gathering(ask, most=4)
+    gathering = CallCombiner(ask, most=4)
     assert await asyncio.gather(*(gathering.put(n) for n in range(6))) == [0, 2, 4, 6, 8, 10]
     assert calls == [[0, 1, 2, 3], [4, 5]]
     both = [gathering.put(13), gathering.put(1)]
@@ -203,7 +203,7 @@ def test_what_is_in_use_has_no_time_to_live(budgets: Budgets, redis_client: redi
 
 
 def test_two_gateways_never_reserve_more_than_there_is(budgets: Budgets, redis_url: str) -> None:
-    stores = [Budgets.beside(BatchStore.open(redis_url, "x", ttl_ms=1)) for _ in range(2)]
+    stores = [Budgets.using(BatchStore.open(redis_url, "x", ttl_ms=1)) for _ in range(2)]
 
     def reserve(n: int) -> bool:
         return stores[n % 2].reserve("t", f"b{n}", {"m": 10}, 100) is None
@@ -220,7 +220,7 @@ def test_two_gateways_never_reserve_more_than_there_is(budgets: Budgets, redis_u
 def test_what_a_crash_left_is_given_back(
     budgets: Budgets, store: BatchStore, redis_client: redis.Redis
 ) -> None:
-    objects = Objects.beside(store)
+    objects = Objects.using(store)
     states = {"gone": None, "done": "completed", "runs": "in_progress", "new": None}
     for name, status in states.items():
         budgets.reserve("t", name, {"m": 10}, None)
@@ -263,7 +263,7 @@ def test_bytes_are_counted_once_for_each_file(budgets: Budgets, redis_client: re
 def test_files_that_have_expired_count_no_more(
     budgets: Budgets, store: BatchStore, redis_client: redis.Redis
 ) -> None:
-    objects = Objects.beside(store)
+    objects = Objects.using(store)
     ends = int(time.time()) + 1
     objects.create("file", "t", "file-1", 1, b"{}", expires_at=ends)
     objects.create("file", "t", "file-2", 1, b"{}")

@@ -12,7 +12,7 @@ from contract.redis.due import Due
 
 @pytest.fixture
 def due(store: BatchStore) -> Due:
-    made = Due.beside(store)
+    made = Due.using(store)
     for n in range(20):
         made.add("webhook", f"w{n}")
     return made

@@ -13,12 +13,12 @@ from kit.gateways.own_carrier import TENANT, opened, record
 
 from contract.errors import StoreUnavailable
 from demo.stack import eventually
-from gateway.batches.runner.after import announce
+from gateway.batches.runner.after import note_webhooks
 from gateway.http.services import Services
 from gateway.redis.webhooks import Webhooks
 from gateway.settings import LEASE_S
 from gateway.webhooks import delivering
-from gateway.webhooks.delivering import LOOK_S, Round, _deliver_until
+from gateway.webhooks.delivering import LOOK_S, DeliveryPool, _deliver_until
 
 
 @pytest.fixture
@@ -26,11 +26,11 @@ def services(redis_url: str, tmp_path: Path) -> Iterator[Services]:
     """Return what a gateway works with, and one endpoint, which has four deliveries."""
     with opened(redis_url, tmp_path) as found:
         events = ("batch.completed",)
-        Webhooks.beside(found.batches).create(TENANT, "https://receiver.example/", events)
+        Webhooks.using(found.batches).create(TENANT, "https://receiver.example/", events)
         now = int(time.time())
         for n in range(4):
             ended = record(now, f"batch_{n}", status="completed", changed_at={"completed": now})
-            announce(found, ended)
+            note_webhooks(found, ended)
         yield found
 
 
@@ -47,13 +47,13 @@ def posts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return tried
 
 
-def until_idle(current: Round) -> None:
+def until_idle(current: DeliveryPool) -> None:
     while current.take() + current.look(LOOK_S):
         pass
 
 
 def test_a_try_that_failed_here_is_no_answer(services: Services, posts: list[str]) -> None:
-    until_idle(Round(services))
+    until_idle(DeliveryPool(services))
     assert len(posts) == 2, "the others wait with their endpoint"
 
 
@@ -63,7 +63,7 @@ def test_no_lease_is_renewed_of_what_could_not_be_sent_away(
     def away(*_: Any) -> bool:
         raise StoreUnavailable("away")
 
-    current = Round(services)
+    current = DeliveryPool(services)
     with monkeypatch.context() as patched:
         patched.setattr(services.due, "release", away)
         with pytest.raises(StoreUnavailable):
@@ -81,7 +81,7 @@ def test_a_try_for_which_there_is_no_thread_ends(
             raise RuntimeError("can't start new thread")
         start(thread)
 
-    current = Round(services)
+    current = DeliveryPool(services)
     monkeypatch.setattr(threading.Thread, "start", none_for_webhooks)
     until_idle(current)
     assert not current._leases._held
@@ -90,7 +90,7 @@ def test_a_try_for_which_there_is_no_thread_ends(
 def test_a_gateway_that_ends_gives_back_what_waits_for_its_turn(
     services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rounds: list[Round] = []
+    rounds: list[DeliveryPool] = []
     begun, answered, stop = threading.Event(), threading.Event(), threading.Event()
 
     def answers_late(*_: Any, **__: Any) -> int:
@@ -98,12 +98,12 @@ def test_a_gateway_that_ends_gives_back_what_waits_for_its_turn(
         answered.wait(30)
         return 200
 
-    def made(services: Services) -> Round:
-        rounds.append(Round(services))
+    def made(services: Services) -> DeliveryPool:
+        rounds.append(DeliveryPool(services))
         return rounds[0]
 
     monkeypatch.setattr(delivering, "post", answers_late)
-    monkeypatch.setattr(delivering, "Round", made)
+    monkeypatch.setattr(delivering, "DeliveryPool", made)
     thread = threading.Thread(target=_deliver_until, args=(services, stop), daemon=True)
     thread.start()
     try:

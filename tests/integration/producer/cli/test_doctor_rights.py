@@ -11,7 +11,7 @@ from kit.commands.support import run_producer
 
 from contract.redis.batches import BatchStore
 from demo.stack import ROOT, RedisServer
-from producer.redis import OF_PRODUCERS, OF_WORKERS
+from producer.redis import PRODUCER_COMMANDS, WORKER_SETTINGS
 
 
 def documented(user: str) -> list[str]:
@@ -130,9 +130,9 @@ def test_every_documented_command_is_tried_that_a_script_can_run_and_subscribe()
     def commands(user: str) -> set[str]:
         return {rule[1:] for rule in documented(user) if rule.startswith("+")}
 
-    tried = {words[0] for words in OF_PRODUCERS} | {"subscribe"}
+    tried = {words[0] for words in PRODUCER_COMMANDS} | {"subscribe"}
     assert tried == commands("warmq-producer") - direct - not_in_scripts
-    of_workers = {words[0] for words in OF_WORKERS}
+    of_workers = {words[0] for words in WORKER_SETTINGS}
     assert of_workers - {"set"} == commands("warmq-worker") - direct - not_in_scripts - tried
     of_gateways = {"hlen", "zcard", "expireat", "hvals", "srem", "zrangebyscore",
                    "zremrangebyscore", "zrank", "zrevrank"}  # fmt: skip

@@ -12,7 +12,7 @@ from kit.stacks.celery_side import simulated
 
 from contract.redis import keys
 from contract.redis.batches import BatchStore
-from contract.redis.ring import Minute
+from contract.redis.history import Minute
 from demo.stack import eventually
 from producer.cli.commands.top import spark
 

@@ -30,8 +30,8 @@ import producer
 from contract.errors import BatchConflict, StoreUnavailable
 from contract.redis.batches import BatchStore
 from producer import AsyncClient, BatchStatus, Client
+from producer.batch_watch import WritesLost
 from producer.input.options import BadOption
-from producer.same_batch import WritesLost
 
 
 @pytest.fixture

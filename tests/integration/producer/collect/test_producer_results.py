@@ -26,9 +26,9 @@ from contract.errors import RequestFailed
 from contract.redis import keys
 from contract.redis.batches import BatchStore
 from demo.stack import eventually
+from producer.batch_watch import BatchChanged
 from producer.collect.collect import Collector
 from producer.collect.outputs import beside, exists
-from producer.same_batch import BatchChanged
 
 
 def collect(store: BatchStore, order: str = "input", batch_id: str = "b1") -> list[dict[str, Any]]:

@@ -22,7 +22,7 @@ from contract.errors import BatchConflict
 from producer.input.bucket import ObjectPlace
 from producer.input.files import ObjectFile
 from producer.input.reader import Input
-from producer.run.delivery import Delivery
+from producer.run.export import Export
 from producer.run.journal import RunProgress
 
 pytestmark = pytest.mark.usefixtures("bucket_environment")
@@ -94,7 +94,7 @@ def test_what_a_run_delivers_goes_up_in_larger_parts_the_more_it_is(
     bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(tmp_path)
-    delivery = Delivery("s3://warmq/out.jsonl", "s3://warmq/out.errors.jsonl")
+    delivery = Export("s3://warmq/out.jsonl", "s3://warmq/out.errors.jsonl")
     for size, parts in ((0, 3), (60 * 10**9, 2)):  # the journal says how much there is
         delivery.gathered[0].write_bytes(b'{"id":"%s"}\n' % (b"x" * 2**20) * 20)
         delivery.journal.write(RunProgress("r", "", "in", "f", "e", output=size))
@@ -110,7 +110,7 @@ def test_of_two_runs_into_one_object_the_second_keeps_its_lines(
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         monkeypatch.chdir(tmp_path / name)
-        delivery = Delivery("s3://warmq/out.jsonl", "s3://warmq/out.errors.jsonl")
+        delivery = Export("s3://warmq/out.jsonl", "s3://warmq/out.errors.jsonl")
         content[name] = b'{"id":"%s"}\n' % (name.encode() * (2**20 + ord(name))) * lines
         delivery.gathered[0].write_bytes(content[name])
         delivery.journal.write(RunProgress("r", "", "in", "f", "e"))
@@ -184,7 +184,7 @@ def test_a_run_is_complete_only_where_its_own_object_is(
     bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(tmp_path)
-    delivery = Delivery("s3://warmq/out.jsonl", "s3://warmq/out.errors.jsonl")
+    delivery = Export("s3://warmq/out.jsonl", "s3://warmq/out.errors.jsonl")
     (tmp_path / "in").write_text("x")
     delivery.gathered[0].write_bytes(b'{"id":"a"}\n')
     with closing(Input(str(tmp_path / "in"))) as source:

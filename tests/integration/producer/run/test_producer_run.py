@@ -15,7 +15,7 @@ from kit.protocol.lessee import Lessee, client_of
 
 from contract.redis.batches import BatchStore
 from demo.stack import eventually
-from producer.run.growing import sort_by_line
+from producer.run.append_file import sort_by_line
 
 pytestmark = pytest.mark.timeout(120)
 

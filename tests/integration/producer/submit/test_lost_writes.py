@@ -27,12 +27,12 @@ from contract.batch import Batch
 from contract.redis import keys
 from contract.redis.batches import BatchStore
 from demo.stack import eventually
+from producer.batch_watch import WritesLost
 from producer.cli.commands.submit import ResumingSubmit
 from producer.collect.collect import Collector
 from producer.input.reader import Input
 from producer.remedies import with_remedy
 from producer.run.windows import Run
-from producer.same_batch import WritesLost
 from producer.submit.submission import Submission
 
 

@@ -23,7 +23,7 @@ from kit.protocol.lessee import Lessee, submit_batch
 from kit.stacks.older_worker import announce
 
 from contract.redis.batches import BatchStore
-from contract.redis.ring import RingReads
+from contract.redis.history import HistoryReads
 from contract.version import PROTOCOL
 from worker.engine import Completion, EngineRequest
 from worker.engine.simulated.engine import SimulatedEngine, _answer
@@ -69,7 +69,7 @@ async def test_a_plan_tells_time_from_what_the_workers_did_in_their_last_minutes
         submitted = asyncio.to_thread(run_producer, "submit", warm, redis_url=redis_url)
         assert (await submitted).returncode == 0
         await soon(lambda: all(b.finished for b in store.batches()), 60)
-        ring = RingReads.beside(store)
+        ring = HistoryReads.using(store)
         await soon(lambda: sum(m.completed for m in ring.day(["warmq"])) == 600, 30, "is written")
         await soon(lambda: store.workers("warmq")[0].get("mean_answer"), 30, "that is announced")
         planned = await producer(running, "plan", file)

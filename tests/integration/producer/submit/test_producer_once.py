@@ -1,4 +1,4 @@
-"""`submit --once`: one answer for all lines with the same repeatable body."""
+"""`submit --dedupe`: one answer for all lines with the same repeatable body."""
 
 from __future__ import annotations
 
@@ -88,14 +88,14 @@ def test_without_the_option_and_without_temperature_0_every_line_runs(
     assert waiting(store) == list(ASKED)
     assert client_of(store).exists(keys.batch_key("b1", "identical")) == 0
     path = write_lines(tmp_path / "in", (chat_line(n, text) for n, text in ASKED.items()))
-    submit(store, path, Submission("b2", "warmq.other", 6, once=True))
+    submit(store, path, Submission("b2", "warmq.other", 6, dedupe=True))
     assert len(queued(store, "warmq.other")) == 6
 
 
 def test_lines_are_the_same_only_after_the_overrides(store: BatchStore, tmp_path: Path):
     path = write_lines(tmp_path / "in", (chat_line(n, text) for n, text in ASKED.items()))
     overrides = {"temperature": 0}
-    submit(store, path, Submission("b1", "warmq", 6, "", overrides, once=True))
+    submit(store, path, Submission("b1", "warmq", 6, "", overrides, dedupe=True))
     assert waiting(store) == ["a", "b", "e"]
 
 

@@ -1,4 +1,4 @@
-"""`submit --once` over a batch's course: resumed, followed, expired, run in windows, at random."""
+"""`submit --dedupe` over a batch: resumed, followed, expired, run in windows, at random."""
 
 from __future__ import annotations
 
@@ -54,7 +54,9 @@ from producer.submit.submission import Submission
 
 
 def test_the_deadline_of_a_leader_is_that_of_its_followers(store: BatchStore, tmp_path: Path):
-    submit(store, six_lines(tmp_path / "in"), Submission("b1", "warmq", 6, once=True, deadline="1"))
+    submit(
+        store, six_lines(tmp_path / "in"), Submission("b1", "warmq", 6, dedupe=True, deadline="1")
+    )
     assert Lessee(client_of(store)).pop() == []
     assert state(store, "b1").status == "expired"
     assert {outcome(line) for line in collect(store, "completion")} == {"expired"}
@@ -87,7 +89,7 @@ def test_a_resumed_submit_finds_the_leaders_of_the_lines_before_it(
             submit(store, path, ONCE, watch=stop_after(count))
     submit(store, path, ONCE)
     entries = [entry for chunk in store.index("b1") for entry in chunk.entries]
-    submit(store, path, Submission("b2", "warmq.other", 6, once=True))
+    submit(store, path, Submission("b2", "warmq.other", 6, dedupe=True))
     leaders = {entry[1]: entry[3] if len(entry) == 4 else "" for entry in entries}
     first, second = naming.request_id("b1", "a"), naming.request_id("b1", "b")
     third = naming.line_request_id("b1", 6)
@@ -110,7 +112,7 @@ def test_commands_count_every_line_and_name_the_line_that_answers(
     redis_url: str, store: BatchStore, tmp_path: Path
 ):
     path = six_lines(tmp_path / "in")
-    done = run_producer("submit", path, "--batch-id", "b1", "--once", redis_url=redis_url)
+    done = run_producer("submit", path, "--batch-id", "b1", "--dedupe", redis_url=redis_url)
     assert "6 requests queued" in done.stderr
     assert "3 of them answered by an earlier line with the same body" in done.stderr
     shown = as_json(run_producer("status", "b1", "--request", "f", "--json", redis_url=redis_url))
@@ -200,7 +202,7 @@ def test_a_run_answers_the_same_lines_of_a_window_once(
     names = [f"q{n}" for n in range(1000)]
     write_lines(source, (greedy(name, str(n % 7)) for n, name in enumerate(names)))
     answered = 0
-    with running(redis_url, source, out, "--once", "--window", "500") as process:
+    with running(redis_url, source, out, "--dedupe", "--window", "500") as process:
 
         def served() -> bool:
             nonlocal answered

@@ -20,9 +20,9 @@ from kit.verdicts.owners import ownerless
 
 from contract.errors import BatchConflict
 from contract.redis.batches import BatchStore, Enqueued
+from producer.batch_watch import BatchChanged
 from producer.input.files import WriteFailed
 from producer.input.reader import RawChunk
-from producer.same_batch import BatchChanged
 from producer.submit import planned
 from producer.submit.submission import Submission
 

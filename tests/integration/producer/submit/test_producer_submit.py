@@ -29,9 +29,9 @@ from contract import naming
 from contract.errors import BatchConflict, StoreUnavailable
 from contract.redis.batches import BatchStore, Enqueued
 from demo.stack import eventually
+from producer.batch_watch import BatchChanged
 from producer.cli.show import batch_json
 from producer.input.reader import CHUNK_LINES, InputUnreadable, RawChunk
-from producer.same_batch import BatchChanged
 from producer.submit.submission import Submission
 
 

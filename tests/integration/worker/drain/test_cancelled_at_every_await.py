@@ -20,12 +20,12 @@ from gateway import sweeping
 from gateway.background import background
 from gateway.http.services import Services
 from gateway.metrics.routes import Snapshots
-from gateway.metrics.series import Requests
-from gateway.online.online import Revocations
-from gateway.online.waiting import Waiter, Waiting
-from gateway.page.live import Viewer, Watch
+from gateway.metrics.series import RouteCounts
+from gateway.online.pending import PendingRequests, Waiter
+from gateway.online.state import Revocations
+from gateway.page.live import LiveFeed, Viewer
 from gateway.redis.api_keys import KeyLookup
-from gateway.redis.live import LiveRequests, Push, Subscription
+from gateway.redis.online import OnlineRequests, Push, Subscription
 from gateway.settings import GatewaySettings
 from worker.drain import sweeper
 from worker.drain.drain import Drain
@@ -98,11 +98,11 @@ async def at_every_await(make: Make, client: redis.Redis | None = None, kind: st
 
 def test_results_are_heard_until_it_is_cancelled(redis_url: str, redis_client: redis.Redis) -> None:
     async def run() -> None:
-        live = LiveRequests.open(redis_url, "test")
+        live = OnlineRequests.open(redis_url, "test")
         settings = GatewaySettings(_env_file=None, redis_url=redis_url)
 
         def make() -> Any:
-            waiting = Waiting(live, settings)
+            waiting = PendingRequests(live, settings)
             waiting._waiters["r"] = [Waiter(Push("l", "r", None, b""), listens=True)]
             return waiting.run()
 
@@ -120,9 +120,9 @@ def test_a_redis_that_resets_connections_swallows_nothing() -> None:
 
         server = await asyncio.start_server(reset, "127.0.0.1", 0)
         url = f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}/0"
-        live = LiveRequests.open(url, "test")
+        live = OnlineRequests.open(url, "test")
         settings = GatewaySettings(_env_file=None, redis_url=url)
-        await at_every_await(lambda: Waiting(live, settings).run())
+        await at_every_await(lambda: PendingRequests(live, settings).run())
         await live.close()
         server.close()
 
@@ -138,7 +138,7 @@ def test_a_subscription_ends(redis_url: str, redis_client: redis.Redis) -> None:
                 subscription = Subscription(client, ["p*"], ["c"])
                 try:
                     await subscription.open()
-                    await subscription.listen(lambda *_: None)
+                    await subscription.receive(lambda *_: None)
                 except StoreUnavailable:
                     continue
                 finally:
@@ -156,11 +156,11 @@ def test_background_work_of_a_gateway_ends(services: Services, redis_client: red
         lookup = KeyLookup.open(url, "test")
         revocations = Revocations(lookup)
         revocations._waiters["d"] = set()
-        watch = Watch(services)
+        watch = LiveFeed(services)
         watch._viewers.add(Viewer("t", ()))
 
         async def scraped() -> None:
-            snapshots = Snapshots(services, Requests([]))
+            snapshots = Snapshots(services, RouteCounts([]))
             snapshots._scraped_at = time.monotonic()
             snapshots._wanted.set()
             await snapshots.run()

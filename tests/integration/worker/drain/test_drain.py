@@ -75,7 +75,7 @@ async def test_every_slot_is_used_whatever_the_look_ahead(
     submit_batch(store, 60)
     async with draining(redis_url, look_ahead=look_ahead, simulated_latency_s=0.002) as running:
         await soon(lambda: now(store).finished)
-        assert running.drain.room.limit == 4 + look_ahead
+        assert running.drain.limits.limit == 4 + look_ahead
 
 
 async def test_a_high_priority_overtakes_what_waits_in_the_queue(

@@ -114,10 +114,10 @@ def test_what_a_killed_worker_left_is_overwritten_before_the_next_one_builds_its
 
 def test_the_first_word_is_written_before_anything_that_may_take_long(file: Path) -> None:
     file.write_text("ready\n")
-    heartbeat.begin(str(file))
+    heartbeat.write_starting(str(file))
     assert says(file, "starting")
-    heartbeat.begin(str(file.parent / "missing" / "heartbeat"))  # told by the loop
-    heartbeat.begin(None)
+    heartbeat.write_starting(str(file.parent / "missing" / "heartbeat"))  # told by the loop
+    heartbeat.write_starting(None)
     assert [each.name for each in file.parent.iterdir()] == [file.name]
 
 

@@ -101,7 +101,7 @@ async def test_a_retry_is_told_anew_and_its_end_is_its_own(
             running.engine.writes("yes")
             store.retry(now(store), ["failed"])
             await soon(lambda: text_of(listener, rid) == {0: "yes"}, LISTEN_S)
-            assert (listener.transcripts[rid].begun, listener.transcripts[rid].ended) == (2, "")
+            assert (listener.transcripts[rid].restarts, listener.transcripts[rid].ended) == (2, "")
 
 
 async def test_watch_prints_the_text_as_it_comes(

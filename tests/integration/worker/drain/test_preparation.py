@@ -14,7 +14,7 @@ from contract.message import write_online
 from contract.openai.body import CHAT_URL
 from contract.redis.batches import BatchStore
 from worker.engine import Completion, EngineRequest
-from worker.engine.preparation import Preparation, Preparing, waiting
+from worker.engine.preparation import Preparation, PreparingRequests, waiting
 from worker.engine.simulated.engine import SimulatedEngine
 
 MANY = 100
@@ -61,7 +61,7 @@ async def test_others_are_answered_while_one_tenants_requests_are_prepared(
             ask(worker, f"polite-{number}", "polite")
             await soon(lambda n=number: stored(redis_client, f"polite-{n}"))
         # What one POP may bring beyond those that make a tenant pass, and no more.
-        assert len(found.drain.preparing) <= found.drain.room.limit + 2
+        assert len(found.drain.preparing) <= found.drain.limits.limit + 2
         for _ in range(MANY):
             Slow.prepares.release()
         for number in range(MANY):
@@ -97,13 +97,13 @@ def test_tenants_are_passed_over_also_while_messages_without_a_use_are_removed(
 
 def test_a_request_of_which_two_tasks_wait_is_counted_once() -> None:
     changes: list[int] = []
-    preparing = Preparing(lambda: changes.append(len(preparing)))
+    preparing = PreparingRequests(lambda: changes.append(len(preparing)))
     one, other = Preparation(preparing, "a"), Preparation(preparing, "")
     with one, other:
         with one:
             assert len(preparing) == 2
-            assert preparing.crowded(1) == ["a", ""]
-            assert preparing.crowded(2) == []
+            assert preparing.busy_tenants(1) == ["a", ""]
+            assert preparing.busy_tenants(2) == []
         assert len(preparing) == 2
     assert len(preparing) == 0
     assert changes == [1, 2, 1, 0]

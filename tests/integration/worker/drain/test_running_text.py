@@ -17,9 +17,9 @@ from contract.redis import keys
 from contract.streaming import (
     Listener,
     Piece,
-    announcement,
-    published,
-    read_published,
+    decode_pieces,
+    encode_pieces,
+    listen_request,
     texts_of,
 )
 from worker.drain.events import FirstText
@@ -44,13 +44,13 @@ class Hearer:
         self._pubsub.get_message(timeout=5)
 
     def announce(self, *request_ids: str) -> None:
-        self.client.publish(naming.LISTEN_CHANNEL, announcement(self.name, request_ids))
+        self.client.publish(naming.LISTEN_CHANNEL, listen_request(self.name, request_ids))
 
     def hear(self) -> dict[tuple[str, int], str]:
         """Take in what was published; return the texts by request and choice."""
         while message := self._pubsub.get_message():
             self.publications += 1
-            self.pieces += read_published(message["data"])
+            self.pieces += decode_pieces(message["data"])
         texts: dict[tuple[str, int], str] = {}
         for piece in self.pieces:
             have = texts.get((piece.request_id, piece.choice), "")
@@ -289,10 +289,10 @@ async def test_no_fault_in_it_ends_the_drain(redis_client: redis.Redis, redis_ur
 
 def test_only_what_was_published_is_read() -> None:
     pieces = [Piece("a", 1, 0, 0, "Onçe"), Piece("b", 2, 1, 7, "\n")]
-    assert read_published(published(pieces)) == pieces
+    assert decode_pieces(encode_pieces(pieces)) == pieces
     for junk in (b"", b"{}", b"[[1,1,1,1,1]]", b'[["a",1,0,0]]', b"\xff"):
         with pytest.raises(ValueError):
-            read_published(junk)
+            decode_pieces(junk)
 
 
 def test_the_listener_stays_in_a_message_that_goes_back_to_the_queue(

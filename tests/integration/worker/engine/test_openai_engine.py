@@ -12,7 +12,7 @@ import pytest
 from kit.servers.stub_server import OTHER_ANSWERS, StubServer
 
 from contract.errors import EngineDead, RequestFailed, RequestRejected
-from contract.openai.body import CHAT_URL, COMPLETION_URL, COUNTING, RESPONSES_URL, smallest
+from contract.openai.body import CHAT_URL, COMPLETION_URL, COUNTING, RESPONSES_URL, min_body
 from contract.settings import SettingsError
 from worker.engine import Completion, EngineRequest
 from worker.engine.openai import OpenAISettings
@@ -91,7 +91,7 @@ async def test_the_model_of_the_line_is_in_the_answer_and_the_servers_own_is_ask
 @pytest.mark.parametrize("url", OTHER_ANSWERS)
 async def test_messages_responses_and_counts_are_the_servers(url: str) -> None:
     async with StubServer(model="served") as server, engine(server) as running:
-        request = EngineRequest(url, smallest(url) | {"model": "mine"})
+        request = EngineRequest(url, min_body(url) | {"model": "mine"})
         answer = await running.generate(request, "r1")
     body = orjson.loads(answer.body)
     limit = {"max_output_tokens": running._settings.default_max_tokens}

@@ -35,7 +35,7 @@ async def test_workers_that_go_while_requests_run_lose_none_and_count_no_death(
 ) -> None:
     """Half of those that are told to go get no time to drain, so they hand back what runs."""
     submitted = submit_batch(store, REQUESTS)
-    loads, rule, chance = Loads.beside(store), Scaler(SPEC), random.Random(7)
+    loads, rule, chance = Loads.using(store), Scaler(SPEC), random.Random(7)
     workers: list[Draining] = []
     seen, gone_while_running, clock = [0], 0, 0.0
     async with AsyncExitStack() as stack:

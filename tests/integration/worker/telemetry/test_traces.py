@@ -16,8 +16,7 @@ from kit.stacks.celery_side import client_app, send, simulated
 
 from contract.message import Delivery
 from contract.redis.batches import BatchStore
-from contract.traces.span import Span, SpanContext, new_context, read_context
-from contract.traces.tracer import Tracer
+from contract.traces import Span, SpanContext, Tracer, read_context, root_context
 from demo.stack import ROOT, RedisServer, environment_of, eventually, free_port
 from worker.telemetry.traces import _context
 
@@ -54,7 +53,7 @@ def lines(path: Path, count: int) -> Path:
 def test_a_celery_client_that_traces_is_continued_in_the_worker(
     redis_url: str, tmp_path: Path, receiver: Receiver
 ) -> None:
-    context = new_context(sampled=True)
+    context = root_context(sampled=True)
     with (
         simulated(redis_url, tmp_path / "worker.log", traces=0),
         client_app(redis_url) as app,
@@ -102,22 +101,19 @@ def test_a_celery_client_with_opentelemetrys_instrumentation_sees_its_request_in
 
 
 def test_requests_of_a_batch_whose_maker_wants_no_trace_are_not_sampled() -> None:
-    class Nowhere:
-        def put(self, span: Span) -> None:
-            raise AssertionError(span)
-
-        def close(self) -> None: ...
+    def refuse(span: Span) -> None:
+        raise AssertionError(span)
 
     def sampled(maker: SpanContext | None) -> bool:
         headers = maker.headers() if maker else {}
         delivery = Delivery(
             "w/1", "r", "warmq.generate", "b", "", "", 0, None, None, None, None, False, headers, {}
         )
-        return _context(Tracer(1, Nowhere()), delivery).sampled
+        return _context(Tracer(1, refuse), delivery).sampled
 
     assert sampled(None)
-    assert sampled(new_context(sampled=True))
-    assert not sampled(new_context(sampled=False))
+    assert sampled(root_context(sampled=True))
+    assert not sampled(root_context(sampled=False))
 
 
 @pytest.mark.parametrize("order", ["input", "prefix"])
@@ -158,7 +154,7 @@ def test_without_the_setting_no_header_is_written_and_opentelemetry_is_not_impor
     look = (
         "import sys, worker.process.bootstep, gateway.app, producer.cli.commands.submit\n"
         "print(*[name for name in sys.modules if name.startswith(('opentelemetry.sdk.trace',"
-        " 'opentelemetry.exporter', 'contract.traces.exporting'))])"
+        " 'opentelemetry.exporter', 'contract.traces.otlp'))])"
     )
     done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
     assert not done.stdout.strip()
@@ -220,7 +216,7 @@ def test_a_header_that_is_no_traceparent_counts_as_none(text: object) -> None:
 
 
 def test_a_context_is_read_as_it_was_written_also_of_a_later_version() -> None:
-    context = new_context(sampled=True)
+    context = root_context(sampled=True)
     assert read_context(context.traceparent) == context
     later = context.traceparent.replace("00-", "01-", 1) + "-more"
     assert read_context(later, "vendor=1") == type(context)(

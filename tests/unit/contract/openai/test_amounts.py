@@ -23,7 +23,7 @@ from contract.openai.body import (
     MESSAGES_URL,
     RESPONSES_URL,
     TOKENIZE_URL,
-    smallest,
+    min_body,
 )
 from contract.openai.lines import check_body, parse_line
 from contract.openai.pooling import EMBEDDINGS_URL, RERANK_URLS, SCORE_URLS
@@ -98,10 +98,10 @@ BOUNDS: dict[str, tuple[str, Any, int, str]] = {
         | {"max_tokens": 1},
         MAX_VALUES, f"more than {MAX_VALUES} values",
     ),
-    "tools": (CHAT_URL, lambda n: smallest(CHAT_URL) | {"tools": [{}] * n}, MAX_TOOLS,
+    "tools": (CHAT_URL, lambda n: min_body(CHAT_URL) | {"tools": [{}] * n}, MAX_TOOLS,
               f"above {MAX_TOOLS}"),
     "documents of a chat": (
-        CHAT_URL, lambda n: smallest(CHAT_URL) | {"documents": [{"text": "x"}] * n}, MAX_PROMPTS,
+        CHAT_URL, lambda n: min_body(CHAT_URL) | {"documents": [{"text": "x"}] * n}, MAX_PROMPTS,
         f"above {MAX_PROMPTS}",
     ),
     "prompts": (COMPLETION_URL, lambda n: {"prompt": ["x"] * n}, MAX_PROMPTS, PROMPTS),
@@ -116,7 +116,7 @@ BOUNDS: dict[str, tuple[str, Any, int, str]] = {
     "texts to score": (SCORE_URLS[0], lambda n: {"text_1": ["x"] * n, "text_2": "x"}, MAX_PROMPTS,
                        f"above {MAX_PROMPTS}"),
     **{
-        name: (CHAT_URL, lambda n, name=name: smallest(CHAT_URL) | {name: option(n)}, MAX_OPTION,
+        name: (CHAT_URL, lambda n, name=name: min_body(CHAT_URL) | {name: option(n)}, MAX_OPTION,
                f"body.{name}: has {MAX_OPTION + 9} {OPTION}")
         for name in ("chat_template_kwargs", "vllm_xargs", "mm_processor_kwargs",
                      "repetition_detection")
@@ -143,7 +143,7 @@ def test_a_long_prompt_of_ids_is_one_prompt_and_large_answers_of_few_parts_are_t
     check_body(CHAT_URL, said([{"type": "text", "text": "x" * 5_000_000}]))
     turns = [MESSAGE, {"role": "assistant", "tool_calls": [CALL]}] * (MAX_MESSAGES // 2)
     check_body(CHAT_URL, {"messages": turns})
-    check_body(CHAT_URL, smallest(CHAT_URL) | {"kv_transfer_params": option(10 * MAX_OPTION)})
+    check_body(CHAT_URL, min_body(CHAT_URL) | {"kv_transfer_params": option(10 * MAX_OPTION)})
 
 
 def test_ids_before_parts_do_not_hide_them() -> None:

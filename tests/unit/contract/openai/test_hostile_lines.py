@@ -16,7 +16,7 @@ from kit.hostile.hostile_request import deep
 from contract.errors import RequestRejected
 from contract.message import MessageWriter, read_body, read_delivery
 from contract.openai import lines as schema
-from contract.openai.decode import MAX_VALUES, decode, shown
+from contract.openai.decode import MAX_VALUES, decode, printable
 from contract.openai.lines import Request, parse_line
 from contract.results import failure_meta, result_line
 from producer.input.reader import CHUNK_LINES, Input, InputUnreadable, chunks
@@ -160,8 +160,8 @@ def test_an_unclosed_string_of_ten_megabytes_is_refused_in_linear_time():
 @examples(100)
 @given(st.text(max_size=300))
 def test_a_text_is_shown_short_and_printable(text: str):
-    assert shown(text).isprintable()
-    assert len(shown(text)) < 80 * 10 + 2
+    assert printable(text).isprintable()
+    assert len(printable(text)) < 80 * 10 + 2
 
 
 @examples(200)

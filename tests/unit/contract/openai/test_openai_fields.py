@@ -15,7 +15,7 @@ import pytest
 
 from contract.errors import RequestRejected
 from contract.message import Delivery, MessageWriter, read_delivery
-from contract.openai.body import BODY_TYPES, CHAT_URL, COMPLETION_URL, field_names, smallest
+from contract.openai.body import BODY_TYPES, CHAT_URL, COMPLETION_URL, field_names, min_body
 from contract.openai.fields import IGNORED, REFUSED, known_names
 from contract.openai.lines import check_body, parse_line
 from worker.drain.serve import read_request
@@ -50,7 +50,7 @@ REFUSED_VALUES: dict[str, Any] = {
 
 
 def line(url: str, **fields: Any) -> bytes:
-    body = smallest(url) | fields
+    body = min_body(url) | fields
     return orjson.dumps({"custom_id": "a", "method": "POST", "url": url, "body": body})
 
 
@@ -69,7 +69,7 @@ def test_what_vllm_has_itself_is_never_left_out() -> None:
 @pytest.mark.parametrize("name", sorted(IGNORED[CHAT_URL]))
 def test_a_field_without_meaning_here_is_left_out_and_named(name: str) -> None:
     request = parse_line(line(CHAT_URL, max_tokens=5, **{name: HARMLESS[name]}))
-    assert orjson.loads(request.body) == smallest(CHAT_URL) | {"max_tokens": 5}
+    assert orjson.loads(request.body) == min_body(CHAT_URL) | {"max_tokens": 5}
     assert request.ignored == (name,)
 
 
@@ -81,12 +81,12 @@ def test_a_field_that_asks_for_another_answer_is_refused_in_words(url: str) -> N
         assert (caught.value.code, caught.value.field) == ("invalid_request", f"body.{name}")
         for value in (None, harmless):
             body = orjson.loads(parse_line(line(url, **{name: value})).body)
-            assert body == smallest(url)
+            assert body == min_body(url)
 
 
 def test_nulls_are_not_named_as_left_out() -> None:
     request = parse_line(line(CHAT_URL, store=None, stream=None, stream_options=None, audio=None))
-    assert orjson.loads(request.body) == smallest(CHAT_URL)
+    assert orjson.loads(request.body) == min_body(CHAT_URL)
     assert request.ignored == ()
 
 
@@ -95,15 +95,15 @@ def test_a_field_of_another_endpoint_is_unknown(url: str) -> None:
     others = set().union(*(THEIRS[u] for u in URLS)) - known_names(url) - STREAM
     for name in others:
         with pytest.raises(RequestRejected, match="unknown to"):
-            check_body(url, smallest(url) | {name: 1})
+            check_body(url, min_body(url) | {name: 1})
 
 
 def test_a_worker_gives_its_engine_no_field_that_only_openai_has() -> None:
     def delivered(**fields: Any) -> Delivery:
         writer = MessageWriter("b1", 1, "life", "warmq", 6)
-        body = orjson.dumps(smallest(CHAT_URL) | fields)
+        body = orjson.dumps(min_body(CHAT_URL) | fields)
         return read_delivery("w/1", writer.write("rid", "a", 1, CHAT_URL, body))
 
-    assert read_request(delivered(**HARMLESS, seed=1), ()).body == smallest(CHAT_URL) | {"seed": 1}
+    assert read_request(delivered(**HARMLESS, seed=1), ()).body == min_body(CHAT_URL) | {"seed": 1}
     with pytest.raises(RequestRejected, match=r"body\.web_search_options: nothing is searched"):
         read_request(delivered(web_search_options={}), ())

@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from contract.errors import RequestRejected
-from contract.openai.body import CHAT_URL, COMPLETION_URL, MESSAGES_URL, RESPONSES_URL, smallest
+from contract.openai.body import CHAT_URL, COMPLETION_URL, MESSAGES_URL, RESPONSES_URL, min_body
 from contract.openai.lines import check_body, parse_line
 from contract.openai.structured import (
     MAX_ALL_REPETITIONS,
@@ -18,7 +18,7 @@ from contract.openai.structured import (
     MAX_VALUES,
     repetitions,
 )
-from gateway.online.endpoint import tokens_of
+from gateway.online.endpoint import reported_tokens
 
 TEXT = {"type": "string"}
 
@@ -152,7 +152,7 @@ HONEST: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.parametrize("name", HOSTILE)
 def test_what_no_engine_should_be_given_is_refused_by_its_limit(name: str) -> None:
     url, given, words = HOSTILE[name]
-    body = smallest(url) | given
+    body = min_body(url) | given
     with pytest.raises(RequestRejected) as caught:
         check_body(url, body)
     assert words in caught.value.message
@@ -166,7 +166,7 @@ def test_what_no_engine_should_be_given_is_refused_by_its_limit(name: str) -> No
 @pytest.mark.parametrize("name", HONEST)
 def test_what_is_at_a_limit_is_taken(name: str) -> None:
     url, given = HONEST[name]
-    body = smallest(url) | given
+    body = min_body(url) | given
     assert check_body(url, body) == body
     line = {"custom_id": "a", "method": "POST", "url": url, "body": body}
     assert parse_line(orjson.dumps(line)).url == url
@@ -182,6 +182,6 @@ def test_repetitions_are_counted_as_often_as_their_group(pattern: str, number: i
 
 
 def test_tokens_that_were_counted_are_charged() -> None:
-    assert tokens_of(b'{"count":7,"max_model_len":9,"tokens":[1]}') == 7
-    assert tokens_of(b'{"input_tokens":5}') == 5
-    assert tokens_of(b'{"usage":{"total_tokens":3},"count":9}') == 3
+    assert reported_tokens(b'{"count":7,"max_model_len":9,"tokens":[1]}') == 7
+    assert reported_tokens(b'{"input_tokens":5}') == 5
+    assert reported_tokens(b'{"usage":{"total_tokens":3},"count":9}') == 3

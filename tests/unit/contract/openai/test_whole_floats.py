@@ -11,11 +11,11 @@ from msgspec import Struct
 from contract.errors import RequestRejected
 from contract.openai.body import CHAT_URL, COMPLETION_URL, MESSAGES_URL
 from contract.openai.lines import check_body, parse_line
-from gateway.batches.anthropic.incoming import Requests
+from gateway.batches.anthropic.create_body import Requests
 from gateway.batches.api.protocol import BatchCreate
 from gateway.http.errors import ApiError
-from gateway.http.http import read
-from gateway.online.asked import read as read_online
+from gateway.http.json_api import read
+from gateway.online.request import read as read_online
 
 MESSAGES = [{"role": "user", "content": "x"}]
 SCHEMA = {

@@ -5,11 +5,11 @@ from __future__ import annotations
 from contract.redis.due import Claim
 from contract.redis.objects import Stored
 from gateway.batches.runner.turns import LATEST_MS, MOST_WAITING, SOONEST_MS, Turns, Waiting
-from gateway.redis.leases import Held
+from gateway.redis.leases import Lease
 
 
 def waiting(tenant: str, name: str = "batch_1") -> Waiting:
-    return Waiting(tenant, Held(Claim("batch", name, "1"), 60), Stored(name, b"{}", 1))
+    return Waiting(tenant, Lease(Claim("batch", name, "1"), 60), Stored(name, b"{}", 1))
 
 
 def tenant_of(work: Waiting | None) -> str:
@@ -26,7 +26,7 @@ def test_tenants_take_turns_whoever_has_more_batches() -> None:
     for _ in range(5):
         work = turns.take()
         assert work is not None
-        taken.append(work.held.job.id)
+        taken.append(work.held.claim.id)
         turns.done(work)
     assert taken == ["a0", "b0", "c0", "a1", "a2"]
 

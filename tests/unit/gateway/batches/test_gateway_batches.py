@@ -12,9 +12,16 @@ from contract.batch import Batch as QueueBatch
 from contract.redis.objects import Stored
 from gateway.batches.api.batches import window_s
 from gateway.batches.api.protocol import Batch, shown
-from gateway.batches.api.record import BatchError, BatchRecord, Part, RequestCounts, Usage, encode
+from gateway.batches.api.record import (
+    BatchError,
+    BatchPart,
+    BatchRecord,
+    RequestCounts,
+    Usage,
+    encode,
+)
 from gateway.http.errors import ApiError
-from gateway.http.http import page_limit
+from gateway.http.json_api import page_limit
 from gateway.redis.batch_views import BatchView
 
 
@@ -107,7 +114,7 @@ def test_the_final_counts_do_not_depend_on_the_queue() -> None:
 
 
 def test_an_early_output_is_shown_to_those_who_ask_while_the_batch_runs() -> None:
-    parts = [Part("batch_1", "", "warmq")]
+    parts = [BatchPart("batch_1", "", "warmq")]
     assert seen(stored(status="in_progress", parts=parts)).output_file_id is None
     early = seen(stored(status="in_progress", parts=parts), partial=True)
     assert early.output_file_id == "file-partial-batch_1"

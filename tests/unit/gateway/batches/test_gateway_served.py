@@ -10,8 +10,8 @@ from pydantic import ValidationError
 from contract.errors import RequestRejected
 from contract.openai.lines import Request
 from contract.version import PROTOCOL
-from gateway.batches.runner.queueing import Sharing, parts_for
-from gateway.served import Served, configured_models
+from gateway.batches.runner.queueing import PartLines, parts_for
+from gateway.served_models import ServedModels, configured_models
 from gateway.settings import GatewaySettings
 
 
@@ -19,8 +19,8 @@ def worker(queue: str = "warmq", **told: Any) -> dict[str, Any]:
     return {"id": "w", "silent_s": 0.0, "queue": queue, "protocol": PROTOCOL} | told
 
 
-def served(*workers: dict[str, Any], configured: str = "") -> Served:
-    return Served.of(workers, "warmq", configured)
+def served(*workers: dict[str, Any], configured: str = "") -> ServedModels:
+    return ServedModels.of(workers, "warmq", configured)
 
 
 @pytest.mark.parametrize(
@@ -114,9 +114,9 @@ def test_a_newer_worker_that_takes_any_name_takes_none_of_older_ones() -> None:
     assert (older.queue_of("b", None), older.is_outdated("b", ["b"])) == (None, True)
 
 
-def refusal(known: Served, models: list[str], allowed: list[str] | None, body: bytes) -> str:
+def refusal(known: ServedModels, models: list[str], allowed: list[str] | None, body: bytes) -> str:
     """Return what a line with this body is told, in a batch that asks for these models."""
-    sharing = Sharing(parts_for("b", models, known, allowed), 0)
+    sharing = PartLines(parts_for("b", models, known, allowed), 0)
     request = Request(custom_id="a", url="/v1/completions", body=body, limited=True)
     with pytest.raises(RequestRejected) as raised:
         sharing.check(request)

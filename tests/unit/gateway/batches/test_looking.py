@@ -9,7 +9,7 @@ import pytest
 
 from contract.errors import RequestRejected
 from contract.openai.lines import parse_line
-from gateway.batches.runner.lines import look_through
+from gateway.batches.runner.input_file import validate_input
 
 URL = "/v1/completions"
 
@@ -27,17 +27,17 @@ def test_a_line_that_is_too_long_refuses_the_file_by_its_number(
     lines.insert(number - 1, line("long", "y" * 2000))
     path = tmp_path / "f.jsonl"
     path.write_bytes(b"\n".join(lines))
-    (problem,) = look_through(path, URL, 1000, 0).problems
+    (problem,) = validate_input(path, URL, 1000, 0).problems
     assert (problem.code, problem.line) == ("line_too_long", number)
     assert "WARMQ_MAX_LINE_BYTES" in problem.message
-    assert not look_through(path, URL, 10_000, 0).problems
+    assert not validate_input(path, URL, 10_000, 0).problems
 
 
 def test_a_custom_id_that_is_too_long_is_shown(tmp_path: Path) -> None:
     long = line("/data/" + "x" * 507)
     path = tmp_path / "f.jsonl"
     path.write_bytes(line("/data/" + "x" * 506) + b"\n" + long)
-    (problem,) = look_through(path, URL, 10_000, 0).problems
+    (problem,) = validate_input(path, URL, 10_000, 0).problems
     assert (problem.param, problem.line) == ("custom_id", 2)
     assert "513 characters; give at most 512" in problem.message
     with pytest.raises(RequestRejected, match=r"'/data/xxx.* has 513 characters"):

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from kit.hostile.hostile import examples
 from kit.hostile.hostile_request import deep
 
-from gateway.batches.anthropic.incoming import Requests
+from gateway.batches.anthropic.create_body import Requests
 from gateway.http.errors import ApiError
 
 LONGEST = 16 * 2**20

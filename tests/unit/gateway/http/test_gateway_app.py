@@ -14,17 +14,17 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.routing import Route
 
-from gateway.app import HANDLERS, EveryAnswer, _of_http, routes
+from gateway.app import HANDLERS, RequestContext, _of_http, routes
 from gateway.http.audit import _IN_PATH
-from gateway.http.errors import ApiError, response_for
-from gateway.http.idempotency import ATTACHING
+from gateway.http.errors import ApiError, error_response
+from gateway.http.idempotency import ONLINE_PATHS
 from gateway.online import endpoint as live
 
 
 def test_all_online_requests_attach_to_their_first_try_and_nothing_else_does() -> None:
     posts = {r.path for r in live.routes() if "POST" in (r.methods or ())}
-    assert posts == ATTACHING
-    assert {"/v1/score", "/v1/rerank", "/v1/messages/count_tokens"} <= ATTACHING
+    assert posts == ONLINE_PATHS
+    assert {"/v1/score", "/v1/rerank", "/v1/messages/count_tokens"} <= ONLINE_PATHS
 
 
 def test_audit_finds_ids_in_the_paths_of_routes_alone() -> None:
@@ -41,7 +41,7 @@ def test_errors_of_anthropics_paths_have_anthropics_types() -> None:
         429: "rate_limit_error", 500: "api_error", 503: "overloaded_error", 507: "api_error",
     }  # fmt: skip
     for status, kind in kinds.items():
-        answer = response_for({"path": "/v1/messages"}, ApiError(status, "no"))
+        answer = error_response({"path": "/v1/messages"}, ApiError(status, "no"))
         assert f'"type":"{kind}"'.encode() in answer.body
 
 
@@ -84,7 +84,7 @@ async def ended_while(app: Any) -> list[dict[str, Any]]:
         reached.set()
         await asyncio.Event().wait()
 
-    serving = asyncio.create_task(EveryAnswer(inner)(dict(SCOPE), receive, send))
+    serving = asyncio.create_task(RequestContext(inner)(dict(SCOPE), receive, send))
     await reached.wait()
     serving.cancel("Task cancelled, timeout graceful shutdown exceeded")
     await serving

@@ -13,18 +13,20 @@ from contract.results import result_line
 from contract.streaming import Piece, texts_of
 from gateway.batches.api.output_lines import openai_line
 from gateway.http.errors import ApiError
-from gateway.online.answer import Events, Stream, Texts, events_of
-from gateway.online.asked import Asked, StreamOptions, read
+from gateway.online.answer import EventWriter, SentText, StreamedAnswer, event_writer
 from gateway.online.events.chunks import DONE
-from gateway.online.events.responses import bytes_with_all_fields
-from gateway.online.waiting import Waiter
-from gateway.redis.live import Push
+from gateway.online.events.responses import complete_response_json
+from gateway.online.pending import Waiter
+from gateway.online.request import OnlineRequest, StreamOptions, read
+from gateway.redis.online import Push
 
 USAGE = {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
 
 
-def events(url: str, **options: bool) -> Events:
-    return events_of(Asked(url, b"{}", "m", 0, StreamOptions(**options), 0, 0, True), "id")
+def events(url: str, **options: bool) -> EventWriter:
+    return event_writer(
+        OnlineRequest(url, b"{}", "m", 0, StreamOptions(**options), 0, 0, True), "id"
+    )
 
 
 def told(raw: bytes) -> list[dict[str, Any]]:
@@ -33,7 +35,7 @@ def told(raw: bytes) -> list[dict[str, Any]]:
     return [orjson.loads(line) for line in lines if line != b"[DONE]"]
 
 
-def whole(made: Events, body: dict[str, Any], sent: dict[int, str] | None = None) -> bytes:
+def whole(made: EventWriter, body: dict[str, Any], sent: dict[int, str] | None = None) -> bytes:
     return b"".join(made.last(body, sent or {}))
 
 
@@ -53,7 +55,7 @@ def piece(at: int, text: str, attempt: int = 1, choice: int = 0) -> Piece:
 
 
 def test_pieces_make_up_the_text() -> None:
-    texts = Texts()
+    texts = SentText()
     assert list(texts.take([piece(0, "ab"), piece(2, "c"), piece(0, "x", choice=1)])) == [
         (0, "abc"), (1, "x")
     ]  # fmt: skip
@@ -61,21 +63,21 @@ def test_pieces_make_up_the_text() -> None:
 
 
 def test_a_piece_that_comes_twice_is_sent_once() -> None:
-    texts = Texts()
+    texts = SentText()
     list(texts.take([piece(0, "abc")]))
     assert list(texts.take([piece(1, "bcd")])) == [(0, "d")]
     assert list(texts.take([piece(0, "abcd")])) == []
 
 
 def test_after_a_missing_piece_the_text_waits_for_what_repairs_it() -> None:
-    texts = Texts()
+    texts = SentText()
     list(texts.take([piece(0, "ab")]))
     assert list(texts.take([piece(5, "f")])) == []
     assert list(texts.take([piece(0, "abcdef")])) == [(0, "cdef")]
 
 
 def test_a_request_that_runs_again_goes_on_where_its_text_is_the_same() -> None:
-    texts = Texts()
+    texts = SentText()
     list(texts.take([piece(0, "abc")]))
     assert list(texts.take([piece(0, "ab", attempt=2)])) == []
     assert list(texts.take([piece(2, "cd", attempt=2)])) == [(0, "d")]
@@ -84,7 +86,7 @@ def test_a_request_that_runs_again_goes_on_where_its_text_is_the_same() -> None:
 
 
 def test_another_text_of_a_second_attempt_is_not_sent_and_is_noticed() -> None:
-    texts = Texts()
+    texts = SentText()
     list(texts.take([piece(0, "abc")]))
     assert list(texts.take([piece(0, "axcdef", attempt=2)])) == []
     assert not texts.continued_by({0: "axcdef"})
@@ -204,7 +206,7 @@ def test_a_call_in_a_response_comes_with_its_arguments() -> None:
 HELLO = {"messages": [{"role": "user", "content": "Hello"}]}
 
 
-def asked(highest: int = 0, **fields: Any) -> Asked:
+def asked(highest: int = 0, **fields: Any) -> OnlineRequest:
     return read(CHAT_URL, orjson.dumps(HELLO | fields), highest)
 
 
@@ -278,8 +280,8 @@ async def test_an_answer_of_another_program_ends_a_stream_as_an_answer_or_in_wor
         async def send(message: Any, sent: list[Any] = sent) -> None:
             sent.append(message)
 
-        asked = Asked(url, b"{}", "m", 0, StreamOptions(), 0, 0, True)
-        stream = Stream(asked, waiter, send, {}, 5)
+        asked = OnlineRequest(url, b"{}", "m", 0, StreamOptions(), 0, 0, True)
+        stream = StreamedAnswer(asked, waiter, send, {}, 5)
         if begun:
             await stream._write([b": begun"])
         try:
@@ -292,7 +294,7 @@ async def test_an_answer_of_another_program_ends_a_stream_as_an_answer_or_in_wor
 
 def test_an_answer_of_another_program_is_passed_on_as_it_is() -> None:
     for body in STRANGE:
-        orjson.loads(bytes_with_all_fields(body))
+        orjson.loads(complete_response_json(body))
         meta = b'{"status":"SUCCESS","result":' + body + b',"warmq":{"timing":{}}}'
         line = result_line("t0", "c7", 7, meta)
         assert orjson.loads(openai_line(line))["custom_id"] == "c7"

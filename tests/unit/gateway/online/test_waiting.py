@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from contract.errors import StoreUnreachable
-from gateway.online.waiting import CALLS, Waiting
-from gateway.redis.live import LiveRequests, Push, Queued
+from gateway.online.pending import CALLS, PendingRequests
+from gateway.redis.online import OnlineRequests, Push, PushResult
 from gateway.settings import GatewaySettings
 
 
@@ -19,10 +19,10 @@ class AwayAtAnnouncements:
         self.pushed: list[str] = []
         self.lost = asyncio.Event()
 
-    async def push(self, pushes: Sequence[Push], **_: Any) -> list[Queued]:
+    async def push(self, pushes: Sequence[Push], **_: Any) -> list[PushResult]:
         """Note them."""
         self.pushed += [push.request_id for push in pushes]
-        return [Queued(known=True) for _ in pushes]
+        return [PushResult(known=True) for _ in pushes]
 
     async def announce(self, _: bytes) -> None:
         """Fail, once it is told to."""
@@ -32,7 +32,7 @@ class AwayAtAnnouncements:
 
 async def test_lost_announcements_do_not_stop_pushes() -> None:
     store = AwayAtAnnouncements()
-    waiting = Waiting(cast(LiveRequests, store), GatewaySettings(_env_file=None))
+    waiting = PendingRequests(cast(OnlineRequests, store), GatewaySettings(_env_file=None))
     asked = [f"r{n}" for n in range(CALLS + 1)]
     for known, request_id in enumerate(asked, 1):
         await waiting.ask(Push("warmq", request_id, None, b"{}"), listens=True)

@@ -8,14 +8,14 @@ import re
 from importlib.resources import files
 from typing import Any, get_args
 
-from contract.redis.ring import DAY, Minute
+from contract.redis.history import DAY, Minute
 from gateway.batches.api.record import Status
 from gateway.http.caller import Caller
 from gateway.page import live
-from gateway.page.fleet import filled, rates
-from gateway.page.live import MOST_OF_SESSION, MOST_OF_TENANT, MOST_VIEWERS, Viewer, Watch
-from gateway.page.rendering import LANGUAGES, language_of, translated
-from gateway.page.requests import ANOTHER, REMEDIES
+from gateway.page.fleet import fill_chart, rate_chart
+from gateway.page.live import MOST_OF_SESSION, MOST_OF_TENANT, MOST_VIEWERS, LiveFeed, Viewer
+from gateway.page.rendering import LANGUAGES, language_of, translate
+from gateway.page.requests import OTHER_REMEDY, REMEDIES
 from worker.drain.lifecycle import State
 
 DASHBOARD = files("gateway.page")
@@ -30,13 +30,13 @@ def said() -> set[str]:
         found |= {one or other for one, other in SAID.findall(entry.read_text())}
     states = {*get_args(Status), *(state.value for state in State), "silent", "running", "waiting"}
     figures = {"Waited in the queue", "Time in the engine", "Tokens of the answers"}
-    return found | states | figures | set(REMEDIES.values()) | {ANOTHER}
+    return found | states | figures | set(REMEDIES.values()) | {OTHER_REMEDY}
 
 
 def test_every_text_of_the_page_is_there_in_every_language():
     assert len(said()) > 150
     for language in set(LANGUAGES) - {"en"}:
-        assert {text for text in said() if translated(language, text) == text} == set()
+        assert {text for text in said() if translate(language, text) == text} == set()
 
 
 def test_a_translation_has_the_fields_of_its_text_and_none_is_left_over():
@@ -58,27 +58,27 @@ def day(began: int) -> list[Minute]:
 
 
 def test_a_line_begins_when_there_were_slots_but_an_hour_ago_at_the_latest():
-    assert (rates(day(0)).from_s, rates(day(0)).to_s) == (0, 60 * (DAY - 2))
-    assert rates(day(1000)).from_s == 60 * 1000
-    assert rates(day(1000)).mean == 1.0
-    assert rates(day(DAY - 5)).from_s == 60 * (DAY - 61)
-    assert rates(day(DAY)).most == 0
+    assert (rate_chart(day(0)).from_s, rate_chart(day(0)).to_s) == (0, 60 * (DAY - 2))
+    assert rate_chart(day(1000)).from_s == 60 * 1000
+    assert rate_chart(day(1000)).mean == 1.0
+    assert rate_chart(day(DAY - 5)).from_s == 60 * (DAY - 61)
+    assert rate_chart(day(DAY)).most == 0
 
 
 def test_a_young_ring_is_shown_as_it_is():
     young = [Minute(7, 1, 0, 10, 120, 0, 30, 60)]
-    assert rates(young).most == 2.0
-    assert filled(young).most == 0.5
+    assert rate_chart(young).most == 2.0
+    assert fill_chart(young).most == 0.5
 
 
-def watched(*viewers: tuple[str, str]) -> Watch:
+def watched(*viewers: tuple[str, str]) -> LiveFeed:
     services: Any = None
-    watch = Watch(services)
+    watch = LiveFeed(services)
     watch._viewers.update(Viewer(tenant, (), session=session) for tenant, session in viewers)
     return watch
 
 
-def refused(watch: Watch, tenant: str, session: str, key_id: str = "key_1") -> str | None:
+def refused(watch: LiveFeed, tenant: str, session: str, key_id: str = "key_1") -> str | None:
     found = live._too_many(watch, Caller(tenant, key_id), session)
     if found is None:
         return None

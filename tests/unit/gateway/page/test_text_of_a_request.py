@@ -14,8 +14,8 @@ from contract.errors import StoreUnavailable
 from contract.streaming import Piece, Transcript
 from gateway.http.caller import Caller
 from gateway.page import live
-from gateway.page.live import Text
-from gateway.page.requests import _done_at, _told, text_of
+from gateway.page.live import LiveText
+from gateway.page.requests import _done_at, _result_fields, text_of
 
 DONE = b'{"status":"SUCCESS","result":{}}'
 
@@ -41,15 +41,15 @@ class Deaf:
         return [self.stored.get(request_id) for request_id in request_ids]
 
 
-def text_by(listener: Deaf) -> Text:
+def text_by(listener: Deaf) -> LiveText:
     """Return the page's text of a request that this listener hears."""
     services: Any = SimpleNamespace(batches=listener)
-    made = Text(services, Caller(), "batch", "request")
+    made = LiveText(services, Caller(), "batch", "request")
     made._listener = listener  # type: ignore[assignment]
     return made
 
 
-async def told(text: Text) -> dict[str, Any] | None:
+async def told(text: LiveText) -> dict[str, Any] | None:
     """Return what is told by now, None for nothing."""
     events = await text.news()
     return orjson.loads(events[0].partition(b"data: ")[2]) if events else None
@@ -109,7 +109,7 @@ async def test_of_several_models_the_end_is_told_of_the_one_that_has_the_request
     ],
 )
 def test_whatever_stands_where_a_result_should_be_is_shown(raw: bytes) -> None:
-    told = _told(raw)
+    told = _result_fields(raw)
     assert isinstance(told["attempts"], int | float | None)
     assert isinstance(told["tokens"], int | None)
     assert isinstance(told["error"], dict)

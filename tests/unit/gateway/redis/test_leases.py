@@ -10,7 +10,7 @@ import pytest
 
 from contract.errors import StoreUnavailable
 from demo.stack import eventually
-from gateway.redis.leases import GivenUp, Held, Leases
+from gateway.redis.leases import Lease, LeaseLost, Leases
 
 LEASE_S = 0.2
 
@@ -34,10 +34,10 @@ class Renewals:
         return [job not in self.others for job in jobs]
 
 
-def lost(held: Held[str]) -> bool:
+def lost(held: Lease[str]) -> bool:
     try:
         held.check()
-    except GivenUp:
+    except LeaseLost:
         return True
     return False
 

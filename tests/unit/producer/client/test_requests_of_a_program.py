@@ -21,7 +21,7 @@ from producer.cli.context import open_input
 from producer.client.batch import Batch
 from producer.client.client import Client, _source
 from producer.collect.parquet import finish_reason_of, text_of, tokens_of
-from producer.input.options import BadOption, check_own_sources
+from producer.input.options import BadOption, check_column_conflicts
 from producer.input.reader import Input, InputUnreadable
 from producer.input.source import Source
 
@@ -39,8 +39,8 @@ def errors(source: Source) -> list[str]:
         for number, line in chunk.lines:
             with pytest.raises(RequestRejected) as raised:
                 parse_line(line)
-            assert chunk.told is not None
-            found.append(chunk.told(number, line, raised.value).message)
+            assert chunk.explain is not None
+            found.append(chunk.explain(number, line, raised.value).message)
     return found
 
 
@@ -138,7 +138,7 @@ def test_a_column_of_its_own_name_is_a_source(tmp_path: Any, field: str) -> None
     assert open_input(str(file), (), {field: None, "top_k": 5})
     frame = pd.DataFrame({"prompt": ["x"], "max_tokens": [5]})
     with pytest.raises(BadOption, match=f"fields {field}: a column gives"):
-        check_own_sources({field: "y"}, _source(frame, {}), "fields")
+        check_column_conflicts({field: "y"}, _source(frame, {}), "fields")
 
 
 @pytest.mark.parametrize("batch_line", [False, True])

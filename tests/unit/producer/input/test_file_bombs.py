@@ -14,12 +14,12 @@ import pytest
 import zstandard
 from kit.hostile.bombs import MB, bombs, gzip_of, line, with_nested, zstd_of
 
-from gateway.batches.api.record import Part
-from gateway.batches.runner.lines import look_through, model_of
-from gateway.batches.runner.queueing import Sharing
+from gateway.batches.api.record import BatchPart
+from gateway.batches.runner.input_file import model_of, validate_input
+from gateway.batches.runner.queueing import PartLines
+from gateway.file_store import lines_of
 from gateway.page.submit import HEAD_BYTES, named_in
-from gateway.store import lines_of
-from producer.input import reader, unpacking
+from producer.input import decompression, reader
 from producer.input.reader import MOST_BLANKS, Input, InputUnreadable, chunks
 
 URL = "/v1/chat/completions"
@@ -44,7 +44,7 @@ def test_a_bomb_ends_as_an_error_that_says_why(
     tmp_path: Path, name: str, content: bytes, code: str, told: str
 ):
     began = time.monotonic()
-    looked = look_through(written(tmp_path, content), URL, LIMIT, 50_000)
+    looked = validate_input(written(tmp_path, content), URL, LIMIT, 50_000)
     assert [problem.code for problem in looked.problems][:1] == [code], name
     assert told in looked.problems[0].message
     assert time.monotonic() - began < 30
@@ -73,13 +73,13 @@ def test_files_with_some_blank_lines_between_requests_are_read(tmp_path: Path):
 def test_a_ratio_has_a_limit_beyond_what_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path = written(tmp_path, zstd_of(b"a" * (LIMIT - 2) + b"\n", 20))
     assert requests_of(path) == 20
-    monkeypatch.setattr(unpacking, "FREE_BYTES", 10 * MB)
+    monkeypatch.setattr(decompression, "FREE_BYTES", 10 * MB)
     with pytest.raises(InputUnreadable, match=r"after line \d+: .*more than 1000:1.*split it"):
         requests_of(path)
 
 
 def test_one_prompt_again_and_again_is_honest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(unpacking, "FREE_BYTES", 0)
+    monkeypatch.setattr(decompression, "FREE_BYTES", 0)
     prompt = {"role": "system", "content": "You answer questions about a shop. " * 60}
     words, chance = ("shoes", "where", "is", "my", "order", "red", "late", "refund"), Random(1)
     asked = (" ".join(chance.choices(words, k=9)) for _ in range(20_000))
@@ -126,7 +126,7 @@ def test_reading_can_be_ended_within_a_second(tmp_path: Path, content: bytes):
     def watch() -> None:
         looks.append(time.thread_time())
 
-    look_through(path, URL, LIMIT, 0, watch)
+    validate_input(path, URL, LIMIT, 0, watch)
     looks.append(time.thread_time())
     assert max(b - a for a, b in pairwise(looks)) < 1
 
@@ -134,7 +134,7 @@ def test_reading_can_be_ended_within_a_second(tmp_path: Path, content: bytes):
         raise Ended
 
     with pytest.raises(Ended):
-        look_through(path, URL, LIMIT, 0, end)
+        validate_input(path, URL, LIMIT, 0, end)
 
 
 def test_an_endless_line_takes_no_memory(monkeypatch: pytest.MonkeyPatch):
@@ -155,12 +155,12 @@ def test_an_endless_line_takes_no_memory(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize("depth", [200, 300, 900, 960, 990, 1020, 1030, 5000, 100_000])
 def test_no_depth_is_an_error_of_ours(tmp_path: Path, depth: int):
     content = with_nested(depth)
-    looked = look_through(written(tmp_path, content), URL, LIMIT, 0)
+    looked = validate_input(written(tmp_path, content), URL, LIMIT, 0)
     assert {problem.code for problem in looked.problems} <= {"invalid_json_line"}
     assert bool(looked.problems) == (depth > 1020)
     assert model_of(content) in ("m", "")
-    parts = [Part("a", "m", "q", ["m"]), Part("b", "n", "r", ["n"])]
-    assert isinstance(Sharing(parts, 0).takes(content), bool)
+    parts = [BatchPart("a", "m", "q", ["m"]), BatchPart("b", "n", "r", ["n"])]
+    assert isinstance(PartLines(parts, 0).takes(content), bool)
 
 
 @pytest.mark.parametrize("short", [b"\n", b"\r\n", b"x\n", b"{}\n"])

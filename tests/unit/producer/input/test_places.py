@@ -11,7 +11,7 @@ import pytest
 from contract.errors import ExtraMissing, WarmqError
 from producer.cli.collect import check_outputs
 from producer.collect.outputs import check_output
-from producer.input.bucket import shown
+from producer.input.bucket import redacted
 from producer.input.files import part_bytes
 from producer.input.source import open_source
 
@@ -47,7 +47,7 @@ def test_the_extra_that_is_missing_is_told_without_it_too(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("name", ["s3://bucket/what?.jsonl", "gs://b/a@b", "what?.jsonl", "a:b@c"])
 def test_names_of_objects_and_files_are_shown_as_they_are(name: str):
-    assert shown(name) == name
+    assert redacted(name) == name
 
 
 @pytest.mark.parametrize("size", [0, 10**9, 10**11, 10**12, 4 * 10**12])

@@ -14,8 +14,8 @@ from contract.errors import BatchConflict
 from producer.collect.outputs import ResultFile
 from producer.input.files import AtomicFile, OutputUnwritable
 from producer.input.reader import Input
-from producer.run.delivery import Delivery
-from producer.run.growing import GrowingFile
+from producer.run.append_file import AppendFile
+from producer.run.export import Export
 from producer.run.journal import Journal, RunFiles, RunProgress
 
 
@@ -50,7 +50,7 @@ def test_of_two_runs_that_begin_at_once_one_is_refused(
     if there:
         (tmp_path / "out.jsonl").touch()
     where: tuple[type, str] = (
-        (GrowingFile, "__init__") if moment == "before it opens OUT" else (Journal, "write")
+        (AppendFile, "__init__") if moment == "before it opens OUT" else (Journal, "write")
     )
     real = getattr(*where)
 
@@ -70,9 +70,9 @@ def test_of_two_runs_that_begin_at_once_one_is_refused(
     assert found.name == "other"
 
 
-def delivery_of(folder: Path, ending: str) -> Delivery:
+def delivery_of(folder: Path, ending: str) -> Export:
     """Return a run's delivery, with its lines and journal."""
-    delivery = Delivery(str(folder / f"out.{ending}"), str(folder / f"out.errors.{ending}"))
+    delivery = Export(str(folder / f"out.{ending}"), str(folder / f"out.errors.{ending}"))
     raw = b'{"id":"a","custom_id":"a","error":null,"response":{"body":{}},"warmq":{"line":1}}\n'
     bad = b'{"id":"b","custom_id":"b","error":{"line":2},"response":null}\n'
     for path, lines in zip(delivery.gathered, (raw, bad), strict=True):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from contract.openai.body import CHAT_URL, COMPLETION_URL
 from contract.openai.lines import parse_line
 from producer.submit.order.keys import depth_bytes, keys_of, text_of
-from producer.submit.order.plan import Plan, choose, plan
+from producer.submit.order.prefix import PrefixOrder, choose_order, plan
 from producer.submit.order.records import Records, Spool
 
 
@@ -36,7 +36,7 @@ def records(bodies: list[bytes], url: str = CHAT_URL, **options: int) -> Records
     return found
 
 
-def planned(bodies: list[bytes], url: str = CHAT_URL, cache: int = 0) -> Plan:
+def planned(bodies: list[bytes], url: str = CHAT_URL, cache: int = 0) -> PrefixOrder:
     return plan(records(bodies, url), cache)
 
 
@@ -141,20 +141,20 @@ def test_no_file_is_no_problem() -> None:
 @pytest.mark.parametrize(("cache", "grouped"), [(100, True), (5_000, False), (0, False)])
 def test_auto_groups_what_does_not_fit_the_cache(cache: int, grouped: bool) -> None:
     bodies = [chat(f"{text(n % 8, 2_000)} {text(50 + n, 100)}") for n in range(64)]
-    assert choose("auto", records(bodies), cache).in_groups == grouped
+    assert choose_order("auto", records(bodies), cache).in_groups == grouped
 
 
 def test_auto_leaves_a_file_without_anything_in_common() -> None:
     bodies = [chat(text(n, 800)) for n in range(50)]
-    choice = choose("auto", records(bodies), 100)
+    choice = choose_order("auto", records(bodies), 100)
     assert (choice.name, choice.order, choice.plan.groups) == ("input", None, 0)
 
 
 def test_an_interrupted_submit_keeps_its_order_whatever_the_cache_is_now() -> None:
     bodies = [chat(f"{text(n % 8, 2_000)} {text(50 + n, 100)}") for n in range(64)]
-    small = choose("auto", records(bodies), 100)
-    assert choose("auto", records(bodies), 10**6, small.name).name == small.name
-    assert choose("auto", records(bodies), 100, "input").name == "input"
+    small = choose_order("auto", records(bodies), 100)
+    assert choose_order("auto", records(bodies), 10**6, small.name).name == small.name
+    assert choose_order("auto", records(bodies), 100, "input").name == "input"
 
 
 _stems = st.sampled_from([text(n, 64 * n) for n in range(1, 12)])

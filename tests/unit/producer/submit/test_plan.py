@@ -14,7 +14,13 @@ from demo.stack import MODEL
 from producer.input.reader import Input
 from producer.submit.expected import mean_answer
 from producer.submit.plan import FileContent, Plan, kv_tokens, plan, saved_tokens
-from producer.submit.prompt_tokens import Estimate, NoTokenizer, Tokenizer, at_hand, prompt_of
+from producer.submit.prompt_tokens import (
+    CharacterCounter,
+    NoTokenizer,
+    Tokenizer,
+    choose_counter,
+    prompt_of,
+)
 from producer.submit.submission import Submission
 from producer.time_left import Pace
 
@@ -36,7 +42,9 @@ def planned(
     """Plan a file of these lines, tokens estimated."""
     source = Input(str(write_lines(path / "in.jsonl", lines)))
     submission = Submission("plan", "warmq", 6, "", set_)
-    return plan(Settings(_env_file=None), submission, source, Estimate(), workers or [], PACE)
+    return plan(
+        Settings(_env_file=None), submission, source, CharacterCounter(), workers or [], PACE
+    )
 
 
 # -- what a file holds -----------------------------------------------------------
@@ -99,7 +107,7 @@ def test_pooling_requests_write_nothing(tmp_path: Path) -> None:
 
 
 def test_without_a_tokenizer_four_characters_are_a_token() -> None:
-    estimate = Estimate()
+    estimate = CharacterCounter()
     chat = prompt_of(CHAT, {"messages": [{"role": "user", "content": "x" * 36}]}, estimate.chat)
     ids = prompt_of(COMPLETION, {"prompt": [1, 2, 3]}, estimate.chat)
     cut = prompt_of(COMPLETION, {"prompt": "x" * 400, "truncate_prompt_tokens": 7}, estimate.chat)
@@ -159,15 +167,15 @@ def test_what_a_tokenizer_cannot_know_is_estimated_and_says_so(tokenizer: Tokeni
 
 def test_the_tokenizer_of_the_workers_model_is_used_where_its_folder_is_here() -> None:
     pytest.importorskip("transformers")
-    assert at_hand("", [str(MODEL), str(MODEL)]).name == str(MODEL)
-    assert at_hand("", [str(MODEL), "another/model"]).name == ""
-    assert at_hand("", ["meta-llama/Llama-3.1-8B"]).name == ""
-    assert at_hand("", []).name == ""
+    assert choose_counter("", [str(MODEL), str(MODEL)]).name == str(MODEL)
+    assert choose_counter("", [str(MODEL), "another/model"]).name == ""
+    assert choose_counter("", ["meta-llama/Llama-3.1-8B"]).name == ""
+    assert choose_counter("", []).name == ""
 
 
 def test_a_tokenizer_that_is_named_and_not_there_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(NoTokenizer, match="no tokenizer that can be read in"):
-        at_hand(str(tmp_path), [])
+        choose_counter(str(tmp_path), [])
 
 
 # -- time ----------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What `submit --once` takes for the same question."""
+"""What `submit --dedupe` takes for the same question."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from contract.naming import request_id
 from contract.openai.body import CHAT_URL, COMPLETION_URL
 from contract.openai.lines import Request
 from contract.openai.pooling import EMBEDDINGS_URL
-from producer.submit.lines import Leaders, question
+from producer.submit.lines import Leaders, dedupe_key
 
 GREEDY: dict[str, Any] = {"prompt": "Hi", "temperature": 0}
 
 
 def key(body: dict[str, Any], url: str = COMPLETION_URL) -> bytes | None:
-    return question(url, orjson.dumps(body))
+    return dedupe_key(url, orjson.dumps(body))
 
 
 def chat_with(part: dict[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from demo.stack import MODEL, ROOT
-from worker.engine import end
+from worker.engine import shutdown
 from worker.engine.openai import OpenAISettings
 from worker.engine.openai.engine import OpenAIEngine
 from worker.engine.triton import TritonSettings
@@ -20,7 +20,7 @@ from worker.engine.triton.engine import TritonEngine
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Do not wait long for connections."""
-    monkeypatch.setattr(end, "CLOSE_S", 0.2)
+    monkeypatch.setattr(shutdown, "CLOSE_S", 0.2)
 
 
 class Connection:
@@ -57,7 +57,7 @@ async def test_a_triton_server_that_hangs_does_not_keep_the_others_open() -> Non
 def test_a_process_whose_stop_hangs_exits_by_itself_and_says_what_hung() -> None:
     # The expression keeps the interpreter's lock: no thread and no handler of Python's can run.
     program = (
-        "import re; from worker.drain.lifecycle import LastResort; last = LastResort(); "
+        "import re; from worker.drain.lifecycle import ExitTimer; last = ExitTimer(); "
         "last.within(0.3); last.within(60); re.match(r'(a+)+$', 'a' * 64 + 'b')"
     )
     ended = subprocess.run(
@@ -70,7 +70,7 @@ def test_a_process_whose_stop_hangs_exits_by_itself_and_says_what_hung() -> None
 
 def test_ctrl_c_is_kept_from_an_engines_process_and_from_nothing_started_afterwards() -> None:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    with end.children_shielded():
+    with shutdown.children_shielded():
         shielded = _blocked_in_a_child()
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
     assert {signal.SIGINT, signal.SIGQUIT} <= shielded

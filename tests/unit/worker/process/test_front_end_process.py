@@ -15,7 +15,7 @@ from kit.drain.draining import soon
 
 from worker.engine.simulated.engine import SimulatedEngine
 from worker.process import front_ends
-from worker.process.front_ends import FrontEnd, FrontEnds, _vacated, opened
+from worker.process.front_ends import FrontEnd, FrontEnds, _client_aborted, opened
 
 
 class OtherEnd:
@@ -93,11 +93,13 @@ def test_whoever_asks_one_that_has_ended_is_not_kept_waiting() -> None:
 
 def test_an_engine_that_cannot_abort_does_not_take_the_worker_along() -> None:
     class Stubborn(SimulatedEngine):
-        async def vacate(self, seat: dict[str, Any]) -> int:
+        async def abort_client(self, client: dict[str, Any]) -> int:
             raise RuntimeError("no such call")
 
-    assert asyncio.run(_vacated(Stubborn(1, 0.0), {})).endswith(": no such call")
-    assert asyncio.run(_vacated(SimulatedEngine(1, 0.0), {})).startswith("0 requests were aborted")
+    assert asyncio.run(_client_aborted(Stubborn(1, 0.0), {})).endswith(": no such call")
+    assert asyncio.run(_client_aborted(SimulatedEngine(1, 0.0), {})).startswith(
+        "0 requests were aborted"
+    )
 
 
 def test_an_answer_may_be_longer_than_asyncio_lets_a_line_be() -> None:

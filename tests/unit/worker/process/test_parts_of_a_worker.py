@@ -9,7 +9,7 @@ import pytest
 
 from contract.redis.announcements import read_announcements
 from contract.settings import SettingsError
-from worker.drain.supervisor import Share
+from worker.drain.supervisor import EngineShare
 from worker.engine import Capacity
 from worker.engine.catalogue import front_ends_of, load_settings
 from worker.engine.vllm.options import default_front_ends
@@ -27,19 +27,19 @@ def announced(worker_id: str, **more: Any) -> tuple[bytes, bytes]:
 @pytest.mark.parametrize("slots", [7, 16, 257])
 def test_the_parts_of_a_capacity_are_all_of_it(count: int, slots: int) -> None:
     whole = Capacity(slots, 1024, "tiny")
-    parts = [Share(number, count).share(whole).max_num_seqs for number in range(count)]
+    parts = [EngineShare(number, count).share(whole).max_num_seqs for number in range(count)]
     assert sum(parts) == slots
     assert max(parts) - min(parts) <= 1
 
 
 def test_each_part_gets_its_share_of_what_limits_a_worker() -> None:
     settings = WorkerSettings(look_ahead=9)
-    parts = [Share(number, 2).settings(settings) for number in range(2)]
+    parts = [EngineShare(number, 2).settings(settings) for number in range(2)]
     assert [part.look_ahead for part in parts] == [5, 4]
 
 
 def test_limits_that_nobody_set_and_a_look_ahead_of_none_stay() -> None:
-    part = Share(1, 4).settings(WorkerSettings(look_ahead=0))
+    part = EngineShare(1, 4).settings(WorkerSettings(look_ahead=0))
     assert part.look_ahead == 0
 
 

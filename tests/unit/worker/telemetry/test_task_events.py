@@ -42,10 +42,10 @@ def test_above_the_rate_whole_requests_are_left_out(monkeypatch: pytest.MonkeyPa
 def test_nothing_is_subscribed_while_nobody_asks() -> None:
     events = Events()
     gathered = TaskEvents(events, most_per_s=3)
-    assert events.listeners(Leased) == ()
+    assert events.subscribers(Leased) == ()
     gathered.switch(True)
     gathered.switch(False)
-    assert events.listeners(Leased) == events.listeners(Started) == ()
+    assert events.subscribers(Leased) == events.subscribers(Started) == ()
 
 
 def test_a_lost_lease_is_told_of_no_more() -> None:

@@ -12,9 +12,9 @@ from kit.engines.compiled_folder import compiled, read
 
 from contract.settings import SettingsError
 from worker.engine.catalogue import make_engine
+from worker.engine.parent_death import ASK_FIRST_ENV
 from worker.engine.rbln import rules
 from worker.engine.rbln.rules import Line, limit_options, line_of
-from worker.engine.tie import ASK_FIRST_ENV
 from worker.engine.vllm_settings import EngineArgs, VllmSettings
 from worker.machine.packages import Packages, release_of
 

@@ -1,0 +1,118 @@
+"""Exports spans by OTLP, with OpenTelemetry's SDK and its own environment variables."""
+
+from __future__ import annotations
+
+import os
+import threading
+import uuid
+
+from contract.settings import SettingsError
+from contract.traces import Span, SpanContext
+from contract.version import version
+
+try:
+    from opentelemetry import trace as api
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+    from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased
+    from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+except ImportError as error:
+    raise SettingsError(
+        f"WARMQ_TRACES needs OpenTelemetry's SDK ({error}): install it with "
+        "pip install 'warmq[traces]', or unset WARMQ_TRACES"
+    ) from None
+
+#: How long the end of the process waits for the collector.
+CLOSE_S = 2.0
+PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+
+
+def _exporter() -> SpanExporter:
+    """Return the exporter for the configured protocol; it reads all other variables itself.
+
+    Raises:
+        SettingsError: the protocol is unknown, or its package is missing.
+    """
+    name, protocol = next(
+        ((one, os.environ[one]) for one in PROTOCOLS if os.environ.get(one)),
+        ("", "http/protobuf"),
+    )
+    try:
+        if protocol == "grpc":
+            from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import (  # noqa: PLC0415
+                OTLPSpanExporter as Grpc,
+            )
+
+            return Grpc()
+        if protocol == "http/protobuf":
+            from opentelemetry.exporter.otlp.proto.http.trace_exporter import (  # noqa: PLC0415
+                OTLPSpanExporter as Http,
+            )
+
+            return Http()
+    except ImportError as error:
+        raise SettingsError(
+            f"WARMQ_TRACES: the exporter for {protocol} is missing ({error}): install it with "
+            "pip install 'warmq[traces]'"
+        ) from None
+    raise SettingsError(f"{name} is {protocol!r}; give http/protobuf or grpc")
+
+
+class OtlpExporter:
+    """Sends spans in batches from its own thread.
+
+    It is also the process' tracer provider: spans of other libraries (vLLM) in sampled traces are
+    sent, too.
+    """
+
+    def __init__(self, service: str) -> None:
+        self._resource = Resource.create({
+            "service.name": os.environ.get("OTEL_SERVICE_NAME") or service,
+            "service.version": version(),
+            "service.instance.id": str(uuid.uuid4()),
+            "process.pid": os.getpid(),
+        })  # fmt: skip
+        self._scope = InstrumentationScope("warmq", version())
+        self._processor = BatchSpanProcessor(_exporter())
+        # A shutdown at exit would wait half a minute for an unreachable collector.
+        provider = TracerProvider(
+            sampler=ParentBased(ALWAYS_OFF), resource=self._resource, shutdown_on_exit=False
+        )
+        provider.add_span_processor(self._processor)
+        api.set_tracer_provider(provider)
+
+    def export(self, span: Span) -> None:
+        """Queue a span and return immediately; it is dropped if thousands wait."""
+        attributes = dict(span.attributes)
+        status = api.Status(api.StatusCode.UNSET)
+        if span.error:
+            attributes["error.type"] = span.error
+            status = api.Status(api.StatusCode.ERROR, span.error)
+        self._processor.on_end(
+            ReadableSpan(
+                span.name,
+                _sdk_context(span.context, sampled=True, remote=False),
+                parent=_sdk_context(span.parent, sampled=True) if span.parent else None,
+                resource=self._resource,
+                attributes=attributes,
+                links=[api.Link(_sdk_context(link, sampled=link.sampled)) for link in span.links],
+                kind=api.SpanKind[span.kind.upper()],
+                status=status,
+                start_time=span.start,
+                end_time=max(span.start, span.end),
+                instrumentation_scope=self._scope,
+            )
+        )
+
+    def close(self) -> None:
+        """Send what is queued; drop what is left after CLOSE_S."""
+        ending = threading.Thread(target=self._processor.shutdown, daemon=True)
+        ending.start()
+        ending.join(CLOSE_S)
+
+
+def _sdk_context(context: SpanContext, *, sampled: bool, remote: bool = True) -> api.SpanContext:
+    state = api.TraceState.from_header([context.state]) if context.state else None
+    flags = api.TraceFlags(int(sampled))
+    return api.SpanContext(context.trace_id, context.span_id, remote, flags, state)

@@ -1,0 +1,323 @@
+"""A create's body, taken apart as it comes: one line of an input file for each request.
+
+Memory holds the request that is being read and 16 bytes for each custom_id.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Generator
+from typing import Any
+
+import orjson
+
+from contract.errors import RequestRejected
+from contract.openai.decode import MAX_VALUES, decode, int_if_whole
+from gateway.batches.anthropic.protocol import ENDPOINT
+from gateway.file_store import Writer
+from gateway.http.errors import ApiError, invalid
+
+#: Deepest nesting of a value; orjson reads 1,024 levels.
+MAX_LEVELS = 1000
+#: An object may have so many fields. Anthropic documents one.
+MAX_FIELDS = 100
+
+_BLANK = re.compile(rb"[ \t\n\r]*+")
+_SCALAR = re.compile(rb"[^ \t\n\r,{}\[\]]*+")
+_IN_STRING = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
+#: What stands before the next bracket, with all strings that are whole.
+_PLAIN = re.compile(rb'(?:[^"{}\[\]]++|"(?:[^"\\]++|\\.)*+")*+', re.DOTALL)
+_OBJECT, _OBJECT_END, _ARRAY, _ARRAY_END, _QUOTE, _COMMA, _COLON = b'{}[]",:'
+
+#: What needs more bytes yields; each piece goes on with it.
+_Step = Generator[None, None, None]
+
+
+class Elements:
+    """The elements of the array `name` of an object that comes in pieces.
+
+    `found` has those that are complete; who takes them removes them. Each call raises ApiError
+    (400) for what is not JSON, nested too deep, or of too many values or fields.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.found: list[bytes] = []
+        self._name = name
+        self._text = bytearray()
+        # What stands before `_start` is done with; what stands before `_at` has been looked at.
+        self._start = self._at = 0
+        self._complete = False
+        self._steps = self._whole()
+
+    def feed(self, data: bytes) -> None:
+        """Take the next bytes."""
+        del self._text[: self._start]
+        self._at -= self._start
+        self._start = 0
+        self._text += data
+        next(self._steps)
+
+    def end(self) -> None:
+        """Say that the object is complete."""
+        if not self._complete:
+            raise _not_json("it ends too early")
+
+    # -- steps ---------------------------------------------------------------------------
+
+    def _whole(self) -> _Step:
+        if (yield from self._next()) != _OBJECT:
+            told = f"the body is not a JSON object; give one with a list {self._name}"
+            raise ApiError(400, told, param=self._name, code="invalid_json")
+        self._take()
+        more = (yield from self._next()) != _OBJECT_END
+        fields = 0
+        while more:
+            fields += 1
+            if fields > MAX_FIELDS:
+                raise invalid(f"the body has more than {MAX_FIELDS} fields; leave out others")
+            yield from self._field()
+            more = yield from self._goes_on(_OBJECT_END)
+        self._take()
+        self._complete = True
+        yield from self._next()
+        raise _not_json("more follows after its end")
+
+    def _field(self) -> _Step:
+        if (yield from self._next()) != _QUOTE:
+            raise _not_json("give a field's name in quotes")
+        name = decoded((yield from self._value()), "a field's name")
+        if (yield from self._next()) != _COLON:
+            raise _not_json("a colon is missing after a field's name")
+        self._take()
+        if name == self._name and (yield from self._next()) == _ARRAY:
+            yield from self._array()
+        else:
+            decoded((yield from self._value()), "a field")
+
+    def _array(self) -> _Step:
+        self._take()
+        more = (yield from self._next()) != _ARRAY_END
+        while more:
+            self.found.append((yield from self._value()))
+            more = yield from self._goes_on(_ARRAY_END)
+        self._take()
+
+    def _goes_on(self, end: int) -> Generator[None, None, bool]:
+        """Return whether a comma is next, which is taken; else it must be the end."""
+        found = yield from self._next()
+        if found == _COMMA:
+            self._take()
+        elif found != end:
+            raise _not_json("a comma or a bracket is missing after a value")
+        return found == _COMMA
+
+    def _next(self) -> Generator[None, None, int]:
+        """Return the next byte that is not blank, and stay before it."""
+        while True:
+            self._at = self._start = _end(_BLANK, self._text, self._at)
+            if self._at < len(self._text):
+                return self._text[self._at]
+            yield
+
+    def _take(self) -> None:
+        self._at += 1
+        self._start = self._at
+
+    # -- values --------------------------------------------------------------------------
+
+    def _value(self) -> Generator[None, None, bytes]:
+        first = yield from self._next()
+        if first in (_OBJECT, _ARRAY):
+            yield from self._nested()
+        elif first == _QUOTE:
+            self._at += 1
+            yield from self._string()
+        else:
+            yield from self._scalar()
+        value = bytes(memoryview(self._text)[self._start : self._at])
+        self._start = self._at
+        return value
+
+    def _scalar(self) -> _Step:
+        while True:
+            self._at = _end(_SCALAR, self._text, self._at)
+            if self._at < len(self._text):
+                return
+            yield
+
+    def _string(self) -> _Step:
+        while True:
+            self._at = _end(_IN_STRING, self._text, self._at)
+            if self._at < len(self._text) and self._text[self._at] == _QUOTE:
+                self._at += 1
+                return
+            yield  # at most a backslash is left
+
+    def _nested(self) -> _Step:
+        levels = opened = 0
+        while True:
+            self._at = _end(_PLAIN, self._text, self._at)
+            if self._at == len(self._text):
+                yield
+                continue
+            found = self._text[self._at]
+            self._at += 1
+            if found == _QUOTE:  # of a string that is not whole yet
+                yield from self._string()
+            elif found in (_OBJECT, _ARRAY):
+                levels += 1
+                opened += 1
+                if levels > MAX_LEVELS:
+                    told = f"the body is nested more than {MAX_LEVELS} levels deep; make it flatter"
+                    raise ApiError(400, told, code="invalid_json")
+                if opened > MAX_VALUES:
+                    raise invalid(f"one request or field has more than {MAX_VALUES} JSON values")
+            else:
+                levels -= 1
+                if not levels:
+                    return
+
+
+def decoded(text: bytes, what: str) -> Any:
+    """Return a value's content.
+
+    Raises:
+        ApiError: 400, with `what` it is, if it is not JSON or has too many values.
+    """
+    try:
+        return decode(text)
+    except RequestRejected as error:
+        told = error.message
+        if error.code == "invalid_json":  # its advice is about lines of files
+            told = told.partition(";")[0]
+        raise ApiError(400, f"{what}: {told}", code=error.code) from None
+
+
+def _not_json(told: str) -> ApiError:
+    return ApiError(400, f"the body is not JSON: {told}", code="invalid_json")
+
+
+def _end(pattern: re.Pattern[bytes], text: bytearray, at: int) -> int:
+    """Return where a pattern that may match nothing ends."""
+    found = pattern.match(text, at)
+    return found.end() if found else at
+
+
+#: Anthropic's own limits.
+MOST_BYTES, MOST_REQUESTS = 256_000_000, 100_000
+_CUSTOM_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+#: Lines are gathered to so many bytes before they are written.
+_PIECE = 2**20
+
+
+class Requests:
+    """Takes a body in pieces, and writes its requests as lines.
+
+    Each call raises ApiError: 400 or 413 naming what is wrong.
+    """
+
+    def __init__(self, writer: Writer, longest_line: int) -> None:
+        self.count = 0
+        self.written = 0
+        self._writer = writer
+        self._longest = longest_line
+        self._size = self._since = 0
+        self._running = hashlib.sha256()
+        self._seen: set[bytes] = set()
+        self._lines = bytearray()
+        self._elements = Elements("requests")
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of all of the body so far, in hex."""
+        return self._running.hexdigest()
+
+    def feed(self, data: bytes) -> None:
+        """Take the next bytes."""
+        self._size += len(data)
+        if self._size > MOST_BYTES:
+            raise _too_large(f"the body has more than {MOST_BYTES} bytes; send several batches")
+        self._running.update(data)
+        # What is read of one request is in memory, so that has a bound, too.
+        self._since += len(data)
+        self._elements.feed(data)
+        if self._elements.found:
+            self._take()
+            self._since = 0
+        elif self._since > 2 * self._longest:
+            raise _too_large(
+                f"requests.{self.count}: more than {self._longest} bytes (WARMQ_MAX_LINE_BYTES)"
+            )
+
+    def end(self) -> None:
+        """Say that the body is complete."""
+        self._elements.end()
+        if not self.count:
+            raise invalid(f"requests: give a list of 1 to {MOST_REQUESTS} requests", "requests")
+        self._flush()
+
+    def _flush(self) -> None:
+        self._writer.write(bytes(self._lines))
+        self.written += len(self._lines)
+        self._lines.clear()
+
+    def _take(self) -> None:
+        for text in self._elements.found:
+            self._lines += self._line(decoded(text, f"requests.{self.count}"))
+            self.count += 1
+            if self.count > MOST_REQUESTS:
+                raise _too_large(f"requests: more than {MOST_REQUESTS}; send several batches")
+        self._elements.found.clear()
+        if len(self._lines) >= _PIECE:
+            self._flush()
+
+    def _line(self, request: Any) -> bytes:
+        at = f"requests.{self.count}"
+        if not isinstance(request, dict):
+            raise invalid(f"{at}: give an object with custom_id and params", at)
+        custom_id, params = request.get("custom_id"), request.get("params")
+        if not isinstance(custom_id, str) or not _CUSTOM_ID.fullmatch(custom_id):
+            raise invalid(
+                f"{at}.custom_id: give 1 to 64 letters, digits, _ or -", f"{at}.custom_id"
+            )
+        digest = hashlib.blake2b(custom_id.encode(), digest_size=16).digest()
+        if digest in self._seen:
+            told = f"{at}.custom_id: {custom_id} was used before; each must be unique"
+            raise invalid(told, f"{at}.custom_id")
+        self._seen.add(digest)
+        _check(params, f"{at}.params")
+        line = {"custom_id": custom_id, "method": "POST", "url": ENDPOINT, "body": params}
+        try:
+            written = orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)
+        except orjson.JSONEncodeError:
+            raise invalid(f"{at}.params: nested too deeply, or no Unicode", at) from None
+        if len(written) > self._longest:
+            raise _too_large(f"{at}: more than {self._longest} bytes (WARMQ_MAX_LINE_BYTES)")
+        return written
+
+
+def check_length(length: int) -> None:
+    """Raise ApiError (413) for a body that is too large, before any of it is read."""
+    if length > MOST_BYTES:
+        told = f"the body has {length} bytes, more than {MOST_BYTES}; send several batches"
+        raise _too_large(told, close=True)
+
+
+def _check(params: Any, at: str) -> None:
+    """Look at what no request of a batch may have; all else is looked at when it is carried."""
+    if not isinstance(params, dict):
+        raise invalid(f"{at}: give the body of a POST to {ENDPOINT}, an object", at)
+    if not isinstance(params.get("model"), str) or not params["model"]:
+        raise invalid(f"{at}.model: name a model", f"{at}.model")
+    tokens = int_if_whole(params.get("max_tokens"))
+    if type(tokens) is not int or tokens < 1:
+        raise invalid(f"{at}.max_tokens: give a whole number from 1", f"{at}.max_tokens")
+    if not isinstance(params.get("messages"), list) or not params["messages"]:
+        raise invalid(f"{at}.messages: give at least one message", f"{at}.messages")
+    if params.pop("stream", False) not in (False, None):
+        raise invalid(f"{at}.stream: answers of a batch are not streamed", f"{at}.stream")
+
+
+def _too_large(message: str, *, close: bool = False) -> ApiError:
+    return ApiError(413, message, code="request_too_large", close=close)

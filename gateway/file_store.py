@@ -1,0 +1,288 @@
+"""Where files' contents are: a folder, or a bucket of S3, Google Cloud or Azure.
+
+Names are the gateway's own (`file-<hex>`), never a client's. How a bucket is reached, and its
+credentials: producer/input/bucket.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import secrets
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from contract.errors import WarmqError
+from producer.input.bucket import RETRIES, bucket_errors, error_text
+from producer.input.files import UNFINISHED, AtomicFile, ObjectFile, OutputUnwritable
+
+log = logging.getLogger(__name__)
+
+#: Largest piece that is read of a file.
+PIECE = 2**20
+#: Bytes of one request to a bucket. None stays open while a client is slow: obstore ends what takes
+#: over 30 s.
+_RANGE = 8 * 2**20
+#: Parts of one file that are under way to a bucket at once.
+_AT_ONCE = 4
+#: Written to a bucket and removed at the start.
+_PROBE = "warmq-probe"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,199}")
+
+
+class FileStoreFailed(WarmqError):
+    """A file cannot be written or read: the operator must make room or give rights."""
+
+    code = "file_store_failed"
+
+
+class Writer:
+    """A file that is being written; without `commit` nothing of it stays. `where` is for errors."""
+
+    def __init__(self, target: AtomicFile | ObjectFile, where: str) -> None:
+        self._target, self._where = target, where
+        self._size = 0
+
+    def write(self, data: bytes) -> None:
+        """Append; raises FileStoreFailed, as on a full disk."""
+        with _unwritten(self._where):
+            self._target.write(data)
+        self._size += len(data)
+
+    def commit(self) -> int:
+        """Make the file visible, on disk when this returns; return its size in bytes."""
+        with _unwritten(self._where):
+            self._target.commit()
+        return self._size
+
+    def close(self) -> None:
+        """Remove what was not committed."""
+        if left := self._target.discard():
+            log.warning(
+                "parts of an unfinished file stay in the bucket: %s",
+                left,
+                extra={"action": "parts_left"},
+            )
+
+
+class FileStore(ABC):
+    """Files by name. All calls may come from several threads, and raise FileStoreFailed."""
+
+    #: For errors: where the files are, and what is raised there.
+    where = ""
+    errors: tuple[type[Exception], ...] = (OSError,)
+
+    @contextmanager
+    def write(self, name: str) -> Iterator[Writer]:
+        """Begin a file; one of the same name is replaced by the commit."""
+        checked_name(name)
+        with _unwritten(self.where):
+            writer = Writer(self._begun(name), self.where)
+        try:
+            yield writer
+        finally:
+            writer.close()
+
+    @asynccontextmanager
+    async def writing(self, name: str) -> AsyncIterator[Writer]:
+        """Begin a file as `write` does; beginning and end are given to threads."""
+        context = self.write(name)
+        writer = await asyncio.to_thread(context.__enter__)
+        try:
+            yield writer
+        finally:
+            await asyncio.to_thread(context.__exit__, None, None, None)
+
+    @abstractmethod
+    def _begun(self, name: str) -> AtomicFile | ObjectFile: ...
+
+    def read(self, name: str, start: int = 0, end: int | None = None) -> Iterator[bytes]:
+        """Yield the bytes from `start` up to `end` (exclusive) in pieces of 1 MiB at most."""
+        checked_name(name)
+        with self._worded("read"):
+            yield from self._pieces(name, start, end)
+
+    @abstractmethod
+    def _pieces(self, name: str, start: int, end: int | None) -> Iterator[bytes]: ...
+
+    def size(self, name: str) -> int | None:
+        """Return a file's size in bytes, None if there is none."""
+        checked_name(name)
+        with self._worded("read"), suppress(FileNotFoundError):
+            return self._size(name)
+        return None
+
+    @abstractmethod
+    def _size(self, name: str) -> int: ...
+
+    def delete(self, name: str) -> None:
+        """Remove a file, if it is there."""
+        checked_name(name)
+        with self._worded("removed"), suppress(FileNotFoundError):
+            self._delete(name)
+
+    @abstractmethod
+    def _delete(self, name: str) -> None: ...
+
+    @abstractmethod
+    def local(self, name: str) -> AbstractContextManager[Path]:
+        """Give a path that can be read while the context is open."""
+
+    @abstractmethod
+    def sweep(self, older_than_s: float, now: float) -> None:
+        """Remove what writers that died have left unfinished, unless it was touched lately."""
+
+    @contextmanager
+    def _worded(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except self.errors as error:
+            why = getattr(error, "strerror", None) or error_text(error)
+            raise FileStoreFailed(f"a file cannot be {what}{self.where}: {why}") from None
+
+
+class Folder(FileStore):
+    """A folder of files, each in a file of its name."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise FileStoreFailed(
+                f"WARMQ_GATEWAY_STORE: {folder} cannot be used: {error.strerror}; name a folder "
+                "that can be written to"
+            ) from None
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise FileStoreFailed(f"WARMQ_GATEWAY_STORE: {folder} cannot be written to")
+
+    def _begun(self, name: str) -> AtomicFile:
+        return AtomicFile(self._folder / name, durable=True)
+
+    def _pieces(self, name: str, start: int, end: int | None) -> Iterator[bytes]:
+        with (self._folder / name).open("rb", buffering=0) as file:
+            file.seek(start)
+            left = (2**63 if end is None else end) - start
+            while left > 0 and (piece := file.read(min(PIECE, left))):
+                left -= len(piece)
+                yield piece
+
+    def _size(self, name: str) -> int:
+        return (self._folder / name).stat().st_size
+
+    def _delete(self, name: str) -> None:
+        (self._folder / name).unlink()
+
+    @contextmanager
+    def local(self, name: str) -> Iterator[Path]:
+        """Give the file itself."""
+        yield self._folder / checked_name(name)
+
+    def sweep(self, older_than_s: float, now: float) -> None:
+        """Remove what ends as an unfinished file."""
+        for part in self._folder.glob(f"*{UNFINISHED}"):
+            with suppress(OSError):
+                if now - part.stat().st_mtime > older_than_s:
+                    part.unlink(missing_ok=True)
+
+
+class Bucket(FileStore):
+    """Files under the prefix of a URL such as s3://bucket/prefix."""
+
+    where = " in the bucket"
+
+    def __init__(self, url: str) -> None:
+        try:
+            import obstore  # noqa: PLC0415 - not everybody has it
+            from obstore.store import from_url  # noqa: PLC0415
+        except ImportError as error:
+            raise FileStoreFailed(
+                f"WARMQ_GATEWAY_STORE: {url} needs obstore ({error}): pip install 'warmq[gateway]'"
+            ) from None
+        self._url, self._obs, self.errors = url, obstore, bucket_errors()
+        wrong: tuple[type[Exception], ...] = (*self.errors, TypeError)
+        try:
+            self._store: Any = from_url(url, retry_config=RETRIES)
+            # Found out now, not by the first client. Gateways that start together have a name each:
+            # Google and Azure tell the second one to remove an object that it is not there.
+            probe = f"{_PROBE}-{secrets.token_hex(8)}"
+            obstore.put(self._store, probe, b"")
+            with suppress(FileNotFoundError):  # a rule of the bucket, or a retry, was faster
+                obstore.delete(self._store, probe)
+        except wrong as error:
+            raise FileStoreFailed(
+                f"WARMQ_GATEWAY_STORE: {url} cannot be used: {error_text(error)}; "
+                "name a bucket that can "
+                "be written to, and give its credentials in the environment"
+            ) from None
+
+    def _begun(self, name: str) -> ObjectFile:
+        return ObjectFile(self._url, opened=(self._store, name), at_once=_AT_ONCE)
+
+    def _pieces(self, name: str, start: int, end: int | None) -> Iterator[bytes]:
+        end = self._size(name) if end is None else end
+        for at in range(start, end, _RANGE):
+            until = min(at + _RANGE, end)
+            found = memoryview(self._obs.get_range(self._store, name, start=at, end=until))
+            for piece in range(0, len(found), PIECE):
+                yield bytes(found[piece : piece + PIECE])
+
+    def _size(self, name: str) -> int:
+        return int(self._obs.head(self._store, name)["size"])
+
+    def _delete(self, name: str) -> None:
+        self._obs.delete(self._store, name)
+
+    @contextmanager
+    def local(self, name: str) -> Iterator[Path]:
+        """Give a copy in a temporary file."""
+        with tempfile.NamedTemporaryFile(prefix="warmq-") as file:
+            for piece in self.read(name):
+                file.write(piece)
+            file.flush()
+            yield Path(file.name)
+
+    def sweep(self, older_than_s: float, now: float) -> None:
+        """Do nothing: unfinished uploads are ended by the bucket's own rule for them."""
+
+
+@contextmanager
+def _unwritten(where: str) -> Iterator[None]:
+    """Tell why a file cannot be written in the store's words."""
+    try:
+        yield
+    except OutputUnwritable as error:
+        why = error.facts["why"]
+        raise FileStoreFailed(f"a file cannot be written{where}: {why}") from None
+
+
+def checked_name(name: str) -> str:
+    """Return a file's name; raise ValueError for one that could lead out of the store."""
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"not a name of a stored file: {name!r}")
+    return name
+
+
+def open_store(url: str) -> FileStore:
+    """Return the store at a folder's path or at the URL of a bucket.
+
+    Raises:
+        FileStoreFailed: the folder cannot be made or written to, or the URL names no bucket.
+    """
+    return Bucket(url) if "://" in url else Folder(Path(url))
+
+
+def lines_of(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the lines of a file that is read in pieces, without those that are blank."""
+    rest = b""
+    for piece in pieces:
+        *whole, rest = (rest + piece).split(b"\n")
+        yield from filter(bytes.strip, whole)
+    if rest.strip():
+        yield rest

@@ -1,0 +1,195 @@
+"""Multipart bodies, taken apart as they come: a file of any size in constant memory."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from dataclasses import dataclass, field
+
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser, parse_options_header
+from starlette.requests import Request
+
+from gateway.file_store import Writer
+from gateway.http.errors import ApiError, invalid
+
+#: Bytes given to the store at once, by a thread.
+PIECE = 2**20
+#: Bytes of all that is no file's content: fields and their names, headers, what stands between,
+#: before and behind the parts.
+_MOST_FIELDS = 64 * 1024
+#: Parts of a form.
+_MOST_PARTS = 100
+#: The parser is given so many bytes at once; then others have their turn.
+_STEP = 64 * 1024
+#: Most bytes of a form besides its file; what the file has is known when it was read.
+FORM_BYTES = _MOST_FIELDS
+
+
+@dataclass(slots=True)
+class ReceivedForm:
+    """What a form had: fields by name; of the file its name, size and SHA-256 (hex)."""
+
+    fields: dict[str, str] = field(default_factory=dict)
+    filename: str | None = None
+    size: int = 0
+    digest: str = ""
+
+
+class _Form:
+    """The parser's callbacks: they gather, and do nothing that could wait."""
+
+    def __init__(self, boundary: bytes, file_field: str) -> None:
+        self.found = ReceivedForm()
+        self.file = bytearray()
+        self.complete = False
+        self._file_field = file_field
+        self._name, self._value, self._parts = "", bytearray(), 0
+        self._header, self._header_value = bytearray(), bytearray()
+        self._headers: dict[bytes, bytes] = {}
+        self._in_file = False
+        #: Bytes of the body so far, and those of them that are the file's.
+        self._read = self._of_file = 0
+        self._parser = MultipartParser(
+            boundary,
+            {
+                "on_part_begin": self._begin, "on_part_data": self._data, "on_part_end": self._end,
+                "on_header_field": self._on_header, "on_header_value": self._on_value,
+                "on_header_end": self._header_end, "on_headers_finished": self._headers_end,
+                "on_end": self._all,
+            },
+        )  # fmt: skip
+
+    def write(self, data: bytes) -> None:
+        """Take a piece of the body; of what stands outside of the file at most _MOST_FIELDS."""
+        self._parser.write(data)
+        self._read += len(data)
+        # The boundary between the file's last bytes and this piece's end may not be known as such.
+        if self._read - self._of_file > _MOST_FIELDS:
+            raise invalid(
+                f"the form has more than {_MOST_FIELDS} bytes that are not the file's; only the "
+                "file may be large, and nothing stands before or behind the parts"
+            )
+
+    def end(self) -> None:
+        """Say that the body has ended."""
+        self._parser.finalize()
+
+    def _begin(self) -> None:
+        self._parts += 1
+        if self._parts > _MOST_PARTS:
+            raise invalid(
+                f"the form has more than {_MOST_PARTS} parts; send the file and its few fields"
+            )
+        self._headers, self._value, self._in_file = {}, bytearray(), False
+
+    def _on_header(self, data: bytes, start: int, end: int) -> None:
+        self._header += data[start:end]
+
+    def _on_value(self, data: bytes, start: int, end: int) -> None:
+        self._header_value += data[start:end]
+
+    def _header_end(self) -> None:
+        self._headers[bytes(self._header).lower()] = bytes(self._header_value)
+        self._header, self._header_value = bytearray(), bytearray()
+
+    def _headers_end(self) -> None:
+        _, options = parse_options_header(self._headers.get(b"content-disposition", b""))
+        self._name = options.get(b"name", b"").decode(errors="replace")
+        self._in_file = self._name == self._file_field
+        if self._in_file:
+            if self.found.filename is not None:
+                raise invalid(f"{self._file_field} comes twice; send one file", self._file_field)
+            name = options.get(b"filename", b"upload")
+            self.found.filename = name.decode(errors="replace")
+
+    def _data(self, data: bytes, start: int, end: int) -> None:
+        if self._in_file:
+            self.file += data[start:end]
+            self._of_file += end - start
+        else:
+            self._value += data[start:end]
+
+    def _end(self) -> None:
+        if not self._in_file:
+            self.found.fields[self._name] = self._value.decode(errors="replace")
+
+    def _all(self) -> None:
+        self.complete = True
+
+
+def check_length(content_length: str, most: int, what: str, field: str) -> None:
+    """Refuse a form by its Content-Length, before any of its body is read.
+
+    Raises:
+        ApiError: 413, its file is larger than `most` bytes, whatever its fields take.
+    """
+    if not content_length.isdecimal() or int(content_length) <= most + FORM_BYTES:
+        return
+    raise ApiError(
+        413, f"the request's body has {content_length} bytes; {what} has {most} at most",
+        code="file_too_large", param=field, close=True,
+    )  # fmt: skip
+
+
+async def receive(request: Request, writer: Writer, file_field: str, most: int) -> ReceivedForm:
+    """Read a form, and write its file as it comes.
+
+    Raises:
+        ApiError: 400 for what is no such form, 413 for a file of more than `most` bytes.
+        ClientDisconnect: the client has gone.
+        FileStoreFailed: the file cannot be written.
+    """
+    form = _form_of(request, file_field)
+    running = hashlib.sha256()
+    try:
+        async for chunk in request.stream():
+            for start in range(0, len(chunk), _STEP):
+                form.write(chunk[start : start + _STEP])
+                if len(form.file) >= PIECE:
+                    await _flush(form, writer, running, file_field, most)
+                elif start:
+                    await asyncio.sleep(0)
+        form.end()
+    except FormParserError as error:
+        raise ApiError(400, f"the form cannot be read: {error}", code="invalid_multipart") from None
+    await _flush(form, writer, running, file_field, most)
+    if not form.complete:
+        raise ApiError(400, "the form ends too early", code="invalid_multipart")
+    if form.found.filename is None:
+        raise invalid(
+            f"{file_field} is missing: send the content as the form's part {file_field!r}",
+            file_field, "missing_required_parameter",
+        )  # fmt: skip
+    form.found.digest = running.hexdigest()
+    return form.found
+
+
+def _form_of(request: Request, file_field: str) -> _Form:
+    kind, options = parse_options_header(request.headers.get("content-type", ""))
+    boundary = options.get(b"boundary", b"")
+    if kind != b"multipart/form-data" or not 0 < len(boundary) <= 200:
+        raise ApiError(
+            400, "send a form: Content-Type: multipart/form-data with a boundary",
+            code="invalid_multipart",
+        )  # fmt: skip
+    return _Form(boundary, file_field)
+
+
+async def _flush(
+    form: _Form, writer: Writer, running: hashlib._Hash, file_field: str, most: int
+) -> None:
+    data, form.file = bytes(form.file), bytearray()
+    form.found.size += len(data)
+    if form.found.size > most:
+        raise ApiError(
+            413, f"{file_field} has more than {most} bytes, the most that is taken here",
+            code="file_too_large", param=file_field,
+        )  # fmt: skip
+    if data:
+        await asyncio.to_thread(_take, data, writer, running)
+
+
+def _take(data: bytes, writer: Writer, running: hashlib._Hash) -> None:
+    running.update(data)
+    writer.write(data)

@@ -1,0 +1,88 @@
+"""What online requests of one gateway process work with; made with its event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from contract.errors import WarmqError
+from gateway.background import background
+from gateway.http.errors import ApiError
+from gateway.online.models import Models
+from gateway.online.pending import PendingRequests, Waiter
+from gateway.redis.api_keys import KeyLookup
+from gateway.redis.online import OnlineRequests
+from gateway.settings import GatewaySettings
+
+#: Between two looks at the keys of what runs, in seconds.
+CHECK_S = 2.0
+
+
+class Revocations:
+    """The keys of one process' online requests, looked up together as long as any runs."""
+
+    def __init__(self, lookup: KeyLookup) -> None:
+        self._lookup = lookup
+        self._waiters: dict[str, set[Waiter]] = {}
+
+    def add(self, digest: str, waiter: Waiter) -> None:
+        """End a request when the key of this digest is revoked, until `remove` is called."""
+        self._waiters.setdefault(digest, set()).add(waiter)
+
+    def remove(self, digest: str, waiter: Waiter) -> None:
+        """Stop what `add` began."""
+        waiters = self._waiters[digest]
+        waiters.remove(waiter)
+        if not waiters:
+            del self._waiters[digest]
+
+    async def run(self) -> None:
+        """Look until cancelled. While Redis is away nobody's key is known to be revoked."""
+        while True:
+            await asyncio.sleep(CHECK_S)
+            digests = [*self._waiters]
+            if not digests:
+                continue
+            try:
+                found = await self._lookup.find(digests)
+            except WarmqError:
+                continue
+            for digest, one in zip(digests, found, strict=True):
+                if one.key is None or one.key.revoked_at is not None:
+                    for waiter in tuple(self._waiters.get(digest, ())):
+                        waiter.end(_revoked())
+
+
+def _revoked() -> ApiError:
+    told = "the key was revoked while its request ran; the request was given up"
+    return ApiError(401, told, code="invalid_api_key", type="invalid_request_error", retry=False)
+
+
+@dataclass(frozen=True, slots=True)
+class OnlineState:
+    """The requests that wait, the models that are served, the keys of what runs, how long to wait,
+    in seconds."""
+
+    waiting: PendingRequests
+    models: Models
+    revocations: Revocations
+    timeout_s: float
+
+
+@asynccontextmanager
+async def online_state(settings: GatewaySettings, lookup: KeyLookup) -> AsyncIterator[OnlineState]:
+    """Hear of results as long as the block runs."""
+    redis = OnlineRequests.open(settings.redis_url.get_secret_value(), "warmq-gateway-online")
+    waiting = PendingRequests(redis, settings)
+    models = Models(redis, settings.queue, settings.gateway_models)
+    revocations = Revocations(lookup)
+    try:
+        async with background(waiting.run, revocations.run):
+            try:
+                yield OnlineState(waiting, models, revocations, settings.gateway_online_timeout_s)
+            finally:
+                await waiting.close()
+    finally:
+        await redis.close()

@@ -1,0 +1,146 @@
+"""Looks at one batch again and again, and notices if it is deleted, replaced or set back.
+
+Also what a submit may find in Redis instead of what it expects.
+"""
+
+import time
+
+from contract.batch import Batch
+from contract.errors import BatchConflict, Remedy, WarmqError
+from contract.naming import did_you_mean
+from contract.redis.batches import BatchStore, Enqueued
+from contract.redis.connect import masked
+from contract.settings import Settings
+
+#: Redis removes a batch's expired keys one after the other, within so many seconds.
+_EXPIRY_TAKES_S = 1.0
+
+
+class BatchChanged(WarmqError):
+    """A batch was deleted, replaced, retried or set back while somebody read or followed it."""
+
+    code = "batch_changed"
+
+
+class WritesLost(BatchChanged):
+    """Redis no longer has what it had confirmed, as after a failover."""
+
+    def __init__(self, batch_id: str, lost: str, remedy: Remedy = "resume_submit") -> None:
+        message = f"Redis has lost its last writes (a failover?): {lost}"
+        super().__init__(message, remedy=remedy, batch_id=batch_id)
+
+
+class BatchWatch:
+    """A batch as the caller has found it, and what has become of it since.
+
+    `doing` is what is done meanwhile, for messages: "its results were read". With `may_reopen`
+    it may be open again after it was sealed, as a failover leaves it.
+    """
+
+    def __init__(
+        self, store: BatchStore, batch: Batch, doing: str, *, may_reopen: bool = False
+    ) -> None:
+        self.first = self.last = batch
+        self._store = store
+        self._doing = doing
+        self._may_reopen = may_reopen
+        self._expires_at: float | None = None
+
+    def state(self) -> Batch:
+        """Return the batch as it is now.
+
+        Raises:
+            BatchChanged: if it is gone, another one, or not sealed any more.
+        """
+        asked_at = time.monotonic()
+        batch = self._store.batch(self.first.id)
+        if batch is None or batch.status == "deleting":
+            raise self._gone()
+        # Another batch under the same id has another of both; of one millisecond, another `life`.
+        if any(batch.fields.get(n) != self.first.fields.get(n) for n in ("created_at", "life")):
+            raise self._changed(
+                f"was deleted, and submitted anew, while {self._doing}", "read_new_batch"
+            )
+        if self.last.sealed and not batch.sealed and not self._may_reopen:
+            raise WritesLost(batch.id, f"batch {batch.id} is not submitted to its end any more")
+        self.last = batch
+        if batch.finished:
+            left_s = self._store.expires_in_s(batch.id)
+            self._expires_at = None if left_s is None else asked_at + left_s
+        return batch
+
+    def incomplete(self, given: int) -> BatchChanged:
+        """Return the error for results that end after `given` of the batch's requests."""
+        first, last = self.first, self.last
+        total = last.number("total")
+        if last.number("retried") != first.number("retried"):
+            what = f"was retried while {self._doing}: some of its requests run again"
+            return self._changed(what, "follow_results")
+        if not last.finished and first.finished:
+            lost = f"some requests of batch {last.id} run again"
+            return WritesLost(last.id, lost, "follow_results")
+        if not last.finished:
+            what = f"is still {last.status}: {last.terminal} of {total} requests have ended"
+            return self._changed(what, "follow_results")
+        if self._expired(_EXPIRY_TAKES_S):
+            return self._gone(_EXPIRY_TAKES_S)
+        what = f"gave only {given} of its {total} requests: its index in Redis is incomplete"
+        return self._changed(what, "report")
+
+    def _expired(self, early_s: float = 0.0) -> bool:
+        return self._expires_at is not None and time.monotonic() >= self._expires_at - early_s
+
+    def _gone(self, early_s: float = 0.0) -> BatchChanged:
+        if self._expired(early_s):
+            return self._changed(f"expired while {self._doing}", "collect_earlier")
+        what = f"was deleted while {self._doing}, or Redis was emptied"
+        return self._changed(what, "submit_again")
+
+    def _changed(self, what: str, remedy: Remedy) -> BatchChanged:
+        batch_id = self.first.id
+        return BatchChanged(f"batch {batch_id} {what}", remedy=remedy, batch_id=batch_id)
+
+
+def find_batch(store: BatchStore, settings: Settings, batch_id: str, otherwise: str = "") -> Batch:
+    """Return a batch.
+
+    Raises:
+        BatchConflict: there is none of that id; `otherwise` is said where none has one like it.
+    """
+    batch = store.batch(batch_id)
+    if batch is None:
+        where = masked(settings.redis_url.get_secret_value())
+        near = did_you_mean(batch_id, store.newest_ids()) or otherwise
+        raise BatchConflict(f"there is no batch {batch_id} (any more) in {where}{near}")
+    return batch
+
+
+def differs(batch_id: str, where: str) -> BatchConflict:
+    """Return the error for a batch that another file has made."""
+    return BatchConflict(
+        f"batch {batch_id} was submitted from a different file: {where}", remedy="new_batch_id"
+    )
+
+
+def closed(batch_id: str, before: str) -> BatchConflict:
+    """Return the error for a batch that takes no more lines."""
+    return BatchConflict(
+        f"batch {batch_id} was closed before {before} (cancelled, or submitted from a shorter "
+        "file)",
+        remedy="new_batch_id",
+    )
+
+
+def deleted(batch_id: str) -> BatchChanged:
+    """Return the error for a batch that is gone."""
+    return BatchChanged(
+        f"batch {batch_id} was deleted while it was submitted, or Redis has lost it",
+        remedy="submit_from_start",
+        batch_id=batch_id,
+    )
+
+
+def lost(batch_id: str, answer: Enqueued) -> WritesLost:
+    """Return the error for a batch of which Redis has less than it had confirmed."""
+    kept = "the lines up to" if answer.answer == "moved" else "so many requests queued:"
+    return WritesLost(batch_id, f"of batch {batch_id} it has {kept} {answer.cursor} only")

@@ -1,0 +1,187 @@
+"""Output files that a run appends to: they grow by whole windows.
+
+After a run that went through its input in another order they are put into the input's.
+"""
+
+import contextlib
+import fcntl
+import os
+import stat
+from array import array
+from collections.abc import Callable
+from pathlib import Path
+from typing import Self
+
+import msgspec
+
+from contract.errors import BatchConflict
+from producer.input.files import (
+    BUFFER_BYTES,
+    AtomicFile,
+    OutputUnwritable,
+    unwritable,
+    write_failed,
+)
+
+
+def check_regular(path: Path) -> None:
+    """Raise OutputUnwritable if the path exists and is no regular file."""
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise unwritable(path, error) from None
+    if not stat.S_ISREG(mode):
+        raise OutputUnwritable(
+            f"cannot write {path}: it is no regular file, and a run goes on where its files end"
+        )
+
+
+class AppendFile:
+    """A file that one process at a time may append to. A `new` one must not be there.
+
+    Closing it cuts off what was written since the last `sync`.
+    """
+
+    def __init__(self, path: Path, *, new: bool = False) -> None:
+        self.path = path
+        self._buffer = bytearray()
+        check_regular(path)
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | (os.O_EXCL if new else 0)
+        try:
+            self._fd = os.open(path, flags, 0o666)
+        except FileExistsError:  # of another machine, perhaps, whom the lock does not reach
+            raise BatchConflict(f"another run is writing {path}") from None
+        except OSError as error:
+            raise unwritable(path, error) from None
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._fd)
+            if isinstance(error, BlockingIOError):
+                raise BatchConflict(f"another run is writing {path}") from None
+            raise OutputUnwritable(f"cannot lock {path}: {error.strerror}") from None
+        #: Bytes in the file, and how many of them stay.
+        self._written = self._kept = os.fstat(self._fd).st_size
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(OSError):  # else the next run cuts it off
+            if self._written > self._kept and not self._changed():
+                os.ftruncate(self._fd, self._kept)
+        os.close(self._fd)
+
+    def continue_at(self, size: int, is_ours: Callable[[bytes], bool]) -> None:
+        """Cut off what was written after `size` bytes, and add to the file from there.
+
+        `is_ours` says whether this run has written a line, which may be cut off at its end.
+
+        Raises:
+            BatchConflict: the file is shorter, or what would be cut off is not the run's.
+        """
+        if self._written < size:
+            raise BatchConflict(
+                f"results are missing: {self.path} has {self._written} bytes, and the run had "
+                f"written {size}"
+            )
+        try:
+            if self._written > size:
+                with os.fdopen(os.dup(self._fd), "rb") as file:
+                    file.seek(size)
+                    if not is_ours(file.readline()):
+                        raise BatchConflict(
+                            f"{self.path} has more than the run has written: what follows its "
+                            f"first {size} bytes it did not write"
+                        )
+                os.ftruncate(self._fd, size)
+        except OSError as error:
+            raise unwritable(self.path, error) from None
+        self._written = self._kept = size
+
+    def write(self, data: bytes) -> None:
+        """Append to the file."""
+        self._buffer += data
+        if len(self._buffer) >= BUFFER_BYTES:
+            self._flush()
+
+    def sync(self) -> int:
+        """Bring what was written to disk; return the file's size in bytes.
+
+        Raises:
+            WriteFailed: as on a full disk.
+            BatchConflict: the file was removed, replaced or changed by somebody else.
+        """
+        self._flush()
+        try:
+            os.fsync(self._fd)
+            changed = self._changed()
+        except OSError as error:
+            raise write_failed(self.path, error) from None
+        if changed:
+            raise BatchConflict(
+                f"{self.path} was changed or taken away while the run wrote it; put it back as "
+                "it was, or remove it"
+            )
+        self._kept = self._written
+        return self._kept
+
+    def _flush(self) -> None:
+        try:
+            while self._buffer:
+                count = os.write(self._fd, self._buffer)  # less than all where the disk gets full
+                self._written += count
+                del self._buffer[:count]
+        except OSError as error:
+            raise write_failed(self.path, error) from None
+
+    def _changed(self) -> bool:
+        """Whether this is no longer the file of that name, or of another size than written."""
+        state = os.fstat(self._fd)
+        return not (
+            state.st_size == self._written
+            and self.path.exists()
+            and os.path.samestat(state, self.path.stat())
+        )
+
+
+class _Numbered(msgspec.Struct):
+    line: int
+
+
+class _Line(msgspec.Struct):
+    error: _Numbered | None = None
+    warmq: _Numbered | None = None
+
+
+_decode = msgspec.json.Decoder(_Line).decode
+
+
+def sort_by_line(path: Path) -> None:
+    """Write a file of output lines anew, sorted by the numbers of their input lines.
+
+    It takes 24 bytes of memory a line, and for a while as much disk as the file has.
+
+    Raises:
+        OutputUnwritable: the file cannot be read, or there is no room for its copy.
+    """
+    numbers, starts = array("q"), array("q", [0])
+    try:
+        with path.open("rb") as file:
+            for raw in file:
+                line = _decode(raw)
+                numbers.append((line.error or line.warmq or _Numbered(0)).line)
+                starts.append(starts[-1] + len(raw))
+            import numpy as np  # noqa: PLC0415 - 0.1 s, which only runs with an order need
+
+            found = np.frombuffer(numbers, dtype=np.int64)
+            if not (found[1:] < found[:-1]).any():
+                return
+            with AtomicFile(path) as anew:
+                for at in np.argsort(found, kind="stable"):
+                    file.seek(starts[at])
+                    anew.write(file.read(starts[at + 1] - starts[at]))
+    except OSError as error:
+        raise unwritable(path, error) from None
