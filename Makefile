@@ -37,7 +37,7 @@ other-device:
 help: ## print this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18
 
-setup: $(STAMP) ## install the locked environment into .venv; DEVICE=cpu|cuda|rbln (docs/install.md)
+setup: $(STAMP) ## install the locked environment into .venv; DEVICE=cpu|cuda|rbln (docs/how-to/install.md)
 
 $(STAMP): pyproject.toml scripts/setup $(wildcard requirements/*.txt)
 	@scripts/setup
@@ -229,7 +229,7 @@ release: $(STAMP) ## build wheel and sdist, try them in an empty environment, sa
 test-cuda-install: ## install the CUDA lock in full, and see the missing driver named; 4 GB, no GPU needed
 	$(or $(PYTHON),python3) tests/install/run_cuda.py --save
 
-compile: ## compile a model for RBLN, where its packages are (docs/rbln.md): make compile ARGS="MODEL -o DIR ..."
+compile: ## compile a model for RBLN, where its packages are (docs/how-to/rbln.md): make compile ARGS="MODEL -o DIR ..."
 	@$(PY) -m worker.compile $(ARGS)
 
 check: $(STAMP) ## format, lint, types, import rules, tables in the docs

@@ -1,4 +1,4 @@
-"""Errors by who must act. Their codes are stable; docs/architecture.md says what each means."""
+"""Errors by who must act. Their codes are stable; docs/reference/errors.md says what each means."""
 
 from typing import Literal
 

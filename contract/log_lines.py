@@ -1,6 +1,6 @@
 """Log lines as JSON, one object a line, where WARMQ_LOG_FORMAT=json asks for it.
 
-docs/logs.md lists the fields, and the words that `action` can be.
+docs/reference/observing.md lists the fields, and the words that `action` can be.
 """
 
 from __future__ import annotations

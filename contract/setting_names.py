@@ -146,4 +146,4 @@ def _gone(shown: str, name: str) -> str:
 def _sentence(name: str, near: str, end: str) -> str:
     if near:
         return f"{name} is no setting; did you mean {near}?"
-    return f"{name} is no setting of warmq, whose settings docs/settings.md lists; {end}"
+    return f"{name} is no setting of warmq, whose settings docs/reference/settings.md lists; {end}"

@@ -134,7 +134,7 @@ async def _version(_: Request) -> Response:
 
 
 async def _of_http(request: Request, error: HTTPException) -> Response:
-    told = {404: "there is no such route here; docs/gateway.md lists them",
+    told = {404: "there is no such route here; docs/reference/gateway.md lists them",
             405: "this route takes another method"}  # fmt: skip
     message = told.get(error.status_code, error.detail)
     path = request.url.path

@@ -1,8 +1,8 @@
 """What only producers do in Redis.
 
 They read results ahead: Redis looks the next ones up while the caller uses the last ones. They find
-out by trying what a user may do; docs/security.md lists what each side needs. And an operator sees
-and removes what tenants of gateways keep in Redis.
+out by trying what a user may do; docs/how-to/security.md lists what each side needs. And an
+operator sees and removes what tenants of gateways keep in Redis.
 """
 
 from __future__ import annotations

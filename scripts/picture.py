@@ -1,4 +1,4 @@
-"""Make docs/running-batch.svg, the README's picture of a batch that runs.
+"""Make docs/pictures/running-batch.svg, the README's picture of a batch that runs.
 
 Runs the commands that it shows against a real worker, the demo's (vLLM on the CPU, models/tiny),
 in a terminal of its own, and draws what they printed. Of `watch`, which redraws one line, it
@@ -27,7 +27,7 @@ from rich.text import Text
 
 from demo.stack import ROOT, RedisServer, tiny_model_worker
 
-PICTURE = ROOT / "docs" / "running-batch.svg"
+PICTURE = ROOT / "docs/pictures/running-batch.svg"
 QUESTIONS = ROOT / "demo" / "questions.jsonl"
 #: The demo's 300 lines are answered in about a second: too soon to be watched.
 TIMES = 20

@@ -1,6 +1,6 @@
 -- Shared by every script (contract/redis/scripts.py puts it, message.lua, turns.lua, charges.lua and leases.lua
 -- in front).
--- Keys are listed in docs/architecture.md. Time is always Redis TIME, in ms.
+-- Keys are listed in docs/reference/redis-keys.md. Time is always Redis TIME, in ms.
 
 local RESULT = 'celery-task-meta-'
 -- What Redis holds has this form (contract/version.py).

@@ -53,7 +53,7 @@ end
 -- What follows the body in a message as contract/message.py writes it, whole: texts that are the
 -- same in all, what a message has of its own, and what all of its batch have in common, which is
 -- read once for each run of them. Read so, POP takes a fifth less time than when it decodes
--- (docs/performance.md, "versus"); a message that differs in anything is decoded.
+-- (docs/explanation/performance.md, "versus"); a message that differs in anything is decoded.
 local HEAD = '","content-encoding":"utf-8","content-type":"application/json","headers":{"lang":"py",' ..
   '"task":"warmq.generate","argsrepr":"","kwargsrepr":"","origin":"warmq","eta":null,' ..
   '"expires":null,"group":null,"parent_id":null,"retries":0,"timelimit":[null,null],"id":"'

@@ -3,7 +3,7 @@
 An engine makes an automaton of them, in a time that grows faster than their size. The worker limits
 that time, too (worker/engine/vllm/grammars.py); these bounds refuse, by name and before anything is
 queued, what no engine should be given. At each bound alone a constraint takes xgrammar at most a
-second (docs/requests.md). OpenAI's own are 1,000 values and 120,000 characters.
+second (docs/reference/requests.md). OpenAI's own are 1,000 values and 120,000 characters.
 """
 
 import re

@@ -1,6 +1,6 @@
 """Names of Redis keys and channels.
 
-docs/architecture.md ("Redis keys") lists every key, its type and what it holds.
+docs/reference/redis-keys.md lists every key, its type and what it holds.
 """
 
 from contract.naming import RESULT_PREFIX

@@ -24,7 +24,8 @@ class GatewayMissing(WarmqError):
 def command(host: str | None, port: int | None) -> None:
     """Serve the OpenAI API over the queue: files, batches, online answers.
 
-    docs/gateway.md has quick starts, and says what is served and what differs from OpenAI.
+    docs/reference/gateway.md has quick starts, and says what is served and what differs from
+    OpenAI.
     """
     try:
         from gateway.server import serve  # noqa: PLC0415 - an extra: not everybody has it

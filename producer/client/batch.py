@@ -40,7 +40,7 @@ def store_of(settings: Settings) -> BatchStore:
 
 @dataclass(frozen=True, slots=True)
 class ResultError:
-    """Why a request has no response. docs/architecture.md lists the codes."""
+    """Why a request has no response. docs/reference/errors.md lists the codes."""
 
     code: str
     message: str

@@ -27,7 +27,7 @@ from producer.input.decompression import (
 )
 
 #: A chunk ends after this many requests or, if that comes first, this many bytes: Redis
-#: serves nobody while ENQUEUE takes them in (docs/architecture.md says how long).
+#: serves nobody while ENQUEUE takes them in (docs/explanation/architecture.md says how long).
 CHUNK_LINES = 500
 CHUNK_BYTES = 2**20
 

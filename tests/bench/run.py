@@ -1,7 +1,7 @@
 """`make bench`: measures warmq and writes tests/bench/results/<part>.json.
 
     run.py [PART|all] [--quick] [--model FOLDER]
-    run.py --write-docs      put the figures into docs/performance.md
+    run.py --write-docs      put the figures into docs/evidence/measurements.md
 
 Each part can run alone. `all` runs every part in a process of its own, so that
 no part's memory or threads are in another's figures.
@@ -85,7 +85,9 @@ def main() -> int:
     )
     parser.add_argument("--model", type=Path, default=MODEL, help="model of `throughput`")
     parser.add_argument(
-        "--write-docs", action="store_true", help="write docs/performance.md's tables, run nothing"
+        "--write-docs",
+        action="store_true",
+        help="write docs/evidence/measurements.md's tables, run nothing",
     )
     chosen = parser.parse_args()
     if chosen.write_docs:

@@ -1,4 +1,4 @@
-"""docs/kubernetes.md: its examples are what the chart takes, its commands make what it names."""
+"""docs/how-to/kubernetes.md: the chart takes its examples, its commands make what it names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kit.chart.helm_chart import env_of, merged, of_kind, pods, render, values
 
 from demo.stack import ROOT
 
-PAGE = (ROOT / "docs" / "kubernetes.md").read_text()
+PAGE = (ROOT / "docs/how-to/kubernetes.md").read_text()
 EXAMPLES: list[dict[str, Any]] = [
     yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
 ]

@@ -65,7 +65,7 @@ def test_dashboards_and_rules_arrive_as_they_are_in_the_repository() -> None:
 def test_keda_asks_prometheus_for_series_that_there_are() -> None:
     (scaled,) = of_kind("ScaledObject", example("prometheus")).values()
     query = scaled["spec"]["triggers"][0]["metadata"]["query"]
-    assert {each.series for each in selectors(query)} <= documented("The gateway's")
+    assert {each.series for each in selectors(query)} <= documented("Series of a gateway")
 
 
 def test_keda_asks_prometheus_for_the_queue_that_the_worker_drains() -> None:

@@ -75,7 +75,7 @@ def test_a_trickle_of_long_requests_keeps_one_worker() -> None:
 
 
 def test_requests_that_come_and_end_between_two_looks_are_not_seen() -> None:
-    """What docs/kubernetes.md says of them: such a model wants a worker that stays."""
+    """What docs/how-to/kubernetes.md says of them: such a model wants a worker that stays."""
     short = {60.0 + 300 * n: 2000.0 for n in range(24)}
     assert [count for _, count in course(scaler(), short, 3)][:4] == [0, 1, 0, 1]
     assert [count for _, count in course(scaler(minReplicas=1), short, 3)] == [0, 1]
@@ -105,7 +105,7 @@ def test_never_more_workers_than_allowed(most: int) -> None:
 
 
 def test_the_rule_says_of_a_recorded_queue_what_it_said_when_its_workers_followed_it() -> None:
-    """docs/kubernetes.md shows that course; tests/faults/run_scaling.py records it."""
+    """docs/how-to/kubernetes.md shows that course; tests/faults/run_scaling.py records it."""
     recorded = json.loads(RECORDED.read_text())
     rule = scaler(maxReplicas=4, tokensPerReplica=600)
     assert rule.spec == recorded["spec"]

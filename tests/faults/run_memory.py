@@ -3,7 +3,7 @@
     run_memory.py [--requests 1000000]
 
 Redis holds 1.1 GB at the start of the million. The figures are kept in
-tests/faults/results/memory.json, the plot in docs/memory.svg.
+tests/faults/results/memory.json, the plot in docs/evidence/memory.svg.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def main() -> None:
     results = Path(__file__).parent / "results"
     results.mkdir(exist_ok=True)
     (results / "memory.json").write_text(json.dumps(figures) + "\n")
-    plot(samples, ROOT / "docs" / "memory.svg")
+    plot(samples, ROOT / "docs/evidence/memory.svg")
     print({name: value for name, value in figures.items() if name != "rss_mb"})
     if figures["growth_after_10000"] > BAR:
         sys.exit("the worker's memory grew")

@@ -1,4 +1,4 @@
-"""Two of the users of docs/security.md: worker, producer and `celery inspect` run under them."""
+"""Worker, producer and `celery inspect` run under the users of docs/how-to/security.md."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ PASSWORD = "s3cr3t-of-this-test"
 
 
 def documented() -> dict[str, list[str]]:
-    """Return the rules in docs/security.md by user."""
-    text = (ROOT / "docs" / "security.md").read_text()
+    """Return the rules in docs/how-to/security.md by user."""
+    text = (ROOT / "docs/how-to/security.md").read_text()
     found = re.findall(r"^user (\S+) (.*)$", text, re.MULTILINE)
     return {user: rules.split() for user, rules in found}
 
@@ -73,7 +73,7 @@ def url_of(server: RedisServer, user: str) -> str:
 
 
 def refused(client: redis.Redis) -> list[str]:
-    """Return what was refused, from Redis' own log; CLIENT SETINFO aside, see docs/security.md."""
+    """Return what Redis's own log says was refused, without CLIENT SETINFO."""
     entries: list[dict[str, Any]] = client.acl_log()
     told = [f"{e['username']}: {e['reason']} {e['object']}" for e in entries]
     return [line for line in told if not line.endswith(("command client", "client|setinfo"))]

@@ -1,4 +1,4 @@
-"""A gateway under its own user of Redis has the rights that it needs by docs/security.md."""
+"""A gateway under its own user of Redis has the rights that it needs by docs/how-to/security.md."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MODEL = "small"
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[RedisServer]:
     """Return a Redis with the documented users, and the test's administrator."""
-    text = (ROOT / "docs" / "security.md").read_text()
+    text = (ROOT / "docs/how-to/security.md").read_text()
     with RedisServer(tmp_path / "redis", "--appendonly", "no") as found:
         for user, rules in re.findall(r"^user (\S+) (.*)$", text, re.MULTILINE):
             words = rules.replace("CHANGE-ME", PASSWORD).split()
@@ -42,7 +42,7 @@ def url_of(server: RedisServer, user: str) -> str:
 
 
 def refused(server: RedisServer) -> set[str]:
-    """Return what was refused, from Redis's own log; CLIENT SETINFO aside, see docs/security.md."""
+    """Return what Redis's own log says was refused, without CLIENT SETINFO."""
     told = {f"{e['username']}: {e['reason']} {e['object']}" for e in server.client().acl_log()}
     return {line for line in told if not line.endswith(("command client", "client|setinfo"))}
 

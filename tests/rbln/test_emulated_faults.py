@@ -37,7 +37,7 @@ def assert_rebuilt_and_all_answered(
     asked: list[list[int]],
     expected: list[list[int]],
 ) -> None:
-    """Assert what docs/reliability.md promises where an engine dies inside a living worker."""
+    """Assert what docs/explanation/delivery.md promises if an engine dies inside a worker."""
     assert stack.collect(name, producer).all_tokens() == expected
     eventually(lambda: stack.state() == "ready", 10, "rebuilt in place, by the same worker")
     writes = assert_settled(stack.store, stack.redis.folder, name, lines_of(asked))

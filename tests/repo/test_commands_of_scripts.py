@@ -1,4 +1,4 @@
-"""Each Redis command that a worker's scripts run is one that its user in docs/security.md has."""
+"""Each Redis command of a worker's scripts is one that its user in security.md has."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SCRIPTS = sorted(path.stem for path in (ROOT / "worker" / "lua").glob("*.lua"))
 def granted(user: str) -> set[str]:
     """Return the commands that the page gives a user."""
     (rules,) = re.findall(
-        rf"^user {user} (.*)$", (ROOT / "docs" / "security.md").read_text(), re.MULTILINE
+        rf"^user {user} (.*)$", (ROOT / "docs/how-to/security.md").read_text(), re.MULTILINE
     )
     return {rule[1:] for rule in rules.split() if rule.startswith("+")}
 

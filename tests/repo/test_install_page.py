@@ -1,4 +1,4 @@
-"""docs/install.md names files, sets, extras and words that exist."""
+"""docs/how-to/install.md names files, sets, extras and words that exist."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from worker.engine.vllm.preflight import OLDEST_DRIVER, SAMPLER, judge_device
 from worker.machine import devices
 from worker.machine.packages import Packages
 
-PAGE = (ROOT / "docs" / "install.md").read_text()
+PAGE = (ROOT / "docs/how-to/install.md").read_text()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 WHEEL = f"{PROJECT['name']}-{PROJECT['version']}-py3-none-any.whl"
 

@@ -40,8 +40,8 @@ def test_no_two_scripts_have_one_name() -> None:
 
 
 def table() -> str:
-    page = (ROOT / "docs" / "architecture.md").read_text()
-    return page.split("\n## Redis keys\n")[1].split("\n## ")[0]
+    page = (ROOT / "docs/reference/redis-keys.md").read_text()
+    return page.split("\n## ")[0]
 
 
 def test_the_key_table_names_every_constant() -> None:
@@ -87,7 +87,7 @@ def raised(path: Path) -> set[str]:
 
 
 def test_the_documentation_lists_every_code_that_an_error_line_can_carry() -> None:
-    # What answers over HTTP carry besides is in docs/gateway.md.
+    # What answers over HTTP carry besides is in docs/reference/gateway.md.
     of_lines = [path for path in PYTHON if "gateway" not in path.parts]
     used = {RequestRejected.code, RequestFailed.code}.union(*map(raised, of_lines))
     scripts = "".join(path.read_text() for path in LUA)

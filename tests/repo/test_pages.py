@@ -106,8 +106,8 @@ def said() -> Iterator[str]:
 
 
 def quoted() -> list[str]:
-    """Return the messages in the first columns of docs/troubleshooting.md, other programs' not."""
-    page = (ROOT / "docs" / "troubleshooting.md").read_text().split("\n## Words of other")[0]
+    """Return the messages in the first columns of troubleshooting.md, other programs' not."""
+    page = (ROOT / "docs/how-to/troubleshooting.md").read_text().split("\n## Words of other")[0]
     return re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE)
 
 

@@ -1,4 +1,4 @@
-"""docs/plots: drawn from the committed results, readable on a light and on a dark page."""
+"""docs/evidence/plots: drawn from the committed results, readable on a light and on a dark page."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_the_plots_of_the_docs_are_those_of_the_committed_results(tmp_path: Path
     assert "gpu.svg" in written
     stale = "out of date: run tests/bench/run.py --write-docs"
     assert written == {path.name for path in plots.FOLDER.glob("*.svg")}, stale
-    page = (ROOT / "docs" / "performance.md").read_text()
+    page = (ROOT / "docs/evidence/measurements.md").read_text()
     for name in written:
         drawn, committed = (_without_ids(folder / name) for folder in (tmp_path, plots.FOLDER))
         assert drawn == committed, f"{name} {stale}"

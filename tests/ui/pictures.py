@@ -1,4 +1,5 @@
-"""Takes the pictures of docs/ui.md, of a gateway with vLLM and the shipped model behind it.
+"""Takes the pictures of docs/how-to/page.md, of a gateway with vLLM and the shipped model behind
+it.
 
     .venv/bin/python tests/ui/pictures.py [SECONDS] [simulated]
 
@@ -39,7 +40,7 @@ from contract.redis.history import HistoryReads
 from contract.redis.tenants import Tenant
 from demo.stack import RedisServer, eventually
 
-FOLDER = ROOT / "docs" / "ui"
+FOLDER = ROOT / "docs/pictures"
 #: So long the batches run before the first picture, in seconds.
 RUNS_S = float(sys.argv[1]) if len(sys.argv) > 1 else 100.0
 TALLEST = 1500

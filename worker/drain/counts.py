@@ -74,7 +74,7 @@ class Means:
             self._worked = self._worked * keep + seconds
 
     def as_json(self) -> dict[str, Any]:
-        """Return what is announced (docs/architecture.md), as far as it is known."""
+        """Return what is announced (docs/reference/redis-keys.md), as far as it is known."""
         count, answers, prompts = self._answers
         found: dict[str, Any] = {}
         if count >= 1:

@@ -100,7 +100,7 @@ class Scripts:
         """Return how many bytes Redis takes in one value."""
         try:
             told = await self._client.config_get("proto-max-bulk-len")
-        except ERRORS:  # users with the rights of docs/security.md may not ask
+        except ERRORS:  # users with the rights of docs/how-to/security.md may not ask
             return USUALLY_TAKEN_BYTES
         return int(told.get("proto-max-bulk-len", USUALLY_TAKEN_BYTES))
 

@@ -34,7 +34,7 @@ from worker.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
 
-#: How each stop begins: Celery's exit code (docs/operations.md).
+#: How each stop begins: Celery's exit code (docs/how-to/operations.md).
 _STOPS = {"SIGTERM": EX_OK, "SIGINT": EX_FAILURE, "SIGQUIT": EX_OK}
 
 

@@ -1,7 +1,7 @@
 """Celery's task events of the requests that a drain runs, gathered for whoever sends them.
 
-Flower and celery-exporter read them (docs/celery-tools.md). Nobody listens most of the time, and
-then nothing is subscribed. No event holds a prompt or an answer.
+Flower and celery-exporter read them (docs/reference/observing.md). Nobody listens most of the time,
+and then nothing is subscribed. No event holds a prompt or an answer.
 """
 
 from __future__ import annotations

@@ -2,5 +2,5 @@
 
 It runs in a process of its own beside each gateway, so that reading files takes no time from online
 requests. Whatever it does can be done again: one that is killed is followed by another, which goes
-on where Redis says that it was (docs/architecture.md).
+on where Redis says that it was (docs/explanation/architecture.md).
 """

@@ -32,7 +32,7 @@ WORDS: dict[Code, tuple[str, str]] = {
     ),
     "forbidden": (
         "not allowed to look at {what}; {error}",
-        "give this user the rights that docs/security.md lists",
+        "give this user the rights that docs/how-to/security.md lists",
     ),
     "not_looked": (
         "not looked for: {what}, for which all keys are read, and user {user} is one of its own",
@@ -51,7 +51,7 @@ WORDS: dict[Code, tuple[str, str]] = {
         "point WARMQ_REDIS_URL at its primary, {primary}, or use sentinel://",
     ),
     "aof_on": (
-        "the append-only file is on, so what a crash of Redis costs is in docs/redis.md",
+        "the append-only file is on, so what a crash of Redis costs is in docs/how-to/redis.md",
         "",
     ),
     "aof_off": (
@@ -71,7 +71,7 @@ WORDS: dict[Code, tuple[str, str]] = {
     "memory": ("{used_bytes} of maxmemory {limit_bytes} used ({percent} %)", ""),
     "memory_unlimited": (
         "{used_bytes} used; maxmemory is not set, so nothing stops Redis from filling the machine",
-        "set maxmemory (docs/redis.md)",
+        "set maxmemory (docs/how-to/redis.md)",
     ),
     "memory_high": (
         "{used_bytes} of maxmemory {limit_bytes} used ({percent} %), which is above "
@@ -97,7 +97,7 @@ WORDS: dict[Code, tuple[str, str]] = {
     "rights": ("this user has all rights of {needed_by}", ""),
     "rights_missing": (
         "this user lacks rights of {needed_by} ({missing})",
-        "give it those that docs/security.md lists (ACL SETUSER)",
+        "give it those that docs/how-to/security.md lists (ACL SETUSER)",
     ),
     # -- workers
     "worker": (_WORKER, ""),
@@ -151,7 +151,7 @@ WORDS: dict[Code, tuple[str, str]] = {
     "unread_list": (
         "{requests} for queue {queue} in the list {key!r}, which no worker reads: a Celery client "
         "sets {option}",
-        "remove {option} from its broker_transport_options, and send them again (docs/python.md)",
+        "remove {option} from its broker_transport_options and send again (docs/how-to/python.md)",
     ),
     "no_dead_letters": ("no dead letters", ""),
     "dead_letters": (

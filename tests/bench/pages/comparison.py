@@ -1,4 +1,4 @@
-"""The tables of docs/comparison.md, which set warmq beside what a user would pick instead."""
+"""The tables of docs/evidence/comparison.md: warmq and what a user would pick instead."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from bench.common import report
 
-PAGE = report.ROOT / "docs" / "comparison.md"
+PAGE = report.ROOT / "docs/evidence/comparison.md"
 PARTS = ("alternatives", "queues")
 BEGIN, END = "<!-- comparison: written by `run.py --write-docs` -->", "<!-- end of comparison -->"
 #: Figures of part `queues`: name, what, unit.

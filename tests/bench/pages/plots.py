@@ -1,4 +1,4 @@
-"""Draws docs/plots/*.svg from tests/bench/results/*.json.
+"""Draws docs/evidence/plots/*.svg from tests/bench/results/*.json.
 
 The background is transparent and all colours are of middle brightness, so that a plot reads on
 a light page and on a dark one. Text stays text.
@@ -18,7 +18,7 @@ mpl.use("svg")
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-FOLDER = report.ROOT / "docs" / "plots"
+FOLDER = report.ROOT / "docs/evidence/plots"
 GREY, BLUE, ORANGE, GREEN = "#7d8590", "#3d85c6", "#cf7b26", "#3f9b57"
 STYLE: dict[str, Any] = {
     "svg.fonttype": "none", "svg.hashsalt": "warmq", "font.family": "sans-serif", "font.size": 9,

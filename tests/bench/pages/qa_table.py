@@ -1,4 +1,4 @@
-"""The table of docs/performance.md for the tutorial's experiment on this machine."""
+"""The table of docs/evidence/measurements.md for the tutorial's experiment on this machine."""
 
 from __future__ import annotations
 

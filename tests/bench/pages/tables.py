@@ -1,4 +1,4 @@
-"""Writes the tables of docs/performance.md from tests/bench/results/*.json."""
+"""Writes the tables of docs/evidence/measurements.md from tests/bench/results/*.json."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from bench.common import report
 from bench.pages import comparison, plots, qa_table
 
-PAGE = report.ROOT / "docs" / "performance.md"
+PAGE = report.ROOT / "docs/evidence/measurements.md"
 BEGIN, END = "<!-- figures: written by `run.py --write-docs` -->", "<!-- end of figures -->"
 
 #: What is shown: part, figure, its name, unit, whether more is better, what limits it.
@@ -265,7 +265,7 @@ def full_note(found: dict[str, Any], h200: dict[str, Any]) -> list[str]:
 
 
 def write() -> None:
-    """Replace the figures of docs/performance.md and docs/comparison.md by the latest results."""
+    """Replace the figures of docs/evidence by the latest results."""
     shown_parts = dict.fromkeys([*(row[0] for row in ROWS), *comparison.PARTS])
     loaded = {part: report.load(part) for part in shown_parts}
     parts = {part: found for part, found in loaded.items() if found is not None}

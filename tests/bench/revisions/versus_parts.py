@@ -1,7 +1,7 @@
 """The parts of versus.py: what one run of each does with one side's worker and producer.
 
 Nothing here knows the product's classes: a batch is queued by the side's own `producer submit`,
-and Redis is asked only for what docs/architecture.md names.
+and Redis is asked only for what docs/explanation/architecture.md names.
 """
 
 from __future__ import annotations

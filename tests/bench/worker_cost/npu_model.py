@@ -1,7 +1,7 @@
 """The simulated engine with the costs of an RBLN card's scheduling. No figure of it is an NPU's.
 
 What the vendor's scheduler does on the optimum path (vllm-rbln 0.12, read and run over the
-stand-in for its runtime; docs/rbln.md): a waiting request is prefilled before anything is
+stand-in for its runtime; docs/how-to/rbln.md): a waiting request is prefilled before anything is
 decoded, one request per step and never mixed with decoding; a decode step costs the smallest
 compiled bucket that holds the running rows, whatever its rows are. What a step costs in seconds
 nobody has measured here, so `Cost` is varied over shapes and only ratios are of interest.

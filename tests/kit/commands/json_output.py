@@ -1,4 +1,4 @@
-"""Holds what `producer ... --json` prints to docs/json.schema.json."""
+"""Holds what `producer ... --json` prints to docs/reference/json.schema.json."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jsonschema import Draft202012Validator
 
 from demo.stack import ROOT
 
-SCHEMA = ROOT / "docs" / "json.schema.json"
+SCHEMA = ROOT / "docs/reference/json.schema.json"
 #: The document that a command prints with --json.
 DOCUMENTS = {
     "cancel": "changed",

@@ -49,8 +49,8 @@ def assert_settled(
     lines: Sequence[Mapping[str, Any]],
     failed: Mapping[str, str] | None = None,
 ) -> Writes:
-    """Assert docs/reliability.md's promise on a batch: one result each, committed once, and
-    nothing left; return what Redis wrote."""
+    """Assert docs/explanation/delivery.md's promise on a batch: one result each, committed once,
+    and nothing left; return what Redis wrote."""
     bodies = {str(line["custom_id"]): line for line in lines}
     assert_batch_settled(store, name, bodies, failed=failed, simulated=False)
     # The last lease ends together with the last result, its bookkeeping a moment later.

@@ -26,7 +26,8 @@ class Sent:
 def send_as_batches(client: openai.OpenAI, requests: Sequence[Hostile]) -> list[Sent]:
     """Send each request as a line, in a batch for each URL; the custom_id is its number there.
 
-    A line that is no JSON object refuses its whole file (docs/gateway.md), so each has its own.
+    A line that is no JSON object refuses its whole file (docs/reference/gateway.md), so each has
+    its own.
     """
     sent = []
     good = [each for each in requests if _is_object(each.line(NAME, "0"))]

@@ -1,4 +1,4 @@
-"""Keys that only the scripts name: docs/architecture.md has their table."""
+"""Keys that only the scripts name: docs/reference/redis-keys.md has their table."""
 
 from __future__ import annotations
 

@@ -47,7 +47,12 @@ def words(tree: ast.Module) -> Iterator[str]:
 
 
 def documented() -> set[str]:
-    table = (ROOT / "docs" / "logs.md").read_text().partition("## Actions")[2]
+    table = (
+        (ROOT / "docs/reference/observing.md")
+        .read_text()
+        .partition("## Actions")[2]
+        .partition("\n## ")[0]
+    )
     rows = re.findall(r"^\| (`[^|]+`) \|", table, re.MULTILINE)
     return {word for row in rows for word in re.findall(r"`(\w+)`", row)}
 

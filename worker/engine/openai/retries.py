@@ -1,6 +1,6 @@
 """What is done when a server does not answer a request: one table.
 
-docs/engine-openai.md shows the same table; a test compares them.
+docs/reference/engine-openai.md shows the same table; a test compares them.
 """
 
 import re

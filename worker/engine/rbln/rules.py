@@ -1,7 +1,7 @@
 """What an RBLN engine refuses, overrides or has to be given, and what is done before it starts.
 
 Called before vLLM is imported. Sources: vllm-rbln's and optimum-rbln's wheels 0.8 to 0.12
-(docs/rbln.md has the table).
+(docs/how-to/rbln.md has the table).
 """
 
 import os
@@ -111,7 +111,7 @@ def judge_artefact(artefact: Artefact, packages: Packages) -> Iterator[Finding]:
     if not packages.rbln:
         yield Finding(
             f"{folder} was compiled for RBLN and vllm-rbln is not installed",
-            "Install the vendor's packages: docs/rbln.md",
+            "Install the vendor's packages: docs/how-to/rbln.md",
         )
     if artefact.missing:
         yield Finding(

@@ -88,8 +88,8 @@ class VllmEngine:
             stats.trace_requests(self._engine)
         self._cause.processes = multiprocessing.active_children()
         # What vLLM and torch have made stays until the end: left to the collector, walking it
-        # stops the drain's loop for 0.37 s at a time (docs/performance.md). Thawed first, so
-        # that a rebuild frees the dead engine.
+        # stops the drain's loop for 0.37 s at a time (docs/explanation/performance.md). Thawed
+        # first, so that a rebuild frees the dead engine.
         gc.unfreeze()
         gc.collect()
         gc.freeze()

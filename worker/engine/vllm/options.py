@@ -232,8 +232,8 @@ def default_front_ends(settings: VllmSettings) -> int:
     """Return how many processes should feed an engine: one for each data-parallel replica.
 
     One carries 1,000 requests a second that go the full way and 2,200 plain ones on cores that are
-    not fast (docs/performance.md), which is what a GPU answers of the shortest. Each takes a core,
-    and the engine's own processes need theirs.
+    not fast (docs/explanation/performance.md), which is what a GPU answers of the shortest. Each
+    takes a core, and the engine's own processes need theirs.
     """
     asked = settings.engine_args.options
     if asked.get("data-parallel-backend") in ELSEWHERE or "nnodes" in asked:

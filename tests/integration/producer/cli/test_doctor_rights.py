@@ -15,8 +15,8 @@ from producer.redis import PRODUCER_COMMANDS, WORKER_SETTINGS
 
 
 def documented(user: str) -> list[str]:
-    """Return the rules of a user of docs/security.md, with a password of its own."""
-    text = (ROOT / "docs" / "security.md").read_text()
+    """Return the rules of a user of docs/how-to/security.md, with a password of its own."""
+    text = (ROOT / "docs/how-to/security.md").read_text()
     (rules,) = re.findall(rf"^user {user} (.*)$", text, re.MULTILINE)
     return str(rules).replace("CHANGE-ME", "pw").split()
 
@@ -140,5 +140,5 @@ def test_every_documented_command_is_tried_that_a_script_can_run_and_subscribe()
 
 
 def refused(own: RedisServer) -> set[str]:
-    """Return what Redis has refused; CLIENT SETINFO aside, see docs/security.md."""
+    """Return what Redis has refused; CLIENT SETINFO aside, see docs/how-to/security.md."""
     return {entry["object"] for entry in own.client().acl_log()} - {"client", "client|setinfo"}

@@ -1,4 +1,4 @@
-"""Every document that --json prints is what docs/json.schema.json says.
+"""Every document that --json prints is what docs/reference/json.schema.json says.
 
 `run_producer` checks each command line that any test runs; here each command runs once, with
 documents of all kinds, and the check itself is checked.
@@ -232,6 +232,6 @@ def test_the_page_has_the_tables_of_the_schema() -> None:
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    page = (ROOT / "docs" / "json.md").read_text()
+    page = (ROOT / "docs/reference/json.md").read_text()
     defs = orjson.loads(json_output.SCHEMA.read_bytes())["$defs"]
     assert set(re.findall(r"^### `(\w+)`", page, re.MULTILINE)) == set(defs)

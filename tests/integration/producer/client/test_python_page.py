@@ -1,4 +1,4 @@
-"""The programs of docs/python.md and docs/client.md as they stand: only the address differs."""
+"""The programs of docs/how-to/python.md as they stand: only the address differs."""
 
 from __future__ import annotations
 

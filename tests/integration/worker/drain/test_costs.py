@@ -1,8 +1,8 @@
 """What a request costs, in counts that no other load on the machine changes.
 
-A guard for docs/performance.md: these bounds are a tenth or so above what was counted when they
-were written. Who raises one says why in its commit, and runs `make bench`. Instructions are not
-counted: that takes valgrind, which no other test needs.
+A guard for docs/explanation/performance.md: these bounds are a tenth or so above what was counted
+when they were written. Who raises one says why in its commit, and runs `make bench`. Instructions
+are not counted: that takes valgrind, which no other test needs.
 """
 
 from __future__ import annotations

@@ -27,8 +27,8 @@ def test_the_simulated_engine_conforms(tmp_path: Path) -> None:
 
 
 def documented(folder: Path) -> str:
-    """Install the engine of docs/adding-an-engine.md into a folder; return its source."""
-    page = (ROOT / "docs" / "adding-an-engine.md").read_text()
+    """Install the engine of docs/how-to/adding-an-engine.md into a folder; return its source."""
+    page = (ROOT / "docs/how-to/adding-an-engine.md").read_text()
     (source,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     (folder / "transformers_engine.py").write_text(source)
     info = folder / "transformers_engine-1.0.dist-info"

@@ -17,7 +17,7 @@ from contract.streaming import texts_of
 from demo.stack import ROOT
 
 FORMS = Path(__file__).parents[3] / "kit" / "servers" / "server_forms"
-PAGE = ROOT / "docs" / "openai-servers.md"
+PAGE = ROOT / "docs/evidence/openai-servers.md"
 Json = dict[str, Any]
 SAID = "Take an umbrella."
 THOUGHT = "Rain falls. "

@@ -1,4 +1,4 @@
-"""Two Redis servers with a worker each: docs/redis.md's recipe, as it stands there."""
+"""Two Redis servers with a worker each: docs/how-to/redis.md's recipe, as it stands there."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Site]]:
 
 def recipe(sites: list[Site]) -> str:
     """Return the page's commands, with the test's servers for those on the page."""
-    page = (ROOT / "docs" / "redis.md").read_text().partition("## Several Redis servers")[2]
+    page = (ROOT / "docs/how-to/redis.md").read_text().partition("## Several Redis servers")[2]
     lines = [line[4:] for line in page.splitlines() if line.startswith("    ")]
     assert lines[0].startswith("servers=") and lines[-1].startswith("cat "), lines
     return "\n".join([f'servers="{" ".join(site.url for site in sites)}"', *lines[1:]])

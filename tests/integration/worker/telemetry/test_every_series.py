@@ -31,13 +31,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
 @pytest.mark.timeout(240)
 def test_every_series_of_the_workers_has_moved(run: Run) -> None:
     found = run.workers_total()
-    still = {name for name in documented("A worker's") if not found[name] > 0}
+    still = {name for name in documented("Series of a worker") if not found[name] > 0}
     assert still == NO_ENGINE | (IDLE - {"warmq_fleet_in_flight"})
 
 
 @pytest.mark.timeout(240)
 def test_every_series_of_the_gateway_has_moved(run: Run) -> None:
-    wanted = documented("The gateway's") - PASSING - IDLE
+    wanted = documented("Series of a gateway") - PASSING - IDLE
 
     def still() -> set[str]:
         found = totals(run.gateway.url)

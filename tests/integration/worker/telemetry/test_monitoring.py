@@ -107,13 +107,13 @@ def test_a_dashboard_can_be_imported(file: Path) -> None:
 
 
 def test_every_alert_has_a_summary_and_a_runbook_that_is_there() -> None:
-    page = (ROOT / "docs" / "operations.md").read_text()
+    page = (ROOT / "docs/how-to/operations.md").read_text()
     alerts = [rule for rule in rules() if "alert" in rule]
     assert len(alerts) >= 10
     for rule in alerts:
         assert rule["annotations"]["summary"]
         assert rule["for"]
         file, _, anchor = rule["annotations"]["runbook_url"].partition("#")
-        assert file == "docs/operations.md"
+        assert file == "docs/how-to/operations.md"
         assert anchor == rule["alert"].lower()
         assert f"\n### {rule['alert']}\n" in page

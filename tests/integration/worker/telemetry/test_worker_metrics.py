@@ -153,4 +153,4 @@ def test_the_oldest_request_in_flight_is_told(redis_url: str, tmp_path: Path, po
 @pytest.mark.usefixtures("worker")
 def test_the_docs_list_every_series_of_a_worker(port: int) -> None:
     shown = {name for name, _ in scraped(port) if not name.startswith("vllm:")}
-    assert {series_of(name) for name in shown} == documented("A worker's")
+    assert {series_of(name) for name in shown} == documented("Series of a worker")

@@ -49,8 +49,8 @@ def test_errors_of_anthropics_paths_have_anthropics_types() -> None:
     ("method", "path", "told"),
     [
         ("GET", "/batches", "but /v1/batches: end the client's base URL with /v1"),
-        ("GET", "/other", "docs/gateway.md"),
-        ("GET", "/v1/v1/batches", "docs/gateway.md"),
+        ("GET", "/other", "docs/reference/gateway.md"),
+        ("GET", "/v1/v1/batches", "docs/reference/gateway.md"),
     ],
 )
 async def test_the_route_that_was_meant_is_named(method: str, path: str, told: str) -> None:

@@ -1,7 +1,7 @@
 """Any Arrow type, at any depth: a cell is what is written by hand as JSON, or its row's error.
 
-The rule of docs/tables.md is written down again here, over Python's values: whoever changes one
-must change the other.
+The rule of docs/reference/tables.md is written down again here, over Python's values: whoever
+changes one must change the other.
 """
 
 from __future__ import annotations

@@ -162,7 +162,7 @@ def test_a_repository_that_would_not_serve_is_a_problem(
 
 
 def test_the_page_shows_files_that_are_judged_as_it_says() -> None:
-    page = (ROOT / "docs" / "engine-triton.md").read_text()
+    page = (ROOT / "docs/reference/engine-triton.md").read_text()
     shown = [json.loads(text) for text in re.findall(r'`(\{"model".*?\})`', page)]
     judged = [
         [one.problem.split('"')[1] for one in judge_arguments(arguments)] for arguments in shown

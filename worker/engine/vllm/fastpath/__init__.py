@@ -1,11 +1,11 @@
 """Plain requests past vLLM's serving classes: when that is done, and where the rest of it is.
 
 With short prompts and short answers one Python process in front of the engine is the limit
-(docs/performance.md), and most of what it does is the same for each request of a file. The first
-request of a form goes the full way, and is looked at (learning.py); if it can be repeated
+(docs/explanation/performance.md), and most of what it does is the same for each request of a file.
+The first request of a form goes the full way, and is looked at (learning.py); if it can be repeated
 (texts.py, pooling.py) the others are tokenized together (tokens.py), given to EngineCore as that
 one was, and their answers written as its was. What is not plain, and what vLLM would refuse, goes
-the full way as ever (docs/fast-path.md). Only engine.py imports this package.
+the full way as ever (docs/explanation/fast-path.md). Only engine.py imports this package.
 """
 
 from typing import Any

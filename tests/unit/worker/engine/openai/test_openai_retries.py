@@ -28,7 +28,7 @@ from worker.engine.openai.retries import (
 from worker.engine.openai.upstream import Metrics, next_limit, read_metrics, waiting_room
 from worker.engine.remote.fleet import Health
 
-PAGE = ROOT / "docs" / "engine-openai.md"
+PAGE = ROOT / "docs/reference/engine-openai.md"
 
 
 @pytest.mark.parametrize(

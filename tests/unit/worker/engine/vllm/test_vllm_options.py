@@ -71,7 +71,7 @@ def test_every_old_option_is_named_once_in_both_spellings(name: str) -> None:
 
 
 def test_every_old_option_is_on_the_page() -> None:
-    page = (ROOT / "docs" / "engine-vllm.md").read_text()
+    page = (ROOT / "docs/reference/engine-vllm.md").read_text()
     assert [name for name in (*REMOVED, *SPECULATION) if f"--{name}" not in page] == []
 
 
