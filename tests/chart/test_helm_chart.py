@@ -167,7 +167,7 @@ def test_accelerators_are_asked_for_by_device() -> None:
 
     assert limits(device="cpu") is None
     assert limits(device="cuda", accelerators=2) == {"nvidia.com/gpu": "2"}
-    assert limits(device="rbln") == {"rebellions.ai/ATOM": "1"}
+    assert limits(device="rbln") == {"rebellions.ai/npu": "1"}
     memory = {"limits": {"memory": "64Gi"}}
     assert limits(device="cuda", resourceName="x.org/card", resources=memory) == {
         "memory": "64Gi", "x.org/card": "1"

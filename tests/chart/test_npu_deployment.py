@@ -34,12 +34,12 @@ def test_workers_are_started_as_the_procfile_says_and_without_privileges() -> No
 
 def test_a_pod_asks_for_its_cards_and_frees_them_before_the_next_one_starts() -> None:
     container = DEPLOYMENT["spec"]["template"]["spec"]["containers"][0]
-    assert container["resources"]["limits"] == {"rebellions.ai/ATOM": "4"}
+    assert container["resources"]["limits"] == {"rebellions.ai/npu": "4"}
     assert DEPLOYMENT["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
 
 
-def test_a_cluster_with_generic_names_of_resources_gives_cards_by_that_name() -> None:
-    generic = values(EXAMPLE, workerDefaults={"resourceName": "rebellions.ai/npu"})
-    (found,) = of_kind("Deployment", render(generic)).values()
+def test_a_device_plugin_before_0_4_0_gives_cards_by_its_own_name() -> None:
+    older = values(EXAMPLE, workerDefaults={"resourceName": "rebellions.ai/ATOM"})
+    (found,) = of_kind("Deployment", render(older)).values()
     (container,) = found["spec"]["template"]["spec"]["containers"]
-    assert container["resources"]["limits"] == {"rebellions.ai/npu": "4"}
+    assert container["resources"]["limits"] == {"rebellions.ai/ATOM": "4"}
