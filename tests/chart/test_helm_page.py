@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 from kit.chart.helm_chart import env_of, merged, of_kind, pods, render, values
+from kit.commands.pages import blocks
 
 from demo.stack import ROOT
 
@@ -21,8 +22,8 @@ FIRST = EXAMPLES[0]
 
 def commands(*begin: str) -> list[list[str]]:
     """Return the words of the page's commands that begin with these."""
-    lines = re.sub(r"\\\n", " ", PAGE).splitlines()
-    found = [shlex.split(line) for line in lines if line.startswith("    ")]
+    found = [shlex.split(line) for block in blocks(PAGE) if block.language == "sh"
+             for line in block.commands]  # fmt: skip
     return [words for words in found if words[: len(begin)] == [*begin]]
 
 

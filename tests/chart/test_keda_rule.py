@@ -105,7 +105,7 @@ def test_never_more_workers_than_allowed(most: int) -> None:
 
 
 def test_the_rule_says_of_a_recorded_queue_what_it_said_when_its_workers_followed_it() -> None:
-    """docs/how-to/kubernetes.md shows that course; tests/faults/run_scaling.py records it."""
+    """docs/evidence/kubernetes.md shows that course; tests/faults/run_scaling.py records it."""
     recorded = json.loads(RECORDED.read_text())
     rule = scaler(maxReplicas=4, tokensPerReplica=600)
     assert rule.spec == recorded["spec"]

@@ -42,7 +42,7 @@ def test_the_worker_runs_the_procfiles_line_with_settings_that_load() -> None:
 
 def test_the_pages_server_is_the_one_that_the_tests_start() -> None:
     page = (ROOT / "docs/reference/engine-openai.md").read_text()
-    (command,) = re.findall(r"^    (python -m vllm\S+ (?:.*\\\n)*.*)", page, re.MULTILINE)
+    (command,) = re.findall(r"^(python -m vllm\S+ (?:.*\\\n)*.*)", page, re.MULTILINE)
     words = shlex.split(command.replace("\\\n", ""))
     assert words[2] == MODULE
     assert (ROOT / words[words.index("--model") + 1] / "config.json").is_file()

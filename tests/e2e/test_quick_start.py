@@ -7,11 +7,11 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from kit.commands.pages import blocks
 from kit.stacks.real_stack import ROOT, read_jsonl, text_of
 
 from demo.stack import eventually, free_port
@@ -20,17 +20,10 @@ pytestmark = pytest.mark.timeout(400)
 EXPECTED = json.loads((ROOT / "demo" / "expected.json").read_text())
 
 
-def blocks() -> list[str]:
-    """Return the section's indented blocks: what starts the worker, what submits, and examples."""
+def commands() -> list[str]:
+    """Return the section's commands: what starts the worker, and what submits."""
     section = (ROOT / "README.md").read_text().split("## Use it")[1].split("\n## ")[0]
-    found, block = [], ""
-    for line in [*section.splitlines(), ""]:
-        if line.startswith("    "):
-            block += line + "\n"
-        elif block:
-            found.append(textwrap.dedent(block))
-            block = ""
-    return found
+    return [block.text for block in blocks(section) if block.language == "sh"]
 
 
 @pytest.fixture
@@ -61,7 +54,7 @@ def last_command(shell: subprocess.Popen[bytes]) -> int:
 
 
 def test_the_readmes_use_it_answers_the_demos_questions(clone: Path, port: int) -> None:
-    serve, submit = (block.replace("6379", str(port)) for block in blocks()[:2])
+    serve, submit = (block.replace("6379", str(port)) for block in commands())
     env = {k: v for k, v in os.environ.items() if not k.startswith(("WARMQ_", "VLLM_"))}
     env["WARMQ_REDIS_URL"] = f"redis://127.0.0.1:{port}/0"  # for the page's port is the default
     log_path = clone.parent / "worker.log"
@@ -95,9 +88,8 @@ def test_the_readmes_use_it_answers_the_demos_questions(clone: Path, port: int) 
 
 
 def test_the_korean_readme_has_the_same_commands() -> None:
-    def commands(page: str) -> list[str]:
-        text = (ROOT / page).read_text()
-        return [line.split(" #")[0].rstrip() for line in text.splitlines()
-                if line.startswith("    ") and not line.startswith("    git ")]  # fmt: skip
+    def typed(page: str) -> list[str]:
+        found = [block for block in blocks((ROOT / page).read_text()) if block.language != "text"]
+        return [line.split(" #")[0].rstrip() for block in found for line in block.commands]
 
-    assert commands("README.md") == commands("README.ko.md")
+    assert typed("README.md") == typed("README.ko.md")

@@ -6,7 +6,7 @@ A real gateway tells at /warmq/v1/scale what the queue holds. The rule of the ch
 ScaledObject (tests/kit/chart/keda_rule.py) decides from it every 15 s of a clock that runs 30
 times as fast as this machine's, and real worker processes with the simulated engine are started,
 or get SIGTERM, whichever of them it hits. At the end every request has one answer. With --save
-the course is kept in tests/faults/results/scaling.json; docs/how-to/kubernetes.md shows it.
+the course is kept in tests/faults/results/scaling.json; docs/evidence/kubernetes.md shows it.
 `--going idlest` stops the worker that runs least, as a pod's deletion cost would have it, and
 `--drain-s` gives a stop less time than its requests need: decision 0016 compares them.
 """

@@ -1,11 +1,11 @@
 """Runs the worker once for every option of vLLM in rows.py, and keeps what was seen.
 
     python tests/options/run.py [--only NAME,NAME] [--save]
-    python tests/options/run.py --write-docs      put the table into docs/reference/engine-vllm.md
+    python tests/options/run.py --write-docs      put the table into docs/evidence/vllm.md
 
 Every row is the Procfile's worker over a private Redis; a file goes through `producer submit`, and
 its greedy answers are compared with those of the plain engine. `--save` writes results.json, of
-which docs/reference/engine-vllm.md has the table; rows that are not run keep what is there. Rows
+which docs/evidence/vllm.md has the table; rows that are not run keep what is there. Rows
 that need a package which the locked environment lacks say so: run them with an interpreter that has
 it.
 """

@@ -1,4 +1,4 @@
-"""The table in docs/reference/engine-vllm.md, from results.json."""
+"""The table in docs/evidence/vllm.md, from results.json."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from options.rows import ROWS, Row, named
 
 RESULTS = Path(__file__).resolve().parent / "results.json"
-PAGE = RESULTS.parent.parent.parent / "docs/reference/engine-vllm.md"
+PAGE = RESULTS.parent.parent.parent / "docs/evidence/vllm.md"
 _BLOCK = re.compile(r"<!-- options -->.*?(?=\n\n(?!\|)|\Z)", re.DOTALL)
 
 

