@@ -7,6 +7,7 @@ import ast
 import importlib.util
 import json
 import re
+import subprocess
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,8 @@ from demo.stack import ROOT
 PAGES = sorted(TUTORIALS.glob("*.md"))
 DOCS = [ROOT / "README.md", ROOT / "README.ko.md", ROOT / "CONTRIBUTING.md",
         *sorted((ROOT / "docs").rglob("*.md"))]  # fmt: skip
+#: Files that may name a page.
+TEXTS = {".js", ".lua", ".md", ".py", ".toml", ".txt", ".yaml", ".yml"}
 #: What somebody reads; evidence is looked up.
 READ = [page for page in DOCS if "evidence" not in page.parts]
 #: Where people find out that a line is not for every machine.
@@ -110,6 +113,23 @@ def test_the_index_names_every_page() -> None:
     assert pages - links == {"how-to/rbln.ko.md"}
 
 
+# -- words ---------------------------------------------------------------------------------------
+
+#: Words of the project's own old language, and what English has for them.
+BANNED = {
+    "told", "beside", "besides", "others", "say", "says", "said", "saying", "mend", "mends",
+    "mended", "deaf", "hear", "hears", "heard", "vacate", "vacates", "lesson", "lessons", "befall",
+    "befalls", "befell",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("page", READ, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_page_has_no_banned_word(page: Path) -> None:
+    # The words of tables that are made from code are the code's.
+    text = re.sub(r"<!-- (\w+) -->.*?<!-- /\1 -->", "", page.read_text(), flags=re.DOTALL)
+    assert BANNED & set(re.findall(r"[a-z]+", text.lower())) == set()
+
+
 # -- fences --------------------------------------------------------------------------------------
 
 
@@ -195,6 +215,19 @@ def test_a_pages_links_lead_to_files_and_headings_that_are_there(page: Path) -> 
             missing += [link] * ("://" not in link)
         elif anchor and target.suffix == ".md" and anchor not in anchors(target):
             missing.append(link)
+    assert missing == []
+
+
+def test_a_page_that_any_file_names_is_there() -> None:
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    named = re.compile(r"(?<![\w/.-])docs/[\w/.-]*\w\.(?:md|svg|png|json)\b")
+    missing = []
+    for name in filter(None, listed.split("\0")):
+        if Path(name).suffix in TEXTS or Path(name).name in ("Makefile", "setup"):
+            text = (ROOT / name).read_text() if (ROOT / name).is_file() else ""
+            missing += [(name, page) for page in named.findall(text) if not (ROOT / page).exists()]
     assert missing == []
 
 
