@@ -97,6 +97,13 @@ def test_the_documentation_lists_every_code_that_an_error_line_can_carry() -> No
     assert used <= set(error_codes())
 
 
+def test_the_gateways_page_lists_every_code_of_an_http_error() -> None:
+    page = (ROOT / "docs/reference/gateway.md").read_text().partition("## Error codes")[2]
+    used = set().union(*(raised(path) for path in PYTHON if "gateway" in path.parts))
+    assert {"invalid_api_key", "queue_full", "too_many_bodies"} <= used
+    assert {code for code in used if f"`{code}`" not in page} == set()
+
+
 def test_request_ids_are_uuid5_and_never_meet() -> None:
     namespace = uuid.uuid5(uuid.NAMESPACE_DNS, naming.TASK_NAME)
     assert naming.request_id("b1", "c1") == str(uuid.uuid5(namespace, "b1\0id\0c1"))

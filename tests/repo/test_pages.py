@@ -250,7 +250,7 @@ def said() -> Iterator[str]:
 
 def quoted() -> list[str]:
     """Return the messages in the first columns of troubleshooting.md, other programs' not."""
-    page = (ROOT / "docs/how-to/troubleshooting.md").read_text().split("\n## Words of other")[0]
+    page = (ROOT / "docs/how-to/troubleshooting.md").read_text().split("\n## Messages of other")[0]
     return re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE)
 
 
