@@ -60,7 +60,7 @@ def _notes(ways: dict[str, dict[str, Any]]) -> list[str]:
     if "drafted_tokens" in ways.get("draft", {}):
         lines.append(
             "- The draft model is the model itself: its drafts are right by construction, and each "
-            "costs a whole pass. Its ratio says what a step costs here beside the pass in it "
+            "costs a whole pass. Its ratio shows what a step costs here in addition to its pass "
             "(scheduler, processes, sampling), not what a smaller draft model would gain."
         )
     if {"tp2", "pp2"} & ways.keys():
