@@ -205,11 +205,20 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-@pytest.mark.parametrize("page", DOCS, ids=lambda page: str(page.relative_to(ROOT)))
+#: Everything with links, the changelog and the pages of folders of code too.
+LINKED = sorted({
+    *DOCS, ROOT / "CHANGELOG.md", *(ROOT / "models").rglob("*.md"), *(ROOT / "tests").rglob("*.md"),
+    *(ROOT / "compose").rglob("*.md"),
+})  # fmt: skip
+
+
+@pytest.mark.parametrize("page", LINKED, ids=lambda page: str(page.relative_to(ROOT)))
 def test_a_pages_links_lead_to_files_and_headings_that_are_there(page: Path) -> None:
     missing = []
-    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+    for shown, link in re.findall(r"\[([^\]]*)\]\(([^)\s]+)\)", page.read_text()):
         name, _, anchor = link.partition("#")
+        if re.fullmatch(r"[\w.-]+\.md", shown) and name:
+            assert shown == Path(name).name
         target = page.parent / name if name else page
         if "://" in link or not target.exists():
             missing += [link] * ("://" not in link)
