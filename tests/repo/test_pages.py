@@ -134,16 +134,16 @@ def test_a_page_has_no_banned_word(page: Path) -> None:
 
 
 def fences(*languages: str) -> list[pytest.param]:
-    """Return all fences of pages that somebody reads in these languages."""
+    """Return all fences of the pages in these languages."""
     return [
         pytest.param(block, id=f"{page.relative_to(ROOT)}:{block.line}")
-        for page in READ
+        for page in DOCS
         for block in blocks(page.read_text())
         if block.language in languages
     ]
 
 
-@pytest.mark.parametrize("page", READ, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", DOCS, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_block_of_code_is_a_fence_of_a_known_language(page: Path) -> None:
     text = page.read_text()
     found = [*blocks(text)]
@@ -159,7 +159,7 @@ def is_typed(page: Path, block: Block) -> bool:
     return page.parent.name == "tutorials" or page.stem in TYPED["how-to"].read_text()
 
 
-@pytest.mark.parametrize("page", READ, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", DOCS, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_command_is_run_by_a_test_or_says_why_not(page: Path) -> None:
     for block in blocks(page.read_text()):
         if block.language not in ("sh", "js"):
