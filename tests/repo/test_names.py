@@ -16,6 +16,7 @@ from contract.errors import RequestFailed, RequestRejected
 from contract.redis import keys
 from contract.redis.scripts import PACKAGES, SHARED, source
 from demo.stack import ROOT
+from producer.cli import main
 
 LUA = sorted(path for side in PACKAGES for path in (ROOT / side / "lua").glob("*.lua"))
 PYTHON = sorted(path for side in ("contract", "worker", "producer", "gateway")
@@ -102,6 +103,16 @@ def test_the_gateways_page_lists_every_code_of_an_http_error() -> None:
     used = set().union(*(raised(path) for path in PYTHON if "gateway" in path.parts))
     assert {"invalid_api_key", "queue_full", "too_many_bodies"} <= used
     assert {code for code in used if f"`{code}`" not in page} == set()
+
+
+def test_the_page_lists_every_exit_status_of_the_producer() -> None:
+    statuses = {
+        value for name, value in vars(main).items() if name.isupper() and type(value) is int
+    }
+    assert len(statuses) >= 5
+    page = (ROOT / "docs/reference/errors.md").read_text().partition("## Exit statuses")[2]
+    found = re.findall(r"^\| producer \| ([\d, ]+) \|", page, re.MULTILINE)
+    assert statuses | {0, 1} == {int(status) for row in found for status in row.split(",")}
 
 
 def test_request_ids_are_uuid5_and_never_meet() -> None:
