@@ -220,7 +220,7 @@ test-wheel: $(STAMP) ## install the wheel as a user would, without the locks, an
 	WARMQ_TEST_WHEEL_PYTHON=$(CURDIR)/.venv-wheel/bin/python $(PYTEST) tests/e2e/test_installed_wheel.py
 
 .PHONY: release
-release: $(STAMP) ## build wheel and sdist, try them in an empty environment, say what a release lacks; TAG=1 tags it
+release: $(STAMP) ## build wheel and sdist, try them in an empty environment, print what a release lacks; TAG=1 tags it
 	$(if $(TAG),@scripts/release --unbuilt)
 	$(MAKE) test-wheel
 	@scripts/release $(if $(TAG),--tag)
@@ -247,7 +247,7 @@ bench: $(STAMP) ## measure the queue: against the bare engine and other ways, ma
 	$(PY) tests/bench/run.py
 
 .PHONY: bench-versus
-bench-versus: $(STAMP) ## measure this tree beside another revision, in pairs: REV=commit, 8 minutes
+bench-versus: $(STAMP) ## measure this tree and another revision, in pairs: REV=commit, 8 minutes
 	$(PY) tests/bench/versus.py $(or $(REV),$(error REV= names no commit)) $(if $(PAIRS),--pairs $(PAIRS))
 
 # Another release of vLLM, in an environment of its own; what makes it needs no other environment.
