@@ -71,7 +71,7 @@ def test_a_compiler_of_another_release(
         "vllm-rbln 0.12.0 and rebel-compiler 0.11.0 are of different releases":
             "Install one minor version of all three: pip install rebel-compiler==0.12.*",
         # The stand-in took this for the vendor's compiler, and did not hide it.
-        "cannot be asked for its NPUs: ImportError: the tests' stand-in": "Look at `rbln-smi`",
+        "cannot be asked for its NPUs: ImportError: the tests' stand-in": "Run `rbln-smi`",
     })  # fmt: skip
 
 

@@ -1,7 +1,7 @@
-"""The one seam for engines: what the drain needs of whatever generates text.
+"""The engine interface: what the drain needs of an engine that generates text.
 
-Adapters translate their library's errors into RequestRejected (the request is
-wrong), RequestFailed (this attempt failed) and EngineDead (rebuild me).
+Adapters raise RequestRejected (the request is wrong), RequestFailed (this attempt failed) and
+EngineDead (build a new engine), and no error of their library.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,15 +11,14 @@ from typing import Any, Protocol, runtime_checkable
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What the running engine can really take, read back from it after start.
+    """What the started engine can take.
 
-    `max_num_seqs` counts all data-parallel replicas; `max_model_len` is in
-    tokens; `adapters` are names that a line's `model` may have besides the
-    model's own; `details` is shown by `inspect stats`. `kv_tokens` is the size of
-    the KV cache and `prefix_caching` whether prompts share it, None where unknown.
-    `parses_chats` says that a chat's answer is more than the text of `text_so_far`: a parser takes
-    the reasoning out of it. `one_step` says that a request takes one step of the engine, as a text
-    does that is embedded: all slots are free at once.
+    `max_num_seqs` counts all data-parallel replicas. `max_model_len` and `kv_tokens`, the KV
+    cache's size, are in tokens. `adapters` are more names that a line's `model` may have. `details`
+    is shown by `inspect stats`. `prefix_caching`: prompts share the cache (None: unknown).
+    `parses_chats`: a parser takes the reasoning out of a chat's answer, so that it differs from
+    `text_so_far`. `one_step`: a request takes one step of the engine, as an embedding does, so all
+    slots become free at the same time.
     """
 
     max_num_seqs: int
@@ -34,19 +33,19 @@ class Capacity:
 
 
 def multi_sequence_slots(slots: int) -> int:
-    """Return how many of an engine's slots requests of more than one sequence may take in sum.
+    """Return how many of an engine's slots requests of several sequences may take in all.
 
-    The others, a sixteenth, are left to requests of one sequence, so that these soon find one.
+    A sixteenth is left to requests of one sequence, which so soon find a slot.
     """
     return max(1, slots - max(1, slots // 16))
 
 
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
-    """One checked request: `url` names the endpoint, `body` its JSON object.
+    """One checked request: `url` names the endpoint, `body` is its JSON object.
 
-    `trace` are the headers by which the engine continues the request's trace, if that is sampled.
-    `tenant` is whose it is: what is done for one request after the other, tenants take turns at.
+    `trace` has the headers that continue the request's trace, if it is sampled. Preparations that
+    go one by one take turns by `tenant`.
     """
 
     url: str
@@ -57,7 +56,7 @@ class EngineRequest:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A response: `body` is the endpoint's JSON, token counts are of this request."""
+    """A response: the endpoint's JSON, and the request's token counts."""
 
     body: bytes
     prompt_tokens: int
@@ -67,73 +66,70 @@ class Completion:
 class Engine(Protocol):
     """An engine that runs many requests at once.
 
-    `grace_s` is what its processes get between being asked to end and being killed, in seconds.
+    `grace_s` is the time of its processes between SIGTERM and SIGKILL, in seconds.
     """
 
     grace_s: float
 
     def build(self) -> None:
-        """Load the model; blocking, called in the engine's own thread."""
+        """Load the model; blocks, in the engine's own thread."""
 
     async def start(self) -> Capacity:
-        """Finish starting on the drain's loop and say what the engine can take."""
+        """Finish starting on the drain's loop, and return the engine's capacity."""
 
     async def generate(self, request: EngineRequest, request_id: str) -> Completion:
         """Run one request; cancelling the task aborts it within one engine step."""
 
     def text_so_far(self, request_id: str) -> Sequence[str]:
-        """Return the text each choice of a running request has by now, in the model's own words.
+        """Return the text of each choice of a running request, before any parser.
 
-        Empty where nothing can be told. Asked only for requests that somebody listens to.
+        Empty where it is not known. Called only for requests that have a reader.
         """
 
     def dead(self) -> bool:
-        """Return whether it can run nothing any more; cheap, asked before every POP."""
+        """Return whether it can run nothing any more; cheap, called before every POP."""
 
     def last_progress(self) -> float:
-        """Return time.monotonic() of the engine's latest step."""
+        """Return time.monotonic() of the latest engine step."""
 
     def kill(self) -> None:
-        """Make a hung engine die, so that everything in flight fails with EngineDead."""
+        """Kill a hung engine, so that all requests in flight fail with EngineDead."""
 
     def shutdown(self) -> None:
-        """Stop and free the device; blocking, called in the engine's own thread.
+        """Stop and free the device; blocks, in the engine's own thread.
 
-        It ends within `grace_s` and a few seconds more. What it raises is logged.
+        Takes `grace_s` and a few seconds at most. Errors are logged.
         """
 
 
 @runtime_checkable
 class ReportsWaiting(Protocol):
-    """What an engine may have besides, if its `start` or its requests wait for something."""
+    """An engine whose `start` or requests may wait for something."""
 
     def waits_for(self) -> str:
         """Return what it waits for, as "waits for host: connection refused"; '' for nothing.
 
-        Shown to whoever waits for results, so it holds no secret.
+        Users who wait for results see it, so it holds no secret.
         """
 
 
 @runtime_checkable
 class Attachable(Protocol):
-    """What an engine may have besides, if other processes may run requests in it too."""
+    """An engine in which other processes may run requests too."""
 
     def new_client(self) -> dict[str, Any] | None:
-        """Return what one more process needs to attach to it, as JSON; None if there is no more.
+        """Return what one more process needs to attach, as JSON; None if no more can.
 
-        Asked once it has started. No two processes get the same.
+        Called after the start; each call returns another client.
         """
 
     async def abort_client(self, client: dict[str, Any]) -> int:
-        """Abort what a process that died had in the engine; return how many requests that were.
-
-        Of several replicas, how many the first one had.
-        """
+        """Abort the requests of a process that died; return their number, of the first replica."""
 
 
 @runtime_checkable
 class CountsCachedTokens(Protocol):
-    """What an engine may have besides, if it has a prefix cache and counts what that saves."""
+    """An engine that counts the hits of its prefix cache."""
 
     def cached_prompt_tokens(self) -> int:
         """Return how many prompt tokens it has found in its prefix cache so far."""
@@ -141,10 +137,10 @@ class CountsCachedTokens(Protocol):
 
 @runtime_checkable
 class NotifiesText(Protocol):
-    """What an engine may have besides, if it knows when there is new text; others are looked at."""
+    """An engine that reports new text; the drain polls the text of other engines."""
 
     def on_text(self, call: Callable[[], None]) -> None:
-        """Call this on the drain's loop whenever `text_so_far` may return more than before.
+        """Set the function to call on the drain's loop when `text_so_far` may return more.
 
-        Called once for each step of the engine, not for each request; it returns at once.
+        It is called once for each step of the engine, and returns immediately.
         """

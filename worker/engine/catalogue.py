@@ -1,4 +1,4 @@
-"""The engines by the name that WARMQ_ENGINE takes: those of this package, then installed ones."""
+"""Find and make engines by the names that WARMQ_ENGINE takes, built-in and installed."""
 
 from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
@@ -23,13 +23,13 @@ BUILT_IN = {
 
 
 class _Choice(SourcedSettings):
-    checks_names: ClassVar[bool] = False  # the engine may have settings of its own
+    checks_names: ClassVar[bool] = False  # the engine may have more settings
 
     engine: str = ENGINE_FIELD
 
 
 def names() -> tuple[str, ...]:
-    """Return what WARMQ_ENGINE may be here."""
+    """Return the allowed values of WARMQ_ENGINE."""
     return tuple(dict.fromkeys([*BUILT_IN, *sorted(entry_points(group=ENGINE_GROUP).names)]))
 
 
@@ -42,7 +42,7 @@ def find_engine(name: str) -> EngineSpec:
     if name in BUILT_IN:
         entry = EntryPoint(name, BUILT_IN[name], ENGINE_GROUP)
     else:
-        (entry, *_) = entry_points(group=ENGINE_GROUP, name=name)
+        entry = next(iter(entry_points(group=ENGINE_GROUP, name=name)))
     try:
         found = entry.load()
     except (ImportError, AttributeError) as error:
@@ -71,13 +71,13 @@ def load_settings(**overrides: Any) -> WorkerSettings:
 
 
 def make_engine(settings: WorkerSettings) -> Engine:
-    """Return the engine the settings name, not built yet."""
+    """Return the settings' engine, not built yet."""
     engine: Engine = _resolved(find_engine(settings.engine).make)(settings)
     return engine
 
 
 def attach_engine(settings: WorkerSettings, client: dict[str, Any]) -> Engine:
-    """Return an engine, not built yet, that runs requests in the one that gave the client."""
+    """Return an engine, not built yet, that runs requests in the client's engine."""
     attach = find_engine(settings.engine).attach
     if attach is None:
         raise SettingsError(cannot_share(settings))
@@ -86,7 +86,7 @@ def attach_engine(settings: WorkerSettings, client: dict[str, Any]) -> Engine:
 
 
 def cannot_share(settings: WorkerSettings) -> str:
-    """Return why there is one front end, and no more."""
+    """Return the error of several front ends for an engine that cannot have them."""
     return (
         f"WARMQ_FRONT_ENDS: the engine {settings.engine} takes requests from one process; leave "
         "the variable out, and start more workers on the same queue instead"
@@ -94,10 +94,10 @@ def cannot_share(settings: WorkerSettings) -> str:
 
 
 def front_ends_of(settings: WorkerSettings) -> int:
-    """Return how many processes are to feed the engine.
+    """Return how many processes feed the engine.
 
     Raises:
-        SettingsError: more than one, and the engine cannot have them.
+        SettingsError: several, and the engine cannot have them.
     """
     spec = find_engine(settings.engine)
     wanted = settings.front_ends or (spec.front_ends(settings) if spec.attach else 1)
@@ -107,7 +107,7 @@ def front_ends_of(settings: WorkerSettings) -> int:
 
 
 def rehearse(settings: WorkerSettings, seen: Preflight) -> None:
-    """Run as much of a start as loads no model and waits for nobody; `seen` gets what it finds.
+    """Run a start without loading a model or waiting; `seen` gets the problems.
 
     Raises:
         SettingsError: as the start would.
@@ -121,5 +121,5 @@ def rehearse(settings: WorkerSettings, seen: Preflight) -> None:
 
 
 def _resolved(call: Callable[..., Any] | str) -> Callable[..., Any]:
-    """Return what an EngineSpec names: itself, or what stands at `module:name`."""
+    """Return a function of an EngineSpec, imported if it is named as `module:name`."""
     return resolve_name(call) if isinstance(call, str) else call

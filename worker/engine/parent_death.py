@@ -1,12 +1,11 @@
-"""Ties a process to its parent: the kernel ends it when that one has ended, whatever it died of.
+"""End a process when its parent has ended, whatever ended that: by the kernel's PR_SET_PDEATHSIG.
 
-A process has to ask for that itself, and asks with its first line: what it imports takes seconds,
-and vLLM's EngineCore then waits for its parent for five minutes before it loads any plugin.
+A process has to ask for it, and asks in its first line: its imports take seconds, and vLLM's
+EngineCore waits for its parent for five minutes before it loads any plugin.
 
-The signal follows the THREAD that started the process. It is not inherited: the children of a tied
-process are tied themselves (`children_end_with_thread`).
-multiprocessing's resource tracker is left out: it removes what killed
-processes leave behind, and ends when all that use it have ended.
+The signal follows the THREAD that started the process, and is not inherited: children ask for
+themselves (`children_end_with_thread`), except multiprocessing's resource tracker, which removes
+what killed processes leave and ends when all its users have.
 """
 
 import ctypes
@@ -22,70 +21,67 @@ from multiprocessing import spawn, util
 from pathlib import Path
 from typing import Any
 
-#: Set by the worker, read by its engine processes: seconds between SIGTERM and SIGKILL when the
-#: worker has died. Not a setting; without it they are killed at once.
+#: Set by the worker for its engine processes: seconds between SIGTERM and SIGKILL when the worker
+#: has died. Not a setting; without it they are killed immediately.
 ASK_FIRST_ENV = "WARMQ_ASK_FIRST_S"
 _PR_SET_PDEATHSIG = 1
 _ROOT = str(Path(__file__).absolute().parents[2])
 
 
 def end_with_parent(parent: int, how: signal.Signals = signal.SIGKILL) -> None:
-    """End this process, now or later, when its parent has ended.
+    """End this process by a signal when its parent has ended, or has ended already.
 
-    Args:
-        parent: the parent's pid, as the parent knows it: it may have ended already.
-        how: the signal to end with.
+    `parent` is the pid that the parent has: this process may have another parent by now.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, how)
-    if os.getppid() != parent:  # it ended before we asked: no signal comes any more
+    if os.getppid() != parent:  # it ended before the call above: the kernel sends no signal
         os.kill(os.getpid(), how)
 
 
 def outlive_parent() -> None:
-    """Let this process outlive its parent, whose end it sees by other means."""
+    """Undo `end_with_parent`, for a process that sees its parent's end by other means."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0)
 
 
 def startup_code(name: str) -> str:
-    """Return Python code that ties a new process to this one by a function of this module.
+    """Return Python code with which a new process calls a function of this module.
 
-    It runs the code that this process runs, whatever else is called `worker` in the current folder
-    or is installed: `celery -A` takes the folder that it has found it in out of its path again.
+    It imports this process's modules, whatever else is called `worker` in the current folder or is
+    installed: `celery -A` removes the folder in which it found the app from its path again.
     """
     path = sys.path if _ROOT in sys.path else [_ROOT, *sys.path]
     find = f"import sys; sys.path[:] = {path!r}"
     return f"{find}; from {__name__} import {name}; {name}({os.getpid()}); "
 
 
-# -- engine processes -----------------------------------------------------------
+# -- engine processes ----------------------------------------------------------------
 
 
 class _Engine:
-    """Whether this process is tied as an engine's, and ties its children so."""
+    """State of an engine's process: the pid for which it was set up, and of its children."""
 
     tied = 0
-    ties = False
+    ties_children = False
 
 
 def end_engine_with_parent(parent: int) -> None:
-    """Tie a process of an engine, and all that it starts by multiprocessing.
+    """End a process of an engine, and its multiprocessing children, with the parent.
 
-    SIGKILL, unless the worker has set ASK_FIRST_ENV: EngineCore answers SIGTERM between two steps,
-    so one that hangs, or is stopped, would outlive its owner.
+    By SIGKILL unless the worker has set ASK_FIRST_ENV: EngineCore answers SIGTERM between two
+    steps, so one that hangs, or is stopped, would outlive its owner.
     """
     if _Engine.tied == os.getpid():
         return
     _Engine.tied = os.getpid()
     grace = os.environ.get(ASK_FIRST_ENV)
     if grace is not None:
-        insist = threading.Thread(target=_insist, args=(parent, float(grace)), daemon=True)
-        insist.start()
+        args = (parent, float(grace))
+        threading.Thread(target=_kill_after_parent, args=args, daemon=True).start()
     _tie_children()
     end_with_parent(parent, signal.SIGKILL if grace is None else signal.SIGTERM)
 
 
-def _insist(parent: int, grace_s: float) -> None:
-    """Kill this process if it has not ended so long after its parent."""
+def _kill_after_parent(parent: int, grace_s: float) -> None:
     while os.getppid() == parent:
         time.sleep(1)
     time.sleep(grace_s)
@@ -94,36 +90,35 @@ def _insist(parent: int, grace_s: float) -> None:
 
 @contextmanager
 def children_end_with_thread() -> Iterator[None]:
-    """Tie what multiprocessing starts within to the thread that starts it, as an engine's."""
+    """Start multiprocessing's children within: as an engine's, they end with this thread."""
     _tie_children()
     try:
         yield
     finally:
-        _Engine.ties = False
+        _Engine.ties_children = False
 
 
 def _tie_children() -> None:
-    _Engine.ties = True
+    _Engine.ties_children = True
     if spawn.get_command_line is not _command_line:
         spawn.get_command_line = _command_line
         util.register_after_fork(_Engine, _forked)
 
 
-_untied_command_line = spawn.get_command_line
+_plain_command_line = spawn.get_command_line
 
 
 def _command_line(**given: Any) -> list[str]:
-    """Return the command of a process that is spawned, with ours as its first line."""
-    words = _untied_command_line(**given)
-    if _Engine.ties and "-c" in words:
-        words[words.index("-c") + 1] = (
-            startup_code("end_engine_with_parent") + words[words.index("-c") + 1]
-        )
+    """Return a spawned process's command, with our startup code first."""
+    words = _plain_command_line(**given)
+    if _Engine.ties_children and "-c" in words:
+        code = words.index("-c") + 1
+        words[code] = startup_code("end_engine_with_parent") + words[code]
     return words
 
 
 def _forked(_: Any) -> None:
-    """Tie a process that multiprocessing has forked."""
+    """Set up a process that multiprocessing has forked."""
     parent = multiprocessing.parent_process()
-    if _Engine.ties and parent is not None and parent.pid is not None:
+    if _Engine.ties_children and parent is not None and parent.pid is not None:
         end_engine_with_parent(parent.pid)

@@ -1,4 +1,4 @@
-"""Ends an engine: its processes, and its connections; and keeps them from ending by accident."""
+"""End an engine's processes and connections, and protect them from a terminal's signals."""
 
 import asyncio
 import contextlib
@@ -11,17 +11,17 @@ from typing import Any
 
 from worker.engine.parent_death import children_end_with_thread
 
-#: Between SIGTERM and SIGKILL where no setting says else; vLLM's own patience.
+#: Default seconds between SIGTERM and SIGKILL; vLLM's own.
 KILL_GRACE_S = 5.0
-#: How long connections may take to close.
+#: Seconds in which connections have to close.
 CLOSE_S = 5.0
 
 
 def close_on(loop: asyncio.AbstractEventLoop, closing: Coroutine[Any, Any, None]) -> None:
-    """Run a coroutine on a loop from another thread and wait for its end, but not for ever.
+    """Run a coroutine on a loop from another thread, and wait for its end.
 
     Raises:
-        TimeoutError: it has not ended in time, and was cancelled.
+        TimeoutError: it took longer than CLOSE_S, and was cancelled.
     """
     if not loop.is_running():  # nothing can be closed in an orderly way any more
         closing.close()
@@ -36,13 +36,10 @@ def close_on(loop: asyncio.AbstractEventLoop, closing: Coroutine[Any, Any, None]
 
 @contextlib.contextmanager
 def children_shielded() -> Iterator[None]:
-    """Keep what a terminal sends to all its processes from those that this thread starts within.
+    """Start child processes within: they get no Ctrl-C of the terminal, and end with this thread.
 
     Ctrl-C is for the worker, which ends its engine when nothing runs in it any more. The signals
-    are blocked, which children inherit, and not ignored: engine processes set handlers of their
-    own. SIGTERM and SIGKILL arrive. Afterwards the thread has the signals it had.
-
-    What multiprocessing starts within ends with this thread (tie.py).
+    are blocked, which children inherit, not ignored: engine processes set handlers of their own.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     resource_tracker.ensure_running()  # unblocks SIGINT in the thread that starts it
@@ -55,15 +52,15 @@ def children_shielded() -> Iterator[None]:
 
 
 def end_children(grace_s: float) -> None:
-    """Send SIGTERM to this process' children at once, SIGKILL after `grace_s`."""
+    """Send this process's children SIGTERM now, and SIGKILL after `grace_s`."""
     children = multiprocessing.active_children()
     for child in children:
         child.terminate()
 
-    def insist() -> None:
+    def kill() -> None:
         for child in children:
             child.kill()
 
-    timer = threading.Timer(grace_s, insist)
+    timer = threading.Timer(grace_s, kill)
     timer.daemon = True
     timer.start()

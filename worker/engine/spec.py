@@ -1,4 +1,4 @@
-"""What an engine's package exports: how it is configured, made, and looked at before it starts."""
+"""What an engine's package exports for configuration, construction and preflight."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,9 +11,9 @@ from worker.settings import WorkerSettings
 
 @dataclass(slots=True)
 class Preflight:
-    """What `python -m worker.check` shows of an engine that is not started: a table and problems.
+    """The table, and the problems, that `python -m worker.check` shows of an engine.
 
-    `rows` are shown in their order; the tool adds what it knows itself (answers, memory, Redis).
+    `rows` are shown in their order; the tool adds its own (answers, memory, Redis).
     """
 
     rows: dict[str, str] = field(default_factory=dict)
@@ -22,22 +22,19 @@ class Preflight:
 
 @dataclass(frozen=True, slots=True)
 class EngineSpec:
-    """One engine; `settings` is what `make` and `check` are called with.
+    """One engine. A function may be named as `module:name`, and is imported when it is needed.
 
-    `make` returns the engine, not built yet; as `module:name` it is imported when it is needed.
-    It runs in the engine's own thread, refuses what cannot work with a SettingsError, and is the
-    first that may import the engine's library.
+    `make` returns the engine for its settings, not built yet. It runs in the engine's own thread,
+    refuses what cannot work with a SettingsError, and is the first to import the engine's library.
 
-    `python -m worker.check` calls `check`, which imports no library and starts nothing, and if that
-    found nothing fatal `rehearse`: as much of a start as loads no model, waits for nobody and ends
-    in seconds, by the start's own code, so that whatever a start refuses is refused here too. It
-    raises the start's SettingsError, may add to what `check` found, and leaves nothing behind. By
-    default it makes the engine and shuts it down, not built.
+    `python -m worker.check` calls `check`, which imports no library and starts nothing. If that
+    found nothing fatal it calls `rehearse`: the start's own code, but loading no model, waiting for
+    nobody, and ending in seconds. It raises the start's SettingsError, may add to what `check`
+    found, and leaves nothing behind. By default the engine is made and shut down, not built.
 
-    `attach` is for engines that may be shared (worker.engine.Attachable): called with
-    the settings and a client of a running engine it returns an engine, not built yet, that runs
-    requests in that one.
-    `front_ends` says how many processes should feed it where no setting says it.
+    `attach` is for engines that other processes may use (worker.engine.Attachable): called with the
+    settings and a client of a running engine, it returns an engine, not built yet, that runs
+    requests in that one. `front_ends` returns how many processes feed it by default.
     """
 
     settings: type[WorkerSettings]
@@ -48,6 +45,6 @@ class EngineSpec:
     front_ends: Callable[[Any], int] = lambda settings: 1
 
 
-def answers(most: int, who: str = "WARMQ_DEFAULT_MAX_TOKENS") -> str:
-    """Say how many tokens a line may write that does not say it itself, and who says so."""
-    return f"at most {most} tokens where a line has no max_tokens ({who})"
+def answer_limit(most: int, source: str = "WARMQ_DEFAULT_MAX_TOKENS") -> str:
+    """Describe the default limit of an answer's tokens, and its source."""
+    return f"at most {most} tokens where a line has no max_tokens ({source})"

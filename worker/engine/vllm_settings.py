@@ -1,7 +1,4 @@
-"""The settings of the vllm engine, which the checks of RBLN read too.
-
-WARMQ_ENGINE_ARGS, the options of `vllm serve`, is parsed here once.
-"""
+"""The settings of the vllm engine, and the parsed options of WARMQ_ENGINE_ARGS."""
 
 import json
 import math
@@ -15,7 +12,7 @@ from pydantic_core import CoreSchema, core_schema
 from contract.settings import Seconds, SettingsError
 from worker.settings import WorkerSettings
 
-#: vLLM's own variable; for `vllm serve` its default is 10 s.
+#: vLLM's variable; for `vllm serve` its default is 10 s.
 STATISTICS = "VLLM_LOG_STATS_INTERVAL"
 #: Short options by their long names.
 SHORT = {
@@ -25,11 +22,11 @@ SHORT = {
 
 
 class EngineArgs(str):
-    """The text as it was given, and what is read from it.
+    """The options of `vllm serve`, as text and parsed.
 
-    `words` are cut as a shell cuts them. `options` has values by long name without dashes, ''
-    for flags. `adapters` has the folders of --lora-modules by name. vLLM's own parser, which
-    judges all of it, can be imported only when the engine starts.
+    `words` are split as in a shell. `options` has values by long name without dashes, '' for
+    flags. `adapters` has the folders of --lora-modules by name. vLLM's own parser checks all of it,
+    but can be imported only when the engine starts.
 
     Raises:
         ValueError: a control character, an open quote, or a backslash at the end.
@@ -63,7 +60,7 @@ class EngineArgs(str):
 
 
 def _adapter(module: str) -> dict[str, str]:
-    """Return one of --lora-modules as {name: folder}; {} if it is for vLLM to refuse."""
+    """Return one of --lora-modules as {name: folder}; {} if vLLM will refuse it."""
     if not module.startswith("{"):
         name, _, path = module.partition("=")
         return {name: path} if path and name else {}
@@ -75,7 +72,7 @@ def _adapter(module: str) -> dict[str, str]:
 
 
 class VllmSettings(WorkerSettings):
-    """What the vllm engine can be told, in front of any device."""
+    """The settings of the vllm engine, on any device."""
 
     needs_model: ClassVar[bool] = True
 
@@ -99,16 +96,16 @@ class VllmSettings(WorkerSettings):
 
 
 def statistics_every_s() -> float | None:
-    """Return how often vLLM is to log its statistics; None if its own variable says nothing.
+    """Return how often vLLM logs its statistics; None where its variable is not set.
 
     Raises:
-        SettingsError: it says no number of seconds.
+        SettingsError: its value is no number of seconds.
     """
-    told = os.environ.get(STATISTICS)
-    if not told:
+    text = os.environ.get(STATISTICS)
+    if not text:
         return None
     try:
-        every_s = float(told)
+        every_s = float(text)
     except ValueError:
         every_s = 0.0
     if not 0.1 <= every_s < math.inf:

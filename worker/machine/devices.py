@@ -1,6 +1,6 @@
-"""The NPUs, GPUs, NUMA nodes and memory of this machine, and what vendors' variables show of them.
+"""This machine's NPUs, GPUs, NUMA nodes and memory, as vendors' variables show them.
 
-The NPU vendor's runtime is asked in a process of its own: it stays out of ours.
+The NPU vendor's runtime is asked in a separate process: it must not be loaded into this one.
 """
 
 import ctypes
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ASK_S = 60.0
-#: Which NPUs the vendor's runtime is to see.
+#: Chooses the NPUs that the vendor's runtime sees.
 VISIBLE = "RBLN_VISIBLE_DEVICES"
 _QUESTION = (
     "import json, rebel; "
@@ -25,14 +25,14 @@ _QUESTION = (
 
 @dataclass(frozen=True, slots=True)
 class Cards:
-    """Names of the visible NPUs in order; `trouble` says why they could not be asked for."""
+    """Names of the visible NPUs in order; `error` if they could not be asked for."""
 
     names: tuple[str, ...] = ()
-    trouble: str | None = None
+    error: str | None = None
 
 
 def visible_cards(devices: str | None) -> Cards:
-    """Ask the vendor's runtime for its NPUs; seconds."""
+    """Ask the vendor's runtime for its NPUs; takes seconds."""
     env = os.environ | ({VISIBLE: devices} if devices else {})
     try:
         done = subprocess.run(
@@ -45,70 +45,14 @@ def visible_cards(devices: str | None) -> Cards:
         )
         return Cards(tuple(str(name) for name in json.loads(done.stdout.splitlines()[-1])))
     except subprocess.TimeoutExpired:
-        return Cards(trouble=f"the runtime did not answer within {ASK_S:g} s")
+        return Cards(error=f"the runtime did not answer within {ASK_S:g} s")
     except (subprocess.CalledProcessError, ValueError, IndexError, OSError) as error:
         text = getattr(error, "stderr", None) or str(error)
-        return Cards(trouble=text.strip().splitlines()[-1])
-
-
-@dataclass(frozen=True, slots=True)
-class Gpus:
-    """How many GPUs vLLM can use; `told` says where the number comes from."""
-
-    count: int
-    told: str
-
-
-def visible_gpus(dev: Path = Path("/dev")) -> Gpus | None:
-    """Count NVIDIA GPUs without their driver's library; None where nothing tells."""
-    there = len(list(dev.glob("nvidia[0-9]*")))
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if chosen is None:
-        return Gpus(there, f"this machine shows {there}") if there else None
-    names = [name.strip() for name in chosen.split(",")]
-    # The driver ignores the first entry that names no GPU, and all that follow it.
-    count = next((n for n, name in enumerate(names) if name in ("", "-1")), len(names))
-    told = f"CUDA_VISIBLE_DEVICES={chosen} names {count}"
-    if 0 < there < count and not chosen.startswith("MIG"):
-        return Gpus(there, f"{told} of which this machine shows {there}")
-    return Gpus(count, told)
-
-
-def nvidia_driver(root: Path = Path("/"), library: str = "libcuda.so.1") -> int | None:
-    """Return the major version of NVIDIA's driver; 0 if it does not tell, None if there is none.
-
-    Its library is loaded and not called: what cannot load it finds no GPU, whatever is in /dev.
-    """
-    try:
-        ctypes.CDLL(library)
-    except OSError:
-        return None
-    told = root / "proc/driver/nvidia/version"
-    found = re.search(r"\s(\d+)\.\d+", told.read_text() if told.exists() else "")
-    return int(found[1]) if found else 0
-
-
-def cuda_compiler() -> Path | None:
-    """Return the nvcc that libraries which compile at run time would find; None without one."""
-    named = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
-    found = None if named else shutil.which("nvcc")
-    nvcc = Path(found) if found else Path(named or "/usr/local/cuda") / "bin" / "nvcc"
-    return nvcc if nvcc.exists() else None
-
-
-def numa_nodes(folder: Path = Path("/sys/devices/system/node")) -> int:
-    """Return how many NUMA nodes this machine has, at least 1."""
-    return max(1, len(list(folder.glob("node[0-9]*"))))
-
-
-def binds_by_itself() -> bool:
-    """Whether vLLM is left to choose the cores of its CPU processes."""
-    simulated = os.environ.get("VLLM_CPU_SIM_MULTI_NUMA", "0") != "0"
-    return os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "auto") == "auto" and not simulated
+        return Cards(error=text.strip().splitlines()[-1])
 
 
 def holders(proc: Path = Path("/proc")) -> dict[int, set[int]]:
-    """Return the processes that have an NPU open, by its number; only those we may look at."""
+    """Return the processes that have an NPU open, by its number; only those readable to us."""
     found: dict[int, set[int]] = {}
     for link in proc.glob("[0-9]*/fd/*"):
         try:
@@ -121,40 +65,99 @@ def holders(proc: Path = Path("/proc")) -> dict[int, set[int]]:
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class Gpus:
+    """The number of GPUs that vLLM can use, and a sentence about its source."""
+
+    count: int
+    source: str
+
+
+def visible_gpus(dev: Path = Path("/dev")) -> Gpus | None:
+    """Count NVIDIA GPUs without their driver's library; None where nothing is known."""
+    shown = len(list(dev.glob("nvidia[0-9]*")))
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is None:
+        return Gpus(shown, f"this machine shows {shown}") if shown else None
+    names = [name.strip() for name in chosen.split(",")]
+    # The driver ignores the first entry that names no GPU, and all that follow it.
+    count = next((n for n, name in enumerate(names) if name in ("", "-1")), len(names))
+    source = f"CUDA_VISIBLE_DEVICES={chosen} names {count}"
+    if 0 < shown < count and not chosen.startswith("MIG"):
+        return Gpus(shown, f"{source} of which this machine shows {shown}")
+    return Gpus(count, source)
+
+
+def nvidia_driver(root: Path = Path("/"), library: str = "libcuda.so.1") -> int | None:
+    """Return the major version of NVIDIA's driver; 0 if it is hidden, None without a driver.
+
+    Its library is loaded but not called: a process that cannot load it finds no GPU.
+    """
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return None
+    found = re.search(r"\s(\d+)\.\d+", _read(root / "proc/driver/nvidia/version"))
+    return int(found[1]) if found else 0
+
+
+def cuda_compiler() -> Path | None:
+    """Return the nvcc of libraries that compile at run time; None without one."""
+    named = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    found = None if named else shutil.which("nvcc")
+    nvcc = Path(found) if found else Path(named or "/usr/local/cuda") / "bin" / "nvcc"
+    return nvcc if nvcc.exists() else None
+
+
+def numa_nodes(folder: Path = Path("/sys/devices/system/node")) -> int:
+    """Return the number of NUMA nodes, at least 1."""
+    return max(1, len(list(folder.glob("node[0-9]*"))))
+
+
+def vllm_binds_cores() -> bool:
+    """Whether vLLM chooses the cores of its CPU processes."""
+    simulated = os.environ.get("VLLM_CPU_SIM_MULTI_NUMA", "0") != "0"
+    return os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "auto") == "auto" and not simulated
+
+
 def folder_size(folder: Path) -> int:
-    """Return the size in bytes of the files directly in a folder."""
+    """Return the bytes of a folder's own files."""
     return sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
 
 
 # -- the memory of NUMA nodes --------------------------------------------------------
-# That which vLLM's CPU engine may take: of one node, within its cgroups' limits. Counted as vLLM
-# does (vllm/utils/cpu_resource_utils.py), which refuses to start by these numbers.
+# Counted as in vllm/utils/cpu_resource_utils.py: vLLM's CPU engine refuses to start by these
+# numbers.
 
 ROOT = Path("/")
-#: What the kernel can give: `MemAvailable` of a node, which has no such line.
+#: The parts of a node's memory that add up to `MemAvailable`, a line that nodes do not have.
 AVAILABLE = ("MemFree", "Active(file)", "Inactive(file)", "SReclaimable")
-#: A group's limit and what it uses: cgroup v2, v1.
+#: A group's limit and usage: cgroup v2, v1.
 FILES = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
-#: A limit this high is cgroup v1's word for none.
+#: cgroup v1 writes a limit this high for none.
 NO_LIMIT = 2**62
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes in all, and those that are free."""
+    """Bytes: all, and free."""
 
     total: int
     free: int
 
 
 def visible_nodes(root: Path = ROOT) -> list[Memory]:
-    """Return the nodes that vLLM may use, in its order, each as vLLM sees it; at least one."""
+    """Return the memory of the nodes that vLLM may use, in its order; at least one."""
     numbers = _allowed(root)
     if chosen := os.environ.get("CPU_VISIBLE_MEMORY_NODES"):
         wanted = [int(word) for word in chosen.split(",") if word.strip().isdecimal()]
         numbers = [number for number in wanted if number in numbers] or numbers
-    found = [_node(root / f"sys/devices/system/node/node{number}/meminfo") for number in numbers]
-    nodes = [node for node in found if node is not None] or [machine(root)]
+    nodes = []
+    for number in numbers:
+        sizes = _sizes(root / f"sys/devices/system/node/node{number}/meminfo")
+        if total := sizes.get("MemTotal"):
+            nodes.append(Memory(total, sum(sizes.get(name, 0) for name in AVAILABLE)))
+    nodes = nodes or [machine(root)]
     container = root / "sys/fs/cgroup"
     limit = _limit(container) or _limit(container / "memory")
     if limit is None:
@@ -173,39 +176,32 @@ def machine(root: Path = ROOT) -> Memory:
 
 
 def own_limit(root: Path = ROOT) -> int | None:
-    """Return what the process's own cgroups still allow, in bytes; None without a limit.
+    """Return the bytes that the process's cgroups still allow; None without a limit.
 
-    vLLM looks only at the outermost, but the kernel kills by all of them.
+    vLLM reads only the outermost one, but the kernel kills by all of them.
     """
-    return min((limit.free for limit in _groups(root)), default=None)
+    return min((limit.free for limit in _limits(root)), default=None)
 
 
 def _allowed(root: Path) -> list[int]:
-    text = _read(root / "proc/self/status")
-    lines = (line for line in text.splitlines() if line.startswith("Mems_allowed_list:"))
+    """Return the numbers of the nodes that this process may use."""
+    found = re.search(r"^Mems_allowed_list:(.*)$", _read(root / "proc/self/status"), re.MULTILINE)
     numbers: list[int] = []
-    for part in next(lines, ":").partition(":")[2].strip().split(","):
+    for part in (found[1] if found else "").strip().split(","):
         first, _, last = part.partition("-")
         if first.isdecimal():
             numbers += range(int(first), int(last or first) + 1)
     return numbers or [0]
 
 
-def _node(meminfo: Path) -> Memory | None:
-    sizes = _sizes(meminfo)
-    if not sizes.get("MemTotal"):
-        return None
-    return Memory(sizes["MemTotal"], sum(sizes.get(name, 0) for name in AVAILABLE))
-
-
 def _sizes(meminfo: Path) -> dict[str, int]:
-    """Read "MemTotal:  6514904 kB", or with "Node 0" before it, as bytes by name."""
+    """Read "MemTotal:  6514904 kB", with or without "Node 0" before it, as bytes by name."""
     found = re.findall(r"^(?:Node \d+ )?(\S+):\s+(\d+)", _read(meminfo), re.MULTILINE)
     return {name: int(kibibytes) * 1024 for name, kibibytes in found}
 
 
-def _groups(root: Path) -> Iterator[Memory]:
-    """Yield the limits of the process's groups, from its own to the outermost."""
+def _limits(root: Path) -> Iterator[Memory]:
+    """Yield the limits of the process's cgroups, from its own to the outermost."""
     for line in _read(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and "memory" not in controllers.split(","):

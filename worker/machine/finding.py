@@ -1,4 +1,4 @@
-"""One problem of a set-up and what to do about it."""
+"""A problem of a set-up and its remedy."""
 
 import logging
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A fatal one keeps the engine from starting, or would make it fail; others are warnings."""
+    """A problem; a fatal one keeps the engine from starting or makes it fail, else a warning."""
 
     problem: str
     remedy: str
@@ -21,8 +21,13 @@ class Finding:
         return f"{self.problem}. {self.remedy}."
 
 
+def warning(problem: str, remedy: str) -> Finding:
+    """Return a finding that is not fatal."""
+    return Finding(problem, remedy, fatal=False)
+
+
 class Refused(SettingsError):
-    """What keeps an engine from starting: `found`, of which all are fatal."""
+    """The fatal problems of an engine, in `found`."""
 
     def __init__(self, found: list[Finding]) -> None:
         super().__init__("\n".join(map(str, found)))

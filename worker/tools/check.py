@@ -1,8 +1,7 @@
-"""Pre-flight: `python -m worker.check` says what a worker with these settings will do.
+"""`python -m worker.check`: a table of what a worker would run, and its problems with remedies.
 
-A table, then every problem with its remedy. What the table shows is found without importing or
-starting anything of an engine; where nothing is in the way then, as much of a start as loads no
-model is run by the start's own code.
+The table is made without importing or starting an engine. If that finds nothing fatal, the engine's
+own rehearsal follows: as much of a start as loads no model.
 """
 
 import logging
@@ -18,23 +17,23 @@ from contract.redis.batches import BatchStore
 from contract.redis.connect import masked
 from contract.settings import SettingsError
 from worker.engine.catalogue import find_engine, load_settings, rehearse
-from worker.engine.spec import Preflight, answers
+from worker.engine.spec import Preflight, answer_limit
 from worker.machine import devices
 from worker.machine.finding import Finding, Refused
 from worker.settings import WorkerSettings
 from worker.tools.command import CONTEXT, problem_lines, run, version_option
 
 
-def look(settings: WorkerSettings) -> Preflight:
-    """Ask the engine's own pre-flight, and look at what all engines need."""
+def check_engine(settings: WorkerSettings) -> Preflight:
+    """Return the engine's own preflight, with the rows that all engines have."""
     seen = find_engine(settings.engine).check(settings)
-    seen.rows.setdefault("answers", answers(settings.default_max_tokens))
+    seen.rows.setdefault("answers", answer_limit(settings.default_max_tokens))
     seen.rows.setdefault("memory", f"{devices.machine().free / 2**30:.1f} GiB free")
     return seen
 
 
 def try_start(settings: WorkerSettings, seen: Preflight) -> None:
-    """Add what only the start's own code finds; seconds, while the engine's library is imported."""
+    """Add the problems that only a start finds; takes seconds to import the engine's library."""
     logging.getLogger("worker").setLevel(logging.ERROR)  # its warnings are in `seen` already
     if sys.stderr.isatty():
         click.echo("running the checks of the start itself, which takes some seconds ...", err=True)
@@ -47,8 +46,8 @@ def try_start(settings: WorkerSettings, seen: Preflight) -> None:
         seen.found += [Finding(line, remedy) for line in error.message.splitlines()]
 
 
-def look_at_redis(settings: WorkerSettings, seen: Preflight) -> None:
-    """Add what waits in the queue, or that Redis does not answer."""
+def check_redis(settings: WorkerSettings, seen: Preflight) -> None:
+    """Add the queue's length and workers, or that Redis does not answer."""
     url, queue = settings.redis_url.get_secret_value(), settings.queue_to_drain
     try:
         with closing(BatchStore.open(url, "check", ttl_ms=settings.result_ttl_ms)) as store:
@@ -74,23 +73,23 @@ def report(rows: Mapping[str, str], found: Sequence[Finding]) -> str:
 @click.command("check", context_settings=CONTEXT)
 @version_option
 def command() -> int:
-    """Say what a worker with these settings will do, and what is in its way.
+    """Show what a worker with these settings would run, and what keeps it from starting.
 
-    Settings are taken from WARMQ_* variables, .env and warmq.toml, as a worker takes them. Nothing
+    Settings are read from WARMQ_* variables, .env and warmq.toml, as a worker reads them. Nothing
     is loaded and no request is taken; the engine's library is imported, and its servers are asked
     once, which takes some seconds.
 
     \b
     Exit status:
       0  nothing in the way
-      1  something is: a worker would not start, or would fail or wait
+      1  a problem: a worker would not start, or would fail or wait
       2  the command line or the settings themselves are wrong
     """
     settings = load_settings()
-    seen = look(settings)
+    seen = check_engine(settings)
     if not any(finding.fatal for finding in seen.found):
         try_start(settings, seen)
-    look_at_redis(settings, seen)
+    check_redis(settings, seen)
     click.echo(report(seen.rows, seen.found))
     return 1 if any(finding.fatal for finding in seen.found) else 0
 

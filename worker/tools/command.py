@@ -1,4 +1,4 @@
-"""How a command beside the worker is run: `python -m worker.compile`, `python -m worker.triton`."""
+"""Run a click command of `python -m worker.…` to its exit status."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,12 +15,7 @@ USAGE, INTERRUPTED = 2, 130
 
 
 def run(command: click.Command, argv: Sequence[str] | None = None) -> int:
-    """Run a command; return its exit status, which is 2 for a wrong command line or setting.
-
-    Args:
-        command: returns its exit status.
-        argv: its words without its name; None: those of this process.
-    """
+    """Run a command that returns its exit status; a wrong command line or setting gives 2."""
     try:
         status = command.main(argv, f"python -m worker.{command.name}", standalone_mode=False)
     except click.ClickException as error:
@@ -29,12 +24,12 @@ def run(command: click.Command, argv: Sequence[str] | None = None) -> int:
     except SettingsError as error:
         click.echo(error, err=True)
         status = USAGE
-    except click.Abort:  # click's form of Ctrl-C
+    except click.Abort:  # Ctrl-C
         status = INTERRUPTED
     return int(status or 0)
 
 
 def problem_lines(found: Sequence[Finding]) -> Iterator[str]:
-    """Yield the problems, each with its remedy in a second line; what is fatal comes last."""
+    """Yield each problem, with its remedy in a second line; fatal ones first."""
     for finding in sorted(found, key=lambda one: not one.fatal):
         yield f"{'problem' if finding.fatal else 'note'}: {finding.problem}\n  do: {finding.remedy}"

@@ -1,7 +1,7 @@
 """Compile a model for RBLN: `python -m worker.compile MODEL -o DIR --max-seq-len 8192 ...`.
 
-Wraps optimum-rbln: checks first, then minutes to hours of the vendor's compiler, then the folder
-under its final name, with a manifest of how it was made. Limits are those of optimum-rbln 0.12
+Checks, then runs the vendor's compiler (optimum-rbln) for minutes to hours, then gives the folder
+its final name and a manifest of how it was made. Limits are those of optimum-rbln 0.12
 (modeling_attention_utils.py, vllm-rbln's registry.py).
 """
 
@@ -21,11 +21,11 @@ import click
 
 from worker.engine.rbln.rules import INSTALL, judge_packages
 from worker.machine.devices import folder_size
-from worker.machine.finding import Finding
+from worker.machine.finding import Finding, warning
 from worker.machine.packages import Packages, installed
 from worker.tools.command import CONTEXT, FOLDER, USAGE, run, version_option
 
-#: Text models that vllm-rbln 0.12 serves when they were compiled.
+#: Text models that vllm-rbln 0.12 serves from a compiled folder.
 ARCHITECTURES = frozenset(
     f"{name}ForCausalLM"
     for name in (
@@ -35,7 +35,7 @@ ARCHITECTURES = frozenset(
 ) | {"GPT2LMHeadModel", "MidmLMHeadModel"}  # fmt: skip
 MIN_PARTITION = 1024
 CHUNK_MULTIPLE = 64
-#: Space for the compiled files, as a multiple of the weights: an estimate.
+#: Estimated size of the compiled files, as a multiple of the weights.
 SPACE_FACTOR = 2.0
 GIB = 2**30
 
@@ -50,7 +50,7 @@ class Family:
     default_partition: int
 
 
-#: By how the names of their cards begin; the first where none is named, as the compiler does.
+#: By the first letters of a card's name; the first is the compiler's default.
 FAMILIES = {
     "RBLN-CA": Family("ATOM", 32_768, 32_768, 16_384),
     "RBLN-CR": Family("REBEL", 16_384, 16_384, 8_192),
@@ -76,7 +76,7 @@ class Plan:
     overwrite: bool = False
 
     def rbln_config(self) -> dict[str, Any]:
-        """Return the arguments as optimum-rbln names them; no NPU is needed to compile."""
+        """Return optimum-rbln's arguments; no NPU is needed to compile."""
         given = {
             "batch_size": self.batch_size,
             "max_seq_len": self.max_seq_len,
@@ -92,18 +92,18 @@ class Plan:
 
     @property
     def uses_flash(self) -> bool:
-        """Whether the context is cut into partitions."""
+        """Whether the context has partitions."""
         return self.flash or self.partition_len is not None
 
 
 def judge_plan(
     plan: Plan, packages: Packages, model_config: Mapping[str, Any] | None
 ) -> Iterator[Finding]:
-    """Name everything that is wrong; `model_config` is the model's config.json if it is known."""
+    """Check a plan; `model_config` is the model's config.json if it is known."""
     yield from judge_compiler(packages)
     family = FAMILIES.get("RBLN-CA" if plan.npu is None else plan.npu[:7])
     if family is None:
-        yield Finding(f"--npu {plan.npu} is no card known here", "RBLN-CA25, RBLN-CR03 and alike")
+        yield Finding(f"--npu {plan.npu} is not a known card", "Write RBLN-CA25, RBLN-CR03, …")
     else:
         yield from _judge_lengths(plan, family)
     yield from _judge_batches(plan)
@@ -113,7 +113,7 @@ def judge_plan(
 
 
 def judge_compiler(packages: Packages) -> Iterator[Finding]:
-    """Say whether the compiler is there and fits."""
+    """Check that the compiler is installed and fits."""
     optimum = packages.versions.get("optimum-rbln")
     if optimum is None:
         yield Finding("optimum-rbln is not installed", "pip install optimum-rbln==0.12.*")
@@ -142,7 +142,7 @@ def _judge_lengths(plan: Plan, family: Family) -> Iterator[Finding]:
         elif length % part or length // part < 2:
             yield Finding(
                 f"--max-seq-len {length} is not 2 or more whole partitions of {part}",
-                f"Next that fits: {max(2, -(-length // part)) * part}, or another --partition-len",
+                f"The next is {max(2, -(-length // part)) * part}; or use another --partition-len",
             )
     elif length > family.max_eager:
         yield Finding(
@@ -160,12 +160,12 @@ def _judge_lengths(plan: Plan, family: Family) -> Iterator[Finding]:
 
 def _judge_batches(plan: Plan) -> Iterator[Finding]:
     if plan.batch_size == 1:
-        yield Finding("--batch-size 1 serves one request at a time", "Use 4 or more", fatal=False)
+        yield warning("--batch-size 1 serves one request at a time", "Use 4 or more")
     if plan.buckets and max(plan.buckets) != plan.batch_size:
         yield Finding(
             f"the largest decode bucket, {max(plan.buckets)}, is not the batch size "
             f"{plan.batch_size}",
-            f"--buckets {plan.batch_size},... with smaller ones behind it",
+            f"Write --buckets {plan.batch_size},... with smaller ones after it",
         )
 
 
@@ -191,9 +191,8 @@ def _judge_disk(plan: Plan) -> Iterator[Finding]:
     source = Path(plan.model)
     if not source.is_dir():
         return
-    existing = next(
-        p for p in [plan.output.absolute(), *plan.output.absolute().parents] if p.exists()
-    )
+    output = plan.output.absolute()
+    existing = next(folder for folder in (output, *output.parents) if folder.exists())
     free, need = shutil.disk_usage(existing).free, folder_size(source) * SPACE_FACTOR
     if free < need:
         yield Finding(
@@ -252,48 +251,50 @@ main = partial(run, command)
 
 
 def compile_model(plan: Plan) -> int:
-    """Check the plan, compile, and move the folder to its name; return the exit status."""
+    """Check a plan, compile, and give the folder its name; return the exit status."""
     packages = installed()
     usable = not any(f.fatal for f in judge_compiler(packages))
     config = model_config(plan.model, usable)
     found = list(judge_plan(plan, packages, config))
     for finding in found:
-        say(f"{'refused' if finding.fatal else 'note'}: {finding}")
+        show(f"{'refused' if finding.fatal else 'note'}: {finding}")
     if any(f.fatal for f in found):
         return USAGE
     unfinished = plan.output.with_name(plan.output.name + ".partial")
     shutil.rmtree(unfinished, ignore_errors=True)
     try:
         compile_into(plan, unfinished)
-    except Exception as error:  # whatever the compiler raises, a half folder must not stay
+    except Exception as error:  # whatever the compiler raises, no partial folder must stay
         shutil.rmtree(unfinished, ignore_errors=True)
-        say(f"the compiler failed: {type(error).__name__}: {error}")
+        show(f"the compiler failed: {type(error).__name__}: {error}")
         return 1
     manifest = describe(plan, packages.versions, packages.emulated, config or {})
     (unfinished / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
     if plan.overwrite:
         shutil.rmtree(plan.output, ignore_errors=True)
     unfinished.rename(plan.output)
-    say(f"done. Check it: WARMQ_MODEL={plan.output} python -m worker.check")
+    show(f"done. Check it: WARMQ_MODEL={plan.output} python -m worker.check")
     return 0
 
 
 def model_config(model: str, packages_usable: bool) -> dict[str, Any] | None:
-    """Return the model's config.json, from its folder or the hub; None if it cannot be had yet."""
+    """Return the model's config.json, from its folder or the hub; None without packages."""
     file = Path(model) / "config.json"
-    config: dict[str, Any] | None = None
+    found: dict[str, Any]
     if file.is_file():
-        config = json.loads(file.read_text("utf-8"))
-    elif packages_usable:
-        from transformers import AutoConfig
+        found = json.loads(file.read_text("utf-8"))
+        return found
+    if not packages_usable:
+        return None
+    from transformers import AutoConfig
 
-        read = AutoConfig.from_pretrained(model)
-        config = read.to_dict() | {"_commit_hash": read._commit_hash}
-    return config
+    config = AutoConfig.from_pretrained(model)
+    found = config.to_dict()
+    return found | {"_commit_hash": config._commit_hash}
 
 
 def compile_into(plan: Plan, folder: Path) -> None:
-    """Run the vendor's compiler; minutes to hours."""
+    """Run the vendor's compiler; takes minutes to hours."""
     with progress("loading optimum-rbln"):
         from optimum.rbln import RBLNAutoModelForCausalLM
         from transformers import AutoTokenizer
@@ -310,7 +311,7 @@ def compile_into(plan: Plan, folder: Path) -> None:
 def describe(
     plan: Plan, versions: dict[str, str], emulated: bool, config: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the manifest: how this folder was made."""
+    """Return the manifest of how the folder was made."""
     text = json.dumps(config, sort_keys=True).encode()
     return {
         "source": plan.model,
@@ -326,22 +327,22 @@ def describe(
 
 @contextmanager
 def progress(what: str) -> Iterator[None]:
-    """Say that a step began, every half minute that it still runs, and how long it took."""
-    say(what)
+    """Show a step's start, its time every half minute, and how long it took."""
+    show(what)
     began, over = time.monotonic(), threading.Event()
 
     def tick() -> None:
         while not over.wait(TICK_S):
-            say(f"  … {time.monotonic() - began:.0f} s")
+            show(f"  … {time.monotonic() - began:.0f} s")
 
     threading.Thread(target=tick, daemon=True).start()
     try:
         yield
     finally:
         over.set()
-    say(f"  took {time.monotonic() - began:.1f} s")
+    show(f"  took {time.monotonic() - began:.1f} s")
 
 
-def say(text: str) -> None:
-    """Write one line for the person who waits."""
+def show(text: str) -> None:
+    """Write one line of progress."""
     click.echo(f"compile: {text}", err=True)

@@ -22,7 +22,7 @@ from worker.engine.triton.rules import (
 from worker.machine.finding import Finding
 from worker.tools.command import CONTEXT, FOLDER, problem_lines, run, version_option
 
-#: vLLM's own default differs by GPU and release; the workers have to know what it is.
+#: Written always: vLLM's default differs by GPU and release, and the workers have to know it.
 MAX_NUM_SEQS = 256
 SLOTS_DEFAULT = f"Default: {MAX_NUM_SEQS}, or what the model is compiled for."
 PAIRS = "Another engine argument of vLLM, as tensor_parallel_size=2; repeatable."
@@ -34,12 +34,12 @@ backend: "vllm"
 # The engine takes its devices itself; Triton gives it none.
 instance_group [ {{ count: 1 kind: KIND_MODEL }} ]
 
-# A model whose engine died is not ready any more: warmq's workers then wait, or go to another
-# server. Triton honours it with --model-control-mode=explicit --load-model={name} only.
+# A model whose engine died is not ready any more: warmq's workers then wait, or use another
+# server. Triton does this only with --model-control-mode=explicit --load-model={name}.
 {health}
 
-# Read by the workers, not by vLLM: Triton shows model.json to nobody.
-{told}
+# For the workers, to which Triton does not show model.json.
+{parameters}
 """
 
 
@@ -80,23 +80,23 @@ def command(
     """Write a Triton model repository for vLLM's backend, or --check one.
 
     Writes NAME/config.pbtxt and NAME/1/model.json into REPO, for a GPU or, where MODEL_DIR was
-    compiled by optimum-rbln, for RBLN. What is written is checked too.
+    compiled by optimum-rbln, for RBLN, and checks them.
 
     \b
     Exit status:
       0  nothing in the way
-      1  something is
+      1  a problem
       2  the command line is wrong, or MODEL_DIR cannot be served
     """
     if check is not None and (model is None or output is None):
         return report(list(judge_repository(check)))
     if check is not None or model is None or output is None:
         raise click.UsageError("name MODEL_DIR and -o REPO, or --check REPO")
-    arguments, told = describe(model, model_path, limits, pairs)
+    arguments, parameters = describe(model, model_path, limits, pairs)
     folder = output / name
     if folder.exists() and not overwrite:
         raise SettingsError(f"{folder} exists: choose another --name, or give --overwrite")
-    write(folder, arguments, told)
+    _write(folder, arguments, parameters)
     click.echo(f"written: {folder}")
     return report(list(judge_model(folder)))
 
@@ -107,42 +107,41 @@ main = partial(run, command)
 def describe(
     model: Path, model_path: str | None, limits: dict[str, int | None], pairs: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, int]]:
-    """Return model.json's keys, and the parameters of config.pbtxt that tell the workers.
+    """Return model.json's keys, and config.pbtxt's parameters for the workers.
 
     Raises:
-        SettingsError: MODEL_DIR is damaged, or not what the options say.
+        SettingsError: MODEL_DIR is damaged, or does not fit the options.
     """
     if not model.is_dir():
         raise SettingsError(f"{model} is no folder")
     arguments: dict[str, Any] = {"model": model_path or str(model.resolve())}
-    asked = {name: limit for name, limit in limits.items() if limit}
+    given = {name: limit for name, limit in limits.items() if limit}
     artefact = read_artefact(model)
     if artefact is None:
-        told = arguments = arguments | {"max_num_seqs": MAX_NUM_SEQS} | asked | pairs
+        arguments |= {"max_num_seqs": MAX_NUM_SEQS} | given | pairs
+        known = arguments
     else:
         # vllm-rbln reads every limit from the compiled folder, and refuses some that differ.
-        told = {"max_num_seqs": artefact.batch_size, "max_model_len": artefact.max_seq_len}
-        if not asked.items() <= told.items():
+        known = {"max_num_seqs": artefact.batch_size, "max_model_len": artefact.max_seq_len}
+        if not given.items() <= known.items():
             raise SettingsError(
                 f"{model} is compiled for {artefact.batch_size} requests at once of "
                 f"{artefact.max_seq_len} tokens: leave --max-num-seqs and --max-model-len out, or "
                 "recompile it"
             )
         arguments |= pairs
-    return arguments, {
-        parameter: told[key] for parameter, key in CONFIG_PARAMETERS.items() if key in told
-    }
+    parameters = {name: known[key] for name, key in CONFIG_PARAMETERS.items() if key in known}
+    return arguments, parameters
 
 
-def write(folder: Path, arguments: dict[str, Any], told: dict[str, int]) -> None:
-    """Write one model of a repository: its model.json and its config.pbtxt."""
+def _write(folder: Path, arguments: dict[str, Any], parameters: dict[str, int]) -> None:
     (folder / "1").mkdir(parents=True, exist_ok=True)
     (folder / "1" / ARGS_FILE).write_text(json.dumps(arguments, indent=2) + "\n")
     (folder / CONFIG_FILE).write_text(
         CONFIG.format(
             name=folder.name,
             health=parameter_line(HEALTH, "true"),
-            told="\n".join(parameter_line(key, value) for key, value in told.items()),
+            parameters="\n".join(parameter_line(*each) for each in parameters.items()),
         )
     )
 

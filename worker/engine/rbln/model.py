@@ -1,8 +1,7 @@
-"""What a folder compiled by optimum-rbln holds, read without the vendor's packages.
+"""Read a folder compiled by optimum-rbln, without the vendor's packages.
 
-`rbln_config.json` is the one source of an RBLN engine's limits: vllm-rbln (0.9.3 and later)
-overwrites what the user asked for with it. Layouts known: 0.8 to 0.12, and `_meta` of 0.7 and
-older.
+`rbln_config.json` has an RBLN engine's limits: vllm-rbln overrides the user's with them since
+0.9.3. Known layouts: 0.8 to 0.12, and `_meta` of 0.7 and older.
 """
 
 import json
@@ -13,19 +12,19 @@ from typing import Any
 from contract.settings import SettingsError
 
 CONFIG_NAME = "rbln_config.json"
-#: What optimum-rbln takes where a file names none (ATOM cards).
+#: optimum-rbln's default (ATOM cards).
 DEFAULT_PREFILL_CHUNK = 128
-#: Where a multimodal model keeps the limits of the part that writes text.
+#: A multimodal model's parts that may have the limits of its text.
 TEXT_PARTS = ("language_model", "text_model")
+BLOCK_SIZES = ("kvcache_block_size", "kvcache_partition_len")
 
 
 @dataclass(frozen=True, slots=True)
 class Artefact:
     """A compiled model. Lengths, blocks and chunks are in tokens.
 
-    `buckets` are the batch sizes that decoding was compiled for, largest first; `npu` is the
-    card's name (RBLN-CA25) or None where the file leaves it open; `missing` names compiled
-    files that should lie in `folder` and do not.
+    `buckets` are the batch sizes of decoding, largest first; `npu` is the card's name (RBLN-CA25),
+    None where the file has none; `missing` names compiled files that `folder` lacks.
     """
 
     folder: Path
@@ -44,7 +43,7 @@ class Artefact:
 
     @property
     def flash_attention(self) -> bool:
-        """Whether the context is cut into partitions of `block_size`."""
+        """Whether the context has partitions of `block_size`."""
         return self.block_size < self.max_seq_len
 
     def __str__(self) -> str:
@@ -56,10 +55,10 @@ class Artefact:
 
 
 def read_artefact(model: str | Path | None) -> Artefact | None:
-    """Return what was compiled into this folder, None if it is not a compiled model's.
+    """Return the compiled model of a folder, None if it has no rbln_config.json.
 
     Raises:
-        SettingsError: the file is there, and cannot be used.
+        SettingsError: the file cannot be used.
     """
     file = Path(model or "") / CONFIG_NAME
     if not model or not file.is_file():
@@ -75,11 +74,8 @@ def read_artefact(model: str | Path | None) -> Artefact | None:
 
 def _artefact(folder: Path, config: dict[str, Any]) -> Artefact:
     part_name, part = _text_part(config)
-    compiled = [
-        c
-        for c in part.get("_compile_cfgs") or config.get("_compile_cfgs") or []
-        if isinstance(c, dict)
-    ]
+    compiled = part.get("_compile_cfgs") or config.get("_compile_cfgs") or []
+    compiled = [one for one in compiled if isinstance(one, dict)]
     length = _first(part, "max_seq_len", "dec_max_seq_len")
     batch = _first(part, "batch_size") or _first(config, "batch_size")
     if length is None or batch is None:
@@ -99,23 +95,24 @@ def _artefact(folder: Path, config: dict[str, Any]) -> Artefact:
         legacy="_meta" in config,
         batch_size=batch,
         max_seq_len=length,
-        block_size=_first(part, "kvcache_block_size", "kvcache_partition_len") or length,
+        block_size=_first(part, *BLOCK_SIZES) or length,
         prefill_chunk=_first(part, "prefill_chunk_size") or DEFAULT_PREFILL_CHUNK,
         kv_blocks=_first(part, "kvcache_num_blocks"),
         buckets=tuple(sorted(buckets or [batch], reverse=True)),
-        num_devices=max((_devices(c) for c in compiled), default=1),
+        # tensor_parallel_size was its name from 0.8 to 0.10.
+        num_devices=max(
+            (_first(c, "num_devices", "tensor_parallel_size") or 1 for c in compiled), default=1
+        ),
         npu=next((str(c["npu"]) for c in compiled if c.get("npu")), None),
         missing=tuple(_missing(folder, part_name, compiled)),
     )
 
 
 def _text_part(config: dict[str, Any]) -> tuple[str | None, dict[str, Any]]:
-    """Return the part that decodes text, and its name if it is nested."""
+    """Return the part that decodes text, with its name if it is nested."""
     nested = [(name, config.get(name)) for name in TEXT_PARTS]
     for name, part in [(None, config), *nested]:
-        if isinstance(part, dict) and (
-            part.get("kvcache_block_size") or part.get("kvcache_partition_len")
-        ):
+        if isinstance(part, dict) and any(part.get(size) for size in BLOCK_SIZES):
             return name, part
     return None, config
 
@@ -124,11 +121,6 @@ def _missing(folder: Path, part: str | None, compiled: list[dict[str, Any]]) -> 
     names = [f"{c['compiled_model_name']}.rbln" for c in compiled if c.get("compiled_model_name")]
     places = [folder, folder / part] if part else [folder]
     return [n for n in names if not any((place / n).is_file() for place in places)]
-
-
-def _devices(compiled: dict[str, Any]) -> int:
-    # tensor_parallel_size was its name from 0.8 to 0.10.
-    return _first(compiled, "num_devices", "tensor_parallel_size") or 1
 
 
 def _first(part: dict[str, Any], *names: str) -> int | None:

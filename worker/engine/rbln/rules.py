@@ -1,4 +1,4 @@
-"""What an RBLN engine refuses, overrides or has to be given, and what is done before it starts.
+"""What an RBLN engine refuses, overrides and needs before it starts.
 
 Called before vLLM is imported. Sources: vllm-rbln's and optimum-rbln's wheels 0.8 to 0.12
 (docs/how-to/rbln.md has the table).
@@ -13,7 +13,7 @@ from worker.engine.rbln.model import Artefact, read_artefact
 from worker.engine.spec import Preflight
 from worker.engine.vllm_settings import EngineArgs, VllmSettings
 from worker.machine import devices
-from worker.machine.finding import Finding, refuse_fatal
+from worker.machine.finding import Finding, refuse_fatal, warning
 from worker.machine.packages import Packages, Release, installed, release_of, same_minor
 
 INSTALL = (
@@ -23,6 +23,10 @@ INSTALL = (
 RECOMPILE = "Recompile the model: python -m worker.compile MODEL -o DIR"
 #: Models compiled before Transformers 5 do not load in optimum-rbln 0.11 and later.
 TRANSFORMERS_5: Release = (0, 11)
+#: The name of devices.VISIBLE before 0.12, still read there with a warning.
+OLD_VISIBLE = "RBLN_DEVICES"
+#: A killed engine may leave its card unusable, so a hung one gets long to end by itself.
+RBLN_KILL_GRACE_S = 120.0
 
 
 class Line(Enum):
@@ -42,7 +46,7 @@ LINES: tuple[tuple[Release, Line], ...] = (
     ((0,), Line.FORK),
 )
 
-#: Options of the tutorial's time, or of other platforms; with what does it now.
+#: Refused options, of old tutorials or other platforms, and the remedy.
 REFUSED = {
     "device": "Leave it out: where vllm-rbln is installed the platform is found by itself",
     "compiled-model-dir": "WARMQ_MODEL names the compiled folder",
@@ -55,13 +59,13 @@ REFUSED = {
 
 
 def line_of(version: str) -> Line:
-    """Return how this release of vllm-rbln has to be treated."""
+    """Return the release line of a vllm-rbln."""
     release = release_of(version)
     return next(line for since, line in LINES if release >= since)
 
 
 def limit_options(artefact: Artefact, version: str) -> list[str]:
-    """Return the options that this release of vllm-rbln needs to be told; none since 0.9.3."""
+    """Return the options that vllm-rbln needs for the artefact's limits; none since 0.9.3."""
     if line_of(version) is not Line.BY_HAND:
         return []
     return [
@@ -72,8 +76,22 @@ def limit_options(artefact: Artefact, version: str) -> list[str]:
     ]  # fmt: skip
 
 
+def findings(
+    settings: VllmSettings, artefact: Artefact | None, packages: Packages
+) -> Iterator[Finding]:
+    """Check packages, artefact and settings before the engine is started."""
+    yield from judge_packages(packages)
+    if artefact is not None:
+        yield from _judge_artefact(artefact, packages)
+        yield from _judge_settings(settings, artefact)
+        yield warning(
+            "requests that set `seed` are sampled unseeded: RBLN does not support it",
+            "Use temperature 0 where answers must repeat",
+        )
+
+
 def judge_packages(packages: Packages) -> Iterator[Finding]:
-    """Say what is wrong with the vendor's packages, whatever the model."""
+    """Check the vendor's packages, whatever the model."""
     plugin = packages.versions.get("vllm-rbln")
     if plugin is None:
         return
@@ -85,10 +103,9 @@ def judge_packages(packages: Packages) -> Iterator[Finding]:
             INSTALL.format(minor) + ", or uninstall vllm-rbln",
         )
     if packages.emulated:
-        yield Finding(
+        yield warning(
             "the module `rebel` is not the vendor's: this engine is emulated on the CPU",
             "Nothing of its speed holds for an NPU",
-            fatal=False,
         )
     for name in ("optimum-rbln", "rebel-compiler"):
         other = packages.versions.get(name)
@@ -105,8 +122,7 @@ def judge_packages(packages: Packages) -> Iterator[Finding]:
         yield Finding(f"vllm-rbln {plugin} {line.value}{why}", remedy, fatal=fork)
 
 
-def judge_artefact(artefact: Artefact, packages: Packages) -> Iterator[Finding]:
-    """Say what is wrong with a compiled folder in this environment."""
+def _judge_artefact(artefact: Artefact, packages: Packages) -> Iterator[Finding]:
     folder = artefact.folder
     if not packages.rbln:
         yield Finding(
@@ -119,58 +135,52 @@ def judge_artefact(artefact: Artefact, packages: Packages) -> Iterator[Finding]:
             "Copy the whole folder again, or recompile it",
         )
     if artefact.batch_size == 1:
-        yield Finding(
+        yield warning(
             f"{folder} was compiled for batch size 1: one request at a time",
             RECOMPILE + " --batch-size 4",
-            fatal=False,
         )
-    yield from _judge_version(artefact, packages)
-
-
-def _judge_version(artefact: Artefact, packages: Packages) -> Iterator[Finding]:
     made, have = artefact.optimum_version, packages.versions.get("optimum-rbln")
     if artefact.legacy:
         yield Finding(
-            f"{artefact.folder} was compiled by optimum-rbln {made or '0.7 or older'}, whose "
-            "layout is not read any more",
+            f"{folder} was compiled by optimum-rbln {made or '0.7 or older'}, whose layout is not "
+            "read any more",
             RECOMPILE,
         )
     elif made and have and not same_minor(made, have):
         yield Finding(
-            f"{artefact.folder} was compiled by optimum-rbln {made}; {have} is installed",
+            f"{folder} was compiled by optimum-rbln {made}; {have} is installed",
             RECOMPILE,
             fatal=(release_of(made) < TRANSFORMERS_5) is not (release_of(have) < TRANSFORMERS_5),
         )
 
 
-def judge_settings(settings: VllmSettings, artefact: Artefact) -> Iterator[Finding]:
-    """Name every difference between what was asked for and what the artefact dictates."""
-    asked = settings.engine_args.options
-    yield from judge_options(asked, artefact, lambda name: f"WARMQ_ENGINE_ARGS: --{name}")
+def _judge_settings(settings: VllmSettings, artefact: Artefact) -> Iterator[Finding]:
+    options = settings.engine_args.options
+    yield from judge_options(options, artefact, lambda name: f"WARMQ_ENGINE_ARGS: --{name}")
     if settings.stall_timeout_s <= settings.rbln_timeout_s:
         yield Finding(
             f"WARMQ_STALL_TIMEOUT_S={settings.stall_timeout_s:g} is not longer than the RBLN "
             f"runtime's own time limit of {settings.rbln_timeout_s:g} s",
-            "A step may take that long: raise it, or tell a lower limit in WARMQ_RBLN_TIMEOUT_S",
+            "A step may take that long: raise it, or set a lower limit in WARMQ_RBLN_TIMEOUT_S",
         )
 
 
 def judge_options(
-    asked: Mapping[str, str], artefact: Artefact | None, written: Callable[[str], str]
+    options: Mapping[str, str], artefact: Artefact | None, written: Callable[[str], str]
 ) -> Iterator[Finding]:
-    """Name vLLM's options that RBLN refuses, and those that a compiled folder decides.
+    """Check for options of vLLM that RBLN refuses, or that a compiled folder decides.
 
     Args:
-        asked: values by option, as max-num-seqs.
+        options: values by option, as max-num-seqs.
         artefact: None if the folder is on another machine.
-        written: returns an option's name as it stands in the file or variable it came from.
+        written: returns an option's name as it stands in its file or variable.
     """
-    for name, replacement in REFUSED.items():
-        if name in asked and not (name.endswith("parallel-size") and asked[name] == "1"):
-            yield Finding(f"{written(name)} is refused on RBLN", replacement)
+    for name, remedy in REFUSED.items():
+        if name in options and not (name.endswith("parallel-size") and options[name] == "1"):
+            yield Finding(f"{written(name)} is refused on RBLN", remedy)
     if artefact is None:
         return
-    chunk = asked.get("max-num-batched-tokens")
+    chunk = options.get("max-num-batched-tokens")
     if chunk is not None and chunk != str(artefact.prefill_chunk):
         yield Finding(
             f"{written('max-num-batched-tokens')} {chunk} conflicts with the compiled prefill "
@@ -183,40 +193,14 @@ def judge_options(
         "block-size": (artefact.block_size, "KV block size", "--partition-len"),
     }
     for name, (value, what, option) in compiled.items():
-        if name in asked and asked[name] != str(value):
-            yield Finding(
-                f"{written(name)} {asked[name]} has no effect: the compiled {what} is {value}",
-                f"Leave it out, or recompile with {option} {asked[name]}",
-                fatal=False,
+        if name in options and options[name] != str(value):
+            yield warning(
+                f"{written(name)} {options[name]} has no effect: the compiled {what} is {value}",
+                f"Leave it out, or recompile with {option} {options[name]}",
             )
     for name in ("dtype", "enforce-eager"):
-        if name in asked:
-            problem = f"{written(name)} has no effect on a compiled model"
-            yield Finding(problem, "Leave it out", fatal=False)
-
-
-# -- before it starts ----------------------------------------------------------------
-
-
-#: Its name before 0.12, still read there with a warning.
-OLD_VISIBLE = "RBLN_DEVICES"
-#: A killed engine may leave its card unusable, so one that hangs gets long to end by itself.
-RBLN_KILL_GRACE_S = 120.0
-
-
-def findings(
-    settings: VllmSettings, artefact: Artefact | None, packages: Packages
-) -> Iterator[Finding]:
-    """Name everything that is wrong, or to be known, before this engine is started."""
-    yield from judge_packages(packages)
-    if artefact is not None:
-        yield from judge_artefact(artefact, packages)
-        yield from judge_settings(settings, artefact)
-        yield Finding(
-            "requests that set `seed` are sampled unseeded: RBLN does not support it",
-            "Use temperature 0 where answers must repeat",
-            fatal=False,
-        )
+        if name in options:
+            yield warning(f"{written(name)} has no effect on a compiled model", "Leave it out")
 
 
 def prepare(settings: VllmSettings) -> VllmSettings:
@@ -232,7 +216,7 @@ def prepare(settings: VllmSettings) -> VllmSettings:
     if artefact is None and not packages.rbln:
         return settings
     refuse_fatal(findings(settings, artefact, packages))
-    choose_devices(settings.rbln_devices, packages)
+    _choose_devices(settings.rbln_devices, packages)
     grace = RBLN_KILL_GRACE_S if settings.kill_grace_s is None else settings.kill_grace_s
     os.environ[ASK_FIRST_ENV] = f"{grace:g}"
     limits = limit_options(artefact, packages.versions["vllm-rbln"]) if artefact else []
@@ -240,7 +224,7 @@ def prepare(settings: VllmSettings) -> VllmSettings:
     return settings.model_copy(update={"engine_args": args, "kill_grace_s": grace})
 
 
-def choose_devices(wanted: str | None, packages: Packages) -> None:
+def _choose_devices(wanted: str | None, packages: Packages) -> None:
     """Set the variable that this release reads and unset the other; without a choice, neither."""
     chosen = wanted or os.environ.get(devices.VISIBLE) or os.environ.get(OLD_VISIBLE)
     if chosen is None:
@@ -250,10 +234,10 @@ def choose_devices(wanted: str | None, packages: Packages) -> None:
     os.environ[OLD_VISIBLE if old else devices.VISIBLE] = chosen
 
 
-def look_at_cards(
+def check_cards(
     wanted: str | None, artefact: Artefact, packages: Packages, seen: Preflight
 ) -> None:
-    """Add the NPUs and what runs on them to the table, and what is wrong with them; seconds.
+    """Add the NPUs and their problems to the preflight; takes seconds.
 
     `wanted` is WARMQ_RBLN_DEVICES.
     """
@@ -264,15 +248,15 @@ def look_at_cards(
     seen.rows["devices"] = f"{shown}{emulated}; the model needs {needs}"
     if packages.rebel:
         seen.found += _judge_cards(artefact, cards)
-    mine = {int(n) for n in (wanted or "").split(",") if n}
+    chosen = {int(n) for n in (wanted or "").split(",") if n}
     for card, pids in sorted(devices.holders().items()):
-        if mine and card not in mine:
-            continue
-        held = Finding(
-            f"/dev/rbln{card} is open in process {', '.join(map(str, sorted(pids)))}",
-            "One engine per card: choose another in WARMQ_RBLN_DEVICES, or stop it with SIGTERM",
-        )
-        seen.found.append(held)
+        if not chosen or card in chosen:
+            busy = Finding(
+                f"/dev/rbln{card} is open in process {', '.join(map(str, sorted(pids)))}",
+                "One engine per card: choose another in WARMQ_RBLN_DEVICES, or stop it with "
+                "SIGTERM",
+            )
+            seen.found.append(busy)
     buckets = "/".join(map(str, artefact.buckets))
     seen.rows["capacity"] = (
         f"{artefact.batch_size} requests at once of {artefact.max_seq_len} tokens; decode "
@@ -282,11 +266,10 @@ def look_at_cards(
 
 
 def _judge_cards(artefact: Artefact, cards: devices.Cards) -> Iterator[Finding]:
-    """Compare the NPUs with what the model was compiled for."""
-    if cards.trouble:
+    if cards.error:
         yield Finding(
-            f"the RBLN runtime cannot be asked for its NPUs: {cards.trouble}",
-            "Look at `rbln-smi`: is the driver loaded, are /dev/rbln* given to this container?",
+            f"the RBLN runtime cannot be asked for its NPUs: {cards.error}",
+            "Run `rbln-smi`: is the driver loaded, are /dev/rbln* given to this container?",
         )
         return
     if len(cards.names) < artefact.num_devices:
@@ -296,11 +279,10 @@ def _judge_cards(artefact: Artefact, cards: devices.Cards) -> Iterator[Finding]:
             "Name enough in WARMQ_RBLN_DEVICES, or recompile with fewer: --num-devices",
         )
     elif idle := len(cards.names) - artefact.num_devices:
-        yield Finding(
+        yield warning(
             f"{idle} of {len(cards.names)} cards stay idle: the model was compiled for "
             f"{artefact.num_devices}",
             "Start another worker with the other cards in WARMQ_RBLN_DEVICES",
-            fatal=False,
         )
     for name in dict.fromkeys(cards.names):
         if artefact.npu is not None and name != artefact.npu:

@@ -18,17 +18,17 @@ def _step(seconds: float) -> float:
 
 
 def _log_file(path: Path) -> Path:
-    # Not Path's own: they raise for names that are too long.
+    # Path's own methods raise for names that are too long.
     if os.path.isdir(path) or not os.path.isdir(path.parent):  # noqa: PTH112
         raise ValueError("must name a file in a folder that exists")
     return path
 
 
 class SimulatedTests(BaseModel, frozen=True, extra="forbid"):
-    """How an engine behaves that a test or a benchmark needs."""
+    """Behavior for tests and benchmarks."""
 
     step_s: Annotated[Seconds, AfterValidator(_step)] = Field(
-        0, ge=0, description="requests end in steps of so long; 0: each by itself"
+        0, ge=0, description="requests end at multiples of this; 0: each by itself"
     )
     log: Annotated[Path, AfterValidator(_log_file)] | None = Field(
         None, description="file that every start and end is appended to"
@@ -37,13 +37,13 @@ class SimulatedTests(BaseModel, frozen=True, extra="forbid"):
     behavior: str = Field(
         "",
         pattern=r"^(simulate:[a-z-]+(=[0-9]{1,9}(\.[0-9]{1,9})?)?)?$",
-        description="what befalls requests whose `user` says nothing",
+        description="behavior of requests without a `user`, as simulate:sleep=2",
     )
     process: bool = Field(False, description="with a child process that can be killed or stopped")
 
 
 class SimulatedSettings(WorkerSettings):
-    """What the simulated engine can be told."""
+    """The settings of the simulated engine."""
 
     simulated_slots: Count = Field(64, ge=1, description="simulated engine: max_num_seqs")
     simulated_latency_s: Seconds = Field(0.2, ge=0, description="simulated engine: mean latency")
@@ -56,13 +56,10 @@ class SimulatedSettings(WorkerSettings):
 
 
 def check(settings: SimulatedSettings) -> Preflight:
-    """Say how much it runs."""
-    return Preflight(
-        {
-            "platform": "simulated engine: no model, no device",
-            "capacity": f"{settings.simulated_slots} requests at once",
-        }
-    )
+    return Preflight({
+        "platform": "simulated engine: no model, no device",
+        "capacity": f"{settings.simulated_slots} requests at once",
+    })  # fmt: skip
 
 
 _MODULE = "worker.engine.simulated.engine"

@@ -1,14 +1,11 @@
-"""A simulated engine: slots and latencies without a model. For tests and benchmarks.
+"""An engine without a model: slots and latencies, for tests and benchmarks.
 
-Every answer says `simulated` and carries a digest of its request, so that a
-test can check that it belongs to its prompt. A body may script its own behavior
-through `user`: `simulate:die` kills the engine (`simulate:die=SECONDS` after so
-long), `simulate:kill-worker` the whole process, `simulate:spin` the event loop,
-`simulate:hold-lock` it and the interpreter's lock with it, `simulate:fail` fails the attempt
-(also `=SECONDS`), `simulate:sleep=SECONDS` takes that long. With a child process
-(StandIn) it dies and hangs as EngineCore does. With a log file
-every start and end of a computation is appended there, for an observer that trusts
-nobody's counters.
+Every answer has the word `simulated` and a digest of its request, so that a test can match it to
+its prompt. A body's `user` may set the request's behavior: `simulate:die` kills the engine,
+`simulate:kill-worker` the whole process, `simulate:spin` hangs the event loop, `simulate:hold-lock`
+also the interpreter's lock, `simulate:fail` fails the attempt, `simulate:sleep=SECONDS` takes that
+long; die and fail take `=SECONDS`, too. With a child process (StandIn) the engine dies and hangs as
+EngineCore does. A log file gets each start and end of a computation, independent of any counter.
 """
 
 import asyncio
@@ -39,23 +36,22 @@ SIGMA = 0.5
 FIRST_WORD = ("simulated ",)
 
 
-def _nobody() -> None:
-    """Take the place of who wants to know of texts."""
+def _ignore() -> None:
+    """Do nothing with new text."""
 
 
 def digest(body: dict[str, Any]) -> str:
-    """Return the digest a simulated answer to `body` carries."""
+    """Return the digest in the answer to `body`."""
     prompt = body.get("messages") or body.get("prompt") or body.get("input")
     return hashlib.sha256(orjson.dumps(prompt)).hexdigest()[:16]
 
 
 @dataclass(eq=False)
 class SimulatedEngine:
-    """`slots` requests at once, each for a lognormal time of the given mean in seconds.
+    """Runs `slots` requests at once, each for a lognormal time with the given mean in seconds.
 
-    Of them each of `front_ends` processes has its part. With `step_s` they end at the nearest
-    multiple of so many seconds, those of a step together, as vLLM hands them out; else each by
-    itself.
+    Each of `front_ends` processes has its part of the slots. With `step_s` requests end at the
+    nearest multiple of it in seconds, all of a step at once, as vLLM's do.
     """
 
     grace_s: ClassVar[float] = 0.0
@@ -79,21 +75,18 @@ class SimulatedEngine:
         self._dead = asyncio.Event()
         self._sleeping: set[asyncio.Future[bool]] = set()
         self._texts: dict[str, Sequence[str]] = {}
-        self._wrote: Callable[[], None] = _nobody
+        self._wrote: Callable[[], None] = _ignore
 
     def build(self) -> None:
-        """Take as long as a model would; start the process if there is to be one."""
         time.sleep(self.build_s)
         self._process = StandIn() if self.process else None
 
     async def start(self) -> Capacity:
-        """Return the configured capacity."""
         if self._process is not None:
             self._process.watch(self._die)
         return Capacity(self.slots, 4096, "simulated", details={"engine": "simulated"})
 
     async def generate(self, request: EngineRequest, request_id: str) -> Completion:
-        """Wait for a slot and the drawn latency, then answer with the prompt's digest."""
         if request.url not in LIMITS:
             raise RequestRejected(
                 f"field url: the simulated engine has no answer for {request.url}",
@@ -116,12 +109,11 @@ class SimulatedEngine:
         return _answer(request, request_id)
 
     def text_so_far(self, request_id: str) -> Sequence[str]:
-        """Return the first word of a request that runs; the other comes with its end."""
+        """Return the first word of a running request; the other comes at its end."""
         return self._texts.get(request_id, ())
 
     def on_text(self, call: Callable[[], None]) -> None:
-        """Call this when a request begins: it writes its first word then."""
-        self._wrote = call
+        self._wrote = call  # each request writes its first word when it begins
 
     async def _work(self, body: dict[str, Any]) -> None:
         behavior, _, seconds = str(body.get("user") or self.behavior).partition("=")
@@ -136,7 +128,7 @@ class SimulatedEngine:
             while True:
                 pass
         if behavior == "simulate:hold-lock":
-            re.match(r"(a+)+$", "a" * 64 + "b")  # for ages, and with the interpreter's lock
+            re.match(r"(a+)+$", "a" * 64 + "b")  # takes ages, and holds the interpreter's lock
         if behavior == "simulate:kill-worker":
             os.kill(os.getpid(), signal.SIGKILL)
         delay = float(seconds) if behavior == "simulate:sleep" and seconds else self._latency()
@@ -148,8 +140,10 @@ class SimulatedEngine:
             raise EngineDead("the simulated engine died")
 
     async def _dies_within(self, delay: float) -> bool:
-        """Sleep, unless the engine dies meanwhile; a task a request would cost the benchmarks more
-        than what they measure."""
+        """Sleep; return whether the engine died meanwhile.
+
+        A task a request would cost the benchmarks more than what they measure.
+        """
         loop = asyncio.get_running_loop()
         over: asyncio.Future[bool] = loop.create_future()
         timer = None
@@ -181,7 +175,7 @@ class SimulatedEngine:
         return self._random.lognormvariate(math.log(self.latency_s) - SIGMA**2 / 2, SIGMA)
 
     def _note(self, what: str, request_id: str) -> None:
-        """Append `start|end <request id> <pid>` in one write: workers may share the file."""
+        """Append `start|end <request id> <pid>` in one write, for workers may share the file."""
         if self.log is not None:
             line = f"{what} {request_id} {os.getpid()}\n".encode()
             file = os.open(self.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -189,30 +183,25 @@ class SimulatedEngine:
             os.close(file)
 
     def new_client(self) -> dict[str, Any]:
-        """Return nothing that is needed: each process simulates for itself."""
-        return {}
+        return {}  # each process simulates for itself
 
     async def abort_client(self, _: dict[str, Any]) -> int:
-        """Return 0: what a killed process had has ended with it."""
-        return 0
+        return 0  # a killed process's requests have ended with it
 
     def dead(self) -> bool:
-        """Whether it died."""
         return self._dead.is_set()
 
     def last_progress(self) -> float:
-        """Return when its process last made a step; without one it never hangs."""
+        # Without a process it never hangs.
         return self._process.stepped_at if self._process is not None else time.monotonic()
 
     def kill(self) -> None:
-        """Die as a real engine does: everything running fails."""
         if self._process is not None:
             self._process.kill()
         else:
             self._die()
 
     def shutdown(self) -> None:
-        """End the process."""
         if self._process is not None:
             self._process.shutdown()
 
@@ -231,8 +220,8 @@ def _answer(request: EngineRequest, request_id: str) -> Completion:
     if request.url == RESPONSES_URL:
         return Completion(orjson.dumps(_response(request_id, model, text)), 1, 1)
     chat = request.url == CHAT_URL
-    said = {"role": "assistant", "content": text, "refusal": None}
-    content = {"message": said} if chat else {"text": text}
+    message = {"role": "assistant", "content": text, "refusal": None}
+    content = {"message": message} if chat else {"text": text}
     body = {
         "id": request_id,
         "object": "chat.completion" if chat else "text_completion",
@@ -255,25 +244,25 @@ def _message(request_id: str, model: str, text: str) -> dict[str, Any]:
 
 def _response(request_id: str, model: str, text: str) -> dict[str, Any]:
     part = {"type": "output_text", "text": text, "annotations": []}
-    said = {"type": "message", "id": f"msg_{request_id}", "role": "assistant",
-            "status": "completed", "content": [part]}  # fmt: skip
+    message = {"type": "message", "id": f"msg_{request_id}", "role": "assistant",
+               "status": "completed", "content": [part]}  # fmt: skip
     tokens = {"input_tokens": 1, "output_tokens": 1, "total_tokens": 2}
     details = {"input_tokens_details": {"cached_tokens": 0},
                "output_tokens_details": {"reasoning_tokens": 0}}  # fmt: skip
     return {
         "id": f"resp_{request_id}", "object": "response", "model": model, "status": "completed",
-        "created_at": int(time.time()), "output": [said], "usage": tokens | details,
+        "created_at": int(time.time()), "output": [message], "usage": tokens | details,
         "parallel_tool_calls": True, "tool_choice": "none", "tools": [],
     }  # fmt: skip
 
 
 def from_client(settings: SimulatedSettings, _: dict[str, Any]) -> SimulatedEngine:
-    """Return an engine of this process' own: requests of other processes do not slow it down."""
+    """Return an engine of this process: requests of other processes do not slow it down."""
     return from_settings(settings)
 
 
 def from_settings(settings: SimulatedSettings) -> SimulatedEngine:
-    """Return the engine, not built yet: its arguments are called as the settings are."""
+    """Return the engine, not built yet."""
     return SimulatedEngine(
         settings.simulated_slots,
         settings.simulated_latency_s,
@@ -283,22 +272,20 @@ def from_settings(settings: SimulatedSettings) -> SimulatedEngine:
 
 
 STEP_S = 0.05
-#: What the kernel may need to end a killed process.
+#: Seconds in which the kernel ends a killed process.
 KILLED_S = 5.0
 
 
 class StandIn:
-    """A child process in the place of vLLM's EngineCore.
+    """A child process in the place of vLLM's EngineCore: `cat`, which gets a byte for each step.
 
-    It is `cat`: every engine step is a byte sent through it. Killed, it takes all that is in flight
-    along; stopped (SIGSTOP), no step is made any more. So what a test does to EngineCore it can do
-    to this one, in milliseconds instead of half a minute. Started in the engine's thread, watched
-    on the drain's loop.
+    Killed, it fails all requests in flight; stopped (SIGSTOP), it makes no step. So a test can use
+    it like EngineCore, in milliseconds instead of half a minute. It is started in the engine's
+    thread and watched on the drain's loop.
     """
 
     def __init__(self) -> None:
-        # Unbuffered, so that a byte is a step; it ends by itself when its owner's end of the pipe
-        # is closed, whatever the owner died of.
+        # Unbuffered, so that a byte is a step; it ends when its owner's end of the pipe is closed.
         with children_shielded():
             self._process = subprocess.Popen(
                 ["cat", "-u"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
@@ -309,7 +296,7 @@ class StandIn:
         self._waiting: set[asyncio.Future[None]] = set()
 
     def watch(self, died: Callable[[], None]) -> None:
-        """Begin to make steps; `died` is called once, when the process has ended."""
+        """Begin to make steps; call `died` once, when the process has ended."""
         self._loop = asyncio.get_running_loop()
         self._died = died
         os.set_blocking(self._stdin.fileno(), False)
@@ -317,7 +304,7 @@ class StandIn:
         self._ask()
 
     async def step(self, dead: asyncio.Event) -> bool:
-        """Wait for the next step, for ever if the process hangs; False if it is or was dead."""
+        """Wait for the next step, for ever if the process hangs; return False if it is dead."""
         if dead.is_set():
             return False
         waiter = self._loop.create_future()
@@ -344,14 +331,13 @@ class StandIn:
                 waiter.set_result(None)
 
     def kill(self) -> None:
-        """Kill it, also when it hangs."""
         self._process.kill()
 
     def shutdown(self) -> None:
-        """End it and wait; called in the engine's thread.
+        """Kill it and wait; called in the engine's thread.
 
         Raises:
-            subprocess.TimeoutExpired: it was killed, and is still there.
+            subprocess.TimeoutExpired: it did not end.
         """
         self._process.kill()
         self._process.wait(KILLED_S)

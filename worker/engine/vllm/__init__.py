@@ -1,4 +1,4 @@
-"""vLLM's own serving classes, in process; models compiled for RBLN run through it too."""
+"""The vllm engine: vLLM's serving classes in this process, also for models compiled for RBLN."""
 
 import os
 from typing import TYPE_CHECKING
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from worker.engine.vllm.engine import VllmEngine
 
 
-#: What torch logs while vLLM is checked: the last two miss a GPU, in the build that PyPI has.
+#: Logs of torch that mean nothing to a check; PyPI's build logs the last two without a GPU.
 _UNUSED_LOGS = ("-torch._library", "-torch.utils.flop_counter", "-torch.utils.cpp_extension")
 
 
@@ -29,7 +29,7 @@ def make(settings: VllmSettings) -> "VllmEngine":
     refuse_fatal(preflight.judge_installed(installed()))
     refuse_fatal(preflight.judge_folder(settings, ask_hub=True))
     if settings.log_format == "json":
-        # It would write through handlers of its own; so its lines go to the worker's.
+        # vLLM's lines go to the worker's handlers, not to its own.
         os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")
     settings = prepare(settings)  # first: vLLM reads the environment when it is imported
     packages = installed()
@@ -39,24 +39,22 @@ def make(settings: VllmSettings) -> "VllmEngine":
     preflight.choose_sampler(packages)
     try:
         from worker.engine.vllm.engine import VllmEngine
-    except ImportError as error:
-        raise SettingsError(  # a name that is needed is not in the installed vLLM
+    except ImportError as error:  # the installed vLLM lacks a name of names.py
+        raise SettingsError(
             f"vLLM {preflight.named(packages)} cannot be used: {error}. This worker has been "
             f"tested with {preflight.TESTED}"
         ) from error
-
     return VllmEngine(settings)
 
 
 def rehearse(settings: VllmSettings, _: Preflight) -> None:
-    """Make the engine, and let vLLM read the model's configuration; nothing is loaded.
+    """Make the engine, and let vLLM check the model's configuration; nothing is loaded.
 
     Takes the seconds that vLLM's import takes.
 
     Raises:
         SettingsError: as the start would.
     """
-    # What these log is of no use beside the findings.
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("TORCH_LOGS", ",".join(_UNUSED_LOGS))
     engine = make(settings)
@@ -69,7 +67,7 @@ def rehearse(settings: VllmSettings, _: Preflight) -> None:
 ENGINE = EngineSpec(
     VllmSettings,
     make,
-    preflight.look,
+    preflight.check,
     rehearse,
     "worker.engine.vllm.attached:attach",
     default_front_ends,

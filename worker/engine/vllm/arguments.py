@@ -1,4 +1,4 @@
-"""WARMQ_ENGINE_ARGS through vLLM's own parser, and what vLLM refuses of it as one sentence."""
+"""Parse WARMQ_ENGINE_ARGS with vLLM's parser, and word its refusals in one sentence."""
 
 from argparse import Namespace
 from collections.abc import Iterable, Iterator
@@ -17,12 +17,21 @@ from worker.machine.packages import installed
 
 class _Parser(FlexibleArgumentParser):
     def error(self, message: str) -> None:
-        told = message + meant(message, self._option_string_actions)
-        raise SettingsError(f"WARMQ_ENGINE_ARGS: {told}; options are those of `vllm serve`")
+        message += _suggestion(message, self._option_string_actions)
+        raise SettingsError(f"WARMQ_ENGINE_ARGS: {message}; options are those of `vllm serve`")
+
+
+def _suggestion(message: str, options: Iterable[str]) -> str:
+    """Suggest the option nearest to an unknown one that the message quotes."""
+    known = [*options]
+    words = [word.partition("=")[0].rstrip(":,") for word in message.split()]
+    unknown = [word for word in words if word.startswith("--") and word not in known]
+    near = get_close_matches(unknown[0], known, 1) if unknown else []
+    return f"; did you mean {near[0]}" if near else ""
 
 
 def parse_engine_args(settings: VllmSettings) -> Namespace:
-    """Return WARMQ_ENGINE_ARGS as vLLM's own parser does, with what is chosen for a CPU.
+    """Return vLLM's options, with this worker's defaults.
 
     Raises:
         SettingsError: in the words of vLLM's parser.
@@ -34,7 +43,7 @@ def parse_engine_args(settings: VllmSettings) -> Namespace:
         words += ["--served-model-name", settings.served_model_name]
     parser = make_arg_parser(_Parser(add_help=False))
     default = parser.get_default("gpu_memory_utilization")
-    parser.set_defaults(gpu_memory_utilization=None)  # to tell one that was given from this
+    parser.set_defaults(gpu_memory_utilization=None)  # to see whether it was given
     parser.set_defaults(limit_mm_per_prompt=dict(MAX_MEDIA))
     try:
         args: Namespace = parser.parse_args(words)
@@ -51,22 +60,13 @@ def parse_engine_args(settings: VllmSettings) -> Namespace:
 
 @contextmanager
 def refusals(*kinds: type[Exception]) -> Iterator[None]:
-    """Raise the checks of vLLM's configuration, and errors of these kinds, as SettingsError."""
-    told = "WARMQ_MODEL, WARMQ_ENGINE_ARGS: vLLM refuses them: "
+    """Raise vLLM's errors of its configuration, and errors of these kinds, as SettingsError."""
+    prefix = "WARMQ_MODEL, WARMQ_ENGINE_ARGS: vLLM refuses them: "
     try:
         yield
     except SettingsError:
         raise
     except pydantic.ValidationError as error:
-        raise SettingsError(told + error.errors()[0]["msg"]) from None
+        raise SettingsError(prefix + error.errors()[0]["msg"]) from None
     except kinds as error:
-        raise SettingsError(told + " ".join(str(error).split())) from None
-
-
-def meant(message: str, options: Iterable[str]) -> str:
-    """Return which of the options was meant, if a parser's message quotes one that is unknown."""
-    known = [*options]
-    words = [word.partition("=")[0].rstrip(":,") for word in message.split()]
-    unknown = [word for word in words if word.startswith("--") and word not in known]
-    near = get_close_matches(unknown[0], known, 1) if unknown else []
-    return f"; did you mean {near[0]}" if near else ""
+        raise SettingsError(prefix + " ".join(str(error).split())) from None

@@ -1,4 +1,4 @@
-"""One more client of another process' EngineCore: the same serving classes, without a model."""
+"""A client of another process's EngineCore: the same serving classes, without a model."""
 
 import os
 import select
@@ -17,7 +17,7 @@ from worker.machine.packages import installed
 
 
 class AttachedEngine(VllmEngine):
-    """Runs requests in the engine that gave the client (clients.py), and ends with it."""
+    """Runs requests in the engine of a client (clients.py), and ends with it."""
 
     def __init__(self, settings: VllmSettings, client: dict[str, Any]) -> None:
         given = settings.engine_args.options
@@ -40,14 +40,14 @@ class AttachedEngine(VllmEngine):
             client_count=client["clients"],
             client_index=client["index"],
         )
-        watch = threading.Thread(target=_watch, args=(engine, client["processes"]), daemon=True)
-        watch.start()
+        watched = (engine, client["processes"])
+        threading.Thread(target=_fail_when_one_ends, args=watched, daemon=True).start()
         return engine
 
     def kill(self) -> None:
-        """Ask the processes of an engine that hangs to end, and kill what has not after a grace.
+        """Ask the processes of a hung engine to end; kill what is left after the grace.
 
-        Whoever started it builds another. Before it is attached there is nothing of its own to end.
+        The process that started the engine builds another.
         """
         if self._engine is None:
             return
@@ -58,15 +58,17 @@ class AttachedEngine(VllmEngine):
         timer.start()
 
 
-def _send(how: Signals, processes: Sequence[int]) -> None:
+def _send(signal: Signals, processes: Sequence[int]) -> None:
     for process in processes:
         with suppress(ProcessLookupError):
-            os.kill(process, how)
+            os.kill(process, signal)
 
 
-def _watch(engine: AsyncLLMEngine, processes: list[int]) -> None:
-    """Wait for the end of one of the engine's processes, then fail what runs, as vLLM does for
-    processes of its own: a killed one tells its clients nothing."""
+def _fail_when_one_ends(engine: AsyncLLMEngine, processes: list[int]) -> None:
+    """Wait for one of the engine's processes to end, then fail what runs.
+
+    vLLM does so for its own processes; a killed one sends its clients nothing.
+    """
     watched = []
     with suppress(ProcessLookupError):
         watched += [os.pidfd_open(process) for process in processes]
@@ -78,7 +80,7 @@ def _watch(engine: AsyncLLMEngine, processes: list[int]) -> None:
 
 
 def attach(settings: VllmSettings, client: dict[str, Any]) -> AttachedEngine:
-    """Return the engine, not built yet; its settings were checked by whoever gave the client."""
+    """Return the engine, not built yet; the process that made the client checked the settings."""
     settings = prepare(settings)
     choose_sampler(installed())
     return AttachedEngine(settings, client)

@@ -1,9 +1,8 @@
-"""Places for more processes at one EngineCore, by vLLM's own means for several API servers.
+"""More processes at one EngineCore, by vLLM's own means for several API servers.
 
-EngineCore connects to a pair of sockets for each of its clients, whether or not somebody has bound
-them, and answers each request to the client that sent it. This process is the first client. The
-others attach later (attached.py), and one that died is followed by another in a fresh client: a
-client is greeted once, when it is new.
+EngineCore connects to a pair of sockets for each of its clients, whether or not they are bound, and
+answers each request to the client that sent it. This process is the first client; more attach
+later (attached.py). A client that died is replaced by a new one: EngineCore greets each once.
 """
 
 import multiprocessing
@@ -15,29 +14,27 @@ from typing import Any
 from contract.settings import SettingsError
 from worker.engine.vllm.names import core_client
 
-#: Front ends that may be followed by another while one engine runs.
+#: Replacements of dead clients while one engine runs.
 SPARE = 8
-#: Options that this worker chooses by what is free, which is another amount once the engine runs.
+#: Options that this worker sets by the free memory, which shrinks once the engine runs.
 MEMORY = ("kv_cache_memory_bytes", "gpu_memory_utilization")
 
 
 class EngineClients:
-    """The clients of one engine: `count` processes are to feed it, this one among them."""
+    """The clients of one engine; `count` processes feed it, this one included."""
 
     def __init__(self, count: int) -> None:
-        self.count = count
-        #: vLLM numbers its clients; the spare ones are numbers like others.
         self.clients = 1 if count == 1 else count + SPARE
         self._addresses: Any = None
         self._processes: list[int] = []
         self._next = 1
 
     @contextmanager
-    def made(self) -> Iterator[None]:
-        """Within it an engine is started with sockets for all clients.
+    def started(self) -> Iterator[None]:
+        """Start an engine within: it gets sockets for all clients.
 
         Raises:
-            SettingsError: its processes are on several machines.
+            SettingsError: the engine's processes are on several machines.
         """
         if self.clients == 1:
             yield
@@ -60,8 +57,8 @@ class EngineClients:
             core_client.get_engine_zmq_addresses = allocate
         self._processes = [p.pid for p in multiprocessing.active_children() if p.pid is not None]
 
-    def take(self, args: Namespace) -> dict[str, Any] | None:
-        """Return what another process needs to attach; None if every client was taken.
+    def new(self, args: Namespace) -> dict[str, Any] | None:
+        """Return a client's addresses and options for AttachedEngine; None if all are used.
 
         Args:
             args: the engine's options, as vLLM's parser and this worker have set them.
@@ -70,6 +67,7 @@ class EngineClients:
         if index >= self.clients or self._addresses is None:
             return None
         self._next += 1
+        memory = {name.replace("_", "-"): getattr(args, name) for name in MEMORY}
         return {
             "index": index,
             "clients": self.clients,
@@ -79,9 +77,5 @@ class EngineClients:
                 "stats_update_address": self._addresses.frontend_stats_publish_address,
             },
             "processes": self._processes,
-            "memory": {
-                name.replace("_", "-"): value
-                for name in MEMORY
-                if (value := getattr(args, name)) is not None
-            },
+            "memory": {name: value for name, value in memory.items() if value is not None},
         }

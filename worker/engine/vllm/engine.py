@@ -1,8 +1,7 @@
-"""The vLLM adapter; what it takes from vLLM stands in names.py.
+"""The vLLM adapter: an AsyncLLMEngine in this process under vLLM's own OpenAI serving classes.
 
-An AsyncLLMEngine in this process, with the serving classes of vLLM's own
-OpenAI server over it: they template chats, check lengths, build sampling
-parameters and responses, so a queued request gets what the server would give.
+The classes template chats, check lengths, and make sampling parameters and responses, so a queued
+request gets what vLLM's server would answer. names.py has everything that is imported from vLLM.
 """
 
 import asyncio
@@ -40,7 +39,7 @@ from worker.engine.vllm.names import (
     init_app_state,
 )
 from worker.engine.vllm.processes import ABORT_CLIENT, ORDERLY_END, RootCause, quieten
-from worker.engine.vllm.turns import Children
+from worker.engine.vllm.turns import SequenceSlots
 from worker.engine.vllm_settings import VllmSettings, statistics_every_s
 
 log = logging.getLogger(__name__)
@@ -60,21 +59,24 @@ class VllmEngine:
         self.grace_s = KILL_GRACE_S if settings.kill_grace_s is None else settings.kill_grace_s
         self._fixed_name = settings.served_model_name is not None
         self._serving: dict[str, serving.Served] = {}
-        self._detokenized = serving.Detokenized()
+        self._texts = serving.RunningTexts()
         self._fast: FastPath | None = None
-        self._children = Children(self._progress)
+        self._slots = SequenceSlots(self._progress)
         self._grammars = Grammars()
         self._context = 0
         self._folders = errors.Folders([])
         self._clients = EngineClients(settings.front_ends or 1)
 
     def configure(self) -> None:
-        """Let vLLM check its configuration, as `build` does first; SettingsError: it refuses."""
-        with refusals(Exception):  # vLLM, transformers and the platforms have types of their own
+        """Let vLLM check its configuration, as `build` does first.
+
+        Raises:
+            SettingsError: vLLM refuses it.
+        """
+        with refusals(Exception):  # vLLM, transformers and the platforms have errors of their own
             AsyncEngineArgs.from_cli_args(self._args).create_engine_config()
 
     def build(self) -> None:
-        """Load the model and start the engine's processes; seconds to minutes."""
         ORDERLY_END.ending = False
         try:
             with refusals(), children_shielded():
@@ -87,9 +89,9 @@ class VllmEngine:
         if self._settings.traces is not None:
             stats.trace_requests(self._engine)
         self._cause.processes = multiprocessing.active_children()
-        # What vLLM and torch have made stays until the end: left to the collector, walking it
-        # stops the drain's loop for 0.37 s at a time (docs/explanation/performance.md). Thawed
-        # first, so that a rebuild frees the dead engine.
+        # What vLLM and torch have made stays until the end: collecting it stops the drain's loop
+        # for 0.37 s at a time (docs/explanation/performance.md). Unfrozen first, so that a rebuild
+        # frees the dead engine.
         gc.unfreeze()
         gc.collect()
         gc.freeze()
@@ -98,21 +100,18 @@ class VllmEngine:
         args = AsyncEngineArgs.from_cli_args(self._args)
         args._api_process_count = self._clients.clients
         loggers = [lambda config, index=0: self._progress]
-        with self._clients.made():
+        with self._clients.started():
             return AsyncLLMEngine.from_engine_args(args, stat_loggers=loggers)
 
     def new_client(self) -> dict[str, Any] | None:
-        """Return what one more front end needs; None once too many have died."""
-        return self._clients.take(self._args)
+        return self._clients.new(self._args)
 
     async def abort_client(self, client: dict[str, Any]) -> int:
-        """Abort what a front end that died had in the engine; its answers would reach nobody."""
         if self._engine is None or self.dead():
             return 0
         return int(await self._engine.engine_core.call_utility_async(ABORT_CLIENT, client["index"]))
 
     async def start(self) -> Capacity:
-        """Put vLLM's serving classes over the engine and read back what it can take."""
         engine, settings, state = self._engine, self._settings, State()
         if engine is None:
             raise EngineDead("build() has not run")
@@ -124,9 +123,9 @@ class VllmEngine:
         limits.guard_log_probabilities(getattr(engine, "renderer", None))
         self._grammars.guard(engine)
         limits.guard_vocabulary(engine)
-        self._children.guard(engine, settings.front_ends or 1, serving.pooling(state))
+        self._slots.guard(engine, settings.front_ends or 1, serving.pooling(state))
         self._fast = fast_path(engine, self._args, state)
-        serving.tell_what_is_lacking(self._serving)
+        serving.log_unknown_fields(self._serving)
         models = state.openai_serving_models
         self._names = {m.name for m in models.base_model_paths} | set(models.lora_requests)
         self._folders = errors.Folders([
@@ -139,7 +138,7 @@ class VllmEngine:
         return self._capacity(engine.vllm_config, sorted(models.lora_requests))
 
     def _capacity(self, config: Any, adapters: list[str]) -> Capacity:
-        """Return what the engine can take, of vLLM's VllmConfig as EngineCore has set it."""
+        """Return what the engine can take, from vLLM's VllmConfig as EngineCore has set it."""
         model, parallel, cache = str(self._args.model), config.parallel_config, config.cache_config
         compiled = read_artefact(model)
         blocks = (cache.num_gpu_blocks or 0) * parallel.data_parallel_size
@@ -166,51 +165,48 @@ class VllmEngine:
         )
 
     async def generate(self, request: EngineRequest, request_id: str) -> Completion:
-        """Run one request: past vLLM's serving classes if that makes no difference."""
+        """Run one request; raises our errors alone, or a cancellation."""
         try:
-            return await self._generate(request, request_id)
-        except WarmqError as error:
-            self._folders.hide(error)
-            raise
-        finally:
-            self._detokenized.forget(request_id)
-
-    async def _generate(self, request: EngineRequest, request_id: str) -> Completion:
-        """Run one request; whatever is raised is one of our errors, or a cancellation."""
-        if self.dead():
-            raise EngineDead("the engine is dead", inside=False)
-        serving.refuse_unserved(self._serving, request.url, request.body)
-        TENANT.set(request.tenant)
-        if request.trace is not None:
-            stats.TRACE.set(request.trace)  # of this request's own task
-        try:
-            return await self._answer(request, request_id)
-        except EngineDeadError as error:
-            raise self._died(error) from error
-        except errors.Aborted as error:
-            raise self._ended() from error
-        except errors.CLIENT_ERRORS as error:
-            raise errors.rejected(error, request.body) from error
-        except WarmqError:
-            raise
-        except Exception as error:
             if self.dead():
-                raise self._died(error) from error
-            if errors.in_media(error) or (
-                isinstance(error, errors.REFUSALS) and not errors.is_ours(error)
-            ):
-                raise errors.rejected(error, request.body) from error
-            raise errors.failed(error, request.body) from error
+                raise EngineDead("the engine is dead", inside=False)
+            serving.refuse_unserved(self._serving, request.url, request.body)
+            TENANT.set(request.tenant)  # this and TRACE are set in the request's own task
+            if request.trace is not None:
+                stats.TRACE.set(request.trace)
+            return await self._answer(request, request_id)
+        except Exception as error:
+            ours = self._as_ours(error, request)
+            self._folders.hide(ours)
+            if ours is error:
+                raise
+            raise ours from error
+        finally:
+            self._texts.forget(request_id)
+
+    def _as_ours(self, error: Exception, request: EngineRequest) -> WarmqError:
+        if isinstance(error, WarmqError):
+            return error
+        if isinstance(error, errors.Aborted):
+            return self._aborted()
+        if isinstance(error, errors.CLIENT_ERRORS):
+            return errors.rejected(error, request.body)
+        if isinstance(error, EngineDeadError) or self.dead():
+            return self._died(error)
+        refused = isinstance(error, errors.REFUSALS) and not errors.is_ours(error)
+        if refused or errors.in_media(error):
+            return errors.rejected(error, request.body)
+        return errors.failed(error, request.body)
 
     async def _answer(self, request: EngineRequest, request_id: str) -> Completion:
+        """Run one request on the fast path if its form is known there."""
         url, body = request.url, request.body
-        fast = self._fast if self._children.begin(body) else None
+        fast = self._fast if self._slots.begin(body) else None
         key = fast.key_of(url, body) if fast is not None else None
         if fast is None or key is None:
             return await self._served(request, request_id)
         if completion := await fast.generate(body, request_id, key):
             return completion
-        with fast.lesson(key) as learn:
+        with fast.observing(key) as learn:
             completion = await self._served(request, request_id)
             if learn is not None:
                 await learn(body, request_id, completion.body)
@@ -229,7 +225,7 @@ class VllmEngine:
         return self._completion_of(request.url, response, model)
 
     def _body_of(self, request: EngineRequest, request_id: str) -> dict[str, Any]:
-        """Return what vLLM's form is made of, of a request that can be served."""
+        """Return the body for vLLM's request class."""
         body, model = dict(request.body), request.body.get("model")
         if model not in self._names and not self._fixed_name:
             body.pop("model", None)  # one model is served, whatever the line calls it
@@ -237,7 +233,7 @@ class VllmEngine:
             return serving.body_for(request.url, body, request_id)
         prompts = body.get("prompt")
         if isinstance(prompts, list) and not isinstance(prompts[0], int):
-            self._detokenized.prompts[request_id] = len(prompts)
+            self._texts.prompts[request_id] = len(prompts)
         body["request_id"] = request_id
         return body
 
@@ -245,16 +241,15 @@ class VllmEngine:
         """Return each choice's text as the detokenizer has it, before any parser of vLLM's."""
         if self._engine is None:
             return []
-        return self._detokenized.texts(self._engine.output_processor, request_id)
+        return self._texts.read(self._engine.output_processor, request_id)
 
     def on_text(self, call: Callable[[], None]) -> None:
-        """Call this after each step: vLLM has detokenized its tokens by then."""
-        self._progress.stepped = call
+        self._progress.stepped = call  # vLLM has detokenized a step's tokens by then
 
-    def _ended(self) -> EngineDead:
-        # EngineCore was told to end and gave up what it had. Only if we told it, for it
-        # made no step, may a request be the cause.
-        return EngineDead("the engine was told to end", inside=self._killed)
+    def _aborted(self) -> EngineDead:
+        # EngineCore aborts requests when it is asked to end. A request may be the cause only if
+        # this worker asked it, because it made no step.
+        return EngineDead("the engine was asked to end", inside=self._killed)
 
     def _completion_of(self, url: str, response: Any, model: str | None) -> Completion:
         if isinstance(response, ErrorResponse):
@@ -264,7 +259,7 @@ class VllmEngine:
         if url in serving.OTHER_URLS:
             return serving.completion_of(url, response, model)
         if any(choice.finish_reason == "abort" for choice in response.choices):
-            raise self._ended()
+            raise self._aborted()
         if model:
             response.model = model
         usage = response.usage
@@ -272,7 +267,7 @@ class VllmEngine:
             response.model_dump_json().encode(), usage.prompt_tokens, usage.completion_tokens or 0
         )
 
-    def _refused(self, response: ErrorResponse) -> Exception:
+    def _refused(self, response: ErrorResponse) -> WarmqError:
         error = response.error
         if self.dead():
             return self._died(error.message)
@@ -280,34 +275,30 @@ class VllmEngine:
             return RequestFailed(error.message)
         if error.code != 404:
             return RequestRejected(error.message, field=error.param)
-        told = f"{error.message} This worker serves {', '.join(sorted(self._names))}"
-        return RequestRejected(told, code="model_not_found", field=error.param)
+        message = f"{error.message} This worker serves {', '.join(sorted(self._names))}"
+        return RequestRejected(message, code="model_not_found", field=error.param)
 
     def _died(self, error: object) -> EngineDead:
-        text = f"{error}\n{self._cause.tell()}".strip()  # vLLM's own cause may be in another log
+        text = f"{error}\n{self._cause.read()}".strip()  # vLLM's own cause may be in another log
         return EngineDead(f"{explain(text) or ''}\n{text}".strip())
 
     def cached_prompt_tokens(self) -> int:
-        """Return how many prompt tokens were found in the prefix cache."""
         return self._progress.cached_tokens
 
     def dead(self) -> bool:
-        """Whether the engine's processes are gone."""
         return self._engine is None or bool(self._engine.errored)
 
     def last_progress(self) -> float:
-        """Return time.monotonic() of the latest engine step."""
         return self._progress.at
 
     def kill(self) -> None:
-        """Ask the engine's processes to end, and kill what has not ended after a grace."""
+        """Ask the engine's processes to end; kill what is left after the grace."""
         self._killed = True
         self._grammars.end()
-        quieten()  # a build that is cut short says how, too
+        quieten()  # a build that is interrupted logs it, too
         end_children(self.grace_s)
 
     def shutdown(self) -> None:
-        """Stop the engine's processes; blocks for seconds."""
         engine, self._engine = self._engine, None
         self._serving, self._fast = {}, None
         self._grammars.end()
@@ -315,15 +306,14 @@ class VllmEngine:
         quieten()  # again: since 0.31 vLLM makes its log's handlers anew for each engine
         unguard(global_http_connection)
         if engine is not None:
-            engine.shutdown(timeout=self.grace_s)  # SIGTERM first, and SIGKILL after so long
-        self._cause.forget()
+            engine.shutdown(timeout=self.grace_s)  # SIGTERM, then SIGKILL after the grace
+        self._cause.remove()
 
 
 def _device_of(config: Any) -> str:
-    """Return the card's name (NVIDIA H100 80GB HBM3) where vLLM's platform tells one, else its
-    kind (cpu, cuda)."""
+    """Return the card's name (NVIDIA H100 80GB HBM3) if the platform knows it, else cpu, cuda."""
     kind = str(config.device_config.device_type)
     try:
         return str(current_platform.get_device_name() or kind)
-    except Exception:  # a name is for people alone; a plugin's platform may have any trouble
+    except Exception:  # only people read it, and a plugin's platform may raise anything
         return kind

@@ -1,14 +1,13 @@
-"""The process in which the grammars of requests are compiled before the engine gets them.
+"""The process that compiles the grammars of requests before the engine gets them.
 
-Started by grammars.py, tied to its parent. It loads vLLM, the tokenizer and the grammar backend
-once, and forks a child for each constraint. The child does what vLLM does with a constraint: it
-validates it, compiles it, and makes the masks of some tokens. The kernel kills the child when it
-has used too much processor time, and limits its memory: no code has to give the GIL back for that.
+grammars.py starts it. It loads vLLM, the tokenizer and the grammar backend once, and forks a child
+for each constraint, which does what vLLM does: validate, compile, make the masks of some tokens.
+The kernel limits the child's memory, and kills it when it has used too much processor time: no code
+has to release the GIL for that.
 
-Messages are pickled, each after its length in four bytes: the VllmConfig first, then one
-StructuredOutputsParams after the other. The answer to each is a tuple: "ready" after the
-configuration, then "valid" with the parameters as vLLM has completed them, "refused" with why,
-"slow", or "stalled".
+Messages are pickled, each after its length in four bytes: the VllmConfig first, then
+StructuredOutputsParams, one by one. Answers are tuples: "ready" to the configuration, then "valid"
+with the parameters as vLLM has completed them, "refused" with the reason, "slow", or "stalled".
 """
 
 import os
@@ -28,22 +27,22 @@ from typing import Any, BinaryIO
 
 from worker.engine.parent_death import end_with_parent
 
-#: Processor time of one constraint, all its threads together. As long as that the one thread in
-#: which EngineCore compiles is busy with it at most. A schema of 1,000 properties takes 0.3 s.
+#: Processor time of one constraint, of all its threads; EngineCore's one compiling thread is busy
+#: with it for as long. A schema of 1,000 properties takes 0.3 s.
 CPU_S = 2.0
-#: By the clock; only a machine that is overloaded needs so long for CPU_S.
+#: By the clock; only an overloaded machine needs this long for CPU_S.
 WALL_S = 30.0
-#: What one constraint may add to the process' memory; vLLM caches 512 MB of compiled grammars.
+#: What one constraint may add to the process's memory; vLLM caches 512 MB of compiled grammars.
 MEMORY = 768 << 20
-#: Tokens of which masks are made: an ambiguous grammar takes its time there.
+#: Tokens whose masks are made, which is slow for an ambiguous grammar.
 STEPS = 32
 LENGTH = struct.Struct(">I")
-#: Where in its own source a library found an error.
+#: The place in a library's own source before its message.
 _SOURCE = re.compile(r"^\[[\d:]+\] \S+?:\d+: ")
 
 
 def read_message(stream: BinaryIO) -> Any:
-    """Return the next message. EOFError: there is none."""
+    """Return the next message; raise EOFError at the end."""
     head = stream.read(LENGTH.size)
     if len(head) < LENGTH.size:
         raise EOFError
@@ -51,39 +50,36 @@ def read_message(stream: BinaryIO) -> Any:
 
 
 def as_message(value: bytes) -> bytes:
-    """Return a pickled value with its length before it."""
+    """Return a pickled value after its length."""
     return LENGTH.pack(len(value)) + value
 
 
 def main() -> None:
     """Answer until standard input ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends with its input, or with its parent
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends with its input or its parent
     answers, incoming = os.fdopen(os.dup(1), "wb"), sys.stdin.buffer
-    os.dup2(2, 1)  # what libraries print is no answer
+    os.dup2(2, 1)  # libraries print to stdout
     compiler = Compiler(read_message(incoming))
-    _write(answers, ("ready",))
+    answer: tuple[Any, ...] = ("ready",)
     while True:
+        answers.write(as_message(pickle.dumps(answer)))
+        answers.flush()
         try:
-            asked = read_message(incoming)
+            constraint = read_message(incoming)
         except EOFError:
             return
-        _write(answers, _in_a_child(compiler, asked))
+        answer = _in_child(compiler, constraint)
 
 
-def _write(stream: BinaryIO, value: Any) -> None:
-    stream.write(as_message(pickle.dumps(value)))
-    stream.flush()
-
-
-def _in_a_child(compiler: "Compiler", asked: Any) -> tuple[Any, ...]:
+def _in_child(compiler: "Compiler", constraint: Any) -> tuple[Any, ...]:
     reading, writing = os.pipe()
     parent = os.getpid()
     child = os.fork()
     if child == 0:
         try:
             end_with_parent(parent)
-            _bound_memory()
-            answer = pickle.dumps(compiler.answer(asked))
+            _limit_memory()
+            answer = pickle.dumps(compiler.answer(constraint))
             with os.fdopen(writing, "wb") as stream:
                 stream.write(answer)
         finally:
@@ -117,23 +113,23 @@ def _read_until(reading: int, deadline: float) -> bytes | None:
     return None
 
 
-def _bound_memory() -> None:
+def _limit_memory() -> None:
     data = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_DATA, (data + MEMORY, data + MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
+_left_s = [CPU_S]
+
+
 @contextmanager
 def _timed() -> Iterator[None]:
-    """Within it processor time counts; SIGPROF ends a process that has used CPU_S of it."""
-    signal.setitimer(signal.ITIMER_PROF, _timed_left[0])
+    """Count processor time within; SIGPROF ends a process that has used CPU_S of it."""
+    signal.setitimer(signal.ITIMER_PROF, _left_s[0])
     try:
         yield
     finally:
-        _timed_left[0] = max(0.01, signal.setitimer(signal.ITIMER_PROF, 0)[0])
-
-
-_timed_left = [CPU_S]
+        _left_s[0] = max(0.01, signal.setitimer(signal.ITIMER_PROF, 0)[0])
 
 
 class Compiler:
@@ -150,11 +146,11 @@ class Compiler:
         for name in ("xgrammar", "guidance") if configured == "auto" else (configured,):
             self._backend(name)
 
-    def answer(self, asked: Any) -> tuple[Any, ...]:
+    def answer(self, constraint: Any) -> tuple[Any, ...]:
         """Validate and compile StructuredOutputsParams as vLLM would, and use the grammar."""
         from vllm import SamplingParams
 
-        params = SamplingParams(structured_outputs=asked)
+        params = SamplingParams(structured_outputs=constraint)
         try:
             with _timed():
                 params._validate_structured_outputs(
@@ -163,18 +159,18 @@ class Compiler:
                     self._manager.tokenizer,
                 )
             made = params.structured_outputs
-            # An engine has one backend: that of the first constraint it got.
+            # An engine has one backend, that of its first constraint.
             for name in {made._backend, "xgrammar"} if made._backend_was_auto else {made._backend}:
                 grammar = self._grammar(name, made)
                 with _timed():
                     _use(self._backends[name], grammar)
         except Exception as error:
-            told = " ".join(_SOURCE.sub("", str(error)).split()) or type(error).__name__
-            return "refused", f"the JSON schema, regex, choice or grammar is refused: {told}"
+            reason = " ".join(_SOURCE.sub("", str(error)).split()) or type(error).__name__
+            return "refused", f"the JSON schema, regex, choice or grammar is refused: {reason}"
         return "valid", vars(made)
 
     def _grammar(self, name: str, made: Any) -> Any:
-        """Return a constraint's grammar by one backend; making the backend itself is not timed."""
+        """Compile a constraint by one backend; making the backend itself is not timed."""
         self._manager.backend = self._backend(name)
         with _timed():
             return self._compile(name, made)
@@ -203,7 +199,7 @@ class Compiler:
 
 
 def _use(backend: Any, grammar: Any) -> None:
-    """Write the first tokens of a text, any that the grammar allows."""
+    """Generate the first tokens of any text that the grammar allows."""
     mask = backend.allocate_token_bitmask(1)
     for step in range(STEPS):
         if grammar.is_terminated():

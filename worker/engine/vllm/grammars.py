@@ -1,17 +1,15 @@
-"""Has the constraints of requests compiled in another process before the engine gets them.
+"""Compile the constraints of requests in another process before the engine gets them.
 
-What takes how long is the client's choice: a JSON schema of 60 bytes takes minutes to compile. vLLM
-validates constraints on the event loop, and compiles them in one thread of EngineCore for all.
-A thread is no bound: nothing ends it. xgrammar 0.2.8 gives the GIL back while it computes; outlines
-holds it all the time (2 s for 3,000 properties), as tokenizers' `encode` does (1 s a megabyte;
-limits.py bounds that). So each constraint is compiled once in a process of its own
-(grammar_process.py) within a limit of processor time. Only what passes there goes to the engine,
-with what vLLM's validation made of it, which then is not repeated on the loop.
+A client chooses how long that takes: a JSON schema of 60 bytes takes minutes. vLLM validates
+constraints on the event loop and compiles them in one thread of EngineCore, and nothing ends a
+thread: xgrammar 0.2.8 releases the GIL while it computes, outlines holds it (2 s for 3,000
+properties). So each constraint is first compiled in a process of its own (grammar_process.py)
+within a limit of processor time. What passes goes to the engine with the result of vLLM's
+validation, which is not repeated on the loop.
 
-One is compiled at a time. Of those that wait, tenants have turns.
-
-Requests without a constraint, and those for any JSON object, cost one look. The process starts
-with the first other constraint, in some seconds, and takes about 400 MB.
+One constraint is compiled at a time, and tenants take turns. Requests without one, and those for
+any JSON object, skip all this. The process starts with the first other constraint, takes some
+seconds to start, and about 400 MB.
 """
 
 import asyncio
@@ -35,7 +33,7 @@ from worker.engine.vllm.names import VLLMValidationError
 
 log = logging.getLogger(__name__)
 
-#: Constraints whose outcome is remembered; a file has one, or as many as it has tools.
+#: Most outcomes that are kept; a file has one constraint, or one for each of its tools.
 KNOWN = 1024
 MAIN = "from worker.engine.vllm.grammar_process import main; main()"
 #: Until the process has loaded vLLM and the tokenizer; on two busy cores that takes 10 s.
@@ -46,7 +44,7 @@ _SLOW = (
 )
 
 Outcome = tuple[Any, ...]
-#: Whose request the task runs: many slow constraints of one tenant wait for each other, not others.
+#: The tenant of the task's request.
 TENANT: ContextVar[str] = ContextVar("tenant", default="")
 
 
@@ -61,47 +59,50 @@ class Grammars:
         self._process: asyncio.subprocess.Process | None = None
 
     def guard(self, engine: Any) -> None:
-        """Let an AsyncLLM take requests with constraints only after they were checked here."""
+        """Let an AsyncLLM take a request with a constraint only after `check`."""
         add, self._config = engine.add_request, engine.vllm_config
 
         async def add_request(request_id: str, prompt: Any, params: Any, *a: Any, **k: Any) -> Any:
-            made = getattr(params, "structured_outputs", None)
-            if made is not None:
-                await self.check(params, made)
+            constraint = getattr(params, "structured_outputs", None)
+            if constraint is not None:
+                await self.check(params, constraint)
             return await add(request_id, prompt, params, *a, **k)
 
         engine.add_request = add_request
 
-    async def check(self, params: Any, made: Any) -> None:
-        """Compile the constraint of SamplingParams, which then need no validation by vLLM.
+    async def check(self, params: Any, constraint: Any) -> None:
+        """Compile the constraint of SamplingParams, which vLLM then does not validate again.
 
         Raises:
             VLLMValidationError: it cannot be compiled, or takes too long.
-            RequestFailed: the process did not answer; the request may be tried again.
+            RequestFailed: the process did not answer; the request may be retried.
         """
-        if made.json_object and made.json is None:  # one grammar, the same for all
+        if constraint.json_object and constraint.json is None:  # one grammar, the same for all
             return
-        key = hashlib.sha256(pickle.dumps(made)).digest()
+        key = hashlib.sha256(pickle.dumps(constraint)).digest()
         outcome = self._known.get(key)
         if outcome is None:
             with waiting():
-                outcome = await self._outcome(key, made)
+                outcome = await self._outcome(key, constraint)
         if outcome[0] == "valid":
-            vars(made).update(outcome[1])
+            vars(constraint).update(outcome[1])
             params._validate_structured_outputs = _validated
         elif outcome[0] == "stalled":
             raise RequestFailed(f"a grammar was not compiled within {WALL_S:g} s by the clock")
         else:
-            told = _SLOW if outcome[0] == "slow" else outcome[1]
-            raise VLLMValidationError(told, parameter=None)
+            message = _SLOW if outcome[0] == "slow" else outcome[1]
+            raise VLLMValidationError(message, parameter=None)
 
-    async def _outcome(self, key: bytes, made: Any) -> Outcome:
-        """Ask once for all of a tenant's requests that wait for the same; one that is given up asks
-        on. Of another tenant it has a place in that one's line, too."""
+    async def _outcome(self, key: bytes, constraint: Any) -> Outcome:
+        """Ask once for a tenant's requests with the same constraint, even if one is cancelled.
+
+        Another tenant asks for itself: it has its own place in the line.
+        """
         whose = TENANT.get(), key
         task = self._asking.get(whose)
         if task is None:
-            task = self._asking[whose] = asyncio.create_task(self._ask(*whose, pickle.dumps(made)))
+            task = asyncio.create_task(self._ask(*whose, pickle.dumps(constraint)))
+            self._asking[whose] = task
             task.add_done_callback(lambda done: self._asked(whose, done))
         return await asyncio.shield(task)
 
@@ -113,13 +114,13 @@ class Grammars:
         if len(self._known) > KNOWN:
             self._known.popitem(last=False)
 
-    async def _ask(self, tenant: str, key: bytes, asked: bytes) -> Outcome:
+    async def _ask(self, tenant: str, key: bytes, constraint: bytes) -> Outcome:
         async with self._turns.taken(tenant):
             if outcome := self._known.get(key):
                 return outcome
             try:
                 process = self._process or await self._start()
-                return await _exchange(process, asked, WALL_S * 2)
+                return await _exchange(process, constraint, WALL_S * 2)
             except (OSError, TimeoutError, EOFError, asyncio.IncompleteReadError) as error:
                 self.end()
                 kind = type(error).__name__
@@ -128,15 +129,14 @@ class Grammars:
                 ) from None
 
     async def _start(self) -> asyncio.subprocess.Process:
-        # vLLM's own limit on regexes is one by the clock.
+        # vLLM's own limit on regexes is by the clock.
         more = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_REGEX_COMPILATION_TIMEOUT_S": "0"}
         process = self._process = await asyncio.create_subprocess_exec(
             sys.executable, "-W", "ignore", "-c", startup_code("end_with_parent") + MAIN,
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL, env=os.environ | more,
         )  # fmt: skip
-        config = bytes(ForkingPickler.dumps(self._config))
-        await _exchange(process, config, START_S)
+        await _exchange(process, bytes(ForkingPickler.dumps(self._config)), START_S)
         extra = {"action": "grammars_started"}
         log.info("a process compiles the grammars of requests: pid %s", process.pid, extra=extra)
         return process
@@ -149,12 +149,12 @@ class Grammars:
                 process.kill()
 
 
-async def _exchange(process: asyncio.subprocess.Process, asked: bytes, limit_s: float) -> Outcome:
+async def _exchange(process: asyncio.subprocess.Process, message: bytes, limit_s: float) -> Outcome:
     writing, reading = process.stdin, process.stdout
     if writing is None or reading is None:
         raise EOFError
     async with asyncio.timeout(limit_s):
-        writing.write(as_message(asked))
+        writing.write(as_message(message))
         await writing.drain()
         (length,) = LENGTH.unpack(await reading.readexactly(LENGTH.size))
         answer: Outcome = pickle.loads(await reading.readexactly(length))  # noqa: S301  our child's
@@ -162,23 +162,20 @@ async def _exchange(process: asyncio.subprocess.Process, asked: bytes, limit_s: 
 
 
 def _validated(*_: Any) -> None:
-    """In the place of vLLM's validation, of a constraint that passed it in the other process."""
+    """Replace vLLM's validation of a constraint that passed it in the other process."""
 
 
 class Turns:
-    """Lets one in at a time, tenants by turns: who has many waiting delays others by one at a time.
-
-    For one event loop.
-    """
+    """Lets in one task at a time, on one event loop; tenants take turns."""
 
     def __init__(self) -> None:
         self._taken = False
-        #: Who waits, by tenant: the first of them has waited longest for a turn.
+        #: Waiting tasks by tenant; the first tenant has waited longest for a turn.
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
 
     @asynccontextmanager
     async def taken(self, tenant: str) -> AsyncIterator[None]:
-        """Hold the turn; waits for it as long as others have it."""
+        """Wait for the turn, and hold it within."""
         if self._taken:
             await self._wait(tenant)
         self._taken = True
@@ -193,7 +190,7 @@ class Turns:
         try:
             await turn
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():  # it has got the turn just now
+            if turn.done() and not turn.cancelled():  # it had just got the turn
                 self._pass_on()
             raise
 

@@ -1,8 +1,8 @@
-"""Lets the image, audio and video URLs of requests be fetched from public addresses only.
+"""Fetch image, audio and video URLs of requests from public addresses only.
 
-vLLM limits time, size and host names, but not addresses: a name may lead to this machine or into
-its network, at once, by a redirect, or by a DNS answer that changes between check and use. So the
-check is made on the address that is about to be connected to.
+vLLM limits time, size and host names, but not addresses: a name may lead into this machine or its
+network, directly, by a redirect, or by a DNS answer that changes after a check. So the address is
+checked when it is connected to.
 """
 
 import socket
@@ -13,18 +13,17 @@ import aiohttp
 
 from contract.public_address import is_public
 
-#: vLLM's own default is 256 MB for each file, with hundreds of requests in flight.
+#: vLLM's default is 256 MB a file, with hundreds of requests in flight.
 MAX_DOWNLOAD_MB = 64
-#: Of one picture: 4096 x 3072, a telephone's photo. A flat one of that size is some kilobytes of
-#: PNG, and models look at far fewer pixels. vLLM's own default, PIL's, is 179 million.
+#: Of one picture: 4096 x 3072, a phone's photo. In one colour it is some kilobytes of PNG, and
+#: models read far fewer pixels. vLLM's default is PIL's, 179 million.
 MAX_IMAGE_PIXELS = 12_582_912
-#: Of one request. Decoded and made numbers of, a pixel takes 12 bytes: 1 GB at most. vLLM's own
-#: default is 999 of each.
+#: Of one request. A decoded pixel takes 12 bytes: 1 GB at most. vLLM's default is 999 of each.
 MAX_MEDIA = {"image": 6, "video": 1, "audio": 4}
 
 
 class _NoBlockingFetch:
-    """In the place of vLLM's other client, which some of its endpoints for pooling use."""
+    """Replaces vLLM's blocking client, which some of its endpoints for pooling use."""
 
     def __init__(self, refused: Callable[[str], Exception]) -> None:
         self._refused = refused
@@ -34,13 +33,13 @@ class _NoBlockingFetch:
 
 
 def guard(connection: Any, refused: Callable[[str], Exception]) -> None:
-    """Let a connection of vLLM's fetch from public addresses only; call it on the loop."""
+    """Restrict one of vLLM's connections to public addresses; call it on the loop."""
     connection._async_client = guarded_session(refused)
     connection._sync_client = _NoBlockingFetch(refused)
 
 
 def unguard(connection: Any) -> None:
-    """Let go of the session; from any thread."""
+    """Drop the session; from any thread."""
     if isinstance(connection._sync_client, _NoBlockingFetch):
         connection._async_client.detach()
         connection._async_client = connection._sync_client = None
@@ -49,12 +48,12 @@ def unguard(connection: Any) -> None:
 def guarded_session(
     refused: Callable[[str], Exception], allowed: Callable[[str], bool] = is_public
 ) -> aiohttp.ClientSession:
-    """Return a session that connects to allowed addresses only, whatever name led there.
+    """Return a session that connects to allowed addresses only.
 
-    Proxies of the environment are not used: behind one, nobody here sees the address.
+    It ignores the environment's proxies, behind which the address is not known.
 
     Args:
-        refused: makes the error to raise; no OSError, which would be tried again.
+        refused: makes the error to raise; no OSError, which aiohttp would retry.
         allowed: takes an IP address.
     """
 

@@ -1,9 +1,8 @@
-"""The memory of vLLM's KV cache: whether it holds one request, and how much of a CPU's it gets.
+"""Check the size of vLLM's KV cache, and choose it on the CPU.
 
-By arithmetic before anything is loaded, for models whose every layer keeps the keys and values of
-every token; from vLLM's own error where only the engine knows. On the CPU vLLM wants 92 % of a NUMA
-node, as if it were a GPU that nothing else uses: there the amount is chosen, if nobody has chosen
-it. GPUs and NPUs start as vLLM has it.
+The arithmetic holds for models whose layers all keep keys and values of every token; for other
+models only vLLM knows. vLLM on the CPU takes 92 % of a NUMA node, as if nothing else used it, so a
+size is chosen where no option gives one. GPUs and NPUs keep vLLM's defaults.
 """
 
 import json
@@ -22,25 +21,39 @@ from worker.machine.devices import folder_size
 from worker.machine.finding import Finding
 from worker.machine.packages import Packages
 
+log = logging.getLogger(__name__)
+
 GIB = 2**30
 #: vLLM's variable for the KV cache on the CPU, in whole GiB; it wins over the option.
 CPU_VARIABLE = "VLLM_CPU_KVCACHE_SPACE"
-#: Llama's way of caching. What other models keep (windows, latents, states) only vLLM knows.
+#: Models that cache as Llama does. Other models keep windows, latents or states.
 PLAIN = {"llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe"}
-#: By dtype. A model in float32 is run in 16 bits too, unless --dtype says float32.
+#: By dtype. A float32 model runs in 16 bits unless --dtype is float32.
 ITEM_BYTES = {"auto": 2, "float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2}
-#: Tokens a block unless --block-size says otherwise: vLLM 0.30 on the CPU, and on GPUs.
+#: Tokens of a block where --block-size is not given: vLLM 0.30 on the CPU, and on GPUs.
 CPU_BLOCK, GPU_BLOCK = 128, 16
-#: How vLLM's parser reads sizes: 4k is 4,000 and 4K is 4,096.
+#: vLLM's parser reads 4k as 4,000 and 4K as 4,096.
 UNITS = {
     "": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12,
     "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40,
 }  # fmt: skip
-#: vLLM's rounded GiB, upwards, and a block that it keeps for itself.
+#: For vLLM's rounding of GiB, and the block that it keeps for itself.
 MARGIN_BYTES = 64 * 2**20
+SHARE_OPTION, SIZE_OPTION = "gpu-memory-utilization", "kv-cache-memory-bytes"
+#: Options that the choice depends on.
+OPTIONS = (
+    SHARE_OPTION, SIZE_OPTION, "max-num-seqs", "max-model-len", "block-size", "dtype",
+    "kv-cache-dtype", "tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size",
+)  # fmt: skip
+#: The KV cache's share of what model and processes leave free; other programs need the rest.
+SHARE = 0.6
+#: What vLLM 0.30 takes without model and cache: worker and engine core, and each rank.
+PROCESSES_BYTES, RANK_BYTES = int(0.9 * GIB), int(0.7 * GIB)
+#: vLLM's --max-num-seqs on a CPU where the option is not given.
+DEFAULT_SEQS = 128
 
 _TOO_SMALL = re.compile(
-    r"max seq len \((?P<asked>\d+)\), \((?P<needed>[\d.]+) GiB KV cache is needed.*?"
+    r"max seq len \((?P<length>\d+)\), \((?P<needed>[\d.]+) GiB KV cache is needed.*?"
     r"memory \((?P<has>[\d.]+) GiB\)(?:.*?maximum model length is (?P<fits>\d+))?",
     re.DOTALL,
 )
@@ -51,111 +64,9 @@ _RESERVE = re.compile(
 
 
 def size_of(text: str) -> int | None:
-    """Return the number that a value of vLLM's options means: `4096`, `4k`, `4K` or `1.5G`.
-
-    None for `auto`, and for whatever vLLM's parser will refuse.
-    """
+    """Read a size as vLLM's parser does: 4096, 4k, 4K, 1.5G; None for `auto` and bad values."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmMgGtT]?)", text)
     return int(float(found[1]) * UNITS[found[2]]) if found else None
-
-
-@dataclass(frozen=True, slots=True)
-class Cache:
-    """A KV cache as asked for: all sizes in bytes on one device, lengths in tokens."""
-
-    size: int
-    length: int
-    block: int
-    token_bytes: int
-
-    def fits(self) -> int:
-        """Return the greatest length; vLLM keeps one block for itself."""
-        return max(0, self.size // (self.block * self.token_bytes) - 1) * self.block
-
-    def needs(self, requests: int = 1) -> int:
-        """Return the size that holds so many requests of `length`."""
-        blocks = requests * math.ceil(self.length / self.block) + 1
-        return blocks * self.block * self.token_bytes
-
-    def requests(self) -> int:
-        """Return how many requests of `length` it holds."""
-        blocks = self.size // (self.block * self.token_bytes) - 1
-        return max(0, blocks // math.ceil(self.length / self.block))
-
-
-def cache_of(asked: Mapping[str, str], model: str | None, on_cpu: bool, size: int) -> Cache | None:
-    """Return a cache of `size` bytes for this model; None where its form cannot be told."""
-    config = read_config(model)
-    if config.get("model_type") not in PLAIN or config.get("sliding_window"):
-        return None
-    try:
-        token_bytes = _token_bytes(config, asked)
-        length = size_of(asked.get("max-model-len", str(config["max_position_embeddings"])))
-    except (KeyError, TypeError, ValueError, ZeroDivisionError):
-        return None  # vLLM says what is wrong with that config.json
-    block = size_of(asked.get("block-size", "")) or (CPU_BLOCK if on_cpu else GPU_BLOCK)
-    return Cache(size, length, block, token_bytes) if length and token_bytes > 0 else None
-
-
-def _token_bytes(config: Mapping[str, Any], asked: Mapping[str, str]) -> int:
-    """Return what one token takes on one device: keys and values of its layers and heads."""
-    heads = int(config["num_attention_heads"])
-    kv_heads = int(config.get("num_key_value_heads") or heads)
-    width = int(config.get("head_dim") or config["hidden_size"] // heads)
-    shards = int(asked.get("tensor-parallel-size") or 1)
-    stages = int(asked.get("pipeline-parallel-size") or 1)
-    layers = math.ceil(int(config["num_hidden_layers"]) / stages)
-    return layers * max(1, kv_heads // shards) * width * 2 * _item_bytes(config, asked)
-
-
-def _item_bytes(config: Mapping[str, Any], asked: Mapping[str, str]) -> int:
-    cached_as = asked.get("kv-cache-dtype", "auto")
-    if cached_as.startswith("fp8"):
-        return 1
-    name = cached_as if cached_as != "auto" else asked.get("dtype", "auto")
-    return ITEM_BYTES[name]
-
-
-def judge_cache(asked: Mapping[str, str], model: str | None, on_cpu: bool) -> Iterator[Finding]:
-    """Say if --kv-cache-memory-bytes cannot hold one request of the greatest length."""
-    size = size_of(asked.get("kv-cache-memory-bytes", ""))
-    if not size or (on_cpu and os.environ.get(CPU_VARIABLE)):
-        return
-    cache = cache_of(asked, model, on_cpu, size)
-    if cache and cache.fits() < cache.length:
-        shorter = f"--max-model-len {cache.fits()} or " if cache.fits() else ""
-        yield Finding(
-            f"WARMQ_ENGINE_ARGS: a request of {cache.length} tokens (--max-model-len, or the "
-            f"model's own length) needs {cache.needs()} bytes of KV cache, and "
-            f"--kv-cache-memory-bytes is {cache.size}",
-            f"Write {shorter}--kv-cache-memory-bytes {cache.needs()}",
-        )
-
-
-def explain(error: str) -> str | None:
-    """Return what to do about a start that failed for want of memory; None for other errors."""
-    if found := _TOO_SMALL.search(error):
-        size = int((float(found["needed"]) + 0.01) * GIB) + MARGIN_BYTES
-        shorter = f"--max-model-len {found['fits']}, or " if found["fits"] else ""
-        holds = f"{found['fits']} tokens" if found["fits"] else "no request"
-        return (
-            f"the KV cache has {found['has']} GiB and holds {holds}; --max-model-len is "
-            f"{found['asked']}. Write {shorter}--kv-cache-memory-bytes {size}, or a greater "
-            "--gpu-memory-utilization if --kv-cache-memory-bytes is not given"
-        )
-    if "No available memory for the cache blocks" in error:
-        return (
-            "the model leaves nothing for the KV cache. Write a greater --gpu-memory-utilization, "
-            "or spread the model: --tensor-parallel-size"
-        )
-    if found := _RESERVE.search(error):
-        share = math.floor(float(found["free"]) / float(found["all"]) * 100) / 100
-        return (
-            f"only {found['free']} of {found['all']} GiB are free, and --gpu-memory-utilization "
-            f"asks for {found['share']} of all. Write --gpu-memory-utilization {share:g}, or end "
-            "what holds the rest"
-        )
-    return None
 
 
 def read_config(model: str | None, name: str = "config.json") -> dict[str, Any]:
@@ -167,45 +78,136 @@ def read_config(model: str | None, name: str = "config.json") -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def number(asked: Mapping[str, str], name: str, default: int = 1) -> int:
+def number(options: Mapping[str, str], name: str, default: int = 1) -> int:
     """Return an option's whole number, or the default."""
-    return int(asked[name]) if asked.get(name, "").isdecimal() else default
+    return int(options[name]) if options.get(name, "").isdecimal() else default
+
+
+def gib(size: int) -> str:
+    """Return bytes as GiB with two decimals."""
+    return f"{size / GIB:.2f}"
+
+
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """A KV cache: sizes in bytes on one device, lengths in tokens."""
+
+    size: int
+    length: int
+    block: int
+    token_bytes: int
+
+    def fits(self) -> int:
+        """Return the greatest length; vLLM keeps one block for itself."""
+        return max(0, self.size // (self.block * self.token_bytes) - 1) * self.block
+
+    def needs(self, requests: int = 1) -> int:
+        """Return the size for this many requests of `length`."""
+        blocks = requests * math.ceil(self.length / self.block) + 1
+        return blocks * self.block * self.token_bytes
+
+    def requests(self) -> int:
+        """Return how many requests of `length` fit."""
+        blocks = self.size // (self.block * self.token_bytes) - 1
+        return max(0, blocks // math.ceil(self.length / self.block))
+
+
+def cache_of(
+    options: Mapping[str, str], model: str | None, on_cpu: bool, size: int
+) -> Cache | None:
+    """Return a cache of `size` bytes for a model; None where its layout is not known."""
+    config = read_config(model)
+    if config.get("model_type") not in PLAIN or config.get("sliding_window"):
+        return None
+    try:
+        token_bytes = _token_bytes(config, options)
+        length = size_of(options.get("max-model-len", str(config["max_position_embeddings"])))
+    except (KeyError, TypeError, ValueError, ZeroDivisionError):
+        return None  # vLLM refuses such a config.json
+    block = size_of(options.get("block-size", "")) or (CPU_BLOCK if on_cpu else GPU_BLOCK)
+    return Cache(size, length, block, token_bytes) if length and token_bytes > 0 else None
+
+
+def _token_bytes(config: Mapping[str, Any], options: Mapping[str, str]) -> int:
+    """Return the bytes of one token on one device: keys and values of its layers and heads."""
+    heads = int(config["num_attention_heads"])
+    kv_heads = int(config.get("num_key_value_heads") or heads)
+    width = int(config.get("head_dim") or config["hidden_size"] // heads)
+    shards = int(options.get("tensor-parallel-size") or 1)
+    stages = int(options.get("pipeline-parallel-size") or 1)
+    layers = math.ceil(int(config["num_hidden_layers"]) / stages)
+    dtype = options.get("kv-cache-dtype", "auto")
+    if dtype == "auto":
+        dtype = options.get("dtype", "auto")
+    item_bytes = 1 if dtype.startswith("fp8") else ITEM_BYTES[dtype]
+    return layers * max(1, kv_heads // shards) * width * 2 * item_bytes
+
+
+def judge_cache(options: Mapping[str, str], model: str | None, on_cpu: bool) -> Iterator[Finding]:
+    """Check that --kv-cache-memory-bytes holds one request of the greatest length."""
+    size = size_of(options.get(SIZE_OPTION, ""))
+    if not size or (on_cpu and os.environ.get(CPU_VARIABLE)):
+        return
+    cache = cache_of(options, model, on_cpu, size)
+    if cache and cache.fits() < cache.length:
+        shorter = f"--max-model-len {cache.fits()} or " if cache.fits() else ""
+        yield Finding(
+            f"WARMQ_ENGINE_ARGS: a request of {cache.length} tokens (--max-model-len, or the "
+            f"model's own length) needs {cache.needs()} bytes of KV cache, and "
+            f"--kv-cache-memory-bytes is {cache.size}",
+            f"Write {shorter}--kv-cache-memory-bytes {cache.needs()}",
+        )
+
+
+def explain(error: str) -> str | None:
+    """Return the remedy for a start that failed for lack of memory; None for other errors."""
+    if found := _TOO_SMALL.search(error):
+        size = int((float(found["needed"]) + 0.01) * GIB) + MARGIN_BYTES
+        shorter = f"--max-model-len {found['fits']}, or " if found["fits"] else ""
+        holds = f"{found['fits']} tokens" if found["fits"] else "no request"
+        return (
+            f"the KV cache has {found['has']} GiB and holds {holds}; --max-model-len is "
+            f"{found['length']}. Write {shorter}--kv-cache-memory-bytes {size}, or a greater "
+            "--gpu-memory-utilization if --kv-cache-memory-bytes is not given"
+        )
+    if "No available memory for the cache blocks" in error:
+        return (
+            "the model leaves nothing for the KV cache. Write a greater --gpu-memory-utilization, "
+            "or spread the model: --tensor-parallel-size"
+        )
+    if found := _RESERVE.search(error):
+        share = math.floor(float(found["free"]) / float(found["all"]) * 100) / 100
+        return (
+            f"only {found['free']} of {found['all']} GiB are free, and --gpu-memory-utilization "
+            f"asks for {found['share']} of all. Write --gpu-memory-utilization {share:g}, or stop "
+            "the process that uses the rest"
+        )
+    return None
 
 
 # -- on the CPU ----------------------------------------------------------------------
 
 
-log = logging.getLogger(__name__)
-
-SHARE_OPTION, SIZE_OPTION = "gpu-memory-utilization", "kv-cache-memory-bytes"
-#: Options by which the choice is made, by long name; `asked` may hold others too.
-OPTIONS = (
-    SHARE_OPTION, SIZE_OPTION, "max-num-seqs", "max-model-len", "block-size", "dtype",
-    "kv-cache-dtype", "tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size",
-)  # fmt: skip
-#: Of what is free after model and processes, the part that the KV cache may have: others live
-#: on this machine too, and it is not known what they will want.
-SHARE = 0.6
-#: What vLLM 0.30's processes took without model and cache: worker and engine core, each rank.
-PROCESSES_BYTES, RANK_BYTES = int(0.9 * GIB), int(0.7 * GIB)
-#: vLLM's own number of requests at once on a CPU, where no option says it.
-DEFAULT_SEQS = 128
-
-
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The KV cache's `size` in bytes, None where the need of a token is not known; the `share` of
-    the node's memory (0 to 1) that the engine may take; and a sentence for the log."""
+    """The chosen KV cache.
+
+    `size` is in bytes, None where a token's bytes are not known; `share` of the node's memory is
+    the engine's (0 to 1); `message` is for the log.
+    """
 
     size: int | None
     share: float
-    told: str
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
-    """Bytes for one engine process: of its NUMA node in all and free; `each` is its part where
-    several share the node or a limit, `rest` what model and processes leave of that part."""
+class Budget:
+    """Memory of one engine process, in bytes.
+
+    `total` and `free` are its NUMA node's; `each` is its part where processes share a node or a
+    limit; `rest` is what model and processes leave of that.
+    """
 
     total: int
     free: int
@@ -214,7 +216,7 @@ class Room:
 
     @property
     def taken(self) -> int:
-        """What model and processes take, about."""
+        """Estimated bytes of model and processes."""
         return self.each - self.rest
 
     def __str__(self) -> str:
@@ -222,22 +224,22 @@ class Room:
 
 
 def applies(packages: Packages) -> bool:
-    """Whether the vLLM that is installed runs on the CPU, and no plugin takes its place."""
+    """Whether the installed vLLM runs on the CPU, without a plugin for another device."""
     return packages.on_cpu and not packages.rbln
 
 
-def chosen_already(asked: Mapping[str, str]) -> bool:
-    """Whether the user has said how much memory the engine may have."""
-    by_option = asked.keys() & {SHARE_OPTION, SIZE_OPTION, "config"}
+def is_configured(options: Mapping[str, str]) -> bool:
+    """Whether the user has set the engine's memory."""
+    by_option = options.keys() & {SHARE_OPTION, SIZE_OPTION, "config"}
     return bool(by_option or os.environ.get(CPU_VARIABLE))
 
 
-def room(asked: Mapping[str, str], model: str | None) -> Room:
-    """Look at this machine; processes that share a node share what is free."""
+def budget_of(options: Mapping[str, str], model: str | None) -> Budget:
+    """Measure this machine; processes on one node share its free memory."""
     kinds = ("tensor", "pipeline", "data")
-    ranks = math.prod(number(asked, f"{kind}-parallel-size") for kind in kinds)
+    ranks = math.prod(number(options, f"{kind}-parallel-size") for kind in kinds)
     nodes = devices.visible_nodes()
-    apart = devices.binds_by_itself() and len(nodes) >= ranks
+    apart = devices.vllm_binds_cores() and len(nodes) >= ranks
     nodes = nodes[:ranks] if apart else nodes
     free = min(node.free for node in nodes)
     limit = devices.own_limit()
@@ -245,119 +247,114 @@ def room(asked: Mapping[str, str], model: str | None) -> Room:
     folder = Path(model or "")
     weights = folder_size(folder) if model and folder.is_dir() else 0
     rest = each - (weights + PROCESSES_BYTES) // ranks - RANK_BYTES
-    return Room(max(1, min(node.total for node in nodes)), free, each, rest)
+    return Budget(max(1, min(node.total for node in nodes)), free, each, rest)
 
 
-def choose(asked: Mapping[str, str], model: str | None) -> Choice:
-    """Return how much the engine gets where the options leave it open."""
-    here = room(asked, model)
-    given = f"no memory option is given and {here}"
-    cache = cache_of(asked, model, on_cpu=True, size=max(0, int(here.rest * SHARE)))
+def choose(options: Mapping[str, str], model: str | None) -> Choice:
+    """Return the engine's memory where no option sets it."""
+    budget = budget_of(options, model)
+    found = f"no memory option is given and {budget}"
+    cache = cache_of(options, model, on_cpu=True, size=max(0, int(budget.rest * SHARE)))
     if cache is None:
-        share = max(0.01, math.floor(SHARE * here.each / here.total * 100) / 100)
-        told = f"{given}: the engine may take {share:g} of all, as with --{SHARE_OPTION} {share:g}"
-        return Choice(None, share, told)
-    seqs = size_of(asked.get("max-num-seqs", "")) or DEFAULT_SEQS
-    one = min(cache.needs(), max(0, here.rest))
+        share = max(0.01, math.floor(SHARE * budget.each / budget.total * 100) / 100)
+        message = f"the engine may take {share:g} of all, as with --{SHARE_OPTION} {share:g}"
+        return Choice(None, share, f"{found}: {message}")
+    seqs = size_of(options.get("max-num-seqs", "")) or DEFAULT_SEQS
+    one = min(cache.needs(), max(0, budget.rest))
     size = min(max(cache.size, one), cache.needs(seqs))
-    held = replace(cache, size=size).requests()
-    told = (
-        f"{given}: the KV cache gets {gib(size)} GiB, for {held} requests of {cache.length} "
-        f"tokens, as with --{SIZE_OPTION} {size}"
+    message = (
+        f"the KV cache gets {gib(size)} GiB, for {replace(cache, size=size).requests()} requests "
+        f"of {cache.length} tokens, as with --{SIZE_OPTION} {size}"
     )
-    return Choice(size, min(1.0, size / here.total), told)
+    return Choice(size, min(1.0, size / budget.total), f"{found}: {message}")
 
 
 def fill_in(args: Namespace, packages: Packages) -> None:
-    """Write the options that nobody gave; vLLM's own are made for a GPU that is all its own."""
+    """Set the memory options on the CPU where none was given."""
     given = {name: getattr(args, name.replace("-", "_")) for name in OPTIONS}
-    asked = {name: str(value) for name, value in given.items() if value is not None}
-    if applies(packages) and not chosen_already(asked):
-        choice = choose(asked, args.model)
+    options = {name: str(value) for name, value in given.items() if value is not None}
+    if applies(packages) and not is_configured(options):
+        choice = choose(options, args.model)
         args.kv_cache_memory_bytes, args.gpu_memory_utilization = choice.size, choice.share
-        log.warning("%s", choice.told, extra={"action": "memory_chosen"})
+        log.warning("%s", choice.message, extra={"action": "memory_chosen"})
 
 
 def judge_memory(
-    asked: Mapping[str, str], model: str | None, packages: Packages
+    options: Mapping[str, str], model: str | None, packages: Packages
 ) -> Iterator[Finding]:
-    """Say if vLLM on the CPU will not find the memory that it is going to ask for."""
-    if not applies(packages) or "config" in asked:
-        return  # what a file of options says only vLLM's parser knows
-    here = room(asked, model)
-    if not chosen_already(asked):
-        yield from _judge_choice(cache_of(asked, model, True, int(here.rest * SHARE)), here)
-    elif wanted := asked_size(asked):
-        yield from _judge_size(wanted, here)
+    """Check that vLLM on the CPU will find the memory that it asks for."""
+    if not applies(packages) or "config" in options:
+        return  # only vLLM's parser reads a file of options
+    budget = budget_of(options, model)
+    if not is_configured(options):
+        cache = cache_of(options, model, on_cpu=True, size=int(budget.rest * SHARE))
+        yield from _judge_choice(cache, budget)
+    elif size := configured_size(options):
+        yield from _judge_size(size, budget)
     elif text := os.environ.get(CPU_VARIABLE):
         yield Finding(f"{CPU_VARIABLE}={text} is no number of GiB", "Write it as 4")
-    elif share := _share(asked):
-        yield from _judge_share(share, here)
+    elif share := _share(options):
+        yield from _judge_share(share, budget)
 
 
-def describe(asked: Mapping[str, str], model: str | None) -> str:
-    """Say what vLLM on the CPU will ask for."""
-    if "config" in asked:
-        return "what vLLM's --config file says"
-    if not chosen_already(asked):
-        return choose(asked, model).told
-    here = room(asked, model)
-    if wanted := asked_size(asked):
-        return f"{gib(wanted)} GiB as asked for; {here}"
-    taken = math.ceil(here.total * _share(asked))
-    rest = max(0, taken - here.taken)
-    return f"about {gib(rest)} GiB, the part of {gib(taken)} that model and vLLM leave; {here}"
+def describe(options: Mapping[str, str], model: str | None) -> str:
+    """Describe the memory that vLLM on the CPU will ask for."""
+    if "config" in options:
+        return "as vLLM's --config file sets it"
+    if not is_configured(options):
+        return choose(options, model).message
+    budget = budget_of(options, model)
+    if size := configured_size(options):
+        return f"{gib(size)} GiB as asked for; {budget}"
+    taken = math.ceil(budget.total * _share(options))
+    rest = max(0, taken - budget.taken)
+    return f"about {gib(rest)} GiB, the part of {gib(taken)} that model and vLLM leave; {budget}"
 
 
-def asked_size(asked: Mapping[str, str]) -> int | None:
-    """Return the KV cache's size in bytes if the user has named it; vLLM's variable wins."""
+def configured_size(options: Mapping[str, str]) -> int | None:
+    """Return the KV cache's configured bytes, if any; vLLM's variable wins."""
     if text := os.environ.get(CPU_VARIABLE):
         return int(text) * GIB if text.isdecimal() else None
-    return size_of(asked.get(SIZE_OPTION, ""))
+    return size_of(options.get(SIZE_OPTION, ""))
 
 
-def gib(size: int) -> str:
-    """Return bytes as GiB with two decimals."""
-    return f"{size / GIB:.2f}"
-
-
-def _judge_choice(cache: Cache | None, here: Room) -> Iterator[Finding]:
-    if cache is None or cache.needs() <= here.rest:
+def _judge_choice(cache: Cache | None, budget: Budget) -> Iterator[Finding]:
+    if cache is None or cache.needs() <= budget.rest:
         return
     shorter = f"Write --max-model-len {cache.fits()}, or free memory"
     remedy = shorter if cache.fits() else "Free memory, or use a smaller model"
     yield Finding(
         f"a request of {cache.length} tokens needs {gib(cache.needs())} GiB of KV cache, the model "
-        f"and vLLM about {gib(here.taken)}, and {here}",
+        f"and vLLM about {gib(budget.taken)}, and {budget}",
         f"{remedy}; --{SIZE_OPTION} overrides this estimate",
     )
 
 
-def _judge_size(wanted: int, here: Room) -> Iterator[Finding]:
-    if wanted > here.rest:
+def _judge_size(size: int, budget: Budget) -> Iterator[Finding]:
+    if size > budget.rest:
         yield Finding(
-            f"a KV cache of {gib(wanted)} GiB (--{SIZE_OPTION} or {CPU_VARIABLE}), and {here}; the "
-            f"model and vLLM take about {gib(here.taken)}",
-            f"Name at most {max(1, int(here.rest * SHARE))} bytes, or free memory",
-            fatal=wanted > here.free,
+            f"a KV cache of {gib(size)} GiB (--{SIZE_OPTION} or {CPU_VARIABLE}), and {budget}; the "
+            f"model and vLLM take about {gib(budget.taken)}",
+            f"Name at most {max(1, int(budget.rest * SHARE))} bytes, or free memory",
+            fatal=size > budget.free,
         )
 
 
-def _judge_share(share: float, here: Room) -> Iterator[Finding]:
-    wanted = math.ceil(here.total * share)
-    if wanted > here.free - PROCESSES_BYTES:
+def _judge_share(share: float, budget: Budget) -> Iterator[Finding]:
+    size = math.ceil(budget.total * share)
+    if size > budget.free - PROCESSES_BYTES:
         yield Finding(
-            f"--{SHARE_OPTION} {share:g} asks for {gib(wanted)} GiB of this CPU's memory, and "
-            f"{here}; vLLM's own start takes {gib(PROCESSES_BYTES)} of them first",
+            f"--{SHARE_OPTION} {share:g} asks for {gib(size)} GiB of this CPU's memory, and "
+            f"{budget}; vLLM's own start takes {gib(PROCESSES_BYTES)} of them first",
             f"Leave --{SHARE_OPTION} out, and the worker chooses; or free memory",
-            fatal=wanted > here.free,
+            fatal=size > budget.free,
         )
 
 
-def _share(asked: Mapping[str, str]) -> float:
+def _share(options: Mapping[str, str]) -> float:
     """Return the share of the node; 0 where vLLM's parser will refuse it."""
     try:
-        share = float(asked.get(SHARE_OPTION, ""))
+        share = float(options.get(SHARE_OPTION, ""))
     except ValueError:
         return 0
     return share if 0 < share <= 1 else 0

@@ -1,8 +1,8 @@
-"""Every name that this project takes from vLLM, and what has to be said before it is imported.
+"""All imports from vLLM, and the environment that must be set before them.
 
-vLLM moves its modules between minor releases. A name that stands elsewhere in one of them has a
-`try` of its own, so that each is found where it is, whatever the release calls itself. The newest
-place comes first; older ones are those of vLLM 0.26 to 0.28, which some GPU images still have.
+vLLM moves its modules between minor releases. A name with several places has its own `try`, so that
+each is found whatever the release calls itself. The newest place comes first; older ones are those
+of vLLM 0.26 to 0.28, which some GPU images still have.
 """
 
 import logging

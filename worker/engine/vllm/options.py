@@ -1,6 +1,6 @@
-"""vLLM's options: those of the tutorials' time with what they are now, and costly combinations.
+"""Check WARMQ_ENGINE_ARGS: options of old tutorials, and combinations that fail or waste devices.
 
-vLLM's own parser judges the rest when the engine starts (arguments.py).
+vLLM's own parser checks the rest when the engine starts (arguments.py).
 """
 
 import json
@@ -12,10 +12,10 @@ from typing import Any
 from worker.engine.vllm.memory import judge_cache, judge_memory, number, read_config
 from worker.engine.vllm_settings import EngineArgs, VllmSettings
 from worker.machine import devices
-from worker.machine.finding import Finding
+from worker.machine.finding import Finding, warning
 from worker.machine.packages import Packages, Release
 
-#: Option of vLLM 0.2 to 0.8 -> what to do now. `{}` is the value that was given.
+#: Options of vLLM 0.2 to 0.8, and the remedy; `{}` is the given value.
 REMOVED = {
     "max-seq-len": "Write --max-model-len {}",
     "use-v2-block-manager": "Leave it out: there is only one block manager now",
@@ -27,9 +27,9 @@ REMOVED = {
     "swap-space": "Leave it out: preempted requests are computed again, not swapped",
     "num-scheduler-steps": "Leave it out: scheduling overlaps with execution by itself",
 }
-#: Of these, what has come back: the first release that has it again.
+#: The first release that has a removed option again.
 BACK_SINCE: dict[str, Release] = {"disable-log-requests": (0, 33)}
-#: The same for speculation: its key in --speculative-config.
+#: Removed options of speculation: the key in --speculative-config.
 SPECULATION = {
     "speculative-model": "model",
     "num-speculative-tokens": "num_speculative_tokens",
@@ -40,31 +40,34 @@ SPECULATION = {
     "ngram-prompt-lookup-min": "prompt_lookup_min",
 }
 NGRAM = "[ngram]"
-#: vLLM's own --max-lora-rank where none is given.
+#: vLLM's default of --max-lora-rank, and its allowed values.
 MAX_RANK = 16
-#: What it takes.
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+#: Backends that place processes on other machines too.
+REMOTE = ("ray", "external_launcher")
+#: Cores for one front end and the engine processes that it feeds.
+CORES_EACH = 4
 
 
 def judge_options(args: EngineArgs, model: str | None, packages: Packages) -> Iterator[Finding]:
-    """Name what is wrong or wasteful in WARMQ_ENGINE_ARGS; nothing is loaded for it."""
-    asked = args.options
-    for name, now in REMOVED.items():
-        if name in asked and not is_back(name, packages):
-            yield _removed(name, now.format(asked[name] or "N"))
-    if old := [name for name in SPECULATION if name in asked]:
-        yield _removed(old[0], f"Write --speculative-config '{_speculation(asked)}'")
-    yield from _vocabularies(asked, model)
-    if asked.keys() & {"speculative-config", "spec-model", "spec-method"}:
-        yield from _judge_speculation(number(asked, "pipeline-parallel-size"), packages)
-    yield from judge_parallel(asked, packages.on_cpu)
-    yield from judge_cache(asked, model, packages.on_cpu)
-    yield from judge_memory(asked, model, packages)
+    """Check WARMQ_ENGINE_ARGS; nothing is loaded for it."""
+    options = args.options
+    for name, remedy in REMOVED.items():
+        if name in options and not is_back(name, packages):
+            yield _removed(name, remedy.format(options[name] or "N"))
+    if old := [name for name in SPECULATION if name in options]:
+        yield _removed(old[0], f"Write --speculative-config '{_speculation(options)}'")
+    yield from _judge_vocabularies(options, model)
+    if options.keys() & {"speculative-config", "spec-model", "spec-method"}:
+        yield from _judge_speculation(number(options, "pipeline-parallel-size"), packages)
+    yield from _judge_parallel(options, packages.on_cpu)
+    yield from judge_cache(options, model, packages.on_cpu)
+    yield from judge_memory(options, model, packages)
     yield from _judge_adapters(args)
 
 
 def is_back(name: str, packages: Packages) -> bool:
-    """Whether the installed vLLM takes an option again that was gone before it."""
+    """Whether the installed vLLM has a removed option again."""
     since = BACK_SINCE.get(name)
     return since is not None and packages.release_of_vllm >= since
 
@@ -73,11 +76,11 @@ def _removed(name: str, remedy: str) -> Finding:
     return Finding(f"WARMQ_ENGINE_ARGS: vLLM has no --{name} any more", remedy)
 
 
-def _speculation(asked: dict[str, str]) -> str:
-    """Return the old options as the JSON that --speculative-config takes."""
+def _speculation(options: dict[str, str]) -> str:
+    """Return the old options as JSON for --speculative-config."""
     now: dict[str, Any] = {}
     for name, key in SPECULATION.items():
-        if value := asked.get(name):
+        if value := options.get(name):
             now[key] = int(value) if value.isdecimal() else value
     if now.get("model", NGRAM) == NGRAM:
         now = {"method": "ngram"} | {k: v for k, v in now.items() if k != "model"}
@@ -85,7 +88,6 @@ def _speculation(asked: dict[str, str]) -> str:
 
 
 def _judge_speculation(stages: int, packages: Packages) -> Iterator[Finding]:
-    """Say where drafts stop the engine; drafting itself lies on the last pipeline stage."""
     if packages.on_cpu and packages.release_of_vllm[:2] == (0, 30):  # tests/options runs 0.29
         yield Finding(
             "WARMQ_ENGINE_ARGS: speculation kills vLLM 0.30 on the CPU at the first request with "
@@ -104,9 +106,9 @@ def _judge_speculation(stages: int, packages: Packages) -> Iterator[Finding]:
         )
 
 
-def _vocabularies(asked: dict[str, str], model: str | None) -> Iterator[Finding]:
-    """A draft model proposes token numbers, which must mean the same to the target."""
-    draft = asked.get("spec-model") or _named(asked.get("speculative-config", ""))
+def _judge_vocabularies(options: dict[str, str], model: str | None) -> Iterator[Finding]:
+    """Compare vocabularies: a draft model's token numbers must mean the same to the target."""
+    draft = options.get("spec-model") or _draft_of(options.get("speculative-config", ""))
     sizes = [read_config(name).get("vocab_size") for name in (model, draft)]
     if all(isinstance(size, int) for size in sizes) and sizes[0] != sizes[1]:
         yield Finding(
@@ -117,24 +119,24 @@ def _vocabularies(asked: dict[str, str], model: str | None) -> Iterator[Finding]
         )
 
 
-def _named(speculative_config: str) -> str | None:
+def _draft_of(speculative_config: str) -> str | None:
     try:
         found = json.loads(speculative_config)
     except ValueError:
-        return None  # vLLM's parser says what is wrong with it
-    named = found.get("model") if isinstance(found, dict) else None
-    return named if isinstance(named, str) else None
+        return None  # vLLM's parser refuses it
+    draft = found.get("model") if isinstance(found, dict) else None
+    return draft if isinstance(draft, str) else None
 
 
 def _judge_adapters(args: EngineArgs) -> Iterator[Finding]:
-    """Say which adapters cannot be loaded; vLLM would say so only after the model is."""
+    """Check adapters, which vLLM loads only after the model."""
     if args.adapters and "enable-lora" not in args.options:
         yield Finding(
             "WARMQ_ENGINE_ARGS: --lora-modules without --enable-lora", "Add --enable-lora"
         )
-    most = args.options.get("max-lora-rank", "")
+    most = number(args.options, "max-lora-rank", MAX_RANK)
     for name, path in args.adapters.items():
-        yield from _judge_adapter(name, path, int(most) if most.isdecimal() else MAX_RANK)
+        yield from _judge_adapter(name, path, most)
 
 
 def _judge_adapter(name: str, path: str, most: int) -> Iterator[Finding]:
@@ -160,30 +162,29 @@ def _judge_adapter(name: str, path: str, most: int) -> Iterator[Finding]:
 
 # -- devices -------------------------------------------------------------------------
 
-#: Backends that place processes on other machines too.
-ELSEWHERE = ("ray", "external_launcher")
-#: Cores for one front end and what it feeds.
-CORES_EACH = 4
 
-
-def judge_parallel(asked: Mapping[str, str], on_cpu: bool) -> Iterator[Finding]:
-    """Compare the sizes with the devices, and with each other."""
-    shards, stages = (number(asked, f"{kind}-parallel-size") for kind in ("tensor", "pipeline"))
+def _judge_parallel(options: Mapping[str, str], on_cpu: bool) -> Iterator[Finding]:
+    shards, stages = (number(options, f"{kind}-parallel-size") for kind in ("tensor", "pipeline"))
     if stages > 1 and shards == 1:
-        yield Finding(
+        yield warning(
             f"--pipeline-parallel-size {stages} with --tensor-parallel-size 1: a request passes "
             "one device after another (vLLM's tutorial took 18 minutes so, and 8 with tensor "
             "parallelism on the same two devices)",
             f"Write --tensor-parallel-size {stages} if the devices are in one machine",
-            fatal=False,
         )
     if on_cpu:
         yield from _judge_nodes(shards * stages)
         if stages > 1:
-            yield from _judge_warm_up(asked)
-    elif asked.get("distributed-executor-backend") not in ELSEWHERE and "nnodes" not in asked:
-        replicas = number(asked, "data-parallel-size-local", number(asked, "data-parallel-size"))
+            yield from _judge_warm_up(options)
+    elif replicas := _local_replicas(options, "distributed-executor-backend"):
         yield from _judge_gpus(shards, stages, replicas)
+
+
+def _local_replicas(options: Mapping[str, str], backend: str) -> int:
+    """Return the data-parallel replicas of this machine; 0 if processes are on several."""
+    if options.get(backend) in REMOTE or "nnodes" in options:
+        return 0
+    return number(options, "data-parallel-size-local", number(options, "data-parallel-size"))
 
 
 def _judge_gpus(shards: int, stages: int, replicas: int) -> Iterator[Finding]:
@@ -193,22 +194,21 @@ def _judge_gpus(shards: int, stages: int, replicas: int) -> Iterator[Finding]:
     product = f"tensor {shards} x pipeline {stages} x data parallel {replicas} = {wanted} devices"
     if found.count < wanted:
         yield Finding(
-            f"WARMQ_ENGINE_ARGS: {product}, and {found.told}",
+            f"WARMQ_ENGINE_ARGS: {product}, and {found.source}",
             "Name more devices in CUDA_VISIBLE_DEVICES, or ask for smaller sizes",
         )
         return
-    yield Finding(
+    yield warning(
         f"{found.count - wanted} of {found.count} GPUs stay idle: {product}",
         f"Write --data-parallel-size {found.count // (shards * stages)}, or start another worker "
         "with the other devices in CUDA_VISIBLE_DEVICES",
-        fatal=False,
     )
 
 
 def _judge_nodes(ranks: int) -> Iterator[Finding]:
-    """On the CPU vLLM gives each process a NUMA node of its own, unless told which cores."""
+    """On the CPU vLLM gives each process a NUMA node unless its cores are named."""
     nodes = devices.numa_nodes()
-    if ranks > nodes and devices.binds_by_itself():
+    if ranks > nodes and devices.vllm_binds_cores():
         cores = "|".join(str(n) for n in range(ranks))
         yield Finding(
             f"WARMQ_ENGINE_ARGS: {ranks} engine processes on a CPU with {nodes} NUMA nodes, and "
@@ -217,9 +217,9 @@ def _judge_nodes(ranks: int) -> Iterator[Finding]:
         )
 
 
-def _judge_warm_up(asked: Mapping[str, str]) -> Iterator[Finding]:
-    """Without its warm-up a stage has nowhere to put what the one before it passes on."""
-    for name in sorted({"enforce-eager", "enable-lora"} & asked.keys()):
+def _judge_warm_up(options: Mapping[str, str]) -> Iterator[Finding]:
+    """Without its warm-up a pipeline stage has no buffer for the output of the stage before it."""
+    for name in sorted({"enforce-eager", "enable-lora"} & options.keys()):
         yield Finding(
             f"WARMQ_ENGINE_ARGS: on the CPU vLLM 0.30 skips the warm-up of pipeline stages with "
             f"--{name}, and dies at the first request",
@@ -229,14 +229,11 @@ def _judge_warm_up(asked: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def default_front_ends(settings: VllmSettings) -> int:
-    """Return how many processes should feed an engine: one for each data-parallel replica.
+    """Return how many processes feed an engine by default: one for each data-parallel replica.
 
-    One carries 1,000 requests a second that go the full way and 2,200 plain ones on cores that are
-    not fast (docs/explanation/performance.md), which is what a GPU answers of the shortest. Each
-    takes a core, and the engine's own processes need theirs.
+    One handles 1,000 requests a second, 2,200 on the fast path, on slow cores
+    (docs/explanation/performance.md): as many of the shortest as a GPU answers.
+    Each takes a core, and the engine's own processes need theirs.
     """
-    asked = settings.engine_args.options
-    if asked.get("data-parallel-backend") in ELSEWHERE or "nnodes" in asked:
-        return 1
-    replicas = number(asked, "data-parallel-size-local", number(asked, "data-parallel-size"))
+    replicas = _local_replicas(settings.engine_args.options, "data-parallel-backend")
     return max(1, min(replicas, len(os.sched_getaffinity(0)) // CORES_EACH))

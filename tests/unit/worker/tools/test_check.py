@@ -18,8 +18,7 @@ from worker.engine.vllm import preflight
 from worker.machine import devices
 from worker.machine.devices import Cards
 from worker.machine.packages import Packages
-from worker.tools.check import look as look_at
-from worker.tools.check import look_at_redis, report
+from worker.tools.check import check_engine, check_redis, report
 
 SDK = {
     "vllm": "0.30.0+cpu", "vllm-rbln": "0.12.0", "optimum-rbln": "0.12.0",
@@ -46,8 +45,8 @@ def look(
     packages = Packages(SDK if versions is None else versions, rebel)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(preflight, "installed", lambda: packages)
-        seen = look_at(settings)
-        look_at_redis(settings, seen)
+        seen = check_engine(settings)
+        check_redis(settings, seen)
     assert all(finding.remedy for finding in seen.found)
     return report(seen.rows, seen.found)
 
@@ -131,7 +130,7 @@ def test_gpus_are_counted_as_the_driver_does(
 
 
 def test_no_driver(tmp_path: Path, machine: pytest.MonkeyPatch) -> None:
-    machine.setattr(devices, "visible_cards", lambda wanted: Cards(trouble="SYS_ENODEV"))
+    machine.setattr(devices, "visible_cards", lambda wanted: Cards(error="SYS_ENODEV"))
     text = look(compiled(tmp_path, "b4_eager"))
     assert "cannot be asked for its NPUs: SYS_ENODEV" in text and "rbln-smi" in text
 
@@ -197,7 +196,7 @@ _visible = devices.visible_cards
 
 
 def test_a_runtime_that_is_not_there_is_trouble_and_no_crash() -> None:
-    assert "rebel" in str(_visible("0").trouble)
+    assert "rebel" in str(_visible("0").error)
 
 
 def checked(*words: str, **settings: Any) -> subprocess.CompletedProcess[str]:

@@ -1,10 +1,9 @@
-"""What vLLM makes of one request is noted; by it the others of its form are run.
+"""Learn from one request how vLLM runs its form, and run the form's other requests so.
 
-The fast path knows nothing of how vLLM reads a body: when a form comes for the second time it looks
-on while vLLM's serving class answers, and does the same with the next ones. Noted are the limits of
-the prompt and of its template, the request as EngineCore gets it, and the output from which the
-answer is written. What plans are made of is known elsewhere: of texts that are written in texts.py,
-of embeddings and scores in pooling.py.
+When a form comes for the second time, the request runs through vLLM's serving class and is
+observed: the limits of its prompt, its chat template, the request that EngineCore gets and the
+output that the answer is written from. A `Replay` made of that must give the same for the observed
+request before any other one uses it (texts.py, pooling.py).
 """
 
 import asyncio
@@ -23,38 +22,38 @@ from typing import Any
 import orjson
 
 from worker.engine import Completion
-from worker.engine.vllm.fastpath.tokens import Together
+from worker.engine.vllm.fastpath.tokens import TokenBatcher
 from worker.engine.vllm.names import VLLMValidationError
 from worker.engine.vllm.turns import LONGEST
 
 log = logging.getLogger(__name__)
 
-#: Most forms that are known at once; a file has one, or as many as it has limits of answers.
+#: Most forms that are kept; a file has one, or one for each limit of its answers.
 FORMS = 4096
-#: Most forms that have been seen once: one is learned when it comes again, for in a file whose
-#: lines have seeds of their own none ever does.
+#: Most forms remembered as seen once. Lines with seeds of their own never repeat a form.
 SEEN = 65_536
-#: Bytes; what is kept of a form is no larger than that, whatever its author sends.
+#: Most bytes of a form's key, whatever a client sends.
 LONGEST_KEY = 4096
-#: Fields of an answer that say the same for all requests of a form, and may say something.
+#: Fields of an answer that are the same for all requests of a form.
 FIXED = ("object", "model", "system_fingerprint")
-#: The tokens of a prompt, and what the pooling parameters say more, if anything.
-Made = tuple[list[int], dict[str, Any] | None]
+#: A prompt's tokens, and extra pooling parameters.
+Tokens = tuple[list[int], dict[str, Any] | None]
 
 
 @dataclass(slots=True)
 class Run:
-    """A request as EngineCore got it, and what came of it."""
+    """A request as EngineCore got it, and its output."""
 
     request: Any
     output: Any = None
 
 
 @dataclass(slots=True)
-class Lesson:
-    """What was noted; `calls` counts prompts and requests, of which a plain body has one each.
+class Observation:
+    """What was observed of one request.
 
-    `contexts` are the PoolingServeContexts of pooling classes.
+    `calls` counts prompts and engine requests: a plain body has one of each. `contexts` are the
+    PoolingServeContexts of pooling classes.
     """
 
     tok_params: Any = None
@@ -64,57 +63,26 @@ class Lesson:
     calls: int = 0
 
 
-LESSON: ContextVar[Lesson | None] = ContextVar("lesson", default=None)
+#: The observation of the task's request, if it is observed.
+OBSERVED: ContextVar[Observation | None] = ContextVar("observed", default=None)
 
 
-def note_requests(processor: Any) -> None:
-    """Let vLLM's OutputProcessor note requests, and their outputs, of a task that has a lesson."""
+def observe_requests(processor: Any) -> None:
+    """Let vLLM's OutputProcessor note observed requests and their outputs."""
     add = processor.add_request
+    signature = inspect.signature(add)
 
     def add_request(request: Any, *more: Any, **named: Any) -> Any:
-        if lesson := LESSON.get():
-            bound = inspect.signature(add).bind(request, *more, **named).arguments
-            _note_request(lesson, bound)
+        if observed := OBSERVED.get():
+            observed.calls += 1
+            observed.runs.append(run := Run(request))
+            _note_output(run, signature.bind(request, *more, **named).arguments["queue"])
         return add(request, *more, **named)
 
     processor.add_request = add_request
 
 
-def note_contexts(serving: Any) -> None:
-    """The same of what one of vLLM's serving classes for pooling has before it renders texts."""
-    # 0.26 renders in a thread, where the lesson is not known.
-    name = "_preprocessing_async" if hasattr(serving, "_preprocessing_async") else "_preprocessing"
-    prepare = getattr(serving, name)
-
-    def noting(*given: Any, **named: Any) -> Any:  # whatever a release hands over
-        if lesson := LESSON.get():
-            lesson.contexts += [one for one in given if hasattr(one, "engine_inputs")]
-        return prepare(*given, **named)
-
-    setattr(serving, name, noting)
-
-
-def note_rendering(renderer: Any, name: str, prompts: str) -> None:
-    """The same of how a method of vLLM's renderer templates and tokenizes prompts."""
-    render = getattr(renderer, name)
-    signature = inspect.signature(render)
-
-    async def noting(*given: Any, **named: Any) -> Any:
-        if lesson := LESSON.get():
-            bound = signature.bind(*given, **named).arguments
-            lesson.calls += len(bound[prompts])
-            lesson.tok_params = bound.get("tok_params")
-            lesson.chat_params = bound.get("chat_params")
-        return await render(*given, **named)
-
-    setattr(renderer, name, noting)
-
-
-def _note_request(lesson: Lesson, bound: dict[str, Any]) -> None:
-    lesson.calls += 1
-    run = Run(bound["request"])
-    lesson.runs.append(run)
-    queue = bound["queue"]
+def _note_output(run: Run, queue: Any) -> None:
     put = queue.put
 
     def noting(output: Any) -> None:
@@ -124,45 +92,75 @@ def _note_request(lesson: Lesson, bound: dict[str, Any]) -> None:
     queue.put = noting
 
 
+def observe_contexts(serving: Any) -> None:
+    """Let one of vLLM's serving classes for pooling note the contexts of observed requests."""
+    # 0.26 renders in a thread, which does not see the context variable.
+    name = "_preprocessing_async" if hasattr(serving, "_preprocessing_async") else "_preprocessing"
+    prepare = getattr(serving, name)
+
+    def noting(*given: Any, **named: Any) -> Any:  # the parameters differ between releases
+        if observed := OBSERVED.get():
+            observed.contexts += [one for one in given if hasattr(one, "engine_inputs")]
+        return prepare(*given, **named)
+
+    setattr(serving, name, noting)
+
+
+def observe_rendering(renderer: Any, name: str, prompts: str) -> None:
+    """Let a method of vLLM's renderer note how it templates and tokenizes observed prompts."""
+    render = getattr(renderer, name)
+    signature = inspect.signature(render)
+
+    async def noting(*given: Any, **named: Any) -> Any:
+        if observed := OBSERVED.get():
+            bound = signature.bind(*given, **named).arguments
+            observed.calls += len(bound[prompts])
+            observed.tok_params = bound.get("tok_params")
+            observed.chat_params = bound.get("chat_params")
+        return await render(*given, **named)
+
+    setattr(renderer, name, noting)
+
+
 def as_key(form: list[Any]) -> bytes | None:
-    """Return what a form is known by; None if it is too large to keep, or cannot be written."""
+    """Return a form's key; None if it is too large, or orjson cannot write it."""
     try:
         key = orjson.dumps(form, option=orjson.OPT_SORT_KEYS)
-    except TypeError:  # a number or a text that JSON has and orjson does not write
+    except TypeError:
         return None
     return key if len(key) <= LONGEST_KEY else None
 
 
 def is_text(prompt: Any) -> bool:
-    """Whether it is a text that is not too long to be tokenized with others."""
+    """Whether it is a text short enough to be tokenized in a batch."""
     return isinstance(prompt, str) and 0 < len(prompt) <= LONGEST
 
 
-def around(name: str, request_id: str) -> tuple[str, str]:
-    """Return what stands before and after a request's id in a name that vLLM has made of it.
+def split_name(name: str, request_id: str) -> tuple[str, str]:
+    """Return what vLLM puts before and after a request's id in a name.
 
     Raises:
-        Unclear: it may stand at several places, as "c" in "cmpl-c"; clients choose ids, too.
-        ValueError: it does not.
+        Inconclusive: the id stands at several places, as "c" in "cmpl-c".
+        ValueError: the id is not in the name.
     """
     place = name.find(request_id)
     if place < 0:
-        raise ValueError("a name is made in another way")
+        raise ValueError("vLLM makes this name in another way")
     if place != name.rfind(request_id):
-        raise Unclear
+        raise Inconclusive
     return name[:place], name[place + len(request_id) :]
 
 
-class Unclear(Exception):
-    """From this request nothing can be learned; from another one it may."""
+class Inconclusive(Exception):
+    """Nothing can be learned from this request; another one of its form may do."""
 
 
-class Plan:
-    """How the requests of one form are run and answered: as the first one was.
+class Replay:
+    """Runs and answers the requests of one form as vLLM did the first one.
 
-    `requests` are what EngineCore got of the first one, `names` what stands in each one's name
-    before and after the request's id. `tok_params` and `chat_params` are vLLM's for the form's
-    prompts, of which `longest` is the most tokens. `pools` says that EngineCore writes nothing.
+    `requests` are what EngineCore got of the first one; `names` is what their names have before
+    and after the request's id; `tok_params` and `chat_params` are vLLM's for the form's prompts;
+    `longest` is a prompt's greatest length in tokens; `pools` is true for a pooling model.
     """
 
     pools = False
@@ -173,62 +171,60 @@ class Plan:
     longest: int
 
     def prompts_of(self, body: dict[str, Any]) -> Sequence[Any]:
-        """Return what is made tokens of: texts, or messages; one for each of `requests`."""
+        """Return the texts or messages to tokenize, one for each of `requests`."""
         raise NotImplementedError
 
     def answer(
         self, outputs: Sequence[Any], body: dict[str, Any], request_id: str
     ) -> Completion | None:
-        """Write the answer from vLLM's outputs; None if vLLM's class should say what is wrong.
+        """Write the answer from vLLM's outputs; None if vLLM's class has to report an error.
 
         Raises:
-            Aborted: the engine gave it up.
-            RequestFailed, RequestRejected: the engine failed at it, or at its constraint.
+            Aborted: the engine aborted the request.
+            RequestFailed, RequestRejected: the engine failed, or no text fits the constraint.
         """
         raise NotImplementedError
 
-    def tokens(self, renderer: Any, prompts: Sequence[Any]) -> list[Made | None]:
-        """Return the tokens of prompts, None where vLLM refuses one.
-
-        Called in vLLM's tokenizer thread.
-        """
+    def tokens(self, renderer: Any, prompts: Sequence[Any]) -> list[Tokens | None]:
+        """Return the tokens of prompts, None where vLLM refuses one; in the tokenizer thread."""
         tokenizer = renderer.get_tokenizer()
         texts: dict[int, dict[str, Any]] = {}
         for place, prompt in enumerate(prompts):
-            with suppress(Exception):  # the full way tells its author
+            with suppress(Exception):  # vLLM's serving class will report it
                 rendered = {"prompt": prompt}
                 if self.chat_params is not None:
                     _, rendered = renderer.render_messages(prompt, self.chat_params)
                 texts[place] = self.tok_params.apply_pre_tokenization(tokenizer, rendered)
-        found: list[Made | None] = [None] * len(prompts)
+        found: list[Tokens | None] = [None] * len(prompts)
         if not texts:
             return found
-        asked = [text["prompt"] for text in texts.values()]
-        encoded = tokenizer(asked, **self.tok_params.get_encode_kwargs())["input_ids"]
+        options = self.tok_params.get_encode_kwargs()
+        encoded = tokenizer([text["prompt"] for text in texts.values()], **options)["input_ids"]
         for (place, text), ids in zip(texts.items(), encoded, strict=True):
             with suppress(Exception):
-                found[place] = self._cut(tokenizer, {**text, "prompt_token_ids": ids})
+                found[place] = self.cut(tokenizer, {**text, "prompt_token_ids": ids})
         return found
 
-    def _cut(self, tokenizer: Any, made: dict[str, Any]) -> Made:
-        made = self.tok_params.apply_post_tokenization(tokenizer, made)
-        return made["prompt_token_ids"], None
+    def cut(self, tokenizer: Any, prompt: dict[str, Any]) -> Tokens:
+        """Apply vLLM's truncation to a tokenized prompt."""
+        prompt = self.tok_params.apply_post_tokenization(tokenizer, prompt)
+        return prompt["prompt_token_ids"], None
 
-    def check(self, inputs: Sequence[Made | None]) -> None:
-        """Compare what is made of the first request's prompts with what vLLM has made.
+    def check(self, inputs: Sequence[Tokens | None]) -> None:
+        """Compare our tokens of the first request's prompts with vLLM's.
 
         Raises:
-            ValueError: it is something else.
+            ValueError: they differ.
         """
         for made, request in zip(inputs, self.requests, strict=True):
             more = getattr(request.pooling_params, "extra_kwargs", None) or {}
             if made is None or made[0] != request.prompt_token_ids or (made[1] or {}) != more:
-                raise ValueError("its prompt is made in another way")
+                raise ValueError("vLLM tokenizes this prompt in another way")
 
     def engine_requests(
-        self, request_id: str, number: int, inputs: Sequence[Made], now: float
+        self, request_id: str, number: int, inputs: Sequence[Tokens], now: float
     ) -> list[Any]:
-        """Return the requests as EngineCore gets them; `number` makes their inner ids unique."""
+        """Return the requests for EngineCore; `number` makes their internal ids unique."""
         made = []
         for first, name, (tokens, more) in zip(self.requests, self.names, inputs, strict=True):
             request = copy(first)
@@ -243,8 +239,8 @@ class Plan:
         return made
 
 
-class Waiting:
-    """Stands where AsyncLLM has a queue for each request: takes the one output, or an error."""
+class OutputQueue:
+    """Replaces AsyncLLM's queue of one request: takes the final output, or an error."""
 
     __slots__ = ("output",)
 
@@ -254,7 +250,7 @@ class Waiting:
     def put(self, output: Any) -> None:
         """Take what vLLM's output handler has for the request."""
         if self.output.done():
-            return  # it was given up meanwhile
+            return  # the request was cancelled
         if isinstance(output, Exception):
             self.output.set_exception(output)
         else:
@@ -262,94 +258,92 @@ class Waiting:
 
 
 class FastPath:
-    """The forms that one engine has met, by key; None is one that goes the full way.
+    """The known forms of one engine, by key; None is a form that vLLM's classes serve.
 
     Args:
         engine: vLLM's AsyncLLM.
-        key_of: returns what is the same for all requests of a plain body's form; None if the body
-            is not plain.
-        plan_of: makes a form's plan of a lesson, and of the body, id and answer of its request.
-            It raises Unclear if this request does not tell, and any other error if the form's
-            requests go the full way.
+        key_of: returns the key of a plain body's form; None if the body is not plain.
+        replay_of: makes a form's replay of the observation, body, id and answer of one request. It
+            raises Inconclusive to try another request, any other error to give the form up.
     """
 
     def __init__(
         self,
         engine: Any,
         key_of: Callable[[str, dict[str, Any]], bytes | None],
-        plan_of: Callable[[Lesson, dict[str, Any], str, bytes], Plan],
+        replay_of: Callable[[Observation, dict[str, Any], str, bytes], Replay],
     ) -> None:
-        self._engine, self.key_of, self._plan_of = engine, key_of, plan_of
-        self._together = Together(engine.renderer)
-        self._forms: OrderedDict[bytes, Plan | None] = OrderedDict()
+        self._engine, self.key_of, self._replay_of = engine, key_of, replay_of
+        self._batcher = TokenBatcher(engine.renderer)
+        self._forms: OrderedDict[bytes, Replay | None] = OrderedDict()
         self._learning: set[bytes] = set()
         self._seen: set[int] = set()
-        # Several processes may feed one engine, which knows requests by their names.
+        # Random, for several processes may feed one engine, which knows requests by their names.
         self._number = getrandbits(32) << 32
-        note_requests(engine.output_processor)
+        observe_requests(engine.output_processor)
 
     async def generate(
         self, body: dict[str, Any], request_id: str, key: bytes
     ) -> Completion | None:
-        """Run one request; None if it must go the full way.
+        """Run one request; None if vLLM's serving class has to.
 
         Raises:
-            Aborted: the engine gave it up.
-            RequestFailed, RequestRejected: the engine failed at it, or at its constraint.
+            Aborted: the engine aborted the request.
+            RequestFailed, RequestRejected: the engine failed, or no text fits the constraint.
         """
-        plan = self._forms.get(key)
-        if plan is None:
+        replay = self._forms.get(key)
+        if replay is None:
             return None
-        inputs = [await one for one in self._tokens(plan, body)]
+        inputs = [await one for one in self._tokens(replay, body)]
         for one in inputs:
-            if not one or not 0 < len(one[0]) <= plan.longest:
+            if not one or not 0 < len(one[0]) <= replay.longest:
                 return None
         self._number += 1
-        requests = plan.engine_requests(request_id, self._number, inputs, time.time())
-        return plan.answer(await self._run(requests), body, request_id)
+        requests = replay.engine_requests(request_id, self._number, inputs, time.time())
+        return replay.answer(await self._run(requests), body, request_id)
 
-    def _tokens(self, plan: Plan, body: dict[str, Any]) -> list[asyncio.Future[Any]]:
-        """Have tokens made of a body's prompts, all of them at once."""
-        return [self._together.tokens(plan, prompt) for prompt in plan.prompts_of(body)]
+    def _tokens(self, replay: Replay, body: dict[str, Any]) -> list[asyncio.Future[Any]]:
+        return [self._batcher.tokens(replay, prompt) for prompt in replay.prompts_of(body)]
 
     async def _run(self, requests: Sequence[Any]) -> list[Any]:
-        """Return vLLM's outputs of what EngineCore is given for one request."""
+        """Give EngineCore the requests, and return vLLM's outputs."""
         engine, loop = self._engine, asyncio.get_running_loop()
-        waiting = [Waiting(loop) for _ in requests]
+        queues = [OutputQueue(loop) for _ in requests]
         try:
-            for request, one in zip(requests, waiting, strict=True):
-                engine.output_processor.add_request(request, None, None, 0, one)
+            for request, queue in zip(requests, queues, strict=True):
+                engine.output_processor.add_request(request, None, None, 0, queue)
             for request in requests:
                 await engine.engine_core.add_request_async(request)
-            if len(waiting) == 1:
-                return [await waiting[0].output]
-            return await asyncio.gather(*(one.output for one in waiting))
+            if len(queues) == 1:
+                return [await queues[0].output]
+            return await asyncio.gather(*(queue.output for queue in queues))
         except (asyncio.CancelledError, VLLMValidationError):  # its token ids may be refused
             await engine.abort([request.request_id for request in requests], internal=True)
             raise
 
     @contextmanager
-    def lesson(self, key: bytes) -> Iterator[Callable[..., Any] | None]:
-        """Within it a request goes the full way; call what it gives with body, id and answer.
+    def observing(self, key: bytes) -> Iterator[Callable[..., Any] | None]:
+        """Observe a request that vLLM's classes run; call the result with body, id and answer.
 
-        None where there is nothing to learn.
+        The result is None where there is nothing to learn.
         """
-        if key in self._forms or key in self._learning or not self._comes_again(key):
+        if key in self._forms or key in self._learning or not self._seen_before(key):
             yield None
             return
-        lesson = Lesson()
-        token = LESSON.set(lesson)
+        observed = Observation()
+        token = OBSERVED.set(observed)
         self._learning.add(key)
 
         async def learn(body: dict[str, Any], request_id: str, answer: bytes) -> None:
             try:
-                plan = self._plan_of(lesson, body, request_id, answer)
-                plan.check([await one for one in self._tokens(plan, body)])
-                self._forms[key] = plan
-            except Unclear:
+                replay = self._replay_of(observed, body, request_id, answer)
+                replay.check([await one for one in self._tokens(replay, body)])
+                self._forms[key] = replay
+            except Inconclusive:
                 return
-            except Exception as why:  # vLLM's own classes have answered, and will
-                log.debug("requests of a form go the full way: %s: %s", type(why).__name__, why)
+            except Exception as error:  # vLLM's classes have answered, and will
+                reason = f"{type(error).__name__}: {error}"
+                log.debug("a form of requests is left to vLLM's serving classes: %s", reason)
                 self._forms[key] = None
             if len(self._forms) > FORMS:
                 self._forms.popitem(last=False)
@@ -358,9 +352,9 @@ class FastPath:
             yield learn
         finally:
             self._learning.discard(key)
-            LESSON.reset(token)
+            OBSERVED.reset(token)
 
-    def _comes_again(self, key: bytes) -> bool:
+    def _seen_before(self, key: bytes) -> bool:
         form = hash(key)
         if form in self._seen:
             return True

@@ -1,78 +1,73 @@
-"""Prompts of many requests templated and tokenized in one call, in the thread where vLLM does so.
+"""Template and tokenize the prompts of many requests in one call.
 
-vLLM hands each prompt to that thread by itself: a future, two switches of threads and the
-tokenizer's preparations for each. Here all prompts that come while the thread is busy go together,
-and the tokenizer releases Python's lock while it works on them.
+vLLM hands each prompt to its tokenizer thread by itself: a future, two switches of threads and the
+tokenizer's preparations for each. Here all prompts that arrive while the thread is busy go into one
+call, during which the tokenizer releases Python's lock.
 """
 
 import asyncio
-from collections.abc import Sequence
 from typing import Any
 
 #: Most prompts, and characters, of one call.
 AT_ONCE, CHARACTERS = 128, 262_144
 
-Wanted = tuple[Any, Any, "asyncio.Future[Any]"]
+Waiting = tuple[Any, Any, "asyncio.Future[Any]"]
 
 
-class Together:
-    """The prompts that wait; used on one loop.
-
-    Its thread is vLLM's own, for a tokenizer takes one call at a time.
-    """
+class TokenBatcher:
+    """Tokenizes prompts in vLLM's own thread, for a tokenizer takes one call at a time."""
 
     def __init__(self, renderer: Any) -> None:
         self._renderer = renderer
-        self._waiting: list[Wanted] = []
+        self._waiting: list[Waiting] = []
         self._busy = False
 
-    def tokens(self, plan: Any, prompt: Any) -> "asyncio.Future[Any]":
-        """Return the tokens of a prompt, or of messages; None if vLLM should tell what is wrong."""
+    def tokens(self, replay: Any, prompt: Any) -> "asyncio.Future[Any]":
+        """Return the tokens of a text or of messages; None where vLLM has to refuse them."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
-        self._waiting.append((plan, prompt, future))
+        self._waiting.append((replay, prompt, future))
         if not self._busy:
             self._busy = True
-            loop.call_soon(self._hand_over, loop)  # those of this turn of the loop go together
+            loop.call_soon(self._start_batch, loop)  # includes what comes in this turn of the loop
         return future
 
-    def _hand_over(self, loop: asyncio.AbstractEventLoop) -> None:
-        taken: list[Wanted] = []
+    def _start_batch(self, loop: asyncio.AbstractEventLoop) -> None:
+        batch: list[Waiting] = []
         size = 0
-        for wanted in self._waiting:
-            if len(taken) == AT_ONCE or size > CHARACTERS:
+        for waiting in self._waiting:
+            if len(batch) == AT_ONCE or size > CHARACTERS:
                 break
-            taken.append(wanted)
-            size += _size(wanted[1])
-        del self._waiting[: len(taken)]
-        self._busy = bool(taken)
-        if not taken:
+            batch.append(waiting)
+            size += _size(waiting[1])
+        del self._waiting[: len(batch)]
+        self._busy = bool(batch)
+        if not batch:
             return
-        asked = [(plan, prompt) for plan, prompt, _ in taken]
         try:
-            doing = loop.run_in_executor(self._renderer._executor, self._work, asked)
-        except RuntimeError as error:  # the engine was told to end, and its thread with it
-            doing = loop.create_future()
-            doing.set_exception(error)
-        doing.add_done_callback(lambda done: self._deliver(taken, done, loop))
+            running = loop.run_in_executor(self._renderer._executor, self._tokenize, batch)
+        except RuntimeError as error:  # the engine has shut its thread down
+            running = loop.create_future()
+            running.set_exception(error)
+        running.add_done_callback(lambda done: self._finish(batch, done, loop))
 
-    def _deliver(
-        self, taken: Sequence[Wanted], done: "asyncio.Future[Any]", loop: asyncio.AbstractEventLoop
+    def _finish(
+        self, batch: list[Waiting], done: "asyncio.Future[Any]", loop: asyncio.AbstractEventLoop
     ) -> None:
         failed = done.cancelled() or done.exception() is not None
-        found = [None] * len(taken) if failed else done.result()
-        for (_, _, future), tokens in zip(taken, found, strict=True):
+        found = [None] * len(batch) if failed else done.result()
+        for (_, _, future), tokens in zip(batch, found, strict=True):
             if not future.done():
                 future.set_result(tokens)
-        self._hand_over(loop)
+        self._start_batch(loop)
 
-    def _work(self, asked: Sequence[tuple[Any, Any]]) -> list[Any]:
-        found: list[Any] = [None] * len(asked)
-        by_plan: dict[Any, list[int]] = {}
-        for place, (plan, _) in enumerate(asked):
-            by_plan.setdefault(plan, []).append(place)
-        for plan, places in by_plan.items():
-            made = plan.tokens(self._renderer, [asked[place][1] for place in places])
+    def _tokenize(self, batch: list[Waiting]) -> list[Any]:
+        found: list[Any] = [None] * len(batch)
+        by_replay: dict[Any, list[int]] = {}
+        for place, (replay, _, _) in enumerate(batch):
+            by_replay.setdefault(replay, []).append(place)
+        for replay, places in by_replay.items():
+            made = replay.tokens(self._renderer, [batch[place][1] for place in places])
             for place, tokens in zip(places, made, strict=True):
                 found[place] = tokens
         return found

@@ -73,10 +73,10 @@ def test_the_installed_release_is_one_of_those_that_are_said_to_be_tested() -> N
 
 
 def test_what_the_running_release_lacks_is_known_by_name() -> None:
-    from worker.engine.vllm.forms import lacking, make_forms
+    from worker.engine.vllm.forms import make_forms, unknown_fields
 
     chat, completion = make_forms(1024, 16, None)
-    both = lacking(CHAT_URL, chat) | lacking(COMPLETION_URL, completion)
+    both = unknown_fields(CHAT_URL, chat) | unknown_fields(COMPLETION_URL, completion)
     assert both == lacking_here()
 
 
@@ -121,13 +121,13 @@ def test_an_import_that_vllm_calls_deprecated_would_be_seen(tmp_path: Path) -> N
 
 
 def test_our_field_names_for_pooling_models_are_those_of_all_vllms_forms() -> None:
-    from worker.engine.vllm.forms import fields_of, lacking
+    from worker.engine.vllm.forms import fields_of, unknown_fields
     from worker.engine.vllm.names import EmbeddingRequest, RerankRequest, ScoreRequest
 
     forms = (EmbeddingRequest, ScoreRequest, RerankRequest)
     for url, form in zip((EMBEDDINGS_URL, SCORE_URLS[0], RERANK_URLS[0]), forms, strict=True):
         assert fields_of(form) - field_names(url) == {"request_id"}
-        assert lacking(url, form) == set()
+        assert unknown_fields(url, form) == set()
 
 
 #: Fields of vLLM's that need a server which remembers, or that vLLM itself refuses.
@@ -135,7 +135,7 @@ FORGETTING = {"background", "store", "previous_response_id", "prompt"}
 
 
 def test_our_field_names_for_messages_responses_and_tokens_are_vllms() -> None:
-    from worker.engine.vllm.forms import fields_of, lacking
+    from worker.engine.vllm.forms import fields_of, unknown_fields
     from worker.engine.vllm.names import (
         AnthropicCountTokensRequest,
         AnthropicMessagesRequest,
@@ -151,7 +151,7 @@ def test_our_field_names_for_messages_responses_and_tokens_are_vllms() -> None:
     }
     for url, (form, left_out) in forms.items():
         assert fields_of(form) - field_names(url) == left_out, url
-        assert lacking(url, form) == lacking_here() & field_names(url), url
+        assert unknown_fields(url, form) == lacking_here() & field_names(url), url
         for name in left_out - {"stream", "request_id"}:
             assert name in REFUSED[url]
 

@@ -11,7 +11,7 @@ import pytest
 from openai.types.chat import ChatCompletionContentPartParam
 
 from contract.errors import RequestFailed, RequestRejected
-from worker.engine.vllm.errors import Folders, in_media, told
+from worker.engine.vllm.errors import Folders, in_media, wrong_field
 
 MESSAGES = [{"role": "user", "content": "x"}]
 STOPS = ["a", "b", "c", "d", "e"]
@@ -33,7 +33,7 @@ def test_the_form_that_was_meant_tells(fields: dict[str, Any], field: str, probl
     body = {"messages": MESSAGES} | fields
     with pytest.raises(pydantic.ValidationError) as raised:
         pydantic.TypeAdapter(ChatCompletionRequest).validate_python(body)
-    found = told(raised.value, body)
+    found = wrong_field(raised.value, body)
     assert found[0] == field
     assert problem in found[1]
 
@@ -52,7 +52,7 @@ def test_a_part_of_a_content_has_its_whole_path(part: Any, field: str, problem: 
     with pytest.raises(pydantic.ValidationError) as raised:
         pydantic.TypeAdapter(list[ChatCompletionContentPartParam]).validate_python(content)
     body = {"messages": [*MESSAGES, {"role": "user", "content": content}]}
-    found = told(raised.value, body)
+    found = wrong_field(raised.value, body)
     assert found[0] == f"messages.1.content.1.{field}"
     assert problem in found[1]
 
@@ -63,7 +63,7 @@ def test_a_response_that_has_no_such_part() -> None:
     body = {"input": [{"role": "user", "content": [{"type": "image"}]}]}
     with pytest.raises(pydantic.ValidationError) as raised:
         pydantic.TypeAdapter(ResponsesRequest).validate_python(body)
-    assert told(raised.value, body)[0] == "input.0.content.0.type"
+    assert wrong_field(raised.value, body)[0] == "input.0.content.0.type"
 
 
 @pytest.mark.parametrize(

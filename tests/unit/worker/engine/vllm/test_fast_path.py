@@ -9,7 +9,13 @@ import pytest
 
 from contract.openai.body import CHAT_URL, COMPLETION_URL, MESSAGES_URL
 from contract.openai.pooling import EMBEDDINGS_URL, POOLING_TYPES, RERANK_URLS, SCORE_URLS
-from worker.engine.vllm.fastpath.learning import LESSON, Lesson, Unclear, around, note_contexts
+from worker.engine.vllm.fastpath.learning import (
+    OBSERVED,
+    Inconclusive,
+    Observation,
+    observe_contexts,
+    split_name,
+)
 from worker.engine.vllm.fastpath.pooling import key_of as pooling_key
 from worker.engine.vllm.fastpath.pooling import texts_of
 from worker.engine.vllm.fastpath.texts import key_of
@@ -72,18 +78,18 @@ def test_only_chats_and_completions_have_forms() -> None:
 
 
 def test_names_are_made_of_another_id_as_of_the_first() -> None:
-    assert "other".join(around("cmpl-first-0", "first")) == "cmpl-other-0"
+    assert "other".join(split_name("cmpl-first-0", "first")) == "cmpl-other-0"
 
 
 @pytest.mark.parametrize("request_id", ["c", "0", "-", "l-l", "cmpl", ""])
 def test_nothing_is_learned_from_an_id_that_may_be_part_of_the_name(request_id: str) -> None:
-    with pytest.raises(Unclear):
-        around(f"cmpl-{request_id}-0", request_id)
+    with pytest.raises(Inconclusive):
+        split_name(f"cmpl-{request_id}-0", request_id)
 
 
 def test_a_name_without_the_id_is_made_in_another_way() -> None:
     with pytest.raises(ValueError, match="another way"):
-        around("cmpl-123-0", "first")
+        split_name("cmpl-123-0", "first")
 
 
 # -- embeddings and scores --------------------------------------------------------
@@ -184,9 +190,9 @@ async def test_the_context_of_a_request_with_a_lesson_is_noted() -> None:
     for serving, name in (
         (Renders(), "_preprocessing"), (RendersInThread(), "_preprocessing_async")
     ):  # fmt: skip
-        note_contexts(serving)
+        observe_contexts(serving)
         assert await getattr(serving, name)("processor", CONTEXT) == ["processor", CONTEXT]
-        token = LESSON.set(lesson := Lesson())
+        token = OBSERVED.set(observed := Observation())
         assert await getattr(serving, name)("processor", CONTEXT) == ["processor", CONTEXT]
-        LESSON.reset(token)
-        assert lesson.contexts == [CONTEXT]
+        OBSERVED.reset(token)
+        assert observed.contexts == [CONTEXT]

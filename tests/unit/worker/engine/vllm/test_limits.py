@@ -20,7 +20,7 @@ from contract.openai.body import (
 from contract.openai.pooling import EMBEDDINGS_URL, RERANK_URLS, SCORE_URLS
 from worker.engine.vllm.limits import (
     LEAST,
-    MOST_TOGETHER,
+    MOST_IN_ALL,
     PER_TOKEN,
     guard_vocabulary,
     refuse_inflated,
@@ -72,7 +72,7 @@ def test_parts_of_a_chat_count_together_and_texts_of_a_list_apart() -> None:
         refuse_long(CHAT_URL, {"messages": [{"content": half}, {"content": half}]}, CONTEXT)
     refuse_long(COMPLETION_URL, {"prompt": [half] * 40}, CONTEXT)
     refuse_long(EMBEDDINGS_URL, {"input": [half] * 4}, CONTEXT)
-    with pytest.raises(RequestRejected, match=f"give at most {MOST_TOGETHER}"):
+    with pytest.raises(RequestRejected, match=f"give at most {MOST_IN_ALL}"):
         refuse_long(EMBEDDINGS_URL, {"input": [half] * 40}, CONTEXT)
 
 

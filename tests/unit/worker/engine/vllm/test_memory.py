@@ -172,8 +172,8 @@ def test_with_enough_memory_every_slot_can_be_full(
 ) -> None:
     choice = choose(asked, str(MODEL))
     assert choice.size == (seqs * 2048 // 128 + 1) * BLOCK_BYTES
-    assert f"for {seqs} requests of 2048 tokens" in choice.told
-    assert f"--kv-cache-memory-bytes {choice.size}" in choice.told
+    assert f"for {seqs} requests of 2048 tokens" in choice.message
+    assert f"--kv-cache-memory-bytes {choice.size}" in choice.message
     assert judged() == []
 
 
@@ -183,7 +183,7 @@ def test_with_little_memory_the_cache_gets_a_share_of_what_model_and_vllm_leave(
     machine.has((6, 2.0))
     choice = choose({}, str(MODEL))
     assert choice.size == int((2 * GIB - TAKEN) * SHARE)
-    assert "2.00 of 6.00 GiB are free" in choice.told
+    assert "2.00 of 6.00 GiB are free" in choice.message
     assert judged() == []
 
 
@@ -242,7 +242,7 @@ def test_a_model_whose_cache_only_vllm_knows_gets_a_share_of_what_is_free(
     machine.has((60, 30))
     choice = choose({}, model.format(folder=tmp_path))
     assert (choice.size, choice.share) == (None, 0.3)
-    assert "--gpu-memory-utilization 0.3" in choice.told
+    assert "--gpu-memory-utilization 0.3" in choice.message
 
 
 def test_what_was_asked_for_and_does_not_fit_is_refused_or_noted(machine: Machine) -> None:
@@ -266,7 +266,7 @@ def test_what_was_asked_for_and_does_not_fit_is_refused_or_noted(machine: Machin
 
 def test_check_says_what_vllm_will_ask_for(machine: Machine) -> None:
     machine.has((10, 5))
-    assert describe({}, str(MODEL)) == choose({}, str(MODEL)).told
+    assert describe({}, str(MODEL)) == choose({}, str(MODEL)).message
     assert describe({"kv-cache-memory-bytes": "1G"}, None).startswith("1.00 GiB as asked for")
     told = describe({"gpu-memory-utilization": "0.4"}, None)
     assert told.startswith("about 2.40 GiB, the part of 4.00 that model and vLLM leave")
@@ -305,7 +305,7 @@ def test_the_choice_reaches_vllms_options_with_one_line_in_the_log(
     assert args.kv_cache_memory_bytes == choice.size
     assert args.gpu_memory_utilization == choice.share
     assert [record.message for record in caplog.records if "no memory" in record.message] == [
-        choice.told
+        choice.message
     ]
 
 

@@ -69,7 +69,7 @@ def test_a_prompt_that_fills_the_context_is_refused_though_it_asks_for_no_number
         run(request(True), CONTEXT)
     told = refusal(caught.value)
     assert told.code == "context_length_exceeded"
-    assert "no room for an answer" in told.message
+    assert "leaves none for an answer" in told.message
 
 
 def test_beam_search_is_held_to_the_same() -> None:
