@@ -79,18 +79,9 @@ def make_engine(settings: WorkerSettings) -> Engine:
 def attach_engine(settings: WorkerSettings, client: dict[str, Any]) -> Engine:
     """Return an engine, not built yet, that runs requests in the client's engine."""
     attach = find_engine(settings.engine).attach
-    if attach is None:
-        raise SettingsError(cannot_share(settings))
+    assert attach is not None  # noqa: S101 - front_ends_of has refused other engines
     engine: Engine = _resolved(attach)(settings, client)
     return engine
-
-
-def cannot_share(settings: WorkerSettings) -> str:
-    """Return the error of several front ends for an engine that cannot have them."""
-    return (
-        f"WARMQ_FRONT_ENDS: the engine {settings.engine} takes requests from one process; leave "
-        "the variable out, and start more workers on the same queue instead"
-    )
 
 
 def front_ends_of(settings: WorkerSettings) -> int:
@@ -102,7 +93,10 @@ def front_ends_of(settings: WorkerSettings) -> int:
     spec = find_engine(settings.engine)
     wanted = settings.front_ends or (spec.front_ends(settings) if spec.attach else 1)
     if wanted > 1 and spec.attach is None:
-        raise SettingsError(cannot_share(settings))
+        raise SettingsError(
+            f"WARMQ_FRONT_ENDS: the engine {settings.engine} takes requests from one process; "
+            "leave the variable out, and start more workers on the same queue instead"
+        )
     return wanted
 
 

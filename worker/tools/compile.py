@@ -40,21 +40,10 @@ SPACE_FACTOR = 2.0
 GIB = 2**30
 
 
-@dataclass(frozen=True, slots=True)
-class Family:
-    """Limits of a family of cards, in tokens."""
-
-    name: str
-    max_eager: int
-    max_partition: int
-    default_partition: int
-
-
-#: By the first letters of a card's name; the first is the compiler's default.
-FAMILIES = {
-    "RBLN-CA": Family("ATOM", 32_768, 32_768, 16_384),
-    "RBLN-CR": Family("REBEL", 16_384, 16_384, 8_192),
-}
+#: Families of cards by the first letters of a card's name, the compiler's default first: their
+#: name and, in tokens, the longest context without flash attention, which is also the longest
+#: partition with it. The default partition is half of that.
+FAMILIES = {"RBLN-CA": ("ATOM", 32_768), "RBLN-CR": ("REBEL", 16_384)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +94,7 @@ def judge_plan(
     if family is None:
         yield Finding(f"--npu {plan.npu} is not a known card", "Write RBLN-CA25, RBLN-CR03, …")
     else:
-        yield from _judge_lengths(plan, family)
+        yield from _judge_lengths(plan, *family)
     yield from _judge_batches(plan)
     if model_config is not None:
         yield from _judge_model(plan, model_config)
@@ -129,26 +118,25 @@ def judge_compiler(packages: Packages) -> Iterator[Finding]:
         yield from (f for f in judge_packages(pretend) if "different" in f.problem)
 
 
-def _judge_lengths(plan: Plan, family: Family) -> Iterator[Finding]:
+def _judge_lengths(plan: Plan, family: str, most: int) -> Iterator[Finding]:
     length = plan.max_seq_len
     if plan.uses_flash:
-        part = plan.partition_len or family.default_partition
-        if not MIN_PARTITION <= part <= family.max_partition:
+        part = plan.partition_len or most // 2
+        if not MIN_PARTITION <= part <= most:
             yield Finding(
-                f"--partition-len {part} is outside {MIN_PARTITION} to {family.max_partition}, "
-                f"the limits of {family.name}",
-                f"The default is {family.default_partition}",
+                f"--partition-len {part} is outside {MIN_PARTITION} to {most}, the limits of "
+                f"{family}",
+                f"The default is {most // 2}",
             )
         elif length % part or length // part < 2:
             yield Finding(
                 f"--max-seq-len {length} is not 2 or more whole partitions of {part}",
                 f"The next is {max(2, -(-length // part)) * part}; or use another --partition-len",
             )
-    elif length > family.max_eager:
+    elif length > most:
         yield Finding(
-            f"--max-seq-len {length} exceeds {family.name}'s {family.max_eager} without flash "
-            "attention",
-            f"Add --flash --partition-len {family.default_partition}",
+            f"--max-seq-len {length} exceeds {family}'s {most} without flash attention",
+            f"Add --flash --partition-len {most // 2}",
         )
     chunk = plan.prefill_chunk
     if chunk is not None and chunk % CHUNK_MULTIPLE:

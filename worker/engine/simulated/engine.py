@@ -36,10 +36,6 @@ SIGMA = 0.5
 FIRST_WORD = ("simulated ",)
 
 
-def _ignore() -> None:
-    """Do nothing with new text."""
-
-
 def digest(body: dict[str, Any]) -> str:
     """Return the digest in the answer to `body`."""
     prompt = body.get("messages") or body.get("prompt") or body.get("input")
@@ -75,7 +71,7 @@ class SimulatedEngine:
         self._dead = asyncio.Event()
         self._sleeping: set[asyncio.Future[bool]] = set()
         self._texts: dict[str, Sequence[str]] = {}
-        self._wrote: Callable[[], None] = _ignore
+        self._wrote: Callable[[], None] = lambda: None
 
     def build(self) -> None:
         time.sleep(self.build_s)

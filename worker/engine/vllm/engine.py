@@ -20,7 +20,7 @@ from contract.settings import SettingsError
 from worker.engine import Capacity, Completion, EngineRequest
 from worker.engine.rbln.model import read_artefact
 from worker.engine.shutdown import KILL_GRACE_S, children_shielded, end_children
-from worker.engine.vllm import errors, limits, serving, stats
+from worker.engine.vllm import errors, limits, names, serving, stats
 from worker.engine.vllm.arguments import parse_engine_args, refusals
 from worker.engine.vllm.clients import EngineClients
 from worker.engine.vllm.fastpath import fast_path
@@ -28,16 +28,6 @@ from worker.engine.vllm.fastpath.learning import FastPath
 from worker.engine.vllm.grammars import TENANT, Grammars
 from worker.engine.vllm.media import guard, unguard
 from worker.engine.vllm.memory import explain
-from worker.engine.vllm.names import (
-    AsyncEngineArgs,
-    AsyncLLMEngine,
-    EngineDeadError,
-    ErrorResponse,
-    VLLMValidationError,
-    current_platform,
-    global_http_connection,
-    init_app_state,
-)
 from worker.engine.vllm.processes import ABORT_CLIENT, ORDERLY_END, RootCause, quieten
 from worker.engine.vllm.turns import SequenceSlots
 from worker.engine.vllm_settings import VllmSettings, statistics_every_s
@@ -54,7 +44,7 @@ class VllmEngine:
         self._progress = stats.Progress()
         self._killed = False
         self._cause = RootCause()
-        self._engine: AsyncLLMEngine | None = None
+        self._engine: names.AsyncLLMEngine | None = None
         self._names: set[str] = set()
         self.grace_s = KILL_GRACE_S if settings.kill_grace_s is None else settings.kill_grace_s
         self._fixed_name = settings.served_model_name is not None
@@ -74,7 +64,7 @@ class VllmEngine:
             SettingsError: vLLM refuses it.
         """
         with refusals(Exception):  # vLLM, transformers and the platforms have errors of their own
-            AsyncEngineArgs.from_cli_args(self._args).create_engine_config()
+            names.AsyncEngineArgs.from_cli_args(self._args).create_engine_config()
 
     def build(self) -> None:
         ORDERLY_END.ending = False
@@ -96,12 +86,12 @@ class VllmEngine:
         gc.collect()
         gc.freeze()
 
-    def _connect(self) -> AsyncLLMEngine:
-        args = AsyncEngineArgs.from_cli_args(self._args)
+    def _connect(self) -> names.AsyncLLMEngine:
+        args = names.AsyncEngineArgs.from_cli_args(self._args)
         args._api_process_count = self._clients.clients
         loggers = [lambda config, index=0: self._progress]
         with self._clients.started():
-            return AsyncLLMEngine.from_engine_args(args, stat_loggers=loggers)
+            return names.AsyncLLMEngine.from_engine_args(args, stat_loggers=loggers)
 
     def new_client(self) -> dict[str, Any] | None:
         return self._clients.new(self._args)
@@ -115,9 +105,10 @@ class VllmEngine:
         engine, settings, state = self._engine, self._settings, State()
         if engine is None:
             raise EngineDead("build() has not run")
-        await init_app_state(engine, state, self._args, await engine.get_supported_tasks())
+        await names.init_app_state(engine, state, self._args, await engine.get_supported_tasks())
         if not settings.media_private_networks:
-            guard(global_http_connection, partial(VLLMValidationError, parameter="image_url"))
+            refused = partial(names.VLLMValidationError, parameter="image_url")
+            guard(names.global_http_connection, refused)
         context = self._context = engine.vllm_config.model_config.max_model_len
         self._serving = serving.by_url(state, context, settings.default_max_tokens)
         limits.guard_log_probabilities(getattr(engine, "renderer", None))
@@ -190,7 +181,7 @@ class VllmEngine:
             return self._aborted()
         if isinstance(error, errors.CLIENT_ERRORS):
             return errors.rejected(error, request.body)
-        if isinstance(error, EngineDeadError) or self.dead():
+        if isinstance(error, names.EngineDeadError) or self.dead():
             return self._died(error)
         refused = isinstance(error, errors.REFUSALS) and not errors.is_ours(error)
         if refused or errors.in_media(error):
@@ -214,7 +205,8 @@ class VllmEngine:
 
     async def _served(self, request: EngineRequest, request_id: str) -> Completion:
         """Run one request through vLLM's serving class for its url."""
-        limits.refuse_large(request.url, request.body, self._context)
+        limits.refuse_long(request.url, request.body, self._context)
+        limits.refuse_inflated(request.body)
         limits.note_log_probabilities(request.body, self._settings.default_max_tokens)
         body, model = self._body_of(request, request_id), request.body.get("model")
         served = self._serving[request.url]
@@ -252,7 +244,7 @@ class VllmEngine:
         return EngineDead("the engine was asked to end", inside=self._killed)
 
     def _completion_of(self, url: str, response: Any, model: str | None) -> Completion:
-        if isinstance(response, ErrorResponse):
+        if isinstance(response, names.ErrorResponse):
             raise self._refused(response)
         if url in POOLING_TYPES:
             return serving.pooled(bytes(response.body), model)
@@ -267,7 +259,7 @@ class VllmEngine:
             response.model_dump_json().encode(), usage.prompt_tokens, usage.completion_tokens or 0
         )
 
-    def _refused(self, response: ErrorResponse) -> WarmqError:
+    def _refused(self, response: names.ErrorResponse) -> WarmqError:
         error = response.error
         if self.dead():
             return self._died(error.message)
@@ -304,7 +296,7 @@ class VllmEngine:
         self._grammars.end()
         ORDERLY_END.ending = True
         quieten()  # again: since 0.31 vLLM makes its log's handlers anew for each engine
-        unguard(global_http_connection)
+        unguard(names.global_http_connection)
         if engine is not None:
             engine.shutdown(timeout=self.grace_s)  # SIGTERM, then SIGKILL after the grace
         self._cause.remove()
@@ -314,6 +306,6 @@ def _device_of(config: Any) -> str:
     """Return the card's name (NVIDIA H100 80GB HBM3) if the platform knows it, else cpu, cuda."""
     kind = str(config.device_config.device_type)
     try:
-        return str(current_platform.get_device_name() or kind)
+        return str(names.current_platform.get_device_name() or kind)
     except Exception:  # only people read it, and a plugin's platform may raise anything
         return kind

@@ -40,12 +40,6 @@ _NO_TEXT = frozenset((
 _KINDS, NAME = frozenset(("type", "role")), 16
 
 
-def refuse_large(url: str, body: Mapping[str, Any], context: int) -> None:
-    """Refuse texts that are too long, and options that enlarge media."""
-    refuse_long(url, body, context)
-    refuse_inflated(body)
-
-
 def refuse_long(url: str, body: Mapping[str, Any], context: int) -> None:
     """Refuse texts that take too long to tokenize.
 
@@ -174,11 +168,16 @@ def _with_own(count: int) -> int:
 
 
 def guard_log_probabilities(renderer: Any) -> None:
-    """Let vLLM's renderer refuse requests for more than MOST_PROBABILITIES.
+    """Let vLLM's renderer refuse requests for more than MOST_PROBABILITIES, and cache their texts.
 
-    From now on the text of a token, which each log probability has, is made once.
+    A release without these functions is left as it is.
     """
-    remember_texts()
+    make = getattr(engine_logprobs, MAKES_TEXTS, None)
+    if make is None:
+        extra = {"action": "token_texts_not_kept"}
+        log.warning("this vLLM makes the texts of log probabilities in another way", extra=extra)
+    else:
+        setattr(engine_logprobs, MAKES_TEXTS, remembering(getattr(make, "replaces", make)))
     for name in _RENDERING:
         if hasattr(renderer, name):
             setattr(renderer, name, _refusing(getattr(renderer, name)))
@@ -192,38 +191,25 @@ def _refusing(render: Any) -> Any:
         if of_prompt or of_answers:
             prompts = found[1] if isinstance(found, tuple) else found  # conversations come first
             tokens = sum(len(prompt.get("prompt_token_ids") or ()) for prompt in prompts)
-            _refuse_many(of_prompt * tokens, of_answers)
+            of_prompts = of_prompt * tokens
+            if of_prompts + of_answers > MOST_PROBABILITIES:
+                raise VLLMValidationError(
+                    f"the request asks for {of_prompts} log probabilities of its prompts' tokens "
+                    f"and up to {of_answers} of its answers'; ask for at most {MOST_PROBABILITIES} "
+                    "altogether: fewer for each token, fewer prompts, a smaller n or max_tokens",
+                    parameter="prompt_logprobs" if of_prompts > of_answers else "logprobs",
+                )
         return found
 
     return rendered
 
 
-def _refuse_many(of_prompts: int, of_answers: int) -> None:
-    if of_prompts + of_answers > MOST_PROBABILITIES:
-        raise VLLMValidationError(
-            f"the request asks for {of_prompts} log probabilities of its prompts' tokens and up to "
-            f"{of_answers} of its answers'; ask for at most {MOST_PROBABILITIES} altogether: "
-            "fewer for each token, fewer prompts, a smaller n or max_tokens",
-            parameter="prompt_logprobs" if of_prompts > of_answers else "logprobs",
-        )
+def remembering(make: Any) -> Any:
+    """Wrap vLLM's function from a tokenizer and ids to texts: each text is made once.
 
-
-def remember_texts() -> None:
-    """Let vLLM cache the texts of tokens; a release without the function is left as it is.
-
-    It makes the text for each log probability anew on the event loop: for 20 of each token of a
+    vLLM makes the text for each log probability anew on the event loop: for 20 of each token of a
     step's prompts 160,000 texts, which take a second.
     """
-    make = getattr(engine_logprobs, MAKES_TEXTS, None)
-    if make is None:
-        extra = {"action": "token_texts_not_kept"}
-        log.warning("this vLLM makes the texts of log probabilities in another way", extra=extra)
-        return
-    setattr(engine_logprobs, MAKES_TEXTS, remembering(getattr(make, "replaces", make)))
-
-
-def remembering(make: Any) -> Any:
-    """Wrap vLLM's function from a tokenizer and ids to texts: each text is made once."""
     known: dict[int, str] = {}
     of: list[Any] = [None]  # the tokenizer; an engine has one
 
@@ -255,18 +241,14 @@ def guard_vocabulary(engine: Any) -> None:
 
     @wraps(add)  # the fast path reads its parameters' names
     def add_request(request: Any, *more: Any, **named: Any) -> Any:
-        refuse_unknown(request, size)
+        _refuse_unknown(request, size)
         return add(request, *more, **named)
 
     processor.add_request = add_request
 
 
-def refuse_unknown(request: Any, size: int) -> None:
-    """Check a request for EngineCore, of a model with `size` tokens.
-
-    Raises:
-        VLLMValidationError: naming an id that the model does not have.
-    """
+def _refuse_unknown(request: Any, size: int) -> None:
+    """Raise VLLMValidationError for an id that a model with `size` tokens does not have."""
     ids = request.prompt_token_ids
     if ids and max(ids) >= size:
         _compare("prompt", max(_outside_media(ids, request), default=0), size)

@@ -288,13 +288,38 @@ def judge_memory(
     budget = budget_of(options, model)
     if not is_configured(options):
         cache = cache_of(options, model, on_cpu=True, size=int(budget.rest * SHARE))
-        yield from _judge_choice(cache, budget)
+        if cache and cache.needs() > budget.rest:
+            yield _request_too_large(cache, budget)
     elif size := configured_size(options):
-        yield from _judge_size(size, budget)
+        if size > budget.rest:
+            yield Finding(
+                f"a KV cache of {gib(size)} GiB (--{SIZE_OPTION} or {CPU_VARIABLE}), and {budget}; "
+                f"the model and vLLM take about {gib(budget.taken)}",
+                f"Name at most {max(1, int(budget.rest * SHARE))} bytes, or free memory",
+                fatal=size > budget.free,
+            )
     elif text := os.environ.get(CPU_VARIABLE):
         yield Finding(f"{CPU_VARIABLE}={text} is no number of GiB", "Write it as 4")
-    elif share := _share(options):
-        yield from _judge_share(share, budget)
+    else:
+        share = _share(options)
+        size = math.ceil(budget.total * share)
+        if size > budget.free - PROCESSES_BYTES and share:
+            yield Finding(
+                f"--{SHARE_OPTION} {share:g} asks for {gib(size)} GiB of this CPU's memory, and "
+                f"{budget}; vLLM's own start takes {gib(PROCESSES_BYTES)} of them first",
+                f"Leave --{SHARE_OPTION} out, and the worker chooses; or free memory",
+                fatal=size > budget.free,
+            )
+
+
+def _request_too_large(cache: Cache, budget: Budget) -> Finding:
+    shorter = f"Write --max-model-len {cache.fits()}, or free memory"
+    remedy = shorter if cache.fits() else "Free memory, or use a smaller model"
+    return Finding(
+        f"a request of {cache.length} tokens needs {gib(cache.needs())} GiB of KV cache, the model "
+        f"and vLLM about {gib(budget.taken)}, and {budget}",
+        f"{remedy}; --{SIZE_OPTION} overrides this estimate",
+    )
 
 
 def describe(options: Mapping[str, str], model: str | None) -> str:
@@ -316,39 +341,6 @@ def configured_size(options: Mapping[str, str]) -> int | None:
     if text := os.environ.get(CPU_VARIABLE):
         return int(text) * GIB if text.isdecimal() else None
     return size_of(options.get(SIZE_OPTION, ""))
-
-
-def _judge_choice(cache: Cache | None, budget: Budget) -> Iterator[Finding]:
-    if cache is None or cache.needs() <= budget.rest:
-        return
-    shorter = f"Write --max-model-len {cache.fits()}, or free memory"
-    remedy = shorter if cache.fits() else "Free memory, or use a smaller model"
-    yield Finding(
-        f"a request of {cache.length} tokens needs {gib(cache.needs())} GiB of KV cache, the model "
-        f"and vLLM about {gib(budget.taken)}, and {budget}",
-        f"{remedy}; --{SIZE_OPTION} overrides this estimate",
-    )
-
-
-def _judge_size(size: int, budget: Budget) -> Iterator[Finding]:
-    if size > budget.rest:
-        yield Finding(
-            f"a KV cache of {gib(size)} GiB (--{SIZE_OPTION} or {CPU_VARIABLE}), and {budget}; the "
-            f"model and vLLM take about {gib(budget.taken)}",
-            f"Name at most {max(1, int(budget.rest * SHARE))} bytes, or free memory",
-            fatal=size > budget.free,
-        )
-
-
-def _judge_share(share: float, budget: Budget) -> Iterator[Finding]:
-    size = math.ceil(budget.total * share)
-    if size > budget.free - PROCESSES_BYTES:
-        yield Finding(
-            f"--{SHARE_OPTION} {share:g} asks for {gib(size)} GiB of this CPU's memory, and "
-            f"{budget}; vLLM's own start takes {gib(PROCESSES_BYTES)} of them first",
-            f"Leave --{SHARE_OPTION} out, and the worker chooses; or free memory",
-            fatal=size > budget.free,
-        )
 
 
 def _share(options: Mapping[str, str]) -> float:

@@ -13,10 +13,6 @@ from worker.engine.vllm.names import IterationStats, StatLoggerBase
 log = logging.getLogger(__name__)
 
 
-def _ignore() -> None:
-    """Do nothing at a step."""
-
-
 class Progress(StatLoggerBase):
     """Stamps every engine step: with final-only output nothing else shows progress.
 
@@ -27,8 +23,8 @@ class Progress(StatLoggerBase):
     def __init__(self) -> None:
         self.at = time.monotonic()
         self.cached_tokens = 0
-        self.stepped: Callable[[], None] = _ignore
-        self.ended: Callable[[], None] = _ignore
+        self.stepped: Callable[[], None] = lambda: None
+        self.ended: Callable[[], None] = lambda: None
 
     def record(self, scheduler_stats: Any = None, *_: Any, **__: Any) -> None:
         self.at = time.monotonic()

@@ -30,7 +30,7 @@ from worker.engine.vllm.stats import Progress
 
 log = logging.getLogger(__name__)
 
-#: The lock of the task's request, if it has many prompts; the tasks that vLLM makes inherit it.
+#: The lock of the task's request, if it has many sequences; the tasks that vLLM makes inherit it.
 TURN: ContextVar[asyncio.Lock | None] = ContextVar("turn", default=None)
 #: Most characters of a short prompt.
 LONGEST = 32_768
@@ -171,8 +171,6 @@ class _Merged:
 
 # -- slots of the engine -------------------------------------------------------------
 
-#: Whether the task's request has many sequences.
-MANY: ContextVar[bool] = ContextVar("many", default=False)
 ENGINE_USES = ("add_request", "abort_requests", "propagate_error", "request_states")
 
 
@@ -218,7 +216,6 @@ class SequenceSlots:
     def begin(self, body: Mapping[str, Any]) -> bool:
         """Note the task's request; return whether the engine may have all of it immediately."""
         sequences = sequences_of(body)
-        MANY.set(sequences > 1)
         begin(sequences)
         return sequences <= self._slots or sequences == 1
 
@@ -226,7 +223,7 @@ class SequenceSlots:
         self, request: Any, prompt: Any, parent: Any = None, *more: Any, **named: Any
     ) -> Any:
         """Give the engine a sequence, of a request of many once there is a slot."""
-        if not MANY.get():
+        if TURN.get() is None:
             return await self._add(request, prompt, parent, *more, **named)
         name = request.request_id
         await self._enter(name, parent)

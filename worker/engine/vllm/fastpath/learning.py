@@ -76,20 +76,17 @@ def observe_requests(processor: Any) -> None:
         if observed := OBSERVED.get():
             observed.calls += 1
             observed.runs.append(run := Run(request))
-            _note_output(run, signature.bind(request, *more, **named).arguments["queue"])
+            queue = signature.bind(request, *more, **named).arguments["queue"]
+            put = queue.put
+
+            def noting(output: Any) -> None:
+                run.output = output
+                put(output)
+
+            queue.put = noting
         return add(request, *more, **named)
 
     processor.add_request = add_request
-
-
-def _note_output(run: Run, queue: Any) -> None:
-    put = queue.put
-
-    def noting(output: Any) -> None:
-        run.output = output
-        put(output)
-
-    queue.put = noting
 
 
 def observe_contexts(serving: Any) -> None:
