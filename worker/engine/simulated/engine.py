@@ -68,7 +68,7 @@ class SimulatedEngine:
         self._random = random.Random(self.seed)  # noqa: S311 - a load model, not a secret
         self._process: StandIn | None = None
         self._free = asyncio.Semaphore(-(-self.slots // self.front_ends))
-        self._dead = asyncio.Event()
+        self._dead = False
         self._sleeping: set[asyncio.Future[bool]] = set()
         self._texts: dict[str, Sequence[str]] = {}
         self._wrote: Callable[[], None] = lambda: None
@@ -90,7 +90,7 @@ class SimulatedEngine:
                 field="url",
             )
         async with self._free:
-            if self._dead.is_set():
+            if self._dead:
                 raise EngineDead("the simulated engine is dead", inside=False)
             self.running += 1
             self._note("start", request_id)
@@ -132,7 +132,9 @@ class SimulatedEngine:
             await asyncio.sleep(0)
             return
         died = await self._dies_within(delay)
-        if died or (self._process is not None and not await self._process.step(self._dead)):
+        if self._process is not None and not self._dead:
+            await self._process.step()
+        if died or (self._process is not None and self._dead):
             raise EngineDead("the simulated engine died")
 
     async def _dies_within(self, delay: float) -> bool:
@@ -160,7 +162,7 @@ class SimulatedEngine:
                 timer.cancel()
 
     def _die(self) -> None:
-        self._dead.set()
+        self._dead = True
         for sleeping in self._sleeping:
             if not sleeping.done():
                 sleeping.set_result(True)
@@ -185,7 +187,7 @@ class SimulatedEngine:
         return 0  # a killed process's requests have ended with it
 
     def dead(self) -> bool:
-        return self._dead.is_set()
+        return self._dead
 
     def last_progress(self) -> float:
         # Without a process it never hangs.
@@ -299,17 +301,14 @@ class StandIn:
         self._loop.add_reader(self._stdout.fileno(), self._stepped)
         self._ask()
 
-    async def step(self, dead: asyncio.Event) -> bool:
-        """Wait for the next step, for ever if the process hangs; return False if it is dead."""
-        if dead.is_set():
-            return False
+    async def step(self) -> None:
+        """Wait for the next step, or for the end; for ever if the process hangs."""
         waiter = self._loop.create_future()
         self._waiting.add(waiter)
         try:
             await waiter
         finally:
             self._waiting.discard(waiter)
-        return not dead.is_set()
 
     def _ask(self) -> None:
         with contextlib.suppress(BrokenPipeError, BlockingIOError):

@@ -26,7 +26,7 @@ class AttachedEngine(VllmEngine):
         args = EngineArgs(settings.engine_args + chosen)
         super().__init__(settings.model_copy(update={"engine_args": args}))
         self._client = client
-        self._kill_grace_s, self.grace_s = self.grace_s, 0.0  # it has no processes of its own
+        self._kill_grace_s, self.grace_s = self.grace_s, 0.0  # it has no processes
 
     def _connect(self) -> AsyncLLMEngine:
         client = self._client

@@ -58,11 +58,7 @@ class EngineClients:
         self._processes = [p.pid for p in multiprocessing.active_children() if p.pid is not None]
 
     def new(self, args: Namespace) -> dict[str, Any] | None:
-        """Return a client's addresses and options for AttachedEngine; None if all are used.
-
-        Args:
-            args: the engine's options, as vLLM's parser and this worker have set them.
-        """
+        """Return a client's addresses and options for AttachedEngine; None if all are used."""
         index = self._next
         if index >= self.clients or self._addresses is None:
             return None

@@ -95,10 +95,9 @@ def ended_in_error(body: Mapping[str, Any]) -> WarmqError:
 
 
 class Folders:
-    """Replaces this machine's folders in messages: a model's by the name it is served as.
+    """Replaces this machine's folders in messages.
 
-    Args:
-        models: folders, or names on a hub, each with the served name.
+    `models` are folders, or names on a hub, each with the name that it is served as.
     """
 
     def __init__(self, models: Iterable[tuple[str, str]]) -> None:
@@ -142,12 +141,7 @@ Error = Mapping[str, Any]
 
 
 def wrong_field(error: pydantic.ValidationError, body: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the wrong field, with its whole path in the body, and its problem.
-
-    Args:
-        error: as one of vLLM's request classes raised it.
-        body: the request's.
-    """
+    """Return the wrong field, with its whole path in the body, and its problem."""
     errors: Sequence[Error] = error.errors(include_url=False)
     found = min(errors, key=lambda one: _distance(one, errors))
     path = [str(part) for part in found["loc"] if not _is_member(part)]

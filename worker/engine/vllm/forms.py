@@ -1,9 +1,8 @@
 """vLLM's request classes for chats and completions, with the same limits on every release.
 
-Up to 0.31 vLLM reserves `max_tokens` in the context; since 0.32 it gives fewer tokens than were
-asked for. In a batch nobody would notice, so a prompt that leaves too few tokens is refused on
-every release: at the latest when vLLM makes its sampling parameters of the request, the first
-moment at which the prompt's length is known.
+Up to 0.31 vLLM reserves `max_tokens` in the context; since 0.32 it silently gives fewer tokens than
+were asked for. So a prompt that leaves too few tokens is refused on every release, at the latest
+when vLLM makes the sampling parameters: the prompt's length is known only then.
 """
 
 from dataclasses import replace

@@ -161,19 +161,13 @@ class Compiler:
             made = params.structured_outputs
             # An engine has one backend, that of its first constraint.
             for name in {made._backend, "xgrammar"} if made._backend_was_auto else {made._backend}:
-                grammar = self._grammar(name, made)
+                self._manager.backend = self._backend(name)
                 with _timed():
-                    _use(self._backends[name], grammar)
+                    _use(self._backends[name], self._compile(name, made))
         except Exception as error:
             reason = " ".join(_SOURCE.sub("", str(error)).split()) or type(error).__name__
             return "refused", f"the JSON schema, regex, choice or grammar is refused: {reason}"
         return "valid", vars(made)
-
-    def _grammar(self, name: str, made: Any) -> Any:
-        """Compile a constraint by one backend; making the backend itself is not timed."""
-        self._manager.backend = self._backend(name)
-        with _timed():
-            return self._compile(name, made)
 
     def _backend(self, name: str) -> Any:
         if name not in self._backends:

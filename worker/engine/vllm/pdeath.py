@@ -2,7 +2,7 @@
 
 EngineCore survives a SIGKILL of its parent and would keep the device (seen on 0.30 and 0.32, still
 alive after 40 s). worker/engine/parent_death.py ends it with its parent before vLLM is imported;
-a process started in a way unknown there is set up here. The signal follows the thread that started
+a process that was started in another way is set up here. The signal follows the thread that started
 the process, so the worker builds its engine in one thread that lives as long as the worker.
 
 The kernel frees the device of a killed process, but a killed RBLN engine may leave its card

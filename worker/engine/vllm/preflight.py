@@ -103,7 +103,7 @@ def _platform(packages: Packages, artefact: Artefact | None) -> str:
 
 
 def _answers(settings: VllmSettings) -> str:
-    """Describe the default limit of an answer; vLLM takes a model's own before ours."""
+    """Describe the default limit of an answer: the model's own, if it has one."""
     if "generation-config" not in settings.engine_args.options:
         tokens = read_config(settings.model, "generation_config.json").get("max_new_tokens")
         if tokens:

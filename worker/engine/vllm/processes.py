@@ -115,12 +115,7 @@ CORE_MODULE = "vllm.v1.engine.core"
 
 
 def abort_client(core: Any, client: int) -> int:
-    """Abort all requests of one client, by its number; return how many.
-
-    Args:
-        core: vLLM's EngineCore, between two steps.
-        client: its number, as each request has it.
-    """
+    """Abort all requests of one client of an EngineCore; return how many."""
     requests = core.scheduler.requests.values()
     left = [one.request_id for one in requests if one.client_index == client]
     core.abort_requests(left)

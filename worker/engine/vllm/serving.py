@@ -87,13 +87,10 @@ def pooling(state: State) -> list[Any]:
 
 
 def by_url(state: State, context: int, default_max_tokens: int) -> dict[str, Served]:
-    """Return what serves each url.
+    """Return what serves each url, of the state that vLLM's init_app_state filled.
 
-    Args:
-        state: as vLLM's init_app_state filled it.
-        context: the model's, in tokens.
-        default_max_tokens: for requests without a limit, unless the model's generation_config
-            has one.
+    `default_max_tokens` is for requests without a limit, unless the model's generation_config has
+    one.
     """
     forms: Forms = {}
     chat_form: type[Any] = object
@@ -205,11 +202,7 @@ def log_unknown_fields(serving: Mapping[str, Served]) -> None:
 
 
 def parses_chats(config: Any) -> bool:
-    """Whether vLLM takes a part of what a model writes out of a chat's content.
-
-    Args:
-        config: the engine's VllmConfig.
-    """
+    """Whether vLLM, with this VllmConfig, takes reasoning out of a chat's content."""
     harmony = getattr(config.model_config.hf_config, "model_type", "") == "gpt_oss"
     return harmony or bool(config.structured_outputs_config.reasoning_parser)
 
@@ -218,11 +211,7 @@ def parses_chats(config: Any) -> bool:
 
 
 def pooled(raw: bytes, model: str | None) -> Completion:
-    """Return the completion of an embeddings, score or rerank response.
-
-    Args:
-        raw: the response's JSON.
-        model: the line's name of the model, if any.
+    """Return the completion of a pooling response's JSON, with the line's name of the model.
 
     Raises:
         EngineDead: the answer is empty, as vLLM's is for an aborted request.
@@ -290,12 +279,7 @@ class RunningTexts:
         self.prompts.pop(request_id, None)
 
     def read(self, processor: Any, request_id: str) -> list[str]:
-        """Return each choice's text so far.
-
-        Args:
-            processor: vLLM's OutputProcessor.
-            request_id: ours, from which vLLM's serving classes make theirs.
-        """
+        """Return each choice's text so far, from vLLM's OutputProcessor."""
         found = self.ended.get(request_id, {})
         for place, name in enumerate(self._names(processor.external_req_ids, request_id)):
             for internal in processor.external_req_ids.get(name, ()):
@@ -305,7 +289,7 @@ class RunningTexts:
                     found[place * several + state.request_index] = state.detokenizer
         if found:
             self.ended[request_id] = found
-        # As of an unfinished text: what may become a stop text is held back.
+        # The text is unfinished, so vLLM leaves out an end that may become a stop text.
         return [
             found[n].get_next_output_text(False, False) if n in found else ""
             for n in range(max(found, default=-1) + 1)

@@ -39,13 +39,9 @@ class Progress(StatLoggerBase):
 
 
 def keep_no_statistics(engine: Any, args: Any) -> None:
-    """Turn off statistics of requests and tokens where nothing reads them.
+    """Turn off an AsyncLLM's statistics of requests and tokens where nothing reads them.
 
     vLLM makes them as soon as it has a logger, and Progress is one, though it needs none of them.
-
-    Args:
-        engine: vLLM's AsyncLLM, before its first request.
-        args: the server's options, from vLLM's parser.
     """
     traced = engine.vllm_config.observability_config.otlp_traces_endpoint
     by_request = getattr(args, "enable_per_request_metrics", False)

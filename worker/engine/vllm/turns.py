@@ -1,12 +1,12 @@
 """Let large requests take turns, in vLLM's tokenizer thread and at its engine.
 
-vLLM has one thread for all tokenizing and gives it all prompts of a request at once: who comes
-after 512 prompts of 14 KB waits for 4 s. It also starts all prompts of a request in one turn of the
-event loop, and tests all of them again whenever one has ended. Here a request of many prompts has
-one in that thread at a time, long prompts of all requests go one after the other, and a request
-starts as many prompts as it can get slots.
+vLLM has one thread for all tokenizing and gives it all prompts of a request at once: the request
+after one of 512 prompts of 14 KB waits for 4 s. It also starts all prompts of a request in one turn
+of the event loop, and tests all of them again whenever one has ended. Here a request of many
+prompts has one in that thread at a time, long prompts of all requests go one after the other, and a
+request starts as many prompts as it can get slots.
 
-vLLM's scheduler serves whoever came first, so the sequences of a request with `n` answers or a list
+vLLM's scheduler serves sequences in their order, so those of a request with `n` answers or a list
 of prompts would delay other requests for minutes. Here each of them waits for one of the slots that
 such requests share; the rest are left to requests of one sequence, which never wait here.
 """
@@ -45,12 +45,10 @@ MERGE = "merge_async_iterators"
 
 
 def take_turns(renderer: Any, slots: int, pooling: Sequence[Any] = ()) -> None:
-    """Let large requests take turns at vLLM's tokenizer thread.
+    """Let large requests take turns at vLLM's tokenizer thread, each with `slots` running prompts.
 
-    Args:
-        renderer: vLLM's; a release without these methods is left as it is.
-        slots: most prompts of one request that run.
-        pooling: vLLM's serving classes for pooling, which use the thread without the renderer.
+    vLLM's serving classes for pooling use the thread without the renderer. A release without these
+    methods is left as it is.
     """
     long = asyncio.Lock()
     for serving in pooling:
@@ -175,11 +173,7 @@ ENGINE_USES = ("add_request", "abort_requests", "propagate_error", "request_stat
 
 
 class SequenceSlots:
-    """The slots of one engine that requests of many sequences share.
-
-    Args:
-        progress: reports each step of the engine.
-    """
+    """The slots of one engine that requests of many sequences share."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -192,10 +186,7 @@ class SequenceSlots:
     def guard(self, engine: Any, front_ends: int, pooling: Sequence[Any] = ()) -> None:
         """Wrap an AsyncLLM's `_add_request`; a release without it is left as it is.
 
-        Args:
-            engine: vLLM's AsyncLLM.
-            front_ends: processes that feed the engine, each with its part of the slots.
-            pooling: vLLM's serving classes for pooling.
+        Each of `front_ends` processes has its part of the slots.
         """
         config, processor = engine.vllm_config, engine.output_processor
         slots = config.scheduler_config.max_num_seqs * config.parallel_config.data_parallel_size

@@ -35,13 +35,7 @@ POOLING = ("io_processor", "request_id_prefix", "_preprocessing")
 
 
 def fast_path(engine: Any, args: Any, state: State) -> FastPath | None:
-    """Return an engine's fast path; None where its answers may have more than text.
-
-    Args:
-        engine: vLLM's AsyncLLM.
-        args: the server's options, from vLLM's parser.
-        state: as vLLM's init_app_state filled it.
-    """
+    """Return the fast path of vLLM's AsyncLLM; None where answers may have more than text."""
     config, model = engine.vllm_config, engine.vllm_config.model_config
     unsupported = [getattr(args, name, None) for name in MORE]
     unsupported += [getattr(config.scheduler_config, name, None) for name in LIMITS]

@@ -1,6 +1,6 @@
 """Template and tokenize the prompts of many requests in one call.
 
-vLLM hands each prompt to its tokenizer thread by itself: a future, two switches of threads and the
+vLLM gives its tokenizer thread each prompt by itself: a future, two switches of threads and the
 tokenizer's preparations for each. Here all prompts that arrive while the thread is busy go into one
 call, during which the tokenizer releases Python's lock.
 """
