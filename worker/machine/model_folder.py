@@ -3,9 +3,9 @@
 import json
 import re
 from collections.abc import Iterator, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 
+from contract.naming import nearest
 from worker.machine.finding import Finding
 
 #: A model's folder has one of these: transformers', Mistral's, optimum-rbln's.
@@ -15,7 +15,7 @@ TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "voc
 #: A model in one file.
 SINGLE_FILE = ".gguf"
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
-#: difflib's ratio above which a folder's name is suggested.
+#: Likeness above which a folder's name is suggested.
 ALIKE = 0.5
 HUB_TIMEOUT_S = 10.0
 REMEDY = "Name the folder of a model in WARMQ_MODEL"
@@ -75,8 +75,8 @@ def _judge_folder(folder: Path, holds: Sequence[str]) -> Iterator[Finding]:
 def _judge_name(model: str, ask_hub: bool) -> Iterator[Finding]:
     folder = Path(model)
     peers = [one.name for one in folder.parent.iterdir()] if folder.parent.is_dir() else []
-    near = get_close_matches(folder.name, peers, 1, ALIKE)
-    remedy = f"Name {folder.parent / near[0]}, if that was meant" if near else REMEDY
+    near = nearest(folder.name, peers, ALIKE)
+    remedy = f"Name {folder.parent / near}, if that was meant" if near else REMEDY
     problem = f"WARMQ_MODEL: there is no folder {model}"
     if model.startswith("~"):
         yield Finding(problem, "Write the full path: ~ stands for a home only in a shell")

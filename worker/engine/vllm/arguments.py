@@ -1,12 +1,12 @@
 """Parse WARMQ_ENGINE_ARGS with vLLM's parser, and word its refusals in one sentence."""
 
 from argparse import Namespace
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from difflib import get_close_matches
 
 import pydantic
 
+from contract.naming import nearest
 from contract.settings import SettingsError
 from worker.engine.vllm.media import MAX_MEDIA
 from worker.engine.vllm.memory import fill_in
@@ -17,17 +17,12 @@ from worker.machine.packages import installed
 
 class _Parser(FlexibleArgumentParser):
     def error(self, message: str) -> None:
-        message += _suggestion(message, self._option_string_actions)
+        known = self._option_string_actions
+        words = (word.partition("=")[0].rstrip(":,") for word in message.split())
+        unknown = next((word for word in words if word.startswith("--") and word not in known), "")
+        if near := nearest(unknown, known):
+            message += f"; did you mean {near}"
         raise SettingsError(f"WARMQ_ENGINE_ARGS: {message}; options are those of `vllm serve`")
-
-
-def _suggestion(message: str, options: Iterable[str]) -> str:
-    """Suggest the option nearest to an unknown one that the message quotes."""
-    known = [*options]
-    words = [word.partition("=")[0].rstrip(":,") for word in message.split()]
-    unknown = [word for word in words if word.startswith("--") and word not in known]
-    near = get_close_matches(unknown[0], known, 1) if unknown else []
-    return f"; did you mean {near[0]}" if near else ""
 
 
 def parse_engine_args(settings: VllmSettings) -> Namespace:
