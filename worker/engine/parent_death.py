@@ -58,7 +58,7 @@ def startup_code(name: str) -> str:
 
 
 class _Engine:
-    """State of an engine's process: the pid for which it was set up, and of its children."""
+    """The pid that was set up, and whether its children will be."""
 
     tied = 0
     ties_children = False

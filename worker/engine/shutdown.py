@@ -36,7 +36,7 @@ def close_on(loop: asyncio.AbstractEventLoop, closing: Coroutine[Any, Any, None]
 
 @contextlib.contextmanager
 def children_shielded() -> Iterator[None]:
-    """Start child processes within: they get no Ctrl-C of the terminal, and end with this thread.
+    """Start child processes within, without the terminal's Ctrl-C; they end with this thread.
 
     Ctrl-C is for the worker, which ends its engine when nothing runs in it any more. The signals
     are blocked, which children inherit, not ignored: engine processes set handlers of their own.

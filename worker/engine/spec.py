@@ -22,7 +22,7 @@ class Preflight:
 
 @dataclass(frozen=True, slots=True)
 class EngineSpec:
-    """One engine. A function may be named as `module:name`, and is imported when it is needed.
+    """One engine's settings and functions; one named `module:name` is imported when needed.
 
     `make` returns the engine for its settings, not built yet. It runs in the engine's own thread,
     refuses what cannot work with a SettingsError, and is the first to import the engine's library.

@@ -52,7 +52,7 @@ def visible_cards(devices: str | None) -> Cards:
 
 
 def holders(proc: Path = Path("/proc")) -> dict[int, set[int]]:
-    """Return the processes that have an NPU open, by its number; only those readable to us."""
+    """Return the processes that have an NPU open, by its number, if readable."""
     found: dict[int, set[int]] = {}
     for link in proc.glob("[0-9]*/fd/*"):
         try:
@@ -89,7 +89,7 @@ def visible_gpus(dev: Path = Path("/dev")) -> Gpus | None:
 
 
 def nvidia_driver(root: Path = Path("/"), library: str = "libcuda.so.1") -> int | None:
-    """Return the major version of NVIDIA's driver; 0 if it is hidden, None without a driver.
+    """Return the major version of NVIDIA's driver; 0: hidden, None: no driver.
 
     Its library is loaded but not called: a process that cannot load it finds no GPU.
     """
@@ -147,7 +147,7 @@ class Memory:
 
 
 def visible_nodes(root: Path = ROOT) -> list[Memory]:
-    """Return the memory of the nodes that vLLM may use, in its order; at least one."""
+    """Return the memory of vLLM's nodes, in its order; at least one."""
     numbers = _allowed(root)
     if chosen := os.environ.get("CPU_VISIBLE_MEMORY_NODES"):
         wanted = [int(word) for word in chosen.split(",") if word.strip().isdecimal()]

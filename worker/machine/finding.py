@@ -11,7 +11,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A problem; a fatal one keeps the engine from starting or makes it fail, else a warning."""
+    """A problem: a warning, or fatal to the engine or its start."""
 
     problem: str
     remedy: str

@@ -87,7 +87,7 @@ def _judge_name(model: str, ask_hub: bool) -> Iterator[Finding]:
 
 
 def _hub_refusal(name: str, ask: bool) -> tuple[str, str] | None:
-    """Return why the hub has no such model, and the remedy; None if it may have it."""
+    """Return why the hub has no such model, and the remedy; or None."""
     try:
         from huggingface_hub import HfApi, constants, try_to_load_from_cache
         from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError

@@ -15,7 +15,7 @@ USAGE, INTERRUPTED = 2, 130
 
 
 def run(command: click.Command, argv: Sequence[str] | None = None) -> int:
-    """Run a command that returns its exit status; a wrong command line or setting gives 2."""
+    """Run a command and return its exit status: 2 for wrong usage or settings."""
     try:
         status = command.main(argv, f"python -m worker.{command.name}", standalone_mode=False)
     except click.ClickException as error:

@@ -44,7 +44,7 @@ def digest(body: dict[str, Any]) -> str:
 
 @dataclass(eq=False)
 class SimulatedEngine:
-    """Runs `slots` requests at once, each for a lognormal time with the given mean in seconds.
+    """Runs `slots` requests at once, each for a lognormal time of mean `latency_s`.
 
     Each of `front_ends` processes has its part of the slots. With `step_s` requests end at the
     nearest multiple of it in seconds, all of a step at once, as vLLM's do.
@@ -275,7 +275,7 @@ KILLED_S = 5.0
 
 
 class StandIn:
-    """A child process in the place of vLLM's EngineCore: `cat`, which gets a byte for each step.
+    """A child process like vLLM's EngineCore: `cat`, with a byte for each step.
 
     Killed, it fails all requests in flight; stopped (SIGSTOP), it makes no step. So a test can use
     it like EngineCore, in milliseconds instead of half a minute. It is started in the engine's

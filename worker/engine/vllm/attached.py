@@ -45,7 +45,7 @@ class AttachedEngine(VllmEngine):
         return engine
 
     def kill(self) -> None:
-        """Ask the processes of a hung engine to end; kill what is left after the grace.
+        """Ask a hung engine's processes to end; kill them after the grace.
 
         The process that started the engine builds another.
         """

@@ -284,7 +284,7 @@ class VllmEngine:
         return self._progress.at
 
     def kill(self) -> None:
-        """Ask the engine's processes to end; kill what is left after the grace."""
+        """Ask the engine's processes to end; kill them after the grace."""
         self._killed = True
         self._grammars.end()
         quieten()  # a build that is interrupted logs it, too
@@ -303,7 +303,7 @@ class VllmEngine:
 
 
 def _device_of(config: Any) -> str:
-    """Return the card's name (NVIDIA H100 80GB HBM3) if the platform knows it, else cpu, cuda."""
+    """Return the card's name (NVIDIA H100 80GB HBM3), or its kind (cpu, cuda)."""
     kind = str(config.device_config.device_type)
     try:
         return str(names.current_platform.get_device_name() or kind)

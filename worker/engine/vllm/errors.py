@@ -156,7 +156,7 @@ def wrong_field(error: pydantic.ValidationError, body: Mapping[str, Any]) -> tup
 
 
 def _is_member(part: object) -> bool:
-    """Whether a part of a path names a union's member, not a field or an index."""
+    """Whether a path's part names a union's member, not a field."""
     text = str(part)
     return isinstance(part, str) and (text[:1].isupper() or "[" in text or text in _PLAIN)
 

@@ -33,7 +33,7 @@ class _Limited:
         raise NotImplementedError
 
     def build_tok_params(self, model_config: Any) -> Any:
-        """Return vLLM's limits of the prompt; -1 cuts it to what the answer leaves of the context.
+        """Return vLLM's limits of the prompt; -1 cuts it to what the answer leaves.
 
         An answer without a limit gets the default, at most half of the context.
         """
@@ -111,7 +111,7 @@ def make_forms(context: int, default: int, ceiling: int | None) -> tuple[type[An
 
 
 def unknown_fields(url: str, form: Any) -> frozenset[str]:
-    """Return the fields that a line for `url` may have and vLLM's request class does not know."""
+    """Return a line's fields that vLLM's request class does not know."""
     return frozenset(field_names(url) - fields_of(form))
 
 

@@ -64,7 +64,7 @@ _RESERVE = re.compile(
 
 
 def size_of(text: str) -> int | None:
-    """Read a size as vLLM's parser does: 4096, 4k, 4K, 1.5G; None for `auto` and bad values."""
+    """Read 4096, 4k, 4K or 1.5G as vLLM's parser does; None for `auto`."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmMgGtT]?)", text)
     return int(float(found[1]) * UNITS[found[2]]) if found else None
 
@@ -115,7 +115,7 @@ class Cache:
 def cache_of(
     options: Mapping[str, str], model: str | None, on_cpu: bool, size: int
 ) -> Cache | None:
-    """Return a cache of `size` bytes for a model; None where its layout is not known."""
+    """Return a model's cache of `size` bytes; None where its layout is not known."""
     config = read_config(model)
     if config.get("model_type") not in PLAIN or config.get("sliding_window"):
         return None
@@ -129,7 +129,7 @@ def cache_of(
 
 
 def _token_bytes(config: Mapping[str, Any], options: Mapping[str, str]) -> int:
-    """Return the bytes of one token on one device: keys and values of its layers and heads."""
+    """Return the bytes of a token's keys and values on one device."""
     heads = int(config["num_attention_heads"])
     kv_heads = int(config.get("num_key_value_heads") or heads)
     width = int(config.get("head_dim") or config["hidden_size"] // heads)
@@ -160,7 +160,7 @@ def judge_cache(options: Mapping[str, str], model: str | None, on_cpu: bool) -> 
 
 
 def explain(error: str) -> str | None:
-    """Return the remedy for a start that failed for lack of memory; None for other errors."""
+    """Return the remedy of a start's lack of memory; None for other errors."""
     if found := _TOO_SMALL.search(error):
         size = int((float(found["needed"]) + 0.01) * GIB) + MARGIN_BYTES
         shorter = f"--max-model-len {found['fits']}, or " if found["fits"] else ""

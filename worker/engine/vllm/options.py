@@ -218,7 +218,7 @@ def _judge_nodes(ranks: int) -> Iterator[Finding]:
 
 
 def _judge_warm_up(options: Mapping[str, str]) -> Iterator[Finding]:
-    """Without its warm-up a pipeline stage has no buffer for the output of the stage before it."""
+    """Without its warm-up a pipeline stage has no buffer for its input."""
     for name in sorted({"enforce-eager", "enable-lora"} & options.keys()):
         yield Finding(
             f"WARMQ_ENGINE_ARGS: on the CPU vLLM 0.30 skips the warm-up of pipeline stages with "

@@ -133,7 +133,7 @@ def _other_forms(state: State, chat: type[Any], default_max_tokens: int) -> Form
 
 
 def _messages(serving: Any, chat: type[Any]) -> Forms:
-    """Serve messages: vLLM makes a chat of each, which gets the limits of our class of chats."""
+    """Serve messages, of which vLLM makes chats: they get our class's limits."""
 
     class Messages(names.AnthropicMessagesRequest):
         model: str = ""  # one model is served, whatever it is called
@@ -175,7 +175,7 @@ def _raise_aborts(serving: Any) -> None:
 
 
 def refuse_unserved(serving: Mapping[str, Served], url: str, body: Mapping[str, Any]) -> None:
-    """Refuse a url that the model does not serve, and fields that this vLLM does not know."""
+    """Refuse a url, or a field, that this vLLM does not know."""
     if url not in serving:
         raise RequestRejected(
             f"field url: this worker's model serves {', '.join(serving)}, not {url}; "
@@ -296,7 +296,7 @@ class RunningTexts:
         ]
 
     def _names(self, known: Any, request_id: str) -> list[str]:
-        """Return vLLM's names: one of a chat or response, one for each prompt of a completion."""
+        """Return vLLM's names of a request: several for a completion's prompts."""
         for name in (f"chatcmpl-{request_id}", f"{response_id(request_id)}_0"):
             if name in known:
                 return [name]

@@ -255,7 +255,7 @@ class OutputQueue:
 
 
 class FastPath:
-    """The known forms of one engine, by key; None is a form that vLLM's classes serve.
+    """The known forms of one engine; None is a form for vLLM's classes.
 
     Args:
         engine: vLLM's AsyncLLM.

@@ -23,7 +23,7 @@ class TokenBatcher:
         self._busy = False
 
     def tokens(self, replay: Any, prompt: Any) -> "asyncio.Future[Any]":
-        """Return the tokens of a text or of messages; None where vLLM has to refuse them."""
+        """Return a prompt's tokens; None where vLLM has to refuse it."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
         self._waiting.append((replay, prompt, future))
