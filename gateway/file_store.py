@@ -1,7 +1,7 @@
-"""Where files' contents are: a folder, or a bucket of S3, Google Cloud or Azure.
+"""The store of files' contents: a folder, or a bucket of S3, Google Cloud or Azure.
 
-Names are the gateway's own (`file-<hex>`), never a client's. How a bucket is reached, and its
-credentials: producer/input/bucket.py.
+Names are the gateway's own (`file-<hex>`), never a client's. producer/input/bucket.py has the
+credentials of buckets.
 """
 
 from __future__ import annotations
@@ -26,63 +26,59 @@ log = logging.getLogger(__name__)
 
 #: Largest piece that is read of a file.
 PIECE = 2**20
-#: Bytes of one request to a bucket. None stays open while a client is slow: obstore ends what takes
-#: over 30 s.
+#: Bytes read from a bucket by one request: obstore ends a request that takes over 30 s, as one
+#: that lasted as long as a slow client would.
 _RANGE = 8 * 2**20
-#: Parts of one file that are under way to a bucket at once.
+#: Parts of one file that are sent to a bucket concurrently.
 _AT_ONCE = 4
-#: Written to a bucket and removed at the start.
+#: Written to a bucket and removed at the start, to check its credentials.
 _PROBE = "warmq-probe"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,199}")
 
 
 class FileStoreFailed(WarmqError):
-    """A file cannot be written or read: the operator must make room or give rights."""
+    """A file cannot be written or read: the operator must free space or give permissions."""
 
     code = "file_store_failed"
 
 
 class Writer:
-    """A file that is being written; without `commit` nothing of it stays. `where` is for errors."""
+    """A file that is being written; nothing of it stays without `commit`."""
 
     def __init__(self, target: AtomicFile | ObjectFile, where: str) -> None:
         self._target, self._where = target, where
         self._size = 0
 
     def write(self, data: bytes) -> None:
-        """Append; raises FileStoreFailed, as on a full disk."""
-        with _unwritten(self._where):
+        with _write_errors(self._where):
             self._target.write(data)
         self._size += len(data)
 
     def commit(self) -> int:
         """Make the file visible, on disk when this returns; return its size in bytes."""
-        with _unwritten(self._where):
+        with _write_errors(self._where):
             self._target.commit()
         return self._size
 
     def close(self) -> None:
         """Remove what was not committed."""
         if left := self._target.discard():
-            log.warning(
-                "parts of an unfinished file stay in the bucket: %s",
-                left,
-                extra={"action": "parts_left"},
-            )
+            message = "parts of an unfinished file stay in the bucket: %s"
+            log.warning(message, left, extra={"action": "parts_left"})
 
 
 class FileStore(ABC):
-    """Files by name. All calls may come from several threads, and raise FileStoreFailed."""
+    """Files by name. Calls are thread-safe, and raise FileStoreFailed."""
 
-    #: For errors: where the files are, and what is raised there.
+    #: Where the files are, for error messages; and the errors that reading and deleting raise.
     where = ""
     errors: tuple[type[Exception], ...] = (OSError,)
 
     @contextmanager
     def write(self, name: str) -> Iterator[Writer]:
-        """Begin a file; one of the same name is replaced by the commit."""
+        """Write a file; the commit replaces one of the same name."""
         checked_name(name)
-        with _unwritten(self.where):
+        with _write_errors(self.where):
             writer = Writer(self._begun(name), self.where)
         try:
             yield writer
@@ -91,7 +87,7 @@ class FileStore(ABC):
 
     @asynccontextmanager
     async def writing(self, name: str) -> AsyncIterator[Writer]:
-        """Begin a file as `write` does; beginning and end are given to threads."""
+        """Write a file as `write` does, from an event loop."""
         context = self.write(name)
         writer = await asyncio.to_thread(context.__enter__)
         try:
@@ -103,18 +99,18 @@ class FileStore(ABC):
     def _begun(self, name: str) -> AtomicFile | ObjectFile: ...
 
     def read(self, name: str, start: int = 0, end: int | None = None) -> Iterator[bytes]:
-        """Yield the bytes from `start` up to `end` (exclusive) in pieces of 1 MiB at most."""
+        """Yield the bytes from `start` up to `end` (exclusive) in pieces of at most PIECE."""
         checked_name(name)
-        with self._worded("read"):
+        with self._translated("read"):
             yield from self._pieces(name, start, end)
 
     @abstractmethod
     def _pieces(self, name: str, start: int, end: int | None) -> Iterator[bytes]: ...
 
     def size(self, name: str) -> int | None:
-        """Return a file's size in bytes, None if there is none."""
+        """Return a file's size in bytes, or None."""
         checked_name(name)
-        with self._worded("read"), suppress(FileNotFoundError):
+        with self._translated("read"), suppress(FileNotFoundError):
             return self._size(name)
         return None
 
@@ -124,7 +120,7 @@ class FileStore(ABC):
     def delete(self, name: str) -> None:
         """Remove a file, if it is there."""
         checked_name(name)
-        with self._worded("removed"), suppress(FileNotFoundError):
+        with self._translated("removed"), suppress(FileNotFoundError):
             self._delete(name)
 
     @abstractmethod
@@ -132,14 +128,14 @@ class FileStore(ABC):
 
     @abstractmethod
     def local(self, name: str) -> AbstractContextManager[Path]:
-        """Give a path that can be read while the context is open."""
+        """Provide the file at a local path while the context is open."""
 
     @abstractmethod
     def sweep(self, older_than_s: float, now: float) -> None:
-        """Remove what writers that died have left unfinished, unless it was touched lately."""
+        """Remove unfinished files that are older than this, and whose writers have died."""
 
     @contextmanager
-    def _worded(self, what: str) -> Iterator[None]:
+    def _translated(self, what: str) -> Iterator[None]:
         try:
             yield
         except self.errors as error:
@@ -148,8 +144,6 @@ class FileStore(ABC):
 
 
 class Folder(FileStore):
-    """A folder of files, each in a file of its name."""
-
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         try:
@@ -181,11 +175,9 @@ class Folder(FileStore):
 
     @contextmanager
     def local(self, name: str) -> Iterator[Path]:
-        """Give the file itself."""
         yield self._folder / checked_name(name)
 
     def sweep(self, older_than_s: float, now: float) -> None:
-        """Remove what ends as an unfinished file."""
         for part in self._folder.glob(f"*{UNFINISHED}"):
             with suppress(OSError):
                 if now - part.stat().st_mtime > older_than_s:
@@ -209,11 +201,11 @@ class Bucket(FileStore):
         wrong: tuple[type[Exception], ...] = (*self.errors, TypeError)
         try:
             self._store: Any = from_url(url, retry_config=RETRIES)
-            # Found out now, not by the first client. Gateways that start together have a name each:
-            # Google and Azure tell the second one to remove an object that it is not there.
+            # Each gateway has its own name: Google and Azure report a missing object to the second
+            # one that deletes it.
             probe = f"{_PROBE}-{secrets.token_hex(8)}"
             obstore.put(self._store, probe, b"")
-            with suppress(FileNotFoundError):  # a rule of the bucket, or a retry, was faster
+            with suppress(FileNotFoundError):  # the bucket's rule, or a retry, has deleted it
                 obstore.delete(self._store, probe)
         except wrong as error:
             raise FileStoreFailed(
@@ -241,7 +233,6 @@ class Bucket(FileStore):
 
     @contextmanager
     def local(self, name: str) -> Iterator[Path]:
-        """Give a copy in a temporary file."""
         with tempfile.NamedTemporaryFile(prefix="warmq-") as file:
             for piece in self.read(name):
                 file.write(piece)
@@ -249,12 +240,11 @@ class Bucket(FileStore):
             yield Path(file.name)
 
     def sweep(self, older_than_s: float, now: float) -> None:
-        """Do nothing: unfinished uploads are ended by the bucket's own rule for them."""
+        """Do nothing: the bucket's own rule ends unfinished uploads."""
 
 
 @contextmanager
-def _unwritten(where: str) -> Iterator[None]:
-    """Tell why a file cannot be written in the store's words."""
+def _write_errors(where: str) -> Iterator[None]:
     try:
         yield
     except OutputUnwritable as error:
@@ -263,23 +253,19 @@ def _unwritten(where: str) -> Iterator[None]:
 
 
 def checked_name(name: str) -> str:
-    """Return a file's name; raise ValueError for one that could lead out of the store."""
+    """Return a file's name; raise ValueError for one that could leave the store's folder."""
     if not _NAME.fullmatch(name):
         raise ValueError(f"not a name of a stored file: {name!r}")
     return name
 
 
 def open_store(url: str) -> FileStore:
-    """Return the store at a folder's path or at the URL of a bucket.
-
-    Raises:
-        FileStoreFailed: the folder cannot be made or written to, or the URL names no bucket.
-    """
+    """Return the store at a folder's path or a bucket's URL; raise FileStoreFailed."""
     return Bucket(url) if "://" in url else Folder(Path(url))
 
 
 def lines_of(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the lines of a file that is read in pieces, without those that are blank."""
+    """Yield the lines of a file that is read in pieces, without blank ones."""
     rest = b""
     for piece in pieces:
         *whole, rest = (rest + piece).split(b"\n")

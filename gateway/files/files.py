@@ -22,24 +22,22 @@ from gateway.http.services import Services
 
 log = logging.getLogger(__name__)
 
-#: A content without a record is removed after so long: its gateway died between the two, or a batch
-#: may read what its owner has deleted.
+#: A content without a record is removed after so long: its gateway has died, or its owner has
+#: deleted the file while a batch reads it.
 _ORPHAN_MS = 600_000
-#: For how long one gateway sweeps a file or an upload before another may.
-_SWEEP_MS = 60_000
-#: How many are taken at a time to be swept, and how often in one sweep.
-_CLAIMS, _SWEEPS = 20, 250
-#: Records read at once where few of them may be of the purpose that is asked for.
+#: Lease of a file or upload that is swept, how many are claimed at a time, and claims in a sweep.
+_SWEEP_MS, _CLAIMS, _SWEEPS = 60_000, 20, 250
+#: Records read in one call to fill a page of one purpose.
 _AT_ONCE = 500
-#: Names of marks in the store begin so: an empty content each.
+#: Prefix of the empty content that marks a store.
 MARK = "warmq-store-"
 _UNSAFE = re.compile(r"[\x00-\x1f\x7f/\\]")
 
 
 class FileRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What is known of a file. Times are in seconds since 1970.
+    """One file. Times are seconds since 1970.
 
-    `digest` is of all that shaped it, if it came with an Idempotency-Key: a retry has the same.
+    `digest` covers all that shaped a file that came with an Idempotency-Key.
     """
 
     id: str
@@ -52,105 +50,101 @@ class FileRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     digest: str = ""
 
 
-def safe_name(name: str) -> str:
-    """Return a client's file name without what could be a path or a header's end."""
-    return _UNSAFE.sub("_", name)[-255:] or "upload"
-
-
 _decode = msgspec.json.Decoder(FileRecord).decode
 _encode = msgspec.json.Encoder().encode
 
 
+def safe_name(name: str) -> str:
+    """Return a client's file name without path separators and control characters."""
+    return _UNSAFE.sub("_", name)[-255:] or "upload"
+
+
 class Files:
-    """The files of one Redis and store; each call raises StoreUnavailable or FileStoreFailed."""
+    """The files of one Redis and store. Calls raise StoreUnavailable or FileStoreFailed."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
 
     def sweep_later(self, file_id: str) -> None:
-        """Say that a content is about to be there: without a record it is removed later."""
+        """Have a content removed later unless it has a record then; call it before writing one."""
         self._services.due.add("file", file_id, _ORPHAN_MS)
 
     def keep_content(self, file_id: str, batch_id: str) -> None:
-        """Keep a content until a batch has ended, whatever becomes of its file."""
+        """Keep a content until a batch has ended, even if its file is deleted."""
         self._services.objects.note_reader(file_id, batch_id)
         self.sweep_later(file_id)
 
     def create(self, record: FileRecord) -> FileRecord:
-        """Make the record of a content that is in the store; return it, or that of its id."""
-        objects = self._services.objects
-        if not objects.create(
+        """Write the record of a stored content; return it, or the one that this id has."""
+        if not self._services.objects.create(
             "file", record.tenant, record.id, record.created_at, _encode(record), record.expires_at
         ):
             return self.get(record.tenant, record.id) or record
-        self._expire_in_time(record)
+        self._sweep_when_expired(record)
         return record
 
-    def _expire_in_time(self, record: FileRecord) -> None:
+    def _sweep_when_expired(self, record: FileRecord) -> None:
         if record.expires_at is not None:
             left_s = max(0, record.expires_at - self._services.clock.now())
             self._services.due.add("file", record.id, int(left_s * 1000))
 
     def create_of_batch(self, record: FileRecord, batch: Stored) -> bool:
-        """Make the record of a batch's file, in place of one of another size, which was written of
-        results that have expired since.
+        """Write the record of a batch's output file, unless the batch has changed.
+
+        A record of another size is replaced: it was written before some results expired.
 
         Returns:
-            Whether it is there; False, with the content left to be swept, if the batch has changed.
+            Whether the record is there; if not, the content is swept later.
         """
         objects, document = self._services.objects, _encode(record)
-        self.sweep_later(record.id)  # first: nobody else may sweep it if nothing follows
+        self.sweep_later(record.id)
         read = objects.get("file", record.tenant, record.id)
         if read is not None and _decode(read.document).bytes == record.bytes:
             return True
-        options = (document, record.created_at, record.expires_at, batch)
+        owner, end = record.tenant, record.expires_at
         if read is not None:
-            written = objects.replace("file", record.tenant, read, *options) is not None
+            new = (document, record.created_at, end, batch)
+            written = objects.replace("file", owner, read, *new) is not None
         else:
-            written = objects.create(
-                "file", record.tenant, record.id, record.created_at, document, record.expires_at,
-                batch,
-            )  # fmt: skip
+            created = record.created_at
+            written = objects.create("file", owner, record.id, created, document, end, batch)
         if written:
-            self._expire_in_time(record)
+            self._sweep_when_expired(record)
         return written
 
     def get(self, tenant: str, file_id: str) -> FileRecord | None:
-        """Return a tenant's file; None if it has none of that id."""
+        """Return a tenant's file, or None."""
         found = self._services.objects.get("file", tenant, file_id)
         return _decode(found.document) if found else None
 
     def page(
         self, tenant: str, after: str, limit: int, *, oldest_first: bool, purpose: str | None
     ) -> tuple[list[FileRecord], bool] | None:
-        """Return a page of a tenant's files, and whether there are more; None: no such `after`.
-
-        With a purpose, as many pages are read as it takes to fill this one.
-        """
+        """Return a page of a tenant's files, and whether there are more; None: no such `after`."""
         found: list[FileRecord] = []
+        most = limit if purpose is None else max(limit, _AT_ONCE)
         while True:
-            most = limit if purpose is None else max(limit, _AT_ONCE)
             page = self._services.objects.page(
                 "file", tenant, after=after, limit=most, oldest_first=oldest_first
             )
             if page is None:
                 return None
             records = [_decode(stored.document) for stored in page.objects]
-            found += [r for r in records if purpose is None or r.purpose == purpose]
+            found += [r for r in records if purpose in (None, r.purpose)]
             if len(found) > limit or not page.has_more:
                 return found[:limit], len(found) > limit or page.has_more
             if purpose is None and len(found) == limit:
-                return found, page.has_more
+                return found, True
             after = records[-1].id
 
     def delete(self, tenant: str, file_id: str) -> bool:
-        """Remove a tenant's file; return whether it was there.
+        """Delete a tenant's file; return whether it was there.
 
-        If a batch may still read its content, that is swept later, and counts until then.
+        A content that a batch may still read is swept later, and counts until then.
         """
         if self.get(tenant, file_id) is None:
             return False
-        self.sweep_later(file_id)  # first: a gateway that dies then leaves its content to be swept
+        self.sweep_later(file_id)
         if not self._services.objects.delete("file", tenant, file_id):
             return False
         if not self._services.objects.has_reader(file_id):
@@ -181,68 +175,65 @@ class Files:
 
 
 def sweep_due(services: Services, kind: Work, sweep_one: Callable[[Claim], bool]) -> int:
-    """Sweep what is due of a kind; return for how many `sweep_one` says so."""
+    """Claim what is due of a kind; return for how many `sweep_one` was true."""
     count = 0
     for _ in range(_SWEEPS):
         claims = services.due.claim(kind, _SWEEP_MS, _CLAIMS)
         for claim in claims:
             try:
                 count += sweep_one(claim)
-            except (ApiError, FileStoreFailed) as error:  # its lease ends, and it is swept again
-                told = (kind, claim.id, error.message)
-                log.warning("%s %s is not swept: %s", *told, extra={"action": "no_sweep"})
+            except (ApiError, FileStoreFailed) as error:  # the next sweep after its lease does it
+                log.warning(
+                    "%s %s is not swept: %s",
+                    kind,
+                    claim.id,
+                    error.message,
+                    extra={"action": "no_sweep"},
+                )
         if len(claims) < _CLAIMS:
             break
     return count
 
 
 def new_record(
-    file_id: str,
-    mine: Caller,
-    incoming: ReceivedForm,
-    purpose: str,
-    life: int | None,
-    now: int,
+    file_id: str, caller: Caller, form: ReceivedForm, purpose: str, life_s: int | None, now: int,
     digest: str = "",
-) -> FileRecord:
-    """Return the record of a file that was received, to be kept `life` seconds (None: for ever)."""
+) -> FileRecord:  # fmt: skip
+    """Return the record of a received file that expires after `life_s` (None: never)."""
     return FileRecord(
-        id=file_id, tenant=mine.tenant, bytes=incoming.size, created_at=now,
-        filename=safe_name(incoming.filename or ""), purpose=purpose,
-        expires_at=None if life is None else now + life, digest=digest,
+        id=file_id, tenant=caller.tenant, bytes=form.size, created_at=now,
+        filename=safe_name(form.filename or ""), purpose=purpose,
+        expires_at=None if life_s is None else now + life_s, digest=digest,
     )  # fmt: skip
 
 
 def check_same_file(known: FileRecord, again: FileRecord) -> None:
-    """Raise ApiError (409) if a file of the same Idempotency-Key is another one."""
+    """Raise ApiError (409) if an Idempotency-Key came with another file before."""
     if (known.digest and known.digest != again.digest) or known.bytes != again.bytes:
         raise conflict()
 
 
-def save_file(used: Services, mine: Caller, writer: Writer, record: FileRecord) -> FileRecord:
-    """Write it down, and keep what `writer` has written.
+def save_file(services: Services, caller: Caller, writer: Writer, record: FileRecord) -> FileRecord:
+    """Commit what `writer` has written, and write its record.
 
     Raises:
-        ApiError: 409 if another file has its id, 413 or 429 if the tenant may not keep so much.
+        ApiError: 409 if another file has its id, 429 if the tenant may not keep so much.
     """
-    files = Files(used)
-    if known := files.get(mine.tenant, record.id):  # a retry whose first answer was forgotten
+    files = Files(services)
+    if known := files.get(caller.tenant, record.id):  # the answer to an earlier try was lost
         check_same_file(known, record)
         return known
-    used.limits.check_records(mine)
-    files.sweep_later(
-        record.id
-    )  # first: nothing may lie in the store, or count, that nobody knows of
-    used.limits.note_bytes(mine, record.id, record.bytes)
+    services.limits.check_records(caller)
+    files.sweep_later(record.id)
+    services.limits.note_bytes(caller, record.id, record.bytes)
     writer.commit()
     return files.create(record)
 
 
 def check_same_store(services: Services) -> None:
-    """Return if this gateway's store is that of the others; the first one marks it.
+    """Raise FileStoreFailed unless this store has the mark of this Redis' gateways.
 
-    Raises:
-        FileStoreFailed: it is another one: half of the files would be missing here and there.
+    The first gateway writes the mark. With two stores, each would lack half of the files.
     """
     mark = services.objects.store_mark()
     if mark is None:
@@ -251,20 +242,17 @@ def check_same_store(services: Services) -> None:
             writer.commit()
         try:
             mark = services.objects.mark_store(made)
-        except StoreFull:  # the next start does it
+        except StoreFull:  # the next start marks it
             mark = made
         if mark != made:
             services.store.delete(made)
     if services.store.size(mark) is None:
+        store = services.settings.gateway_store
+        place = store if "://" in store else str(Path(store).absolute())
+        shown = store if place == store else f"{store} ({place})"
         raise FileStoreFailed(
-            f"WARMQ_GATEWAY_STORE: {_named(services.settings.gateway_store)} is not the store of "
-            "the other gateways of this Redis, and files of one would be missing at the other; "
-            "give all of them one bucket, or one folder that they share. If the old store is lost, "
-            f"or was moved without its file {mark}, remove warmq:gateway:store from Redis"
+            f"WARMQ_GATEWAY_STORE: {shown} is not the store of the other gateways of this Redis, "
+            "and files of one would be missing at the other; give all of them one bucket, or one "
+            "shared folder. If the old store is lost, or was moved without its file "
+            f"{mark}, remove warmq:gateway:store from Redis"
         )
-
-
-def _named(store: str) -> str:
-    """Return a store as it was given, a relative folder with where it is, too."""
-    whole = store if "://" in store else str(Path(store).absolute())
-    return store if whole == store else f"{store} ({whole})"

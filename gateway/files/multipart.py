@@ -1,4 +1,4 @@
-"""Multipart bodies, taken apart as they come: a file of any size in constant memory."""
+"""Reads multipart bodies as they arrive: a file of any size in constant memory."""
 
 from __future__ import annotations
 
@@ -13,22 +13,18 @@ from starlette.requests import Request
 from gateway.file_store import Writer
 from gateway.http.errors import ApiError, invalid
 
-#: Bytes given to the store at once, by a thread.
+#: Bytes written to the store at a time, by a thread.
 PIECE = 2**20
-#: Bytes of all that is no file's content: fields and their names, headers, what stands between,
-#: before and behind the parts.
-_MOST_FIELDS = 64 * 1024
-#: Parts of a form.
+#: Most bytes of a form without its file's content: fields, headers, and what surrounds the parts.
+FORM_BYTES = 64 * 1024
 _MOST_PARTS = 100
-#: The parser is given so many bytes at once; then others have their turn.
+#: Bytes given to the parser before the event loop gets its turn.
 _STEP = 64 * 1024
-#: Most bytes of a form besides its file; what the file has is known when it was read.
-FORM_BYTES = _MOST_FIELDS
 
 
 @dataclass(slots=True)
 class ReceivedForm:
-    """What a form had: fields by name; of the file its name, size and SHA-256 (hex)."""
+    """A form's fields, and its file's name, size and SHA-256 (hex)."""
 
     fields: dict[str, str] = field(default_factory=dict)
     filename: str | None = None
@@ -37,7 +33,7 @@ class ReceivedForm:
 
 
 class _Form:
-    """The parser's callbacks: they gather, and do nothing that could wait."""
+    """The parser's callbacks, none of which waits for anything."""
 
     def __init__(self, boundary: bytes, file_field: str) -> None:
         self.found = ReceivedForm()
@@ -48,7 +44,7 @@ class _Form:
         self._header, self._header_value = bytearray(), bytearray()
         self._headers: dict[bytes, bytes] = {}
         self._in_file = False
-        #: Bytes of the body so far, and those of them that are the file's.
+        #: Bytes of the body so far, and those of them that are the file's content.
         self._read = self._of_file = 0
         self._parser = MultipartParser(
             boundary,
@@ -61,18 +57,17 @@ class _Form:
         )  # fmt: skip
 
     def write(self, data: bytes) -> None:
-        """Take a piece of the body; of what stands outside of the file at most _MOST_FIELDS."""
+        """Parse a piece of the body; raise ApiError for more than FORM_BYTES without the file."""
         self._parser.write(data)
         self._read += len(data)
-        # The boundary between the file's last bytes and this piece's end may not be known as such.
-        if self._read - self._of_file > _MOST_FIELDS:
+        # The parser may hold back the end of a piece that could be a boundary's beginning.
+        if self._read - self._of_file > FORM_BYTES:
             raise invalid(
-                f"the form has more than {_MOST_FIELDS} bytes that are not the file's; only the "
-                "file may be large, and nothing stands before or behind the parts"
+                f"the form has more than {FORM_BYTES} bytes that are not the file's content; send "
+                "short fields, and nothing before or after the parts"
             )
 
     def end(self) -> None:
-        """Say that the body has ended."""
         self._parser.finalize()
 
     def _begin(self) -> None:
@@ -100,8 +95,7 @@ class _Form:
         if self._in_file:
             if self.found.filename is not None:
                 raise invalid(f"{self._file_field} comes twice; send one file", self._file_field)
-            name = options.get(b"filename", b"upload")
-            self.found.filename = name.decode(errors="replace")
+            self.found.filename = options.get(b"filename", b"upload").decode(errors="replace")
 
     def _data(self, data: bytes, start: int, end: int) -> None:
         if self._in_file:
@@ -119,29 +113,27 @@ class _Form:
 
 
 def check_length(content_length: str, most: int, what: str, field: str) -> None:
-    """Refuse a form by its Content-Length, before any of its body is read.
-
-    Raises:
-        ApiError: 413, its file is larger than `most` bytes, whatever its fields take.
-    """
-    if not content_length.isdecimal() or int(content_length) <= most + FORM_BYTES:
-        return
-    raise ApiError(
-        413, f"the request's body has {content_length} bytes; {what} has {most} at most",
-        code="file_too_large", param=field, close=True,
-    )  # fmt: skip
+    """Raise ApiError (413) if a form's Content-Length shows a file of more than `most` bytes."""
+    if content_length.isdecimal() and int(content_length) > most + FORM_BYTES:
+        raise ApiError(
+            413, f"the request's body has {content_length} bytes; {what} has {most} at most",
+            code="file_too_large", param=field, close=True,
+        )  # fmt: skip
 
 
 async def receive(request: Request, writer: Writer, file_field: str, most: int) -> ReceivedForm:
-    """Read a form, and write its file as it comes.
+    """Read a form, and write its file as it arrives.
 
     Raises:
         ApiError: 400 for what is no such form, 413 for a file of more than `most` bytes.
         ClientDisconnect: the client has gone.
         FileStoreFailed: the file cannot be written.
     """
-    form = _form_of(request, file_field)
-    running = hashlib.sha256()
+    kind, options = parse_options_header(request.headers.get("content-type", ""))
+    boundary = options.get(b"boundary", b"")
+    if kind != b"multipart/form-data" or not 0 < len(boundary) <= 200:
+        raise _malformed("send a form: Content-Type: multipart/form-data with a boundary")
+    form, running = _Form(boundary, file_field), hashlib.sha256()
     try:
         async for chunk in request.stream():
             for start in range(0, len(chunk), _STEP):
@@ -152,10 +144,10 @@ async def receive(request: Request, writer: Writer, file_field: str, most: int) 
                     await asyncio.sleep(0)
         form.end()
     except FormParserError as error:
-        raise ApiError(400, f"the form cannot be read: {error}", code="invalid_multipart") from None
+        raise _malformed(f"the form cannot be read: {error}") from None
     await _flush(form, writer, running, file_field, most)
     if not form.complete:
-        raise ApiError(400, "the form ends too early", code="invalid_multipart")
+        raise _malformed("the form ends too early")
     if form.found.filename is None:
         raise invalid(
             f"{file_field} is missing: send the content as the form's part {file_field!r}",
@@ -165,15 +157,8 @@ async def receive(request: Request, writer: Writer, file_field: str, most: int) 
     return form.found
 
 
-def _form_of(request: Request, file_field: str) -> _Form:
-    kind, options = parse_options_header(request.headers.get("content-type", ""))
-    boundary = options.get(b"boundary", b"")
-    if kind != b"multipart/form-data" or not 0 < len(boundary) <= 200:
-        raise ApiError(
-            400, "send a form: Content-Type: multipart/form-data with a boundary",
-            code="invalid_multipart",
-        )  # fmt: skip
-    return _Form(boundary, file_field)
+def _malformed(message: str) -> ApiError:
+    return invalid(message, code="invalid_multipart")
 
 
 async def _flush(
@@ -183,13 +168,13 @@ async def _flush(
     form.found.size += len(data)
     if form.found.size > most:
         raise ApiError(
-            413, f"{file_field} has more than {most} bytes, the most that is taken here",
+            413, f"{file_field} has more than {most} bytes, the most that this gateway takes",
             code="file_too_large", param=file_field,
         )  # fmt: skip
+
+    def write() -> None:
+        running.update(data)
+        writer.write(data)
+
     if data:
-        await asyncio.to_thread(_take, data, writer, running)
-
-
-def _take(data: bytes, writer: Writer, running: hashlib._Hash) -> None:
-    running.update(data)
-    writer.write(data)
+        await asyncio.to_thread(write)

@@ -1,4 +1,4 @@
-"""Files as OpenAI's clients see them."""
+"""Files as OpenAI's API defines them: fields, purposes, and expiry."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from msgspec import UNSET, UnsetType
 from gateway.files.files import FileRecord
 from gateway.http.errors import invalid
 
-#: What an upload may be for; output files have the last one.
+#: Purposes that a client may give; the gateway's own output files have OUTPUT_PURPOSE.
 PURPOSES = ("assistants", "batch", "fine-tune", "vision", "user_data", "evals")
 OUTPUT_PURPOSE = "batch_output"
-#: Seconds that a file may be told to live.
+#: Least and most seconds of `expires_after`.
 LEAST_LIFE_S, MOST_LIFE_S = 3600, 2_592_000
-#: Files of a page, and the codes of a number that is beyond.
+#: Most files of a page.
 MOST_FILES = 10_000
 _ANCHOR, _SECONDS = "expires_after[anchor]", "expires_after[seconds]"
 
 
 class File(msgspec.Struct, kw_only=True):
-    """A file, as OpenAI writes it."""
+    """A file."""
 
     id: str
     object: Literal["file"] = "file"
@@ -45,7 +45,7 @@ class FileList(msgspec.Struct, kw_only=True):
 
 
 class Deleted(msgspec.Struct, kw_only=True):
-    """What a DELETE answers."""
+    """The answer to a DELETE."""
 
     id: str
     object: Literal["file"] = "file"
@@ -53,14 +53,14 @@ class Deleted(msgspec.Struct, kw_only=True):
 
 
 class ExpiresAfter(msgspec.Struct):
-    """After how long a file is removed, from when it is there."""
+    """Seconds after its creation at which a file is removed."""
 
     anchor: Literal["created_at"]
     seconds: int
 
 
-def shown(record: FileRecord) -> File:
-    """Return a file as clients see it."""
+def file_object(record: FileRecord) -> File:
+    """Return a file in OpenAI's form."""
     return File(
         id=record.id, bytes=record.bytes, created_at=record.created_at, filename=record.filename,
         purpose=record.purpose, expires_at=record.expires_at or UNSET,
@@ -68,39 +68,31 @@ def shown(record: FileRecord) -> File:
 
 
 def purpose_of(fields: dict[str, str]) -> str:
-    """Return the purpose in a form.
-
-    Raises:
-        ApiError: 400, it is missing or unknown.
-    """
-    purpose = fields.get("purpose")
+    """Return the purpose in a form; raise ApiError (400) if it is missing or unknown."""
+    purpose, known = fields.get("purpose"), ", ".join(PURPOSES)
     if purpose is None:
-        raise invalid(
-            f"purpose is missing; give one of {', '.join(PURPOSES)}", "purpose",
-            "missing_required_parameter",
-        )  # fmt: skip
+        message = f"purpose is missing; give one of {known}"
+        raise invalid(message, "purpose", "missing_required_parameter")
     if purpose not in PURPOSES:
-        raise invalid(
-            f"purpose {purpose[:60]!r} is unknown; use one of {', '.join(PURPOSES)}", "purpose"
-        )
+        raise invalid(f"purpose {purpose[:60]!r} is unknown; use one of {known}", "purpose")
     return purpose
 
 
 def life_of(fields: dict[str, str]) -> int | None:
-    """Return after how many seconds a file expires, None for never.
+    """Return after how many seconds a file expires; None: never.
 
-    Clients send two fields in brackets, or one with JSON.
+    Clients send two fields in brackets, or one field of JSON.
 
     Raises:
         ApiError: 400, naming the field.
     """
     anchor, seconds = fields.get(_ANCHOR), fields.get(_SECONDS)
-    if whole := fields.get("expires_after"):
+    if as_json := fields.get("expires_after"):
         try:
-            told = msgspec.json.decode(whole, type=ExpiresAfter)
+            given = msgspec.json.decode(as_json, type=ExpiresAfter)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise invalid(f"expires_after: {error}", "expires_after") from None
-        anchor, seconds = told.anchor, str(told.seconds)
+        anchor, seconds = given.anchor, str(given.seconds)
     if anchor is None and seconds is None:
         return None
     if anchor != "created_at":

@@ -13,8 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from gateway.file_store import FileStore, Writer
-from gateway.files import complete as completing
+from gateway.file_store import FileStore
 from gateway.files import uploads
 from gateway.files.files import FileRecord, Files, new_record, save_file
 from gateway.files.multipart import FORM_BYTES, check_length, receive
@@ -24,47 +23,44 @@ from gateway.files.protocol import (
     PURPOSES,
     Deleted,
     FileList,
+    file_object,
     life_of,
     purpose_of,
-    shown,
 )
-from gateway.files.uploads import UploadComplete, UploadCreate, UploadPart, check_open
-from gateway.http.caller import Caller
 from gateway.http.errors import ApiError, invalid, json_error, not_found
 from gateway.http.idempotency import replayed_response
 from gateway.http.json_api import caller, id_of, new_id, page_limit, read, reply, services
-from gateway.http.services import Services
 
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
 
 
 async def _create(request: Request) -> Response:
-    used, mine = services(request), caller(request)
-    keyed = request.scope.get("warmq.idempotency", "")
-    file_id = _id_of("file-", keyed)
+    gateway, owner = services(request), caller(request)
+    idempotent = request.scope.get("warmq.idempotency", "")
+    file_id = _id_of("file-", idempotent)
     length = request.headers.get("content-length", "")
-    most = used.settings.gateway_max_file_bytes
+    most = gateway.settings.gateway_max_file_bytes
     check_length(length, most, "a file", "file")
-    await asyncio.to_thread(used.limits.check_records, mine)
+    await asyncio.to_thread(gateway.limits.check_records, owner)
     if length.isdecimal():
         least = max(0, int(length) - FORM_BYTES)
-        await asyncio.to_thread(used.limits.check_bytes, mine, least, int(length))
-    async with used.store.writing(file_id) as writer:
-        incoming = await receive(request, writer, "file", most)
-        purpose, life = purpose_of(incoming.fields), life_of(incoming.fields)
-        shaping = f"{incoming.digest}\0{purpose}\0{life}\0{incoming.filename}"
+        await asyncio.to_thread(gateway.limits.check_bytes, owner, least, int(length))
+    async with gateway.store.writing(file_id) as writer:
+        form = await receive(request, writer, "file", most)
+        purpose, life_s = purpose_of(form.fields), life_of(form.fields)
+        shaping = f"{form.digest}\0{purpose}\0{life_s}\0{form.filename}"
         digest = hashlib.sha256(shaping.encode()).hexdigest()
-        earlier = await replayed_response(request, digest)
-        if earlier is not None:
+        if (earlier := await replayed_response(request, digest)) is not None:
             return earlier
-        now = int(await asyncio.to_thread(used.clock.now))
-        record = new_record(file_id, mine, incoming, purpose, life, now, digest if keyed else "")
-        made = await asyncio.to_thread(save_file, used, mine, writer, record)
-    return reply(shown(made))
+        now = int(await asyncio.to_thread(gateway.clock.now))
+        kept_digest = digest if idempotent else ""
+        record = new_record(file_id, owner, form, purpose, life_s, now, kept_digest)
+        saved = await asyncio.to_thread(save_file, gateway, owner, writer, record)
+    return reply(file_object(saved))
 
 
 def _id_of(prefix: str, idempotency: str) -> str:
-    """Return a new id, or that of the earlier try of the same request."""
+    """Return a new id, or that of an earlier try of the same request."""
     if not idempotency:
         return new_id(prefix)
     return id_of(prefix, f"{prefix.removesuffix('-')}{idempotency}")
@@ -85,7 +81,7 @@ def _list(request: Request) -> Response:
     if found is None:
         raise not_found("file", after)
     records, has_more = found
-    data = [shown(record) for record in records]
+    data = [file_object(record) for record in records]
     first, last = (data[0].id, data[-1].id) if data else ("", "")  # OpenAI's are never null
     return reply(FileList(data=data, first_id=first, last_id=last, has_more=has_more))
 
@@ -99,15 +95,15 @@ def _found(request: Request) -> FileRecord:
 
 
 def _retrieve(request: Request) -> Response:
-    return reply(shown(_found(request)))
+    return reply(file_object(_found(request)))
 
 
 def _content(request: Request) -> Response:
     record = _found(request)
     store = services(request).store
     if store.size(record.id) is None:
-        told = f"the content of file {record.id} is not in this gateway's store"
-        raise ApiError(404, told, code="file_not_found")
+        message = f"the content of file {record.id} is not in this gateway's store"
+        raise ApiError(404, message, code="file_not_found")
     return content(store, record, request.headers, head=request.method == "HEAD")
 
 
@@ -121,13 +117,13 @@ def _delete(request: Request) -> Response:
 def content(
     store: FileStore, record: FileRecord, headers: Mapping[str, str], *, head: bool = False
 ) -> Response:
-    """Return the answer to a GET of a file's content, or to a HEAD, which reads nothing.
+    """Return the response to a GET or HEAD of a file's content.
 
-    One range is served (RFC 9110, section 14); several, and what is no range of bytes, get the
-    whole. The ETag is the file's id: no content changes under its id.
+    One range is served (RFC 9110, section 14); several, and malformed ones, get the whole file.
+    The ETag is the file's id: the content of an id never changes.
     """
-    etag = f'"{record.id}"'
-    told = {
+    etag, size = f'"{record.id}"', record.bytes
+    out = {
         "etag": etag,
         "accept-ranges": "bytes",
         "content-disposition": f"attachment; filename*=UTF-8''{quote(record.filename, safe='')}",
@@ -135,91 +131,82 @@ def content(
         "cache-control": "private, no-cache",
     }
     if etag in headers.get("if-none-match", ""):
-        return Response(status_code=304, headers=told)
-    size = record.bytes
-    wanted = _wanted(headers, etag, size)
-    if wanted is None:
-        beyond = f"the range begins beyond the file's {size} bytes; ask for one that begins before"
-        error = ApiError(416, beyond, code="range_not_satisfiable", param="range")
-        return json_error(error, {"content-range": f"bytes */{size}", "accept-ranges": "bytes"})
-    start, end = wanted
-    status = 200
-    if (start, end) != (0, size) or _RANGE.fullmatch(_asked(headers, etag)):
-        status = 206
-        told["content-range"] = f"bytes {start}-{end - 1}/{size}"
-    told["content-length"] = str(end - start)
-    pieces = () if head else store.read(record.id, start, end)
-    return StreamingResponse(pieces, status, told, "application/octet-stream")
+        return Response(status_code=304, headers=out)
+    asked = headers.get("range", "") if headers.get("if-range", etag) == etag else ""
+    span, status = (0, size), 200
+    if found := _RANGE.fullmatch(asked):
+        wanted = _span_of(found[1], found[2], size)
+        if wanted is None:
+            message = f"the range begins after the file's {size} bytes; give an earlier first byte"
+            error = ApiError(416, message, code="range_not_satisfiable", param="range")
+            return json_error(error, {"content-range": f"bytes */{size}", "accept-ranges": "bytes"})
+        span, status = wanted, 206
+        out["content-range"] = f"bytes {span[0]}-{span[1] - 1}/{size}"
+    out["content-length"] = str(span[1] - span[0])
+    pieces = () if head else store.read(record.id, *span)
+    return StreamingResponse(pieces, status, out, "application/octet-stream")
 
 
-def _asked(headers: Mapping[str, str], etag: str) -> str:
-    """Return the Range header, '' where it does not apply."""
-    return headers.get("range", "") if headers.get("if-range", etag) == etag else ""
-
-
-def _wanted(headers: Mapping[str, str], etag: str, size: int) -> tuple[int, int] | None:
-    """Return the bytes that are asked for, the second exclusive; None for a range beyond."""
-    found = _RANGE.fullmatch(_asked(headers, etag))
-    if found is None or found[1] == found[2] == "":
+def _span_of(first: str, last: str, size: int) -> tuple[int, int] | None:
+    """Return the bytes of a range, the second exclusive; None if it begins after the file."""
+    if not first and not last:
         return 0, size
-    if not found[1]:  # the last n bytes
-        last = min(int(found[2]), size)
-        return (size - last, size) if last else None
-    start = int(found[1])
-    end = min(int(found[2]) + 1, size) if found[2] else size
+    if not first:  # the last n bytes
+        count = min(int(last), size)
+        return (size - count, size) if count else None
+    start = int(first)
+    end = min(int(last) + 1, size) if last else size
     return (start, end) if start < end else None
 
 
 async def _create_upload(request: Request) -> Response:
-    asked = read(await request.body(), UploadCreate)
+    asked = read(await request.body(), uploads.UploadCreate)
     upload_id = _id_of("upload_", request.scope.get("warmq.idempotency", ""))
-    used = services(request)
-    record = await run_in_threadpool(uploads.create, used, caller(request), asked, upload_id)
-    return reply(uploads.shown(record))
+    record = await run_in_threadpool(
+        uploads.create, services(request), caller(request), asked, upload_id
+    )
+    return reply(uploads.upload_object(record))
 
 
-async def _part(request: Request) -> Response:
-    used, mine = services(request), caller(request)
+async def _add_part(request: Request) -> Response:
+    gateway, owner = services(request), caller(request)
     upload_id = request.path_params["upload_id"]
     part_id = _id_of("part_", request.scope.get("warmq.idempotency", ""))
-    # Before 64 MB are read for nothing.
+    # Refuse it before 64 MB are read for nothing.
     length = request.headers.get("content-length", "")
     check_length(length, uploads.MOST_PART_BYTES, "a part", "data")
-    now = await asyncio.to_thread(used.clock.now)
-    check_open(await run_in_threadpool(uploads.get, used, mine.tenant, upload_id), now)
-    async with used.store.writing(part_id) as writer:
-        incoming = await receive(request, writer, "data", uploads.MOST_PART_BYTES)
-        earlier = await replayed_response(request, incoming.digest)
-        if earlier is not None:
+    now = await asyncio.to_thread(gateway.clock.now)
+    upload = await run_in_threadpool(uploads.get, gateway, owner.tenant, upload_id)
+    uploads.check_open(upload, now)
+    async with gateway.store.writing(part_id) as writer:
+        form = await receive(request, writer, "data", uploads.MOST_PART_BYTES)
+        if (earlier := await replayed_response(request, form.digest)) is not None:
             return earlier
-        await asyncio.to_thread(_keep_part, used, mine, upload_id, part_id, writer, incoming.size)
-    return reply(UploadPart(id=part_id, created_at=int(now), upload_id=upload_id))
 
+        def keep() -> None:
+            uploads.add_part(gateway, owner, upload_id, part_id, form.size)
+            writer.commit()
 
-def _keep_part(
-    used: Services, mine: Caller, upload_id: str, part_id: str, writer: Writer, size: int
-) -> None:
-    uploads.add_part(used, mine, upload_id, part_id, size)
-    writer.commit()
+        await asyncio.to_thread(keep)
+    return reply(uploads.UploadPart(id=part_id, created_at=int(now), upload_id=upload_id))
 
 
 async def _complete(request: Request) -> Response:
-    asked = read(await request.body(), UploadComplete)
+    asked = read(await request.body(), uploads.UploadComplete)
     upload_id = request.path_params["upload_id"]
     record, file = await run_in_threadpool(
-        completing.complete, services(request), caller(request), upload_id, asked
+        uploads.complete, services(request), caller(request), upload_id, asked
     )
-    return reply(uploads.shown(record, shown(file) if file is not None else None))
+    return reply(uploads.upload_object(record, file_object(file) if file is not None else None))
 
 
 def _cancel(request: Request) -> Response:
     upload_id = request.path_params["upload_id"]
     record = uploads.cancel(services(request), caller(request).tenant, upload_id)
-    return reply(uploads.shown(record))
+    return reply(uploads.upload_object(record))
 
 
 def routes() -> list[Route]:
-    """Return the routes."""
     upload = "/v1/uploads/{upload_id}"
     return [
         Route("/v1/files", _create, methods=["POST"]),
@@ -228,7 +215,7 @@ def routes() -> list[Route]:
         Route("/v1/files/{file_id}", _delete, methods=["DELETE"]),
         Route("/v1/files/{file_id}/content", _content, methods=["GET"]),
         Route("/v1/uploads", _create_upload, methods=["POST"]),
-        Route(f"{upload}/parts", _part, methods=["POST"]),
+        Route(f"{upload}/parts", _add_part, methods=["POST"]),
         Route(f"{upload}/complete", _complete, methods=["POST"]),
         Route(f"{upload}/cancel", _cancel, methods=["POST"]),
     ]

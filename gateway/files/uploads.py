@@ -1,12 +1,15 @@
-"""Uploads in parts: large files, which a client sends piece by piece and goes on with.
+"""Uploads: large files that a client sends in parts (`/v1/uploads`).
 
-What is known of one is kept in Redis as JSON, and changed by whoever has read it last. Its file is
-made by completing.py.
+A gateway may die at any step. The record names the file from the beginning, so completing an upload
+again with the same parts makes the same file.
 """
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Literal
 
@@ -14,34 +17,36 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from contract.redis.due import Claim
-from gateway.files.files import safe_name, sweep_due
+from gateway.file_store import FileStoreFailed, Writer
+from gateway.files.files import FileRecord, Files, safe_name, sweep_due
 from gateway.files.protocol import ExpiresAfter, File, life_of, purpose_of
 from gateway.http.caller import Caller
 from gateway.http.errors import ApiError, invalid, not_found
 from gateway.http.json_api import new_id
 from gateway.http.services import Services
 
-#: An upload is open for so long: OpenAI's figure.
+#: An upload expires after so long (OpenAI's figure).
 OPEN_S = 3600
-#: Largest part, OpenAI's figure: the size of the SDKs' parts.
+#: Largest part (OpenAI's figure, and the size of the SDKs' parts).
 MOST_PART_BYTES = 64 * 2**20
-#: Most parts, S3's figure.
+#: Most parts (S3's figure).
 MOST_PARTS = 10_000
-#: Parts are looked for once more so long after the end: one may have been on its way then.
+#: Parts are deleted a second time so long after the end: one may have been on its way.
 AGAIN_S = 600
-#: An upload that has ended is remembered for so long.
+#: The record of an ended upload is kept for so long.
 REMEMBER_S = 86_400
+_MD5 = re.compile(r"[0-9a-f]{32}")
 
 Status = Literal["pending", "completing", "completed", "cancelled", "expired"]
 ENDED: frozenset[Status] = frozenset(("completed", "cancelled", "expired"))
 
 
 class UploadRecord(msgspec.Struct, kw_only=True, omit_defaults=True, frozen=True):
-    """One upload. Times are in seconds since 1970; `bytes` is what was announced.
+    """One upload. Times are seconds since 1970; `bytes` is the announced size of the file.
 
-    `parts` has the size of each part by its id, which is its name in the store, too. A part is
-    noted here before its content is in the store: so none is there that nobody would remove.
-    `chosen` are the parts of which the file is made, in order, and its MD5 ('' : not told).
+    `parts` maps the id of each part, which is its name in the store, to its size. A part is noted
+    here before it is stored, so that every stored part is removed in the end.
+    `chosen`: the parts of the file, in order, and its MD5 ('' if the client gave none).
     """
 
     id: str
@@ -59,70 +64,7 @@ class UploadRecord(msgspec.Struct, kw_only=True, omit_defaults=True, frozen=True
     chosen: tuple[list[str], str] | None = None
 
 
-_decode = msgspec.json.Decoder(UploadRecord).decode
-encode = msgspec.json.Encoder().encode
-
-
-def get(services: Services, tenant: str, upload_id: str) -> UploadRecord:
-    """Return a tenant's upload.
-
-    Raises:
-        ApiError: 404, it has none of that id.
-    """
-    read = services.objects.get("upload", tenant, upload_id)
-    if read is None:
-        raise not_found("upload", upload_id)
-    return _decode(read.document)
-
-
-def change(
-    services: Services,
-    tenant: str,
-    upload_id: str,
-    to: Callable[[UploadRecord, float], UploadRecord],
-) -> UploadRecord:
-    """Change an upload, reading it again if somebody else has changed it meanwhile.
-
-    `to` gets the record and the time (by Redis' clock), returns the same record where nothing is to
-    change, and may raise.
-
-    Raises:
-        ApiError: 404, the tenant has none of that id; or what `to` raises.
-    """
-    while (read := services.objects.get("upload", tenant, upload_id)) is not None:
-        record = _decode(read.document)
-        anew = to(record, services.clock.now())
-        if anew is record:
-            return record
-        if services.objects.replace("upload", tenant, read, encode(anew), anew.created_at):
-            return anew
-    raise not_found("upload", upload_id)
-
-
-def held(record: UploadRecord) -> int:
-    """Return the bytes that an open upload counts as: those announced, or more that it has got."""
-    return max(record.bytes, sum(record.parts.values()))
-
-
-def with_status(record: UploadRecord, status: Status, now: float) -> UploadRecord:
-    """Return a record with another status, which it has from now on (Redis' time, in s)."""
-    return msgspec.structs.replace(record, status=status, changed_at=int(now))
-
-
-def check_open(record: UploadRecord, now: float) -> None:
-    """Raise ApiError (400) unless the upload is open, and in time (by Redis' clock)."""
-    late = record.status == "pending" and now >= record.expires_at
-    if record.status in ENDED or late:
-        status = "expired" if late else record.status
-        raise ApiError(
-            400, f"upload {record.id} is {status}; begin a new one with POST /v1/uploads",
-            code="upload_not_pending", param="upload_id",
-        )  # fmt: skip
-
-
 class UploadCreate(msgspec.Struct, kw_only=True):
-    """The body of a create; `bytes` is the size of the whole file."""
-
     bytes: int
     filename: str
     mime_type: str
@@ -131,15 +73,13 @@ class UploadCreate(msgspec.Struct, kw_only=True):
 
 
 class UploadComplete(msgspec.Struct, kw_only=True):
-    """The body of a complete: parts in the file's order, MD5 of the file in hexadecimal."""
+    """The body of a complete: all parts in the file's order, and the file's MD5 in hexadecimal."""
 
     part_ids: list[str]
     md5: str | None = None
 
 
 class Upload(msgspec.Struct, kw_only=True):
-    """An upload."""
-
     id: str
     object: Literal["upload"] = "upload"
     bytes: int
@@ -152,16 +92,18 @@ class Upload(msgspec.Struct, kw_only=True):
 
 
 class UploadPart(msgspec.Struct, kw_only=True):
-    """A part of an upload."""
-
     id: str
     object: Literal["upload.part"] = "upload.part"
     created_at: int
     upload_id: str
 
 
-def shown(record: UploadRecord, file: File | None = None) -> Upload:
-    """Return an upload as clients see it; one that is being completed is still pending."""
+_decode = msgspec.json.Decoder(UploadRecord).decode
+encode = msgspec.json.Encoder().encode
+
+
+def upload_object(record: UploadRecord, file: File | None = None) -> Upload:
+    """Return an upload in OpenAI's form, where one that is being completed is still pending."""
     return Upload(
         id=record.id, bytes=record.bytes, created_at=record.created_at,
         expires_at=record.expires_at, filename=record.filename, purpose=record.purpose,
@@ -170,8 +112,57 @@ def shown(record: UploadRecord, file: File | None = None) -> Upload:
     )  # fmt: skip
 
 
+def get(services: Services, tenant: str, upload_id: str) -> UploadRecord:
+    """Return a tenant's upload, or raise ApiError (404)."""
+    read = services.objects.get("upload", tenant, upload_id)
+    if read is None:
+        raise not_found("upload", upload_id)
+    return _decode(read.document)
+
+
+def change(
+    services: Services,
+    tenant: str,
+    upload_id: str,
+    to: Callable[[UploadRecord, float], UploadRecord],
+) -> UploadRecord:
+    """Replace an upload's record, retrying if another process has replaced it meanwhile.
+
+    `to` gets the record and the time (Redis' clock), and returns the same record to change nothing.
+
+    Raises:
+        ApiError: 404; or what `to` raises.
+    """
+    while (read := services.objects.get("upload", tenant, upload_id)) is not None:
+        record = _decode(read.document)
+        new = to(record, services.clock.now())
+        if new is record:
+            return record
+        if services.objects.replace("upload", tenant, read, encode(new), new.created_at):
+            return new
+    raise not_found("upload", upload_id)
+
+
+def counted_bytes(record: UploadRecord) -> int:
+    """Return the bytes that an open upload counts for its tenant."""
+    return max(record.bytes, sum(record.parts.values()))
+
+
+def _with_status(record: UploadRecord, status: Status, now: float) -> UploadRecord:
+    return msgspec.structs.replace(record, status=status, changed_at=int(now))
+
+
+def check_open(record: UploadRecord, now: float) -> None:
+    """Raise ApiError (400) unless the upload is open at `now` (Redis' clock)."""
+    late = record.status == "pending" and now >= record.expires_at
+    if record.status in ENDED or late:
+        status = "expired" if late else record.status
+        message = f"upload {record.id} is {status}; begin a new one with POST /v1/uploads"
+        raise invalid(message, "upload_id", "upload_not_pending")
+
+
 def create(services: Services, caller: Caller, asked: UploadCreate, upload_id: str) -> UploadRecord:
-    """Begin an upload; return it, or the one that the same create has made before.
+    """Begin an upload, or return the one that the same create has begun before.
 
     Raises:
         ApiError: 400 for a wrong field, 413 for a file that is too large, 429 over the quota.
@@ -181,7 +172,7 @@ def create(services: Services, caller: Caller, asked: UploadCreate, upload_id: s
         raise invalid(f"bytes is {asked.bytes}; give the file's size, 1 at least", "bytes")
     if asked.bytes > most:
         raise ApiError(
-            413, f"the file has {asked.bytes} bytes; at most {most} are taken here",
+            413, f"the file has {asked.bytes} bytes; this gateway takes at most {most}",
             code="file_too_large", param="bytes",
         )  # fmt: skip
     now, fields = int(services.clock.now()), {"purpose": asked.purpose}
@@ -193,32 +184,29 @@ def create(services: Services, caller: Caller, asked: UploadCreate, upload_id: s
         file_id=new_id("file-"), life_s=life_of(fields),
     )  # fmt: skip
     services.limits.check_records(caller)
-    services.due.add("upload", upload_id, OPEN_S * 1000)  # first: then nothing counts for ever
+    # Before its bytes count: the sweep then uncounts them if this gateway dies.
+    services.due.add("upload", upload_id, OPEN_S * 1000)
     services.limits.note_bytes(caller, upload_id, asked.bytes)
     if services.objects.create("upload", caller.tenant, upload_id, now, encode(record)):
         return record
     return get(services, caller.tenant, upload_id)
 
 
-def add_part(
-    services: Services, caller: Caller, upload_id: str, part_id: str, size: int
-) -> UploadRecord:
-    """Note a part whose content is about to be in the store.
+def add_part(services: Services, caller: Caller, upload_id: str, part_id: str, size: int) -> None:
+    """Note a part that is about to be stored.
 
     Raises:
-        ApiError: 400, the upload is not open, or has more parts than its file can need; 429, the
-            caller may not keep so many bytes.
+        ApiError: 400, the upload is not open, or has more parts than its file can need; 429 over
+            the quota.
     """
 
     def with_part(record: UploadRecord, now: float) -> UploadRecord:
         check_open(record, now)
         if record.status == "completing":
-            raise ApiError(
-                400, f"upload {record.id} is being completed: it takes no more parts",
-                code="upload_not_pending", param="upload_id",
-            )  # fmt: skip
+            message = f"upload {record.id} is being completed: it takes no more parts"
+            raise invalid(message, "upload_id", "upload_not_pending")
         parts = record.parts | {part_id: size}
-        # Parts whose answers were lost are sent again, so there may be more than the file's bytes.
+        # A client sends a part again if its answer was lost, so parts may exceed the file.
         if len(parts) > MOST_PARTS or sum(parts.values()) > 2 * record.bytes + MOST_PART_BYTES:
             raise invalid(
                 f"upload {upload_id} has too many parts for its {record.bytes} bytes: send at most "
@@ -228,12 +216,11 @@ def add_part(
 
     services.limits.check_records(caller)
     record = change(services, caller.tenant, upload_id, with_part)
-    services.limits.note_bytes(caller, upload_id, held(record))
-    return record
+    services.limits.note_bytes(caller, upload_id, counted_bytes(record))
 
 
 def cancel(services: Services, tenant: str, upload_id: str) -> UploadRecord:
-    """End an upload without a file; one that was cancelled stays so.
+    """Cancel an upload, also one that is cancelled already.
 
     Raises:
         ApiError: 404; 400 for one that is completed or has expired.
@@ -243,7 +230,7 @@ def cancel(services: Services, tenant: str, upload_id: str) -> UploadRecord:
         if record.status == "cancelled":
             return record
         check_open(record, now)
-        return with_status(record, "cancelled", now)
+        return _with_status(record, "cancelled", now)
 
     record = change(services, tenant, upload_id, cancelled)
     services.limits.forget_bytes(tenant, upload_id)
@@ -251,14 +238,129 @@ def cancel(services: Services, tenant: str, upload_id: str) -> UploadRecord:
     return record
 
 
+def complete(
+    services: Services, caller: Caller, upload_id: str, asked: UploadComplete
+) -> tuple[UploadRecord, FileRecord | None]:
+    """Make the file; return the upload, and its file unless that was deleted since.
+
+    Raises:
+        ApiError: 404; 400 for an upload that is not open, or parts that are unknown, incomplete or
+            have another MD5; 409 while it is completed with other parts.
+        FileStoreFailed: a part cannot be read, or the file not written; no file is left.
+    """
+    md5 = (asked.md5 or "").lower()
+    if md5 and not _MD5.fullmatch(md5):
+        raise invalid("md5 must be 32 hexadecimal digits: those of the whole file", "md5")
+    chosen = (asked.part_ids, md5)
+    record = change(services, caller.tenant, upload_id, partial(_completing, chosen))
+    files = Files(services)
+    if record.status == "completed":  # the answer of an earlier complete was lost
+        return record, files.get(caller.tenant, record.file_id)
+    try:
+        with services.store.write(record.file_id) as writer:
+            _join_parts(services, record, writer)
+            check_open(get(services, caller.tenant, upload_id), services.clock.now())
+            files.sweep_later(record.file_id)
+            # In this order: `note_bytes` would count the announced bytes, too.
+            services.limits.forget_bytes(caller.tenant, record.id)
+            services.limits.note_bytes(caller, record.file_id, record.bytes)
+            writer.commit()
+        file = files.create(_file_of(record, int(services.clock.now())))
+        record = change(services, caller.tenant, upload_id, _completed)
+    except (ApiError, FileStoreFailed):
+        record = change(services, caller.tenant, upload_id, _reopened)
+        # Another process has completed it, and its parts are deleted.
+        if record.status == "completed":
+            return record, files.get(caller.tenant, record.file_id)
+        _uncount(services, caller, record)
+        raise
+    services.due.add("upload", upload_id)  # its parts can be deleted
+    return record, file
+
+
+def _uncount(services: Services, caller: Caller, record: UploadRecord) -> None:
+    """Count a file that was not made as the open upload again, if it is open."""
+    if record.status in ENDED:
+        Files(services).delete(caller.tenant, record.file_id)
+    services.limits.forget_bytes(caller.tenant, record.file_id)
+    if record.status == "pending":
+        # If other files have taken the quota, its next part is refused.
+        with suppress(ApiError):
+            services.limits.note_bytes(caller, record.id, counted_bytes(record))
+
+
+def _completing(chosen: tuple[list[str], str], record: UploadRecord, now: float) -> UploadRecord:
+    if record.status == "completed" and record.chosen == chosen:
+        return record
+    check_open(record, now)
+    if record.status == "completing":
+        if record.chosen == chosen:  # another process is completing it, or has died
+            return record
+        raise ApiError(
+            409, f"upload {record.id} is being completed with other parts; ask again",
+            code="upload_completing", param="part_ids", retry=True, after_s=2,
+        )  # fmt: skip
+    part_ids = chosen[0]
+    if len(set(part_ids)) < len(part_ids):
+        raise invalid("part_ids names a part twice; name each once", "part_ids")
+    for part_id in part_ids:
+        if part_id not in record.parts:
+            message = f"upload {record.id} has no part {part_id[:100]!r}; send it first"
+            raise invalid(message, "part_ids")
+    size = sum(record.parts[part_id] for part_id in part_ids)
+    if size != record.bytes:
+        message = (
+            f"the parts have {size} bytes, and the upload was begun with bytes {record.bytes}; "
+            "name all parts, in order"
+        )
+        raise invalid(message, "part_ids", "bytes_mismatch")
+    return msgspec.structs.replace(_with_status(record, "completing", now), chosen=chosen)
+
+
+def _join_parts(services: Services, record: UploadRecord, writer: Writer) -> None:
+    assert record.chosen is not None  # noqa: S101 - a completing upload has it
+    part_ids, md5 = record.chosen
+    running = hashlib.md5(usedforsecurity=False)
+    for part_id in part_ids:
+        if services.store.size(part_id) != record.parts[part_id]:
+            message = f"part {part_id} did not arrive whole; send it again, and name the new part"
+            raise invalid(message, "part_ids")
+        for piece in services.store.read(part_id):
+            if md5:
+                running.update(piece)
+            writer.write(piece)
+    if md5 and running.hexdigest() != md5:
+        message = f"the MD5 of the parts is {running.hexdigest()}, not {md5}; send them again"
+        raise invalid(message, "md5", "md5_mismatch")
+
+
+def _completed(record: UploadRecord, now: float) -> UploadRecord:
+    if record.status == "completed":
+        return record
+    check_open(record, now)
+    return _with_status(record, "completed", now)
+
+
+def _reopened(record: UploadRecord, now: float) -> UploadRecord:
+    return _with_status(record, "pending", now) if record.status == "completing" else record
+
+
+def _file_of(record: UploadRecord, now: int) -> FileRecord:
+    return FileRecord(
+        id=record.file_id, tenant=record.tenant, bytes=record.bytes, created_at=now,
+        filename=record.filename, purpose=record.purpose,
+        expires_at=None if record.life_s is None else now + record.life_s,
+    )  # fmt: skip
+
+
 def sweep(services: Services) -> int:
-    """Expire uploads whose time is over, and remove parts of those that have ended."""
+    """Expire uploads whose time is over, and delete parts of those that have ended."""
     return sweep_due(services, "upload", partial(_sweep_one, services))
 
 
 def _sweep_one(services: Services, claim: Claim) -> bool:
     owner, now = services.objects.owner_of("upload", claim.id), services.clock.now()
-    if owner is None:  # its create did not come to an end
+    if owner is None:  # a create died before it wrote the record
         services.limits.forget_bytes("", claim.id)
         services.due.finish(claim)
         return True
@@ -280,11 +382,11 @@ def _sweep_one(services: Services, claim: Claim) -> bool:
 
 
 def _open_until(record: UploadRecord) -> int:
-    """Return when an upload expires; one that is being completed has an hour for that."""
+    """Return when an upload expires; completing one gets an hour of its own."""
     return record.changed_at + OPEN_S if record.status == "completing" else record.expires_at
 
 
 def _expired(record: UploadRecord, now: float) -> UploadRecord:
     if record.status in ENDED or now < _open_until(record):
         return record
-    return with_status(record, "expired", now)
+    return _with_status(record, "expired", now)

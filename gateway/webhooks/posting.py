@@ -1,9 +1,8 @@
-"""One event as OpenAI sends it, signed as Standard Webhooks prescribes, in a POST to an address
-that a tenant has named: bounded in time and size, public addresses only.
+"""Posts one event in OpenAI's form, signed as Standard Webhooks prescribes.
 
-A name may lead to this machine or into its network, at once or by a DNS answer that changes
-between check and use. So the check is made on the address that is then connected to. Redirects are
-not followed and proxies of the environment not used: behind one, nobody here sees the address.
+The URL is a tenant's: its name may resolve to this machine or its network, also by a DNS answer
+that changes between check and use. So the address that is connected to is the one that was checked.
+Redirects are not followed, and proxies of the environment not used: they would hide the address.
 """
 
 from __future__ import annotations
@@ -22,18 +21,18 @@ import orjson
 from contract.public_address import is_public
 from gateway.redis.webhooks import Delivery
 
-#: A receiver has so long to take a connection, and so long for all of the rest.
+#: Most seconds for the connection, and for everything.
 CONNECT_S, WHOLE_S = 5.0, 10.0
-#: So much of an answer is read; only its status matters.
+#: Bytes that are read of an answer, of which only the status is used.
 _READ_BYTES = 16 * 1024
 
 
 class NotDelivered(Exception):
-    """There was no answer; the text says why, and names neither URL nor secret."""
+    """The receiver did not answer; the text has the reason, but neither URL nor secret."""
 
 
 def body_of(delivery: Delivery) -> bytes:
-    """Return the JSON of an event: byte for byte the same on each try."""
+    """Return the JSON of an event, the same bytes on each try."""
     event_id = hashlib.sha256(f"{delivery.batch_id}\0{delivery.event}".encode()).hexdigest()[:32]
     return orjson.dumps({
         "id": f"evt_{event_id}",
@@ -47,8 +46,7 @@ def body_of(delivery: Delivery) -> bytes:
 def headers_of(delivery: Delivery, body: bytes, secret: str, now: int) -> dict[str, str]:
     """Return the headers by which a receiver verifies a try made `now` (s since 1970).
 
-    The id is that of the delivery on each try, the time and so the signature those of the try:
-    receivers take no signature that is older than five minutes.
+    Each try is signed anew: receivers refuse a signature that is older than five minutes.
     """
     signed = b".".join((delivery.id.encode(), str(now).encode(), body))
     key = base64.b64decode(secret.removeprefix("whsec_"))
@@ -62,7 +60,7 @@ def headers_of(delivery: Delivery, body: bytes, secret: str, now: int) -> dict[s
 
 
 class _Guarded(httpcore.AsyncNetworkBackend):
-    """Resolves names itself, and connects to addresses that it has checked."""
+    """Resolves names itself, and connects only to addresses that it has checked."""
 
     def __init__(self, private: bool) -> None:
         self._private = private
@@ -72,12 +70,12 @@ class _Guarded(httpcore.AsyncNetworkBackend):
         self,
         host: str,
         port: int,
-        timeout: float | None = None,  # noqa: ASYNC109 - so httpcore calls it
+        timeout: float | None = None,  # noqa: ASYNC109 - httpcore's signature
         local_address: str | None = None,
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore.AsyncNetworkStream:
         try:
-            # In this loop, which has nothing else to do: a thread for it would outlive the timeout.
+            # This loop has nothing else to do, and a thread would outlive the timeout.
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError):
             raise httpcore.ConnectError("its name cannot be resolved") from None
@@ -85,7 +83,7 @@ class _Guarded(httpcore.AsyncNetworkBackend):
         allowed = [a for a in addresses if self._private or is_public(a)]
         if not allowed:
             raise NotDelivered(
-                "its name leads to no public address (WARMQ_GATEWAY_PRIVATE_WEBHOOKS allows others)"
+                "its name has no public address (WARMQ_GATEWAY_PRIVATE_WEBHOOKS=true allows all)"
             )
         last: Exception = httpcore.ConnectError("it has no address")
         for address in allowed[:4]:
@@ -97,23 +95,21 @@ class _Guarded(httpcore.AsyncNetworkBackend):
 
 
 def post(url: str, body: bytes, headers: dict[str, str], *, private: bool) -> int:
-    """Send a body; return the status of the answer.
-
-    With `private` addresses may be of any kind, as WARMQ_GATEWAY_PRIVATE_WEBHOOKS says.
+    """Send a body, with `private` to any address; return the status of the answer.
 
     Raises:
-        NotDelivered: nothing was answered within 10 s, or nobody may be asked.
+        NotDelivered: no answer within WHOLE_S, or the address is not allowed.
     """
-    told = {"user-agent": "warmq-webhooks", "accept": "*/*", "connection": "close"} | headers
+    headers = {"user-agent": "warmq-webhooks", "accept": "*/*", "connection": "close"} | headers
     try:
-        return asyncio.run(_post(url, body, [*told.items()], private))
+        return asyncio.run(_post(url, body, [*headers.items()], private))
     except (httpcore.TimeoutException, TimeoutError) as error:
         raise NotDelivered(f"no answer in time ({type(error).__name__})") from None
     except (
         httpcore.NetworkError, httpcore.ProtocolError, httpcore.UnsupportedProtocol, OSError
     ) as error:  # fmt: skip
-        # An OSError is one of TLS, once it is spoken: httpcore passes it on. What the other side
-        # has sent may be in the text: its kind says enough.
+        # httpcore raises TLS errors as OSError. The texts may quote the receiver, so only the
+        # error's type is reported.
         raise NotDelivered(f"no answer ({type(error).__name__})") from None
 
 

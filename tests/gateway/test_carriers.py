@@ -70,7 +70,7 @@ def test_what_a_carrier_gives_up_is_free_at_once_if_nobody_has_taken_it(
         redis_client.zincrby("warmq:gateway:due:batch", 60_000, name)
         raise LeaseLost
 
-    monkeypatch.setattr(Phases, "carry", renewed_late)
+    monkeypatch.setattr(Phases, "run", renewed_late)
     carrier = BatchRunner(services)
     with ThreadPoolExecutor(1) as pool:
         carrier._look(pool)
@@ -78,7 +78,7 @@ def test_what_a_carrier_gives_up_is_free_at_once_if_nobody_has_taken_it(
     assert claim.id == "batch_1"
     # What another one has claimed since stays with that one.
     assert services.due.renew([claim], 60_000) == [True]
-    carrier._give_up(Claim("batch", "batch_1", "another token"))
+    carrier._release(Claim("batch", "batch_1", "another token"), 0)
     assert services.due.claim("batch", 1000) == []
 
 
@@ -103,7 +103,7 @@ def looked_until_ended(services: Services) -> tuple[BatchRecord, int]:
 def test_one_that_cannot_be_looked_through_fails_after_some_tries(
     services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Phases, "_look", fails)
+    monkeypatch.setattr(Phases, "_read_input", fails)
     created(services)
     record, looks = looked_until_ended(services)
     assert looks >= TRIES
@@ -117,7 +117,7 @@ def test_one_that_cannot_be_looked_through_fails_after_some_tries(
 def test_at_its_deadline_it_is_not_tried_again(
     services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Phases, "_look", fails)
+    monkeypatch.setattr(Phases, "_read_input", fails)
     created(services, expires_at=1)
     record, _ = looked_until_ended(services)
     assert record.status == "failed"
@@ -126,7 +126,7 @@ def test_at_its_deadline_it_is_not_tried_again(
 def test_one_whose_results_cannot_be_written_ends_without_them(
     services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Phases, "_run", fails)
+    monkeypatch.setattr(Phases, "_queue_and_finish", fails)
     created(services, status="in_progress", parts=[BatchPart("batch_1", "", "warmq", [""])])
     services.batches.create("batch_1", "0" * 40, {"tenant": "t", "queue": "warmq"})
     record, looks = looked_until_ended(services)

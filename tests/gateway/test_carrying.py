@@ -274,4 +274,4 @@ def test_producer_sees_and_cancels_a_batch_made_over_http(alone: Stack) -> None:
 def test_a_gateway_ends_with_its_carrier_in_order(alone: Stack) -> None:
     assert alone.gateway.stop() == 0
     connected = [each.get("name") for each in alone.redis.client().client_list()]
-    assert "warmq-carrier" not in connected
+    assert "warmq-batch-runner" not in connected

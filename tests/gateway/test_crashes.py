@@ -18,7 +18,6 @@ from gateway.batches.anthropic import batches as message_batches
 from gateway.batches.api import batches
 from gateway.batches.runner.runner import BatchRunner
 from gateway.file_store import Folder, Writer
-from gateway.files import complete as completing
 from gateway.files import uploads
 from gateway.files.files import FileRecord, Files, save_file
 from gateway.files.uploads import UploadComplete, UploadCreate
@@ -81,7 +80,7 @@ def upload(services: Services) -> None:
         writer.write(LINE)
         uploads.add_part(services, CALLER, begun.id, "part_1", len(LINE))
         writer.commit()
-    completing.complete(services, CALLER, begun.id, UploadComplete(part_ids=["part_1"]))
+    uploads.complete(services, CALLER, begun.id, UploadComplete(part_ids=["part_1"]))
 
 
 def delete(services: Services) -> None:

@@ -12,8 +12,7 @@ from kit.gateways.gateway_process import stored
 from kit.gateways.own_carrier import content, record, uploaded
 
 from demo.stack import eventually
-from gateway.batches.api.record import decode, encode, start_batch
-from gateway.batches.runner.after import after_end
+from gateway.batches.api.record import after_end, decode, encode, start_batch
 from gateway.file_store import open_store
 from gateway.files.files import FileRecord, Files
 from gateway.http.services import Services

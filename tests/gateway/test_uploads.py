@@ -19,7 +19,6 @@ import redis
 from kit.gateways.gateway_process import GatewayProcess, stored
 
 from demo.stack import eventually
-from gateway.files import complete as completing
 from gateway.files import uploads
 from gateway.files.uploads import UploadComplete, UploadCreate, UploadRecord, change, get
 from gateway.http.caller import Caller
@@ -293,7 +292,7 @@ def test_an_upload_that_is_not_completed_expires_with_its_parts(
     assert [key for key in redis_client.keys("warmq:gateway*") if b"idempotent" not in key] == []
 
 
-@pytest.mark.parametrize("died_at", ["announce", "create"])
+@pytest.mark.parametrize("died_at", ["sweep_later", "create"])
 def test_a_gateway_that_dies_while_it_completes_is_followed_by_one_that_does_it(
     services: Services, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, died_at: str
 ) -> None:
@@ -303,10 +302,10 @@ def test_a_gateway_that_dies_while_it_completes_is_followed_by_one_that_does_it(
         raise KeyboardInterrupt  # nothing of what handles errors runs
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(completing.Files, died_at, die)
-        completing.complete(services, Caller(), "upload_1", BOTH)
+        patched.setattr(uploads.Files, died_at, die)
+        uploads.complete(services, Caller(), "upload_1", BOTH)
     assert get(services, "default", "upload_1").status == "completing"
-    record, file = completing.complete(services, Caller(), "upload_1", BOTH)
+    record, file = uploads.complete(services, Caller(), "upload_1", BOTH)
     assert record.status == "completed"
     assert file is not None and file.id == begun.file_id
     assert b"".join(services.store.read(file.id)) == DATA
@@ -318,15 +317,15 @@ def test_an_upload_cancelled_while_it_completes_has_no_file(
     services: Services, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun = begun_here(services, DATA)
-    create = completing.Files.create
+    create = uploads.Files.create
 
-    def cancel_first(files: completing.Files, record: Any) -> Any:
+    def cancel_first(files: uploads.Files, record: Any) -> Any:
         uploads.cancel(services, "default", "upload_1")
         return create(files, record)
 
-    monkeypatch.setattr(completing.Files, "create", cancel_first)
+    monkeypatch.setattr(uploads.Files, "create", cancel_first)
     with pytest.raises(Exception, match="cancelled"):
-        completing.complete(services, Caller(), "upload_1", BOTH)
+        uploads.complete(services, Caller(), "upload_1", BOTH)
     sweep_files(services)
     assert stored(tmp_path) == []
     assert services.objects.get("file", "default", begun.file_id) is None
@@ -346,7 +345,7 @@ def test_an_open_uploads_bytes_are_counted_and_given_back(
         writer.write(b"abcdef")
         uploads.add_part(services, Caller(), "upload_2", "part_1", 6)
         writer.commit()
-    completing.complete(services, caller, "upload_2", UploadComplete(part_ids=["part_1"]))
+    uploads.complete(services, caller, "upload_2", UploadComplete(part_ids=["part_1"]))
     sweep_files(services)
     with pytest.raises(Exception, match="4 of 10 are left"):
         services.limits.check_bytes(caller, 6)

@@ -20,8 +20,7 @@ from kit.servers.webhook_receiver import Receiver
 from kit.stacks.celery_side import simulated
 
 from demo.stack import RedisServer, eventually
-from gateway.batches.api.record import Status
-from gateway.batches.runner.after import note_webhooks
+from gateway.batches.api.record import Status, note_webhooks
 from gateway.http.services import Services
 from gateway.redis.webhooks import Webhooks
 from gateway.settings import LEASE_S
@@ -77,7 +76,7 @@ def hurry(services: Services) -> None:
 def deliver_due(services: Services) -> int:
     """Try what is due now, wait for its end, and return how many tries that were."""
     current, count = DeliveryPool(services), 0
-    while (taken := current.take()) or current.look(LOOK_S):
+    while (taken := current.take()) or current.wait(LOOK_S):
         count += taken
     return count
 

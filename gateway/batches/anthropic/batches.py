@@ -1,13 +1,12 @@
-"""What can be done to message batches: make, find, list, cancel, delete; and the routes.
+"""Message batches (Anthropic's API): create, find, list, cancel, delete, and the routes.
 
-A batch is a BatchRecord like any. Beside it stands an object of the kind `message_batch`: their
-own list, which pages both ways, and once a batch has ended how its failures have.
+A batch is a BatchRecord. An object of the kind `message_batch` with the same id is its entry in the
+list of message batches, and keeps the counts of its failures.
 """
 
 from __future__ import annotations
 
 import asyncio
-from contextlib import AbstractContextManager
 from typing import Any
 
 import msgspec
@@ -16,8 +15,8 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from contract.redis.objects import Kind, Stored
-from gateway.batches.anthropic.create_body import Requests, check_length
+from contract.redis.objects import Kind
+from gateway.batches.anthropic.create_body import RequestLines, check_length
 from gateway.batches.anthropic.protocol import (
     ENDPOINT,
     KEPT_S,
@@ -28,8 +27,8 @@ from gateway.batches.anthropic.protocol import (
     MessageBatchList,
     Split,
     count,
+    message_batch,
     results,
-    shown,
     split_in,
 )
 from gateway.batches.api.batches import DEFAULT_PRIORITY
@@ -58,8 +57,8 @@ _DEFAULT_LIMIT, _MOST = 20, 1000
 _encode = msgspec.json.Encoder().encode
 
 
-def ids(caller: Caller, idempotency: str) -> tuple[str, str]:
-    """Return the ids of a new batch and its input file: the same for each try of a create."""
+def _new_ids(caller: Caller, idempotency: str) -> tuple[str, str]:
+    """Return the ids of a new batch and its input file, the same for each try of a create."""
     if not idempotency:
         return new_id(PREFIX), new_id("file-")
     name = f"{PREFIX}\0{caller.tenant}\0{idempotency}"
@@ -69,8 +68,7 @@ def ids(caller: Caller, idempotency: str) -> tuple[str, str]:
 def create(
     services: Services, caller: Caller, batch_id: str, writer: Writer, file: FileRecord, total: int
 ) -> BatchRecord:
-    """Keep the input file that was written, and ask for the batch to be carried; or find the batch
-    that the same create has made before.
+    """Save the input file and create the batch; or return that of an earlier try.
 
     Raises:
         ApiError: 409, another create had its Idempotency-Key; 429 over a quota.
@@ -78,7 +76,7 @@ def create(
     stored = services.objects.get("batch", caller.tenant, batch_id)
     if stored is not None:
         known = Files(services).get(caller.tenant, file.id)
-        if known is None:  # its file was deleted: nothing tells what it was
+        if known is None:  # deleted: it cannot be compared
             raise conflict()
         check_same_file(known, file)
         return decode(stored.document)
@@ -95,14 +93,14 @@ def create(
         expires_at=now + WINDOW_S, changed_at={"validating": now}, output_expires_after_s=KEPT_S,
         priority=max(DEFAULT_PRIORITY, caller.highest_priority), counts=RequestCounts(total=total),
     )  # fmt: skip
-    # Into the list first: it must be there as soon as it can be carried.
+    # First into the list: a batch that runs must be in it.
     services.objects.create(_KIND, caller.tenant, batch_id, now, b"null")
     start_batch(services, record)
     return find(services, caller, batch_id)
 
 
 def find(services: Services, caller: Caller, batch_id: str) -> BatchRecord:
-    """Return one of the caller's message batches; raises ApiError (404) if there is none."""
+    """Return one of the caller's message batches; raise ApiError (404) if there is none."""
     stored = services.objects.get("batch", caller.tenant, batch_id)
     record = decode(stored.document) if stored is not None else None
     if record is None or record.api != "anthropic":
@@ -110,26 +108,23 @@ def find(services: Services, caller: Caller, batch_id: str) -> BatchRecord:
     return record
 
 
-def view(services: Services, record: BatchRecord, base_url: str) -> MessageBatch:
-    """Return a batch as it is shown."""
+def _view(services: Services, record: BatchRecord, base_url: str) -> MessageBatch:
+    """Return a batch in Anthropic's form, with the counts of its failures once it has ended.
+
+    The counts are stored: the error file may be long, and is removed one day.
+    """
     split = Split()
     if record.status in ENDED:
         stored = services.objects.get(_KIND, record.tenant, record.id)
         known = split_in(stored) if stored is not None else None
         split = known or count(services, record)
         if known is None and stored is not None:
-            _remember(services, record, stored, split)
-    return shown(record, split, base_url)
+            new, end = _encode(split), end_of_record(record)
+            services.objects.replace(_KIND, record.tenant, stored, new, record.created_at, end)
+    return message_batch(record, split, base_url)
 
 
-def _remember(services: Services, record: BatchRecord, stored: Stored, split: Split) -> None:
-    """Keep what was counted: the error file may be long, and is removed one day."""
-    services.objects.replace(
-        _KIND, record.tenant, stored, _encode(split), record.created_at, end_of_record(record)
-    )
-
-
-def page(
+def _page(
     services: Services, caller: Caller, base_url: str, *, after: str, before: str, limit: int
 ) -> MessageBatchList:
     """Return batches, newest first: those after one of them, or those just before one."""
@@ -144,42 +139,29 @@ def page(
     data = []
     for entry in entries:
         stored = services.objects.get("batch", caller.tenant, entry.id)
-        if stored is not None:  # else its create ended between the two
-            data.append(view(services, decode(stored.document), base_url))
+        if stored is not None:  # its create may have died after the entry
+            data.append(_view(services, decode(stored.document), base_url))
     first, last = (data[0].id, data[-1].id) if data else (None, None)
     return MessageBatchList(data=data, has_more=found.has_more, first_id=first, last_id=last)
 
 
-def cancel(services: Services, caller: Caller, batch_id: str) -> BatchRecord:
-    """Begin to cancel a batch; the same again for one that is being cancelled or was."""
+def _ended(services: Services, caller: Caller, batch_id: str, problem: str) -> BatchRecord:
+    """Return a batch that has ended; raise ApiError (400) with `problem` for a running one."""
     record = find(services, caller, batch_id)
-    if record.status in ENDED and record.status != "cancelled":
-        raise invalid(f"batch {batch_id} has ended; only one that is in progress can be canceled")
-    return request_cancel(services, caller.tenant, batch_id) or record
+    if record.status not in ENDED:
+        raise invalid(f"batch {batch_id} is in progress{problem}")
+    return record
 
 
 def delete(services: Services, caller: Caller, batch_id: str) -> None:
-    """Remove a batch that has ended, with its files."""
-    record = find(services, caller, batch_id)
-    if record.status not in ENDED:
-        raise invalid(f"batch {batch_id} is in progress: cancel it, then delete it")
+    """Delete a batch that has ended, with its files."""
+    record = _ended(services, caller, batch_id, ": cancel it, then delete it")
     files = Files(services)
     for file_id in (record.input_file_id, record.output_file_id, record.error_file_id):
         if file_id is not None:
             files.delete(caller.tenant, file_id)
-    # The batch last: who asks again, because a gateway died at it, must find it.
+    # The batch last: if this gateway dies, a repeated delete must find it.
     services.objects.delete("batch", caller.tenant, batch_id)
-
-
-def ended(services: Services, caller: Caller, batch_id: str) -> BatchRecord:
-    """Return a batch whose results can be read; raises ApiError if it has not ended."""
-    record = find(services, caller, batch_id)
-    if record.status not in ENDED:
-        raise invalid(f"batch {batch_id} is in progress; it has results once it has ended")
-    files = [f for f in (record.output_file_id, record.error_file_id) if f is not None]
-    if files and not any(Files(services).get(caller.tenant, f) for f in files):
-        raise ApiError(404, f"the results of batch {batch_id} have expired", code="results_expired")
-    return record
 
 
 def _answer(request: Request, value: Any) -> Response:
@@ -187,53 +169,50 @@ def _answer(request: Request, value: Any) -> Response:
 
 
 def _base_url(request: Request) -> str:
-    """Return where the caller reaches this gateway; only the caller is told."""
+    """Return this gateway's base URL as the caller reaches it; only the caller gets it."""
     secure = request.headers.get("x-forwarded-proto", request.url.scheme) == "https"
     return f"{'https' if secure else 'http'}://{request.url.netloc}"
 
 
 async def _create(request: Request) -> Response:
-    used, mine = services(request), caller(request)
-    keyed = request.scope.get("warmq.idempotency", "")
-    batch_id, file_id = ids(mine, keyed)
+    gateway, owner = services(request), caller(request)
+    idempotent = request.scope.get("warmq.idempotency", "")
+    batch_id, file_id = _new_ids(owner, idempotent)
     length = request.headers.get("content-length", "")
-    await asyncio.to_thread(used.limits.check_records, mine)
+    await asyncio.to_thread(gateway.limits.check_records, owner)
     if length.isdecimal():
         check_length(int(length))
-        await asyncio.to_thread(used.limits.check_bytes, mine, int(length), int(length))
-    context: AbstractContextManager[Writer] = used.store.write(file_id)
-    writer = await asyncio.to_thread(context.__enter__)
-    try:
-        incoming = Requests(writer, used.settings.max_line_bytes)
+        await asyncio.to_thread(gateway.limits.check_bytes, owner, int(length), int(length))
+    async with gateway.store.writing(file_id) as writer:
+        lines = RequestLines(writer, gateway.settings.max_line_bytes)
         async for piece in request.stream():
             if piece:
-                await asyncio.to_thread(incoming.feed, piece)
-        await asyncio.to_thread(incoming.end)
-        earlier = await replayed_response(request, incoming.digest)
-        if earlier is not None:
+                await asyncio.to_thread(lines.feed, piece)
+        await asyncio.to_thread(lines.end)
+        if (earlier := await replayed_response(request, lines.digest)) is not None:
             return earlier
-        now = int(await asyncio.to_thread(used.clock.now))
+        now = int(await asyncio.to_thread(gateway.clock.now))
         file = FileRecord(
-            id=file_id, tenant=mine.tenant, bytes=incoming.written, created_at=now,
+            id=file_id, tenant=owner.tenant, bytes=lines.written, created_at=now,
             filename=f"{batch_id}.jsonl", purpose="batch", expires_at=now + MOST_LIFE_S,
-            digest=incoming.digest if keyed else "",
+            digest=lines.digest if idempotent else "",
         )  # fmt: skip
-        record = await asyncio.to_thread(create, used, mine, batch_id, writer, file, incoming.count)
-    finally:
-        await asyncio.to_thread(context.__exit__, None, None, None)
+        record = await asyncio.to_thread(
+            create, gateway, owner, batch_id, writer, file, lines.count
+        )
     base_url = _base_url(request)
-    return _answer(request, await run_in_threadpool(view, used, record, base_url))
+    return _answer(request, await run_in_threadpool(_view, gateway, record, base_url))
 
 
 def _retrieve(request: Request) -> Response:
-    used = services(request)
-    record = find(used, caller(request), request.path_params["batch_id"])
-    return _answer(request, view(used, record, _base_url(request)))
+    gateway = services(request)
+    record = find(gateway, caller(request), request.path_params["batch_id"])
+    return _answer(request, _view(gateway, record, _base_url(request)))
 
 
 def _list(request: Request) -> Response:
     query = request.query_params
-    found = page(
+    found = _page(
         services(request), caller(request), _base_url(request),
         after=query.get("after_id", ""), before=query.get("before_id", ""),
         limit=page_limit(query.get("limit"), _DEFAULT_LIMIT, _MOST),
@@ -242,9 +221,13 @@ def _list(request: Request) -> Response:
 
 
 def _cancel(request: Request) -> Response:
-    used = services(request)
-    record = cancel(used, caller(request), request.path_params["batch_id"])
-    return _answer(request, view(used, record, _base_url(request)))
+    gateway, owner = services(request), caller(request)
+    batch_id = request.path_params["batch_id"]
+    record = find(gateway, owner, batch_id)
+    if record.status in ENDED and record.status != "cancelled":
+        raise invalid(f"batch {batch_id} has ended; only one that is in progress can be canceled")
+    record = request_cancel(gateway, owner.tenant, batch_id) or record
+    return _answer(request, _view(gateway, record, _base_url(request)))
 
 
 def _delete(request: Request) -> Response:
@@ -254,18 +237,21 @@ def _delete(request: Request) -> Response:
 
 
 def _results(request: Request) -> Response:
-    used = services(request)
-    record = ended(used, caller(request), request.path_params["batch_id"])
+    gateway, owner = services(request), caller(request)
+    batch_id = request.path_params["batch_id"]
+    record = _ended(gateway, owner, batch_id, "; it has results once it has ended")
+    files = [f for f in (record.output_file_id, record.error_file_id) if f is not None]
+    if files and not any(Files(gateway).get(owner.tenant, f) for f in files):
+        raise ApiError(404, f"the results of batch {batch_id} have expired", code="results_expired")
     headers = {
         "request-id": request.scope["warmq.request_id"],
         "content-disposition": f'attachment; filename="{record.id}_results.jsonl"',
         "x-content-type-options": "nosniff",
     }
-    return StreamingResponse(results(used, record), 200, headers, "application/x-jsonl")
+    return StreamingResponse(results(gateway, record), 200, headers, "application/x-jsonl")
 
 
 def routes() -> list[Route]:
-    """Return the routes."""
     one = "/v1/messages/batches/{batch_id}"
     return [
         Route("/v1/messages/batches", _create, methods=["POST"]),

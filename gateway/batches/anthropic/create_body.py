@@ -1,6 +1,6 @@
-"""A create's body, taken apart as it comes: one line of an input file for each request.
+"""Reads a create's body as it arrives, and writes one line of an input file for each request.
 
-Memory holds the request that is being read and 16 bytes for each custom_id.
+Memory holds one request, and 16 bytes for each custom_id.
 """
 
 from __future__ import annotations
@@ -18,40 +18,37 @@ from gateway.batches.anthropic.protocol import ENDPOINT
 from gateway.file_store import Writer
 from gateway.http.errors import ApiError, invalid
 
-#: Deepest nesting of a value; orjson reads 1,024 levels.
-MAX_LEVELS = 1000
-#: An object may have so many fields. Anthropic documents one.
-MAX_FIELDS = 100
+#: Deepest nesting of a value (orjson reads 1,024 levels), and most fields of the body (Anthropic
+#: documents one).
+MAX_LEVELS, MAX_FIELDS = 1000, 100
 
 _BLANK = re.compile(rb"[ \t\n\r]*+")
 _SCALAR = re.compile(rb"[^ \t\n\r,{}\[\]]*+")
 _IN_STRING = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
-#: What stands before the next bracket, with all strings that are whole.
+#: Everything before the next bracket, with all complete strings.
 _PLAIN = re.compile(rb'(?:[^"{}\[\]]++|"(?:[^"\\]++|\\.)*+")*+', re.DOTALL)
 _OBJECT, _OBJECT_END, _ARRAY, _ARRAY_END, _QUOTE, _COMMA, _COLON = b'{}[]",:'
 
-#: What needs more bytes yields; each piece goes on with it.
+#: A step of the parser yields when it needs more bytes.
 _Step = Generator[None, None, None]
 
 
-class Elements:
-    """The elements of the array `name` of an object that comes in pieces.
+class ArrayElements:
+    """Parses an object that arrives in pieces; `found` gets the complete elements of array `name`.
 
-    `found` has those that are complete; who takes them removes them. Each call raises ApiError
-    (400) for what is not JSON, nested too deep, or of too many values or fields.
+    Calls raise ApiError (400) for malformed JSON, too deep nesting, too many values or fields.
     """
 
     def __init__(self, name: str) -> None:
         self.found: list[bytes] = []
         self._name = name
         self._text = bytearray()
-        # What stands before `_start` is done with; what stands before `_at` has been looked at.
+        # Text before `_start` is consumed, text before `_at` is scanned.
         self._start = self._at = 0
         self._complete = False
         self._steps = self._whole()
 
     def feed(self, data: bytes) -> None:
-        """Take the next bytes."""
         del self._text[: self._start]
         self._at -= self._start
         self._start = 0
@@ -59,29 +56,27 @@ class Elements:
         next(self._steps)
 
     def end(self) -> None:
-        """Say that the object is complete."""
+        """Raise ApiError unless the object is complete."""
         if not self._complete:
             raise _not_json("it ends too early")
 
-    # -- steps ---------------------------------------------------------------------------
-
     def _whole(self) -> _Step:
         if (yield from self._next()) != _OBJECT:
-            told = f"the body is not a JSON object; give one with a list {self._name}"
-            raise ApiError(400, told, param=self._name, code="invalid_json")
+            message = f"the body is not a JSON object; give one with a list {self._name}"
+            raise invalid(message, self._name, "invalid_json")
         self._take()
         more = (yield from self._next()) != _OBJECT_END
         fields = 0
         while more:
             fields += 1
             if fields > MAX_FIELDS:
-                raise invalid(f"the body has more than {MAX_FIELDS} fields; leave out others")
+                raise invalid(f"the body has more than {MAX_FIELDS} fields; send only requests")
             yield from self._field()
             more = yield from self._goes_on(_OBJECT_END)
         self._take()
         self._complete = True
         yield from self._next()
-        raise _not_json("more follows after its end")
+        raise _not_json("more text follows its end")
 
     def _field(self) -> _Step:
         if (yield from self._next()) != _QUOTE:
@@ -104,7 +99,7 @@ class Elements:
         self._take()
 
     def _goes_on(self, end: int) -> Generator[None, None, bool]:
-        """Return whether a comma is next, which is taken; else it must be the end."""
+        """Consume a comma and return True, or return False before `end`."""
         found = yield from self._next()
         if found == _COMMA:
             self._take()
@@ -123,8 +118,6 @@ class Elements:
     def _take(self) -> None:
         self._at += 1
         self._start = self._at
-
-    # -- values --------------------------------------------------------------------------
 
     def _value(self) -> Generator[None, None, bytes]:
         first = yield from self._next()
@@ -152,7 +145,7 @@ class Elements:
             if self._at < len(self._text) and self._text[self._at] == _QUOTE:
                 self._at += 1
                 return
-            yield  # at most a backslash is left
+            yield  # with at most a backslash left
 
     def _nested(self) -> _Step:
         levels = opened = 0
@@ -163,14 +156,14 @@ class Elements:
                 continue
             found = self._text[self._at]
             self._at += 1
-            if found == _QUOTE:  # of a string that is not whole yet
+            if found == _QUOTE:  # an incomplete string
                 yield from self._string()
             elif found in (_OBJECT, _ARRAY):
                 levels += 1
                 opened += 1
                 if levels > MAX_LEVELS:
-                    told = f"the body is nested more than {MAX_LEVELS} levels deep; make it flatter"
-                    raise ApiError(400, told, code="invalid_json")
+                    message = f"the body nests more than {MAX_LEVELS} levels; make it flatter"
+                    raise invalid(message, code="invalid_json")
                 if opened > MAX_VALUES:
                     raise invalid(f"one request or field has more than {MAX_VALUES} JSON values")
             else:
@@ -180,26 +173,22 @@ class Elements:
 
 
 def decoded(text: bytes, what: str) -> Any:
-    """Return a value's content.
-
-    Raises:
-        ApiError: 400, with `what` it is, if it is not JSON or has too many values.
-    """
+    """Return a decoded value; raise ApiError (400) for malformed JSON or too many values."""
     try:
         return decode(text)
     except RequestRejected as error:
-        told = error.message
-        if error.code == "invalid_json":  # its advice is about lines of files
-            told = told.partition(";")[0]
-        raise ApiError(400, f"{what}: {told}", code=error.code) from None
+        message = error.message
+        if error.code == "invalid_json":  # its remedy is for lines of files
+            message = message.partition(";")[0]
+        raise ApiError(400, f"{what}: {message}", code=error.code) from None
 
 
-def _not_json(told: str) -> ApiError:
-    return ApiError(400, f"the body is not JSON: {told}", code="invalid_json")
+def _not_json(problem: str) -> ApiError:
+    return invalid(f"the body is not JSON: {problem}", code="invalid_json")
 
 
 def _end(pattern: re.Pattern[bytes], text: bytearray, at: int) -> int:
-    """Return where a pattern that may match nothing ends."""
+    """Return the end of a match, which may be empty."""
     found = pattern.match(text, at)
     return found.end() if found else at
 
@@ -207,15 +196,12 @@ def _end(pattern: re.Pattern[bytes], text: bytearray, at: int) -> int:
 #: Anthropic's own limits.
 MOST_BYTES, MOST_REQUESTS = 256_000_000, 100_000
 _CUSTOM_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-#: Lines are gathered to so many bytes before they are written.
+#: Bytes written to the store at a time.
 _PIECE = 2**20
 
 
-class Requests:
-    """Takes a body in pieces, and writes its requests as lines.
-
-    Each call raises ApiError: 400 or 413 naming what is wrong.
-    """
+class RequestLines:
+    """Writes the requests of a body as lines. Calls raise ApiError (400 or 413)."""
 
     def __init__(self, writer: Writer, longest_line: int) -> None:
         self.count = 0
@@ -226,7 +212,7 @@ class Requests:
         self._running = hashlib.sha256()
         self._seen: set[bytes] = set()
         self._lines = bytearray()
-        self._elements = Elements("requests")
+        self._elements = ArrayElements("requests")
 
     @property
     def digest(self) -> str:
@@ -234,12 +220,11 @@ class Requests:
         return self._running.hexdigest()
 
     def feed(self, data: bytes) -> None:
-        """Take the next bytes."""
         self._size += len(data)
         if self._size > MOST_BYTES:
             raise _too_large(f"the body has more than {MOST_BYTES} bytes; send several batches")
         self._running.update(data)
-        # What is read of one request is in memory, so that has a bound, too.
+        # A request that is being read is in memory.
         self._since += len(data)
         self._elements.feed(data)
         if self._elements.found:
@@ -251,7 +236,7 @@ class Requests:
             )
 
     def end(self) -> None:
-        """Say that the body is complete."""
+        """Write the last lines; raise ApiError unless the body is complete."""
         self._elements.end()
         if not self.count:
             raise invalid(f"requests: give a list of 1 to {MOST_REQUESTS} requests", "requests")
@@ -283,29 +268,29 @@ class Requests:
             )
         digest = hashlib.blake2b(custom_id.encode(), digest_size=16).digest()
         if digest in self._seen:
-            told = f"{at}.custom_id: {custom_id} was used before; each must be unique"
-            raise invalid(told, f"{at}.custom_id")
+            message = f"{at}.custom_id: {custom_id} was used before; each must be unique"
+            raise invalid(message, f"{at}.custom_id")
         self._seen.add(digest)
-        _check(params, f"{at}.params")
+        _check_params(params, f"{at}.params")
         line = {"custom_id": custom_id, "method": "POST", "url": ENDPOINT, "body": params}
         try:
             written = orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)
         except orjson.JSONEncodeError:
-            raise invalid(f"{at}.params: nested too deeply, or no Unicode", at) from None
+            raise invalid(f"{at}.params: nested too deeply, or not Unicode", at) from None
         if len(written) > self._longest:
             raise _too_large(f"{at}: more than {self._longest} bytes (WARMQ_MAX_LINE_BYTES)")
         return written
 
 
 def check_length(length: int) -> None:
-    """Raise ApiError (413) for a body that is too large, before any of it is read."""
+    """Raise ApiError (413) for a body that is too large, by its Content-Length."""
     if length > MOST_BYTES:
-        told = f"the body has {length} bytes, more than {MOST_BYTES}; send several batches"
-        raise _too_large(told, close=True)
+        message = f"the body has {length} bytes, more than {MOST_BYTES}; send several batches"
+        raise _too_large(message, close=True)
 
 
-def _check(params: Any, at: str) -> None:
-    """Look at what no request of a batch may have; all else is looked at when it is carried."""
+def _check_params(params: Any, at: str) -> None:
+    """Raise ApiError (400) for what no request may have; all else is checked when it is queued."""
     if not isinstance(params, dict):
         raise invalid(f"{at}: give the body of a POST to {ENDPOINT}, an object", at)
     if not isinstance(params.get("model"), str) or not params["model"]:

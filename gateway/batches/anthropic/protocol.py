@@ -1,4 +1,4 @@
-"""Message batches and their results as they go over the wire: Anthropic's field names and types."""
+"""Message batches and their results in Anthropic's form."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PREFIX = "msgbatch_"
 
 
 class Split(Struct, omit_defaults=True):
-    """How the requests of a batch that has ended have ended, those without an answer by kind."""
+    """Counts of an ended batch's requests without an answer, by kind."""
 
     errored: int = 0
     canceled: int = 0
@@ -69,14 +69,14 @@ class MessageBatchList(Struct, kw_only=True):
 
 
 class Deleted(Struct, kw_only=True):
-    """A batch is gone."""
+    """The answer to a DELETE."""
 
     id: str
     type: Literal["message_batch_deleted"] = "message_batch_deleted"
 
 
-def shown(record: BatchRecord, split: Split, base_url: str) -> MessageBatch:
-    """Return a batch as Anthropic shows it; `base_url` is where its caller reaches this gateway."""
+def message_batch(record: BatchRecord, split: Split, base_url: str) -> MessageBatch:
+    """Return a batch in Anthropic's form; `base_url` is this gateway's as its caller reaches it."""
     ended, at = record.status in ENDED, record.changed_at
     if ended:
         counts = RequestCounts(
@@ -108,45 +108,45 @@ _split: msgspec.json.Decoder[Split | None] = msgspec.json.Decoder(Split | None)
 
 
 def split_in(stored: Stored) -> Split | None:
-    """Return what was counted before; None if nothing was."""
+    """Return the counts in a stored document, or None."""
     return _split.decode(stored.document)
 
 
-class _Response(msgspec.Struct):
+class _Response(Struct):
     status_code: int
     body: msgspec.Raw
     request_id: str | None = None
 
 
-class _Error(msgspec.Struct):
+class _Error(Struct):
     code: str | None = None
     message: str | None = None
 
 
-class _Line(msgspec.Struct):
+class _Line(Struct):
     custom_id: str
     response: _Response | None = None
     error: _Error | None = None
 
 
-class _Body(msgspec.Struct):
+class _Body(Struct):
     error: _Error | None = None
 
 
 _line = msgspec.json.Decoder(_Line).decode
 _body = msgspec.json.Decoder(_Body).decode
-#: Kinds of endings without an answer, by OpenAI's code for them.
+#: Anthropic's names of OpenAI's codes for requests that have never run.
 _ENDINGS = {"batch_expired": "expired", "batch_cancelled": "canceled"}
 
 
 def _lines(services: Services, tenant: str, file_id: str | None) -> Iterator[bytes]:
-    """Yield the lines of a file; none if there is no such file (any more)."""
+    """Yield the lines of a file; none if it does not exist."""
     if file_id is not None and Files(services).get(tenant, file_id) is not None:
         yield from lines_of(services.store.read(file_id))
 
 
-def kind_of(line: _Line) -> str:
-    """Return how a request has ended, as Anthropic calls it."""
+def _kind_of(line: _Line) -> str:
+    """Return how a request has ended, in Anthropic's words."""
     if line.error is not None:
         return _ENDINGS.get(line.error.code or "", "errored")
     if line.response is None or line.response.status_code != 200:
@@ -155,44 +155,40 @@ def kind_of(line: _Line) -> str:
 
 
 def count(services: Services, record: BatchRecord) -> Split:
-    """Count how those requests have ended that have no answer, by reading the error file."""
+    """Count the requests without an answer by reading the error file."""
     if record.status == "failed":  # the whole file was refused
         return Split(errored=record.counts.total)
     if not record.counts.failed:
         return Split()
-    found = Split()
+    split = Split()
     for raw in _lines(services, record.tenant, record.error_file_id):
-        kind = kind_of(_line(raw))
-        setattr(found, kind, getattr(found, kind) + 1)
-    return found
+        kind = _kind_of(_line(raw))
+        setattr(split, kind, getattr(split, kind) + 1)
+    return split
 
 
 def _result(raw: bytes) -> bytes:
     line = _line(raw)
-    kind = kind_of(line)
+    kind = _kind_of(line)
+    result: dict[str, Any] = {"type": kind}
     if kind == "succeeded" and line.response is not None:
-        result: dict[str, Any] = {
-            "type": kind,
-            "message": orjson.Fragment(bytes(line.response.body)),
-        }
+        result["message"] = orjson.Fragment(bytes(line.response.body))
     elif kind == "errored":
-        result = _errored(line)
-    else:
-        result = {"type": kind}
+        result["error"] = _error(line)
     return one_line(orjson.dumps({"custom_id": line.custom_id, "result": result}))
 
 
-def _errored(line: _Line) -> dict[str, Any]:
+def _error(line: _Line) -> dict[str, Any]:
     status, request_id, error = 500, None, line.error
     if line.response is not None:
         status, request_id = line.response.status_code, line.response.request_id
         error = _body(line.response.body).error
     message = (error and (error.message or error.code)) or "the request failed"
-    return {"type": "errored", "error": anthropic_error(status, message, request_id)}
+    return anthropic_error(status, message, request_id)
 
 
 def _refused(services: Services, record: BatchRecord) -> Iterator[bytes]:
-    """Yield a result for each request of a batch that was refused as a whole."""
+    """Yield a result for each request of a batch whose file was refused."""
     message = "; ".join(problem.message for problem in record.problems[:3]) or "it was refused"
     result = {"type": "errored", "error": anthropic_error(400, message, None)}
     for raw in _lines(services, record.tenant, record.input_file_id):
@@ -200,7 +196,7 @@ def _refused(services: Services, record: BatchRecord) -> Iterator[bytes]:
 
 
 def results(services: Services, record: BatchRecord) -> Iterator[bytes]:
-    """Yield the results of a batch that has ended, a line each, in pieces of about 128 KiB."""
+    """Yield the results of an ended batch, one on each line, in pieces of about 128 KiB."""
     if record.status == "failed":
         return in_chunks(_refused(services, record))
     files = (record.output_file_id, record.error_file_id)

@@ -1,5 +1,4 @@
-"""What can be done to batches over HTTP: create, retrieve, list, cancel. The lines of a new batch's
-file are looked at later (runner/)."""
+"""Creates, retrieves, lists and cancels batches. The batch runner validates a new one's file."""
 
 from __future__ import annotations
 
@@ -28,9 +27,9 @@ from producer.queue_workers import count_versions, describe_workers, older_worke
 
 
 def create(services: Services, caller: Caller, body: bytes, idempotency: str) -> Batch:
-    """Make a batch, or find the one that the same create has made before."""
+    """Create a batch, or return the one that the same create has made before."""
     if idempotency:
-        # Its file may have gone since, and its window has begun: nothing is checked again.
+        # Nothing is checked again: its file may have been deleted since.
         view = BatchViews.using(services.batches).get(caller.tenant, id_for(caller, idempotency))
         batch = shown(view) if view else None
         if batch is not None:
@@ -44,11 +43,7 @@ def create(services: Services, caller: Caller, body: bytes, idempotency: str) ->
 
 
 def view_of(services: Services, caller: Caller, batch_id: str) -> BatchView:
-    """Return one of the caller's batches as it is now.
-
-    Raises:
-        ApiError: 404, if the caller has none of that id.
-    """
+    """Return one of the caller's batches; raise ApiError (404) if there is none."""
     view = BatchViews.using(services.batches).get(caller.tenant, batch_id)
     if view is None:
         raise not_found("batch", batch_id)
@@ -58,12 +53,10 @@ def view_of(services: Services, caller: Caller, batch_id: str) -> BatchView:
 def find(
     services: Services, caller: Caller, batch_id: str, *, partial: bool = False
 ) -> tuple[Batch, BatchView]:
-    """Return one of the caller's batches, and its view: one round trip, however many requests it
-    has.
+    """Return one of the caller's batches, and its view, in one round trip.
 
     Raises:
-        ApiError: 404, if the caller has none of that id, or it was made by Anthropic's API, which
-            has routes of its own for it.
+        ApiError: 404, also for a batch of Anthropic's API.
     """
     view = view_of(services, caller, batch_id)
     batch = shown(view, partial=partial)
@@ -73,7 +66,6 @@ def find(
 
 
 def retrieve(services: Services, caller: Caller, batch_id: str, *, partial: bool = False) -> Batch:
-    """Return one of the caller's batches."""
     return find(services, caller, batch_id, partial=partial)[0]
 
 
@@ -92,18 +84,18 @@ def page(services: Services, caller: Caller, after: str, limit: int) -> BatchLis
 
 
 def cancel(services: Services, caller: Caller, batch_id: str) -> tuple[Batch, BatchView]:
-    """Begin to cancel a batch; the answer is the same for one that is being cancelled or was.
+    """Begin to cancel a batch, also one that is cancelling or cancelled already.
 
     Returns:
-        It, and its view: the requests of one of `producer submit` are still to be ended.
+        It, and its view: the caller must still end the requests of one of `producer submit`.
 
     Raises:
         ApiError: 404; 400 for a batch that has ended otherwise.
     """
     batch, view = find(services, caller, batch_id)
     if batch.status in ENDED and batch.status != "cancelled":
-        told = f"batch {batch_id} is {batch.status}: only one that runs can be cancelled"
-        raise ApiError(400, told, code="batch_not_cancellable", param="batch_id")
+        message = f"batch {batch_id} is {batch.status}: only a running one can be cancelled"
+        raise invalid(message, "batch_id", "batch_not_cancellable")
     if batch.status not in ("cancelled", "cancelling"):
         if isinstance(view.source, QueueBatch):
             services.batches.begin_cancel(view.source)
@@ -112,7 +104,7 @@ def cancel(services: Services, caller: Caller, batch_id: str) -> tuple[Batch, Ba
     return retrieve(services, caller, batch_id), view
 
 
-#: The priority of requests for which none is named, as `producer submit` has it.
+#: The default priority, as of `producer submit`.
 DEFAULT_PRIORITY = 6
 
 
@@ -123,7 +115,7 @@ def window_s(text: str) -> int:
         ApiError: for any other text, less than a second or more than ten years.
     """
     field = "completion_window"
-    # The length is bounded for the sake of the sum, which otherwise could be endless.
+    # A longer text could have an endless sum.
     seconds = duration_s(text) if len(text) <= 40 else None
     if seconds is None:
         raise invalid(f"{field} is {text[:40]!r}; give a duration such as 24h, 90m or 7d", field)
@@ -137,18 +129,15 @@ def checked(
 ) -> tuple[BatchRecord, int]:
     """Return the record for the body of a create, and the bytes of its file.
 
-    With `idempotency` the id is derived from it, so that the same create makes the same batch.
-
     Raises:
-        ApiError: 400 for a wrong field, 403 for what the key does not allow, 404 for a file that is
-            not the caller's, each with the field's name; 409 beside older workers.
+        ApiError: 400 for a wrong field, 403 for a forbidden priority, 404 for an unknown file, 409
+            if all workers are older.
     """
     asked = read(body, BatchCreate)
     if asked.endpoint not in BODY_TYPES:
-        told = (
-            f"endpoint {asked.endpoint[:100]!r} is not served; use one of {', '.join(BODY_TYPES)}"
-        )
-        raise invalid(told, "endpoint")
+        known = ", ".join(BODY_TYPES)
+        message = f"endpoint {asked.endpoint[:100]!r} is not served; use one of {known}"
+        raise invalid(message, "endpoint")
     window = window_s(asked.completion_window)
     priority = _priority(caller, asked.priority)
     file = _file_of(services, caller, asked.input_file_id)
@@ -177,43 +166,42 @@ def _priority(caller: Caller, asked: int | None) -> int:
     if asked is None:
         return max(DEFAULT_PRIORITY, caller.highest_priority)
     if asked < caller.highest_priority:
-        told = f"priority {asked}: this key allows {caller.highest_priority} to 9 (0 is highest)"
-        raise ApiError(403, told, code="priority_not_allowed", param="priority")
+        message = f"priority {asked}: this key allows {caller.highest_priority} to 9 (0 is highest)"
+        raise ApiError(403, message, code="priority_not_allowed", param="priority")
     return asked
 
 
 def _file_of(services: Services, caller: Caller, file_id: str) -> FileRecord:
     found = Files(services).get(caller.tenant, file_id)
     if found is None:
-        told = f"No such file: {file_id[:200]}; upload it with purpose=batch first"
-        raise ApiError(404, told, code="file_not_found", param="input_file_id")
+        message = f"No such file: {file_id[:200]}; upload it with purpose=batch first"
+        raise ApiError(404, message, code="file_not_found", param="input_file_id")
     if found.purpose != "batch":
-        told = f"file {file_id} has the purpose {found.purpose!r}; upload it with purpose=batch"
-        raise invalid(told, "input_file_id")
+        message = f"file {file_id} has the purpose {found.purpose!r}; upload it with purpose=batch"
+        raise invalid(message, "input_file_id")
     return found
 
 
 def _check_workers(services: Services, caller: Caller) -> None:
-    """Refuse what only older workers would be there for, who do not take it.
+    """Raise ApiError (409) if all workers are too old to take what is queued.
 
-    Which queues the file's lines name is not known yet; when they are, they are looked at again
-    (runner/).
+    The batch runner checks the queues of the file's models once it has read them.
     """
     announced, settings = services.batches.announcements(), services.settings
     older = older_workers([one for one in announced if is_alive(one)])
     if not older:
         return
-    # Workers' names are those of machines, which a tenant need not know.
+    # A tenant need not know the workers' names, which are those of machines.
     which = describe_workers(older) if caller.operator else count_versions(older)
     served = ServedModels.of(announced, settings.queue, settings.gateway_models)
     if served.outdated and not served.names and not served.configured:
-        told = (
+        message = (
             f"nothing was queued: all workers are older than this gateway (protocol {PROTOCOL}) "
             f"and would not take what it queues: {which}; upgrade the workers"
         )
-        raise ApiError(409, told, code="older_workers", retry=False)
+        raise ApiError(409, message, code="older_workers", retry=False)
 
 
 def id_for(caller: Caller, idempotency: str) -> str:
-    """Return the id of the batch that a create makes, however often it is sent."""
+    """Return the id of the batch that each try of a create makes."""
     return id_of("batch_", f"batch\0{caller.tenant}\0{idempotency}")

@@ -1,9 +1,8 @@
-"""Lines of output and error files as OpenAI writes them, of the lines that producer/collect reads.
+"""Converts result lines into OpenAI's lines of output and error files.
 
-A success already has that form (contract/results.py); its body is not decoded, but for one of
-`/v1/responses`, of which vLLM leaves fields out. A failure gets OpenAI's form: a request that had
-an answer has it in `response`, with a status of 4xx or 5xx and the error in `response.body.error`;
-only one that never had an answer has a top-level `error`.
+A success has that form already (contract/results.py); only `/v1/responses` get fields that vLLM
+leaves out. A refused or failed request gets a `response` of 4xx or 5xx with the error in its body,
+one that has never run a top-level `error`.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from gateway.batches.api.record import Usage
 from gateway.http.errors import ApiError
 from gateway.online.events.responses import MALFORMED_ANSWER, complete_response
 
-#: Bytes that are sent at once, and lines that are read for them, one or two ms of CPU.
+#: Bytes sent at a time, and most lines read for them: one or two ms of CPU.
 CHUNK_BYTES, CHUNK_LINES = 128 * 1024, 500
-#: What an answer of /v1/responses has; within texts quotes are escaped.
+#: Part of each answer of /v1/responses; quotes within texts are escaped.
 _RESPONSE = b'"object":"response"'
-#: Endings without an answer, by warmq's code: OpenAI's code for them.
+#: OpenAI's code for each of warmq's codes of requests that have never run.
 WITHOUT_ANSWER = {
     "expired": "batch_expired", "cancelled": "batch_cancelled", "result_expired": "result_expired"
 }  # fmt: skip
@@ -33,25 +32,27 @@ _MESSAGES = {"expired": _EXPIRED, "cancelled": _CANCELLED}
 
 
 def openai_line(line: ResultLine) -> bytes:
-    """Return a line of an output file, or if it `failed` of an error file, without a newline."""
+    """Return a line of the output file, or of the error file if it `failed`, without a newline."""
     if not line.failed:
-        return _with_all_fields(line.json) if _RESPONSE in line.json else line.json
-    told = orjson.loads(line.json)
-    error = told["error"]
+        return _completed(line.json) if _RESPONSE in line.json else line.json
+    found = orjson.loads(line.json)
+    error = found["error"]
     code = error.get("code") or "request_failed"
-    out: dict[str, Any] = {"id": told["id"], "custom_id": told["custom_id"]}
+    out: dict[str, Any] = {"id": found["id"], "custom_id": found["custom_id"]}
     if code in WITHOUT_ANSWER:
         message = _MESSAGES.get(code, error.get("message"))
         out |= {"response": None, "error": {"code": WITHOUT_ANSWER[code], "message": message}}
     else:
-        out |= {"response": _refusal(told["id"], code, error, line.rejected), "error": None}
+        out |= {"response": _error_response(found["id"], code, error, line.rejected), "error": None}
     ours = {name: error[name] for name in ("line", "same_as") if name in error}
     return one_line(orjson.dumps(out | {"warmq": ours}))
 
 
-def _refusal(line_id: str, code: str, error: dict[str, Any], rejected: bool) -> dict[str, Any]:
-    """Return the answer that an online request would have had."""
-    told = ApiError(
+def _error_response(
+    line_id: str, code: str, error: dict[str, Any], rejected: bool
+) -> dict[str, Any]:
+    """Return the response that an online request would have got."""
+    answer = ApiError(
         (404 if code == "model_not_found" else 400) if rejected else 500,
         error.get("message") or code,
         code=code,
@@ -59,10 +60,10 @@ def _refusal(line_id: str, code: str, error: dict[str, Any], rejected: bool) -> 
         type="invalid_request_error" if rejected else "server_error",
     )
     request_id = line_id.removeprefix("batch_req_")
-    return {"status_code": told.status, "request_id": request_id, "body": told.body}
+    return {"status_code": answer.status, "request_id": request_id, "body": answer.body}
 
 
-def _with_all_fields(line: bytes) -> bytes:
+def _completed(line: bytes) -> bytes:
     try:
         found = orjson.loads(line)
         body = found["response"]["body"]
@@ -74,27 +75,24 @@ def _with_all_fields(line: bytes) -> bytes:
         return line
 
 
-class _Cached(msgspec.Struct):
+class _Details(msgspec.Struct):
     cached_tokens: int | None = None
-
-
-class _Reasoning(msgspec.Struct):
     reasoning_tokens: int | None = None
 
 
 class _Usage(msgspec.Struct):
-    """vLLM's usage; the names of `/v1/responses` and `/v1/messages` beside those of chats."""
+    """vLLM's usage, with the names of chats, `/v1/responses` and `/v1/messages`."""
 
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     total_tokens: int | None = None
     input_tokens: int | None = None
     output_tokens: int | None = None
-    prompt_tokens_details: _Cached | None = None
-    input_tokens_details: _Cached | None = None
+    prompt_tokens_details: _Details | None = None
+    input_tokens_details: _Details | None = None
     cache_read_input_tokens: int | None = None
-    completion_tokens_details: _Reasoning | None = None
-    output_tokens_details: _Reasoning | None = None
+    completion_tokens_details: _Details | None = None
+    output_tokens_details: _Details | None = None
 
 
 class _Body(msgspec.Struct):
@@ -113,10 +111,7 @@ _decode = msgspec.json.Decoder(_Line).decode
 
 
 def usage_of(line: bytes) -> Usage:
-    """Return the tokens of a success, zeros where its answer names none.
-
-    The answer's other fields are passed over, not decoded (0.5 to 1 us for a short chat).
-    """
+    """Return the tokens of a success; only its usage is decoded (0.5 to 1 us for a short chat)."""
     try:
         found = _decode(line).response.body.usage
     except (msgspec.DecodeError, RecursionError):
@@ -134,15 +129,15 @@ def usage_of(line: bytes) -> Usage:
 
 
 def in_chunks(lines: Iterable[bytes | None]) -> Iterator[bytes]:
-    """Yield lines in chunks to be sent; empty ones after many lines of the other file (None)."""
-    gathered: list[bytes] = []
+    """Yield lines in chunks to send, empty chunks after many lines to skip (None)."""
+    chunk: list[bytes] = []
     size = 0
     for number, line in enumerate(lines, 1):
         if line is not None:
-            gathered += (line, b"\n")
+            chunk += (line, b"\n")
             size += len(line) + 1
         if size >= CHUNK_BYTES or number % CHUNK_LINES == 0:
-            yield b"".join(gathered)
-            gathered, size = [], 0
-    if gathered:
-        yield b"".join(gathered)
+            yield b"".join(chunk)
+            chunk, size = [], 0
+    if chunk:
+        yield b"".join(chunk)

@@ -1,9 +1,8 @@
-"""Batches as they go over the wire, those of the gateways and those of `producer submit`: field
-names and types of OpenAI's, and what warmq adds."""
+"""Batches in OpenAI's form: those of gateways, and those of `producer submit`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Annotated, Literal
 
@@ -20,27 +19,25 @@ from gateway.batches.api.record import (
     Usage,
     decode,
 )
+from gateway.files.protocol import LEAST_LIFE_S, MOST_LIFE_S
 from gateway.redis.batch_views import BatchView
-
-#: Least and most seconds that a file may be kept by `expires_after` and `output_expires_after`.
-SHORTEST_KEPT_S, LONGEST_KEPT_S = 3_600, 2_592_000
 
 MetadataKey = Annotated[str, Meta(max_length=64)]
 MetadataValue = Annotated[str, Meta(max_length=512)]
 Metadata = Annotated[dict[MetadataKey, MetadataValue], Meta(max_length=16)]
-Seconds = Annotated[int, Meta(ge=SHORTEST_KEPT_S, le=LONGEST_KEPT_S)]
+Seconds = Annotated[int, Meta(ge=LEAST_LIFE_S, le=MOST_LIFE_S)]
 
 
 class OutputExpiresAfter(Struct):
-    """How long output and error files are kept, counted from when they are written."""
+    """Seconds after their creation at which output and error files are removed."""
 
     anchor: Literal["created_at"]
     seconds: Seconds
 
 
 class BatchCreate(Struct, kw_only=True):
-    """Body of `POST /v1/batches`. Fields that are not named here are ignored, as clients of other
-    gateways send some. `order`, `once` and `priority` are warmq's (`extra_body` of the SDKs)."""
+    """Body of `POST /v1/batches`. `order`, `once` and `priority` are warmq's (the SDKs'
+    `extra_body`); other fields are ignored."""
 
     input_file_id: str
     endpoint: str
@@ -53,20 +50,20 @@ class BatchCreate(Struct, kw_only=True):
 
 
 class BatchErrors(Struct, kw_only=True):
-    """The list of reasons."""
+    """A list of errors."""
 
     object: Literal["list"] = "list"
     data: list[BatchError]
 
 
 class InputDetails(Struct, kw_only=True):
-    """What of the input tokens came from the prefix cache; known once the batch has ended."""
+    """Input tokens that came from the prefix cache; known once the batch has ended."""
 
     cached_tokens: int = 0
 
 
 class OutputDetails(Struct, kw_only=True):
-    """What of the output tokens was reasoning; known once the batch has ended."""
+    """Output tokens that were reasoning; known once the batch has ended."""
 
     reasoning_tokens: int = 0
 
@@ -82,7 +79,7 @@ class BatchUsage(Struct, kw_only=True):
 
 
 class Batch(Struct, kw_only=True):
-    """A batch. What is not known yet is null, except `model`, which is left out."""
+    """A batch. Unknown fields are null, except `model`, which is left out."""
 
     id: str
     object: Literal["batch"] = "batch"
@@ -118,16 +115,16 @@ class BatchList(Struct, kw_only=True):
     has_more: bool
 
 
-#: Ids of files that are read from the queue when they are asked for (virtual_files.py).
+#: Prefixes of the ids of virtual files (virtual_files.py).
 OUTPUT, ERRORS, PARTIAL = "file-out-", "file-err-", "file-partial-"
 _INPUT = "file-in-"
-_NO_LINE = "no line of the file is a valid request; the error file says of each what is wrong"
+_NO_LINE = "no line of the file is a valid request; the error file has the error of each"
 
 
 def shown(view: BatchView, *, partial: bool = False) -> Batch | None:
-    """Return a batch in OpenAI's form; None for one of another API.
+    """Return a batch in OpenAI's form; None for one of Anthropic's API.
 
-    With `partial` a batch that runs shows the id of a file of what has ended so far.
+    With `partial` a running batch has the file of what has ended so far as its output file.
     """
     if isinstance(view.source, QueueBatch):
         return _of_queue(view.source, partial)
@@ -168,26 +165,21 @@ def _of_record(record: BatchRecord, parts: list[QueueBatch], partial: bool) -> B
     return shown
 
 
-def _counts(counts: RequestCounts, parts: Iterable[QueueBatch]) -> RequestCounts:
-    """Return the requests of a record, and of its parts while they run."""
-    total, completed, failed = 0, 0, 0
-    for part in parts:
-        total += part.number("total")
-        completed += part.number("completed")
-        failed += part.terminal - part.number("completed")
+def _counts(counts: RequestCounts, parts: Sequence[QueueBatch]) -> RequestCounts:
+    """Return the counts of a record, or those of its parts where they are higher."""
+    total = sum(part.number("total") for part in parts)
+    completed = sum(part.number("completed") for part in parts)
+    failed = sum(part.terminal for part in parts) - completed
     return RequestCounts(
-        total=max(counts.total, total),
-        completed=max(counts.completed, completed),
-        failed=max(counts.failed, failed),
+        max(counts.total, total), max(counts.completed, completed), max(counts.failed, failed)
     )
 
 
-def _usage_of(parts: Iterable[QueueBatch]) -> Usage:
-    usage = Usage()
-    for part in parts:
-        usage.input += part.number("prompt_tokens")
-        usage.output += part.number("completion_tokens")
-    return usage
+def _usage_of(parts: Sequence[QueueBatch]) -> Usage:
+    return Usage(
+        input=sum(part.number("prompt_tokens") for part in parts),
+        output=sum(part.number("completion_tokens") for part in parts),
+    )
 
 
 def _usage(usage: Usage) -> BatchUsage:
@@ -201,8 +193,8 @@ def _usage(usage: Usage) -> BatchUsage:
 
 
 def _of_queue(batch: QueueBatch, partial: bool) -> Batch:
-    """Return a batch of `producer submit`. Its endpoint is '', for lines may name several, and its
-    input file is not one of the gateways'; its metadata has the file's name."""
+    """Return a batch of `producer submit`. Its lines may name several endpoints, its input file is
+    not a gateway's; its metadata has the file's name."""
     counts = _counts(RequestCounts(), [batch])
     created, status = int(batch.created) // 1000, batch.status
     ended_at = batch.number("finished_at") // 1000 or None
@@ -211,7 +203,7 @@ def _of_queue(batch: QueueBatch, partial: bool) -> Batch:
         endpoint="",
         input_file_id=_INPUT + batch.id,
         completion_window=_window(batch),
-        status=status,  # type: ignore[arg-type]  # one that is `deleting` has no view
+        status=status,  # type: ignore[arg-type]  # a `deleting` batch has no view
         created_at=created,
         in_progress_at=created if batch.sealed else None,
         expires_at=batch.number("deadline") // 1000 or None,
@@ -234,7 +226,7 @@ def _of_queue(batch: QueueBatch, partial: bool) -> Batch:
 
 
 def _window(batch: QueueBatch) -> str:
-    """Return from a batch's creation to its deadline, `none` without one."""
+    """Return the time from a batch's creation to its deadline, `none` without one."""
     left_s = 0
     with suppress(ValueError):
         left_s = round((batch.number("deadline") - int(batch.created)) / 1000)

@@ -1,4 +1,4 @@
-"""Routes of batches, and of the files that are read from the queue."""
+"""Routes of batches, and of virtual files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from starlette.routing import Route
 
 from contract.batch import Batch as QueueBatch
 from gateway.batches.api import batches, virtual_files
-from gateway.http.errors import ApiError, invalid
+from gateway.http.errors import invalid
 from gateway.http.json_api import caller, page_limit, reply, services
 
 #: Batches in a page: by default, and at most.
@@ -19,7 +19,7 @@ DEFAULT_LIMIT, MOST = 20, 100
 
 
 class _VirtualId(Convertor[str]):
-    """Takes ids of virtual files alone: all others are those of files/."""
+    """Matches the ids of virtual files; gateway/files has the routes of all others."""
 
     regex = virtual_files.ID
 
@@ -34,12 +34,12 @@ register_url_convertor("virtual_file", _VirtualId())
 
 
 async def _create(request: Request) -> Response:
-    body = await request.body()
-    idempotency = request.scope.get("warmq.idempotency", "")
-    made = await run_in_threadpool(
-        batches.create, services(request), caller(request), body, idempotency
+    body, idempotency = await request.body(), request.scope.get("warmq.idempotency", "")
+    return reply(
+        await run_in_threadpool(
+            batches.create, services(request), caller(request), body, idempotency
+        )
     )
-    return reply(made)
 
 
 def _list(request: Request) -> Response:
@@ -55,13 +55,13 @@ def _retrieve(request: Request) -> Response:
 
 
 def _cancel(request: Request) -> Response:
-    used = services(request)
-    batch, view = batches.cancel(used, caller(request), request.path_params["batch_id"])
+    gateway = services(request)
+    batch, view = batches.cancel(gateway, caller(request), request.path_params["batch_id"])
     response = reply(batch)
     if isinstance(view.source, QueueBatch) and batch.status == "cancelling":
-        # Each waiting request is ended: of a million that takes longer than clients wait. Should
-        # this process die, workers end what is left as they come to it.
-        response.background = BackgroundTask(used.batches.cancel, view.source)
+        # Ending a million requests takes longer than clients wait. If this process dies, workers
+        # end the rest as they take them.
+        response.background = BackgroundTask(gateway.batches.cancel, view.source)
     return response
 
 
@@ -73,23 +73,23 @@ def _virtual_file(request: Request) -> Response:
 def _virtual_content(request: Request) -> Response:
     offset = request.query_params.get("offset", "0")
     if not (offset.isdecimal() and offset.isascii() and len(offset) < 16):
-        told = f"offset is {offset[:40]!r}; give the X-Last-Line of an earlier answer"
-        raise invalid(told, "offset")
-    used, file_id = services(request), request.path_params["file_id"]
-    return virtual_files.content(used, caller(request), file_id, int(offset))
+        message = f"offset is {offset[:40]!r}; give the X-Last-Line of an earlier answer"
+        raise invalid(message, "offset")
+    file_id = request.path_params["file_id"]
+    return virtual_files.content(services(request), caller(request), file_id, int(offset))
 
 
 def _no_delete(request: Request) -> Response:
     file_id = request.path_params["file_id"]
-    told = (
-        f"file {file_id} is read from the queue, where it ends with its batch: `producer delete` "
-        "removes it, and it expires by itself"
+    message = (
+        f"file {file_id} is generated from the batch in the queue: `producer delete` removes both, "
+        "and they expire by themselves"
     )
-    raise ApiError(400, told, code="file_not_deletable", param="file_id")
+    raise invalid(message, "file_id", "file_not_deletable")
 
 
 def routes() -> list[Route]:
-    """Return the routes; they come before those of files/, which take any id."""
+    """Return the routes, which must come before gateway.files': those match any id."""
     virtual = "/v1/files/{file_id:virtual_file}"
     return [
         Route("/v1/batches", _create, methods=["POST"]),

@@ -1,8 +1,8 @@
-"""Files that are nowhere: their content is read from the queue when it is asked for.
+"""Files that are generated from results in Redis on request.
 
-`file-out-<batch>` and `file-err-<batch>` are those of a batch of `producer submit`, in the order of
-its input; `file-partial-<batch>` has what has ended so far of any batch, successes and failures, in
-the order in which it ended. Their ids cannot be those of other files, which are hexadecimal.
+`file-out-<batch>` and `file-err-<batch>` belong to a batch of `producer submit`, in the order of
+its input; `file-partial-<batch>` has what has ended so far of any batch, in the
+order in which it ended. Ids of stored files are hexadecimal.
 """
 
 from __future__ import annotations
@@ -30,57 +30,50 @@ from gateway.redis.batch_views import BatchView, PartialOrder, Segment
 from producer.batch_watch import BatchChanged
 from producer.collect.collect import Collector
 
-#: What their ids look like.
+#: The pattern of their ids.
 ID = rf"(?:{OUTPUT}|{ERRORS}|{PARTIAL})[A-Za-z0-9][A-Za-z0-9._-]{{0,127}}"
 _NAMES = {OUTPUT: "output", ERRORS: "errors", PARTIAL: "partial"}
-#: Contents for which lines are read at a time. This process has online requests to answer: with a
-#: thread for each, many downloads would take its CPU, and the threads that others wait for.
+#: Downloads that read lines at a time: with a thread for each, many downloads would take this
+#: process' CPU and threads from online requests.
 AT_ONCE = 1
-#: Endings read at once.
+#: Endings read in one call.
 ENDINGS = 100
 
 
 def _find(services: Services, caller: Caller, file_id: str) -> tuple[str, BatchView, Batch]:
-    """Return the kind of a file, and the batch it belongs to.
-
-    Raises:
-        ApiError: 404, if the caller has no such batch, or it has no such file (yet).
-    """
-    kind = next(kind for kind in _NAMES if file_id.startswith(kind))
+    """Return a file's prefix and its batch; raise ApiError (404) if the caller has no such file."""
+    prefix = next(prefix for prefix in _NAMES if file_id.startswith(prefix))
     try:
-        batch, view = find(services, caller, file_id.removeprefix(kind))
+        batch, view = find(services, caller, file_id.removeprefix(prefix))
     except ApiError:
         raise not_found("file", file_id) from None
-    if kind != PARTIAL and file_id not in (batch.output_file_id, batch.error_file_id):
+    if prefix != PARTIAL and file_id not in (batch.output_file_id, batch.error_file_id):
         raise not_found("file", file_id)
-    return kind, view, batch
+    return prefix, view, batch
 
 
 def file_object(services: Services, caller: Caller, file_id: str) -> File:
-    """Return the File of an id. Its `bytes` are 0: nobody has counted them."""
-    kind, _, batch = _find(services, caller, file_id)
+    """Return the File of an id, with 0 `bytes`: they are not counted."""
+    prefix, _, batch = _find(services, caller, file_id)
+    name = f"{batch.id}_{_NAMES[prefix]}.jsonl"
     return File(
-        id=file_id,
-        bytes=0,
-        created_at=batch.created_at,
-        filename=f"{batch.id}_{_NAMES[kind]}.jsonl",
-        purpose=OUTPUT_PURPOSE,
+        id=file_id, bytes=0, created_at=batch.created_at, filename=name, purpose=OUTPUT_PURPOSE
     )
 
 
 def content(services: Services, caller: Caller, file_id: str, offset: int) -> Response:
-    """Return the lines of a file, in OpenAI's form, streamed as they are read.
+    """Return the lines of a file in OpenAI's form, streamed as they are read.
 
     Raises:
-        ApiError: as long as nothing was sent; what happens later breaks the connection, so that no
-            part of a file looks like all of it.
+        ApiError: before anything is sent; a later error breaks the connection, so that no client
+            takes a part of a file for the whole.
     """
-    kind, view, batch = _find(services, caller, file_id)
+    prefix, view, batch = _find(services, caller, file_id)
     headers = {
-        "content-disposition": f'attachment; filename="{batch.id}_{_NAMES[kind]}.jsonl"',
+        "content-disposition": f'attachment; filename="{batch.id}_{_NAMES[prefix]}.jsonl"',
         "x-content-type-options": "nosniff",
     }
-    if kind == PARTIAL:
+    if prefix == PARTIAL:
         return _partial(services, view, batch, offset, headers)
     if not isinstance(view.source, QueueBatch):
         raise not_found("file", file_id)
@@ -88,8 +81,8 @@ def content(services: Services, caller: Caller, file_id: str, offset: int) -> Re
 
     def lines() -> Iterator[bytes | None]:
         for line in collector.lines("input"):
-            yield openai_line(line) if line.failed == (kind == ERRORS) else None
-        if kind == OUTPUT or not batch.output_file_id:
+            yield openai_line(line) if line.failed == (prefix == ERRORS) else None
+        if prefix == OUTPUT or not batch.output_file_id:
             collector.mark_collected()
 
     return _streamed(lines(), headers)
@@ -98,31 +91,32 @@ def content(services: Services, caller: Caller, file_id: str, offset: int) -> Re
 def _partial(
     services: Services, view: BatchView, batch: Batch, offset: int, headers: dict[str, str]
 ) -> Response:
-    """Return what has ended so far; after the batch's end, for as long as the queue has it."""
-    parts = [services.batches.batch(batch_id) for batch_id in part_ids(view)]
-    there = [part for part in parts if part is not None and part.status != "deleting"]
-    if len(there) < len(parts):
+    """Return what has ended so far; after the batch's end, as long as the queue has it."""
+    states = [services.batches.batch(batch_id) for batch_id in part_ids(view)]
+    parts = [part for part in states if part is not None and part.status != "deleting"]
+    if len(parts) < len(states):
         if batch.status in ENDED:
             return _ended(batch, offset)
-        there = []  # not all are queued yet; what each is in the order depends on all
+        # The order of all endings needs all parts.
+        parts = []
     headers["x-incomplete"] = str(batch.status not in ENDED).lower()
     last = 0
     segments: list[Segment] = []
-    if there:
+    if parts:
         order = PartialOrder.using(services.batches)
         ttl_ms = services.settings.result_ttl_ms
-        last, segments = order.segments(batch.id, there, offset, ttl_ms)
+        last, segments = order.segments(batch.id, parts, offset, ttl_ms)
     headers["x-last-line"] = str(max(last, offset))
     return _streamed(map(openai_line, _endings(services.batches, segments, offset)), headers)
 
 
 def _ended(batch: Batch, offset: int) -> Response:
-    """Answer for a batch whose requests the queue has no more."""
+    """Return the response for a batch that the queue no longer has."""
     final = batch.output_file_id or batch.error_file_id
     if final and offset == 0:
         return RedirectResponse(f"/v1/files/{final}/content", 307)
-    told = f"batch {batch.id} has ended: its results are in its output_file_id and error_file_id"
-    raise ApiError(404, told, code="batch_ended", param="offset")
+    message = f"batch {batch.id} has ended: read its output_file_id and error_file_id"
+    raise ApiError(404, message, code="batch_ended", param="offset")
 
 
 def _streamed(lines: Iterator[bytes | None], headers: dict[str, str]) -> Response:
@@ -137,7 +131,7 @@ def _streamed(lines: Iterator[bytes | None], headers: dict[str, str]) -> Respons
 
 
 async def _in_turn(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
-    """Yield chunks; a download that goes on waits for no more than one chunk of each other."""
+    """Yield chunks; each download waits for at most one chunk of every other."""
     limiter = _limiter()
     while (chunk := await to_thread.run_sync(next, chunks, None, limiter=limiter)) is not None:
         if chunk:
@@ -150,26 +144,26 @@ def _limiter() -> CapacityLimiter:
 
 
 def _endings(store: BatchStore, segments: Sequence[Segment], position: int) -> Iterator[ResultLine]:
-    """Yield the lines of what has ended from a position on, in the order in which it ended.
+    """Yield the lines from a position on, in the order in which they ended.
 
-    Each position has one; those of followers (`once`) have as many as there are, and one that runs
-    again (`producer retry`) has none until it has ended anew, at a later position.
+    A position has one line; a deduplicated request has one for each of its followers, and one that
+    runs again (`producer retry`) has none until it ends at a later position.
     """
     for segment in segments:
         done = max(0, position - segment.first)
         for at in range(done, segment.count, ENDINGS):
             count = min(ENDINGS, segment.count - at)
             texts = store.finished_ids(segment.part.id, segment.start + at, count)
-            yield from _of_texts(store, segment.part, texts)
+            yield from _lines(store, segment.part, texts)
 
 
-def _of_texts(store: BatchStore, part: QueueBatch, texts: list[str]) -> Iterator[ResultLine]:
+def _lines(store: BatchStore, part: QueueBatch, texts: list[str]) -> Iterator[ResultLine]:
     endings = [read_ending(text) for text in texts]
     ids = list(dict.fromkeys(request_id for request_id, _ in endings))
-    found = dict(zip(ids, store.results(ids), strict=True))
+    results = dict(zip(ids, store.results(ids), strict=True))
     entries = store.followers(part.id, endings)
     for request_id, numbers in endings:
-        raw = found[request_id]
+        raw = results[request_id]
         if not numbers:
             line = stored_line(request_id, raw) if raw is not None else None
             if line is not None:
@@ -178,6 +172,5 @@ def _of_texts(store: BatchStore, part: QueueBatch, texts: list[str]) -> Iterator
         for _ in numbers:
             entry = next(entries)
             if entry is not None and raw is not None:
-                yield result_line(
-                    entry_request_id(part.id, entry), entry[1], entry[0], raw, request_id
-                )
+                own_id = entry_request_id(part.id, entry)
+                yield result_line(own_id, entry[1], entry[0], raw, request_id)

@@ -1,4 +1,4 @@
-"""The process that carries batches: `producer serve` starts it, and it ends with that."""
+"""Entry point of the batch runner, which `producer serve` starts and which ends with it."""
 
 from __future__ import annotations
 
@@ -23,59 +23,58 @@ from producer.heap import keep_free_memory
 log = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG = 1
-#: What is at hand is given back within so long, or its lease ends by itself.
+#: Time to release batches at the end; leases that are not released end by themselves.
 _GRACE_S = 8.0
-#: Between two looks whether Redis is there.
-_AGAIN_S = 0.5
+#: Wait before Redis is asked again at the start.
+_RETRY_S = 0.5
 
 
 def _end_with(parent: int) -> None:
-    """Have the kernel send SIGTERM when the process that started this one ends, however it does."""
+    """Have the kernel send SIGTERM when the parent process ends, however it does."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
         sys.exit(0)
 
 
 def _open(settings: GatewaySettings) -> Services:
-    """Connect, once Redis is there: it may be starting again, and what died with it waits for this.
+    """Connect, waiting for Redis: it may be restarting, and this process with it.
 
     Raises:
-        FileStoreFailed: files cannot be kept where the settings say.
+        FileStoreFailed: the store cannot be used.
     """
-    away = False
+    logged = False
     while True:
         try:
-            return Services.open(settings, "warmq-carrier")
+            return Services.open(settings, "warmq-batch-runner")
         except StoreUnavailable as error:
-            if not away:
-                log.warning(
-                    "no batches are carried: %s", error.message, extra={"action": "no_carrying"}
-                )
-            away = True
-        time.sleep(_AGAIN_S)
+            if not logged:
+                message = "batches wait for Redis: %s"
+                log.warning(message, error.message, extra={"action": "no_carrying"})
+            logged = True
+        time.sleep(_RETRY_S)
 
 
 def main() -> int:
-    """Carry batches until SIGTERM; the argument is the process id of the parent."""
+    """Run batches until SIGTERM; the argument is the parent's process id."""
     keep_free_memory()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the gateway, which ends this
-    carrier: BatchRunner | None = None
+    runner: BatchRunner | None = None
 
     def end(*_: object) -> None:
-        if carrier is None:
+        if runner is None:
             os._exit(0)
         timer = threading.Timer(_GRACE_S, os._exit, (1,))
         timer.daemon = True
         timer.start()
-        # Not in this handler: the thread that it interrupts may have the lock of what stop() sets.
-        threading.Thread(target=carrier.stop, daemon=True).start()
+        # In a thread: the code that this handler interrupts may hold the lock that stop() needs.
+        threading.Thread(target=runner.stop, daemon=True).start()
 
     signal.signal(signal.SIGTERM, end)
     if len(sys.argv) > 1:
         _end_with(int(sys.argv[1]))
     try:
         settings = load(GatewaySettings)
-        set_up(settings.log_format, "%(levelname)s:     carrying: %(message)s")
+        set_up(settings.log_format, "%(levelname)s:     batches: %(message)s")
         services = _open(settings)
         traces = ExitStack()
         traces.enter_context(tracing(settings.traces, "warmq-gateway"))
@@ -83,8 +82,8 @@ def main() -> int:
         log.error("%s", error.message, extra={"action": "carrier_failed"})
         return 1
     with traces:
-        carrier = BatchRunner(services)
-        carrier.run()
+        runner = BatchRunner(services)
+        runner.run()
     services.close()
     return 0
 

@@ -1,4 +1,4 @@
-"""One batch while it is carried: its record, written back only as it was read."""
+"""One claimed batch: its record, which is written only as it was read, and its input file."""
 
 from __future__ import annotations
 
@@ -17,23 +17,22 @@ from gateway.http.caller import Caller
 from gateway.http.services import Services
 from gateway.redis.leases import Lease, LeaseLost
 
-#: Between two looks at the record while lines are read, in seconds; and between two times that its
-#: file is asked to be kept.
+#: How often the record is read while lines are read, and the file's content is kept, in seconds.
 _LOOK_S, _KEEP_S = 1.0, 60.0
 
 
 class Changed(Exception):
-    """Somebody else has written the record, or its time is over: look at it again."""
+    """The record has changed, or its window is over: read it again."""
 
 
 class ClaimedBatch:
-    """A batch's record as it was read last, and its file, which is opened once."""
+    """A batch that this process runs under a lease. The file is opened once."""
 
     def __init__(
-        self, services: Services, held: Lease[Claim], stored: Stored, stop: threading.Event
+        self, services: Services, lease: Lease[Claim], stored: Stored, stop: threading.Event
     ) -> None:
         self.services = services
-        self._held = held
+        self._lease = lease
         self._stop = stop
         self.stored = stored
         self.record: BatchRecord = decode(stored.document)
@@ -43,11 +42,11 @@ class ClaimedBatch:
         self._path: Path | None = None
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._opened.close()
 
     def read_again(self) -> bool:
-        """Read the record anew; return False if it is not there any more."""
+        """Read the record again; return False if it was deleted."""
         (stored,) = self.services.objects.get_many("batch", [self.record.id])
         if stored is not None:
             self.stored, self.record = stored, decode(stored.document)
@@ -58,9 +57,9 @@ class ClaimedBatch:
         """Whether the completion window is over."""
         return self.services.clock.now() >= self.record.expires_at
 
-    def check(self) -> None:
-        """Raise LeaseLost if this process is to stop work on it."""
-        self._held.check()
+    def check_lease(self) -> None:
+        """Raise LeaseLost if another process may have the batch, or this one is to stop."""
+        self._lease.check()
         if self._stop.is_set():
             raise LeaseLost
 
@@ -68,10 +67,10 @@ class ClaimedBatch:
         """Write changes of the record.
 
         Raises:
-            Changed: somebody else has written it.
-            LeaseLost: somebody else carries it.
+            Changed: another process has written it.
+            LeaseLost: another process may have the batch.
         """
-        self.check()
+        self.check_lease()
         record = changed(self.services, self.record, status, **changes)
         stored = write_back(self.services, self.stored, record)
         if stored is None:
@@ -80,20 +79,19 @@ class ClaimedBatch:
         return record
 
     def keep_input(self) -> None:
-        """Have the file that it reads stay, also if its owner deletes it or its life ends."""
+        """Keep the input file's content, even if its owner deletes it or it expires."""
         if time.monotonic() >= self._next_keep:
             self._next_keep = time.monotonic() + _KEEP_S
             Files(self.services).keep_content(self.record.input_file_id, self.record.id)
 
-    def go_on(self, *, ends_late: bool = True) -> None:
-        """Return if reading its lines still makes sense. What is only looked through is read to its
-        end also if it is late, for the lines of the error file.
+    def check(self, *, ends_late: bool = True) -> None:
+        """Return if reading the file still makes sense, with `ends_late` only within the window.
 
         Raises:
             Changed: it was cancelled, or its window is over.
-            LeaseLost: somebody else carries it.
+            LeaseLost: another process may have the batch.
         """
-        self.check()
+        self.check_lease()
         now = time.monotonic()
         if now < self._next_look:
             return
@@ -104,10 +102,10 @@ class ClaimedBatch:
             raise Changed
 
     def input(self) -> Path | None:
-        """Return the batch's file, for as long as this is not closed; None if it was deleted.
+        """Return the path of the input file until this is closed; None if it was deleted.
 
         Raises:
-            FileStoreFailed: its content is not here, although nobody has deleted it.
+            FileStoreFailed: its content is missing in this gateway's store.
         """
         services, name = self.services, self.record.input_file_id
         if self._path is None and services.store.size(name) is not None:
@@ -115,12 +113,12 @@ class ClaimedBatch:
         if self._path is None and services.objects.owner_of("file", name) is not None:
             raise FileStoreFailed(
                 f"file {name} is not in {services.settings.gateway_store}, where this gateway "
-                "keeps files: give all of them one bucket, or a folder that they share"
+                "keeps files: give all gateways one bucket, or one shared folder"
             )
         return self._path
 
     def caller(self) -> Caller:
-        """Return who made the batch; without its key, which may be revoked, no limits hold."""
+        """Return who made the batch; without limits if its key is not found."""
         record = self.record
         key = self.services.keys.get(record.key_id) if record.key_id else None
         return Caller.of(key) if key is not None else Caller(tenant=record.tenant)

@@ -1,4 +1,4 @@
-"""Starts the process that carries batches, and starts it again when it dies."""
+"""Starts the batch runner, and starts it again when it dies."""
 
 from __future__ import annotations
 
@@ -11,29 +11,27 @@ import time
 
 log = logging.getLogger(__name__)
 
-#: Waits before another start: doubled for one that died at once, short again for one that lived.
+#: Waits before a restart: doubled each time, the first one again after a process that lived.
 _FIRST_WAIT_S, _LONGEST_WAIT_S, _LIVED_S = 0.2, 10.0, 30.0
-#: It has so long to give back what it holds.
+#: Time to release its batches.
 _GRACE_S = 10.0
 
 
 class RunnerProcess:
-    """`python -m gateway.batches.runner`, with this process' environment.
+    """The process `python -m gateway.batches.runner`.
 
-    Its parent is a thread that lives until the end: the kernel ends it with its thread.
+    Its parent is a thread that lives as long as this process: the kernel signals it when that ends.
     """
 
     def __init__(self) -> None:
         self._ended = threading.Event()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._thread = threading.Thread(target=self._watch, name="warmq-carrier", daemon=True)
+        self._thread = threading.Thread(target=self._watch, name="warmq-batch-runner", daemon=True)
 
     def start(self) -> None:
-        """Start it; return at once."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End it in order."""
+        """Terminate the process, and wait for its end."""
         self._ended.set()
         if self._thread.is_alive():
             self._thread.join(_GRACE_S + 2)
@@ -47,12 +45,12 @@ class RunnerProcess:
             while process.poll() is None and not self._ended.wait(0.1):
                 pass
             if self._ended.is_set():
-                _end(process)
+                _terminate(process)
                 return
             if time.monotonic() - began > _LIVED_S:
                 wait_s = _FIRST_WAIT_S
             log.error(
-                "the process that carries batches ended (%s): again",
+                "the batch runner ended with status %s; starting it again",
                 process.returncode,
                 extra={"action": "carrier_ended"},
             )
@@ -60,7 +58,7 @@ class RunnerProcess:
             wait_s = min(_LONGEST_WAIT_S, wait_s * 2)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _terminate(process: subprocess.Popen[bytes]) -> None:
     process.terminate()
     try:
         process.wait(_GRACE_S)

@@ -1,5 +1,4 @@
-"""Which lines of a file go to which queue, as workers announce what they serve, and their way
-there: as `producer submit` queues them."""
+"""Assigns the lines of a file to queues, and queues them as `producer submit` does."""
 
 from __future__ import annotations
 
@@ -24,11 +23,12 @@ from producer.submit.submit import Submitter, Summary
 _decode = msgspec.json.Decoder(Body).decode
 
 
-def waits(models: Iterable[str], served: ServedModels, allowed: Collection[str] | None) -> bool:
-    """Return whether a batch waits until a worker lives.
+def waits_for_worker(
+    models: Iterable[str], served: ServedModels, allowed: Collection[str] | None
+) -> bool:
+    """Return whether a batch is queued only once a worker is alive.
 
-    One of which a model was configured does not: its lines call for a worker, and until they are
-    queued no autoscaler sees them.
+    A batch with a configured model is queued now: autoscalers start workers for queued lines.
     """
     configured = set(served.configured.values())
     return not served.alive and not any(
@@ -36,27 +36,27 @@ def waits(models: Iterable[str], served: ServedModels, allowed: Collection[str] 
     )
 
 
-def outdated(
+def older_workers_only(
     models: Iterable[str], served: ServedModels, allowed: Collection[str] | None
 ) -> list[BatchError]:
-    """Return why nothing of a batch is queued: of a model's workers none would see it."""
+    """Return the problem of a batch with a model that only workers of an older protocol serve."""
     found = [repr(model[:200]) for model in models if served.is_outdated(model, allowed)]
     if not found:
         return []
-    told = (
+    message = (
         f"nothing was queued: all workers of model {', '.join(sorted(found)[:20])} are older than "
         "this gateway, and would not take what it queues; upgrade the workers, then send it again"
     )
-    return [BatchError("older_workers", told, "body.model")]
+    return [BatchError("older_workers", message, "body.model")]
 
 
 def parts_for(
     batch_id: str, models: Iterable[str], served: ServedModels, allowed: Collection[str] | None
 ) -> list[BatchPart]:
-    """Return the parts of a batch: one for each queue, of the models that are asked for there.
+    """Return the parts of a batch, one for each queue of its models; at least one.
 
-    Lines of other models are the first part's, which refuses them; there is always one. Lines that
-    name no model are given the name of one, unless the caller may use all (`allowed` is None).
+    The first part also gets lines whose model nobody serves, and refuses them. Lines that name no
+    model are given one, unless the caller may use all (`allowed` is None).
     """
     unnamed = served.default_of(allowed)
     by_queue: dict[str, list[str]] = {}
@@ -67,15 +67,15 @@ def parts_for(
             by_queue.setdefault(queue, []).append(model)
         else:
             all_served = False
-    told = served.listing(allowed)
+    listing = served.listing(allowed)
     if not by_queue:
-        return [BatchPart(batch_id, "", served.base, told=told)]
+        return [BatchPart(batch_id, "", served.base, served=listing)]
     names = [batch_id] if len(by_queue) == 1 else [f"{batch_id}.{n}" for n in range(len(by_queue))]
     return [
         BatchPart(
             name, next(filter(None, models), ""), queue, models,
             named=unnamed if "" in models else "", all_served=all_served,
-            told="" if all_served or n else told,
+            served="" if all_served or n else listing,
         )
         for n, (name, (queue, models)) in enumerate(
             zip(names, sorted(by_queue.items()), strict=True)
@@ -84,40 +84,37 @@ def parts_for(
 
 
 class PartLines:
-    """Tells the lines of one part of a file; what it does depends on file and parts alone."""
+    """Selects the lines of one part of a file; depends on file and parts alone."""
 
-    def __init__(self, parts: list[BatchPart], at: int) -> None:
-        self._part = parts[at]
-        others = [part for part in parts if part is not parts[at]]
-        self._others = {model for part in others for model in part.models}
-        self._takes_unknown = at == 0
+    def __init__(self, parts: list[BatchPart], index: int) -> None:
+        self._part = part = parts[index]
+        self._in_others = {model for each in parts if each is not part for model in each.models}
+        self._takes_unknown = index == 0
         self._all = len(parts) == 1
-        self._models = frozenset(self._part.models)
-        self._named, self._told = self._part.named, self._part.told or "see GET /v1/models"
-        self._asked = self._models - {""} | {self._named} if self._named else self._models
+        self._models = frozenset(part.models)
+        self._allowed = self._models - {""} | {part.named} if part.named else self._models
 
     def takes(self, line: bytes) -> bool:
         """Return whether a line is this part's; '' stands for one that was too long."""
         if self._all:
             return True
         model = model_of(line)
-        return model in self._models or (self._takes_unknown and model not in self._others)
+        return model in self._models or (self._takes_unknown and model not in self._in_others)
 
     def chunks(self, raw: Iterable[RawChunk]) -> Iterator[RawChunk]:
-        """Yield a file's chunks with this part's lines only; their digests are the file's.
+        """Yield a file's chunks, digests unchanged, with this part's lines only.
 
-        Lines that name no model are given one, where the part has one for them.
+        Lines that name no model get the part's model for them.
         """
+        named = self._part.named
         for chunk in raw:
             if not self._all:
                 chunk.lines = [line for line in chunk.lines if self.takes(line[1])]
                 chunk.size = sum(len(line) for _, line in chunk.lines)
                 for number in chunk.too_long.keys() - {number for number, _ in chunk.lines}:
                     del chunk.too_long[number]
-            if self._named:
-                chunk.lines = [
-                    (number, with_model(line, self._named)) for number, line in chunk.lines
-                ]
+            if named:
+                chunk.lines = [(number, with_model(line, named)) for number, line in chunk.lines]
             yield chunk
 
     def check(self, request: Request) -> None:
@@ -126,17 +123,17 @@ class PartLines:
             model = _decode(request.body).model
         except (msgspec.DecodeError, RecursionError):
             model = ""
-        if model in self._asked:
+        if model in self._allowed:
             return
+        served = self._part.served or "see GET /v1/models"
         if not model:
-            told = f"field body.model: is missing; name a model; {self._told}"
-            raise RequestRejected(told, code="missing_required_parameter", field="model")
-        told = f"field body.model: there is no model {model[:200]!r} here; {self._told}"
-        raise RequestRejected(told, code="model_not_found", field="model")
+            message = f"field body.model: is missing; name a model; {served}"
+            raise RequestRejected(message, code="missing_required_parameter", field="model")
+        message = f"field body.model: there is no model {model[:200]!r} here; {served}"
+        raise RequestRejected(message, code="model_not_found", field="model")
 
 
-def submission_of(record: BatchRecord, part: BatchPart) -> Submission:
-    """Return what shapes the messages of a part: the record and nothing else."""
+def _submission(record: BatchRecord, part: BatchPart) -> Submission:
     return Submission(
         part.batch_id,
         part.queue,
@@ -153,35 +150,36 @@ def submission_of(record: BatchRecord, part: BatchPart) -> Submission:
 def create_part(
     services: Services, record: BatchRecord, part: BatchPart, *, ends: bool = False
 ) -> Batch:
-    """Make a part's batch of the queue, or find it; one that `ends` is made for that alone."""
+    """Make a part's batch of the queue, or find it; with `ends`, one that is only made to end."""
     planned = record.order != "input"
-    return submission_of(record, part).create(
+    return _submission(record, part).create(
         services.batches, record.input_file_id, planned=planned, ends=ends
     )
 
 
 def submit_part(
-    services: Services, record: BatchRecord, at: int, path: Path,
+    services: Services, record: BatchRecord, index: int, path: Path,
     report: Callable[[Summary], None], watch: ReadHook | None = None,
 ) -> None:  # fmt: skip
-    """Queue what is not queued yet of a part that was made, and seal it; `watch` may raise to end
-    that.
+    """Queue the lines of a part that are not queued yet, and seal it.
+
+    `report` and `watch` may raise to stop it.
 
     Raises:
-        BatchConflict: the part was ended or deleted meanwhile.
+        BatchConflict: the part has ended or was deleted meanwhile.
         InputUnreadable: the file is damaged.
-        StoreUnavailable: Redis does not answer; it goes on where it was.
+        StoreUnavailable: Redis does not answer; the next call continues.
     """
-    part, settings = record.parts[at], services.settings
-    sharing, submission = PartLines(record.parts, at), submission_of(record, part)
+    part, settings = record.parts[index], services.settings
+    lines, submission = PartLines(record.parts, index), _submission(record, part)
     batch = services.batches.batch(part.batch_id)
     if batch is None:
         raise BatchConflict(f"batch {part.batch_id} was deleted meanwhile")
     if batch.sealed:
         return
-    check = None if part.all_served and not part.named else sharing.check
-    # What has parts was looked through: no custom_id is there twice.
+    check = None if part.all_served and not part.named else lines.check
+    # A file that has parts was validated: its custom_ids are unique.
     submitter = Submitter(services.batches, settings, submission, batch, report, check, unique=True)
     with closing(Input(str(path), watch=watch)) as source:
         raw = source.chunks(submission.seed, settings.max_line_bytes)
-        submitter.run(sharing.chunks(raw))
+        submitter.run(lines.chunks(raw))

@@ -1,4 +1,4 @@
-"""Claims batches whose time has come, and takes each as far as it goes."""
+"""Claims batches that are due, and takes each as far as it goes."""
 
 from __future__ import annotations
 
@@ -25,24 +25,22 @@ from producer.input.reader import InputUnreadable
 
 log = logging.getLogger(__name__)
 
-#: Batches read or written at a time; what runs in the queue needs no thread.
+#: Batches whose files are read or written at a time; one that runs in the queue needs no thread.
 THREADS = 4
-#: Batches looked at in one round trip.
-AT_ONCE = 64
-#: Between two looks for batches whose time has come, in seconds.
-LOOK_S = 0.2
-#: A batch is looked at again after so long if something failed.
+#: Batches claimed in one call, and how often Redis is asked for them.
+AT_ONCE, LOOK_S = 64, 0.2
+#: A batch that failed is due again after so long.
 FAILED_MS = 3000
-#: A batch is tried so often, at each stage of its end.
+#: Tries of a batch at each stage of its end.
 TRIES = 3
-#: Batches whose failures are remembered.
+#: Batches whose failures are counted.
 _MOST_FAILED = 1000
-#: The record of one that has waited longer for its turn is read again.
+#: The record of a batch that has waited longer for its turn is read again.
 _STALE_S = 1.0
 
 
 class BatchRunner:
-    """Carries batches until it is stopped. Any number of processes may do it at a time."""
+    """Runs batches until it is stopped. Any number of processes may do so."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
@@ -51,71 +49,67 @@ class BatchRunner:
         renew = partial(services.due.renew, lease_ms=self._lease_ms)
         self._leases: Leases[Claim] = Leases(renew, LEASE_S)
         self._turns = Turns(THREADS)
-        self._tries: dict[str, int] = {}  # how often this process has failed at a batch
+        self._tries: dict[str, int] = {}  # failures in this process
         self._phases = Phases(self._turns.crowded)
 
     def stop(self) -> None:
-        """Have `run` return, once the batches at hand were given back; from any thread."""
+        """Make `run` release its batches and return; from any thread."""
         self._stop.set()
 
     def run(self) -> None:
-        """Carry batches until `stop`."""
-        away = False
-        with ThreadPoolExecutor(THREADS, "warmq-carry") as pool:
+        unreachable = False
+        with ThreadPoolExecutor(THREADS, "warmq-batch") as pool:
             while not self._stop.is_set():
+                busy = False
                 try:
-                    busy = self._look(pool)
-                    away = False
+                    busy, unreachable = self._look(pool), False
                 except StoreUnavailable as error:
-                    if not away:
-                        log.warning(
-                            "no batches are carried: %s",
-                            error.message,
-                            extra={"action": "no_carrying"},
-                        )
-                    away, busy = True, False
+                    if not unreachable:
+                        message = "batches wait for Redis: %s"
+                        log.warning(message, error.message, extra={"action": "no_carrying"})
+                    unreachable = True
                 if not busy:
                     self._stop.wait(LOOK_S)
             for work in self._turns.close():
-                self._release(work.held.claim, 0)
-                self._leases.drop(work.held)
+                self._release(work.lease.claim, 0)
+                self._leases.drop(work.lease)
 
     def _look(self, pool: ThreadPoolExecutor) -> bool:
-        """Take up what is due; return whether there may be more."""
+        """Claim batches and give them threads; return whether more may be due."""
         more = self._claim()
         while (work := self._turns.take()) is not None:
             pool.submit(self._work, work)
         return more
 
     def _claim(self) -> bool:
-        """Have what is due wait for its turn; return whether there may be more."""
+        """Queue batches that are due for a thread; return whether more may be due."""
         due = self._services.due
         claims = due.claim("batch", self._lease_ms, AT_ONCE)
         if not claims:
             return False
-        taken_at = time.monotonic()
-        stored = self._services.objects.get_many("batch", [claim.id for claim in claims])
-        found = [(c, s, decode(s.document)) for c, s in zip(claims, stored, strict=True) if s]
-        runs = self._runs([record for _, _, record in found])
-        for claim, was in zip(claims, stored, strict=True):
-            if was is None:
-                forget_batch(self._services, claim.id)  # deleted, or never written
+        claimed_at = time.monotonic()
+        documents = self._services.objects.get_many("batch", [claim.id for claim in claims])
+        found = [(c, s, decode(s.document)) for c, s in zip(claims, documents, strict=True) if s]
+        in_queue = self._in_queue([record for _, _, record in found])
+        for claim, stored in zip(claims, documents, strict=True):
+            if stored is None:  # deleted, or never written
+                forget_batch(self._services, claim.id)
                 due.finish(claim)
-        for claim, was, record in found:
-            if record.id in runs:
+        for claim, stored, record in found:
+            if record.id in in_queue:
                 due.release(claim, wait_ms(self._services, record.created_at))
-            elif time.monotonic() - taken_at > LEASE_S / 2:
+            elif time.monotonic() - claimed_at > LEASE_S / 2:
                 due.release(claim, 0)
-            elif self._turns.has_room(record.tenant):
-                self._turns.add(Waiting(record.tenant, self._leases.hold(claim), was))
+            elif self._turns.accepts(record.tenant):
+                self._turns.add(Waiting(record.tenant, self._leases.hold(claim), stored))
             else:
                 left_ms = int((record.expires_at - self._services.clock.now()) * 1000)
                 again_ms = self._turns.again_ms(record.tenant)
                 due.release(claim, min(again_ms, left_ms) if left_ms > 0 else again_ms)
         return len(claims) == AT_ONCE
 
-    def _runs(self, records: Sequence[BatchRecord]) -> set[str]:
-        """Return those of which the queue has all lines, some still to end: one round trip."""
+    def _in_queue(self, records: Sequence[BatchRecord]) -> set[str]:
+        """Return the ids of batches that are queued completely and have requests to end."""
         now = self._services.clock.now()
         asked = [r for r in records if r.status == "in_progress" and r.parts and r.expires_at > now]
         ids = [part.batch_id for record in asked for part in record.parts]
@@ -128,60 +122,61 @@ class BatchRunner:
         return found
 
     def _work(self, work: Waiting | None) -> None:
-        """Carry a batch, and what has its turn then."""
+        """Run a batch, then the next ones, in a thread of the pool."""
         while work is not None:
+            services, lease = self._services, work.lease
             try:
-                with closing(
-                    ClaimedBatch(self._services, work.held, work.stored, self._stop)
-                ) as batch:
-                    self._carry(batch, work)
+                with closing(ClaimedBatch(services, lease, work.stored, self._stop)) as batch:
+                    self._run_batch(batch, work)
             finally:
-                self._leases.drop(work.held)
+                self._leases.drop(lease)
                 self._turns.done(work)
             work = self._turns.take()
 
-    def _carry(self, batch: ClaimedBatch, work: Waiting) -> None:
-        claim, due = work.held.claim, self._services.due
+    def _run_batch(self, batch: ClaimedBatch, work: Waiting) -> None:
+        claim, due = work.lease.claim, self._services.due
         trace = read_context(batch.record.traceparent)
         set_log_fields(batch_id=claim.id, trace_id=f"{trace.trace_id:032x}" if trace else "")
+        waits = {"action": "batch_waits"}
         try:
-            in_ms = self._take_on(batch, work.since)
+            in_ms = self._do_phases(batch, work.since)
             self._tries.pop(claim.id, None)
             if in_ms is None:
                 due.finish(claim)
             else:
                 due.release(claim, in_ms)
         except LeaseLost:
-            self._give_up(claim)
+            # A renewal may have succeeded after all: then this frees the batch. It does nothing if
+            # another process has the lease.
+            self._release(claim, 0)
+            if not self._stop.is_set():
+                message = "batch %s is given up: its lease was not renewed in time"
+                log.info(message, claim.id, extra={"action": "batch_given_up"})
         except WarmqError as error:
-            log.warning(
-                "batch %s waits: %s", claim.id, error.message, extra={"action": "batch_waits"}
-            )
+            log.warning("batch %s waits: %s", claim.id, error.message, extra=waits)
             if isinstance(error, InputUnreadable):
                 self._fail(batch, claim, error)
-            elif not isinstance(error, StoreUnavailable):  # then its lease ends by itself
+            elif not isinstance(error, StoreUnavailable):  # without Redis its lease just ends
                 self._release(claim, FAILED_MS)
         except Exception as error:
-            log.exception(
-                "batch %s cannot be carried now", claim.id, extra={"action": "batch_waits"}
-            )
+            log.exception("batch %s failed; it is tried again", claim.id, extra=waits)
             self._fail(batch, claim, error)
 
-    def _take_on(self, batch: ClaimedBatch, read_at: float) -> int | None:
-        """Return in how many ms a batch is to be looked at again; None if it is done with."""
-        there = time.monotonic() - read_at < _STALE_S or batch.read_again()
-        while there:
+    def _do_phases(self, batch: ClaimedBatch, read_at: float) -> int | None:
+        """Return in how many ms a batch is due again; None: it is done."""
+        exists = time.monotonic() - read_at < _STALE_S or batch.read_again()
+        while exists:
             try:
-                self._phases.carry(batch)
+                self._phases.run(batch)
                 return None
             except Later as later:
                 return later.in_ms
             except Changed:
-                there = batch.read_again()
+                exists = batch.read_again()
         return None
 
     def _fail(self, batch: ClaimedBatch, claim: Claim, error: Exception) -> None:
-        """Have a batch tried again, or end."""
+        """Count a failure, and try the batch again or bring it to its end."""
         ended = False
         tries = self._tries.pop(claim.id, 0) + 1
         while len(self._tries) >= _MOST_FAILED:
@@ -191,7 +186,8 @@ class BatchRunner:
             with suppress(Changed, LeaseLost, StoreUnavailable):  # it is tried again
                 ended = batch.read_again() and _end(batch, error, tries)
         except Exception:
-            log.exception("batch %s cannot be ended", claim.id, extra={"action": "batch_waits"})
+            waits = {"action": "batch_waits"}
+            log.exception("batch %s cannot be ended", claim.id, extra=waits)
         if not ended:
             self._release(claim, FAILED_MS)
             return
@@ -199,39 +195,27 @@ class BatchRunner:
         with suppress(StoreUnavailable):
             self._services.due.finish(claim)
 
-    def _give_up(self, claim: Claim) -> None:
-        # If its lease has ended, a renewal that was under way may have come through all the same:
-        # then nobody else has it, and it is free now. What another one has stays with that one.
-        self._release(claim, 0)
-        if not self._stop.is_set():
-            log.info(
-                "batch %s is given up: its lease was not renewed in time",
-                claim.id,
-                extra={"action": "batch_given_up"},
-            )
-
     def _release(self, claim: Claim, in_ms: int) -> None:
         with suppress(StoreUnavailable):  # else its lease ends by itself
             self._services.due.release(claim, in_ms)
 
 
-def _end(batch: ClaimedBatch, error: BaseException, tries: int) -> bool:
-    """Bring a batch nearer to its end, after so many tries or at its deadline; return whether there
-    is nothing more to do for it.
+def _end(batch: ClaimedBatch, error: Exception, tries: int) -> bool:
+    """Bring a failing batch nearer to its end; return whether nothing is left to do for it.
 
-    One of which nothing is queued fails. What is queued is cancelled first, and its results are
-    written; if that fails, too, the batch fails without them.
+    If nothing is queued it fails. Otherwise it is cancelled first and its results are written; if
+    that fails, too, it fails without them.
     """
     record = batch.record
     if tries < TRIES and not batch.late:
         return False
-    if record.status in ENDED:  # what is done after its end fails
+    if record.status in ENDED:  # what follows its end fails
         return tries >= 3 * TRIES
-    told = (
+    message = (
         f"the batch could not be processed: this gateway failed {tries} times "
-        f"({type(error).__name__}), its log says at what; send the batch again, or another file"
+        f"({type(error).__name__}), see its log; send the batch again, or another file"
     )
-    problems = record.problems or [BatchError("internal_error", told)]
+    problems = record.problems or [BatchError("internal_error", message)]
     if not record.parts:
         batch.write("cancelled" if record.status == "cancelling" else "failed", problems=problems)
     elif tries < 2 * TRIES and record.status == "in_progress":

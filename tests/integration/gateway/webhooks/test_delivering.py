@@ -13,7 +13,7 @@ from kit.gateways.own_carrier import TENANT, opened, record
 
 from contract.errors import StoreUnavailable
 from demo.stack import eventually
-from gateway.batches.runner.after import note_webhooks
+from gateway.batches.api.record import note_webhooks
 from gateway.http.services import Services
 from gateway.redis.webhooks import Webhooks
 from gateway.settings import LEASE_S
@@ -48,7 +48,7 @@ def posts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def until_idle(current: DeliveryPool) -> None:
-    while current.take() + current.look(LOOK_S):
+    while current.take() + current.wait(LOOK_S):
         pass
 
 

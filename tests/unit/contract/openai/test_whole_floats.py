@@ -11,7 +11,7 @@ from msgspec import Struct
 from contract.errors import RequestRejected
 from contract.openai.body import CHAT_URL, COMPLETION_URL, MESSAGES_URL
 from contract.openai.lines import check_body, parse_line
-from gateway.batches.anthropic.create_body import Requests
+from gateway.batches.anthropic.create_body import RequestLines
 from gateway.batches.api.protocol import BatchCreate
 from gateway.http.errors import ApiError
 from gateway.http.json_api import read
@@ -64,7 +64,7 @@ class Written(bytearray):
 
 def test_a_message_batch_takes_them() -> None:
     written: Any = Written()
-    requests = Requests(written, 10**6)
+    requests = RequestLines(written, 10**6)
     params = {"model": "m", "max_tokens": 16.0, "messages": MESSAGES, "top_k": 5.0}
     requests.feed(orjson.dumps({"requests": [{"custom_id": "a", "params": params}]}))
     requests.end()
@@ -74,7 +74,7 @@ def test_a_message_batch_takes_them() -> None:
 
 @pytest.mark.parametrize("tokens", [16.5, 0.0, -1.0, True, "16", 1e400, None])
 def test_a_message_batch_refuses_others(tokens: Any) -> None:
-    requests = Requests(Written(), 10**6)  # type: ignore[arg-type]
+    requests = RequestLines(Written(), 10**6)  # type: ignore[arg-type]
     params = {"model": "m", "max_tokens": tokens, "messages": MESSAGES}
     with pytest.raises(ApiError, match="max_tokens: give a whole number"):
         requests.feed(orjson.dumps({"requests": [{"custom_id": "a", "params": params}]}))

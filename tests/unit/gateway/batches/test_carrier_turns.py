@@ -26,7 +26,7 @@ def test_tenants_take_turns_whoever_has_more_batches() -> None:
     for _ in range(5):
         work = turns.take()
         assert work is not None
-        taken.append(work.held.claim.id)
+        taken.append(work.lease.claim.id)
         turns.done(work)
     assert taken == ["a0", "b0", "c0", "a1", "a2"]
 
@@ -67,10 +67,10 @@ def test_one_thread_serves_everybody() -> None:
 def test_what_has_no_room_is_looked_at_later_each_a_bit_after_the_other() -> None:
     turns = Turns(4)
     for _ in range(MOST_WAITING):
-        assert turns.has_room("a")
+        assert turns.accepts("a")
         turns.add(waiting("a"))
-    assert not turns.has_room("a")
-    assert turns.has_room("b")
+    assert not turns.accepts("a")
+    assert turns.accepts("b")
     later = [turns.again_ms("a") for _ in range(1500)]
     assert later[0] in range(SOONEST_MS - 1, SOONEST_MS + 1)
     assert later[0] < later[200] < later[500] <= LATEST_MS
@@ -84,4 +84,4 @@ def test_a_closed_carrier_takes_nothing_more() -> None:
     turns.add(waiting("b"))
     assert {work.tenant for work in turns.close()} == {"a", "b"}
     assert turns.take() is None
-    assert not turns.has_room("a")
+    assert not turns.accepts("a")

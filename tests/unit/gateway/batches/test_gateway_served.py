@@ -156,5 +156,5 @@ def test_of_many_models_a_line_is_told_some_and_of_a_folder_its_name() -> None:
 def test_only_the_part_that_refuses_lines_notes_what_it_tells() -> None:
     known = served(worker("warmq.a"), worker("warmq.b"))
     first, second = parts_for("b", ["a", "b", "z"], known, None)
-    assert (first.told, second.told) == ("served are: a, b", "")
-    assert [part.told for part in parts_for("b", ["a", "b"], known, None)] == ["", ""]
+    assert (first.served, second.served) == ("served are: a, b", "")
+    assert [part.served for part in parts_for("b", ["a", "b"], known, None)] == ["", ""]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from kit.hostile.hostile import examples
 from kit.hostile.hostile_request import deep
 
-from gateway.batches.anthropic.create_body import Requests
+from gateway.batches.anthropic.create_body import RequestLines
 from gateway.http.errors import ApiError
 
 LONGEST = 16 * 2**20
@@ -35,7 +35,7 @@ class Written:
 def taken(body: bytes, size: int = 65536) -> list[Any]:
     """Return the lines of a body that comes in pieces of a size."""
     written: Any = Written()
-    incoming = Requests(written, LONGEST)
+    incoming = RequestLines(written, LONGEST)
     for at in range(0, len(body), size):
         incoming.feed(body[at : at + size])
     incoming.end()
