@@ -1,15 +1,15 @@
--- GIVE_BACK: end what a batch holds of its tenant's budget.
+-- GIVE_BACK: release the tokens that a batch has reserved of its tenant's budget.
 -- ARGV: batch id
 -- Touches: warmq:gateway:enqueued:<tenant>, warmq:gateway:reserved:<tenant>, warmq:gateway:reserved
--- Returns: 1; 0 if it held nothing (any more)
+-- Returns: 1; 0 if it had nothing reserved
 unblock()
 local batch = ARGV[1]
 local tenant = redis.call('HGET', 'warmq:gateway:reserved', batch)
 if not tenant then return 0 end
 redis.call('HDEL', 'warmq:gateway:reserved', batch)
-local sums, held = 'warmq:gateway:enqueued:' .. tenant, 'warmq:gateway:reserved:' .. tenant
-local note = redis.call('HGET', held, batch)
-redis.call('HDEL', held, batch)
+local sums, reserved = 'warmq:gateway:enqueued:' .. tenant, 'warmq:gateway:reserved:' .. tenant
+local note = redis.call('HGET', reserved, batch)
+redis.call('HDEL', reserved, batch)
 if not note then return 0 end
 for model, tokens in pairs(cjson.decode(note).models) do
   if redis.call('HINCRBY', sums, model, string.format('%d', -tokens)) <= 0 then

@@ -1,17 +1,17 @@
--- IDEMPOTENT_BEGIN: a POST with an Idempotency-Key begins, or learns that it was here before.
--- ARGV: name (digest of caller, path and key), fingerprint of the content ('' if it is not known yet),
---   token of this try, lease in ms (a try that is silent for longer has died), ms to remember
+-- IDEMPOTENT_BEGIN: begin a try of a POST with an Idempotency-Key, unless there was another one.
+-- ARGV: name (digest of caller, path and key), fingerprint of the content ('' if not known yet),
+--   token of this try, lease in ms, ms to remember
 -- Touches: warmq:gateway:idempotent:<name>
--- Returns: {'new'}: this try has it; {'running', ms until its lease ends}; {'other'}: the content is
---   another one; {'done', status, headers, body} as stored, {'done'} if the answer was not stored, or
---   its content is not known yet
+-- Returns: {'new'}: this try runs; {'running', ms until the other try's lease ends}; {'other'}: the
+--   content differs; {'done', status, headers, body}; {'done'} if the answer was not stored, or the
+--   content is not known yet
 unblock()
 local key, fingerprint, token, now = 'warmq:gateway:idempotent:' .. ARGV[1], ARGV[2], ARGV[3], now_ms()
 local was = redis.call('HMGET', key, 'fingerprint', 'token', 'until', 'status', 'headers', 'body')
 if was[1] and was[1] ~= '' and fingerprint ~= '' and was[1] ~= fingerprint then return { 'other' } end
 if was[2] and was[2] ~= '' and was[2] ~= token and tonumber(was[3]) > now then
   local left, lease = tonumber(was[3]) - now, tonumber(ARGV[4])
-  if left > lease then -- Redis' clock has stepped back since: it has one lease from now on
+  if left > lease then -- Redis' clock has stepped back
     left = lease
     redis.call('HSET', key, 'until', now + left)
   end

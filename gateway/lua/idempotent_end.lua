@@ -1,8 +1,8 @@
--- IDEMPOTENT_END: a POST with an Idempotency-Key goes on, has its answer, or is to be forgotten.
+-- IDEMPOTENT_END: renew, finish or forget a try of a POST with an Idempotency-Key.
 -- ARGV: name, token of this try, what ('renew', 'forget', 'done'), then for renew: lease in ms; for done:
 --   ms to remember, and if the answer is to be stored: status, headers (JSON), body
 -- Touches: warmq:gateway:idempotent:<name>
--- Returns: 1; 0 if another try has it now
+-- Returns: 1; 0 if another try has the name
 unblock()
 local key = 'warmq:gateway:idempotent:' .. ARGV[1]
 if redis.call('HGET', key, 'token') ~= ARGV[2] then return 0 end

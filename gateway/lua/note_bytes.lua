@@ -1,8 +1,9 @@
--- NOTE_BYTES: count the bytes of a file that a tenant keeps, in place of what was counted of it before.
--- ARGV: tenant ('' for whose it is already), file id, bytes (0 when it has gone), most bytes of the
+-- NOTE_BYTES: count the bytes of a tenant's file, in place of what was counted of it before.
+-- ARGV: tenant ('' for the file's own), file id, bytes (0 for a deleted file), most bytes of the
 --   tenant ('' for no limit)
 -- Touches: warmq:gateway:stored, warmq:gateway:stored:<tenant>, warmq:gateway:stored-by
--- Returns: {1, bytes of all its files}; {0, bytes of all others} if it does not fit, and nothing changed
+-- Returns: {1, bytes of all its files}; {0, bytes of its other files} if the limit is exceeded: then
+--   nothing changed
 unblock()
 local tenant, file, bytes, limit = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 if tenant == '' then
@@ -10,10 +11,10 @@ if tenant == '' then
   if not tenant then return { 1, 0 } end
 end
 local sums, files = 'warmq:gateway:stored', 'warmq:gateway:stored:' .. tenant
--- Beside the bytes stands when they were noted: a file may be created a little later.
+-- The value is 'bytes time': a file may be created a little after it is counted.
 local before = tonumber(string.match(redis.call('HGET', files, file) or '0', '^%d+'))
-local others = tonumber(redis.call('HGET', sums, tenant) or 0) - before
-if limit and bytes > 0 and others + bytes > limit then return { 0, others } end
+local rest = tonumber(redis.call('HGET', sums, tenant) or 0) - before
+if limit and bytes > 0 and rest + bytes > limit then return { 0, rest } end
 if bytes > 0 then
   redis.call('HSET', files, file, string.format('%d %d', bytes, now_ms()))
   redis.call('HSET', 'warmq:gateway:stored-by', file, tenant)

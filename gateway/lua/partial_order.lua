@@ -1,6 +1,6 @@
--- PARTIAL_ORDER: bring the endings of a batch's parts into one order that stays as it is: what has ended
--- since the last call comes after what that call has seen. Where Redis takes no writes it is read as it is.
--- ARGV: batch, position from which on segments are wanted, ttl_ms, its parts...
+-- PARTIAL_ORDER: keep one order of the endings of a batch's parts, to which new endings are appended.
+-- Where Redis takes no writes it is only read.
+-- ARGV: batch, position from which segments are wanted, ttl_ms, its parts...
 -- Touches: warmq:gateway:partial:<batch>, warmq:batch:<id>:finished
 -- Returns: {end of the order, then for each segment, at most 500 of them: its first position, part
 --   (index from 0), the first of its endings in that part, how many}
@@ -36,7 +36,7 @@ if writes then
   redis.call('HSET', key, 'segments', segments, 'end', last)
   redis.call('PEXPIRE', key, ARGV[3])
 end
--- The last segment that begins at or before the wanted position, or the first of all.
+-- Find the last segment that begins at or before the wanted position.
 local begin, behind = 1, segments + 1
 while behind - begin > 1 do
   local middle = math.floor((begin + behind) / 2)

@@ -1,15 +1,14 @@
--- PUSH: queue requests that have no batch: online ones, whose callers wait for the answer. One with
--- a mark is queued once, however often it is pushed: again only if it has ended in a way that a
--- second attempt may mend (anything but a success and a request that its author must change).
--- ARGV: high water count, high water fraction, then for each request: list key, request id, for how
---   long its mark is kept in ms ('': it has none), message
+-- PUSH: queue online requests. One with a mark is queued once, and again only after a failure that a
+-- retry may avoid: neither a success nor a rejected request.
+-- ARGV: high water count, high water fraction, then for each request: list key, request id, lifetime
+--   of its mark in ms ('': no mark), message
 -- Touches: the list keys, warmq:turns:*, warmq:once:<id>, celery-task-meta-<id>
--- Returns: for each request 1 (queued), 0 (its mark says that it was before), the stored result
---   that it has (begins with {), or why no more may be queued
+-- Returns: for each request 1 (queued), 0 (its mark exists), its stored result (begins with {), or why
+--   the queue is full
 local REJECTED = '{"status":"FAILURE","result":{"exc_type":"RequestRejected"'
 unblock() -- the caller's mark decides what is too much
 
--- The answer for a request that need not be queued; nil for one that must be.
+-- Returns the reply for a request that need not be queued, or nil.
 local function known(id)
   if result_status(id) ~= '' then
     local meta = redis.call('GET', RESULT .. id)
@@ -20,7 +19,7 @@ local function known(id)
   return redis.call('EXISTS', 'warmq:once:' .. id) == 1 and 0 or nil
 end
 
-local reasons = {} -- by queue: why it is full, or ''
+local reasons = {} -- queue -> why it is full, or ''
 local function full(list)
   local queue = place_of(list)
   reasons[queue] = reasons[queue] or why_full(list, tonumber(ARGV[1]), tonumber(ARGV[2])) or ''
@@ -40,7 +39,7 @@ for i = 3, #ARGV, 4 do
   replies[#replies + 1] = answer or 1
 end
 for list, messages in pairs(lists) do
-  join(list) -- first: who may not change whose turn it is must not have pushed anything
+  join(list) -- first: without permission to change the turns, nothing may be pushed
   call_many('LPUSH', list, messages)
   note_pushed(list, #messages)
 end

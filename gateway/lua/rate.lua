@@ -1,21 +1,21 @@
--- RATE: take requests and tokens from the buckets of keys, which fill up within a minute.
+-- RATE: take requests and tokens from the buckets of keys, which refill within a minute.
 -- ARGV: for each: key id, requests a minute ('' for no limit), tokens a minute ('' for no limit),
---   requests to take, tokens to take (negative gives back); with 0 requests nothing is refused:
---   then a request that has ended is corrected from its estimate to what it used
+--   requests to take, tokens to take (negative: returned); 0 requests: correct an ended request from
+--   its estimate to its usage, which is never refused
 -- Touches: warmq:gateway:rate:<key id>
--- Returns: for each: {1, or 0 if refused, requests left, ms until all are there again, tokens left, ms
---   until all are there again, ms until what was asked for would be there (-1: never)}
+-- Returns: for each: {1, or 0 if refused, requests left, ms until their bucket is full, tokens left, ms
+--   until their bucket is full, ms until the take would be allowed (-1: never)}
 unblock()
 local now = now_ms()
 local out = {}
 
--- What a bucket holds now; one that nobody has taken from for a minute is full.
+-- Returns what a bucket holds now.
 local function level_of(limit, level, at)
   local passed = math.max(0, now - (tonumber(at) or now)) -- the clock may have stepped back
   return math.min(limit, (tonumber(level) or limit) + passed * limit / 60000)
 end
 
--- ms until a bucket has so much more.
+-- Returns the ms until a bucket has so much more.
 local function ms_for(limit, missing)
   return math.max(0, math.ceil(missing * 60000 / limit))
 end
@@ -55,7 +55,7 @@ for i = 1, #ARGV, 5 do
       if limits[n] then redis.call('HSET', key, name, string.format('%.3f', levels[n])) end
     end
     redis.call('HSET', key, 'at', now)
-    -- A full bucket is what an absent one is: it may go by then, and not before.
+    -- A missing bucket counts as full, so it may expire when it is full.
     redis.call('PEXPIRE', key, full + 1000)
   end
   out[#out + 1] = row

@@ -1,16 +1,16 @@
--- RESERVE: hold tokens of a tenant's budget for a batch, by model, in place of what it holds already.
+-- RESERVE: reserve tokens of a tenant's budget for a batch, by model, in place of its earlier ones.
 -- ARGV: tenant, batch id, most tokens of one model ('' for no limit), model, tokens, model, tokens, ...
 -- Touches: warmq:gateway:enqueued:<tenant>, warmq:gateway:reserved:<tenant>, warmq:gateway:reserved
--- Returns: {1}; {0, model, tokens that are held by other batches} if it does not fit, and nothing changed
+-- Returns: {1}; {0, model, tokens of its other batches} if the limit is exceeded: then nothing changed
 local tenant, batch, limit = ARGV[1], ARGV[2], tonumber(ARGV[3])
-local sums, held = 'warmq:gateway:enqueued:' .. tenant, 'warmq:gateway:reserved:' .. tenant
-local before = redis.call('HGET', held, batch)
+local sums, reserved = 'warmq:gateway:enqueued:' .. tenant, 'warmq:gateway:reserved:' .. tenant
+local before = redis.call('HGET', reserved, batch)
 before = before and cjson.decode(before).models or {}
 if limit then
   for i = 4, #ARGV, 2 do
     local model, tokens = ARGV[i], tonumber(ARGV[i + 1])
-    local others = tonumber(redis.call('HGET', sums, model) or 0) - (before[model] or 0)
-    if others + tokens > limit then return { 0, model, others } end
+    local rest = tonumber(redis.call('HGET', sums, model) or 0) - (before[model] or 0)
+    if rest + tokens > limit then return { 0, model, rest } end
   end
 end
 for model, tokens in pairs(before) do
@@ -23,6 +23,6 @@ for i = 4, #ARGV, 2 do
   models[ARGV[i]] = tonumber(ARGV[i + 1])
   redis.call('HINCRBY', sums, ARGV[i], ARGV[i + 1])
 end
-redis.call('HSET', held, batch, cjson.encode({ at = now_ms(), models = models }))
+redis.call('HSET', reserved, batch, cjson.encode({ at = now_ms(), models = models }))
 redis.call('HSET', 'warmq:gateway:reserved', batch, tenant)
 return { 1 }

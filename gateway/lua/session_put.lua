@@ -1,6 +1,5 @@
--- SESSION_PUT: remember who logged in at the page: small and short-lived, and an operator needs the page
--- most where Redis is full.
--- ARGV: digest of the session's token, digest of the key that logged in, s to remember it
+-- SESSION_PUT: store a session of the page, also in a full Redis: then an operator needs the page most.
+-- ARGV: digest of the session's token, digest of the key that logged in, its lifetime in s
 -- Touches: warmq:gateway:session:<digest>
 -- Returns: nothing
 unblock()

@@ -1,5 +1,5 @@
--- WEBHOOK_PUT: keep a delivery, unless it is known, or write how it went, unless it was forgotten.
--- ARGV: id, document (JSON), s to remember it ('' to write one that is known; its end stays)
+-- WEBHOOK_PUT: store a new delivery, or write a known one.
+-- ARGV: id, document (JSON), lifetime of a new one in s ('' for a known one, whose expiry stays)
 -- Touches: warmq:gateway:webhook:<id>
 -- Returns: 1; 0 if nothing was written
 unblock()

@@ -1,5 +1,7 @@
-"""Keys of the gateways' callers: digests and limits, by digest in one hash, never a key itself; and
-who is logged in at the page: a session's digest -> the digest of its key."""
+"""API keys, stored by their digests, and sessions of the page.
+
+Neither a key nor a session's token is stored: who reads Redis can use neither.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +18,15 @@ from gateway.redis.async_calls import AsyncCalls, retry_on_disconnect
 
 #: digest (SHA-256, hex) -> record (JSON).
 KEYS = "warmq:gateway:keys"
-#: Random bytes of a key: 256 bits cannot be guessed, so a plain SHA-256 hides it well enough.
+#: Random bytes of a key: 256 bits cannot be guessed, so a plain SHA-256 is enough.
 SECRET_BYTES = 32
 
 
 class ApiKey(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What is kept of a key. Limits that are None do not limit; times are in s since 1970.
+    """The record of a key. A limit of None does not limit; times are seconds since 1970.
 
-    `tail` are the last four characters, by which people know a key again. `highest_priority` is
-    the smallest number that its online requests may have; an `operator` sees all tenants' load and
-    dead letters at the page.
+    `tail` are the key's last four characters. `highest_priority` is the smallest number that its
+    requests may have; an `operator` sees all tenants' load and dead letters at the page.
     """
 
     id: str
@@ -44,8 +45,7 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Found(NamedTuple):
-    """What a digest stands for: its key, None if it is nobody's or was revoked; and whether any key
-    exists."""
+    """The key of a digest (None: unknown or revoked), and whether any key exists."""
 
     key: ApiKey | None
     any_keys: bool
@@ -56,18 +56,15 @@ _encode = msgspec.json.Encoder().encode
 
 
 def digest_of(key: str | bytes) -> str:
-    """Return the digest under which a key is kept.
-
-    Finding it in a hash compares no characters of the key, so no time tells how many were right.
-    """
+    """Return the digest of a key. Looking it up takes a time that does not depend on the key."""
     return hashlib.sha256(key if isinstance(key, bytes) else key.encode()).hexdigest()
 
 
 class ApiKeys(Reads):
-    """Keys in one Redis. Each call raises StoreUnavailable where it cannot be used."""
+    """Keys in one Redis. Calls raise StoreUnavailable."""
 
     def create(self, tenant: str, **limits: Any) -> tuple[str, ApiKey]:
-        """Make a key with a name and limits of ApiKey; return it, this once, and its record."""
+        """Create a key with fields of ApiKey; return it, which is not stored, and its record."""
         secret = f"sk-{secrets.token_urlsafe(SECRET_BYTES)}"
         key = ApiKey(
             id=f"key_{secrets.token_hex(8)}", tenant=tenant, tail=secret[-4:],
@@ -77,24 +74,20 @@ class ApiKeys(Reads):
         return secret, key
 
     def all(self) -> list[ApiKey]:
-        """Return all keys, the oldest first, also those that were revoked."""
+        """Return all keys, the oldest first, revoked ones included."""
         found = [_decode(record) for record in self._client.hgetall(KEYS).values()]
         return sorted(found, key=lambda key: (key.created_at, key.id))
 
     def any(self) -> bool:
-        """Return whether a key was ever made; one that was revoked counts."""
+        """Return whether a key was ever created, revoked or not."""
         return bool(self._client.exists(KEYS))
 
     def get(self, key_id: str) -> ApiKey | None:
-        """Return a key by its id, as work that goes on after its request knows it."""
+        """Return a key by its id, or None."""
         return next((key for key in self.all() if key.id == key_id), None)
 
     def revoke(self, key_id: str) -> ApiKey | None:
-        """Take a key's rights, for ever; gateways notice within a second.
-
-        Returns:
-            It, with the time of the first revocation; None if there is none of that id.
-        """
+        """Revoke a key for ever; return it, or None. Gateways notice within a second."""
         for digest, record in self._client.hgetall(KEYS).items():
             key = _decode(record)
             if key.id == key_id:
@@ -106,11 +99,7 @@ class ApiKeys(Reads):
 
 
 class KeyLookup(AsyncCalls):
-    """Looks keys up."""
-
     async def find(self, digests: Sequence[str]) -> list[Found]:
-        """Return what each digest stands for: one round trip for all."""
-
         async def ask() -> Any:
             pipe: Any = self._client.pipeline(transaction=False)
             return await pipe.hmget(KEYS, digests).exists(KEYS).execute()
@@ -120,27 +109,22 @@ class KeyLookup(AsyncCalls):
         return [Found(k if k and k.revoked_at is None else None, bool(any_keys)) for k in keys]
 
 
-#: A session ends so long after its login; whoever still looks logs in again.
+#: A session ends so long after its login.
 LIFE_S = 24 * 3600
 
 
 class Sessions(AsyncCalls):
-    """Sessions at the page.
-
-    Neither a session's token nor a key is kept: who reads Redis can use neither.
-    """
+    """Sessions of the page: the digest of a token -> the digest of a key."""
 
     async def begin(self, token: str, key_digest: str) -> None:
-        """Remember that a token stands for a key."""
         await self._run("session_put", digest_of(token), key_digest, LIFE_S)
 
     async def key_digest(self, token: str) -> str:
-        """Return the digest of the key that a token stands for; '' if it has none (any more)."""
+        """Return the digest of a token's key, or ''."""
         found: bytes | None = await self._command("get", _name(token))
         return found.decode() if found else ""
 
     async def end(self, token: str) -> None:
-        """Forget a token."""
         await self._command("del", _name(token))
 
     async def _command(self, *command: Any) -> Any:

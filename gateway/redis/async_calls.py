@@ -1,4 +1,4 @@
-"""Calls of an event loop: they ride out a Redis that restarts, and many small ones go as one."""
+"""Redis calls of an event loop: retried while Redis restarts, and combined into fewer calls."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from contract.redis.client import AsyncClient
 from contract.redis.connect import connect_async
 
 T = TypeVar("T")
-#: Before each further try, in seconds: the first is for connections that a restart left stale.
+#: Seconds before each further try; the first is for connections that a restart has closed.
 WAITS_S = (0.0, 0.1, 0.4, 1.0)
 
 
 async def retry_on_disconnect(client: AsyncClient, call: Callable[[], Awaitable[T]]) -> T:
-    """Return what a call returns; try again for a second and a half if there is no connection.
+    """Return the result of a call, which is retried for a second and a half without connection.
 
     Raises:
-        StoreUnavailable: of the last try, or any but StoreUnreachable of the first.
+        StoreUnavailable: of the last try, or immediately any but StoreUnreachable.
     """
     for wait_s in WAITS_S:
         try:
@@ -32,27 +32,22 @@ async def retry_on_disconnect(client: AsyncClient, call: Callable[[], Awaitable[
 
 
 class AsyncCalls:
-    """Calls of an event loop to one Redis. Each raises StoreUnavailable where it cannot be used."""
+    """Calls of an event loop to one Redis, which raise StoreUnavailable."""
 
     def __init__(self, client: AsyncClient) -> None:
         self._client = client
 
     @classmethod
     def open(cls, url: str, name: str) -> Self:
-        """Return calls to the Redis behind a URL; it is connected to when it is first asked.
-
-        It shows the connections under `name`.
-        """
+        """Return calls to a Redis, connected at the first one; its CLIENT LIST shows `name`."""
         return cls(connect_async(url, name))
 
     async def _run(self, script: str, *args: Any) -> Any:
-        """Run a script, and return its reply."""
         return await retry_on_disconnect(
             self._client, lambda: self._client.run_script(script, *args)
         )
 
     async def close(self) -> None:
-        """Close the connections."""
         await self._client.aclose()
 
 
@@ -61,7 +56,7 @@ A = TypeVar("A")
 
 
 class CallCombiner(Generic[Q, A]):
-    """Puts the questions of one event loop to `ask`, one call at a time, at most `most` in each."""
+    """Combines questions of one event loop into calls of `ask`, one at a time, of `most` each."""
 
     def __init__(self, ask: Callable[[list[Q]], Awaitable[Sequence[A]]], most: int = 500) -> None:
         self._ask = ask
@@ -70,9 +65,9 @@ class CallCombiner(Generic[Q, A]):
         self._asking: asyncio.Task[None] | None = None
 
     def put(self, question: Q) -> asyncio.Future[A]:
-        """Ask; the future has the answer, or what `ask` has raised."""
+        """Return a future of the answer, or of the error of `ask`."""
         future: asyncio.Future[A] = asyncio.get_running_loop().create_future()
-        # Nobody may be left who waits for it: then its error is nobody's.
+        # If nobody waits any more, its error need not be logged as never retrieved.
         future.add_done_callback(lambda done: done.cancelled() or done.exception())
         self._waiting.append((question, future))
         if self._asking is None:
@@ -86,7 +81,7 @@ class CallCombiner(Generic[Q, A]):
                 asked = [self._waiting.popleft() for _ in range(count)]
                 try:
                     answers = await self._ask([question for question, _ in asked])
-                except Exception as error:  # it is raised in all who have asked
+                except Exception as error:
                     for _, future in asked:
                         if not future.done():
                             future.set_exception(error)

@@ -1,5 +1,4 @@
-"""Batches as a gateway shows them, made over HTTP or submitted otherwise; and the order in which
-their requests ended, over all their parts."""
+"""Reads an owner's batches, made over HTTP or by `producer submit`, and the order of endings."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from contract.redis import keys
 from contract.redis.objects import Stored
 from contract.redis.reads import Reads, check_protocol
 
-#: What BATCH_VIEWS tells of a part, in its order.
+#: Fields of a part, in the order of BATCH_VIEWS.
 _PART = ("total", "completed", "failed", "cancelled", "expired", "prompt_tokens",
          "completion_tokens", "sealed", "finished_at", "created_at", "expected")  # fmt: skip
 _UNKNOWN, _MORE, _AGAIN, _GO_ON = -1, 1, 2, 3
@@ -20,8 +19,10 @@ _UNKNOWN, _MORE, _AGAIN, _GO_ON = -1, 1, 2, 3
 
 @dataclass(frozen=True, slots=True)
 class BatchView:
-    """One batch: a gateway's document and, while it runs, the counters of its `parts`; or a batch
-    that was submitted otherwise. A part that is not there (yet, or any more) has no fields."""
+    """A gateway's record and, while it runs, the counters of its parts; or a submitted batch.
+
+    A missing part has no fields.
+    """
 
     id: str
     source: Stored | Batch
@@ -30,20 +31,20 @@ class BatchView:
 
 @dataclass(frozen=True, slots=True)
 class BatchPage:
-    """Batches, newest first, and whether there are more after them."""
+    """Batches, newest first, and whether more follow."""
 
     batches: list[BatchView]
     has_more: bool
 
 
 class BatchViews(Reads):
-    """Views in one Redis. Each call raises StoreUnavailable where it cannot be used."""
+    """Views in one Redis. Calls raise StoreUnavailable."""
 
     def get(self, owner: str, batch_id: str) -> BatchView | None:
-        """Return an owner's batch in one round trip; None if it has none of that id.
+        """Return an owner's batch in one round trip, or None.
 
         Raises:
-            ProtocolMismatch: it was submitted by a newer warmq, or by 0.1.0.
+            ProtocolMismatch: a newer warmq, or 0.1.0, has submitted it.
         """
         answer, _, *found = self._run("batch_views", owner, batch_id, "", 1, "")
         if answer == _UNKNOWN:
@@ -54,13 +55,10 @@ class BatchViews(Reads):
         return view
 
     def page(self, owner: str, *, after: str = "", limit: int) -> BatchPage | None:
-        """Return what comes after the batch `after` ('' : the newest).
+        """Return the batches after one of them ('' : the newest); None if it is unknown.
 
-        One round trip, and one more for each 250 batches that were submitted otherwise since
-        the last page of anybody, and for each 1,000 that have expired.
-
-        Returns:
-            None if the owner has no batch of that id.
+        One round trip, and another for each 250 batches submitted since anybody's last page, and
+        for each 1,000 that have expired.
         """
         found: dict[bytes, Any] = {}
         place: int | str = ""
@@ -69,7 +67,7 @@ class BatchViews(Reads):
             answer, at, *raws = self._run("batch_views", owner, "", after, left, place)
             if answer == _UNKNOWN:
                 return None
-            # What was made meanwhile moves the places: one may come twice.
+            # A new batch moves the places of all: one may come twice.
             found |= {raw[0]: raw for raw in raws}
             if answer == _GO_ON:
                 place = at
@@ -93,7 +91,7 @@ def _view(raw: list[Any]) -> BatchView:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Endings of one part: `count` of them, from its own `start` on, at position `first` of all."""
+    """`count` endings of a part, from its own `start` on, at position `first` of the order."""
 
     part: Batch
     first: int
@@ -102,15 +100,15 @@ class Segment:
 
 
 class PartialOrder(Reads):
-    """Orders in one Redis. Each call raises StoreUnavailable where it cannot be used."""
+    """The order in which a batch's requests ended, over all its parts."""
 
     def segments(
         self, batch_id: str, parts: Sequence[Batch], position: int, ttl_ms: int
     ) -> tuple[int, list[Segment]]:
-        """Return where the order ends now, and the segments that hold what is from a position on.
+        """Return the end of the order, and its segments from a position on.
 
-        A position means the same in every call. Each call may add a segment for each part, so that
-        of several parts something is kept, for `ttl_ms` after the last call.
+        Positions never change: the segments of several parts are stored until `ttl_ms` after the
+        last call.
         """
         if len(parts) == 1:  # the order of the queue's own list, which only grows
             count = int(self._client.llen(keys.batch_key(parts[0].id, "finished")))

@@ -1,5 +1,4 @@
-"""What an operator watches of a fleet, and what its queues hold, for whoever decides how many
-workers they get; read from Redis at one moment."""
+"""Reads the state of all workers and queues, and the load by which autoscalers scale workers."""
 
 from __future__ import annotations
 
@@ -16,21 +15,18 @@ from contract.redis.announcements import is_alive, read_announcements
 from contract.redis.reads import Reads
 from contract.redis.waiting import Waiting, WaitingReads
 
-#: Batches whose queues are asked for at a time.
-MOST_BATCHES = 10_000
-#: The oldest batches, whose results are looked at: do they expire?
-OLDEST_BATCHES = 1000
+#: Batches whose queues are read at a time, and oldest batches whose results are counted.
+MOST_BATCHES, OLDEST_BATCHES = 10_000, 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """Times are seconds, sizes bytes.
+    """Workers, queues and memory; times in seconds, sizes in bytes.
 
-    `models` has what the workers of a queue serve, `tokens` what waits and runs in it.
-    `uncollected` is how many results of the oldest batches nobody has collected, `expire_s` in how
-    long the first of them expire (infinite: none does). `oldest_s` is the age of the oldest batch
-    that waits, by queue; `overdue_s` how long ago the first lease ended that nobody has put back;
-    `memory_limit` is 0 where Redis has none.
+    By queue: `models` of its workers, `tokens` that wait and run, `oldest_s`: the age of the oldest
+    waiting batch. `uncollected` results of the oldest batches expire from `expire_s` on
+    (infinite: never). `overdue_s`: the age of the oldest lease that has expired and was not swept.
+    `memory_limit`: 0 if Redis has none.
     """
 
     workers: list[dict[str, Any]]
@@ -51,18 +47,16 @@ class Fleet:
     models: dict[str, str] = field(default_factory=dict)
 
 
-#: Tokens that a request is taken for as long as none of its queue has ended.
+#: Assumed tokens of a request, as long as none of its queue has ended.
 UNKNOWN_TOKENS = 256.0
 
 
 class Scale(Struct, frozen=True):
-    """What a queue holds, as autoscalers are told: requests `waiting` in its lists, suspects
-    included, and `in_flight`, leased; both together in `tokens`.
+    """The load of a queue, for autoscalers.
 
-    A request is counted as `mean_tokens`: what those of the queue cost lately, prompt and answer;
-    as one token at least. The mean is 0 where a server reports no usage, and no queue that has work
-    may be told as 0: its last workers would be stopped.
-    `workers` serve the queue now, with `slots` requests at once.
+    `waiting` includes suspects. `mean_tokens`: prompt and answer of recent requests; 0 if a server
+    reports no usage. `tokens` counts at least one for each request: at 0 the last workers of a
+    queue with work would be stopped. `workers` serve the queue now, with `slots` in total.
     """
 
     queue: str
@@ -76,14 +70,14 @@ class Scale(Struct, frozen=True):
 
 
 class Loads(Reads):
-    """Loads of one Redis. Each call raises StoreUnavailable where it cannot be used."""
+    """Loads of queues in one Redis. Calls raise StoreUnavailable."""
 
     def load(self, queue: str) -> Scale:
-        """Return what a queue holds now, all zeros for one that nobody has used."""
+        """Return the load of a queue, all zeros for an unknown one."""
         return self.loads([queue])[queue]
 
     def loads(self, queues: Iterable[str]) -> dict[str, Scale]:
-        """Return the same of several queues, by their names: one round trip."""
+        """Return the loads of queues by name, in one round trip."""
         names = list(queues)
         pipe = self._client.pipeline(transaction=False)
         pipe.hgetall(keys.WORKERS).time()
@@ -111,8 +105,7 @@ def _load(
     lengths: Iterable[int],
     workers: Sequence[Mapping[str, Any]],
 ) -> Scale:
-    # Those of a fleet that was killed stay until one of its successors sweeps them: so they call
-    # for one.
+    # Requests of killed workers count until a new worker sweeps them, so that one is started.
     in_flight = max(0, sum(int(n) for k, n in counters.items() if k.startswith(b"in_flight:")))
     waiting = max(0, int(counters.get(b"waiting", 0))) + sum(lengths)
     mean_tokens = float(counters.get(b"mean", UNKNOWN_TOKENS))
@@ -129,15 +122,15 @@ def _load(
 
 
 class FleetReads(WaitingReads, Loads):
-    """Reads of one Redis. Each raises StoreUnavailable where it cannot be used."""
+    """The state of all workers and queues in one Redis. Calls raise StoreUnavailable."""
 
     def fleet(self, queues: Iterable[str]) -> Fleet:
-        """Return what there is in these queues, and in those that workers serve."""
+        """Return the state of these queues and of those that workers serve."""
         workers = [worker for worker in self.announcements() if is_alive(worker)]
         names = sorted({*queues, *(worker["queue"] for worker in workers)})
         pipe = self._client.pipeline(transaction=False)
         pipe.zcard(keys.LEASES)
-        # Those below 0 are on their way back to a queue.
+        # Leases below 0 are being returned to a queue.
         pipe.zrangebyscore(keys.LEASES, 0, "+inf", start=0, num=1, withscores=True)
         pipe.hlen(keys.DEAD).zcard(keys.BATCHES).info()
         leases, first, dead, batches, info = pipe.execute()
@@ -171,8 +164,7 @@ class FleetReads(WaitingReads, Loads):
         )  # fmt: skip
 
     def queues_of_batches(self, since_ms: float = 0) -> tuple[set[str], float]:
-        """Return the queues of batches that were created since then, of the newest MOST_BATCHES,
-        and when the newest was: ask for those since then the next time."""
+        """Return the queues of the newest batches since a time, and the newest's time."""
         newest = self._client.zrange(
             keys.BATCHES, "+inf", since_ms, desc=True, byscore=True, offset=0, num=MOST_BATCHES,
             withscores=True,
@@ -182,17 +174,16 @@ class FleetReads(WaitingReads, Loads):
         return queues, newest[0][1] if newest else since_ms
 
     def _uncollected(self) -> tuple[int, float]:
-        """Return how many results of the OLDEST_BATCHES nobody has read since their batch ended,
-        and in how many seconds the first of them expire."""
+        """Return how many results of the oldest batches were not collected, and when they expire."""
         pipe = self._client.pipeline(transaction=False)
         for name in self._client.zrange(keys.BATCHES, 0, OLDEST_BATCHES - 1):
             key = keys.batch_key(name.decode())
             pipe.hmget(key, "finished_at", "collected_at", "completed", "failed").pttl(key)
         replies = pipe.execute()
         count, first_ms = 0, math.inf
-        for told, left_ms in zip(replies[::2], replies[1::2], strict=True):
-            finished, collected, completed, failed = (int(raw or 0) for raw in told)
-            # One that was retried after it was collected has ended again since.
+        for fields, left_ms in zip(replies[::2], replies[1::2], strict=True):
+            finished, collected, completed, failed = (int(raw or 0) for raw in fields)
+            # A batch that was retried after it was collected has ended later.
             if finished > collected and completed + failed:
                 count += completed + failed
                 first_ms = min(first_ms, left_ms if left_ms >= 0 else math.inf)

@@ -1,4 +1,4 @@
-"""POSTs that were here before, by caller, path and Idempotency-Key; the answer of the first."""
+"""POSTs with an Idempotency-Key, and the answers to them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import orjson
 from contract.redis.reads import Reads
 from gateway.redis.async_calls import AsyncCalls
 
-#: A try whose gateway has not said for so long that it goes on has died with it.
+#: A try that was not renewed for so long has died with its gateway.
 LEASE_MS = 15_000
-#: How long an answer is remembered: OpenAI's and others' promise is a day.
+#: How long an answer is stored; OpenAI promises a day.
 REMEMBER_MS = 25 * 3600 * 1000
 
 
 class Answer(NamedTuple):
-    """An answer as it is stored: status, headers of interest, body."""
+    """A stored answer."""
 
     status: int
     headers: dict[str, str]
@@ -25,9 +25,9 @@ class Answer(NamedTuple):
 
 
 class IdempotencyState(NamedTuple):
-    """What is known of a try: `new` (it is its turn), `running` (another try is at it, for
-    `wait_ms` at least), `other` (the key came with another content), `done` (with the `answer`,
-    if it was stored and the content is the same)."""
+    """The state of a try: `new` (this try runs), `running` (another one does, whose lease lasts
+    `wait_ms`), `other` (the key came with another content), `done` (with the `answer` if it was
+    stored)."""
 
     state: Literal["new", "running", "other", "done"]
     wait_ms: int = 0
@@ -35,10 +35,10 @@ class IdempotencyState(NamedTuple):
 
 
 class IdempotencyStore(AsyncCalls):
-    """Tries, by their names."""
+    """Tries by name, a digest of caller, path and key."""
 
     async def begin(self, name: str, fingerprint: str, token: str) -> IdempotencyState:
-        """Begin a try, or tell the content of one that has begun; '' is not known yet."""
+        """Begin a try, or set the content's fingerprint of a begun one ('' : not known yet)."""
         state, *rest = await self._run(
             "idempotent_begin", name, fingerprint, token, LEASE_MS, REMEMBER_MS
         )
@@ -51,20 +51,19 @@ class IdempotencyStore(AsyncCalls):
         return IdempotencyState(state.decode())
 
     async def forget(self, name: str, token: str) -> None:
-        """Let the next try be the first: this one has had no answer, or one that may change."""
+        """Forget a try that has had no answer, or one that a retry may change."""
         await self._run("idempotent_end", name, token, "forget")
 
     async def finish(self, name: str, token: str, answer: Answer | None) -> None:
-        """Remember that a try has had its answer, and the answer itself if it may be stored."""
+        """Note that a try is done, and store its answer if there is one."""
         stored = (answer.status, orjson.dumps(answer.headers), answer.body) if answer else ()
         await self._run("idempotent_end", name, token, "done", REMEMBER_MS, *stored)
 
 
 class Renewals(Reads):
-    """Says of tries that they go on; from any thread."""
+    """Renews tries, from any thread."""
 
-    def renew(self, jobs: Sequence[tuple[str, str]]) -> list[bool]:
-        """Hold the names that tries have by their tokens, in one round trip; False of a name that
-        another try has."""
-        calls = [(*job, "renew", LEASE_MS) for job in jobs]
+    def renew(self, tries: Sequence[tuple[str, str]]) -> list[bool]:
+        """Renew tries by (name, token) in one round trip; False where another try has the name."""
+        calls = [(*each, "renew", LEASE_MS) for each in tries]
         return [*map(bool, self._client.run_scripts("idempotent_end", calls))]

@@ -1,5 +1,4 @@
-"""Claims that this process holds under a lease: renewed while they go on, and given up where that
-fails."""
+"""Leases of this process: renewed while their work goes on, and lost if that fails."""
 
 from __future__ import annotations
 
@@ -13,16 +12,16 @@ from contract.errors import StoreUnavailable
 
 log = logging.getLogger(__name__)
 Claimed = TypeVar("Claimed")
-#: Claims that are renewed in one call: Redis serves nobody else meanwhile.
+#: Leases renewed in one call, during which Redis serves nobody else.
 _AT_ONCE = 250
 
 
 class LeaseLost(Exception):
-    """This process is to stop work on a claim, without a word: another one has it, or will."""
+    """Another process has the claim, or may get it: stop work on it."""
 
 
 class Lease(Generic[Claimed]):
-    """One claim. Its lease is renewed by `Leases`, and counts from when that was asked."""
+    """The lease of one claim."""
 
     def __init__(self, claim: Claimed, lease_s: float) -> None:
         self.claim = claim
@@ -30,16 +29,16 @@ class Lease(Generic[Claimed]):
         self.until = time.monotonic() + lease_s
 
     def check(self) -> None:
-        """Raise LeaseLost if somebody else may have the claim by now."""
+        """Raise LeaseLost if another process may have the claim."""
         if self.lost or time.monotonic() > self.until:
             raise LeaseLost
 
 
 class Leases(Generic[Claimed]):
-    """Renews what is held, in a thread, for as long as there is any."""
+    """Renews leases in a thread, as long as there are any."""
 
     def __init__(self, renew: Callable[[Sequence[Claimed]], list[bool]], lease_s: float) -> None:
-        """Prepare; `renew` returns of each claim False if another process has it."""
+        """Prepare; `renew` returns False for each claim that another process has."""
         self._renew = renew
         self._lease_s = lease_s
         self._lock = threading.Lock()
@@ -47,40 +46,35 @@ class Leases(Generic[Claimed]):
         self._renewing = False
 
     def hold(self, claim: Claimed) -> Lease[Claimed]:
-        """Renew a claim's lease from now on.
-
-        Raises:
-            RuntimeError: no thread can begin; the claim is not held.
-        """
-        held = Lease(claim, self._lease_s)
+        """Renew a claim's lease from now on; raise RuntimeError if no thread can be started."""
+        lease = Lease(claim, self._lease_s)
         with self._lock:
             if not self._renewing:
                 threading.Thread(target=self._run, name="warmq-leases", daemon=True).start()
                 self._renewing = True
-            self._held.add(held)
-        return held
+            self._held.add(lease)
+        return lease
 
-    def drop(self, held: Lease[Claimed]) -> None:
-        """Renew it no more."""
+    def drop(self, lease: Lease[Claimed]) -> None:
         with self._lock:
-            self._held.discard(held)
+            self._held.discard(lease)
 
     def _run(self) -> None:
         while True:
             time.sleep(self._lease_s / 4)
             with self._lock:
-                held = list(self._held)
-                self._renewing = bool(held)
-            if not held:
+                leases = list(self._held)
+                self._renewing = bool(leases)
+            if not leases:
                 return
-            self._renew_all([each for each in held if not each.lost])
+            self._renew_all([lease for lease in leases if not lease.lost])
 
-    def _renew_all(self, held: Sequence[Lease[Claimed]]) -> None:
-        for start in range(0, len(held), _AT_ONCE):
-            some = held[start : start + _AT_ONCE]
+    def _renew_all(self, leases: Sequence[Lease[Claimed]]) -> None:
+        for start in range(0, len(leases), _AT_ONCE):
+            some = leases[start : start + _AT_ONCE]
             asked_at = time.monotonic()
             try:
-                ours = self._renew([each.claim for each in some])
+                ours = self._renew([lease.claim for lease in some])
             except StoreUnavailable as error:
                 log.warning(
                     "leases are not renewed: %s", error.message, extra={"action": "no_renewal"}
@@ -89,6 +83,7 @@ class Leases(Generic[Claimed]):
             except Exception:
                 log.exception("leases are not renewed", extra={"action": "no_renewal"})
                 continue
-            for each, renewed in zip(some, ours, strict=True):
-                each.lost = not renewed
-                each.until = asked_at + self._lease_s
+            for lease, renewed in zip(some, ours, strict=True):
+                lease.lost = not renewed
+                # The lease counts from when its renewal was asked for.
+                lease.until = asked_at + self._lease_s

@@ -1,4 +1,4 @@
-"""What callers of a gateway may use: rates by key, tokens and bytes by tenant; counted in Redis."""
+"""Limits of callers, counted in Redis: rates by key, tokens and bytes by tenant."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from contract.redis.objects import ENDED
 from contract.redis.reads import Reads
 from gateway.redis.async_calls import AsyncCalls, retry_on_disconnect
 
-#: What a batch or file holds may be older than itself by so long: it is counted, then created.
+#: A batch's tokens or a file's bytes are counted up to so long before it is created.
 GRACE_MS = 60_000
 
 
 class Take(NamedTuple):
-    """What a request takes of its key's rates; limits of None do not limit.
+    """What a request takes of its key's rates; a limit of None does not limit.
 
-    With 0 `requests` it is a correction: nothing is refused, negative `tokens` are given back.
+    With 0 `requests` it is a correction, which is never refused; `tokens` may be negative.
     """
 
     key_id: str
@@ -31,7 +31,7 @@ class Take(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """The answer. `wait_ms` is until what was asked for is there, -1 if that is never."""
+    """The answer to a Take; `wait_ms` until it would be allowed, -1: never."""
 
     allowed: bool
     requests_left: int
@@ -42,10 +42,8 @@ class Taken(NamedTuple):
 
 
 class Rates(AsyncCalls):
-    """Rates of keys."""
-
     async def take(self, takes: Sequence[Take]) -> list[Taken]:
-        """Take for several requests: one round trip for all, in their order."""
+        """Take for several requests in one round trip."""
         flat = ["" if part is None else part for part in chain.from_iterable(takes)]
         rows = await retry_on_disconnect(
             self._client, lambda: self._client.run_script("rate", *flat)
@@ -55,41 +53,37 @@ class Rates(AsyncCalls):
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A reservation that did not fit: `held` is what the tenant's other batches (files) hold."""
+    """A refused reservation; `held` is what the tenant's other batches (or files) hold."""
 
     model: str
     held: int
 
 
 class Budgets(Reads):
-    """Tokens that batches hold and bytes that files take, by tenant. Raises StoreUnavailable."""
+    """Tokens of batches and bytes of files, by tenant. Calls raise StoreUnavailable."""
 
     def reserve(
         self, tenant: str, batch_id: str, tokens: Mapping[str, int], limit: int | None
     ) -> Refused | None:
-        """Hold tokens by model for a batch, in place of what it holds; None: they are held.
+        """Reserve tokens by model for a batch, in place of its earlier ones; None: reserved.
 
-        `limit` is for each model. It may be repeated, and be called for a batch whose models
-        have become known.
+        `limit` holds for each model.
         """
         flat = chain.from_iterable((model, int(n)) for model, n in tokens.items())
         reply = self._run("reserve", tenant, batch_id, "" if limit is None else limit, *flat)
         return None if reply[0] else Refused(reply[1].decode(), int(reply[2]))
 
     def give_back(self, batch_id: str) -> bool:
-        """End what a batch holds; False if it held nothing (any more)."""
+        """Release what a batch has reserved; return whether it had anything."""
         return bool(self._run("give_back", batch_id))
 
     def enqueued(self, tenant: str) -> dict[str, int]:
-        """Return the tokens that a tenant's batches hold, by model."""
+        """Return the reserved tokens of a tenant's batches, by model."""
         found = self._client.hgetall(f"warmq:gateway:enqueued:{tenant}")
         return {model.decode(): int(tokens) for model, tokens in found.items()}
 
     def give_back_of_ended(self, tenant: str) -> int:
-        """Give back what a tenant's batches hold that have ended or gone; return how many had.
-
-        Whoever ends a batch gives back; this is for what a crash has left in between.
-        """
+        """Release what ended or deleted batches of a tenant hold after a crash; return how many."""
         now, count = self.now_ms(), 0
         for page in self._pages(f"warmq:gateway:reserved:{tenant}"):
             documents = self._each_field("batch", [batch_id for batch_id, _ in page], "document")
@@ -99,7 +93,7 @@ class Budgets(Reads):
         return count
 
     def note_bytes(self, tenant: str, file_id: str, size: int, limit: int | None) -> Refused | None:
-        """Count a file's bytes, 0 when it has gone; None: they are counted. May be repeated.
+        """Count a file's bytes in place of earlier ones, 0 for a deleted file; None: counted.
 
         The tenant may be '' for a file that is counted already.
         """
@@ -108,11 +102,10 @@ class Budgets(Reads):
         return None if fits else Refused("", int(held))
 
     def stored_bytes(self, tenant: str) -> int:
-        """Return the bytes of a tenant's files."""
         return int(self._client.hget("warmq:gateway:stored", tenant) or 0)
 
     def forget_files_that_have_gone(self, tenant: str) -> int:
-        """Count no bytes any more of files that have expired; return how many there were."""
+        """Remove expired files from a tenant's count; return how many."""
         now, count = self.now_ms(), 0
         for page in self._pages(f"warmq:gateway:stored:{tenant}"):
             keys = [_counted_key(name) for name, _ in page]
@@ -134,12 +127,12 @@ class Budgets(Reads):
 
 
 def _counted_key(name: str) -> str:
-    """Return the object whose bytes are counted: a file, or an upload that is open."""
+    """Return the key of the object whose bytes are counted: a file or an upload."""
     kind = "upload" if name.startswith("upload_") else "file"
     return f"warmq:gateway:{kind}:{name}"
 
 
 def _is_over(note: dict[str, Any], document: bytes | None, now_ms: int) -> bool:
-    if 0 <= now_ms - note["at"] < GRACE_MS:  # less than 0: Redis' clock has stepped back
+    if 0 <= now_ms - note["at"] < GRACE_MS:  # below 0: Redis' clock has stepped back
         return False
     return document is None or orjson.loads(document).get("status") in ENDED

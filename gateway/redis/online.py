@@ -1,4 +1,4 @@
-"""Online requests in Redis, for one event loop: queue them, hear what is published, cancel them."""
+"""Online requests in Redis, for one event loop: push, receive results, cancel."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from contract.redis.announcements import read_announcements
 from contract.redis.client import AsyncClient, translated
 from gateway.redis.async_calls import AsyncCalls
 
-#: How long a cancellation is remembered for requests that still wait in their list, in seconds;
-#: their own deadlines end before.
+#: How long a cancellation is stored for a request that waits in its list, in seconds. Its deadline
+#: is earlier.
 CANCEL_KEEP_S = 7200
 
 
 class Push(NamedTuple):
-    """A request to be queued; with `once_ms` once, however often it is pushed within that time."""
+    """A request to queue; with `once_ms` it is queued only once within that time."""
 
     list_key: str
     request_id: str
@@ -31,8 +31,8 @@ class Push(NamedTuple):
 
 
 class PushResult(NamedTuple):
-    """What became of a push: `known` it was queued before, `meta` is its stored result, `full` why
-    it was refused. Of one that was queued now, none is set."""
+    """The outcome of a push: queued before (`known`), its stored result (`meta`), the reason of a
+    refusal (`full`); all empty: queued now."""
 
     known: bool = False
     meta: bytes = b""
@@ -40,24 +40,24 @@ class PushResult(NamedTuple):
 
 
 class OnlineRequests(AsyncCalls):
-    """Online requests. No call is made twice: whoever asks is told that Redis is away."""
+    """Online requests. Calls are not retried: callers learn immediately if Redis is unreachable."""
 
     async def push(
         self, requests: Sequence[Push], *, high_water: float, high_water_requests: int
     ) -> list[PushResult]:
-        """Queue requests of one moment, all in one call."""
+        """Queue requests in one call."""
         args: list[Any] = [high_water_requests, high_water]
         for r in requests:
             args += (r.list_key, r.request_id, "" if r.once_ms is None else r.once_ms, r.message)
-        return [_queued(reply) for reply in await self._client.run_script("push", *args)]
+        return [_result(reply) for reply in await self._client.run_script("push", *args)]
 
     async def cancel(self, request_ids: Sequence[str]) -> None:
-        """Cancel requests, wherever they are."""
+        """Cancel requests that wait or run."""
         await self._client.run_script("revoke", CANCEL_KEEP_S, *request_ids)
         await self._client.publish(keys.CANCEL_CHANNEL, orjson.dumps(list(request_ids)))
 
     async def results(self, request_ids: Sequence[str]) -> list[bytes | None]:
-        """Return stored results, None where there is none (yet)."""
+        """Return the stored results."""
         found: list[bytes | None] = []
         for start in range(0, len(request_ids), 500):
             part = request_ids[start : start + 500]
@@ -66,40 +66,41 @@ class OnlineRequests(AsyncCalls):
         return found
 
     async def workers(self) -> tuple[list[dict[str, Any]], float]:
-        """Return the announcements of all workers, also of dead ones, and Redis' time in s."""
+        """Return the announcements of all workers, dead ones included, and Redis' time in s."""
         pipe: Any = self._client.pipeline(transaction=False)
         raw, (now_s, micros) = await pipe.hgetall(keys.WORKERS).time().execute()
         return read_announcements(raw, now_s), now_s + micros / 1e6
 
     async def announce(self, text: bytes) -> None:
-        """Tell workers who listens to which requests (contract/streaming.py)."""
+        """Publish to workers which requests have a listener (contract/streaming.py)."""
         await self._client.publish(naming.LISTEN_CHANNEL, text)
 
     def subscription(self, patterns: Iterable[str], channels: Iterable[str]) -> Subscription:
-        """Return what hears of these patterns and channels; nothing is connected yet."""
+        """Return a subscription that is not connected yet."""
         return Subscription(self._client, list(patterns), list(channels))
 
     async def reconnect(self) -> None:
-        """Use none of the idle connections again: Redis has been away."""
+        """Close the idle connections, which a restart of Redis has broken."""
         await self._client.connection_pool.disconnect(inuse_connections=False)
 
 
-def _queued(reply: int | bytes) -> PushResult:
+def _result(reply: int | bytes) -> PushResult:
     if isinstance(reply, int):
         return PushResult(known=not reply)
-    return PushResult(meta=reply) if reply.startswith(b"{") else PushResult(full=reply.decode())
+    if reply.startswith(b"{"):
+        return PushResult(meta=reply)
+    return PushResult(full=reply.decode())
 
 
-#: A connection that is silent for so long is asked for a sign of life, and given up after as long
-#: again, in seconds.
+#: A connection that is silent for so long gets a PING, and is closed after as long again.
 SILENT_S = 10.0
+_LOST = "connection lost"
 
 
 class Subscription:
-    """One connection on which messages of patterns and channels arrive.
+    """One connection that receives the messages of patterns and channels.
 
-    redis-py's own PubSub takes four times as long for a message, and writes each into a text for
-    the log.
+    redis-py's PubSub takes four times as long for a message, and formats each for the log.
     """
 
     def __init__(self, client: AsyncClient, patterns: list[str], channels: list[str]) -> None:
@@ -107,10 +108,10 @@ class Subscription:
         self._patterns, self._channels = patterns, channels
         self._connection: Any = None
         self._confirmed: dict[bytes, asyncio.Future[None]] = {}
-        self._heard_anything = True
+        self._active = True
 
     async def open(self) -> None:
-        """Connect, and return once everything published from now on will be heard."""
+        """Connect, and return once everything published from now on is received."""
         pool: Any = self._client.connection_pool
         self._connection = pool.make_connection()
         try:
@@ -128,7 +129,7 @@ class Subscription:
             raise translated(error) from error
 
     async def subscribe(self, channel: str) -> None:
-        """Hear of one more channel; returns once that is so. `receive` must be running."""
+        """Add a channel, and return once that is confirmed; `receive` must be running."""
         confirmed = self._confirmed.setdefault(
             channel.encode(), asyncio.get_running_loop().create_future()
         )
@@ -136,35 +137,34 @@ class Subscription:
         await asyncio.shield(confirmed)
 
     async def unsubscribe(self, channel: str) -> None:
-        """Hear of a channel no more."""
         await self._send("UNSUBSCRIBE", channel)
 
     async def _send(self, *words: str) -> None:
         try:
-            # redis-py would connect anew by itself, and hear of nothing but this.
+            # redis-py would reconnect by itself, without the other channels.
             if self._connection is None or not self._connection.is_connected:
-                raise exceptions.ConnectionError("connection lost")
+                raise exceptions.ConnectionError(_LOST)
             await self._connection.send_command(*words)
         except (exceptions.RedisError, OSError) as error:
             raise translated(error) from error
 
-    async def receive(self, heard: Callable[[bytes, bytes], None]) -> None:
-        """Call `heard` with channel and data of each message, until the connection is lost."""
+    async def receive(self, handle: Callable[[bytes, bytes], None]) -> None:
+        """Call `handle` with channel and data of each message, until the connection is lost."""
         checking = asyncio.create_task(self._check())
         read = self._connection.read_response
         try:
             while True:
-                told = await read(timeout=math.inf, push_request=True)
-                self._heard_anything = True
-                if not isinstance(told, list):
+                reply = await read(timeout=math.inf, push_request=True)
+                self._active = True
+                if not isinstance(reply, list):
                     continue  # the answer to a PING
-                kind = told[0]
+                kind = reply[0]
                 if kind == b"pmessage":
-                    heard(told[2], told[3])
+                    handle(reply[2], reply[3])
                 elif kind == b"message":
-                    heard(told[1], told[2])
+                    handle(reply[1], reply[2])
                 elif kind == b"subscribe":
-                    self._confirm(told[1])
+                    self._confirm(reply[1])
         except (exceptions.RedisError, OSError) as error:
             raise translated(error) from error
         finally:
@@ -177,25 +177,25 @@ class Subscription:
             confirmed.set_result(None)
 
     async def _check(self) -> None:
-        """Give up a connection on which not even a PING is answered."""
+        """Close a connection on which a PING is not answered."""
         while True:
             await asyncio.sleep(SILENT_S)
-            if not self._heard_anything:
-                self._heard_anything = True
+            if not self._active:
+                self._active = True
                 await self._connection.disconnect(nowait=True)
                 return
-            self._heard_anything = False
+            self._active = False
             try:
                 await self._connection.send_command("PING")
-            except (exceptions.RedisError, OSError):  # `receive` is told so, too
+            except (exceptions.RedisError, OSError):  # `receive` raises it
                 return
 
     async def close(self) -> None:
-        """Close the connection; whoever waits for `subscribe` is told."""
+        """Close the connection; `subscribe` raises StoreUnavailable in those who wait for it."""
         connection, self._connection = self._connection, None
         for confirmed in self._confirmed.values():
             if not confirmed.done():
-                confirmed.set_exception(translated(exceptions.ConnectionError("connection lost")))
+                confirmed.set_exception(translated(exceptions.ConnectionError(_LOST)))
         self._confirmed.clear()
         if connection:
             await connection.disconnect(nowait=True)

@@ -1,4 +1,4 @@
-"""Single requests of a batch, for people who look: some that failed, some that run, one whole."""
+"""Reads single requests of a batch for the page: failed ones, running ones, or one in full."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from contract.redis import keys
 from contract.redis.batches import read_note
 from contract.redis.reads import Reads
 
-#: Bytes of results and messages that are read for one look.
-MOST_BYTES = 2 * 2**20
-#: Workers whose leases are looked at for requests that run.
-MOST_WORKERS = 32
+#: Most bytes of results and messages read for a page, and most workers whose leases are read.
+MOST_BYTES, MOST_WORKERS = 2 * 2**20, 32
 
 
 class FailedRequest(NamedTuple):
-    """A request that ended without an answer. `result` and `message` are empty if they are gone,
-    or if there is no room for them in one look."""
+    """A request that ended without an answer.
+
+    `result` and `message` are empty if they were deleted or exceed MOST_BYTES.
+    """
 
     request_id: str
     outcome: str
@@ -31,7 +31,7 @@ class FailedRequest(NamedTuple):
 
 
 class RunningRequest(NamedTuple):
-    """A request that a worker holds; `custom_id` is '' where its message cannot be read."""
+    """A request in flight; `custom_id` is '' if its message cannot be read."""
 
     request_id: str
     custom_id: str
@@ -39,9 +39,10 @@ class RunningRequest(NamedTuple):
 
 
 class Attempt(NamedTuple):
-    """An attempt at a request that brought no answer: when it ended (ms since 1970), whose it was,
-    and why: `died` (the engine did), `returned` (its worker gave it back), `lease` (its worker fell
-    silent)."""
+    """An attempt without an answer: its end (ms since 1970), worker, and reason.
+
+    Reasons: `died` (the engine), `returned` (by the worker), `lease` (it expired).
+    """
 
     at_ms: int
     worker: str
@@ -49,10 +50,11 @@ class Attempt(NamedTuple):
 
 
 class RequestState(NamedTuple):
-    """What Redis has of one request: result and message are empty where they are not (any more);
-    `outcome` of one that may run again; how often it was handed back, its engine's deaths, and
-    which worker holds it ('' : none that was looked at); the last attempts without an answer, the
-    oldest first."""
+    """What Redis has of one request; missing bytes are empty.
+
+    `outcome` of a request that may run again; `returns`: how often it was handed back; `deaths` of
+    its engines; the `worker` that has it ('' : none found); its last `attempts`, the oldest first.
+    """
 
     request_id: str
     result: bytes
@@ -65,17 +67,17 @@ class RequestState(NamedTuple):
 
 
 class RequestReads(Reads):
-    """Reads of one Redis. Each raises StoreUnavailable where it cannot be used."""
+    """Reads of one Redis, which raise StoreUnavailable."""
 
     def failed_requests(self, batch_id: str, most: int) -> list[FailedRequest]:
-        """Return up to so many requests that RETRY may run again: three round trips."""
+        """Return up to `most` requests that RETRY may run again, in three round trips."""
         name = keys.batch_key(batch_id, "failed")
         notes = list(islice(self._client.hscan_iter(name, count=most), most))
-        asked, room = [], MOST_BYTES
+        asked, bytes_left = [], MOST_BYTES
         for request_id, raw in notes:
             outcome, size = read_note(raw)
-            room -= size
-            asked.append((request_id.decode(), outcome, room >= 0))
+            bytes_left -= size
+            asked.append((request_id.decode(), outcome, bytes_left >= 0))
         pipe = self._client.pipeline(transaction=False)
         for request_id, _, fits in asked:
             pipe.getrange(keys.result_key(request_id), 0, MOST_BYTES // max(1, most))
@@ -93,7 +95,7 @@ class RequestReads(Reads):
         ]
 
     def running(self, batch: Batch, workers: Iterable[str], most: int) -> list[RunningRequest]:
-        """Return some requests of a batch that workers hold, of MOST_WORKERS of the workers."""
+        """Return some requests of a batch that are in flight in the first MOST_WORKERS workers."""
         found = list(islice(self._held(batch, workers), most))
         pipe = self._client.pipeline(transaction=False)
         for _, lease, _ in found:
@@ -105,7 +107,7 @@ class RequestReads(Reads):
         ]
 
     def request(self, batch: Batch, custom_id: str, workers: Iterable[str]) -> RequestState | None:
-        """Return what there is of a request; None if Redis knows of none: it waits, or is not."""
+        """Return what Redis has of a request; None if it has nothing: it waits, or is unknown."""
         request_id = naming.request_id(batch.id, custom_id)
         pipe = self._client.pipeline(transaction=False)
         pipe.getrange(keys.result_key(request_id), 0, MOST_BYTES)
@@ -129,7 +131,7 @@ class RequestReads(Reads):
         )  # fmt: skip
 
     def _held(self, batch: Batch, workers: Iterable[str]) -> Iterable[tuple[str, str, str]]:
-        """Yield request id, lease and worker of what workers hold of a batch."""
+        """Yield request id, lease and worker of a batch's requests in flight."""
         ours = [batch.id.encode(), batch.life.encode()]
         for worker in islice(workers, MOST_WORKERS):
             leases: Any = self._client.hgetall(keys.worker_key(worker))

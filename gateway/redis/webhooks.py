@@ -1,4 +1,4 @@
-"""Webhooks in one Redis: where tenants want to hear of their batches' ends, and what to deliver."""
+"""Webhook endpoints of tenants, and the deliveries of their batches' ends, in Redis."""
 
 from __future__ import annotations
 
@@ -13,18 +13,17 @@ from contract.redis.reads import Reads
 
 #: endpoint id -> record (JSON).
 ENDPOINTS = "warmq:gateway:webhooks"
-#: Ends of a batch that there are events of, as `batch.<status>`.
+#: The events: `batch.<final status>`.
 EVENTS = ("batch.completed", "batch.failed", "batch.expired", "batch.cancelled")
-#: A delivery is tried for so long, then given up.
+#: A delivery is tried for so long, and remembered for a day more, so that it is not repeated.
 TRIED_S = 3 * 86400
-#: It is remembered for longer, so that saying twice that a batch has ended delivers once.
 _REMEMBERED_S = TRIED_S + 86400
 #: Random bytes of a secret; Standard Webhooks asks for 24 to 64.
 _SECRET_BYTES = 32
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a tenant wants to hear of events. The secret signs, so it is kept as it is."""
+    """A URL to which a tenant's events are posted, signed with the secret."""
 
     id: str
     tenant: str
@@ -34,7 +33,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     created_at: int  # s since 1970
 
     def __repr__(self) -> str:
-        """Show all but the secret, and of the URL nothing, which may have one, too."""
+        """Hide the secret, and the URL, which may contain one."""
         return f"Endpoint({self.id}, {self.tenant})"
 
 
@@ -56,16 +55,16 @@ _encode = msgspec.json.Encoder().encode
 
 
 def delivery_id(batch_id: str, endpoint_id: str, event: str) -> str:
-    """Return the id of a delivery: the same however often the event is announced."""
+    """Return the id of a delivery, the same for each note of the event."""
     name = f"{batch_id}\0{endpoint_id}\0{event}"
     return "wh_" + hashlib.sha256(name.encode()).hexdigest()[:32]
 
 
 class Webhooks(Reads):
-    """Endpoints and deliveries. Each call raises StoreUnavailable where Redis cannot be used."""
+    """Endpoints and deliveries. Calls raise StoreUnavailable."""
 
     def create(self, tenant: str, url: str, events: tuple[str, ...]) -> Endpoint:
-        """Make an endpoint with a secret of its own."""
+        """Create an endpoint with a new secret."""
         secret = base64.b64encode(secrets.token_bytes(_SECRET_BYTES)).decode()
         endpoint = Endpoint(
             id=f"we_{secrets.token_hex(12)}", tenant=tenant, url=url, events=events,
@@ -80,27 +79,23 @@ class Webhooks(Reads):
         return sorted(found, key=lambda endpoint: (endpoint.created_at, endpoint.id))
 
     def get(self, endpoint_id: str) -> Endpoint | None:
-        """Return an endpoint; None if there is none of that id."""
+        """Return an endpoint, or None."""
         record = self._client.hget(ENDPOINTS, endpoint_id)
         return _endpoint(record) if record is not None else None
 
     def delete(self, endpoint_id: str) -> bool:
-        """Remove an endpoint, and with it what is still to be delivered to it."""
+        """Delete an endpoint; its open deliveries are dropped."""
         return bool(self._client.hdel(ENDPOINTS, endpoint_id))
 
     def note(self, delivery: Delivery) -> None:
-        """Keep a delivery, unless it is known already, also as one that has ended."""
+        """Store a delivery, unless its id is known."""
         self._run("webhook_put", delivery.id, _encode(delivery), _REMEMBERED_S)
 
-    def delivery(self, found_id: str) -> Delivery | None:
-        """Return a delivery; None if it was never noted, or long ago."""
-        document = self._client.get(_key(found_id))
+    def delivery(self, delivery_id: str) -> Delivery | None:
+        """Return a delivery, or None."""
+        document = self._client.get(f"warmq:gateway:webhook:{delivery_id}")
         return _delivery(document) if document is not None else None
 
     def write(self, delivery: Delivery) -> None:
-        """Write how a delivery went; it is forgotten when it would have been."""
+        """Write a stored delivery; its expiry stays."""
         self._run("webhook_put", delivery.id, _encode(delivery), "")
-
-
-def _key(found_id: str) -> str:
-    return f"warmq:gateway:webhook:{found_id}"

@@ -1,8 +1,9 @@
 """Delivers webhooks that are due, in a thread of each gateway.
 
-Endpoints take turns. One that answered the last time gets two tries at a time; all others get one
-each, and half of the tries in total. One that is silent twice in a row is paused, then tried with
-one delivery, and paused for longer each time until it answers. Each gateway learns this by itself.
+Endpoints take turns: two tries at a time for one that answered the last time, one try for any other.
+Those that did not answer share half of all tries. One that is silent twice in a row is paused, then
+tried with one delivery, and paused for longer each time until it answers. Each gateway learns this
+by itself.
 """
 
 from __future__ import annotations
@@ -152,7 +153,7 @@ class Turns:
                     return
                 if endpoint.waiting and self._may_try(endpoint):
                     found = True
-                    # Its next turn comes after all others'.
+                    # Its next turn is the last.
                     self._endpoints[name] = self._endpoints.pop(name)
                     self._waiting -= 1
                     self._running += 1

@@ -19,7 +19,7 @@ DEFAULT_LIMIT, MOST = 20, 100
 
 
 class _VirtualId(Convertor[str]):
-    """Matches the ids of virtual files; gateway/files has the routes of all others."""
+    """Matches the ids of virtual files; gateway/files has the other routes."""
 
     regex = virtual_files.ID
 

@@ -68,7 +68,7 @@ class Later(Exception):
 
 
 class Phases:
-    """Runs batches; `crowded` tells whether others wait for a thread."""
+    """Runs batches; `crowded` tells whether batches wait for a thread."""
 
     def __init__(self, crowded: Callable[[], bool]) -> None:
         self._crowded = crowded
@@ -98,7 +98,7 @@ class Phases:
             return
         summary = self._summaries.pop(record.id, None) or self._read_input(batch)
         caller = batch.caller()
-        # Also workers that were heard of in the last minute: they may be restarting.
+        # Workers that were alive in the last minute count: they may be restarting.
         announced = services.batches.announcements()
         served = ServedModels.of(announced, settings.queue, settings.gateway_models)
         asked = (summary.bytes_of, served, caller.models)

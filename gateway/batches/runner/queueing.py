@@ -88,7 +88,7 @@ class PartLines:
 
     def __init__(self, parts: list[BatchPart], index: int) -> None:
         self._part = part = parts[index]
-        self._in_others = {model for each in parts if each is not part for model in each.models}
+        self._elsewhere = {model for each in parts if each is not part for model in each.models}
         self._takes_unknown = index == 0
         self._all = len(parts) == 1
         self._models = frozenset(part.models)
@@ -99,7 +99,7 @@ class PartLines:
         if self._all:
             return True
         model = model_of(line)
-        return model in self._models or (self._takes_unknown and model not in self._in_others)
+        return model in self._models or (self._takes_unknown and model not in self._elsewhere)
 
     def chunks(self, raw: Iterable[RawChunk]) -> Iterator[RawChunk]:
         """Yield a file's chunks, digests unchanged, with this part's lines only.

@@ -13,7 +13,7 @@ from gateway.redis.leases import Lease
 
 #: Claimed batches of one tenant that wait in this process; more stay in Redis for any gateway.
 MOST_WAITING = 16
-#: The others are due again one after the other, APART_MS apart, so that batches of other tenants
+#: Further batches are due again APART_MS apart, so that batches of other tenants
 #: are claimed between them; the first after SOONEST_MS, the last after LATEST_MS.
 APART_MS, SOONEST_MS, LATEST_MS = 8, 500, 10_000
 
@@ -76,7 +76,7 @@ class Turns:
             queue = self._waiting.pop(tenant)
             work = queue.popleft()
             if queue:
-                self._waiting[tenant] = queue  # its next turn comes after all others'
+                self._waiting[tenant] = queue  # its next turn is the last
             self._running[tenant] += 1
             self._free -= 1
             return work
