@@ -1,1 +1,1 @@
-"""The HTTP face: OpenAI's API over the queue, on producer's library (docs/reference/gateway.md)."""
+"""The gateway: OpenAI's and Anthropic's APIs over the queue (docs/reference/gateway.md)."""

@@ -1,4 +1,4 @@
-"""The Starlette application: which resources there are, and what every answer has."""
+"""The Starlette application: routes, middleware, and errors."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ from gateway.http.errors import (
     api_error,
     error_response,
     gateway_stops,
+    invalid,
     new_request_id,
     send_error,
 )
@@ -52,36 +53,33 @@ from gateway.webhooks.delivering import delivering
 log = logging.getLogger(__name__)
 
 
-#: What says who asks, from where and for what. If one comes twice, a proxy and this gateway may
-#: take different ones.
+#: Headers that identify a request. Of two values, a proxy and this gateway may use different ones.
 _ONCE = frozenset((
     b"authorization", b"x-api-key", b"host", b"origin", b"idempotency-key", b"sec-fetch-site",
 ))  # fmt: skip
 
 
 def conflicting_header(headers: list[tuple[bytes, bytes]]) -> ApiError | None:
-    """Return the error of a request that has one of these headers twice, with different values."""
+    """Return the error of a request that has such a header twice with different values."""
     found: dict[bytes, bytes] = {}
     for name, value in headers:
         if name in _ONCE and found.setdefault(name, value) != value:
-            return ApiError(
-                400, f"the request has two different {name.decode()} headers; send one",
-                code="invalid_header",
-            )  # fmt: skip
+            message = f"the request has two different {name.decode()} headers; send one"
+            return invalid(message, code="invalid_header")
     return None
 
 
 class RequestContext:
-    """Gives each request an id, which each answer carries, its headers by name, and the status of
-    its answer when that begins. What is no request passes by all that is inside of this.
+    """Sets a request's id, headers by name and caller in its scope, and later its status.
+
+    Each response has the request's id. Lifespan events skip the inner middleware.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
-        if scope["type"] != "http":  # that the process starts, or ends
+        if scope["type"] != "http":
             await scope["app"].router(scope, receive, send)
             return
         request_id = new_request_id()
@@ -107,14 +105,15 @@ class RequestContext:
             return
         try:
             await self._app(scope, receive, send_with_id)
-        except asyncio.CancelledError:  # uvicorn's patience with what runs at a stop is over
+        except asyncio.CancelledError:  # uvicorn's timeout at a stop is over
             if "warmq.status" in scope:
                 raise
             await send_error(scope, receive, send_with_id, gateway_stops(), close=True)
         except Exception as error:
-            # Starlette answers and raises it again; then uvicorn closes the connection without a
-            # word, and the next request of a client that keeps it is reset.
-            if "warmq.status" in scope:  # the answer is cut off: closing is how its client sees it
+            # Starlette would answer and raise it again: then uvicorn closes the connection without
+            # telling the client, whose next request on it fails. A response that has begun must be
+            # cut off like this, so that its client notices.
+            if "warmq.status" in scope:
                 raise
             response = await _of_error(Request(scope), error)
             await response(scope, receive, send_with_id)
@@ -134,12 +133,12 @@ async def _version(_: Request) -> Response:
 
 
 async def _of_http(request: Request, error: HTTPException) -> Response:
-    told = {404: "there is no such route here; docs/reference/gateway.md lists them",
-            405: "this route takes another method"}  # fmt: skip
-    message = told.get(error.status_code, error.detail)
+    messages = {404: "there is no such route; docs/reference/gateway.md lists all",
+                405: "this route takes another method"}  # fmt: skip
+    message = messages.get(error.status_code, error.detail)
     path = request.url.path
     if error.status_code == HTTPStatus.NOT_FOUND and _is_route(request, f"/v1{path}"):
-        message = f"there is no such route here, but /v1{path}: end the client's base URL with /v1"
+        message = f"there is no such route, but /v1{path}: end the client's base URL with /v1"
     response = error_response(request.scope, ApiError(error.status_code, message))
     response.headers.update(error.headers or {})
     return response
@@ -151,21 +150,22 @@ def _is_route(request: Request, path: str) -> bool:
 
 
 async def _of_error(request: Request, error: Exception) -> Response:
-    told = api_error(error)
-    if told.status >= 500 and told is not error:
-        why = f": {error.message}" if isinstance(error, WarmqError) else ""
-        unforeseen = None if isinstance(error, WarmqError) else error
-        told_of = (request.method, request.url.path, why)
-        log.error("%s %s%s", *told_of, exc_info=unforeseen, extra={"action": "request_error"})
-    return error_response(request.scope, told)
+    answer = api_error(error)
+    if answer.status >= 500 and answer is not error:
+        problem = f": {error.message}" if isinstance(error, WarmqError) else ""
+        log.error(
+            "%s %s%s", request.method, request.url.path, problem,
+            exc_info=None if problem else error, extra={"action": "request_error"},
+        )  # fmt: skip
+    return error_response(request.scope, answer)
 
 
 async def _of_gone(_: Request, __: ClientDisconnect) -> Response:
     return Response(status_code=499)  # nobody reads it
 
 
-#: Starlette runs what is no coroutine in a thread: for that there is no time when a gateway ends,
-#: and none of its threads may be free.
+#: Coroutines all: Starlette runs a plain function in a thread, and a gateway that stops may have no
+#: thread or time left.
 HANDLERS: dict[Any, Callable[[Request, Any], Awaitable[Response]]] = {
     HTTPException: _of_http,
     ApiError: _of_error,
@@ -176,7 +176,7 @@ HANDLERS: dict[Any, Callable[[Request, Any], Awaitable[Response]]] = {
 
 
 def routes() -> list[Route]:
-    """Return the routes of all resources."""
+    """Return all routes."""
     return [
         *live.routes(),  # routes are tried in this order, and these are asked for most
         Route("/health", _health),
@@ -209,7 +209,7 @@ def build(services: Services) -> Starlette:
 
     app = Starlette(routes=served, lifespan=lifespan, exception_handlers=HANDLERS)
     app.router.redirect_slashes = False  # a path with one more slash is another path
-    # The last one added is the first one asked.
+    # The middleware that is added last is called first.
     renewals = Renewals.using(services.batches)
     app.add_middleware(Idempotency, tries=services.tries, renewals=renewals)
     app.add_middleware(WriteAudit, limits=services.limits)

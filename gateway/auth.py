@@ -1,4 +1,4 @@
-"""Who may call: keys by Bearer or x-api-key; without any key, this machine's own programs alone."""
+"""Authenticates callers by API key, or without any keys only programs on this machine."""
 
 from __future__ import annotations
 
@@ -15,23 +15,22 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from contract.errors import WarmqError
 from gateway.http.caller import Caller
-from gateway.http.errors import ApiError, api_error, send_error
+from gateway.http.errors import ApiError, api_error, invalid, send_error
 from gateway.page.view import LIVE, LOGIN, is_asset, is_page, refuse_page, to_login, token_in
 from gateway.redis.api_keys import ApiKeys, Found, KeyLookup, Sessions, digest_of
 from gateway.redis.async_calls import CallCombiner
 
 log = logging.getLogger(__name__)
 
-#: What needs no key: a balancer's questions, and the API's own description.
+#: Paths that need no key: health checks, metrics, and the API's description.
 OPEN = frozenset(("/health", "/ready", "/version", "/metrics", "/openapi.json"))
-#: A key that was looked up so long ago is looked up again beside the request, ...
-FRESH_S = 0.4
-#: ... and so long ago before it: a revocation acts within a second in every gateway.
-LAST_S = 0.9
-#: Keys that are remembered; nobody has so many. Wrong ones are not: those could be endless.
+#: Age in seconds from which a cached key is looked up again in the background, and from which a
+#: request waits for it: a revocation must act within a second in every gateway.
+FRESH_S, LAST_S = 0.4, 0.9
+#: Most cached keys. Wrong keys are not cached: there may be any number of them.
 MOST_KEYS = 10_000
 
-#: Headers that proxies, balancers and networks in front of servers add: by name, ...
+#: Headers that proxies, balancers and networks in front of servers add, by name ...
 _OF_PROXIES = frozenset((
     b"forwarded", b"via", b"x-real-ip", b"true-client-ip", b"x-client-ip", b"client-ip",
     b"x-cluster-client-ip", b"fastly-client-ip", b"x-remote-ip", b"x-remote-addr", b"x-real-port",
@@ -53,27 +52,26 @@ Headers = Mapping[bytes, bytes]
 
 
 class KeyMissing(WarmqError):
-    """The gateway would be open to the network."""
+    """Without API keys the gateway would be open to the network."""
 
     code = "no_keys"
 
 
 def check_address(host: str, keys: ApiKeys) -> None:
-    """Raise KeyMissing if a gateway that has no key would listen on more than this machine; without
-    any key say in the log who may use it."""
+    """Raise KeyMissing if a gateway without keys would be reachable from other machines."""
     if keys.any():
         return
     if is_loopback(host):
         log.warning(
-            "the gateway has no keys: every program on this machine may use it, and so may whoever "
-            "comes through a proxy here that leaves no sign; before there is one, make a key by "
-            "`producer keys create --tenant NAME`",
+            "the gateway has no API keys: every program on this machine may use it, and so may "
+            "clients of a proxy on this machine that adds no headers; before you run a proxy, "
+            "create a key: `producer keys create --tenant NAME`",
             extra={"action": "no_keys"},
         )
     else:
         raise KeyMissing(
-            f"the gateway has no keys, and anybody who reaches {host} could use it: make one with "
-            "`producer keys create --tenant NAME`, or listen on 127.0.0.1"
+            f"the gateway has no API keys, and anybody who reaches {host} could use it: create one "
+            "with `producer keys create --tenant NAME`, or listen on 127.0.0.1"
         )
 
 
@@ -89,8 +87,10 @@ def is_loopback(host: str) -> bool:
 
 
 class WrongKey(ApiError):
-    """401: the key is unknown, revoked, or not there; `local`: there are none, and whoever asks
-    is no program of this machine."""
+    """401: the key is unknown, revoked, or missing.
+
+    `local`: there are no keys, and the caller is not a program on this machine.
+    """
 
     def __init__(self, message: str, *, local: bool = False) -> None:
         super().__init__(401, message, code="invalid_api_key", type="invalid_request_error")
@@ -98,19 +98,19 @@ class WrongKey(ApiError):
 
 
 class CallerCache:
-    """Callers by the digests of their keys, looked up together, remembered for under a second."""
+    """Callers by the digests of their keys: looked up in combined calls, cached for a second."""
 
     def __init__(self, lookup: KeyLookup) -> None:
         self._lookup = CallCombiner(lookup.find)
         self._known: dict[str, tuple[float, Caller | None]] = {}
-        self._no_keys: tuple[float, Caller | None] | None = None  # when there were none
+        self._no_keys: tuple[float, Caller | None] | None = None  # when Redis had none
         self._asking: dict[str, asyncio.Task[Caller | None]] = {}
 
     async def of(self, digest: str) -> Caller | None:
-        """Return who calls, '' for a request without a key; None if no key exists at all.
+        """Return the caller of a digest ('' : no key was sent); None if no keys exist.
 
         Raises:
-            WrongKey: 401, the key is unknown or revoked.
+            WrongKey: the key is unknown or revoked.
             StoreUnavailable: Redis does not answer.
         """
         known = self._known.get(digest) or self._no_keys
@@ -129,7 +129,7 @@ class CallerCache:
     def _asked(self, digest: str, task: asyncio.Task[Caller | None]) -> None:
         del self._asking[digest]
         if not task.cancelled():
-            task.exception()  # who waits for it has it; else nobody needs it
+            task.exception()  # else asyncio logs it if no request waits for it
 
     async def _ask(self, digest: str) -> Caller | None:
         began = time.monotonic()
@@ -148,7 +148,7 @@ class CallerCache:
 
 
 class Auth:
-    """Sets scope["warmq.caller"], and the digest of its key, or answers 401."""
+    """Sets scope["warmq.caller"] and the digest of its key, or answers 401."""
 
     def __init__(self, app: ASGIApp, lookup: KeyLookup, sessions: Sessions, host: str) -> None:
         self._app = app
@@ -158,7 +158,6 @@ class Auth:
         self._loopback = is_loopback(host)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
         if scope["path"] not in OPEN and not is_asset(scope["path"]):
             headers: Headers = scope["warmq.headers"]
             try:
@@ -173,19 +172,18 @@ class Auth:
                 elif isinstance(error, WrongKey) and not error.local and is_page(scope["path"]):
                     await to_login(scope, receive, send)
                 else:
-                    told = api_error(error)
+                    answer = api_error(error)
                     page = is_page(scope["path"]) and scope["path"] != LIVE
-                    await (refuse_page if page else send_error)(scope, receive, send, told)
+                    await (refuse_page if page else send_error)(scope, receive, send, answer)
                 return
             scope["warmq.caller"] = caller
             scope["warmq.key_digest"] = digest if caller.key_id else ""
         await self._app(scope, receive, send)
 
     async def _digest(self, path: str, headers: Headers) -> str:
-        """Return the digest of the key of a request, '' without one.
+        """Return the digest of a request's key, or ''.
 
-        A page's requests have a cookie: a browser sends no key by itself, which other sites' pages
-        could use, and the API takes no cookie.
+        Only the page takes a cookie: browsers send it by themselves, also for other sites' pages.
         """
         if is_page(path):
             token = token_in(headers)
@@ -194,56 +192,56 @@ class Auth:
         return digest_of(key) if key else ""
 
     def _check_without_keys(self, scope: Scope, headers: Headers) -> None:
-        """Raise ApiError unless a program of this machine asks, and not a page in its browser.
+        """Raise WrongKey unless a program on this machine asks, and not another site's page.
 
-        A page of another origin can send requests to this machine, and with a name of its own that
-        leads here (DNS rebinding) read the answers, too.
+        Such a page can send requests to this machine, and read the answers if its own name resolves
+        to it (DNS rebinding).
         """
         client = scope.get("client")
         local = self._loopback and client is not None and is_loopback(client[0])
         if not local:
             raise _not_local("this request came from another machine")
         if sign := sign_of_a_proxy(headers, scope.get("http_version", "1.1")):
-            raise _not_local(f"this request came through a proxy, or looks so ({sign})")
+            raise _not_local(f"this request seems to come through a proxy ({sign})")
         host = urlsplit("//" + headers.get(b"host", b"").decode("latin-1")).hostname or ""
         origin = headers.get(b"origin")
         from_page = not _local_origin(origin) if origin else _from_another_site(scope, headers)
         if from_page or not (_local_name(host) or host == self._host):
             raise WrongKey(
-                "this gateway has no keys, so it answers under the names of its own machine alone, "
-                "as 127.0.0.1, and no pages of others; make a key with `producer keys create`",
+                "this gateway has no API keys, so it answers only under its own machine's names, "
+                "as 127.0.0.1, and no other site's pages; create a key with `producer keys create`",
                 local=True,
             )
 
 
 def _not_local(why: str) -> WrongKey:
     return WrongKey(
-        "this gateway has no keys, so it answers programs on its own machine alone, and "
-        f"{why}; make a key there with `producer keys create --tenant NAME`, and send it",
+        "this gateway has no API keys, so it answers only programs on its own machine, and "
+        f"{why}; create a key there with `producer keys create --tenant NAME`, and send it",
         local=True,
     )
 
 
-@lru_cache(maxsize=64)  # a client's are the same each time
+@lru_cache(maxsize=64)  # a client sends the same headers each time
 def _of_a_proxy(names: tuple[bytes, ...]) -> str:
-    """Return the first of these headers that a proxy adds; else ''."""
+    """Return the first of these headers that a proxy adds, or ''."""
     known = (name for name in names if name in _OF_PROXIES or name.startswith(_OF_PROXIES_BEGIN))
     return next(known, b"").decode("latin-1")
 
 
 def sign_of_a_proxy(headers: Headers, http_version: str) -> str:
-    """Return what shows that a request came through a proxy: a header, or HTTP/1.0; else ''.
+    """Return what shows that a request came through a proxy, a header or HTTP/1.0; or ''.
 
-    nginx speaks HTTP/1.0 to what is behind it unless it is configured, or of 1.29.7 and later.
+    nginx before 1.29.7 sends HTTP/1.0 unless it is configured.
     """
     old = f"HTTP/{http_version}" if http_version in ("1.0", "0.9") else ""
     return _of_a_proxy(tuple(headers)) or old
 
 
 def _from_another_site(scope: Scope, headers: Headers) -> bool:
-    """Return whether a browser sends a request for a page of another site, which names no origin.
+    """Return whether a browser sends a request without Origin for another site's page.
 
-    Following a link from there is allowed: that page cannot read what is shown then.
+    A followed link is allowed: the other page cannot read the answer.
     """
     if headers.get(b"sec-fetch-site") != b"cross-site":
         return False
@@ -256,19 +254,13 @@ def _local_origin(origin: bytes) -> bool:
 
 
 def key_in(headers: Headers) -> bytes:
-    """Return the key that a request carries, '' if none; OpenAI-Organization is of no interest.
-
-    Raises:
-        ApiError: 400, it carries two that differ.
-    """
+    """Return a request's key, or ''; raise ApiError (400) for two different ones."""
     scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
     bearer = token.strip() if scheme.lower() == b"bearer" else b""
     other = headers.get(b"x-api-key", b"")
     if bearer and other and bearer != other:
-        raise ApiError(
-            400, "the request has two different keys, in Authorization and in x-api-key; send one",
-            code="invalid_header",
-        )  # fmt: skip
+        message = "the request has two different keys, in Authorization and in x-api-key; send one"
+        raise invalid(message, code="invalid_header")
     return bearer or other
 
 

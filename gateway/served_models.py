@@ -1,5 +1,4 @@
-"""Which models there are, by what workers announce and the operator has named, and in which queue
-each is asked for: the same for online requests and for the lines of batches."""
+"""The models that workers announce or the operator has configured, and their queues."""
 
 from __future__ import annotations
 
@@ -12,17 +11,17 @@ from contract.naming import queue_name
 from contract.redis.announcements import is_alive, protocol_of
 from contract.version import PROTOCOL
 
-#: The name of what a worker of the default queue serves that does not name its model.
+#: The name of the model of a worker of the default queue that announces none.
 UNNAMED = "default"
-#: An error tells so many names of models, and so much of each.
-_NAMES_TOLD, _NAME_CHARS = 20, 200
+#: Most names of models in an error, and most characters of each.
+_MOST_NAMES, _NAME_CHARS = 20, 200
 
 
 def configured_models(text: str) -> dict[str, str]:
-    """Return the model whose workers answer to each name of WARMQ_GATEWAY_MODELS.
+    """Return the model of each name in WARMQ_GATEWAY_MODELS ('' : the default queue's).
 
-    `a` is a model with a queue of its own, `b=a` another name that its workers answer to, as an
-    adapter, and `c=` one of the default queue's workers.
+    `a` is a model with its own queue, `b=a` another name of it, as an adapter, and `c=` a model of
+    the default queue.
 
     Raises:
         ValueError: an entry has no name.
@@ -39,26 +38,22 @@ def configured_models(text: str) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class ServedModels:
-    """What was known of models at one moment."""
+    """The models at one moment."""
 
     base: str
-    #: What workers answer to, and the operator's names, each with its queue.
+    #: Queues by the names that workers serve, and by the operator's names.
     names: Mapping[str, str]
     configured: Mapping[str, str]
-    #: Names in queues where all living workers speak an older protocol: they would not see what is
-    #: queued there.
+    #: Names of queues whose workers all have an older protocol, and would not take new requests.
     outdated: Collection[str]
-    #: Whether a worker lives that would see it, in any queue.
+    #: Whether any worker is alive that would take them.
     alive: bool
-    #: Names of what a queue's workers run by default: none of an adapter.
+    #: Names of the queues' base models, without adapters.
     own: Collection[str] = ()
 
     @classmethod
     def of(cls, announced: Iterable[Mapping[str, Any]], base: str, configured: str) -> ServedModels:
-        """Return what these announcements say, of the workers of a default queue and those beside.
-
-        Whose announcements count, those who were heard lately or those who live, the caller says.
-        """
+        """Return the models of announced workers of a default queue `base` and its subqueues."""
         workers = [each for each in announced if _is_ours(each, base)]
         current = {each["queue"] for each in workers if protocol_of(each) >= PROTOCOL}
         older = {each["queue"] for each in workers if is_alive(each)} - current
@@ -78,9 +73,9 @@ class ServedModels:
         )
 
     def queue_of(self, name: str, allowed: Collection[str] | None) -> str | None:
-        """Return the queue in which a model is asked for, for '' that of the only one there is.
+        """Return the queue of a model, for '' that of the only one; None if nobody serves it.
 
-        `allowed` are the caller's models, None for all. None is returned where nobody serves it.
+        `allowed` are the caller's models, None for all.
         """
         if not name:
             if allowed is not None:
@@ -91,16 +86,16 @@ class ServedModels:
             return None
         if found := self.names.get(name) or self.configured.get(name):
             return found
-        # A worker that does not name its model runs what is asked for under any name.
+        # A worker that announces no model takes requests for any name.
         takes_any = self.names.get(UNNAMED) == self.base and name not in self.outdated
         return self.base if takes_any else None
 
     def default_of(self, allowed: Collection[str] | None) -> str:
-        """Return which of a caller's models is asked for where a request names none, '' if that is
-        not clear: the only one, or what the default queue, or the only queue of them, runs.
+        """Return the model of a caller's requests that name none, or ''.
 
-        It is to be named to the worker, which else runs what it has, also where that is none of the
-        caller's models but one of them is its adapter. Who may use all (None) need name none.
+        It is the caller's only model, or the base model of the default queue or of the only queue.
+        The worker gets the name: by default it would run its base model, which may be forbidden
+        where one of its adapters is allowed. A caller who may use all (None) needs no name.
         """
         if allowed is None:
             return ""
@@ -116,18 +111,18 @@ class ServedModels:
         return ""
 
     def listing(self, allowed: Collection[str] | None) -> str:
-        """Return what a caller is told of the models that it may ask for: at most so many names."""
+        """Return an error's text about the models that a caller may use."""
         for known in (self.names, self.configured):
             mine = sorted(n for n in visible_names(known) if allowed is None or n in allowed)
             if mine:
                 break
         else:
-            return "none is served to you now"
-        names = ", ".join(name[:_NAME_CHARS] for name in mine[:_NAMES_TOLD])
-        return f"served are: {names}{', ...' if len(mine) > _NAMES_TOLD else ''}"
+            return "no model is served to you now"
+        names = ", ".join(name[:_NAME_CHARS] for name in mine[:_MOST_NAMES])
+        return f"served are: {names}{', ...' if len(mine) > _MOST_NAMES else ''}"
 
     def is_outdated(self, name: str, allowed: Collection[str] | None) -> bool:
-        """Return whether a model is served by workers of an older protocol alone."""
+        """Return whether only workers of an older protocol serve a model."""
         if self.queue_of(name, allowed) is not None:
             return False
         if not name:
@@ -143,7 +138,7 @@ class ServedModels:
 
 
 def visible_names(names: Iterable[str]) -> list[str]:
-    """Return the names to show: of a folder its last part, never where it is."""
+    """Return the names that callers may see: no paths of folders."""
     return [name for name in names if not PurePath(name).is_absolute()]
 
 
@@ -152,7 +147,7 @@ def _is_ours(worker: Mapping[str, Any], base: str) -> bool:
 
 
 def _names(worker: Mapping[str, Any], base: str) -> Iterator[str]:
-    """Yield the names that a worker answers to."""
+    """Yield a worker's base model and adapters."""
     adapters = worker.get("adapters")
     yield from _own_names(worker, base)
     for adapter in adapters if isinstance(adapters, list) else ():
@@ -160,13 +155,13 @@ def _names(worker: Mapping[str, Any], base: str) -> Iterator[str]:
 
 
 def _own_names(worker: Mapping[str, Any], base: str) -> Iterator[str]:
-    """Yield the names of what it runs for who names nothing."""
+    """Yield the names of a worker's base model."""
     queue, model = worker["queue"], worker.get("model")
     if queue != base:
         yield queue.removeprefix(f"{base}.")
     elif isinstance(model, str) and model:
         yield model
         if PurePath(model).is_absolute():
-            yield PurePath(model).name  # a gateway does not show where a folder is
+            yield PurePath(model).name  # the folder's path is not shown
     else:
         yield UNNAMED

@@ -1,4 +1,4 @@
-"""Runs the gateway: uvicorn in this process, and beside it the one that carries batches."""
+"""Runs the gateway: uvicorn in this process, and the batch runner in another."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from gateway.http.connections import protocol_for, raise_descriptor_limit, silen
 from gateway.http.services import Services
 from gateway.settings import GatewaySettings
 
-#: Clients keep idle connections for as long as 5 s, uvicorn's default: both would close at once,
-#: and a request that is on its way is lost ("Server disconnected").
+#: Longer than clients keep idle connections (5 s, also uvicorn's default): if both sides close one
+#: at the same time, a request that is being sent is lost ("Server disconnected").
 KEEP_ALIVE_S = 75
-#: New objects after which Python's collector looks at the young ones, as in the worker
-#: (docs/decisions/0009): at its own 700 it did so every few requests.
+#: New objects after which Python collects the young ones, as in the worker (docs/decisions/0009).
+#: Its default of 700 means a collection every few requests.
 YOUNG_OBJECTS = 10_000
 
 
@@ -38,19 +38,19 @@ class AddressTaken(WarmqError):
 
 
 def check_free(host: str, port: int) -> None:
-    """Raise AddressTaken if nobody can listen on an address now: before anything is started."""
+    """Raise AddressTaken if an address cannot be listened on, before anything is started."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
-        told = error.strerror or str(error)
+        problem = error.strerror or str(error)
         raise AddressTaken(
-            f"host {host} is no address to listen on: {told}; name one by --host"
+            f"host {host} is no address to listen on: {problem}; name one with --host"
         ) from None
     for family, kind, protocol, _, address in found:
         try:
             _probe(socket.socket(family, kind, protocol), address)
         except OSError as error:
-            # A name may have an address of IPv6 where there is none, beside one that can be had.
+            # One of a name's addresses may be IPv6 on a machine without it.
             if len(found) == 1 or error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                 raise AddressTaken(_why_not(host, port, error)) from None
 
@@ -61,15 +61,15 @@ def _probe(probe: socket.socket, address: Any) -> None:
         if probe.family == socket.AF_INET6:
             probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         probe.bind(address)
-        probe.listen(1)  # of two that are bound, only one may listen
+        probe.listen(1)  # two sockets may be bound, but only one may listen
 
 
 def _why_not(host: str, port: int, error: OSError) -> str:
     if error.errno == errno.EADDRINUSE:
-        return f"port {port} of {host} is in use; name another by --port, or end what listens there"
+        return f"port {port} of {host} is in use; name another with --port, or stop what uses it"
     if error.errno == errno.EACCES:
-        return f"port {port} needs rights that this user has not; name one above 1023 by --port"
-    return f"nobody can listen on {host}, port {port}: {error.strerror}; name another by --host"
+        return f"this user lacks permission for port {port}; name one above 1023 with --port"
+    return f"cannot listen on {host}, port {port}: {error.strerror}; name another with --host"
 
 
 def serve(settings: GatewaySettings) -> None:
@@ -77,9 +77,9 @@ def serve(settings: GatewaySettings) -> None:
 
     Raises:
         StoreUnavailable: Redis does not answer at the start.
-        FileStoreFailed: files cannot be kept, or are kept elsewhere than those of other gateways.
+        FileStoreFailed: the store cannot be used, or is not that of the other gateways.
         KeyMissing: it would be open to the network.
-        AddressTaken: somebody listens there.
+        AddressTaken: the address cannot be listened on.
     """
     check_free(settings.gateway_host, settings.gateway_port)
     with tracing(settings.traces, "warmq-gateway"):
@@ -88,8 +88,8 @@ def serve(settings: GatewaySettings) -> None:
 
 def _serve(settings: GatewaySettings) -> None:
     services = Services.open(settings)
-    carrier = RunnerProcess()
-    # uvicorn ends by the signal that it got, as if it had not taken it: this is what then happens.
+    runner = RunnerProcess()
+    # After its own handling uvicorn raises the signal again, which runs this handler.
     signal.signal(signal.SIGTERM, _exit)
     try:
         as_json = settings.log_format == "json"
@@ -100,9 +100,9 @@ def _serve(settings: GatewaySettings) -> None:
         audit.to_stdout()
         silence_client_errors()
         if settings.gateway_batch_runner:
-            carrier.start()
+            runner.start()
         app = build(services)
-        gc.freeze()  # a full collection would look at all that stays, 90,000 objects
+        gc.freeze()  # spares full collections 90,000 lasting objects
         gc.set_threshold(YOUNG_OBJECTS)
         uvicorn.run(
             app,
@@ -111,7 +111,7 @@ def _serve(settings: GatewaySettings) -> None:
             loop="uvloop",
             http=protocol_for(raise_descriptor_limit()),
             ws="none",
-            proxy_headers=False,  # who calls is said by its key, not by its address
+            proxy_headers=False,  # callers are known by their keys, not their addresses
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=round(settings.drain_timeout_s),
             access_log=False,
@@ -120,7 +120,7 @@ def _serve(settings: GatewaySettings) -> None:
             log_level="info",
         )
     finally:
-        carrier.stop()
+        runner.stop()
         services.close()
 
 

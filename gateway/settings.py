@@ -1,4 +1,4 @@
-"""Settings of `producer serve`: `WARMQ_GATEWAY_*`, and what producer and worker share."""
+"""Settings of `producer serve`: WARMQ_GATEWAY_*, and those that all sides read."""
 
 from typing import Annotated, ClassVar
 
@@ -7,17 +7,17 @@ from pydantic import AfterValidator, Field
 from contract.settings import Bytes, Seconds, Settings, Text
 from gateway.served_models import configured_models
 
-#: After so many seconds without a sign of life another gateway takes work over.
+#: Another gateway takes over work whose lease was not renewed for so many seconds.
 LEASE_S = 6.0
 
 
 def _models(text: str) -> str:
-    configured_models(text)  # refuses what it cannot read
+    configured_models(text)  # raises ValueError for a malformed entry
     return text
 
 
 class GatewaySettings(Settings):
-    """What a gateway takes besides what every producer takes."""
+    """The settings of a gateway."""
 
     refuses_unknown_names: ClassVar[bool] = False
 
@@ -30,17 +30,17 @@ class GatewaySettings(Settings):
         description="where files are kept: a folder, or s3://, gs://, az:// and a bucket",
     )
     gateway_max_file_bytes: Bytes = Field(
-        8 * 2**30, description="largest file that is taken, in bytes"
+        8 * 2**30, description="largest file that a client may upload, in bytes"
     )
     gateway_max_requests: Annotated[int, Field(ge=0, le=2**40)] = Field(
-        0, description="most requests of a batch that comes over HTTP; 0 for no limit"
+        0, description="most requests of a batch that is created over HTTP; 0 for no limit"
     )
     gateway_batch_runner: bool = Field(
-        True, description="whether this gateway also carries batches, in a process of its own"
+        True, description="whether this gateway also runs batches, in a second process"
     )
     gateway_models: Annotated[Text, AfterValidator(_models)] = Field(
         "",
-        description="models that may be asked for although no worker serves them now, by commas: "
+        description="models that callers may use while no worker serves them, separated by commas: "
         "`NAME`; `OTHER=NAME` for another name of its workers; `NAME=` for the default queue's",
     )
     gateway_online_timeout_s: Seconds = Field(
@@ -50,7 +50,7 @@ class GatewaySettings(Settings):
         10,
         ge=0,
         le=3600,
-        description="how long a gateway that stops waits for open requests, in seconds",
+        description="how long a stopping gateway waits for open requests, in seconds",
     )
     gateway_private_webhooks: bool = Field(
         False, description="whether webhooks may go to private addresses"
@@ -58,6 +58,5 @@ class GatewaySettings(Settings):
 
     @property
     def max_body_bytes(self) -> int:
-        """Most bytes in a body that is no upload: a line, and as much again for how it is written
-        in the fields around it; 1 MiB at least, which the parts of an upload and metadata need."""
+        """Most bytes of a JSON body: twice those of a line, at least 1 MiB for lists of parts."""
         return max(2**20, 2 * self.max_line_bytes)

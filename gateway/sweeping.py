@@ -1,4 +1,4 @@
-"""Removes what has expired of files and uploads, for as long as a gateway serves."""
+"""Removes expired files, uploads and records while a gateway serves."""
 
 from __future__ import annotations
 
@@ -19,24 +19,21 @@ from gateway.http.services import Services
 
 log = logging.getLogger(__name__)
 
-#: Between two looks, in seconds.
-EVERY_S = 5.0
-#: Between two looks for what writers that died have left in the store, and how old that must be.
-#: No upload of a client pauses for so long: the connection would be closed.
-STORE_EVERY_S, UNFINISHED_S = 600.0, 6 * 3600.0
-#: Between two looks for counts of records that Redis has removed at their end, in seconds.
-RECORDS_EVERY_S = 600.0
+#: Seconds between two sweeps of files and uploads, of the store, and of counts of records.
+EVERY_S, STORE_EVERY_S, RECORDS_EVERY_S = 5.0, 600.0, 600.0
+#: Age from which an unfinished file in the store is removed: no client's upload pauses for so long.
+UNFINISHED_S = 6 * 3600.0
 
 
 def sweep_files(services: Services) -> int:
-    """Remove files that have expired, and parts of uploads that have ended; return how many."""
+    """Remove expired files, and parts of ended uploads; return how many."""
     return Files(services).sweep() + uploads.sweep(services)
 
 
 def forget_records(services: Services) -> int:
-    """Count no more what Redis has removed of tenants' records; return how many they were.
+    """Uncount records that Redis has removed; return how many.
 
-    Batches that ended before records had an end get theirs, too.
+    Batches that ended under an earlier release get the end of their records.
     """
     count = 0
     for owner in services.records.owners():
@@ -48,7 +45,6 @@ def forget_records(services: Services) -> int:
 
 @contextlib.asynccontextmanager
 async def sweeping(services: Services) -> AsyncIterator[None]:
-    """Sweep in the background while the context is open."""
     async with background(partial(_sweep, services)):
         yield
 
@@ -64,8 +60,8 @@ async def _sweep(services: Services) -> None:
             if time.monotonic() >= records_at:
                 records_at = time.monotonic() + RECORDS_EVERY_S
                 await asyncio.to_thread(forget_records, services)
-        except WarmqError as error:  # Redis or the store is away: the next look does it
+        except WarmqError as error:  # Redis or the store is unreachable: the next sweep does it
             log.warning("files are not swept: %s", error.message, extra={"action": "no_sweep"})
-        except Exception:  # one bad record must not keep what expires for ever
+        except Exception:  # one bad record must not end all sweeps
             log.exception("files are not swept", extra={"action": "no_sweep"})
         await asyncio.sleep(EVERY_S)

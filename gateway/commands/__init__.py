@@ -1,8 +1,8 @@
-"""The commands that the gateway brings to `producer` (entry point warmq.commands), a file each."""
+"""The gateway's commands of `producer` (entry point warmq.commands), one file each."""
 
-#: Their names, and what `--help` says of them, as in producer/cli/main.py.
+#: Help texts by name, as in producer/cli/main.py.
 COMMANDS = {
-    "keys": "Give, list and revoke the keys by which callers of `producer serve` are known.",
+    "keys": "Create, list and revoke API keys for `producer serve`.",
     "serve": "Serve the OpenAI API over the queue: files, batches, online answers.",
-    "webhooks": "Say where tenants hear that a batch of `producer serve` has ended.",
+    "webhooks": "Create, list and delete webhooks for ended batches of `producer serve`.",
 }

@@ -16,13 +16,12 @@ from producer.cli.show import columns, iso_time, put_json, put_json_list
 from producer.input.options import check_name
 
 _COUNT = click.IntRange(1, 10**15)
-#: What people may call a key.
 _LONGEST_NAME = 128
 
 
 @click.group("keys")
 def command() -> None:
-    """Give, list and revoke the keys by which callers of `producer serve` are known."""
+    """Create, list and revoke API keys for `producer serve`."""
 
 
 @command.command("create")
@@ -31,44 +30,44 @@ def command() -> None:
     metavar="T",
     default=DEFAULT_TENANT,
     show_default=True,
-    help="Whose files, batches and requests the key's caller sees and makes.",
+    help="Tenant whose files, batches and requests the key's callers use.",
 )
-@click.option("--name", default="", help="What people call the key.")
+@click.option("--name", default="", help="Name of the key, for people.")
 @click.option(
-    "--requests-per-minute", type=_COUNT, metavar="N", help="Online requests of the key, at most."
+    "--requests-per-minute", type=_COUNT, metavar="N", help="Most online requests of the key."
 )
 @click.option(
     "--tokens-per-minute",
     type=_COUNT,
     metavar="N",
-    help="Tokens of the key's online requests, at most: prompts and answers.",
+    help="Most tokens of the key's online requests: prompts and answers.",
 )
 @click.option(
     "--enqueued-tokens",
     type=_COUNT,
     metavar="N",
-    help="Tokens that the tenant's unfinished batches may have for one model, about.",
+    help="Most tokens of the tenant's unfinished batches for one model, estimated.",
 )
-@click.option("--file-bytes", type=_COUNT, metavar="N", help="Bytes of the tenant's files.")
-@click.option("--models", metavar="A,B", help="Models that may be asked for. Default: all.")
+@click.option("--file-bytes", type=_COUNT, metavar="N", help="Most bytes of the tenant's files.")
+@click.option("--models", metavar="A,B", help="Models that the key may use. Default: all.")
 @click.option(
     "--highest-priority",
     type=click.IntRange(0, 9),
     default=0,
     show_default=True,
-    help="Most urgent priority of the key's online requests; 0 is the most urgent of all.",
+    help="Most urgent priority of the key's requests; 0 is the most urgent of all.",
 )
 @click.option(
     "--operator",
     is_flag=True,
-    help="At the page, see all tenants' load, dead letters of no batch, and workers' reasons.",
+    help="See all tenants' load, dead letters without a batch, and workers' reasons at the page.",
 )
 @options.as_json
 @pass_context
 def create(
     context: Context, /, *, tenant: str, name: str, models: str | None, as_json: bool, **limits: Any
 ) -> None:
-    """Make a key and print it: this once, for only its digest is kept."""
+    """Create a key and print it, once: only its digest is stored."""
     check_name("tenant", tenant)
     if len(name) > _LONGEST_NAME or not (name.isprintable()):
         raise click.BadParameter(
@@ -86,7 +85,7 @@ def create(
 @options.as_json
 @pass_context
 def list_keys(context: Context, *, as_json: bool) -> None:
-    """List all keys, the oldest first, also those that were revoked."""
+    """List all keys, the oldest first, revoked ones included."""
     found = _keys(context).all()
     if as_json:
         put_json_list(_json(key) for key in found)
@@ -99,7 +98,7 @@ def list_keys(context: Context, *, as_json: bool) -> None:
 @options.as_json
 @pass_context
 def revoke(context: Context, *, key_id: str, as_json: bool) -> None:
-    """Take a key's rights for ever. Gateways refuse it within a second; what it made stays."""
+    """Revoke a key for ever. Gateways refuse it within a second; what it has created stays."""
     key = _keys(context).revoke(key_id)
     if key is None:
         raise BatchConflict(f"there is no key {key_id[:140]!r}; see `producer keys list`")
@@ -140,7 +139,7 @@ def _table(found: Iterable[ApiKey]) -> None:
 
 
 def _limits(key: ApiKey) -> str:
-    told = {
+    limits = {
         "requests/min": key.requests_per_minute,
         "tokens/min": key.tokens_per_minute,
         "enqueued tokens": key.enqueued_tokens,
@@ -148,5 +147,5 @@ def _limits(key: ApiKey) -> str:
         "models": None if key.models is None else " ".join(key.models),
         "priority from": key.highest_priority or None,
     }
-    found = [f"{name} {value}" for name, value in told.items() if value is not None]
+    found = [f"{name} {value}" for name, value in limits.items() if value is not None]
     return ", ".join([*found, *(["operator"] if key.operator else [])]) or "-"

@@ -24,11 +24,10 @@ class GatewayMissing(WarmqError):
 def command(host: str | None, port: int | None) -> None:
     """Serve the OpenAI API over the queue: files, batches, online answers.
 
-    docs/reference/gateway.md has quick starts, and says what is served and what differs from
-    OpenAI.
+    docs/reference/gateway.md has quick starts, and lists the routes and the differences to OpenAI.
     """
     try:
-        from gateway.server import serve  # noqa: PLC0415 - an extra: not everybody has it
+        from gateway.server import serve  # noqa: PLC0415 - an optional extra
         from gateway.settings import GatewaySettings  # noqa: PLC0415
     except ModuleNotFoundError as error:
         raise GatewayMissing(

@@ -20,7 +20,7 @@ _LONGEST_URL = 2048
 
 @click.group("webhooks")
 def command() -> None:
-    """Say where tenants hear that a batch of `producer serve` has ended."""
+    """Create, list and delete webhooks for ended batches of `producer serve`."""
 
 
 @command.command("create")
@@ -29,14 +29,14 @@ def command() -> None:
     metavar="T",
     default=DEFAULT_TENANT,
     show_default=True,
-    help="Whose batches it hears of.",
+    help="Tenant whose batches it gets events of.",
 )
-@click.option("--url", required=True, help="Where to POST to: http or https.")
-@click.option("--events", metavar="A,B", help=f"What it hears of. Default: {','.join(EVENTS)}.")
+@click.option("--url", required=True, help="URL to POST to: http or https.")
+@click.option("--events", metavar="A,B", help=f"Events that it gets. Default: {','.join(EVENTS)}.")
 @options.as_json
 @pass_context
 def create(context: Context, *, tenant: str, url: str, events: str | None, as_json: bool) -> None:
-    """Make an endpoint and print the secret that its events are signed with: this once."""
+    """Create an endpoint and print, once, the secret that signs its events."""
     check_name("tenant", tenant)
     endpoint = _webhooks(context).create(tenant, _url(url), _events(events))
     if as_json:
@@ -63,7 +63,7 @@ def list_webhooks(context: Context, *, as_json: bool) -> None:
 @options.as_json
 @pass_context
 def delete(context: Context, *, endpoint_id: str, as_json: bool) -> None:
-    """Remove an endpoint; what is still to be delivered to it is dropped."""
+    """Delete an endpoint; its open deliveries are dropped."""
     webhooks = _webhooks(context)
     endpoint = webhooks.get(endpoint_id)
     if endpoint is None or not webhooks.delete(endpoint_id):
@@ -83,7 +83,7 @@ def _url(text: str) -> str:
     try:
         parts = urlsplit(text)
         right = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:  # of the port, or of an address in brackets
+    except ValueError:  # a malformed port or IPv6 address
         right = False
     plain = text.isascii() and text.isprintable() and " " not in text
     if not right or not plain or len(text) > _LONGEST_URL:
@@ -93,7 +93,7 @@ def _url(text: str) -> str:
         )  # fmt: skip
     if "@" in parts.netloc or parts.fragment:
         raise click.BadParameter(
-            "leave out user, password and fragment; the signature says who sends",
+            "leave out user, password and fragment; receivers verify the signature instead",
             param_hint="--url",
         )
     return text

@@ -174,7 +174,7 @@ class FleetReads(WaitingReads, Loads):
         return queues, newest[0][1] if newest else since_ms
 
     def _uncollected(self) -> tuple[int, float]:
-        """Return how many results of the oldest batches were not collected, and when they expire."""
+        """Return how many results of the oldest batches are uncollected, and when they expire."""
         pipe = self._client.pipeline(transaction=False)
         for name in self._client.zrange(keys.BATCHES, 0, OLDEST_BATCHES - 1):
             key = keys.batch_key(name.decode())

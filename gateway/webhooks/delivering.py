@@ -1,6 +1,6 @@
 """Delivers webhooks that are due, in a thread of each gateway.
 
-Endpoints take turns: two tries at a time for one that answered the last time, one try for any other.
+Endpoints take turns: two tries at a time for one that answered the last time, one for any other.
 Those that did not answer share half of all tries. One that is silent twice in a row is paused, then
 tried with one delivery, and paused for longer each time until it answers. Each gateway learns this
 by itself.

@@ -131,7 +131,7 @@ def test_a_gateway_without_keys_says_at_its_start_who_may_use_it(
             ApiKeys.using(store).create("somebody")
         with GatewayProcess(redis_server.url, tmp_path) as made:
             log = made.log_path.read_text()
-        assert log.count("the gateway has no keys") == (not keys)
+        assert log.count("the gateway has no API keys") == (not keys)
 
 
 # -- trailers ------------------------------------------------------------------------
@@ -195,8 +195,8 @@ def test_a_port_that_is_taken_ends_the_start_at_once(
     done = subprocess.run(command, env=env, capture_output=True, timeout=60, check=False)
     (line,) = done.stderr.decode().splitlines()
     assert line == (
-        f"producer: port {gateway.port} of {host} is in use; name another by --port, or end what "
-        "listens there"
+        f"producer: port {gateway.port} of {host} is in use; name another with --port, or stop "
+        "what uses it"
     )
     assert done.returncode == 2
     assert not done.stdout

@@ -139,7 +139,7 @@ def test_a_line_whose_model_is_unclear_is_told_which_there_are_for_its_key(
         assert refusal(known, models, None, body) == f"{begin}served are: a, b, c"
         assert refusal(known, models, ["b", "a"], body) == f"{begin}served are: a, b"
         none = refusal(known, models, ["q", "r"], body)
-        assert none == f"{begin}none is served to you now"
+        assert none == f"{begin}no model is served to you now"
 
 
 def test_of_many_models_a_line_is_told_some_and_of_a_folder_its_name() -> None:
