@@ -176,7 +176,6 @@ HANDLERS: dict[Any, Callable[[Request, Any], Awaitable[Response]]] = {
 
 
 def routes() -> list[Route]:
-    """Return all routes."""
     return [
         *live.routes(),  # routes are tried in this order, and these are asked for most
         Route("/health", _health),
@@ -192,7 +191,6 @@ def routes() -> list[Route]:
 
 
 def build(services: Services) -> Starlette:
-    """Return the application."""
     served = routes()
     counted = RouteCounts(served)
 

@@ -107,12 +107,7 @@ class CallerCache:
         self._asking: dict[str, asyncio.Task[Caller | None]] = {}
 
     async def of(self, digest: str) -> Caller | None:
-        """Return the caller of a digest ('' : no key was sent); None if no keys exist.
-
-        Raises:
-            WrongKey: the key is unknown or revoked.
-            StoreUnavailable: Redis does not answer.
-        """
+        """Return a digest's caller ('' : no key sent), None if no keys exist; raise WrongKey."""
         known = self._known.get(digest) or self._no_keys
         age_s = time.monotonic() - known[0] if known else LAST_S
         if known and age_s < FRESH_S:

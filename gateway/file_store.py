@@ -108,7 +108,6 @@ class FileStore(ABC):
     def _pieces(self, name: str, start: int, end: int | None) -> Iterator[bytes]: ...
 
     def size(self, name: str) -> int | None:
-        """Return a file's size in bytes, or None."""
         checked_name(name)
         with self._translated("read"), suppress(FileNotFoundError):
             return self._size(name)
@@ -118,7 +117,6 @@ class FileStore(ABC):
     def _size(self, name: str) -> int: ...
 
     def delete(self, name: str) -> None:
-        """Remove a file, if it is there."""
         checked_name(name)
         with self._translated("removed"), suppress(FileNotFoundError):
             self._delete(name)

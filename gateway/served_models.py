@@ -147,7 +147,6 @@ def _is_ours(worker: Mapping[str, Any], base: str) -> bool:
 
 
 def _names(worker: Mapping[str, Any], base: str) -> Iterator[str]:
-    """Yield a worker's base model and adapters."""
     adapters = worker.get("adapters")
     yield from _own_names(worker, base)
     for adapter in adapters if isinstance(adapters, list) else ():

@@ -17,8 +17,6 @@ def _models(text: str) -> str:
 
 
 class GatewaySettings(Settings):
-    """The settings of a gateway."""
-
     refuses_unknown_names: ClassVar[bool] = False
 
     gateway_host: Text = Field("127.0.0.1", description="address that the gateway listens on")

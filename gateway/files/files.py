@@ -113,7 +113,6 @@ class Files:
         return written
 
     def get(self, tenant: str, file_id: str) -> FileRecord | None:
-        """Return a tenant's file, or None."""
         found = self._services.objects.get("file", tenant, file_id)
         return _decode(found.document) if found else None
 
@@ -214,11 +213,7 @@ def check_same_file(known: FileRecord, again: FileRecord) -> None:
 
 
 def save_file(services: Services, caller: Caller, writer: Writer, record: FileRecord) -> FileRecord:
-    """Commit what `writer` has written, and write its record.
-
-    Raises:
-        ApiError: 409 if another file has its id, 429 if the tenant may not keep so much.
-    """
+    """Commit what `writer` has written, and its record; raise ApiError (409, 429)."""
     files = Files(services)
     if known := files.get(caller.tenant, record.id):  # the answer to an earlier try was lost
         check_same_file(known, record)

@@ -122,13 +122,7 @@ def check_length(content_length: str, most: int, what: str, field: str) -> None:
 
 
 async def receive(request: Request, writer: Writer, file_field: str, most: int) -> ReceivedForm:
-    """Read a form, and write its file as it arrives.
-
-    Raises:
-        ApiError: 400 for what is no such form, 413 for a file of more than `most` bytes.
-        ClientDisconnect: the client has gone.
-        FileStoreFailed: the file cannot be written.
-    """
+    """Read a form, and write its file as it arrives; raise ApiError (400, 413), FileStoreFailed."""
     kind, options = parse_options_header(request.headers.get("content-type", ""))
     boundary = options.get(b"boundary", b"")
     if kind != b"multipart/form-data" or not 0 < len(boundary) <= 200:

@@ -60,7 +60,6 @@ class ExpiresAfter(msgspec.Struct):
 
 
 def file_object(record: FileRecord) -> File:
-    """Return a file in OpenAI's form."""
     return File(
         id=record.id, bytes=record.bytes, created_at=record.created_at, filename=record.filename,
         purpose=record.purpose, expires_at=record.expires_at or UNSET,
@@ -79,13 +78,7 @@ def purpose_of(fields: dict[str, str]) -> str:
 
 
 def life_of(fields: dict[str, str]) -> int | None:
-    """Return after how many seconds a file expires; None: never.
-
-    Clients send two fields in brackets, or one field of JSON.
-
-    Raises:
-        ApiError: 400, naming the field.
-    """
+    """Return after how many seconds a file expires, or None; raise ApiError (400)."""
     anchor, seconds = fields.get(_ANCHOR), fields.get(_SECONDS)
     if as_json := fields.get("expires_after"):
         try:

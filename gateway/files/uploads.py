@@ -113,7 +113,6 @@ def upload_object(record: UploadRecord, file: File | None = None) -> Upload:
 
 
 def get(services: Services, tenant: str, upload_id: str) -> UploadRecord:
-    """Return a tenant's upload, or raise ApiError (404)."""
     read = services.objects.get("upload", tenant, upload_id)
     if read is None:
         raise not_found("upload", upload_id)
@@ -162,11 +161,7 @@ def check_open(record: UploadRecord, now: float) -> None:
 
 
 def create(services: Services, caller: Caller, asked: UploadCreate, upload_id: str) -> UploadRecord:
-    """Begin an upload, or return the one that the same create has begun before.
-
-    Raises:
-        ApiError: 400 for a wrong field, 413 for a file that is too large, 429 over the quota.
-    """
+    """Begin an upload, unless an earlier try has; raise ApiError (400, 413, 429)."""
     most = services.settings.gateway_max_file_bytes
     if asked.bytes < 1:
         raise invalid(f"bytes is {asked.bytes}; give the file's size, 1 at least", "bytes")
@@ -193,12 +188,7 @@ def create(services: Services, caller: Caller, asked: UploadCreate, upload_id: s
 
 
 def add_part(services: Services, caller: Caller, upload_id: str, part_id: str, size: int) -> None:
-    """Note a part that is about to be stored.
-
-    Raises:
-        ApiError: 400, the upload is not open, or has more parts than its file can need; 429 over
-            the quota.
-    """
+    """Note a part that is about to be stored; raise ApiError (400, 429)."""
 
     def with_part(record: UploadRecord, now: float) -> UploadRecord:
         check_open(record, now)
@@ -220,11 +210,7 @@ def add_part(services: Services, caller: Caller, upload_id: str, part_id: str, s
 
 
 def cancel(services: Services, tenant: str, upload_id: str) -> UploadRecord:
-    """Cancel an upload, also one that is cancelled already.
-
-    Raises:
-        ApiError: 404; 400 for one that is completed or has expired.
-    """
+    """Cancel an upload, also a cancelled one; raise ApiError (400, 404)."""
 
     def cancelled(record: UploadRecord, now: float) -> UploadRecord:
         if record.status == "cancelled":

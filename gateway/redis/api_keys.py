@@ -83,7 +83,6 @@ class ApiKeys(Reads):
         return bool(self._client.exists(KEYS))
 
     def get(self, key_id: str) -> ApiKey | None:
-        """Return a key by its id, or None."""
         return next((key for key in self.all() if key.id == key_id), None)
 
     def revoke(self, key_id: str) -> ApiKey | None:

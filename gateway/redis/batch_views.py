@@ -41,11 +41,7 @@ class BatchViews(Reads):
     """Views in one Redis. Calls raise StoreUnavailable."""
 
     def get(self, owner: str, batch_id: str) -> BatchView | None:
-        """Return an owner's batch in one round trip, or None.
-
-        Raises:
-            ProtocolMismatch: a newer warmq, or 0.1.0, has submitted it.
-        """
+        """Return an owner's batch in one round trip, or None; raise ProtocolMismatch."""
         answer, _, *found = self._run("batch_views", owner, batch_id, "", 1, "")
         if answer == _UNKNOWN:
             return None

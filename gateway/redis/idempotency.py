@@ -17,8 +17,6 @@ REMEMBER_MS = 25 * 3600 * 1000
 
 
 class Answer(NamedTuple):
-    """A stored answer."""
-
     status: int
     headers: dict[str, str]
     body: bytes

@@ -21,15 +21,12 @@ class LeaseLost(Exception):
 
 
 class Lease(Generic[Claimed]):
-    """The lease of one claim."""
-
     def __init__(self, claim: Claimed, lease_s: float) -> None:
         self.claim = claim
         self.lost = False
         self.until = time.monotonic() + lease_s
 
     def check(self) -> None:
-        """Raise LeaseLost if another process may have the claim."""
         if self.lost or time.monotonic() > self.until:
             raise LeaseLost
 

@@ -65,10 +65,7 @@ class Budgets(Reads):
     def reserve(
         self, tenant: str, batch_id: str, tokens: Mapping[str, int], limit: int | None
     ) -> Refused | None:
-        """Reserve tokens by model for a batch, in place of its earlier ones; None: reserved.
-
-        `limit` holds for each model.
-        """
+        """Reserve tokens by model, each below `limit`, in place of the batch's earlier ones."""
         flat = chain.from_iterable((model, int(n)) for model, n in tokens.items())
         reply = self._run("reserve", tenant, batch_id, "" if limit is None else limit, *flat)
         return None if reply[0] else Refused(reply[1].decode(), int(reply[2]))

@@ -45,7 +45,6 @@ class OnlineRequests(AsyncCalls):
     async def push(
         self, requests: Sequence[Push], *, high_water: float, high_water_requests: int
     ) -> list[PushResult]:
-        """Queue requests in one call."""
         args: list[Any] = [high_water_requests, high_water]
         for r in requests:
             args += (r.list_key, r.request_id, "" if r.once_ms is None else r.once_ms, r.message)
@@ -57,7 +56,6 @@ class OnlineRequests(AsyncCalls):
         await self._client.publish(keys.CANCEL_CHANNEL, orjson.dumps(list(request_ids)))
 
     async def results(self, request_ids: Sequence[str]) -> list[bytes | None]:
-        """Return the stored results."""
         found: list[bytes | None] = []
         for start in range(0, len(request_ids), 500):
             part = request_ids[start : start + 500]
@@ -76,7 +74,6 @@ class OnlineRequests(AsyncCalls):
         await self._client.publish(naming.LISTEN_CHANNEL, text)
 
     def subscription(self, patterns: Iterable[str], channels: Iterable[str]) -> Subscription:
-        """Return a subscription that is not connected yet."""
         return Subscription(self._client, list(patterns), list(channels))
 
     async def reconnect(self) -> None:

@@ -67,8 +67,6 @@ class RequestState(NamedTuple):
 
 
 class RequestReads(Reads):
-    """Reads of one Redis, which raise StoreUnavailable."""
-
     def failed_requests(self, batch_id: str, most: int) -> list[FailedRequest]:
         """Return up to `most` requests that RETRY may run again, in three round trips."""
         name = keys.batch_key(batch_id, "failed")

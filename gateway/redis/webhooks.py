@@ -64,7 +64,6 @@ class Webhooks(Reads):
     """Endpoints and deliveries. Calls raise StoreUnavailable."""
 
     def create(self, tenant: str, url: str, events: tuple[str, ...]) -> Endpoint:
-        """Create an endpoint with a new secret."""
         secret = base64.b64encode(secrets.token_bytes(_SECRET_BYTES)).decode()
         endpoint = Endpoint(
             id=f"we_{secrets.token_hex(12)}", tenant=tenant, url=url, events=events,
@@ -74,12 +73,10 @@ class Webhooks(Reads):
         return endpoint
 
     def all(self) -> list[Endpoint]:
-        """Return all tenants' endpoints, the oldest first."""
         found = [_endpoint(record) for record in self._client.hvals(ENDPOINTS)]
         return sorted(found, key=lambda endpoint: (endpoint.created_at, endpoint.id))
 
     def get(self, endpoint_id: str) -> Endpoint | None:
-        """Return an endpoint, or None."""
         record = self._client.hget(ENDPOINTS, endpoint_id)
         return _endpoint(record) if record is not None else None
 
@@ -92,7 +89,6 @@ class Webhooks(Reads):
         self._run("webhook_put", delivery.id, _encode(delivery), _REMEMBERED_S)
 
     def delivery(self, delivery_id: str) -> Delivery | None:
-        """Return a delivery, or None."""
         document = self._client.get(f"warmq:gateway:webhook:{delivery_id}")
         return _delivery(document) if document is not None else None
 

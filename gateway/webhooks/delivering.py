@@ -126,7 +126,6 @@ class Turns:
 
     @property
     def open(self) -> bool:
-        """Whether more deliveries can be added."""
         return self._running < AT_ONCE and self._waiting < HELD
 
     def add(self, delivery: Lease[Claim], endpoint_id: str) -> float:

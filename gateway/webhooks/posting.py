@@ -95,11 +95,7 @@ class _Guarded(httpcore.AsyncNetworkBackend):
 
 
 def post(url: str, body: bytes, headers: dict[str, str], *, private: bool) -> int:
-    """Send a body, with `private` to any address; return the status of the answer.
-
-    Raises:
-        NotDelivered: no answer within WHOLE_S, or the address is not allowed.
-    """
+    """Post a body, with `private` to any address; return the status, or raise NotDelivered."""
     headers = {"user-agent": "warmq-webhooks", "accept": "*/*", "connection": "close"} | headers
     try:
         return asyncio.run(_post(url, body, [*headers.items()], private))

@@ -68,11 +68,7 @@ def _new_ids(caller: Caller, idempotency: str) -> tuple[str, str]:
 def create(
     services: Services, caller: Caller, batch_id: str, writer: Writer, file: FileRecord, total: int
 ) -> BatchRecord:
-    """Save the input file and create the batch; or return that of an earlier try.
-
-    Raises:
-        ApiError: 409, another create had its Idempotency-Key; 429 over a quota.
-    """
+    """Save the input file and create the batch, unless an earlier try has."""
     stored = services.objects.get("batch", caller.tenant, batch_id)
     if stored is not None:
         known = Files(services).get(caller.tenant, file.id)
@@ -127,7 +123,6 @@ def _view(services: Services, record: BatchRecord, base_url: str) -> MessageBatc
 def _page(
     services: Services, caller: Caller, base_url: str, *, after: str, before: str, limit: int
 ) -> MessageBatchList:
-    """Return batches, newest first: those after one of them, or those just before one."""
     if after and before:
         raise invalid("give after_id or before_id, not both", "after_id")
     found = services.objects.page(

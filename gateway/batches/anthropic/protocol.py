@@ -108,7 +108,6 @@ _split: msgspec.json.Decoder[Split | None] = msgspec.json.Decoder(Split | None)
 
 
 def split_in(stored: Stored) -> Split | None:
-    """Return the counts in a stored document, or None."""
     return _split.decode(stored.document)
 
 
@@ -140,7 +139,6 @@ _ENDINGS = {"batch_expired": "expired", "batch_cancelled": "canceled"}
 
 
 def _lines(services: Services, tenant: str, file_id: str | None) -> Iterator[bytes]:
-    """Yield the lines of a file; none if it does not exist."""
     if file_id is not None and Files(services).get(tenant, file_id) is not None:
         yield from lines_of(services.store.read(file_id))
 

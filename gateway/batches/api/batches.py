@@ -53,11 +53,7 @@ def view_of(services: Services, caller: Caller, batch_id: str) -> BatchView:
 def find(
     services: Services, caller: Caller, batch_id: str, *, partial: bool = False
 ) -> tuple[Batch, BatchView]:
-    """Return one of the caller's batches, and its view, in one round trip.
-
-    Raises:
-        ApiError: 404, also for a batch of Anthropic's API.
-    """
+    """Return one of the caller's OpenAI batches, and its view; raise ApiError (404)."""
     view = view_of(services, caller, batch_id)
     batch = shown(view, partial=partial)
     if batch is None:
@@ -70,7 +66,6 @@ def retrieve(services: Services, caller: Caller, batch_id: str, *, partial: bool
 
 
 def page(services: Services, caller: Caller, after: str, limit: int) -> BatchList:
-    """Return the caller's batches after one of them, newest first."""
     found = BatchViews.using(services.batches).page(caller.tenant, after=after, limit=limit)
     if found is None:
         raise not_found("batch", after)
@@ -109,11 +104,7 @@ DEFAULT_PRIORITY = 6
 
 
 def window_s(text: str) -> int:
-    """Return the seconds of a completion window such as `24h`, `90m`, `7d` or `1h30m`.
-
-    Raises:
-        ApiError: for any other text, less than a second or more than ten years.
-    """
+    """Return the seconds of a completion window such as `24h` or `1h30m`; raise ApiError (400)."""
     field = "completion_window"
     # A longer text could have an endless sum.
     seconds = duration_s(text) if len(text) <= 40 else None

@@ -37,11 +37,7 @@ def _end_with(parent: int) -> None:
 
 
 def _open(settings: GatewaySettings) -> Services:
-    """Connect, waiting for Redis: it may be restarting, and this process with it.
-
-    Raises:
-        FileStoreFailed: the store cannot be used.
-    """
+    """Connect, waiting for a Redis that restarts; raise FileStoreFailed."""
     logged = False
     while True:
         try:

@@ -42,7 +42,6 @@ class ClaimedBatch:
         self._path: Path | None = None
 
     def close(self) -> None:
-        """Close the file."""
         self._opened.close()
 
     def read_again(self) -> bool:
@@ -54,7 +53,6 @@ class ClaimedBatch:
 
     @property
     def late(self) -> bool:
-        """Whether the completion window is over."""
         return self.services.clock.now() >= self.record.expires_at
 
     def check_lease(self) -> None:
@@ -64,12 +62,7 @@ class ClaimedBatch:
             raise LeaseLost
 
     def write(self, status: Status | None = None, **changes: Any) -> BatchRecord:
-        """Write changes of the record.
-
-        Raises:
-            Changed: another process has written it.
-            LeaseLost: another process may have the batch.
-        """
+        """Write changes; raise Changed if another process has written the record, or LeaseLost."""
         self.check_lease()
         record = changed(self.services, self.record, status, **changes)
         stored = write_back(self.services, self.stored, record)
@@ -85,12 +78,7 @@ class ClaimedBatch:
             Files(self.services).keep_content(self.record.input_file_id, self.record.id)
 
     def check(self, *, ends_late: bool = True) -> None:
-        """Return if reading the file still makes sense, with `ends_late` only within the window.
-
-        Raises:
-            Changed: it was cancelled, or its window is over.
-            LeaseLost: another process may have the batch.
-        """
+        """Raise Changed after a cancel or (with `ends_late`) the window, or LeaseLost."""
         self.check_lease()
         now = time.monotonic()
         if now < self._next_look:
@@ -102,11 +90,7 @@ class ClaimedBatch:
             raise Changed
 
     def input(self) -> Path | None:
-        """Return the path of the input file until this is closed; None if it was deleted.
-
-        Raises:
-            FileStoreFailed: its content is missing in this gateway's store.
-        """
+        """Return the input file's path until this is closed, None if it was deleted."""
         services, name = self.services, self.record.input_file_id
         if self._path is None and services.store.size(name) is not None:
             self._path = self._opened.enter_context(services.store.local(name))

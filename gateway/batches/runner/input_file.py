@@ -46,8 +46,6 @@ class Body(msgspec.Struct):
 
 
 class _Line(msgspec.Struct):
-    """A line in its usual form."""
-
     custom_id: str = ""
     url: str = ""
     body: Body = msgspec.field(default_factory=Body)

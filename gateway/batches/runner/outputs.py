@@ -6,9 +6,8 @@ import heapq
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import orjson
 
@@ -105,16 +104,6 @@ def _not_queued(part: BatchPart, number: int, line: bytes, error: RequestFailed)
     return result_line(request_id, custom_id, number, meta)
 
 
-@dataclass(slots=True)
-class Written:
-    """The ids of the files (None: it would be empty), and what they contain."""
-
-    output_file_id: str | None = None
-    error_file_id: str | None = None
-    counts: RequestCounts = field(default_factory=RequestCounts)
-    usage: Usage = field(default_factory=Usage)
-
-
 class _File:
     """One of the two files, created with its first line."""
 
@@ -142,11 +131,7 @@ class _File:
         self._lines, self._size = [], 0
 
     def commit(self) -> str | None:
-        """Write the file's record; return its id, None if it has no line.
-
-        Raises:
-            Changed, LeaseLost: another process may have ended the batch.
-        """
+        """Write the file's record; return its id, None if it has no line."""
         if self._lines:
             self._flush()
         if self._writer is None:
@@ -170,7 +155,6 @@ class _File:
         return self.id
 
     def close(self) -> None:
-        """Remove what was not committed."""
         self._stack.close()
 
 
@@ -181,15 +165,9 @@ def file_id_of(batch_id: str, kind: _Kind) -> str:
 
 def write_files(
     batch: ClaimedBatch, lines: Iterable[ResultLine], report: Callable[[], None]
-) -> Written:
-    """Write both files; `report` is called for each line, and may raise to stop it.
-
-    Raises:
-        Changed, LeaseLost: another process may have the batch.
-        FileStoreFailed: nothing is left of the files; it can be repeated.
-    """
-    written = Written()
-    counts, usage = written.counts, written.usage
+) -> dict[str, Any]:
+    """Write both files, calling `report` for each line; return the record's new fields."""
+    counts, usage = RequestCounts(), Usage()
     with closing(_File(batch, "output")) as output, closing(_File(batch, "error")) as errors:
         for line in lines:
             text = openai_line(line)
@@ -205,7 +183,6 @@ def write_files(
                 usage.cached += used.cached
                 usage.reasoning += used.reasoning
             report()
-        written.output_file_id = output.commit()
-        written.error_file_id = errors.commit()
+        ids = {"output_file_id": output.commit(), "error_file_id": errors.commit()}
     counts.total = counts.completed + counts.failed
-    return written
+    return ids | {"counts": counts, "usage": usage}

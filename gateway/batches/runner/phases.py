@@ -238,7 +238,6 @@ def _end_parts(batch: ClaimedBatch, states: list[Batch | None]) -> list[Batch | 
 
 
 def _finish(batch: ClaimedBatch, parts: list[Batch | None]) -> None:
-    """Write the output files, and end the batch."""
     record, services = batch.record, batch.services
     states = [state for state in parts if state is not None]
     deleted = len(states) < len(parts)
@@ -263,14 +262,9 @@ def _finish(batch: ClaimedBatch, parts: list[Batch | None]) -> None:
     except BatchChanged as error:  # retried or deleted
         log.warning("batch %s: %s", record.id, error.message, extra=_CHANGED)
         raise Later(WAIT_MS) from None
-    batch.write(
-        _final_status(record, states, written.counts.total - queued),
-        output_file_id=written.output_file_id,
-        error_file_id=written.error_file_id,
-        counts=written.counts,
-        usage=written.usage,
-        expected_s=max(filter(None, (state.expected_s for state in states)), default=None),
-    )
+    expected_s = max(filter(None, (state.expected_s for state in states)), default=None)
+    status = _final_status(record, states, written["counts"].total - queued)
+    batch.write(status, **written, expected_s=expected_s)
     for state in states:
         mark_collected(services.batches, state)
 

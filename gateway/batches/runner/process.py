@@ -31,7 +31,6 @@ class RunnerProcess:
         self._thread.start()
 
     def stop(self) -> None:
-        """Terminate the process, and wait for its end."""
         self._ended.set()
         if self._thread.is_alive():
             self._thread.join(_GRACE_S + 2)

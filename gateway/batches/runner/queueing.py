@@ -102,10 +102,7 @@ class PartLines:
         return model in self._models or (self._takes_unknown and model not in self._elsewhere)
 
     def chunks(self, raw: Iterable[RawChunk]) -> Iterator[RawChunk]:
-        """Yield a file's chunks, digests unchanged, with this part's lines only.
-
-        Lines that name no model get the part's model for them.
-        """
+        """Yield a file's chunks with this part's lines only; lines without a model get `named`."""
         named = self._part.named
         for chunk in raw:
             if not self._all:

@@ -82,14 +82,12 @@ class Turns:
             return work
 
     def done(self, work: Waiting) -> None:
-        """Free the thread of a batch."""
         with self._lock:
             self._free += 1
             self._running[work.tenant] -= 1
             self._running += Counter()  # drops the zeros
 
     def crowded(self) -> bool:
-        """Return whether batches wait for a thread."""
         with self._lock:
             return bool(self._waiting)
 
