@@ -1,1 +1,1 @@
-"""Batches: OpenAI's API, Anthropic's, and the process that carries them through the queue."""
+"""Batches: OpenAI's API, Anthropic's, and the process that runs them."""

@@ -1,1 +1,1 @@
-"""Files over HTTP: what they are, how they come in, and how they go out."""
+"""Files and uploads over HTTP."""

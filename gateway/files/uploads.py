@@ -368,7 +368,7 @@ def _sweep_one(services: Services, claim: Claim) -> bool:
 
 
 def _open_until(record: UploadRecord) -> int:
-    """Return when an upload expires; completing one gets an hour of its own."""
+    """Return when an upload expires; one that is being completed gets another hour."""
     return record.changed_at + OPEN_S if record.status == "completing" else record.expires_at
 
 

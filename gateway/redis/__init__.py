@@ -1,1 +1,1 @@
-"""What only gateways keep in Redis: keys, limits, tries, sessions, webhooks, online requests."""
+"""The Redis calls of gateways alone: keys, limits, idempotency, webhooks, online requests."""

@@ -94,7 +94,7 @@ class RequestReads(Reads):
 
     def running(self, batch: Batch, workers: Iterable[str], most: int) -> list[RunningRequest]:
         """Return some requests of a batch that are in flight in the first MOST_WORKERS workers."""
-        found = list(islice(self._held(batch, workers), most))
+        found = list(islice(self._leased(batch, workers), most))
         pipe = self._client.pipeline(transaction=False)
         for _, lease, _ in found:
             pipe.lindex(f"warmq:leased:{lease}", 0)
@@ -117,8 +117,8 @@ class RequestReads(Reads):
         result, raw, message, (returns,), (deaths,), tried = pipe.execute()
         outcome, _ = read_note(raw) if raw else ("", 0)
         holder = ""
-        for held, lease, worker in self._held(batch, workers) if not result else ():
-            if held == request_id:
+        for leased_id, lease, worker in self._leased(batch, workers) if not result else ():
+            if leased_id == request_id:
                 holder, message = worker, self._client.lindex(f"warmq:leased:{lease}", 0)
                 break
         if not (result or raw or message or returns or tried):
@@ -128,7 +128,7 @@ class RequestReads(Reads):
             int(deaths or 0), holder, tuple(_attempts(tried)),
         )  # fmt: skip
 
-    def _held(self, batch: Batch, workers: Iterable[str]) -> Iterable[tuple[str, str, str]]:
+    def _leased(self, batch: Batch, workers: Iterable[str]) -> Iterable[tuple[str, str, str]]:
         """Yield request id, lease and worker of a batch's requests in flight."""
         ours = [batch.id.encode(), batch.life.encode()]
         for worker in islice(workers, MOST_WORKERS):

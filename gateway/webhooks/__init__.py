@@ -1,1 +1,1 @@
-"""Tells tenants that their batches have ended: signed POSTs to the endpoints they have named."""
+"""Webhooks: signed POSTs to tenants' endpoints when their batches end."""

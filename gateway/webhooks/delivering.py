@@ -40,7 +40,7 @@ LOOK_S = 0.5
 #: did not. A receiver that does not answer takes 10 s.
 AT_ONCE, FOR_ONE, FOR_UNPROVED = 32, 2, 16
 #: Deliveries that wait here for their endpoint's turn: of one endpoint, and of all.
-HELD_FOR_ONE, HELD = 50, 1000
+WAITING_FOR_ONE, WAITING = 50, 1000
 #: An endpoint that was silent so often in a row is paused, each time for so many seconds.
 SILENT_AFTER = 2
 WAITS_S = (5.0, 30.0, 120.0, 300.0)
@@ -126,14 +126,14 @@ class Turns:
 
     @property
     def open(self) -> bool:
-        return self._running < AT_ONCE and self._waiting < HELD
+        return self._running < AT_ONCE and self._waiting < WAITING
 
     def add(self, delivery: Lease[Claim], endpoint_id: str) -> float:
         """Queue a delivery, and return 0; or return for how many seconds to postpone it."""
         now = time.monotonic()
         endpoint = self._endpoints.setdefault(endpoint_id, _Endpoint())
         endpoint.used = now
-        full = len(endpoint.waiting) >= HELD_FOR_ONE or self._waiting >= HELD
+        full = len(endpoint.waiting) >= WAITING_FOR_ONE or self._waiting >= WAITING
         if full or now < endpoint.paused_until:
             endpoint.postponed += 1
             in_s = max(LATER_S, endpoint.paused_until - now)

@@ -1,1 +1,1 @@
-"""Anthropic's Message Batches, carried as the batches of `/v1/batches` are."""
+"""Anthropic's Message Batches, which run like those of `/v1/batches`."""

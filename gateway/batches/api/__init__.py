@@ -1,1 +1,1 @@
-"""Batches over HTTP: what they are, what may be done to them, and how they are carried."""
+"""Batches in OpenAI's API, and the record that both APIs share."""

@@ -26,7 +26,7 @@ from producer.input.seen import SeenIds
 
 #: Most problems that are reported.
 MOST_PROBLEMS = 100
-#: Most models of one batch: each with a queue of its own becomes a batch of that queue.
+#: Most models of one batch: each with its own queue becomes a batch of that queue.
 MOST_MODELS = 100
 
 

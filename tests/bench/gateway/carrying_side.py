@@ -51,7 +51,7 @@ def main(what: str, batch_id: str, path: str = "") -> None:
         carried = ClaimedBatch(services, held, stored, threading.Event())
         lines = all_lines(services, record, [batch], None)
         written = write_files(carried, lines, lambda: None)
-        assert written.counts.completed == written.counts.total == batch.number("total")
+        assert written["counts"].completed == written["counts"].total == batch.number("total")
     services.close()
 
 

@@ -88,7 +88,7 @@ def test_a_subscription_whose_connection_is_reset_is_an_unreachable_store(redis_
     uvloop.run(call())
 
 
-@pytest.mark.parametrize("ask", ["add", "drop"])
+@pytest.mark.parametrize("ask", ["subscribe", "unsubscribe"])
 def test_a_subscription_that_is_closed_while_it_asks_is_an_unreachable_store(
     redis_url: str, ask: str
 ) -> None:
