@@ -9,6 +9,7 @@ import orjson
 import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
+from demo.stack import ROOT
 from gateway.app import routes
 from gateway.description.document import document
 from gateway.page.view import is_page
@@ -33,6 +34,12 @@ def test_it_describes_the_routes_that_there_are_and_no_others(made: dict[str, An
     }
     described = {(m.upper(), path) for path, methods in made["paths"].items() for m in methods}
     assert described == served
+
+
+def test_the_page_lists_the_routes_that_there_are_and_no_others(made: dict[str, Any]) -> None:
+    page = (ROOT / "docs/reference/gateway.md").read_text().partition("## Routes")[2]
+    shown = set(re.findall(r"`(/[^`]*)`", page.partition("\n## ")[0]))
+    assert shown == {re.sub(r"\{\w+\}", "{id}", path) for path in made["paths"]}
 
 
 def test_operations_have_ids_of_their_own(made: dict[str, Any]) -> None:
