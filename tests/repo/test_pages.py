@@ -12,12 +12,14 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 import yaml
 from kit.commands.pages import DEVICES, OPTIONS, TUTORIALS, Block, blocks, pattern
 
 from contract.errors import WarmqError
 from demo.stack import ROOT
+from producer.cli.main import cli
 
 PAGES = sorted(TUTORIALS.glob("*.md"))
 DOCS = [ROOT / "README.md", ROOT / "README.ko.md", ROOT / "CONTRIBUTING.md",
@@ -171,6 +173,29 @@ def test_every_command_is_run_by_a_test_or_says_why_not(page: Path) -> None:
             assert len(reason) > 10, block.line
         else:
             assert is_typed(page, block), (block.line, "neither run= nor not-run=")
+
+
+def producer_commands(block: Block) -> Iterator[list[str]]:
+    """Yield the words of each `producer` command of a fence, up to a pipe or the like."""
+    for line in block.text.replace("\\\n", " ").splitlines():
+        found = re.search(r"(?:^|&& |\bbin/|=\S+ )producer ([a-z].*)", line.strip())
+        if found:
+            yield re.split(r"\s(?:#|\||&|>|2>)", f"{found[1]} ")[0].split()
+
+
+@pytest.mark.parametrize("block", fences("sh"))
+def test_every_option_of_a_producer_command_is_one(block: Block) -> None:
+    for words in producer_commands(block):
+        command: click.Command | None = cli
+        context = click.Context(cli)
+        for word in words:
+            if not isinstance(command, click.Group):
+                break
+            command = command.get_command(context, word)
+        assert command is not None, words
+        known = {name for param in command.params for name in param.opts}
+        used = {word.partition("=")[0] for word in words if re.match(r"--?[a-z]", word)}
+        assert used <= known | {"--help"}, words
 
 
 @pytest.mark.parametrize("block", fences("python"))
