@@ -28,6 +28,9 @@ from kit.commands.terminal import CTRL_C, Terminal
 from demo.stack import ROOT, eventually, free_port
 
 TUTORIALS = ROOT / "docs" / "tutorials"
+#: All pages.
+DOCS = [ROOT / "README.md", ROOT / "README.ko.md", ROOT / "CONTRIBUTING.md",
+        *sorted((ROOT / "docs").rglob("*.md"))]  # fmt: skip
 #: What a block may need that not every machine has; `network` is for downloads.
 DEVICES = ("gpu", "npu", "network")
 OPTIONS = {"terminal", "runs", "exit", "needs", "run", "program", "not-run"}
