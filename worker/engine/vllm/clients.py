@@ -21,10 +21,10 @@ MEMORY = ("kv_cache_memory_bytes", "gpu_memory_utilization")
 
 
 class EngineClients:
-    """The clients of one engine; `count` processes feed it, this one included."""
+    """The clients of one engine that `front_ends` processes feed, this one included."""
 
-    def __init__(self, count: int) -> None:
-        self.clients = 1 if count == 1 else count + SPARE
+    def __init__(self, front_ends: int) -> None:
+        self.count = 1 if front_ends == 1 else front_ends + SPARE
         self._addresses: Any = None
         self._processes: list[int] = []
         self._next = 1
@@ -36,13 +36,13 @@ class EngineClients:
         Raises:
             SettingsError: the engine's processes are on several machines.
         """
-        if self.clients == 1:
+        if self.count == 1:
             yield
             return
         allocate = core_client.get_engine_zmq_addresses
 
         def allocate_all(config: Any, *_: Any, **__: Any) -> Any:
-            self._addresses = allocate(config, self.clients)
+            self._addresses = allocate(config, self.count)
             if any(one.endswith(":0") for one in self._addresses.inputs):
                 raise SettingsError(
                     "WARMQ_FRONT_ENDS: this engine's processes are on several machines; leave the "
@@ -60,13 +60,13 @@ class EngineClients:
     def new(self, args: Namespace) -> dict[str, Any] | None:
         """Return a client's addresses and options for AttachedEngine; None if all are used."""
         index = self._next
-        if index >= self.clients or self._addresses is None:
+        if index >= self.count or self._addresses is None:
             return None
         self._next += 1
         memory = {name.replace("_", "-"): getattr(args, name) for name in MEMORY}
         return {
             "index": index,
-            "clients": self.clients,
+            "clients": self.count,
             "addresses": {
                 "input_address": self._addresses.inputs[index],
                 "output_address": self._addresses.outputs[index],

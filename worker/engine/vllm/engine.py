@@ -88,7 +88,7 @@ class VllmEngine:
 
     def _connect(self) -> names.AsyncLLMEngine:
         args = names.AsyncEngineArgs.from_cli_args(self._args)
-        args._api_process_count = self._clients.clients
+        args._api_process_count = self._clients.count
         loggers = [lambda config, index=0: self._progress]
         with self._clients.started():
             return names.AsyncLLMEngine.from_engine_args(args, stat_loggers=loggers)
