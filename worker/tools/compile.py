@@ -129,9 +129,10 @@ def _judge_lengths(plan: Plan, family: str, most: int) -> Iterator[Finding]:
                 f"The default is {most // 2}",
             )
         elif length % part or length // part < 2:
+            longer = max(2, -(-length // part)) * part
             yield Finding(
                 f"--max-seq-len {length} is not 2 or more whole partitions of {part}",
-                f"The next is {max(2, -(-length // part)) * part}; or use another --partition-len",
+                f"Use --max-seq-len {longer}, or another --partition-len",
             )
     elif length > most:
         yield Finding(
