@@ -63,10 +63,8 @@ def load_settings(**overrides: Any) -> WorkerSettings:
     name = load(_Choice, **overrides).engine
     if name in names():
         return load(find_engine(name).settings, **overrides)
-    known: Any = (
-        Literal[names()],
-        ENGINE_FIELD,
-    )  # so that it is refused with all else that is wrong
+    # Refused by pydantic, together with all other problems.
+    known: Any = (Literal[names()], ENGINE_FIELD)
     return load(create_model("KnownEngine", __base__=WorkerSettings, engine=known), **overrides)
 
 
