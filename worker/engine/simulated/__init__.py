@@ -64,5 +64,5 @@ def check(settings: SimulatedSettings) -> Preflight:
 
 _MODULE = "worker.engine.simulated.engine"
 ENGINE = EngineSpec(
-    SimulatedSettings, f"{_MODULE}:from_settings", check, attach=f"{_MODULE}:from_client"
+    SimulatedSettings, f"{_MODULE}:from_settings", check, attach=f"{_MODULE}:from_settings"
 )

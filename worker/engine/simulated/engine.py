@@ -254,13 +254,8 @@ def _response(request_id: str, model: str, text: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def from_client(settings: SimulatedSettings, _: dict[str, Any]) -> SimulatedEngine:
-    """Return an engine of this process: requests of other processes do not slow it down."""
-    return from_settings(settings)
-
-
-def from_settings(settings: SimulatedSettings) -> SimulatedEngine:
-    """Return the engine, not built yet."""
+def from_settings(settings: SimulatedSettings, _: object = None) -> SimulatedEngine:
+    """Return the engine, not built yet; an attached one is an engine of its process, too."""
     return SimulatedEngine(
         settings.simulated_slots,
         settings.simulated_latency_s,
